@@ -1,0 +1,147 @@
+"""What runs beside the training loop: the time budget, checkpoints, pictures, the progress bar."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from medconv.pictures import overlay
+from medconv.schedules import ProgressSchedule
+
+log = logging.getLogger(__name__)
+
+
+class TimeBudget(Callback):
+    """Ends training, its last validation included, after a given time, and fits the schedule to it.
+
+    Rank 0 estimates from the steps and validations so far how many steps fit, and tells the others, again and again
+    while the run goes on; all ranks stop at the same step. Estimate and time spent are in the checkpoint.
+    Args: seconds: from the start of training.
+    """
+
+    _EVERY = 10.0  # seconds between estimates
+    _UNSEEN = 3  # first steps, which warm up and say nothing of the rest
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds > 0:
+            raise ValueError(f"trainer.max_time must be positive, got {seconds} seconds")
+        self.seconds, self.spent = seconds, 0.0
+        self.total_steps: int | None = None
+        self._next = self._UNSEEN + 2  # the step of the next estimate
+        self._steps: deque[float] = deque(maxlen=100)  # seconds of recent optimizer steps
+        self._validation: float | None = None  # seconds a validation takes
+        self._begun = self._mark = self._validating = 0.0
+        self._seen = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"spent": self._elapsed(), "total_steps": self.total_steps, "validation": self._validation}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.spent, self.total_steps, self._validation = state["spent"], state["total_steps"], state["validation"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begun = self._mark = time.monotonic()
+        self._seen = trainer.global_step
+        self._next += trainer.global_step
+        self._limit = trainer.estimated_stepping_batches
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validating = time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        seconds = time.monotonic() - self._validating
+        if trainer.sanity_checking:
+            share = sum(trainer.num_sanity_val_batches) / max(1, sum(trainer.num_val_batches))  # type: ignore[arg-type]
+            seconds = seconds / share if share else 0.0
+        else:
+            self._mark += seconds
+        self._validation = seconds
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self._seen:  # gradients are being accumulated
+            return
+        now, self._seen = time.monotonic(), trainer.global_step
+        self._steps.append(now - self._mark)
+        self._mark = now
+        if self._seen >= self._next:
+            self._agree(trainer)
+        if self.total_steps is not None and self._seen >= self.total_steps:
+            trainer.should_stop = True
+
+    def _agree(self, trainer: Trainer) -> None:
+        """Rank 0's estimate, and the step at which to estimate again, become everybody's."""
+        recent = list(self._steps)[self._UNSEEN if len(self._steps) < 50 else 0 :]
+        step = max(1e-6, statistics.fmean(recent))
+        estimate = (self._seen + self._fitting(trainer, step), self._seen + max(1, round(self._EVERY / step)))
+        total, self._next = trainer.strategy.broadcast(estimate)
+        first, self.total_steps = self.total_steps is None, total
+        for config in trainer.lr_scheduler_configs:
+            if isinstance(config.scheduler, ProgressSchedule):
+                config.scheduler.total_steps = min(float(total), float(self._limit))
+        if first:
+            log.info("%d steps fit into the %.0f seconds of trainer.max_time", total, self.seconds)
+
+    def _fitting(self, trainer: Trainer, step: float) -> int:
+        """The most further steps that fit, with the validations that fall between and after them."""
+        left = self.seconds - self._elapsed()
+        per_epoch = max(1, math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
+        validation = (self._validation or 0.0) if sum(trainer.num_val_batches) else 0.0  # type: ignore[arg-type]
+        done = self._seen % per_epoch
+        for validations in range(1, 1 + math.ceil(left / step) // per_epoch + 2 if left > 0 else 1):
+            steps = max(0, int((left - validations * validation) / step))
+            if math.ceil((done + steps) / per_epoch) <= validations:
+                return steps
+        return 0
+
+    def _elapsed(self) -> float:
+        return self.spent + (time.monotonic() - self._begun if self._begun else 0.0)
+
+
+def checkpoints(folder: Path, validates: bool) -> ModelCheckpoint:
+    """`best.ckpt`, by `val/dice`, and `last.ckpt`; without validation `last.ckpt` alone, after every epoch."""
+    best: dict[str, Any] = {"monitor": "val/dice", "mode": "max", "save_top_k": 1} if validates else {"save_top_k": 0}
+    return ModelCheckpoint(
+        folder, "best", save_last=True, enable_version_counter=False, save_on_train_epoch_end=not validates, **best
+    )
+
+
+class Pictures(Callback):
+    """Image, reference and prediction of the first validation cases, in TensorBoard.
+
+    Args: cases: how many, on rank 0. spacing_mm: of the prepared grid.
+    """
+
+    def __init__(self, spacing_mm: list[float], cases: int = 3) -> None:
+        self.spacing_mm, self.cases = tuple(spacing_mm), cases
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if batch_idx >= self.cases or trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        image = batch["image"][0, 0].float().cpu().numpy()
+        labels = [batch["label"][0, 0].cpu().numpy(), outputs["prediction"].cpu().numpy()]
+        picture = overlay(image, [label.astype(np.int16) for label in labels], self.spacing_mm)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                tag = f"validation/{outputs['case']} (image, reference, prediction)"
+                logger.experiment.add_image(tag, picture, trainer.global_step, dataformats="HWC")
+
+
+class ProgressBar(TQDMProgressBar):
+    """Lightning's bar with loss, Dice and speed, without the version number."""
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        return {k: v for k, v in super().get_metrics(trainer, pl_module).items() if k != "v_num"}

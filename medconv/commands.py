@@ -1,0 +1,100 @@
+"""What all commands share: exit codes, mapped here and nowhere else, and where messages go."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from logging.handlers import MemoryHandler
+from pathlib import Path
+
+from hydra.errors import HydraException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from omegaconf.errors import OmegaConfBaseException
+
+DONE, USER, BUG, PREEMPTED, INTERRUPTED = 0, 1, 70, 75, 130
+_USERS = (ValueError, HydraException, OmegaConfBaseException, MisconfigurationException)
+
+log = logging.getLogger("medconv")
+_kept = MemoryHandler(capacity=100_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
+
+
+def guard(command: Callable[[], int]) -> int:
+    """Run a command and turn what goes wrong into a message on standard error and an exit code."""
+    try:
+        return command()
+    except _USERS as error:
+        log.debug("the error came from", exc_info=True)
+        print(f"error: {message(error)}", file=sys.stderr)
+        return USER
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning turns the one into the other
+            return INTERRUPTED
+        return USER if error.code == 2 else int(error.code or 0)  # argparse exits with 2
+    except Exception:
+        log.debug("the error came from", exc_info=True)
+        traceback.print_exc()
+        print("error: this is a bug in medconv, please report it with the lines above", file=sys.stderr)
+        return BUG
+
+
+def message(error: BaseException) -> str:
+    """What a user needs of an error: OmegaConf's and Hydra's without their inner types, key first."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), None)
+    if not isinstance(error, (HydraException, OmegaConfBaseException)):
+        return str(error).strip() or type(error).__name__
+    useful = [line for line in lines if line and not line.startswith(("full_key:", "object_type=", "reference_type="))]
+    return (f"{key}: " if key else "") + " ".join(useful)
+
+
+def start_logging(rank_zero: bool = True) -> None:
+    """Messages to standard output on the first rank, errors and warnings from every rank to standard error."""
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    log.setLevel(logging.DEBUG)
+    console = logging.StreamHandler(sys.stdout if rank_zero else sys.stderr)
+    console.setLevel(logging.INFO if rank_zero else logging.ERROR)
+    console.setFormatter(_Plain())
+    root.handlers[:] = [console, *([_kept] if rank_zero else [])]
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).propagate = True
+    logging.captureWarnings(True)
+    if not rank_zero:
+        warnings.simplefilter("ignore")
+    _silence()
+
+
+def log_into(path: Path) -> None:
+    """From now on messages also go to this file, those since the start first."""
+    file = logging.FileHandler(path)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    _kept.setTarget(file)
+    _kept.flush()
+    _kept.flushLevel = logging.NOTSET
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
+
+
+def _silence() -> None:
+    """Warnings of libraries about what we do on purpose, or cannot change."""
+    for pattern in (
+        ".*does not have many workers.*",
+        ".*Checkpoint directory .* exists and is not empty.*",
+        ".*The number of training batches .* is smaller than the logging interval.*",
+        ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
+        ".*You called `self.log\\('.*', ..., rank_zero_only=True\\)`.*",
+        ".*It is recommended to use `self.log\\(.*sync_dist=True\\)`.*",
+    ):
+        warnings.filterwarnings("ignore", pattern)

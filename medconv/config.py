@@ -1,0 +1,220 @@
+"""The schema of what the framework itself reads, where `conf/` is, and how a config becomes objects.
+
+Groups whose content belongs to somebody else (`model`, `conv`, `loss`, `optimizer`, `scheduler`, `augment`, `task`, `logger`,
+`callbacks`) are free; everything else is typed here, so that a typo or a wrong type fails before any work.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+from omegaconf import MISSING, DictConfig, OmegaConf
+from torch import nn
+
+PACKAGE = Path(__file__).parent
+
+
+class ConfigError(ValueError):
+    """The user's configuration is at fault; the message names the key."""
+
+
+@dataclass
+class DataConfig:
+    layout: dict[str, Any] = MISSING
+    root: str | None = None
+    images: str | None = None
+    labels: str | None = None
+    class_names: list[str] | None = None
+    modality: str = "MRI"
+    fold: Any = 0
+    num_folds: int = 5
+    splits: str | None = None
+    cache: str = MISSING
+    spacing_mm: list[float] | None = None
+    patch_size: list[int] | None = None
+    normalisation: Any = None
+    batch_size: int = MISSING
+    samples_per_epoch: int = MISSING
+    foreground_share: float = MISSING
+    num_workers: int | None = None
+    prefetch_factor: int = 2
+    persistent_workers: bool | None = None
+    prepare_workers: int | None = None
+
+
+@dataclass
+class TrainerConfig:
+    """Lightning's own keys and meanings; `max_time` also bounds validation and fits the schedule."""
+
+    accelerator: str = "auto"
+    devices: Any = 1
+    num_nodes: int = 1
+    strategy: Any = "auto"
+    precision: Any = "auto"
+    max_time: str | None = None
+    max_epochs: int | None = None
+    max_steps: int = -1
+    min_epochs: int | None = None
+    min_steps: int | None = None
+    accumulate_grad_batches: int = 1
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: str | None = None
+    benchmark: bool | None = None
+    deterministic: Any = None
+    sync_batchnorm: bool = False
+    check_val_every_n_epoch: int | None = 1
+    val_check_interval: Any = None
+    num_sanity_val_steps: int | None = None
+    limit_train_batches: Any = None
+    limit_val_batches: Any = None
+    overfit_batches: Any = 0.0
+    log_every_n_steps: int = 10
+    enable_progress_bar: bool = True
+    enable_model_summary: bool = False
+    detect_anomaly: bool = False
+    profiler: Any = None
+    fast_dev_run: Any = False
+    inference_mode: bool = True
+    barebones: bool = False
+
+
+@dataclass
+class PerfConfig:
+    channels_last: bool = True
+    compile: bool = False
+    checkpointing: str = "none"
+    matmul_precision: str = "high"
+
+
+@dataclass
+class RunConfig:
+    name: str | None = None
+    dir: str | None = None
+    resume: str = "auto"
+
+
+@dataclass
+class InitConfig:
+    pretrained: str | None = None
+
+
+@dataclass
+class Config:
+    seed: int = 0
+    task: dict[str, Any] = MISSING
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: dict[str, Any] = MISSING
+    model: dict[str, Any] = MISSING
+    conv: dict[str, Any] = MISSING
+    init: InitConfig = field(default_factory=InitConfig)
+    loss: dict[str, Any] = MISSING
+    optimizer: dict[str, Any] = MISSING
+    scheduler: dict[str, Any] = MISSING
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    perf: PerfConfig = field(default_factory=PerfConfig)
+    logger: dict[str, Any] = field(default_factory=dict)
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    run: RunConfig = field(default_factory=RunConfig)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def conf_dir() -> Path:
+    """The folder of YAML files: inside the package when installed, beside it in a checkout."""
+    inside = PACKAGE / "conf"
+    return inside if inside.is_dir() else PACKAGE.parent / "conf"
+
+
+def checked(config: DictConfig) -> DictConfig:
+    """The same config with every value in the type it must have.
+
+    Raises: omegaconf.errors.OmegaConfBaseException: an unknown key or a wrong type, with its full key; ConfigError: a
+        `_target_` that cannot be imported.
+    """
+    typed = OmegaConf.merge(OmegaConf.structured(Config), config)
+    assert isinstance(typed, DictConfig)
+    for group in ("task", "model", "conv", "loss", "optimizer", "scheduler", "augment"):
+        for key, target in targets(OmegaConf.to_container(typed[group], resolve=False), group):
+            _importable(key, target)
+    return typed
+
+
+def resolved(config: DictConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values, every interpolation replaced; `facts` are what preparation and planning found."""
+    config = config.copy()
+    OmegaConf.update(config, "facts", dict(facts), merge=False, force_add=True)
+    values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    assert isinstance(values, dict)
+    return values  # type: ignore[return-value]
+
+
+def build(node: Mapping[str, Any], key: str, *args: Any, **kwargs: Any) -> Any:
+    """The object that a node's `_target_` and arguments describe.
+
+    Raises: ConfigError: names the key, the class and what it said.
+    """
+    try:
+        return instantiate(dict(node), *args, _convert_="all", **kwargs)
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        raise ConfigError(f"{key}: {node.get('_target_')} cannot be built: {_first_line(cause)}") from error
+
+
+def build_trusted(node: Mapping[str, Any], key: str, allowed: Sequence[str], **kwargs: Any) -> Any:
+    """As `build`, for a node that came with a file: every `_target_` in it must be a network class of an allowed module.
+
+    Args: allowed: module names; what lies below them is allowed too. medconv's convolutions are always.
+    Raises: ConfigError: any other target; nothing of it was imported or called.
+    """
+    for where, target in targets(node, key):
+        known = [m for m in allowed if target.startswith(m + ".")]
+        found = get_object(target) if known else None
+        home = getattr(found, "__module__", "")
+        network = isinstance(found, type) and issubclass(found, nn.Module) and _below(home, known)
+        conv = callable(found) and _below(home, ["medconv.convs"])
+        if not (network or conv):
+            raise ConfigError(
+                f"{where}={target} is refused: a checkpoint may name network classes of {', '.join(allowed)} only; "
+                "allow your own package by --allow NAME"
+            )
+    return build(node, key, **kwargs)
+
+
+def targets(node: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Every `_target_` in a nested node, with its full key."""
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield f"{key}._target_", str(node["_target_"])
+        for name, child in node.items():
+            yield from targets(child, f"{key}.{name}")
+    elif isinstance(node, (list, tuple)):
+        for index, child in enumerate(node):
+            yield from targets(child, f"{key}[{index}]")
+
+
+def seconds(duration: str, key: str) -> float:
+    """`DD:HH:MM:SS`, as Lightning writes durations, in seconds. Raises: ConfigError: another form."""
+    if not re.fullmatch(r"\d+:\d{1,2}:\d{1,2}:\d{1,2}", duration):
+        raise ConfigError(f"{key} must be written DD:HH:MM:SS, such as 00:00:20:00 for 20 minutes, got {duration!r}")
+    days, hours, minutes, rest = (int(part) for part in duration.split(":"))
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+
+
+def _importable(key: str, target: str) -> None:
+    try:
+        get_object(target)
+    except Exception as error:  # whatever importing a user's module raises
+        raise ConfigError(f"{key}={target}: cannot be imported ({_first_line(error)})") from error
+
+
+def _below(module: str, roots: Sequence[str]) -> bool:
+    return any(module == root or module.startswith(root + ".") for root in roots)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,73 @@
+"""What a case is: files, and the grid that ties their voxels to the patient. The start of the way of a case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Shape, spacing and orientation of a volume, together: `affine` maps voxel indices to millimetres (RAS+).
+
+    Args: shape: (X, Y, Z) voxels; a 2D image has Z = 1. affine: 4 x 4 rows, as nested tuples so that grids compare.
+    """
+
+    shape: tuple[int, int, int]
+    affine: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def of(cls, shape: Sequence[int], affine: np.ndarray) -> Grid:
+        x, y, z = (*(int(n) for n in shape), 1)[:3]
+        return cls((x, y, z), tuple(tuple(float(v) for v in row) for row in affine))
+
+    @property
+    def matrix(self) -> np.ndarray:
+        return np.array(self.affine, dtype=np.float64)
+
+    @property
+    def spacing_mm(self) -> tuple[float, float, float]:
+        x, y, z = (float(v) for v in np.linalg.norm(self.matrix[:3, :3], axis=0))
+        return x, y, z
+
+    @property
+    def orientation(self) -> str:
+        """Where the array's axes point, such as `RAS`."""
+        return "".join(str(code) for code in nib.aff2axcodes(self.matrix))
+
+    def corner_distance(self, other: Grid) -> float:
+        """How far apart the two grids put the volume's corners: the largest distance, in this grid's voxels."""
+        corners = np.array([(*c, 1) for c in product(*[(-0.5, n - 0.5) for n in self.shape])])
+        there = corners @ other.matrix.T @ np.linalg.inv(self.matrix).T
+        return float(np.abs(there - corners)[:, :3].max())
+
+
+@dataclass(frozen=True)
+class Case:
+    """One patient's examination: an image file per channel (or one file with the channels last) and its label."""
+
+    id: str
+    images: tuple[Path, ...]
+    label: Path | None = None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (*self.images, self.label) if self.label else self.images
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All cases of a dataset and what their values mean.
+
+    Args: class_names: index is the label value; the first is the background. modalities: one per channel.
+    """
+
+    name: str
+    cases: tuple[Case, ...]
+    class_names: tuple[str, ...]
+    modalities: tuple[str, ...]

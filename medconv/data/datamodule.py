@@ -1,0 +1,138 @@
+"""The loaders: patches for training, whole cases for validation, workers, pinned memory, augmentation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lightning import LightningDataModule
+from monai.data import DataLoader
+from torch.utils.data import default_collate
+
+from medconv.data.case import Case
+from medconv.data.patches import CaseDataset, PatchDataset, Sample, SampleOrder
+from medconv.data.store import Store
+
+Batch = dict[str, Any]
+
+
+class DataModule(LightningDataModule):
+    """Feeds the trainer from a store.
+
+    Args:
+        batch_size: per device. samples_per_epoch: over all devices.
+        augment: called with a training batch: on the device where that is an accelerator, else inside the workers.
+        num_workers: loader processes per device; None is half of the cores, shared by the devices, at most 8.
+        persistent_workers: keep them between epochs; None is yes wherever there are workers.
+    Raises: ValueError: no training case, or values that do not fit together.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        train: Sequence[Case],
+        val: Sequence[Case],
+        patch_size: Sequence[int],
+        augment: Callable[[Batch], Batch],
+        *,
+        seed: int,
+        batch_size: int,
+        samples_per_epoch: int,
+        foreground_share: float,
+        num_workers: int | None = None,
+        prefetch_factor: int = 2,
+        persistent_workers: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.store, self.train_cases, self.val_cases, self.patch_size = store, train, val, patch_size
+        self.augment, self.seed, self.batch_size = augment, seed, batch_size
+        self.samples_per_epoch, self.foreground_share = samples_per_epoch, foreground_share
+        self.num_workers, self.prefetch_factor, self.persistent_workers = num_workers, prefetch_factor, persistent_workers
+        self._check()
+
+    def _check(self) -> None:
+        if not self.train_cases:
+            raise ValueError("no case is left to train on")
+        for key in ("batch_size", "samples_per_epoch", "prefetch_factor"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"data.{key} must be at least 1, got {getattr(self, key)}")
+        if self.num_workers is not None and self.num_workers < 0:
+            raise ValueError(f"data.num_workers must be 0 or more, got {self.num_workers}")
+        if not 0 <= self.foreground_share <= 1:
+            raise ValueError(f"data.foreground_share must lie between 0 and 1, got {self.foreground_share}")
+        if self.num_workers == 0 and self.persistent_workers:
+            raise ValueError("data.persistent_workers=true needs workers that persist, got data.num_workers=0")
+
+    def train_dataloader(self) -> DataLoader:
+        dataset = PatchDataset(
+            self.store, [c.id for c in self.train_cases], self.patch_size, self.seed, self.foreground_share
+        )
+        order = SampleOrder(self.samples_per_epoch, self.batch_size, self._rank, self._world_size)
+        collate = default_collate if self._augments_on_device else _Augmenting(self.augment)
+        return self._loader(dataset, sampler=order, batch_size=self.batch_size, collate_fn=collate)
+
+    def val_dataloader(self) -> DataLoader:
+        """Each case on exactly one rank; ranks may have different numbers of them.
+
+        A rank that would have none repeats the first, which counts once all the same: results are kept by case id.
+        """
+        cases = list(self.val_cases)
+        mine = CaseDataset(self.store, cases[self._rank :: self._world_size] or cases[:1])
+        return self._loader(mine, batch_size=1, shuffle=False, collate_fn=_only_item)
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        if self._augments_on_device and self.trainer is not None and self.trainer.training:
+            return self.augment(batch)
+        return batch
+
+    def _loader(self, dataset: Any, **settings: Any) -> DataLoader:
+        workers = self._workers
+        return DataLoader(
+            dataset,
+            num_workers=workers,
+            pin_memory=self._augments_on_device,
+            prefetch_factor=self.prefetch_factor if workers else None,
+            persistent_workers=workers > 0 if self.persistent_workers is None else self.persistent_workers,
+            worker_init_fn=_one_thread,
+            **settings,
+        )
+
+    @property
+    def _workers(self) -> int:
+        if self.num_workers is not None:
+            return self.num_workers
+        local = self.trainer.num_devices if self.trainer is not None else 1
+        return max(1, min(8, len(os.sched_getaffinity(0)) // (2 * local)))
+
+    @property
+    def _rank(self) -> int:
+        return self.trainer.global_rank if self.trainer is not None else 0
+
+    @property
+    def _world_size(self) -> int:
+        return self.trainer.world_size if self.trainer is not None else 1
+
+    @property
+    def _augments_on_device(self) -> bool:
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+
+
+class _Augmenting:
+    """Collates and augments in the worker; a class, so that `spawn` can send it there."""
+
+    def __init__(self, augment: Callable[[Batch], Batch]) -> None:
+        self.augment = augment
+
+    def __call__(self, samples: list[Sample]) -> Batch:
+        return self.augment(default_collate(samples))
+
+
+def _only_item(samples: list[Sample]) -> Sample:
+    (item,) = samples
+    return item
+
+
+def _one_thread(worker: int) -> None:
+    torch.set_num_threads(1)

@@ -1,0 +1,133 @@
+"""Reading and writing of NIfTI files; everything that touches a medical file goes through here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+from nibabel.filebasedimages import ImageFileError
+from nibabel.nifti1 import Nifti1Image
+
+from medconv.data.case import Grid
+
+SUFFIXES = (".nii.gz", ".nii")
+
+
+def stem(path: Path) -> str:
+    """The file's name without `.nii.gz` or `.nii`."""
+    for suffix in SUFFIXES:
+        if path.name.endswith(suffix):
+            return path.name[: -len(suffix)]
+    return path.stem
+
+
+def read_header(path: Path) -> Nifti1Image:
+    """Open a file without reading its voxels. Raises: ValueError: missing, empty, or not NIfTI."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path}: the file is empty (0 bytes)")
+    try:
+        image = nib.load(path)
+    except PermissionError as error:
+        raise ValueError(f"{path}: no permission to read it") from error
+    except (ImageFileError, OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{path}: not a readable NIfTI file ({error})") from error
+    if not isinstance(image, Nifti1Image):
+        raise ValueError(f"{path}: expected NIfTI, got {type(image).__name__}")
+    return image
+
+
+def read_array(path: Path) -> tuple[np.ndarray, Grid]:
+    """Voxels as stored (scaled if the header says so) and their grid.
+
+    Raises: ValueError: missing, truncated, not NIfTI, not real numbers, or with an affine that maps nowhere.
+    """
+    image = read_header(path)
+    try:
+        array = np.asanyarray(image.dataobj)
+    except (OSError, EOFError, ValueError, MemoryError) as error:
+        raise ValueError(f"{path}: damaged or truncated, its voxels cannot be read ({error})") from error
+    if array.dtype.kind not in "iufb":
+        raise ValueError(f"{path}: expected voxels that are real numbers, got {array.dtype}")
+    if array.ndim < 2 or array.ndim > 4 or 0 in array.shape:
+        raise ValueError(f"{path}: expected 2, 3 or 4 axes of at least one voxel, got shape {array.shape}")
+    grid = Grid.of(array.shape, image.affine)
+    if not np.isfinite(grid.matrix).all() or abs(np.linalg.det(grid.matrix[:3, :3])) < 1e-9:
+        raise ValueError(f"{path}: its affine is singular, so it has no spacing: {grid.affine}")
+    return array, grid
+
+
+def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
+    """All channels of a case.
+
+    Shape: (channels, X, Y, Z) float32; one file may hold several channels along its fourth axis.
+    Raises: ValueError: as `read_array`, or channels that do not lie on one grid.
+    """
+    channels: list[np.ndarray] = []
+    first: Grid | None = None
+    for path in paths:
+        array, grid = read_array(path)
+        first = first or grid
+        check_same_grid(paths[0], first, path, grid)
+        volume = array.reshape(*grid.shape, -1).astype(np.float32)
+        channels += list(np.moveaxis(volume, -1, 0))
+    assert first is not None
+    return np.stack(channels), first
+
+
+def read_label(path: Path) -> tuple[np.ndarray, Grid]:
+    """A label map. Shape: (X, Y, Z) int16. Raises: ValueError: as `read_array`, or values that are not whole numbers."""
+    array, grid = read_array(path)
+    if array.size != np.prod(grid.shape):
+        raise ValueError(f"{path}: a label map has one value per voxel, got shape {array.shape}")
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            raise ValueError(f"{path}: {_count_nonfinite(array)} label values are not finite")
+        whole = np.rint(array)
+        if np.abs(array - whole).max() > 1e-3:
+            raise ValueError(f"{path}: label values must be whole numbers, found {float(array[array != whole][0])}")
+        array = whole
+    if array.min() < 0 or array.max() > np.iinfo(np.int16).max:
+        raise ValueError(f"{path}: label values must lie in 0..32767, found {array.min()} to {array.max()}")
+    return array.reshape(grid.shape).astype(np.int16), grid
+
+
+def check_same_grid(path: Path, grid: Grid, other_path: Path, other: Grid, tolerance: float = 0.01) -> None:
+    """Raises: ValueError: shapes differ, or some corner lies more than `tolerance` voxels apart."""
+    if grid.shape != other.shape:
+        raise ValueError(f"{other_path}: shape {other.shape} differs from that of {path.name}, {grid.shape}")
+    distance = grid.corner_distance(other)
+    if distance > tolerance:
+        raise ValueError(
+            f"{other_path}: its affine puts the volume's corners {distance:.3g} voxels from where {path.name} has them "
+            f"(at most {tolerance} is allowed): {other.orientation} {_mm(other)} against {grid.orientation} {_mm(grid)}"
+        )
+
+
+def write_label(path: Path, label: np.ndarray, like: Path) -> None:
+    """Write a label map as NIfTI, atomically, with shape, affine and header (sform, qform, units) of the image `like`.
+
+    Shape: label (X, Y, Z).
+    """
+    source = read_header(like)
+    dtype = np.uint8 if label.max(initial=0) < 256 else np.int16
+    header = source.header.copy()
+    header.set_data_dtype(dtype)
+    header.set_slope_inter(1, 0)
+    header["cal_min"] = header["cal_max"] = 0
+    image = Nifti1Image(label.reshape(source.shape[:3]).astype(dtype), source.affine, header)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".partial.{path.name}")
+    nib.save(image, partial)
+    partial.replace(path)
+
+
+def _count_nonfinite(array: np.ndarray) -> int:
+    return int(array.size - np.isfinite(array).sum())
+
+
+def _mm(grid: Grid) -> str:
+    return " x ".join(f"{s:.3g}" for s in grid.spacing_mm) + " mm"

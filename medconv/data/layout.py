@@ -1,0 +1,228 @@
+"""From a folder on disk to a list of cases: one function per layout, all returning a `Dataset`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medconv.data.case import Case, Dataset
+from medconv.data.files import SUFFIXES, stem
+from medconv.data.phantom import write_phantom
+
+_CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
+
+
+def auto(root: str | Path) -> Dataset:
+    """Tell Medical Segmentation Decathlon and nnU-Net v2 raw folders apart by their `dataset.json`."""
+    meta = _read_meta(root)
+    if "channel_names" in meta:
+        return nnunet(root)
+    if "training" in meta or "modality" in meta:
+        return msd(root)
+    raise ValueError(
+        f"{Path(root) / 'dataset.json'}: neither a Decathlon file (keys `modality`, `training`) nor an nnU-Net v2 one "
+        f"(keys `channel_names`, `file_ending`); it has {sorted(meta)}"
+    )
+
+
+def msd(root: str | Path) -> Dataset:
+    """Medical Segmentation Decathlon: `dataset.json` lists image and label of every training case."""
+    root, meta = Path(root), _read_meta(root)
+    path = root / "dataset.json"
+    entries = meta.get("training")
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"{path}: key `training` must list at least one case, got {entries!r}")
+    if not all(isinstance(e, dict) and {"image", "label"} <= set(e) for e in entries):
+        raise ValueError(f"{path}: every entry of `training` needs the keys `image` and `label`")
+    cases = [Case(stem(Path(e["image"])), (root / e["image"],), root / e["label"]) for e in entries]
+    modalities = _numbered(meta.get("modality"), path, "modality")
+    return _dataset(str(meta.get("name", root.name)), cases, _class_names(meta.get("labels"), path), modalities, path)
+
+
+def nnunet(root: str | Path) -> Dataset:
+    """nnU-Net v2 raw: `imagesTr/CASE_0000.nii.gz` per channel and `labelsTr/CASE.nii.gz`."""
+    root, meta = Path(root), _read_meta(root)
+    path = root / "dataset.json"
+    modalities = _numbered(meta.get("channel_names"), path, "channel_names")
+    ending = str(meta.get("file_ending", ".nii.gz"))
+    if ending not in SUFFIXES:
+        raise ValueError(f"{path}: file_ending must be one of {SUFFIXES}, got {ending!r}")
+    images = sorted((root / "imagesTr").glob(f"*{ending}"))
+    if not images:
+        raise ValueError(f"{root / 'imagesTr'}: no *{ending} file there; an nnU-Net dataset keeps CASE_0000{ending} in it")
+    names = _class_names(meta.get("labels"), path)
+    cases = [
+        Case(case, files, root / "labelsTr" / f"{case}{ending}")
+        for case, files in group_channels(images, len(modalities)).items()
+    ]
+    return _dataset(str(meta.get("name", root.name)), cases, names, modalities, path)
+
+
+def phantom(root: str | Path, spatial_dims: int, num_cases: int, seed: int = 0) -> Dataset:
+    """The phantom dataset, written first where it is not there."""
+    return msd(write_phantom(Path(root), spatial_dims=spatial_dims, num_cases=num_cases, seed=seed))
+
+
+def folder(images: str, labels: str, class_names: Sequence[str] | None = None, modality: str = "MRI") -> Dataset:
+    """Pairs from two glob patterns; what the `*` of each stands for is the case's id and must be the same in both.
+
+    Args: class_names: background first; None numbers as many classes as the first 20 labels show.
+    """
+    if not images or not labels:
+        raise ValueError("data=folder needs both data.images and data.labels, as glob patterns such as 'scans/*_t1.nii.gz'")
+    image_files, label_files = _by_wildcard(images, "data.images"), _by_wildcard(labels, "data.labels")
+    missing = sorted(set(image_files) ^ set(label_files))
+    if missing:
+        raise ValueError(f"data=folder: these cases have an image or a label but not both: {', '.join(missing[:20])}")
+    cases = [Case(case, (path,), label_files[case]) for case, path in image_files.items()]
+    names = tuple(class_names) if class_names else _names_in(list(label_files.values())[:20])
+    return _dataset(Path(images).parent.name or "folder", cases, names, (modality,), Path(images))
+
+
+def group_channels(files: Sequence[Path], num_channels: int) -> dict[str, tuple[Path, ...]]:
+    """Case id to its channel files, from names `CASE_0000`, `CASE_0001`, ...
+
+    Raises: ValueError: a case that lacks a channel or has one too many; each is named.
+    """
+    groups: dict[str, dict[int, Path]] = defaultdict(dict)
+    for path in files:
+        match = _CHANNEL.match(stem(path))
+        if match is None:
+            raise ValueError(f"{path}: expected a name that ends in a channel number, such as CASE_0000.nii.gz")
+        groups[match["case"]][int(match["channel"])] = path
+    wrong = [f"{case} has {sorted(found)}" for case, found in groups.items() if sorted(found) != list(range(num_channels))]
+    if wrong:
+        raise ValueError(f"{files[0].parent}: every case needs channels 0 to {num_channels - 1}: {'; '.join(wrong[:20])}")
+    return {case: tuple(path for _, path in sorted(found.items())) for case, found in groups.items()}
+
+
+def class_names_of(root: Path) -> tuple[str, ...]:
+    """The class names in a folder's `dataset.json`, background first."""
+    return _class_names(_read_meta(root).get("labels"), root / "dataset.json")
+
+
+def split(cases: Sequence[Case], fold: int | str, num_folds: int, splits: Path | None = None) -> tuple[list[Case], list[Case]]:
+    """Training and validation cases of a fold; fold `all` trains on every case and validates on none.
+
+    Sorted case ids, shuffled once with seed 12345 and cut into `num_folds`: the split of nnU-Net, so that fold k
+    means the same cases there and here.
+    Args: splits: a `splits_final.json` (list of {"train": ids, "val": ids}) that takes the place of the rule.
+    """
+    ordered = sorted(cases, key=lambda case: case.id)
+    if fold == "all":
+        return ordered, []
+    if splits is not None:
+        return _from_file(ordered, int(fold), splits)
+    if not 2 <= num_folds <= len(ordered):
+        raise ValueError(f"data.num_folds must lie between 2 and the number of cases, {len(ordered)}, got {num_folds}")
+    if not 0 <= int(fold) < num_folds:
+        raise ValueError(f"data.fold must be `all` or lie in 0..{num_folds - 1}, got {fold}")
+    shuffled = np.arange(len(ordered))
+    np.random.RandomState(12345).shuffle(shuffled)
+    held_out = set(np.array_split(shuffled, num_folds)[int(fold)].tolist())
+    return (
+        [case for i, case in enumerate(ordered) if i not in held_out],
+        [case for i, case in enumerate(ordered) if i in held_out],
+    )
+
+
+def _from_file(cases: Sequence[Case], fold: int, path: Path) -> tuple[list[Case], list[Case]]:
+    folds = _read_json(path)
+    if not isinstance(folds, list) or not all(isinstance(f, dict) and {"train", "val"} <= set(f) for f in folds):
+        raise ValueError(f"{path}: expected a list of folds, each with the keys `train` and `val`")
+    if not 0 <= fold < len(folds):
+        raise ValueError(f"{path}: data.fold must lie in 0..{len(folds) - 1}, got {fold}")
+    by_id = {case.id: case for case in cases}
+    train, val = folds[fold]["train"], folds[fold]["val"]
+    unknown = sorted({*train, *val} - set(by_id))
+    if unknown or set(train) & set(val):
+        raise ValueError(f"{path}: unknown cases {unknown[:20]}, cases in both parts {sorted(set(train) & set(val))[:20]}")
+    return [by_id[case] for case in train], [by_id[case] for case in val]
+
+
+def _dataset(name: str, cases: list[Case], class_names: tuple[str, ...], modalities: tuple[str, ...], path: Path) -> Dataset:
+    ids = [case.id for case in cases]
+    twice = sorted({case for case in ids if ids.count(case) > 1})
+    if twice:
+        raise ValueError(f"{path}: case ids that occur more than once: {', '.join(twice[:20])}")
+    return Dataset(name, tuple(sorted(cases, key=lambda case: case.id)), class_names, modalities)
+
+
+def _read_meta(root: str | Path | None) -> dict[str, Any]:
+    if root is None or str(root) == "":
+        raise ValueError("data.root is not set: give the folder that holds dataset.json, such as data.root=/data/Task04")
+    folder = Path(root)
+    if not folder.is_dir():
+        raise ValueError(f"data.root={folder}: no such folder")
+    path = folder / "dataset.json"
+    if not path.is_file():
+        found = sorted(p.name for p in folder.iterdir())[:5]
+        raise ValueError(f"{folder}: no dataset.json there; the folder holds {', '.join(found) if found else 'nothing'}")
+    meta = _read_json(path)
+    if not isinstance(meta, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(meta).__name__}")
+    return meta
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid JSON ({error})") from error
+
+
+def _numbered(names: Any, path: Path, key: str) -> tuple[str, ...]:
+    """{"0": "T1", "1": "FLAIR"} to ("T1", "FLAIR")."""
+    if not isinstance(names, dict) or sorted(names) != sorted(str(i) for i in range(len(names))) or not names:
+        raise ValueError(f'{path}: key `{key}` must map channel numbers to names, such as {{"0": "MRI"}}, got {names!r}')
+    return tuple(str(names[str(i)]) for i in range(len(names)))
+
+
+def _class_names(labels: Any, path: Path) -> tuple[str, ...]:
+    """Decathlon has {"0": "background"}, nnU-Net v2 {"background": 0}; both to ("background", ...)."""
+    if not isinstance(labels, dict) or len(labels) < 2:
+        raise ValueError(f"{path}: key `labels` must name the background and at least one class, got {labels!r}")
+    if all(str(key).isdigit() for key in labels):
+        by_value = {int(value): str(name) for value, name in labels.items()}
+    else:
+        odd = [name for name, value in labels.items() if not str(value).isdigit()]
+        if odd:
+            raise ValueError(f"{path}: `labels` must give one value per class; regions of several values are not: {odd}")
+        by_value = {int(value): str(name) for name, value in labels.items()}
+    if "ignore" in by_value.values():
+        raise ValueError(f"{path}: an `ignore` label is not supported yet")
+    if sorted(by_value) != list(range(len(by_value))):
+        raise ValueError(f"{path}: label values must be 0, 1, 2, ... without a gap, got {sorted(by_value)}")
+    return tuple(by_value[value] for value in range(len(by_value)))
+
+
+def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:
+    if "*" not in pattern:
+        raise ValueError(f"{key}={pattern}: needs a `*` where the case's name stands")
+    if "**" in pattern:
+        raise ValueError(f"{key}={pattern}: `**` is not supported, one `*` stands for one part of a name")
+    matcher = re.compile("([^/]*)".join(re.escape(part) for part in pattern.split("*")))
+    found = {}
+    for name in sorted(glob(pattern)):
+        match = matcher.fullmatch(name)
+        if match is not None:
+            found["_".join(dict.fromkeys(match.groups()))] = Path(name)
+    if not found:
+        raise ValueError(f"{key}={pattern}: no file matches")
+    return found
+
+
+def _names_in(labels: Sequence[Path]) -> tuple[str, ...]:
+    from medconv.data.files import read_label
+
+    highest = max(int(read_label(path)[0].max()) for path in labels)
+    return ("background", *(str(value) for value in range(1, max(highest, 1) + 1)))

@@ -1,0 +1,59 @@
+"""The convolution block of our own networks, and the N-d classes it is made of; torch only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+_CONV = {2: nn.Conv2d, 3: nn.Conv3d}
+_CONV_TRANSPOSE = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+_NORM = {
+    "batch": {2: nn.BatchNorm2d, 3: nn.BatchNorm3d},
+    "instance": {2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d},
+}
+
+
+def conv_nd(spatial_dims: int) -> type[nn.Conv2d] | type[nn.Conv3d]:
+    """`nn.Conv2d` or `nn.Conv3d`. Raises: ValueError: spatial_dims is neither 2 nor 3."""
+    return _CONV[_checked(spatial_dims)]
+
+
+def conv_transpose_nd(spatial_dims: int) -> type[nn.ConvTranspose2d] | type[nn.ConvTranspose3d]:
+    """`nn.ConvTranspose2d` or `nn.ConvTranspose3d`. Raises: ValueError: spatial_dims is neither 2 nor 3."""
+    return _CONV_TRANSPOSE[_checked(spatial_dims)]
+
+
+def norm_nd(name: str, spatial_dims: int, channels: int) -> nn.Module:
+    """A norm with learned scale and shift. Raises: ValueError: `name` is neither `batch` nor `instance`."""
+    if name not in _NORM:
+        raise ValueError(f"norm must be one of {sorted(_NORM)}, got {name!r}")
+    return _NORM[name][_checked(spatial_dims)](channels, affine=True)
+
+
+class ConvBlock(nn.Sequential):
+    """Convolution, norm, leaky ReLU, as often as `channels` has steps.
+
+    Shape: (batch, channels[0], *spatial) -> (batch, channels[-1], *spatial).
+    Args: channels: (in, hidden, ..., out). kernel_size: odd, in voxels, one number per axis; padding keeps the size.
+    """
+
+    def __init__(self, spatial_dims: int, channels: Sequence[int], kernel_size: Sequence[int], norm: str) -> None:
+        layers: list[nn.Module] = []
+        for into, out in zip(channels, channels[1:], strict=False):
+            padding = tuple(k // 2 for k in kernel_size)
+            layers += [
+                conv_nd(spatial_dims)(into, out, tuple(kernel_size), padding=padding, bias=False),
+                norm_nd(norm, spatial_dims, out),
+                nn.LeakyReLU(0.01, inplace=True),
+            ]
+        super().__init__(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def _checked(spatial_dims: int) -> int:
+    if spatial_dims not in _CONV:
+        raise ValueError(f"spatial_dims must be 2 or 3, got {spatial_dims}")
+    return spatial_dims

@@ -1,0 +1,64 @@
+"""`metrics.csv`: every logged value of a run, one row per step."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
+from lightning.pytorch.utilities import rank_zero_only
+
+
+class CsvLogger(Logger):
+    """Rows are appended as they come and kept over restarts; a new column rewrites the file once.
+
+    Lightning's own logger of this kind deletes the file when a run is continued.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.columns: list[str] = []
+        if path.is_file():
+            with path.open(newline="") as file:
+                self.columns = next(csv.reader(file), [])
+
+    @property
+    def name(self) -> str:
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Path:
+        return self.path
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """The hyperparameters are in `config.yaml`."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        row = {"step": step, **metrics}
+        new = [name for name in row if name not in self.columns]
+        if new:
+            self._add_columns(new)
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self.columns).writerow(row)
+
+    def _add_columns(self, names: list[str]) -> None:
+        rows: list[dict[str, str]] = []
+        if self.path.is_file():
+            with self.path.open(newline="") as file:
+                rows = list(csv.DictReader(file))
+        self.columns += names
+        partial = self.path.with_suffix(".partial")
+        with partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        partial.replace(self.path)

@@ -1,0 +1,76 @@
+"""A case as a picture: image, reference and prediction side by side, in planes through the foreground."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+# Okabe & Ito's colours, which colour-blind readers can tell apart.
+_COLOURS = np.array(
+    [(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167)], float
+)
+_PANEL = 160  # pixels along the longer side of a panel, at least
+_GAP = 4  # pixels between panels
+
+
+def overlay(image: np.ndarray, labels: Sequence[np.ndarray], spacing_mm: Sequence[float]) -> np.ndarray:
+    """One row per plane, one column for the bare image and one per label map.
+
+    Shape: image (*spatial), each label (*spatial), 2 or 3 axes (right, anterior, superior) -> (height, width, 3) uint8.
+    The planes cross where the first label map has most foreground. Superior, or anterior, is up; pixels are square in mm.
+    """
+    rows = []
+    for axis, index in _planes(labels[0]):
+        grey = _grey(_cut(image, axis, index))
+        columns = [grey, *(_painted(grey, _cut(label, axis, index)) for label in labels)]
+        pixel = [s for a, s in enumerate(spacing_mm) if a != axis]
+        rows.append(_join([_upright(column, pixel) for column in columns], 1))
+    width = max(row.shape[1] for row in rows)
+    return _join([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows], 0)
+
+
+def _planes(label: np.ndarray) -> list[tuple[int | None, int]]:
+    """(axis, index) of the plane across each axis that holds most foreground; one plane for a 2D image."""
+    if label.ndim == 2:
+        return [(None, 0)]
+    foreground = label > 0
+    if not foreground.any():
+        return [(axis, label.shape[axis] // 2) for axis in (2, 1, 0)]
+    counts = [foreground.sum(tuple(a for a in range(3) if a != axis)) for axis in range(3)]
+    return [(axis, int(counts[axis].argmax())) for axis in (2, 1, 0)]
+
+
+def _cut(array: np.ndarray, axis: int | None, index: int) -> np.ndarray:
+    return array if axis is None else np.take(array, index, axis)
+
+
+def _grey(plane: np.ndarray) -> np.ndarray:
+    low, high = np.percentile(plane, [1, 99])
+    scaled = ((plane - low) / max(float(high - low), 1e-8)).clip(0, 1) * 255
+    return np.repeat(scaled[..., None], 3, axis=2)
+
+
+def _painted(grey: np.ndarray, label: np.ndarray) -> np.ndarray:
+    colour = _COLOURS[(label.astype(int) - 1) % len(_COLOURS)]
+    return np.where(label[..., None] > 0, 0.45 * grey + 0.55 * colour, grey)
+
+
+def _upright(panel: np.ndarray, pixel_mm: Sequence[float]) -> np.ndarray:
+    """First axis to the right, second up, enlarged by repeating pixels until they are square."""
+    size_mm = [n * s for n, s in zip(panel.shape, pixel_mm, strict=False)]
+    scale = max(_PANEL / max(size_mm), 1 / min(pixel_mm))
+    index = [
+        (np.arange(max(1, round(mm * scale))) / (mm * scale) * n).astype(int).clip(0, n - 1)
+        for mm, n in zip(size_mm, panel.shape, strict=False)
+    ]
+    return panel[np.ix_(*index)].transpose(1, 0, 2)[::-1].astype(np.uint8)
+
+
+def _join(panels: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    gap = list(panels[0].shape)
+    gap[axis] = _GAP
+    parts = [panels[0]]
+    for panel in panels[1:]:
+        parts += [np.zeros(gap, np.uint8), panel]
+    return np.concatenate(parts, axis)

@@ -1,0 +1,336 @@
+"""The only assembly: everything a config names is built here, and read back from a checkpoint here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from medconv import config as configs
+from medconv import performance
+from medconv.callbacks import ProgressBar, TimeBudget, checkpoints
+from medconv.config import ConfigError
+from medconv.convs import fold_convs, plain, swap_convs
+from medconv.data import layout
+from medconv.data.case import Case, Dataset
+from medconv.data.datamodule import DataModule
+from medconv.data.prepare import dataset_folder, fingerprint, prepare
+from medconv.data.preprocess import Recipe, normalisation_for, restore
+from medconv.data.store import Store
+from medconv.inference import SlidingWindow
+from medconv.loggers import CsvLogger
+from medconv.networks.outputs import full_resolution
+from medconv.planning import Plan, plan
+from medconv.runfolder import RunFolder, is_rank_zero
+
+ALLOWED = ("medconv", "monai.networks", "torch.nn")  # where a checkpoint's classes may come from
+_DEFAULT_EPOCHS = 100  # where none of trainer.max_time, max_epochs and max_steps is given
+
+log = logging.getLogger(__name__)
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A dataset ready to train on."""
+
+    dataset: Dataset
+    train: list[Case]
+    val: list[Case]
+    recipe: Recipe
+    plan: Plan
+    store: Store
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network as a checkpoint holds it, folded, in evaluation mode, with what its input must look like."""
+
+    network: nn.Module
+    recipe: Recipe
+    window: SlidingWindow
+    class_names: tuple[str, ...]
+    modalities: tuple[str, ...]
+    precision: str
+    memory_format: torch.memory_format
+
+
+def train(config: DictConfig, folder: RunFolder) -> Values:
+    """One training job, from a composed config to a filled run folder; returns the summary.
+
+    Raises: ValueError: the user's data or configuration is at fault.
+    """
+    L.seed_everything(config.seed, workers=True, verbose=False)
+    prepared = prepare_data(config)
+    values = configs.resolved(config, facts(prepared))
+    values["trainer"]["precision"] = performance.resolve_precision(config.trainer.precision, config.trainer.accelerator)
+    if folder.begin(values):
+        log.info("this run is finished; run.resume=never trains it anew")
+        return folder.summary()
+    trainer, task, data, timer = assemble(values, prepared, folder)
+    with folder.recording(trainer, task, timer):
+        trainer.fit(task, data, ckpt_path=folder.resume_from(), weights_only=True)
+    if is_rank_zero():
+        _log_hyperparameters(trainer, values, folder)
+    return folder.summary()
+
+
+def prepare_data(config: DictConfig) -> Prepared:
+    """Find, check, plan and prepare the dataset; what was done before is not done again."""
+    data = config.data
+    dataset: Dataset = configs.build(OmegaConf.to_container(data.layout, resolve=True), "data.layout")  # type: ignore[arg-type]
+    train, val = layout.split(dataset.cases, data.fold, data.num_folds, Path(data.splits) if data.splits else None)
+    workers = data.prepare_workers or len(os.sched_getaffinity(0))
+    home = dataset_folder(Path(data.cache), dataset)
+    found = fingerprint(dataset, home, workers)
+    planned = plan(found, data.spacing_mm, data.patch_size)
+    names = normalisation_for(data.normalisation, dataset.modalities)
+    recipe = Recipe(found.spatial_dims, planned.spacing_mm, names, found.intensities)
+    return Prepared(dataset, train, val, recipe, planned, prepare(dataset, recipe, home, workers))
+
+
+def facts(prepared: Prepared) -> Values:
+    """What a config may refer to as `${facts.…}`: known only once the data is prepared and planned."""
+    planned = {key: _plain(value) for key, value in asdict(prepared.plan).items()}
+    first = [1] * prepared.recipe.spatial_dims
+    return {
+        "spatial_dims": prepared.recipe.spatial_dims,
+        "num_channels": len(prepared.dataset.modalities),
+        "num_classes": len(prepared.dataset.class_names),
+        "class_names": list(prepared.dataset.class_names),
+        **planned,
+        "stage_strides": [first, *planned["strides"]],
+    }
+
+
+def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.Trainer, Any, DataModule, Any]:
+    """Trainer, task, data and step timer of a resolved config."""
+    known, perf = values["facts"], values["perf"]
+    network = build_network(values, known["patch_size"])
+    _load_pretrained(network, values["init"]["pretrained"])
+    torch.set_float32_matmul_precision(perf["matmul_precision"])
+    switches = {key: perf[key] for key in ("channels_last", "compile", "checkpointing")}
+    performance.apply_switches(network, **switches)
+    performance.warn_slow_cudnn()
+    task = configs.build(
+        values["task"],
+        "task",
+        network=network,
+        loss=configs.build(values["loss"], "loss"),
+        optimizer=configs.build(values["optimizer"], "optimizer"),
+        scheduler=configs.build(values["scheduler"], "scheduler"),
+        class_names=prepared.dataset.class_names,
+        patch_size=known["patch_size"],
+        to_native=lambda logits, case: restore(logits, prepared.store.placement(case)),
+        record=_record(values, prepared),
+        memory_format=performance.memory_format(perf["channels_last"], known["spatial_dims"]),
+    )
+    timer = performance.StepTimer()
+    trainer = _trainer(values, folder, timer, bool(prepared.val))
+    data = _data(values, prepared)
+    _announce(values, prepared, network, trainer, folder)
+    return trainer, task, data, timer
+
+
+def build_network(values: Values, patch_size: Sequence[int], allowed: Sequence[str] | None = None) -> nn.Module:
+    """The `model` with its `conv`, tried once on an empty patch.
+
+    Args: allowed: modules that targets may come from, for a config that came with a file; None trusts the config.
+    Raises: ConfigError: arguments that do not fit, or a network that cannot take the patch or returns another shape.
+    """
+    make = configs.build if allowed is None else partial(configs.build_trusted, allowed=allowed)
+    network = make(values["model"], "model")
+    settings = dict(values["conv"])
+    where = settings.pop("where", None)
+    conv = make(settings, "conv")
+    if conv.func is not plain:
+        try:
+            log.info("conv: %s", swap_convs(network, conv, where))
+        except ValueError as error:
+            raise ConfigError(f"conv: {error}") from error
+    _probe(network, values["facts"], patch_size)
+    return network
+
+
+def load(checkpoint: Path, allowed: Sequence[str] = (), device: str = "cpu") -> Trained:
+    """Read a checkpoint back: its network, priors folded, and its preprocessing.
+
+    Args: allowed: further modules that its network's classes may come from.
+    Raises: ValueError: missing, damaged, not medconv's, or naming a class that is not allowed.
+    """
+    content = read_checkpoint(checkpoint)
+    record, values = content["medconv"], content["medconv"]["config"]
+    network = build_network(values, values["facts"]["patch_size"], (*ALLOWED, *allowed))
+    prefix = "network."
+    state = {k.removeprefix(prefix): v for k, v in content["state_dict"].items() if k.startswith(prefix)}
+    _load_state(network, state, checkpoint)
+    network = fold_convs(network).eval()
+    channels_last, dims = values["perf"]["channels_last"], values["facts"]["spatial_dims"]
+    performance.apply_switches(network, channels_last=channels_last, compile=False, checkpointing="none")
+    return Trained(
+        network.to(device),
+        Recipe(**{key: _tuples(value) for key, value in record["recipe"].items()}),
+        SlidingWindow(
+            tuple(values["facts"]["patch_size"]), values["task"]["overlap"], values["task"]["window_batch_size"]
+        ),
+        tuple(record["class_names"]),
+        tuple(record["modalities"]),
+        str(values["trainer"]["precision"]),
+        performance.memory_format(channels_last, dims),
+    )
+
+
+def read_checkpoint(path: Path) -> Values:
+    """A checkpoint's content; nothing but tensors and plain values is ever unpickled.
+
+    Raises: ValueError: missing, damaged, carrying objects, or not medconv's.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such checkpoint")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path}: refused, it holds more than tensors and plain values, or is no checkpoint") from error
+    except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
+        raise ValueError(f"{path}: damaged or not a checkpoint ({str(error).splitlines()[0]})") from error
+    if not isinstance(content, dict) or not {"medconv", "state_dict"} <= set(content):
+        raise ValueError(f"{path}: not a medconv checkpoint, the keys `medconv` and `state_dict` are not in it")
+    return content
+
+
+def _record(values: Values, prepared: Prepared) -> Values:
+    """What every checkpoint carries, plain values only."""
+    return {
+        "config": values,
+        "recipe": {key: _plain(value) for key, value in asdict(prepared.recipe).items()},
+        "class_names": list(prepared.dataset.class_names),
+        "modalities": list(prepared.dataset.modalities),
+        "validation": {},
+    }
+
+
+def _trainer(values: Values, folder: RunFolder, timer: Any, validates: bool) -> L.Trainer:
+    settings = dict(values["trainer"])
+    max_time = settings.pop("max_time")
+    callbacks = [checkpoints(folder.checkpoints, validates), timer]
+    if max_time is not None:
+        callbacks.append(TimeBudget(configs.seconds(max_time, "trainer.max_time")))
+    if settings["enable_progress_bar"]:
+        callbacks.append(ProgressBar())
+    callbacks += [configs.build(node, f"callbacks.{name}") for name, node in values["callbacks"].items()]
+    loggers = [
+        configs.build(node, f"logger.{name}", save_dir=str(folder.path)) for name, node in values["logger"].items()
+    ]
+    if settings["max_epochs"] is None:
+        bounded = max_time is not None or settings["max_steps"] != -1
+        settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS
+    return L.Trainer(
+        **settings,
+        callbacks=callbacks,
+        logger=[*loggers, CsvLogger(folder.path / "metrics.csv")],
+        default_root_dir=folder.path,
+        use_distributed_sampler=False,
+    )
+
+
+def _data(values: Values, prepared: Prepared) -> DataModule:
+    settings, known = values["data"], values["facts"]
+    augment = configs.build(values["augment"], "augment", seed=values["seed"], spacing_mm=known["spacing_mm"])
+    keys = ("batch_size", "samples_per_epoch", "foreground_share", "num_workers", "prefetch_factor", "persistent_workers")
+    return DataModule(
+        prepared.store,
+        prepared.train,
+        prepared.val,
+        known["patch_size"],
+        augment,
+        seed=values["seed"],
+        **{key: settings[key] for key in keys},
+    )
+
+
+def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None:
+    empty = torch.zeros(1, known["num_channels"], *patch_size)
+    was_training = network.training
+    try:
+        with torch.no_grad():
+            shape = tuple(full_resolution(network.eval()(empty)).shape)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {reason}") from error
+    finally:
+        network.train(was_training)
+    wanted = (1, known["num_classes"], *patch_size)
+    if shape != wanted:
+        raise ConfigError(f"model must return logits of shape {wanted} (batch, classes, *patch_size), it returns {shape}")
+
+
+def _load_pretrained(network: nn.Module, path: str | None) -> None:
+    if path is not None:
+        content = read_checkpoint(Path(path))
+        state = {k.removeprefix("network."): v for k, v in content["state_dict"].items() if k.startswith("network.")}
+        _load_state(network, state, Path(path))
+        log.info("weights loaded from %s", path)
+
+
+def _load_state(network: nn.Module, state: dict[str, Any], path: Path) -> None:
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        reasons = "; ".join(line.strip() for line in str(error).splitlines()[1:4])
+        raise ValueError(f"{path}: its weights do not fit this network: {reasons}") from error
+
+
+def _announce(values: Values, prepared: Prepared, network: nn.Module, trainer: L.Trainer, folder: RunFolder) -> None:
+    """What is about to happen, in a few lines."""
+    known, data = values["facts"], values["data"]
+    batch = data["batch_size"] * trainer.world_size * trainer.accumulate_grad_batches
+    weights = sum(p.numel() for p in network.parameters())
+    log.info(
+        "data: %s, %d cases to train on, %d to validate", prepared.dataset.name, len(prepared.train), len(prepared.val)
+    )
+    log.info("patch: %s voxels of %s mm, global batch %d", _by(known["patch_size"]), _by(known["spacing_mm"]), batch)
+    log.info("model: %s, %.2f million parameters", values["model"]["_target_"], weights / 1e6)
+    log.info(
+        "trainer: %d x %s, precision %s", trainer.world_size, trainer.strategy.root_device.type, trainer.precision
+    )
+    log.info("run: %s", folder.path)
+
+
+def _log_hyperparameters(trainer: L.Trainer, values: Values, folder: RunFolder) -> None:
+    """TensorBoard's hparams page: choices, with the final metric."""
+    groups = {k: v for k, v in values.items() if k in ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")}
+    params = {k: v for k, v in _scalars(groups).items()}
+    final = folder.summary().get("val/dice")
+    for logger in trainer.loggers:
+        if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):
+            logger.log_hyperparams(params, {"hparams/val_dice": final} if final is not None else {})
+            logger.finalize("success")
+
+
+def _scalars(node: Any, prefix: str = "") -> Values:
+    if isinstance(node, dict):
+        return {k: v for name, child in node.items() for k, v in _scalars(child, f"{prefix}{name}.").items()}
+    return {prefix[:-1]: node if isinstance(node, (int, float, str, bool)) else str(node)}
+
+
+def _plain(value: Any) -> Any:
+    """Tuples to lists, all the way down: what YAML and `weights_only` loading hold."""
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _by(numbers: Sequence[float]) -> str:
+    return " x ".join(f"{n:g}" for n in numbers)

@@ -1,0 +1,202 @@
+"""A run's folder: its place, what it remembers of its config, and `summary.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from medconv import metrics
+from medconv.config import PACKAGE, ConfigError
+
+log = logging.getLogger(__name__)
+_PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "tensorboard")
+
+
+def is_rank_zero() -> bool:
+    """Whether this process writes: the first of the run, however it was launched; known before `fit` as well."""
+    return not any(int(os.environ.get(name, "0") or 0) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+
+
+@dataclass
+class RunFolder:
+    """One run's folder. Only rank 0 writes to it.
+
+    Args: resume: `auto` continues from `checkpoints/last.ckpt` where there is one, `never` moves an old run aside,
+        anything else is the checkpoint to continue from.
+    """
+
+    path: Path
+    resume: str = "auto"
+    begun: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, config: DictConfig, choices: Mapping[str, str]) -> RunFolder:
+        """The folder that a config means: `run.dir`, else `runs/<run.name>`, else a name made of its main choices."""
+        if config.run.resume not in ("auto", "never") and not Path(config.run.resume).is_file():
+            raise ConfigError(f"run.resume must be auto, never or a checkpoint, got {config.run.resume}: no such file")
+        name = config.run.name or default_name(config, choices)
+        return cls(Path(config.run.dir) if config.run.dir else Path("runs") / name, config.run.resume)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        return self.checkpoints / "best.ckpt"
+
+    @property
+    def last(self) -> Path:
+        return self.checkpoints / "last.ckpt"
+
+    def begin(self, values: dict[str, Any]) -> bool:
+        """Make the folder and write `config.yaml`; returns whether the same run has already been finished there.
+
+        Raises: ConfigError: the folder belongs to a run of another config; the message shows the difference.
+        """
+        if not is_rank_zero():
+            return False
+        if self.resume == "never" and (self.path / "config.yaml").is_file():
+            aside = self.path.with_name(f"{self.path.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+            self.path.rename(aside)
+            log.info("moved the earlier run to %s", aside)
+        known = self.path / "config.yaml"
+        if known.is_file():
+            self._need_same(OmegaConf.to_container(OmegaConf.load(known)), values)
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        partial = known.with_suffix(".partial")
+        partial.write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
+        partial.replace(known)
+        return self.resume == "auto" and self.summary().get("status") == "done"
+
+    def resume_from(self) -> Path | None:
+        if self.resume == "never":
+            return None
+        if self.resume != "auto":
+            return Path(self.resume)
+        return self.last if self.last.is_file() else None
+
+    def summary(self) -> dict[str, Any]:
+        path = self.path / "summary.json"
+        return json.loads(path.read_text()) if path.is_file() else {}
+
+    def write_summary(self, **values: Any) -> None:
+        if is_rank_zero():
+            partial = self.path / "summary.partial"
+            partial.write_text(json.dumps({**_undefined(), **self.summary(), **values}, indent=2) + "\n")
+            partial.replace(self.path / "summary.json")
+
+    @contextmanager
+    def recording(self, trainer: Any, task: Any, timer: Any) -> Iterator[None]:
+        """Keep `summary.json` true while the block trains, also when it ends by an exception."""
+        before = self.summary().get("wall_seconds") or 0.0 if self.resume_from() else 0.0
+        self.write_summary(status="running", **_circumstances(trainer))
+        status = "failed"
+        try:
+            yield
+            status = "done"
+        except (KeyboardInterrupt, SystemExit):
+            status = "interrupted"
+            raise
+        finally:
+            self.write_summary(
+                status=status,
+                steps=trainer.global_step,
+                wall_seconds=round(before + time.monotonic() - self.begun, 1),
+                samples_per_second=timer.samples_per_second,
+                data_wait_share=timer.data_wait_share,
+                peak_memory_bytes=_peak_memory(),
+                **self._scores(task.class_names),
+            )
+
+    def _scores(self, class_names: tuple[str, ...]) -> dict[str, Any]:
+        """Of the best checkpoint, from what it says of itself."""
+        if not (is_rank_zero() and self.best.is_file()):
+            return {}
+        checkpoint = torch.load(self.best, map_location="cpu", weights_only=True)
+        rows = checkpoint["medconv"]["validation"]
+        per_class = metrics.mean_per_class(list(rows.values()))
+        return {"val/dice": metrics.mean(per_class), "val/dice_per_class": per_class, "val/cases": rows}
+
+    def _need_same(self, known: Any, values: dict[str, Any]) -> None:
+        old, new = _flat(known), _flat(values)
+        changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not k.startswith("run.")]
+        if changed:
+            lines = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed)
+            raise ConfigError(
+                f"{self.path} holds a run of another config; choose another run.name, or run.resume=never\n{lines}"
+            )
+
+
+def default_name(config: DictConfig, choices: Mapping[str, str]) -> str:
+    """Main choices and a hash of the whole config: the same command finds its run again, another one its own."""
+    content = {k: v for k, v in OmegaConf.to_container(config, resolve=False).items() if k not in ("run", "facts")}  # type: ignore[union-attr]
+    words = [choices.get(group, "custom") for group in ("data", "model", "conv")]
+    return "-".join([*words, f"fold{config.data.fold}", short_hash(content)])
+
+
+def short_hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def _undefined() -> dict[str, Any]:
+    keys = ("val/dice", "val/dice_per_class", "steps", "wall_seconds", "samples_per_second", "data_wait_share")
+    return dict.fromkeys((*keys, "peak_memory_bytes", "status", "versions", "hardware", "git_commit", "command"))
+
+
+def _circumstances(trainer: Any) -> dict[str, Any]:
+    device = trainer.strategy.root_device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.cpu.get_capabilities().get("cpu_name")
+    return {
+        "versions": {"medconv": version("medconv"), "python": platform.python_version(), **{p: version(p) for p in _PACKAGES}},
+        "hardware": {
+            "device": device.type,
+            "name": name or platform.processor(),
+            "devices": trainer.world_size,
+            "cores": len(os.sched_getaffinity(0)),
+            "torch_threads": torch.get_num_threads(),
+        },
+        "git_commit": _git_commit(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _git_commit() -> str | None:
+    """Of the checkout that medconv runs from; None where it is installed."""
+    if not (PACKAGE.parent / ".git").exists():
+        return None
+    command = ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _peak_memory() -> int:
+    """Bytes: of the accelerator, or resident on a CPU."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(node, dict) and node:
+        return {k: v for name, child in node.items() for k, v in _flat(child, f"{prefix}{name}.").items()}
+    return {prefix[:-1]: node}

@@ -1,0 +1,124 @@
+"""Segmentation: loss on patches, sliding-window Dice on whole volumes in the image's own grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from medconv import metrics
+from medconv.inference import SlidingWindow
+from medconv.networks.outputs import heads
+from medconv.schedules import ProgressSchedule
+
+Batch = dict[str, Any]
+
+
+class Segmentation(LightningModule):
+    """Trains a network on patches and validates it on whole cases.
+
+    Args:
+        network: (batch, channels, *spatial) -> logits (batch, classes, *spatial), or a list of them, finest first.
+        loss: (logits, label (batch, 1, *spatial)) -> scalar.
+        optimizer, scheduler: take parameters, and the optimizer.
+        class_names: index is the label value, background first.
+        to_native: (logits (classes, *spatial), case id) -> label map (X, Y, Z) on the case's own grid.
+        record: plain values that every checkpoint carries, enough to build the network and its input again; its key
+            `validation` is filled with the Dice of each case (case id to class to value) of the last validation.
+        overlap, window_batch_size: of the sliding window over whole cases.
+        memory_format: of the network's input.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: nn.Module,
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        scheduler: Callable[[Optimizer], LRScheduler],
+        class_names: Sequence[str],
+        patch_size: Sequence[int],
+        to_native: Callable[[Tensor, str], np.ndarray],
+        record: dict[str, Any],
+        overlap: float = 0.5,
+        window_batch_size: int = 4,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        super().__init__()
+        self.network, self.loss = network, loss
+        self.make_optimizer, self.make_scheduler = optimizer, scheduler
+        self.class_names, self.spatial_dims = tuple(class_names), len(patch_size)
+        self.window = SlidingWindow(tuple(patch_size), overlap, window_batch_size)
+        self.to_native, self.record, self.memory_format = to_native, record, memory_format
+        self.rows: dict[str, metrics.Row] = {}
+        self.case_losses: dict[str, float] = {}
+
+    def forward(self, image: Tensor) -> Any:
+        return self.network(image.contiguous(memory_format=self.memory_format))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self._loss(heads(self(batch["image"]), self.spatial_dims), batch["label"])
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        self.rows, self.case_losses = {}, {}
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        """One whole case; returns its id and its prediction on the prepared grid, for the pictures."""
+        case = batch["case"]
+        logits = self.window(self, batch["image"]).float()
+        prediction = self.to_native(logits[0], case)
+        self.rows[case] = metrics.dice(prediction, batch["reference"].cpu().numpy(), self.class_names)
+        self.case_losses[case] = float(F.cross_entropy(logits, batch["label"][:, 0].long()))
+        return {"case": case, "prediction": logits[0].argmax(0)}
+
+    def on_validation_epoch_end(self) -> None:
+        """Every rank brings its own cases; each case counts once."""
+        self.rows = _gather(self.rows)
+        self.case_losses = _gather(self.case_losses)
+        if self.trainer.sanity_checking or not self.rows:
+            return
+        per_class = metrics.mean_per_class(list(self.rows.values()))
+        mean = metrics.mean(per_class)
+        self.log("val/cross_entropy", float(np.mean(list(self.case_losses.values()))), rank_zero_only=True)
+        self.log("val/dice", math.nan if mean is None else mean, prog_bar=True)
+        for name, value in per_class.items():
+            self.log(f"val/dice/{name}", math.nan if value is None else value, rank_zero_only=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(p for p in self.network.parameters() if p.requires_grad)
+        scheduler = self.make_scheduler(optimizer)
+        if not isinstance(scheduler, ProgressSchedule):  # torch's own count epochs
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "epoch"}}
+        scheduler.total_steps = self.trainer.estimated_stepping_batches
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["medconv"] = {**self.record, "validation": self.rows}
+
+    def _loss(self, outputs: Sequence[Tensor], label: Tensor) -> Tensor:
+        """Heads of deep supervision count half as much each time; coarse ones see the label at their own size."""
+        weights = [0.5**i for i in range(len(outputs))]
+        losses = [w * self.loss(o, _resize(label, o.shape[2:])) for w, o in zip(weights, outputs, strict=True)]
+        return torch.stack(losses).sum() / sum(weights)
+
+
+def _resize(label: Tensor, size: Sequence[int]) -> Tensor:
+    return label if label.shape[2:] == size else F.interpolate(label.float(), list(size)).to(label.dtype)
+
+
+def _gather(mine: dict[str, Any]) -> dict[str, Any]:
+    """One dictionary of all ranks' entries, in the order of their keys."""
+    parts: list[Any] = [mine]
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        parts = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(parts, mine)
+    return dict(sorted((key, value) for part in parts for key, value in part.items()))

@@ -1,0 +1,3 @@
+from medconv.train import main
+if __name__ == "__main__":
+    main()

@@ -153,16 +153,21 @@ def resolved(config: DictConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
     return values  # type: ignore[return-value]
 
 
-def build(node: Mapping[str, Any], key: str, *args: Any, **kwargs: Any) -> Any:
-    """The object that a node's `_target_` and arguments describe.
+def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
+    """The object that a node's `_target_` and arguments describe; `kwargs` go to it as they are, never read as nodes.
 
     Raises: ConfigError: names the key, the class and what it said.
     """
+    target = node.get("_target_")
     try:
-        return instantiate(dict(node), *args, _convert_="all", **kwargs)
+        make = instantiate({**node, "_partial_": True}, _convert_="all")
+        return make if node.get("_partial_") and not kwargs else make(**kwargs)
     except InstantiationException as error:
-        cause = error.__cause__ or error
-        raise ConfigError(f"{key}: {node.get('_target_')} cannot be built: {_first_line(cause)}") from error
+        raise ConfigError(f"{key}: {target} cannot be built: {_first_line(error.__cause__ or error)}") from error
+    except ValueError as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(f"{key}: {error}") from error
+    except TypeError as error:
+        raise ConfigError(f"{key}: {target} cannot be built: {_first_line(error)}") from error
 
 
 def build_trusted(node: Mapping[str, Any], key: str, allowed: Sequence[str], **kwargs: Any) -> Any:

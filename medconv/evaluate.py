@@ -48,7 +48,7 @@ def evaluate(predictions: Path, references: Path) -> dict[str, Any]:
         raise ValueError(f"--references {references}: no label map there for {', '.join(lacking[:20])}")
     names = _class_names(predictions, references)
     rows, faults = [], []
-    for case, path in tqdm(predicted.items(), desc="evaluating", unit="case", leave=False):
+    for case, path in tqdm(predicted.items(), desc="evaluating", unit="case", leave=False, disable=None):
         try:
             rows.append({"case": case, **_compare(path, known[case], names)})
         except ValueError as error:

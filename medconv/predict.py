@@ -44,7 +44,7 @@ def predict(model: run.Trained, cases: list[Case], output: Path, device: str, re
     output.mkdir(parents=True, exist_ok=True)
     (output / RECORD).write_text(json.dumps({**record, "class_names": model.class_names}, indent=2) + "\n")
     failed = []
-    for case in tqdm(cases, desc="predicting", unit="case"):
+    for case in tqdm(cases, desc="predicting", unit="case", disable=None):
         try:
             predict_case(model, case, output / f"{case.id}.nii.gz", device)
         except ValueError as error:

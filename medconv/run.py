@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from torch import nn
 
 from medconv import config as configs
 from medconv import performance
-from medconv.callbacks import ProgressBar, TimeBudget, checkpoints
+from medconv.callbacks import ProgressBar, ProgressLines, TimeBudget, checkpoints
 from medconv.config import ConfigError
 from medconv.convs import fold_convs, plain, swap_convs
 from medconv.data import layout
@@ -226,7 +227,8 @@ def _trainer(values: Values, folder: RunFolder, timer: Any, validates: bool) -> 
     if max_time is not None:
         callbacks.append(TimeBudget(configs.seconds(max_time, "trainer.max_time")))
     if settings["enable_progress_bar"]:
-        callbacks.append(ProgressBar())
+        callbacks.append(ProgressBar() if sys.stderr.isatty() else ProgressLines())
+        settings["enable_progress_bar"] = sys.stderr.isatty()
     callbacks += [configs.build(node, f"callbacks.{name}") for name, node in values["callbacks"].items()]
     loggers = [
         configs.build(node, f"logger.{name}", save_dir=str(folder.path)) for name, node in values["logger"].items()

@@ -21,6 +21,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from medconv import metrics
+from medconv.commands import log_into
 from medconv.config import PACKAGE, ConfigError
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class RunFolder:
         partial = known.with_suffix(".partial")
         partial.write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
         partial.replace(known)
+        log_into(self.path / "train.log")
         return self.resume == "auto" and self.summary().get("status") == "done"
 
     def resume_from(self) -> Path | None:

@@ -50,14 +50,14 @@ class Fingerprint:
     class_voxels: tuple[tuple[int, ...], ...]
 
 
-def check(dataset: Dataset, workers: int, progress: bool = True) -> tuple[Fingerprint, list[str]]:
+def check(dataset: Dataset, workers: int) -> tuple[Fingerprint, list[str]]:
     """Read every file once; returns the fingerprint and the warnings, one line each.
 
     Raises: ValueError: at least one fault; the message has one line for each, with case, file and expectation.
     """
     with ThreadPoolExecutor(workers) as pool:
         jobs = pool.map(lambda case: examine(case, dataset), dataset.cases)
-        bar = tqdm(jobs, total=len(dataset.cases), desc="checking", unit="case", disable=not progress, leave=False)
+        bar = tqdm(jobs, total=len(dataset.cases), desc="checking", unit="case", leave=False, disable=None)
         reports = list(bar)
     faults = [f"  case {r.case}: {fault}" for r in reports for fault in r.faults]
     flat = [r for r in reports if r.flat]

@@ -85,7 +85,7 @@ def _fill(store: Store, cases: Sequence[Case], recipe: Recipe, num_classes: int,
         store.write(case, prepare_case(case, recipe, num_classes))
 
     with ThreadPoolExecutor(workers) as pool:
-        list(tqdm(pool.map(one, cases), total=len(cases), desc="preparing", unit="case", leave=False))
+        list(tqdm(pool.map(one, cases), total=len(cases), desc="preparing", unit="case", leave=False, disable=None))
 
 
 def _foreground(label: np.ndarray, num_classes: int) -> np.ndarray:

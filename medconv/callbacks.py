@@ -29,13 +29,13 @@ class TimeBudget(Callback):
     Args: seconds: from the start of training.
     """
 
-    _EVERY = 10.0  # seconds between estimates
     _UNSEEN = 3  # first steps, which warm up and say nothing of the rest
 
     def __init__(self, seconds: float) -> None:
         if not seconds > 0:
             raise ValueError(f"trainer.max_time must be positive, got {seconds} seconds")
         self.seconds, self.spent = seconds, 0.0
+        self._every = min(10.0, seconds / 20)  # seconds between estimates
         self.total_steps: int | None = None
         self._next = self._UNSEEN + 2  # the step of the next estimate
         self._steps: deque[float] = deque(maxlen=100)  # seconds of recent optimizer steps
@@ -84,7 +84,7 @@ class TimeBudget(Callback):
         """Rank 0's estimate, and the step at which to estimate again, become everybody's."""
         recent = list(self._steps)[self._UNSEEN if len(self._steps) < 50 else 0 :]
         step = max(1e-6, statistics.fmean(recent))
-        estimate = (self._seen + self._fitting(trainer, step), self._seen + max(1, round(self._EVERY / step)))
+        estimate = (self._seen + self._fitting(trainer, step), self._seen + max(1, round(self._every / step)))
         total, self._next = trainer.strategy.broadcast(estimate)
         first, self.total_steps = self.total_steps is None, total
         for config in trainer.lr_scheduler_configs:
@@ -109,12 +109,18 @@ class TimeBudget(Callback):
         return self.spent + (time.monotonic() - self._begun if self._begun else 0.0)
 
 
-def checkpoints(folder: Path, validates: bool) -> ModelCheckpoint:
-    """`best.ckpt`, by `val/dice`, and `last.ckpt`; without validation `last.ckpt` alone, after every epoch."""
-    best: dict[str, Any] = {"monitor": "val/dice", "mode": "max", "save_top_k": 1} if validates else {"save_top_k": 0}
-    return ModelCheckpoint(
-        folder, "best", save_last=True, enable_version_counter=False, save_on_train_epoch_end=not validates, **best
+def checkpoints(folder: Path, validates: bool) -> list[ModelCheckpoint]:
+    """`best.ckpt`, by `val/dice`, and `last.ckpt` after every validation; without one `last.ckpt` alone, after every epoch.
+
+    Two callbacks: Lightning's `save_last` writes only when a new best is saved, and so is not the last.
+    """
+    last = ModelCheckpoint(folder, "last", enable_version_counter=False, save_on_train_epoch_end=not validates)
+    if not validates:
+        return [last]
+    best = ModelCheckpoint(
+        folder, "best", monitor="val/dice", mode="max", enable_version_counter=False, save_on_train_epoch_end=False
     )
+    return [best, last]
 
 
 class Pictures(Callback):

@@ -7,7 +7,7 @@ Groups whose content belongs to somebody else (`model`, `conv`, `loss`, `optimiz
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,18 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
         raise error if isinstance(error, ConfigError) else ConfigError(f"{key}: {error}") from error
     except TypeError as error:
         raise ConfigError(f"{key}: {target} cannot be built: {_first_line(error)}") from error
+
+
+def naming(key: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, its complaints about its arguments turned into a ConfigError that names the key."""
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{key}: {_first_line(error)}") from error
+
+    return named
 
 
 def build_trusted(node: Mapping[str, Any], key: str, allowed: Sequence[str], **kwargs: Any) -> Any:

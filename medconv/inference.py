@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from monai.inferers import sliding_window_inference
-from torch import Tensor, nn
+from torch import Tensor
 
 from medconv.networks.outputs import full_resolution
 
@@ -27,9 +29,9 @@ class SlidingWindow:
         if self.batch_size < 1:
             raise ValueError(f"task.window_batch_size must be at least 1, got {self.batch_size}")
 
-    def __call__(self, network: nn.Module, image: Tensor) -> Tensor:
+    def __call__(self, network: Callable[[Tensor], Any], image: Tensor) -> Tensor:
         """Shape: (1, channels, *spatial) -> logits (1, classes, *spatial)."""
-        return sliding_window_inference(
+        logits = sliding_window_inference(
             image,
             self.patch_size,
             self.batch_size,
@@ -37,5 +39,7 @@ class SlidingWindow:
             overlap=self.overlap,
             mode="gaussian",
         )
+        assert isinstance(logits, Tensor)
+        return logits
 
 

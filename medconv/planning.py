@@ -82,7 +82,8 @@ def _shrink(patch: Sequence[int], max_voxels: int) -> tuple[int, ...]:
 
 
 def _strides(patch: Sequence[int], spacing: Sequence[float]) -> tuple[tuple[int, ...], ...]:
-    size, voxel, steps = np.array(patch, float), np.array(spacing, float), []
+    size, voxel = np.array(patch, float), np.array(spacing, float)
+    steps: list[tuple[int, ...]] = []
     while len(steps) < _MAX_STEPS:
         halve = (size / 2 >= _MIN_EDGE) & (voxel < 2 * voxel[size / 2 >= _MIN_EDGE].min(initial=np.inf))
         if not halve.any():

@@ -128,8 +128,8 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
         "task",
         network=network,
         loss=configs.build(values["loss"], "loss"),
-        optimizer=configs.build(values["optimizer"], "optimizer"),
-        scheduler=configs.build(values["scheduler"], "scheduler"),
+        optimizer=configs.naming("optimizer", configs.build(values["optimizer"], "optimizer")),
+        scheduler=configs.naming("scheduler", configs.build(values["scheduler"], "scheduler")),
         class_names=prepared.dataset.class_names,
         patch_size=known["patch_size"],
         to_native=lambda logits, case: restore(logits, prepared.store.placement(case)),
@@ -203,7 +203,7 @@ def read_checkpoint(path: Path) -> Values:
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path}: refused, it holds more than tensors and plain values, or is no checkpoint") from error
     except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{path}: damaged or not a checkpoint ({str(error).splitlines()[0]})") from error
+        raise ValueError(f"{path}: damaged or not a checkpoint ({type(error).__name__})") from error
     if not isinstance(content, dict) or not {"medconv", "state_dict"} <= set(content):
         raise ValueError(f"{path}: not a medconv checkpoint, the keys `medconv` and `state_dict` are not in it")
     return content
@@ -223,7 +223,7 @@ def _record(values: Values, prepared: Prepared) -> Values:
 def _trainer(values: Values, folder: RunFolder, timer: Any, validates: bool) -> L.Trainer:
     settings = dict(values["trainer"])
     max_time = settings.pop("max_time")
-    callbacks = [checkpoints(folder.checkpoints, validates), timer]
+    callbacks = [*checkpoints(folder.checkpoints, validates), timer]
     if max_time is not None:
         callbacks.append(TimeBudget(configs.seconds(max_time, "trainer.max_time")))
     if settings["enable_progress_bar"]:

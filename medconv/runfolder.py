@@ -25,7 +25,7 @@ from medconv.commands import log_into
 from medconv.config import PACKAGE, ConfigError
 
 log = logging.getLogger(__name__)
-_PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "tensorboard")
+_PACKAGES = ("medconv", "torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "tensorboard")
 
 
 def is_rank_zero() -> bool:
@@ -165,7 +165,7 @@ def _circumstances(trainer: Any) -> dict[str, Any]:
     device = trainer.strategy.root_device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.cpu.get_capabilities().get("cpu_name")
     return {
-        "versions": {"medconv": version("medconv"), "python": platform.python_version(), **{p: version(p) for p in _PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "hardware": {
             "device": device.type,
             "name": name or platform.processor(),

@@ -30,7 +30,7 @@ class ProgressSchedule(LRScheduler):
             self.progress += (1 - self.progress) / max(1.0, self.total_steps - self.last_epoch)
         super().step()
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[Any]:
         warmup = max(1.0, min(float(self.warmup_steps), self.total_steps / 5))
         factor = min(1.0, (self.last_epoch + 1) / warmup) * self.shape(min(1.0, self.progress))
         return [lr * factor for lr in self.base_lrs]

@@ -29,13 +29,18 @@ def gaussian_jet(kernel_size: Sequence[int], spacing_mm: Sequence[float] | None 
     _check(kernel_size, spacing, sigma)
     axes = [(torch.arange(k, dtype=torch.float64) - k // 2) * s / sigma for k, s in zip(kernel_size, spacing, strict=True)]
     grids = torch.meshgrid(*axes, indexing="ij")
-    gaussian = torch.exp(-0.5 * sum((g * g for g in grids), torch.zeros(tuple(kernel_size), dtype=torch.float64)))
+    exponent = -0.5 * torch.stack(grids).square().sum(0)
     wide = [grid for grid, k in zip(grids, kernel_size, strict=True) if k > 1]
-    filters = [gaussian, *(-grid * gaussian for grid in wide)]
+    filters = [exponent.exp(), *(_sampled(-grid, exponent) for grid in wide)]
     for a, b in combinations_with_replacement(range(len(wide)), 2):
-        second = (wide[a] * wide[b] - float(a == b)) * gaussian
+        second = _sampled(wide[a] * wide[b] - float(a == b), exponent)
         filters.append(second - second.mean())  # no response to a constant, also when sampled
     return torch.stack([f / f.norm() for f in filters]).float()
+
+
+def _sampled(factor: Tensor, exponent: Tensor) -> Tensor:
+    """factor * exp(exponent), up to a scale: on a coarse axis the Gaussian itself is 0 in floating point."""
+    return factor * (exponent - exponent[factor != 0].max()).clamp(max=0).exp()
 
 
 def _check(kernel_size: Sequence[int], spacing: Sequence[float], sigma: float) -> None:

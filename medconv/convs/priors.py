@@ -30,6 +30,8 @@ class TransformPrior(nn.Module):
     Source: the convolution that this project started from.
     """
 
+    bank: Tensor
+
     def __init__(self, bank: Tensor) -> None:
         super().__init__()
         groups, per_group, width, *kernel_size = bank.shape
@@ -44,12 +46,12 @@ class TransformPrior(nn.Module):
         return blocks.transpose(2, 3).reshape(self.groups, -1, width)
 
     def forward(self, original: Tensor) -> Tensor:
-        """The dense kernel, in fp32 also inside autocast: in bf16 it would not equal the folded one."""
+        """The dense kernel, computed in fp32 or better also inside autocast: in bf16 it would not equal the folded one."""
         with torch.autocast(original.device.type, enabled=False):
-            transform = original.float().view(self.groups, -1, original.shape[1])
+            transform = original.to(torch.promote_types(original.dtype, torch.float32)).view(self.groups, -1, original.shape[1])
             weight = torch.bmm(self._blocks.to(transform.dtype), transform)
             weight = weight.view(self.bank.shape[0], prod(self.kernel_size), -1).transpose(1, 2)
-            return weight.reshape(self.bank.shape[0], -1, *self.kernel_size)
+            return weight.reshape(self.bank.shape[0], -1, *self.kernel_size).to(original.dtype)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """The transform whose folded weight is nearest to a dense weight, in the least-squares sense."""
@@ -81,11 +83,13 @@ def transform(
         bank: fixed filters (out, transform_channels, *kernel_size) of your own; None builds the Gaussian jet's.
         spacing_mm: voxel size on the layer's grid, for the built bank; None is isotropic.
         keep_weight: project the present (pretrained) weight instead of drawing a new one of its variance.
-    Raises: ValueError: a grouped convolution, an even kernel, a bank of the wrong shape.
+    Raises: ValueError: a grouped convolution, an even kernel, no transform channels, a bank of the wrong shape.
     """
     if conv.groups != 1:
         raise ValueError(f"conv=transform needs groups=1, got {conv.groups}")
-    width = transform_channels or conv.out_channels
+    width = conv.out_channels if transform_channels is None else transform_channels
+    if width < 1:
+        raise ValueError(f"transform_channels must be at least 1, got {width}")
     if bank is None:
         blocks = _jet_blocks(conv.out_channels, width, conv.kernel_size, spacing_mm)
     elif tuple(bank.shape) != (conv.out_channels, width, *conv.kernel_size):
@@ -115,6 +119,5 @@ def _parametrize(conv: Conv, prior: TransformPrior, keep_weight: bool) -> nn.Mod
     prior.to(conv.weight.device)
     parametrize.register_parametrization(conv, "weight", prior, unsafe=True)  # projects the weight through right_inverse
     if not keep_weight:
-        parametrizations = conv.parametrizations["weight"]
-        prior.initialise(parametrizations.original, std)
+        prior.initialise(conv.get_parameter("parametrizations.weight.original"), std)
     return conv

@@ -62,6 +62,9 @@ def fold_convs(network: nn.Module) -> nn.Module:
     folded = deepcopy(network)
     for layer in folded.modules():
         if isinstance(layer, CONVS) and parametrize.is_parametrized(layer, "weight"):
+            # Removal deletes the property from the layer's class, which `deepcopy` let the original share.
+            cls = type(layer)
+            layer.__class__ = type(cls.__name__, cls.__bases__, dict(vars(cls)))
             parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
     return folded
 
@@ -90,5 +93,9 @@ def _swapped(name: str, layer: nn.Module, conv: Callable[[nn.Module], nn.Module]
 
 
 def _replace(network: nn.Module, name: str, layer: nn.Module) -> None:
+    if layer is network.get_submodule(name):  # changed in place
+        return
+    if not name:
+        raise ValueError(f"a bare {type(network).__name__} cannot be replaced inside itself: call the conv on it")
     parent, _, child = name.rpartition(".")
     setattr(network.get_submodule(parent), child, layer)

@@ -60,8 +60,8 @@ def check(dataset: Dataset, workers: int) -> tuple[Fingerprint, list[str]]:
         bar = tqdm(jobs, total=len(dataset.cases), desc="checking", unit="case", leave=False, disable=None)
         reports = list(bar)
     faults = [f"  case {r.case}: {fault}" for r in reports for fault in r.faults]
-    flat = [r for r in reports if r.flat]
-    if flat and len(flat) < len(reports):
+    flat, known = [r for r in reports if r.flat], [r for r in reports if r.shape]
+    if flat and len(flat) < len(known):
         faults += [f"  case {r.case}: one slice only, while other cases are volumes" for r in flat]
     if faults:
         raise ValueError(f"dataset {dataset.name}: {len(faults)} faults in {len(reports)} cases\n" + "\n".join(faults))
@@ -119,8 +119,10 @@ def _label(case: Case, num_classes: int, report: CaseReport) -> tuple[np.ndarray
 
 def _disagreeing_forms(path: object) -> list[str]:
     header = read_header(path).header  # type: ignore[arg-type]
-    sform, s_code = header.get_sform(coded=True)
-    qform, q_code = header.get_qform(coded=True)
+    try:
+        (sform, s_code), (qform, q_code) = header.get_sform(coded=True), header.get_qform(coded=True)
+    except ValueError as error:  # a quaternion that is none
+        return [f"{path}: its qform cannot be read ({error}); the sform is used"]
     if not (s_code and q_code):
         return []
     shape = header.get_data_shape()
@@ -137,7 +139,7 @@ def _describe(image: np.ndarray, grid: Grid, label: np.ndarray, num_classes: int
     report.class_voxels = tuple(int(n) for n in np.bincount(label.clip(0, num_classes - 1).ravel(), minlength=num_classes))
     foreground = image[:, label > 0] if label.any() else image.reshape(len(image), -1)
     step = max(1, foreground.shape[1] // _SAMPLED)
-    report.intensities = foreground[:, ::step]
+    report.intensities = foreground[:, ::step].copy()  # a view would keep the whole foreground in memory
 
 
 def _fingerprint(reports: Sequence[CaseReport], spatial_dims: int) -> Fingerprint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,10 +10,13 @@ import nibabel as nib
 import numpy as np
 from nibabel.filebasedimages import ImageFileError
 from nibabel.nifti1 import Nifti1Image
+from nibabel.openers import ImageOpener
+from nibabel.spatialimages import HeaderDataError
 
 from medconv.data.case import Grid
 
 SUFFIXES = (".nii.gz", ".nii")
+_DAMAGED = (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib.error)  # what nibabel raises
 
 
 def stem(path: Path) -> str:
@@ -30,11 +34,12 @@ def read_header(path: Path) -> Nifti1Image:
     if path.stat().st_size == 0:
         raise ValueError(f"{path}: the file is empty (0 bytes)")
     try:
+        path.open("rb").close()  # of a lack of permission nibabel does not speak
         image = nib.load(path)
     except PermissionError as error:
         raise ValueError(f"{path}: no permission to read it") from error
-    except (ImageFileError, OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{path}: not a readable NIfTI file ({error})") from error
+    except _DAMAGED as error:
+        raise ValueError(f"{path}: not a readable NIfTI file ({_reason(error)})") from error
     if not isinstance(image, Nifti1Image):
         raise ValueError(f"{path}: expected NIfTI, got {type(image).__name__}")
     return image
@@ -46,17 +51,18 @@ def read_array(path: Path) -> tuple[np.ndarray, Grid]:
     Raises: ValueError: missing, truncated, not NIfTI, not real numbers, or with an affine that maps nowhere.
     """
     image = read_header(path)
+    if not 2 <= len(image.shape) <= 4 or min(image.shape) < 1:
+        raise ValueError(f"{path}: expected 2, 3 or 4 axes of at least one voxel, got shape {image.shape}")
     try:
         array = np.asanyarray(image.dataobj)
-    except (OSError, EOFError, ValueError, MemoryError) as error:
-        raise ValueError(f"{path}: damaged or truncated, its voxels cannot be read ({error})") from error
+    except (*_DAMAGED, MemoryError) as error:
+        raise ValueError(f"{path}: damaged or truncated, its voxels cannot be read ({_reason(error)})") from error
     if array.dtype.kind not in "iufb":
         raise ValueError(f"{path}: expected voxels that are real numbers, got {array.dtype}")
-    if array.ndim < 2 or array.ndim > 4 or 0 in array.shape:
-        raise ValueError(f"{path}: expected 2, 3 or 4 axes of at least one voxel, got shape {array.shape}")
     grid = Grid.of(array.shape, image.affine)
-    if not np.isfinite(grid.matrix).all() or abs(np.linalg.det(grid.matrix[:3, :3])) < 1e-9:
+    if not np.isfinite(grid.matrix).all() or abs(np.linalg.det(grid.matrix[:3, :3])) <= 1e-6 * np.prod(grid.spacing_mm):
         raise ValueError(f"{path}: its affine is singular, so it has no spacing: {grid.affine}")
+    _check_spacing(path, image)
     return array, grid
 
 
@@ -123,6 +129,22 @@ def write_label(path: Path, label: np.ndarray, like: Path) -> None:
     partial = path.with_name(f".partial.{path.name}")
     nib.save(image, partial)
     partial.replace(path)
+
+
+def _check_spacing(path: Path, image: Nifti1Image) -> None:
+    """Where the affine comes from `pixdim`, nibabel turns a spacing of 0 into 1 mm; one slice may have no thickness."""
+    if image.header["sform_code"]:
+        return
+    with ImageOpener(path) as file:
+        stored = image.header_class.from_fileobj(file, check=False)["pixdim"][1:4]
+    zero = [axis for axis, (n, mm) in enumerate(zip(image.shape[:3], stored, strict=False)) if n > 1 and mm == 0]
+    if zero:
+        raise ValueError(f"{path}: its spacing is 0 mm along axis {', '.join(map(str, zero))}, expected more than 0")
+
+
+def _reason(error: BaseException) -> str:
+    """An error on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _count_nonfinite(array: np.ndarray) -> int:

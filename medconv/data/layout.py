@@ -34,7 +34,7 @@ def auto(root: str | Path) -> Dataset:
 
 def msd(root: str | Path) -> Dataset:
     """Medical Segmentation Decathlon: `dataset.json` lists image and label of every training case."""
-    root, meta = Path(root), _read_meta(root)
+    meta, root = _read_meta(root), Path(root)  # in this order: root may not be set
     path = root / "dataset.json"
     entries = meta.get("training")
     if not isinstance(entries, list) or not entries:
@@ -48,13 +48,13 @@ def msd(root: str | Path) -> Dataset:
 
 def nnunet(root: str | Path) -> Dataset:
     """nnU-Net v2 raw: `imagesTr/CASE_0000.nii.gz` per channel and `labelsTr/CASE.nii.gz`."""
-    root, meta = Path(root), _read_meta(root)
+    meta, root = _read_meta(root), Path(root)  # in this order: root may not be set
     path = root / "dataset.json"
     modalities = _numbered(meta.get("channel_names"), path, "channel_names")
     ending = str(meta.get("file_ending", ".nii.gz"))
     if ending not in SUFFIXES:
         raise ValueError(f"{path}: file_ending must be one of {SUFFIXES}, got {ending!r}")
-    images = sorted((root / "imagesTr").glob(f"*{ending}"))
+    images = sorted(p for p in (root / "imagesTr").glob(f"*{ending}") if not p.name.startswith("."))
     if not images:
         raise ValueError(f"{root / 'imagesTr'}: no *{ending} file there; an nnU-Net dataset keeps CASE_0000{ending} in it")
     names = _class_names(meta.get("labels"), path)
@@ -118,15 +118,16 @@ def split(cases: Sequence[Case], fold: int | str, num_folds: int, splits: Path |
     ordered = sorted(cases, key=lambda case: case.id)
     if fold == "all":
         return ordered, []
+    number = int(fold) if str(fold).isdecimal() else -1
     if splits is not None:
-        return _from_file(ordered, int(fold), splits)
+        return _from_file(ordered, number, splits)
     if not 2 <= num_folds <= len(ordered):
         raise ValueError(f"data.num_folds must lie between 2 and the number of cases, {len(ordered)}, got {num_folds}")
-    if not 0 <= int(fold) < num_folds:
+    if not 0 <= number < num_folds:
         raise ValueError(f"data.fold must be `all` or lie in 0..{num_folds - 1}, got {fold}")
     shuffled = np.arange(len(ordered))
     np.random.RandomState(12345).shuffle(shuffled)
-    held_out = set(np.array_split(shuffled, num_folds)[int(fold)].tolist())
+    held_out = set(np.array_split(shuffled, num_folds)[number].tolist())
     return (
         [case for i, case in enumerate(ordered) if i not in held_out],
         [case for i, case in enumerate(ordered) if i in held_out],
@@ -138,7 +139,7 @@ def _from_file(cases: Sequence[Case], fold: int, path: Path) -> tuple[list[Case]
     if not isinstance(folds, list) or not all(isinstance(f, dict) and {"train", "val"} <= set(f) for f in folds):
         raise ValueError(f"{path}: expected a list of folds, each with the keys `train` and `val`")
     if not 0 <= fold < len(folds):
-        raise ValueError(f"{path}: data.fold must lie in 0..{len(folds) - 1}, got {fold}")
+        raise ValueError(f"{path}: data.fold must be `all` or lie in 0..{len(folds) - 1}, got {fold}")
     by_id = {case.id: case for case in cases}
     train, val = folds[fold]["train"], folds[fold]["val"]
     unknown = sorted({*train, *val} - set(by_id))
@@ -192,17 +193,20 @@ def _class_names(labels: Any, path: Path) -> tuple[str, ...]:
     if not isinstance(labels, dict) or len(labels) < 2:
         raise ValueError(f"{path}: key `labels` must name the background and at least one class, got {labels!r}")
     if all(str(key).isdigit() for key in labels):
-        by_value = {int(value): str(name) for value, name in labels.items()}
+        pairs = sorted((int(value), str(name)) for value, name in labels.items())
     else:
         odd = [name for name, value in labels.items() if not str(value).isdigit()]
         if odd:
             raise ValueError(f"{path}: `labels` must give one value per class; regions of several values are not: {odd}")
-        by_value = {int(value): str(name) for name, value in labels.items()}
-    if "ignore" in by_value.values():
+        pairs = sorted((int(value), str(name)) for name, value in labels.items())
+    values, names = [value for value, _ in pairs], tuple(name for _, name in pairs)
+    if "ignore" in names:
         raise ValueError(f"{path}: an `ignore` label is not supported yet")
-    if sorted(by_value) != list(range(len(by_value))):
-        raise ValueError(f"{path}: label values must be 0, 1, 2, ... without a gap, got {sorted(by_value)}")
-    return tuple(by_value[value] for value in range(len(by_value)))
+    if values != list(range(len(values))):
+        raise ValueError(f"{path}: label values must be 0, 1, 2, ... without a gap and each once, got {values}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{path}: `labels` must give every class a name of its own, got {list(names)}")
+    return names
 
 
 def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:
@@ -211,11 +215,15 @@ def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:
     if "**" in pattern:
         raise ValueError(f"{key}={pattern}: `**` is not supported, one `*` stands for one part of a name")
     matcher = re.compile("([^/]*)".join(re.escape(part) for part in pattern.split("*")))
-    found = {}
+    found: dict[str, Path] = {}
     for name in sorted(glob(pattern)):
         match = matcher.fullmatch(name)
-        if match is not None:
-            found["_".join(dict.fromkeys(match.groups()))] = Path(name)
+        if match is None:
+            continue
+        case = "_".join(dict.fromkeys(match.groups()))
+        if case in found:
+            raise ValueError(f"{key}={pattern}: {found[case]} and {name} would both be case {case}")
+        found[case] = Path(name)
     if not found:
         raise ValueError(f"{key}={pattern}: no file matches")
     return found

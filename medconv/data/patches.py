@@ -36,7 +36,7 @@ class PatchDataset(monai.data.Dataset):
         super().__init__(list(cases))
         self.store, self.patch_size, self.seed, self.foreground_share = store, tuple(patch_size), seed, foreground_share
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
         case = self.case_of(index)
         entry = self.store.read(case)
         rng = np.random.default_rng([self.seed, 0, index])
@@ -75,7 +75,7 @@ class CaseDataset(monai.data.Dataset):
         super().__init__(list(cases))
         self.store = store
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
         case: Case = self.data[index]
         assert case.label is not None
         entry = self.store.read(case.id)

@@ -33,7 +33,7 @@ LABELS = ("background", "large_organ", "medium_organ", "small_organ", "vessel", 
 # Tissues are painted into one array: 0 is air, 1..5 are the labels, the rest is anatomy without a label.
 _LARGE, _MEDIUM, _SMALL, _VESSEL, _LESION, _BODY, _BOWEL, _GAS = range(1, 9)
 # Relative signal. Medium organ, small organ and bowel share one mean: size, place and the gas tell them apart.
-_SIGNAL = np.array([0.0, 0.64, 0.84, 0.84, 1.3, 0.2, 0.34, 0.84, 0.1])
+_SIGNAL = np.array([0.0, 0.64, 0.84, 0.84, 1.3, 0.18, 0.3, 0.84, 0.1])
 
 _FIELD_MM = {2: (128.0, 128.0), 3: (100.0, 100.0, 90.0)}
 _IN_PLANE_MM = {2: (0.9, 1.4), 3: (1.6, 2.2)}
@@ -118,7 +118,7 @@ def _is_written(root: Path, description: str) -> bool:
 def _publish(partial: Path, root: Path) -> None:
     """Make the finished folder appear as `root` in one step; if another process was faster, keep its dataset."""
     try:
-        os.replace(partial, root)  # POSIX: also over an empty folder, never over a filled one
+        partial.replace(root)  # POSIX: also over an empty folder, never over a filled one
     except OSError:
         if not (root / "dataset.json").exists():
             raise

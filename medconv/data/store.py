@@ -39,8 +39,10 @@ class Store:
 
     def has(self, case: Case) -> bool:
         """Whether the case is there and was made from the files as they are now."""
-        path = self._path(case.id, "json")
-        return path.is_file() and json.loads(path.read_text())["sources"] == signature(case)
+        try:
+            return bool(json.loads(self._path(case.id, "json").read_text())["sources"] == signature(case))
+        except (FileNotFoundError, ValueError, KeyError):  # absent, or cut by a power failure
+            return False
 
     def write(self, case: Case, entry: Entry) -> None:
         """Add or replace a case; a reader sees the old entry, the new one or none, never a part."""
@@ -54,9 +56,9 @@ class Store:
     def read(self, case_id: str) -> Entry:
         """Raises: ValueError: the case is not in the store, or its files are damaged."""
         try:
-            arrays = [np.load(self._path(case_id, f"{n}.npy"), mmap_mode="r") for n in ("image", "label", "foreground")]
-            return Entry(*arrays, self.placement(case_id))
-        except (OSError, ValueError, KeyError) as error:
+            arrays = {n: np.load(self._path(case_id, f"{n}.npy"), mmap_mode="r") for n in ("image", "label", "foreground")}
+            return Entry(**arrays, placement=self.placement(case_id))
+        except (OSError, EOFError, ValueError, KeyError) as error:
             raise ValueError(f"case {case_id}: its prepared files in {self.folder} cannot be read ({error})") from error
 
     def placement(self, case_id: str) -> Placement:

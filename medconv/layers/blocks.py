@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
-_CONV = {2: nn.Conv2d, 3: nn.Conv3d}
-_CONV_TRANSPOSE = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
-_NORM = {
+_Builder = Callable[..., nn.Module]
+_CONV: dict[int, _Builder] = {2: nn.Conv2d, 3: nn.Conv3d}
+_CONV_TRANSPOSE: dict[int, _Builder] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+_NORM: dict[str, dict[int, _Builder]] = {
     "batch": {2: nn.BatchNorm2d, 3: nn.BatchNorm3d},
     "instance": {2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d},
 }
 
 
-def conv_nd(spatial_dims: int) -> type[nn.Conv2d] | type[nn.Conv3d]:
+def conv_nd(spatial_dims: int) -> _Builder:
     """`nn.Conv2d` or `nn.Conv3d`. Raises: ValueError: spatial_dims is neither 2 nor 3."""
     return _CONV[_checked(spatial_dims)]
 
 
-def conv_transpose_nd(spatial_dims: int) -> type[nn.ConvTranspose2d] | type[nn.ConvTranspose3d]:
+def conv_transpose_nd(spatial_dims: int) -> _Builder:
     """`nn.ConvTranspose2d` or `nn.ConvTranspose3d`. Raises: ValueError: spatial_dims is neither 2 nor 3."""
     return _CONV_TRANSPOSE[_checked(spatial_dims)]
 
@@ -48,9 +49,6 @@ class ConvBlock(nn.Sequential):
                 nn.LeakyReLU(0.01, inplace=True),
             ]
         super().__init__(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)
 
 
 def _checked(spatial_dims: int) -> int:

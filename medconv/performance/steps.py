@@ -47,7 +47,7 @@ class StepTimer(Callback):
         self.seconds += now - self._mark
         self.samples += len(batch["image"]) * trainer.world_size
         self._mark = now
-        if trainer.global_step % trainer.log_every_n_steps == 0:
+        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._log(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

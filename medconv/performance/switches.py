@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -45,10 +44,16 @@ def memory_format(channels_last: bool, spatial_dims: int) -> torch.memory_format
 
 
 def resolve_precision(precision: Any, accelerator: str) -> Any:
-    """Lightning's `trainer.precision`, with `auto`: bf16 mixed where the hardware is fast at it, else fp32."""
+    """Lightning's `trainer.precision`, with `auto`: bf16 mixed where the hardware is fast at it, else fp32.
+
+    Raises: ValueError: fp16 on a CPU, which has no fast fp16 convolutions.
+    """
+    gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    if not gpu and str(precision).startswith("16"):
+        raise ValueError(f"trainer.precision={precision} needs a GPU; on a CPU take bf16-mixed or 32-true")
     if precision != "auto":
         return precision
-    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+    if gpu:
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
     fast = torch.cpu.get_capabilities()
     return "bf16-mixed" if fast.get("amx_bf16") or fast.get("avx512_bf16") else "32-true"
@@ -65,6 +70,7 @@ def checkpoint_blocks(network: nn.Module) -> int:
     """Checkpoint, in place, the smallest modules that hold two or more convolutions; returns how many."""
     blocks: list[nn.Module] = []
     _collect_blocks(network, blocks)
+    blocks = [block for block in dict.fromkeys(blocks) if not isinstance(block, _Checkpointed)]  # DynUNet has them twice
     for block in blocks:
         block.__class__ = type(f"Checkpointed{type(block).__name__}", (_Checkpointed, type(block)), {})
     return len(blocks)
@@ -76,25 +82,33 @@ class _Checkpointed(nn.Module):
     def forward(self, *args: Tensor) -> Any:
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*args)
+        if torch.compiler.is_compiling():  # the compiler takes no contexts, and updates statistics once by itself
+            return checkpoint(super().forward, *args, use_reentrant=False)
         # Reentrant checkpointing would mark DDP's parameters ready twice.
         return checkpoint(super().forward, *args, use_reentrant=False, context_fn=self._contexts)
 
     def _contexts(self) -> tuple[Any, Any]:
-        return nullcontext(), _frozen_statistics(self)
+        return nullcontext(), _FrozenStatistics(self)
 
 
-@contextmanager
-def _frozen_statistics(block: nn.Module) -> Iterator[None]:
-    """The recomputation must not count a batch into the running statistics a second time."""
-    norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    tracked = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm, _, count in tracked:
-        norm.momentum = 0.0
-        norm.num_batches_tracked = None if count is None else count.clone()
-    try:
-        yield
-    finally:
-        for norm, momentum, count in tracked:
+class _FrozenStatistics:
+    """The recomputation must not count a batch into the running statistics a second time.
+
+    Entered once per backward pass, so more than once where the graph is retained.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        norms = (m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        self._norms = [norm for norm in norms if norm.track_running_stats]
+
+    def __enter__(self) -> None:
+        self._tracked = [(norm, norm.momentum, norm.num_batches_tracked) for norm in self._norms]
+        for norm, _, count in self._tracked:
+            norm.momentum = 0.0
+            norm.num_batches_tracked = None if count is None else count.clone()
+
+    def __exit__(self, *error: object) -> None:
+        for norm, momentum, count in self._tracked:
             norm.momentum, norm.num_batches_tracked = momentum, count
 
 

@@ -1,0 +1,29 @@
+# The two commands of a fresh machine: `make train` and `make test`. Both make the virtual environment if it is missing.
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+.PHONY: train test lint types check clean
+
+train: $(VENV)/.installed
+	$(VENV)/bin/python train.py $(ARGS)
+
+test: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.installed
+	$(VENV)/bin/mypy
+
+check: lint types test
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist

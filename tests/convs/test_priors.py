@@ -1,0 +1,259 @@
+"""medconv/convs/priors.py: the transform prior against two convolutions in plain loops, and what must not disturb it."""
+
+import shutil
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from reference.convolution import convolve, dense_bank, fold, mix_channels, nearest_transform
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
+
+from medconv.convs import TransformPrior, fold_convs, gaussian_jet, transform
+
+CONVS = {
+    "1d": (nn.Conv1d(2, 3, 3, padding=1), {}, (7,)),
+    "2d": (nn.Conv2d(3, 4, 3), {}, (5, 6)),
+    "zero padding": (nn.Conv2d(2, 5, 3, padding=1), {"transform_channels": 4}, (4, 5)),
+    "stride": (nn.Conv2d(2, 3, (5, 3), stride=(2, 1), padding=(2, 1)), {}, (6, 5)),
+    "dilation": (nn.Conv2d(2, 3, 3, padding=2, dilation=2), {}, (6, 5)),
+    "circular": (nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), {}, (4, 5)),
+    "reflect": (nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), {}, (4, 5)),
+    "replicate": (nn.Conv2d(2, 3, 3, padding=1, padding_mode="replicate", bias=False), {}, (4, 5)),
+    "3d in blocks": (nn.Conv3d(2, 12, 3, padding=1), {}, (3, 3, 3)),
+    "3d anisotropic": (nn.Conv3d(2, 4, 3, stride=(1, 2, 2), padding=1), {"spacing_mm": (2.5, 0.5, 0.5)}, (3, 4, 4)),
+    "3d flat kernel": (nn.Conv3d(2, 6, (1, 3, 3), padding=(0, 1, 1)), {"transform_channels": 3}, (2, 4, 4)),
+    "3d circular": (nn.Conv3d(1, 2, 3, padding=1, padding_mode="circular", dilation=1), {}, (3, 3, 4)),
+    "user bank": (nn.Conv2d(3, 4, 3, padding=1), {"transform_channels": 2, "bank": "random"}, (4, 4)),
+}
+
+
+def build(conv: nn.Module, seed: int = 0, **arguments) -> nn.Module:
+    torch.manual_seed(seed)
+    if "bank" in arguments:
+        width = arguments["transform_channels"]
+        arguments["bank"] = torch.randn(conv.out_channels, width, *conv.kernel_size)
+    return transform(deepcopy(conv), **arguments)
+
+
+def prior_of(conv: nn.Module) -> TransformPrior:
+    return conv.parametrizations.weight[0]
+
+
+def original_of(conv: nn.Module) -> nn.Parameter:
+    return conv.parametrizations.weight.original
+
+
+def bank_of(conv: nn.Module) -> np.ndarray:
+    prior = prior_of(conv)
+    return dense_bank(prior.bank.double().numpy(), conv.kernel_size, prior.groups)
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_equals_a_1x1_convolution_and_then_the_bank(name: str) -> None:
+    plain, arguments, size = CONVS[name]
+    conv = build(plain, **arguments)
+    image = torch.randn(2, conv.in_channels, *size)
+    mixed = mix_channels(image.double().numpy(), original_of(conv).detach().double().numpy())
+    expected = convolve(mixed, bank_of(conv), conv.stride, conv.padding, conv.dilation, conv.padding_mode)
+    if conv.bias is not None:
+        expected += conv.bias.detach().double().numpy().reshape(-1, *[1] * len(size))
+    np.testing.assert_allclose(conv(image).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("out", "width", "groups", "spatial_dims"), [(6, 6, 1, 2), (8, 8, 2, 2), (7, 5, 1, 2), (24, 12, 3, 3), (20, 5, 5, 3)]
+)
+def test_built_bank_gives_every_output_of_a_block_filters_of_its_own(
+    out: int, width: int, groups: int, spatial_dims: int
+) -> None:
+    conv = {2: nn.Conv2d, 3: nn.Conv3d}[spatial_dims](3, out, 3)
+    prior = prior_of(transform(conv, transform_channels=width))
+    jet = gaussian_jet(conv.kernel_size).flatten(1)
+    assert prior.groups == groups and prior.bank.shape == (out, width // groups, 3**spatial_dims)
+    for o in range(out):
+        for t in range(width // groups):
+            torch.testing.assert_close(prior.bank[o, t], jet[(o % (out // groups) + t) % len(jet)])
+
+
+def test_spacing_reaches_the_bank() -> None:
+    prior = prior_of(transform(nn.Conv2d(2, 6, 3), spacing_mm=(1.0, 3.0)))
+    torch.testing.assert_close(prior.bank[0, 0], gaussian_jet((3, 3), (1.0, 3.0))[0].flatten())
+
+
+@pytest.mark.parametrize("name", ["2d", "3d in blocks", "user bank"])
+def test_gradcheck_of_the_folding(name: str) -> None:
+    plain, arguments, _ = CONVS[name]
+    conv = build(plain, **arguments).double()
+    original = original_of(conv).detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(prior_of(conv), (original,))
+
+
+@pytest.mark.parametrize("name", ["2d", "3d flat kernel"])
+def test_gradcheck_through_the_convolution(name: str) -> None:
+    plain, arguments, size = CONVS[name]
+    conv = build(plain, **arguments).double()
+
+    def run(image: Tensor, original: Tensor) -> Tensor:
+        return torch.func.functional_call(conv, {"parametrizations.weight.original": original}, (image,))
+
+    image = torch.randn(1, conv.in_channels, *size, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(run, (image, original_of(conv).detach().clone().requires_grad_()), fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("plain", "arguments"),
+    [
+        (nn.Conv2d(64, 60, 3), {}),
+        (nn.Conv3d(48, 48, 3), {"spacing_mm": (3.0, 1.0, 1.0)}),
+        (nn.Conv2d(64, 16, (1, 5)), {"transform_channels": 48}),
+        (nn.Conv2d(64, 8, 3), {"transform_channels": 48, "bank": "random"}),
+    ],
+    ids=["2d", "3d", "flat", "user bank"],
+)
+def test_folded_kernel_has_the_variance_of_the_weight_it_replaces(plain: nn.Module, arguments: dict) -> None:
+    with torch.no_grad():
+        plain.weight.normal_(std=0.37, generator=torch.Generator().manual_seed(1))
+    conv = build(plain, **arguments)
+    weight = conv.weight.detach()
+    assert float(weight.std()) == pytest.approx(float(plain.weight.detach().std()), rel=0.05)
+    assert abs(float(weight.mean())) < 0.05 * 0.37
+
+
+def test_a_new_weight_is_drawn_unless_the_old_one_is_kept() -> None:
+    plain = nn.Conv2d(3, 6, 3)
+    first, second = build(plain, seed=0), build(plain, seed=1)
+    assert not torch.allclose(first.weight, second.weight)
+    torch.testing.assert_close(build(plain, 0, keep_weight=True).weight, build(plain, 1, keep_weight=True).weight)
+
+
+@pytest.mark.parametrize("name", ["2d", "3d in blocks", "3d anisotropic", "3d flat kernel", "user bank"])
+def test_keep_weight_is_the_least_squares_projection(name: str) -> None:
+    plain, arguments, _ = CONVS[name]
+    conv = build(plain, keep_weight=True, **arguments)
+    weight, bank = plain.weight.detach().double().numpy(), bank_of(conv)
+    nearest = fold(nearest_transform(weight, bank), bank)
+    assert not np.allclose(nearest, weight, atol=1e-3)  # the weight lies outside of the span, or the test says nothing
+    np.testing.assert_allclose(conv.weight.detach().numpy(), nearest, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["2d", "3d in blocks", "user bank"])
+def test_keep_weight_returns_a_weight_of_the_span(name: str) -> None:
+    plain, arguments, _ = CONVS[name]
+    conv = build(plain, **arguments)
+    projected = build(fold_convs(conv), keep_weight=True, **arguments)
+    torch.testing.assert_close(projected.weight, conv.weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["2d", "3d in blocks"])
+def test_weight_is_computed_in_fp32_inside_autocast(name: str) -> None:
+    plain, arguments, size = CONVS[name]
+    conv = build(plain, **arguments)
+    expected = conv.weight
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = conv.weight
+        output = conv(torch.randn(1, conv.in_channels, *size))
+    assert inside.dtype == torch.float32 and torch.equal(inside, expected)
+    assert output.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_follows_its_network_into_other_precisions(dtype: torch.dtype) -> None:
+    conv = build(CONVS["2d"][0])
+    expected = conv.weight.detach()
+    conv.to(dtype)
+    assert conv.weight.dtype == dtype and conv(torch.randn(1, 3, 4, 4, dtype=dtype)).dtype == dtype
+    assert fold_convs(conv).weight.dtype == dtype
+    torch.testing.assert_close(conv.weight.float(), expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("name", "layout"), [("2d", torch.channels_last), ("3d in blocks", torch.channels_last_3d)])
+def test_channels_last_in_gives_channels_last_out(name: str, layout: torch.memory_format) -> None:
+    plain, arguments, _ = CONVS[name]
+    conv = build(plain, **arguments)
+    image = torch.randn(2, conv.in_channels, *[4] * len(conv.kernel_size))
+    expected = conv(image)
+    conv.to(memory_format=layout)
+    output = conv(image.contiguous(memory_format=layout))
+    assert output.is_contiguous(memory_format=layout) and not output.is_contiguous()
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+    output.sum().backward()
+    assert original_of(conv).grad is not None
+
+
+@pytest.mark.parametrize("name", ["2d", "3d in blocks", "user bank"])
+def test_deepcopy_has_weights_of_its_own(name: str) -> None:
+    plain, arguments, _ = CONVS[name]
+    conv = build(plain, **arguments)
+    copy = deepcopy(conv)
+    before = conv.weight.detach().clone()
+    assert torch.equal(copy.weight, before)
+    with torch.no_grad():
+        original_of(copy).mul_(2)
+    torch.testing.assert_close(copy.weight, 2 * before)
+    assert torch.equal(conv.weight, before)
+
+
+@pytest.mark.parametrize("name", ["2d", "3d in blocks", "user bank"])
+def test_state_dict_round_trip(name: str) -> None:
+    plain, arguments, _ = CONVS[name]
+    conv, other = build(plain, 0, **arguments), build(plain, 1, **arguments)
+    assert not torch.allclose(conv.weight, other.weight)
+    other.load_state_dict(conv.state_dict())
+    assert torch.equal(conv.weight, other.weight)
+
+
+def test_only_the_transform_and_the_bias_are_learned() -> None:
+    conv = build(CONVS["user bank"][0], transform_channels=2, bank="random")
+    assert {name: tuple(p.shape) for name, p in conv.named_parameters()} == {
+        "bias": (4,),
+        "parametrizations.weight.original": (2, 3),
+    }
+
+
+@pytest.mark.parametrize("name", ["2d", "3d in blocks"])
+def test_activation_checkpointing_gives_equal_gradients(name: str) -> None:
+    plain, arguments, size = CONVS[name]
+    conv = build(plain, **arguments)
+    image = torch.randn(2, conv.in_channels, *size, requires_grad=True)
+    inputs = [image, *conv.parameters()]
+    expected = torch.autograd.grad(conv(image).square().sum(), inputs)
+    again = torch.autograd.grad(checkpoint(conv, image, use_reentrant=False).square().sum(), inputs)
+    for a, b in zip(again, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ["2d", "3d in blocks"])
+def test_samples_of_a_batch_do_not_mix(name: str) -> None:
+    plain, arguments, size = CONVS[name]
+    conv = build(plain, **arguments)
+    image = torch.randn(3, conv.in_channels, *size)
+    torch.testing.assert_close(conv(image), torch.cat([conv(sample[None]) for sample in image]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("conv", "arguments", "message"),
+    [
+        (nn.Conv2d(4, 4, 3, groups=2), {}, r"groups=1, got 2"),
+        (nn.Conv2d(2, 2, 2), {}, r"kernel_size must be odd.*\(2, 2\)"),
+        (nn.Conv3d(2, 2, 3), {"spacing_mm": (1.0, 1.0)}, r"spacing_mm must have 3 numbers.*\(1\.0, 1\.0\)"),
+        (nn.Conv2d(2, 2, 3), {"spacing_mm": (1.0, -2.0)}, r"spacing_mm.*positive.*\(1\.0, -2\.0\)"),
+        (nn.Conv2d(2, 2, 3), {"bank": torch.ones(2, 3, 3)}, r"bank must have shape.*\(2, 2, 3, 3\), got \(2, 3, 3\)"),
+        (nn.Conv2d(2, 4, 3), {"bank": torch.ones(4, 4, 3, 3), "transform_channels": 2}, r"bank.*\(4, 2, 3, 3\), got \(4, 4, 3"),
+        (nn.Conv2d(2, 2, 3), {"transform_channels": 0}, r"transform_channels must be at least 1, got 0"),
+    ],
+)
+def test_errors_name_the_argument_and_what_came(conv: nn.Module, arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        transform(conv, **arguments)
+    assert not parametrize.is_parametrized(conv)
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler")
+def test_compiles_as_one_graph() -> None:
+    conv = build(CONVS["2d"][0])
+    image = torch.randn(1, 3, 4, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(conv, fullgraph=True)(image), conv(image), rtol=1e-5, atol=1e-5)

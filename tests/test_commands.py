@@ -1,0 +1,251 @@
+"""What a user meets on the command line: bad input in one message and exit code 1, sweeps, exit codes, trust."""
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+from medconv import commands, run
+from medconv.predict import main as predict_main
+from medconv.train import main as train_main
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_dataset(tmp_path_factory.mktemp("data") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "done"
+    tiny.train(dataset, folder)
+    return folder / "checkpoints/best.ckpt"
+
+
+def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command in this process; it must exit with 1 and say one thing, without a traceback."""
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    said = capsys.readouterr().err
+    assert exit_.value.code == commands.USER, said
+    assert "Traceback" not in said
+    assert said.count("error:") == 1, said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        ("data.bach_size=2", "bach_size"),
+        ("+data.bach_size=2", "data.bach_size"),
+        ("trainer.max_step=3", "max_step"),
+        ("data.batch_size=many", "data.batch_size"),
+        ("model=resnext", "resnext"),
+        ("perf=turbo", "turbo"),
+        ("conv=magic", "magic"),
+        ("model._target_=monai.networks.nets.Unet2", "model._target_=monai.networks.nets.Unet2"),
+        ("model.norm=layer", "norm must be one of ['batch', 'instance'], got 'layer'"),
+        ("model.kernel_size=4", "kernel_size must be odd"),
+        ("data.patch_size=[15,16,12]", "data.patch_size=[15, 16, 12]"),
+        ("data.patch_size=[16,16]", "data.patch_size needs 3 positive numbers"),
+        ("data.spacing_mm=[1,1,0]", "data.spacing_mm needs 3 positive numbers"),
+        ("data.normalisation=histogram", "data.normalisation must be one of"),
+        ("data.fold=7", "data.fold must be `all` or lie in 0..2, got 7"),
+        ("data.fold=first", "data.fold"),
+        ("data.num_folds=100", "data.num_folds"),
+        ("data.batch_size=0", "data.batch_size must be at least 1, got 0"),
+        ("data.persistent_workers=true", "data.persistent_workers=true needs workers"),
+        ("data.root=nowhere", "data.root=nowhere: no such folder"),
+        ("data.root=null", "data.root is not set"),
+        ("data.splits=nowhere.json", "nowhere.json"),
+        ("trainer.max_time=20min", "trainer.max_time must be written DD:HH:MM:SS"),
+        ("trainer.precision=bf17", "bf17"),
+        ("trainer.precision=16-mixed", "trainer.precision=16-mixed"),
+        ("trainer.accelerator=quantum", "quantum"),
+        ("trainer.accelerator=cuda", "CUDA"),
+        ("trainer.strategy=dpp", "dpp"),
+        ("perf.checkpointing=all", "perf.checkpointing must be one of"),
+        ("optimizer.lr=-1", "optimizer"),
+        ("optimizer.lr=fast", "optimizer"),
+        ("optimizer.momentum=0.9", "momentum"),
+        ("task.overlap=1.5", "task.overlap"),
+        ("augment.scale=2", "augment"),
+        ("conv.where=nothing_is_called_so", "conv: "),
+        ("run.resume=sometimes", "run.resume must be auto, never or a checkpoint"),
+        ("init.pretrained=nowhere.ckpt", "nowhere.ckpt: no such checkpoint"),
+        ("loss._target_=torch.nn.CrossEntropyLos", "loss._target_"),
+        ("scheduler.power=2", "power"),
+    ],
+)
+def test_bad_configuration(
+    override: str,
+    wanted: str,
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if torch.cuda.is_available() and "cuda" in override:
+        pytest.skip("there is a CUDA device here")
+    said = fails(train_main, [*tiny.overrides(dataset), override, f"run.dir={tmp_path / 'run'}"], tmp_path, monkeypatch, capsys)
+    assert wanted in said
+
+
+def test_faults_of_a_dataset_are_listed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tiny.write_dataset(tmp_path / "damaged")
+    whole = (root / "imagesTr/case_1.nii.gz").read_bytes()
+    (root / "imagesTr/case_1.nii.gz").write_bytes(whole[: len(whole) // 2])
+    (root / "labelsTr/case_3.nii.gz").unlink()
+    (root / "imagesTr/case_5.nii.gz").write_bytes(b"")
+    said = fails(train_main, [*tiny.overrides(root), f"run.dir={tmp_path / 'run'}"], tmp_path, monkeypatch, capsys)
+    assert "3 faults in 7 cases" in said
+    for case, file in (("case_1", "imagesTr/case_1"), ("case_3", "labelsTr/case_3"), ("case_5", "imagesTr/case_5")):
+        assert f"case {case}: " in said
+        assert f"{file}.nii.gz" in said
+
+
+def test_our_own_bugs_show_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> int:
+        raise AssertionError("ours")
+
+    assert commands.guard(broken) == commands.BUG
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_exits_with_130() -> None:
+    def stopped() -> int:
+        raise KeyboardInterrupt
+
+    assert commands.guard(stopped) == commands.INTERRUPTED
+
+
+def test_a_sweep_leaves_a_folder_per_job_and_survives_a_failed_one(dataset: Path, tmp_path: Path) -> None:
+    arguments = tiny.overrides(dataset, "trainer.max_steps=2", "data.samples_per_epoch=4", "trainer.limit_val_batches=1")
+    sweep = ["model.norm=batch,nonsense", "run.name=both"]
+    done = tiny.command("train.py", "-m", *arguments, *sweep, cwd=tmp_path)
+    assert done.returncode == commands.USER, done.stderr
+    assert "norm must be one of" in done.stderr
+    folders = [p for p in (tmp_path / "runs/both").iterdir() if p.is_dir()]
+    assert len(folders) >= 1
+    (summary,) = [json.loads(p.read_text()) for p in (tmp_path / "runs/both").glob("*/summary.json")]
+    assert summary["status"] == "done"
+    assert "sweep, best first" in done.stdout
+    assert "failed with exit code 1" in done.stdout
+
+
+def test_a_sweep_over_two_processes_each(dataset: Path, tmp_path: Path) -> None:
+    """Lightning starts the second process from the command line: the sweep must not start over in it."""
+    arguments = tiny.overrides(dataset, "trainer.max_steps=2", "trainer.devices=2", "trainer.strategy=ddp")
+    done = tiny.command("train.py", "-m", *arguments, "seed=1,2", "run.name=pairs", cwd=tmp_path)
+    assert done.returncode == commands.DONE, done.stderr
+    summaries = [json.loads(p.read_text()) for p in (tmp_path / "runs/pairs").glob("*/summary.json")]
+    assert [s["status"] for s in summaries] == ["done", "done"]
+    assert [s["hardware"]["devices"] for s in summaries] == [2, 2]
+
+
+def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path) -> None:
+    same = ["model.norm=instance", "data.samples_per_epoch=12", "trainer.max_steps=6"]
+    one = tiny.train(dataset, tmp_path / "one", *same, "data.batch_size=4")
+    arguments = tiny.overrides(dataset, *same, "data.batch_size=2", "trainer.devices=2", "trainer.strategy=ddp")
+    done = tiny.command("train.py", *arguments, f"run.dir={tmp_path / 'two'}", cwd=tmp_path)
+    assert done.returncode == commands.DONE, done.stderr
+    assert "global batch 4" in done.stdout
+    two = json.loads((tmp_path / "two/summary.json").read_text())
+    assert two["steps"] == one["steps"] == 6
+    assert sorted(two["val/cases"]) == sorted(one["val/cases"])  # each case once, on whichever rank
+    states = [torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in ("one", "two")]
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, rtol=1e-4, atol=1e-5)
+    assert two["val/dice"] == pytest.approx(one["val/dice"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("target", "group"),
+    [
+        ("os.system", "model"),
+        ("torch.nn.parallel.distributed.os.system", "model"),
+        ("subprocess.run", "conv"),
+        ("torch.hub.load", "model"),
+        ("medconv.evaluate.write", "conv"),
+    ],
+)
+def test_a_checkpoint_cannot_choose_code(checkpoint: Path, tmp_path: Path, target: str, group: str) -> None:
+    content = torch.load(checkpoint, weights_only=True)
+    content["medconv"]["config"][group] = {"_target_": target, "command": f"touch {tmp_path / 'hit'}"}
+    torch.save(content, tmp_path / "bad.ckpt")
+    with pytest.raises(ValueError, match="is refused"):
+        run.load(tmp_path / "bad.ckpt")
+    assert not (tmp_path / "hit").exists()
+
+
+def test_a_nested_target_is_refused_too(checkpoint: Path, tmp_path: Path) -> None:
+    content = torch.load(checkpoint, weights_only=True)
+    content["medconv"]["config"]["model"]["norm"] = {"_target_": "os.getcwd"}
+    torch.save(content, tmp_path / "bad.ckpt")
+    with pytest.raises(ValueError, match=r"model\.norm\._target_=os\.getcwd is refused"):
+        run.load(tmp_path / "bad.ckpt")
+
+
+class Payload:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        (b"not a checkpoint at all", "no checkpoint|damaged"),
+        (b"", "damaged|no checkpoint"),
+    ],
+)
+def test_damaged_checkpoints_are_refused(
+    content: bytes, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.ckpt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=wanted):
+        run.read_checkpoint(path)
+    said = fails(
+        predict_main, ["--checkpoint", str(path), "--input", ".", "--output", "out"], tmp_path, monkeypatch, capsys
+    )
+    assert "x.ckpt" in said
+
+
+def test_a_payload_is_never_unpickled(tmp_path: Path) -> None:
+    torch.save({"medconv": Payload(tmp_path / "hit"), "state_dict": {}}, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match="refused"):
+        run.read_checkpoint(tmp_path / "x.ckpt")
+    (tmp_path / "y.ckpt").write_bytes(pickle.dumps(Payload(tmp_path / "hit")))
+    with pytest.raises(ValueError, match="refused|damaged"):
+        run.read_checkpoint(tmp_path / "y.ckpt")
+    assert not (tmp_path / "hit").exists()
+
+
+def test_a_checkpoint_that_is_not_ours(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match="not a medconv checkpoint"):
+        run.read_checkpoint(tmp_path / "x.ckpt")
+
+
+def test_predict_names_the_case_that_fails_and_does_the_rest(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = tiny.write_dataset(tmp_path / "more", cases=3) / "imagesTr"
+    (images / "case_1.nii.gz").write_bytes(b"damaged")
+    arguments = ["--checkpoint", str(checkpoint), "--input", str(images), "--output", "out"]
+    said = fails(predict_main, arguments, tmp_path, monkeypatch, capsys)
+    assert "1 of 3 cases could not be predicted" in said
+    assert "case case_1" in said
+    assert sorted(p.name for p in (tmp_path / "out").glob("*.nii.gz")) == ["case_0.nii.gz", "case_2.nii.gz"]

@@ -1,0 +1,225 @@
+"""Whole runs on a tiny dataset: what a run leaves, that it agrees with predict and evaluate, restarts, equal results."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import tiny
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from medconv import evaluate, predict, run
+from medconv.config import ConfigError
+
+GOLDEN = Path(__file__).parent / "golden.json"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_dataset(tmp_path_factory.mktemp("data") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def done(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "done"
+    tiny.train(dataset, folder, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=2e-2")
+    return folder
+
+
+def test_a_run_leaves_what_it_promises(done: Path) -> None:
+    summary = json.loads((done / "summary.json").read_text())
+    assert summary["status"] == "done"
+    assert summary["steps"] == 40
+    assert set(summary["val/dice_per_class"]) == {"box", "hole"}
+    assert summary["val/dice"] == pytest.approx(np.mean(list(summary["val/dice_per_class"].values())))
+    assert summary["val/dice"] > 0.3
+    for key in ("wall_seconds", "samples_per_second", "peak_memory_bytes"):
+        assert summary[key] > 0
+    assert 0 <= summary["data_wait_share"] <= 1
+    assert summary["versions"]["torch"] == torch.__version__
+    assert {"hardware", "git_commit", "command"} <= set(summary)
+    for name in ("config.yaml", "metrics.csv", "checkpoints/best.ckpt", "checkpoints/last.ckpt"):
+        assert (done / name).stat().st_size > 0, name
+
+
+def test_tensorboard_has_curves_pictures_and_hyperparameters(done: Path) -> None:
+    events = EventAccumulator(str(done / "tensorboard"), size_guidance={"images": 0})
+    events.Reload()
+    tags = events.Tags()
+    wanted = {"train/loss", "val/dice", "val/dice/box", "lr-AdamW", "perf/samples_per_second", "perf/data_wait_share"}
+    assert wanted <= set(tags["scalars"])
+    assert tags["images"]
+    assert "hparams/val_dice" in tags["scalars"]
+
+
+def test_predict_and_evaluate_give_the_numbers_of_validation(done: Path, dataset: Path, tmp_path: Path) -> None:
+    recorded = json.loads((done / "summary.json").read_text())["val/cases"]
+    images = tmp_path / "images"
+    images.mkdir()
+    for case in recorded:
+        (images / f"{case}.nii.gz").symlink_to(dataset / "imagesTr" / f"{case}.nii.gz")
+    model = run.load(done / "checkpoints" / "best.ckpt")
+    predict.predict(model, predict.find_cases(images, 1), tmp_path / "out", "cpu", {})
+    result = evaluate.evaluate(tmp_path / "out", dataset / "labelsTr")
+    assert {row["case"]: row["dice"] for row in result["cases"]} == recorded
+    for case in recorded:
+        image, label = (nib.load(p / f"{case}.nii.gz") for p in (images, tmp_path / "out"))
+        assert image.shape == label.shape
+        assert np.array_equal(image.affine, label.affine)
+
+
+def test_a_loaded_network_is_plain(done: Path) -> None:
+    model = run.load(done / "checkpoints" / "best.ckpt")
+    assert not any("medconv.convs" in type(m).__module__ for m in model.network.modules())
+    assert not any("parametrizations" in name for name, _ in model.network.named_parameters())
+
+
+def test_a_finished_run_is_not_trained_again(done: Path, dataset: Path) -> None:
+    before = (done / "checkpoints" / "last.ckpt").stat().st_mtime_ns
+    again = tiny.train(dataset, done, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=2e-2")
+    assert again["status"] == "done"
+    assert (done / "checkpoints" / "last.ckpt").stat().st_mtime_ns == before
+
+
+def test_a_folder_of_another_config_is_refused(done: Path, dataset: Path) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.lr: 0.02 there, 0.5 now"):
+        tiny.train(dataset, done, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=0.5")
+
+
+def test_resume_never_moves_the_old_run_aside(dataset: Path, tmp_path: Path) -> None:
+    tiny.train(dataset, tmp_path / "run")
+    tiny.train(dataset, tmp_path / "run", "run.resume=never", "optimizer.lr=0.5")
+    assert len(list(tmp_path.glob("run*"))) == 2
+
+
+def test_training_on_all_cases_has_no_best(dataset: Path, tmp_path: Path) -> None:
+    summary = tiny.train(dataset, tmp_path / "run", "data.fold=all")
+    assert summary["val/dice"] is None
+    assert summary["val/dice_per_class"] is None
+    assert (tmp_path / "run/checkpoints/last.ckpt").is_file()
+    assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
+    assert run.load(tmp_path / "run/checkpoints/last.ckpt").class_names == ("background", "box", "hole")
+
+
+def test_two_dimensions(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "flat", shape=(16, 20, 1))
+    tiny.train(dataset, tmp_path / "run")
+    model = run.load(tmp_path / "run/checkpoints/best.ckpt")
+    predict.predict(model, predict.find_cases(dataset / "imagesTr", 1), tmp_path / "out", "cpu", {})
+    assert nib.load(tmp_path / "out/case_0.nii.gz").shape == (16, 20, 1)
+
+
+@pytest.mark.parametrize("model", ["unet", "dynunet", "segresnet"])
+@pytest.mark.parametrize("conv", ["none", "transform"])
+def test_other_networks_take_the_same_convolutions(dataset: Path, tmp_path: Path, model: str, conv: str) -> None:
+    with tiny.initialize_config_dir(str(tiny.config.conf_dir()), version_base="1.3"):
+        small = [o for o in tiny.overrides(dataset) if not o.startswith("model.")]
+        small += ["trainer.max_steps=2", "data.patch_size=[16,16,16]", f"model={model}", f"conv={conv}"]
+        composed = tiny.compose("train", [*small, f"run.dir={tmp_path / 'run'}"])
+    checked = tiny.config.checked(composed)
+    summary = run.train(checked, tiny.RunFolder.of(checked, {}))
+    assert summary["status"] == "done"
+    state = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert any("parametrizations" in key for key in state) == (conv == "transform")
+    run.load(tmp_path / "run/checkpoints/last.ckpt")
+
+
+def test_golden_losses(dataset: Path, tmp_path: Path) -> None:
+    """A refactor must reproduce these; after a change that is meant, store the new ones (see the message)."""
+    tiny.train(dataset, tmp_path / "run", "trainer.max_steps=8", "data.samples_per_epoch=16", "trainer.deterministic=true")
+    found = tiny.losses(tmp_path / "run")
+    golden = json.loads(GOLDEN.read_text())
+    assert len(found) == 8
+    assert found == pytest.approx(golden, rel=1e-3), f"new losses: {found}"
+
+
+def test_the_same_run_twice_is_the_same_bit_for_bit(dataset: Path, tmp_path: Path) -> None:
+    weights = []
+    for name, workers in (("a", 0), ("b", 2)):
+        settings = ["trainer.deterministic=true", f"data.num_workers={workers}"]
+        tiny.train(dataset, tmp_path / name, *settings)
+        weights.append(torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True)["state_dict"])
+    assert tiny.losses(tmp_path / "a") == tiny.losses(tmp_path / "b")
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.parametrize(
+    "switch",
+    ["perf.checkpointing=blocks", "perf.channels_last=false", pytest.param("perf.compile=true", marks=pytest.mark.slow)],
+)
+def test_a_switch_does_not_change_the_training(dataset: Path, tmp_path: Path, switch: str) -> None:
+    tiny.train(dataset, tmp_path / "plain")
+    tiny.train(dataset, tmp_path / "switched", switch)
+    assert tiny.losses(tmp_path / "switched") == pytest.approx(tiny.losses(tmp_path / "plain"), rel=1e-4)
+    keys = [set(torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"]) for n in ("plain", "switched")]
+    assert keys[0] == keys[1]
+
+
+def test_accumulation_steps_less_often(dataset: Path, tmp_path: Path) -> None:
+    summary = tiny.train(dataset, tmp_path / "run", "trainer.accumulate_grad_batches=2", "trainer.max_steps=3")
+    assert summary["steps"] == 3
+
+
+def test_weights_of_a_checkpoint_are_the_start_of_another_run(done: Path, dataset: Path, tmp_path: Path) -> None:
+    settings = ["init=checkpoint", f"init.pretrained={done / 'checkpoints/best.ckpt'}", "optimizer.lr=0", "data.samples_per_epoch=4"]
+    tiny.train(dataset, tmp_path / "run", *settings)
+    first, last = (torch.load(p / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for p in (done, tmp_path / "run"))
+    key = "network.head.weight"
+    assert torch.equal(first[key], last[key])
+    assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 4  # though no better
+
+
+def test_a_time_budget_fits_the_schedule(dataset: Path, tmp_path: Path) -> None:
+    settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:06", "data.samples_per_epoch=40"]
+    summary = tiny.train(dataset, tmp_path / "run", *settings)
+    assert summary["status"] == "done"
+    checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+    budget = checkpoint["callbacks"]["TimeBudget"]
+    assert budget["total_steps"] == checkpoint["global_step"] == summary["steps"]
+    (schedule,) = checkpoint["lr_schedulers"]
+    assert schedule["progress"] == pytest.approx(1.0)
+    assert schedule["_last_lr"][0] == pytest.approx(0.0, abs=1e-9)
+    assert len(summary["val/cases"]) == 3  # the last validation belongs to the run
+
+
+def test_a_killed_run_continues(dataset: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = ["trainer.max_steps=400", "data.samples_per_epoch=20"]
+    arguments = [*tiny.overrides(dataset, *settings), f"run.dir={folder}"]
+    process = subprocess.Popen([sys.executable, str(tiny.ROOT / "train.py"), *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoints/last.ckpt").is_file() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert json.loads((folder / "summary.json").read_text())["status"] == "running"
+    assert "global batch 2" in (folder / "train.log").read_text()
+    rows = len(tiny.losses(folder))
+    reached = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"]
+    assert 0 < reached < 400
+    summary = tiny.train(dataset, folder, *settings)
+    assert summary["status"] == "done"
+    assert summary["steps"] == 400
+    assert len(tiny.losses(folder)) >= rows + 400 - reached - 20  # metrics.csv went on where it was
+
+
+def test_checkpoints_hold_plain_values(done: Path) -> None:
+    content = torch.load(done / "checkpoints/last.ckpt", weights_only=True)
+    assert content["medconv"]["config"]["model"]["_target_"] == "medconv.networks.UNet"
+
+    def plain(value: object) -> bool:
+        if isinstance(value, dict):
+            return all(plain(v) for v in value.values())
+        if isinstance(value, (list, tuple)):
+            return all(plain(v) for v in value)
+        return value is None or isinstance(value, (bool, int, float, str))
+
+    assert plain(content["medconv"])
+    assert all(math.isfinite(float(v.sum())) for v in content["state_dict"].values())

@@ -1,0 +1,88 @@
+"""A tiny dataset and tiny runs on it: real files, real loaders, a real trainer, seconds instead of minutes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+from hydra import compose, initialize_config_dir
+
+from medconv import config, run
+from medconv.runfolder import RunFolder
+
+ROOT = Path(__file__).parent.parent
+SMALL = [
+    "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
+    "trainer.max_steps=4",
+    "trainer.enable_progress_bar=false",
+    "trainer.log_every_n_steps=1",
+    "data.batch_size=2",
+    "data.samples_per_epoch=8",
+    "data.num_workers=0",
+    "data.num_folds=3",
+    "model.channels=[4,8]",
+    "model.strides=[2]",
+    "model.kernel_size=3",
+]
+
+
+def write_dataset(root: Path, cases: int = 7, shape: tuple[int, ...] = (16, 18, 12)) -> Path:
+    """Decathlon layout; in each case a bright box (`box`) and, but for the last, a dark one (`hole`) on noise."""
+    (root / "imagesTr").mkdir(parents=True)
+    (root / "labelsTr").mkdir()
+    entries = []
+    for i in range(cases):
+        rng = np.random.default_rng(i)
+        label = np.zeros(shape, np.uint8)
+        label[(slice(2, 8), slice(3 + i % 3, 9 + i % 3), slice(1, 7))[: len(shape)]] = 1
+        if i < cases - 1:
+            label[(slice(10, 14), slice(10, 15), slice(2, 9))[: len(shape)]] = 2
+        image = rng.normal(0, 0.1, shape) + np.array([1.0, 3.0, 0.2])[label]
+        affine = np.diag([1.0, 1.5, 2.0, 1.0]) if i % 2 else np.diag([-1.0, 1.5, 2.0, 1.0])
+        entry = {"image": f"./imagesTr/case_{i}.nii.gz", "label": f"./labelsTr/case_{i}.nii.gz"}
+        nib.save(nib.Nifti1Image(image.astype(np.float32), affine), root / entry["image"])
+        nib.save(nib.Nifti1Image(label, affine), root / entry["label"])
+        entries.append(entry)
+    labels = {"0": "background", "1": "box", "2": "hole"}
+    meta = {"name": "Tiny", "modality": {"0": "MRI"}, "labels": labels, "numTraining": cases, "training": entries}
+    (root / "dataset.json").write_text(json.dumps(meta))
+    return root
+
+
+def overrides(dataset: Path, *more: str) -> list[str]:
+    return ["data=msd", f"data.root={dataset}", f"data.cache={dataset.parent / 'prepared'}", *SMALL, *more]
+
+
+def train(dataset: Path, folder: Path, *more: str) -> dict[str, Any]:
+    """One run in this process; returns its summary."""
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        composed = compose("train", [*overrides(dataset, *more), f"run.dir={folder}"])
+    checked = config.checked(composed)
+    return run.train(checked, RunFolder.of(checked, {}))
+
+
+def command(name: str, *arguments: str, cwd: Path, timeout: float = 300, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, as a user starts it."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / name), *arguments],
+        cwd=cwd,
+        timeout=timeout,
+        text=True,
+        capture_output=True,
+        check=False,
+        **settings,
+    )
+
+
+def losses(folder: Path) -> list[float]:
+    """`train/loss` of every logged step, from `metrics.csv`."""
+    import csv
+
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]

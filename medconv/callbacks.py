@@ -109,6 +109,24 @@ class TimeBudget(Callback):
         return self.spent + (time.monotonic() - self._begun if self._begun else 0.0)
 
 
+class EndWithValidation(Callback):
+    """A run's last step is validated, and so saved, wherever in an epoch and between validations it ends.
+
+    Lightning alone ends at `max_steps` in the middle of an epoch with neither.
+    """
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch + 1 == trainer.max_epochs:
+            trainer.check_val_every_n_epoch = 1
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step:
+            trainer.should_stop = True
+            trainer.check_val_every_n_epoch = 1
+
+
 def checkpoints(folder: Path, validates: bool) -> list[ModelCheckpoint]:
     """`best.ckpt`, by `val/dice`, and `last.ckpt` after every validation; without one `last.ckpt` alone, after every epoch.
 

@@ -1,7 +1,7 @@
 """The schema of what the framework itself reads, where `conf/` is, and how a config becomes objects.
 
-Groups whose content belongs to somebody else (`model`, `conv`, `loss`, `optimizer`, `scheduler`, `augment`, `task`, `logger`,
-`callbacks`) are free; everything else is typed here, so that a typo or a wrong type fails before any work.
+Groups whose content belongs to somebody else (`model`, `conv`, `loss`, `optimizer`, `scheduler`, `augment`, `task`,
+`logger`, `callbacks`) are free; everything else is typed here, so that a typo or a wrong type fails before any work.
 """
 
 from __future__ import annotations

@@ -41,5 +41,3 @@ class SlidingWindow:
         )
         assert isinstance(logits, Tensor)
         return logits
-
-

@@ -70,7 +70,7 @@ def _need_axes(key: str, values: Sequence[float], spatial_dims: int) -> None:
 
 def _median_shape(fingerprint: Fingerprint, spacing: Sequence[float]) -> tuple[int, ...]:
     shapes = np.array(fingerprint.shapes) * np.array(fingerprint.spacings_mm) / np.array(spacing)
-    return tuple(max(_MIN_EDGE, int(round(n))) for n in np.median(shapes, axis=0))
+    return tuple(max(_MIN_EDGE, round(n)) for n in np.median(shapes, axis=0))
 
 
 def _shrink(patch: Sequence[int], max_voxels: int) -> tuple[int, ...]:

@@ -60,7 +60,9 @@ def predict_case(model: run.Trained, case: Case, path: Path, device: str) -> Non
     """One case, exactly as validation has it. Raises: ValueError: its files are at fault."""
     image, grid = read_image(case.images)
     if len(image) != len(model.modalities):
-        raise ValueError(f"{case.images[0]}: the network was trained on {len(model.modalities)} channels, found {len(image)}")
+        raise ValueError(
+            f"{case.images[0]}: the network was trained on {len(model.modalities)} channels, found {len(image)}"
+        )
     if (grid.shape[2] == 1) != (model.recipe.spatial_dims == 2):
         raise ValueError(f"{case.images[0]}: the network is {model.recipe.spatial_dims}D, the image has shape {grid.shape}")
     if not (abs(image) < float("inf")).all():

@@ -19,7 +19,7 @@ from torch import nn
 
 from medconv import config as configs
 from medconv import performance
-from medconv.callbacks import ProgressBar, ProgressLines, TimeBudget, checkpoints
+from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget, checkpoints
 from medconv.config import ConfigError
 from medconv.convs import fold_convs, plain, swap_convs
 from medconv.data import layout
@@ -181,9 +181,7 @@ def load(checkpoint: Path, allowed: Sequence[str] = (), device: str = "cpu") -> 
     return Trained(
         network.to(device),
         Recipe(**{key: _tuples(value) for key, value in record["recipe"].items()}),
-        SlidingWindow(
-            tuple(values["facts"]["patch_size"]), values["task"]["overlap"], values["task"]["window_batch_size"]
-        ),
+        SlidingWindow(tuple(values["facts"]["patch_size"]), values["task"]["overlap"], values["task"]["window_batch_size"]),
         tuple(record["class_names"]),
         tuple(record["modalities"]),
         str(values["trainer"]["precision"]),
@@ -226,13 +224,12 @@ def _trainer(values: Values, folder: RunFolder, timer: Any, validates: bool) -> 
     callbacks = [*checkpoints(folder.checkpoints, validates), timer]
     if max_time is not None:
         callbacks.append(TimeBudget(configs.seconds(max_time, "trainer.max_time")))
+    callbacks.append(EndWithValidation())
     if settings["enable_progress_bar"]:
         callbacks.append(ProgressBar() if sys.stderr.isatty() else ProgressLines())
         settings["enable_progress_bar"] = sys.stderr.isatty()
     callbacks += [configs.build(node, f"callbacks.{name}") for name, node in values["callbacks"].items()]
-    loggers = [
-        configs.build(node, f"logger.{name}", save_dir=str(folder.path)) for name, node in values["logger"].items()
-    ]
+    loggers = [configs.build(node, f"logger.{name}", save_dir=str(folder.path)) for name, node in values["logger"].items()]
     if settings["max_epochs"] is None:
         bounded = max_time is not None or settings["max_steps"] != -1
         settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS
@@ -297,21 +294,17 @@ def _announce(values: Values, prepared: Prepared, network: nn.Module, trainer: L
     known, data = values["facts"], values["data"]
     batch = data["batch_size"] * trainer.world_size * trainer.accumulate_grad_batches
     weights = sum(p.numel() for p in network.parameters())
-    log.info(
-        "data: %s, %d cases to train on, %d to validate", prepared.dataset.name, len(prepared.train), len(prepared.val)
-    )
+    log.info("data: %s, %d cases to train on, %d to validate", prepared.dataset.name, len(prepared.train), len(prepared.val))
     log.info("patch: %s voxels of %s mm, global batch %d", _by(known["patch_size"]), _by(known["spacing_mm"]), batch)
     log.info("model: %s, %.2f million parameters", values["model"]["_target_"], weights / 1e6)
-    log.info(
-        "trainer: %d x %s, precision %s", trainer.world_size, trainer.strategy.root_device.type, trainer.precision
-    )
+    log.info("trainer: %d x %s, precision %s", trainer.world_size, trainer.strategy.root_device.type, trainer.precision)
     log.info("run: %s", folder.path)
 
 
 def _log_hyperparameters(trainer: L.Trainer, values: Values, folder: RunFolder) -> None:
     """TensorBoard's hparams page: choices, with the final metric."""
     groups = {k: v for k, v in values.items() if k in ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")}
-    params = {k: v for k, v in _scalars(groups).items()}
+    params = _scalars(groups)
     final = folder.summary().get("val/dice")
     for logger in trainer.loggers:
         if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):

@@ -107,7 +107,7 @@ def result_table(summary: dict[str, Any], folder: RunFolder) -> str:
     return "\n".join(
         [
             "",
-            f"Dice over {len(summary.get('val/cases') or {})} validation cases, best checkpoint" if rows else "no validation",
+            f"Dice over {len(summary['val/cases'])} validation cases, best checkpoint" if rows else "no validation",
             *table,
             "",
             f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, "

@@ -94,7 +94,9 @@ def test_bad_configuration(
 ) -> None:
     if torch.cuda.is_available() and "cuda" in override:
         pytest.skip("there is a CUDA device here")
-    said = fails(train_main, [*tiny.overrides(dataset), override, f"run.dir={tmp_path / 'run'}"], tmp_path, monkeypatch, capsys)
+    said = fails(
+        train_main, [*tiny.overrides(dataset), override, f"run.dir={tmp_path / 'run'}"], tmp_path, monkeypatch, capsys
+    )
     assert wanted in said
 
 
@@ -217,9 +219,7 @@ def test_damaged_checkpoints_are_refused(
     path.write_bytes(content)
     with pytest.raises(ValueError, match=wanted):
         run.read_checkpoint(path)
-    said = fails(
-        predict_main, ["--checkpoint", str(path), "--input", ".", "--output", "out"], tmp_path, monkeypatch, capsys
-    )
+    said = fails(predict_main, ["--checkpoint", str(path), "--input", ".", "--output", "out"], tmp_path, monkeypatch, capsys)
     assert "x.ckpt" in said
 
 

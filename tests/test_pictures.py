@@ -87,7 +87,9 @@ def test_2d_right_is_right_and_anterior_is_up(voxel: tuple[int, int]) -> None:
     label = np.zeros(shape, np.uint8)
     label[voxel] = 1
     [[bare, painted]] = panels(overlay(500 + bright_image(shape), [label], spacing))
-    assert centre(coloured(painted, bare)) == pytest.approx([(v + 0.5) / n for v, n in zip(voxel, shape, strict=True)], abs=0.01)
+    assert centre(coloured(painted, bare)) == pytest.approx(
+        [(v + 0.5) / n for v, n in zip(voxel, shape, strict=True)], abs=0.01
+    )
 
 
 @pytest.mark.parametrize("voxel", [(1, 6, 4), (7, 1, 0)])

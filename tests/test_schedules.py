@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_a_moving_end_is_still_the_end(build: Callable[..., ProgressSchedule], e
     found += rates(schedule, ends[1] - 40)
     assert schedule.progress == pytest.approx(1, abs=1e-9)
     assert schedule.get_last_lr()[0] == pytest.approx(0, abs=1e-9)
-    assert all(later <= earlier for earlier, later in zip(found, found[1:], strict=False))
+    assert all(later <= earlier for earlier, later in pairwise(found))
     assert found[19] == pytest.approx(rates(make(build, 100), 20)[-1], abs=1e-12)  # what was is not changed
 
 

@@ -108,6 +108,16 @@ def test_training_on_all_cases_has_no_best(dataset: Path, tmp_path: Path) -> Non
     assert run.load(tmp_path / "run/checkpoints/last.ckpt").class_names == ("background", "box", "hole")
 
 
+@pytest.mark.parametrize("end", ["trainer.max_steps=3", "trainer.max_epochs=2"])
+def test_the_last_step_is_validated_and_saved(dataset: Path, tmp_path: Path, end: str) -> None:
+    """In the middle of an epoch of four steps, or in an epoch without a validation of its own."""
+    settings = ["trainer.max_steps=-1", end, "trainer.check_val_every_n_epoch=3"]
+    summary = tiny.train(dataset, tmp_path / "run", *settings)
+    assert len(summary["val/cases"]) == 3
+    saved = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+    assert saved["global_step"] == summary["steps"] == (3 if "steps" in end else 8)
+
+
 def test_two_dimensions(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "flat", shape=(16, 20, 1))
     tiny.train(dataset, tmp_path / "run")
@@ -158,7 +168,10 @@ def test_a_switch_does_not_change_the_training(dataset: Path, tmp_path: Path, sw
     tiny.train(dataset, tmp_path / "plain")
     tiny.train(dataset, tmp_path / "switched", switch)
     assert tiny.losses(tmp_path / "switched") == pytest.approx(tiny.losses(tmp_path / "plain"), rel=1e-4)
-    keys = [set(torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"]) for n in ("plain", "switched")]
+    keys = [
+        set(torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"])
+        for n in ("plain", "switched")
+    ]
     assert keys[0] == keys[1]
 
 
@@ -168,9 +181,16 @@ def test_accumulation_steps_less_often(dataset: Path, tmp_path: Path) -> None:
 
 
 def test_weights_of_a_checkpoint_are_the_start_of_another_run(done: Path, dataset: Path, tmp_path: Path) -> None:
-    settings = ["init=checkpoint", f"init.pretrained={done / 'checkpoints/best.ckpt'}", "optimizer.lr=0", "data.samples_per_epoch=4"]
+    settings = [
+        "init=checkpoint",
+        f"init.pretrained={done / 'checkpoints/best.ckpt'}",
+        "optimizer.lr=0",
+        "data.samples_per_epoch=4",
+    ]
     tiny.train(dataset, tmp_path / "run", *settings)
-    first, last = (torch.load(p / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for p in (done, tmp_path / "run"))
+    first, last = (
+        torch.load(p / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for p in (done, tmp_path / "run")
+    )
     key = "network.head.weight"
     assert torch.equal(first[key], last[key])
     assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 4  # though no better
@@ -193,7 +213,9 @@ def test_a_killed_run_continues(dataset: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = ["trainer.max_steps=400", "data.samples_per_epoch=20"]
     arguments = [*tiny.overrides(dataset, *settings), f"run.dir={folder}"]
-    process = subprocess.Popen([sys.executable, str(tiny.ROOT / "train.py"), *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, str(tiny.ROOT / "train.py"), *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 120
     while not (folder / "checkpoints/last.ckpt").is_file() and time.monotonic() < deadline:
         time.sleep(0.05)

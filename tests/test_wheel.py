@@ -29,7 +29,9 @@ def command(installed: Path, cwd: Path, name: str, *arguments: str) -> subproces
 
 def test_configs_travel_along(installed: Path, tmp_path: Path) -> None:
     assert (installed / "medconv/conf/train.yaml").is_file()
-    shown = command(installed, tmp_path, "medconv-train", "--cfg", "job", "--resolve", "data=msd", "data.root=x", "-p", "data")
+    shown = command(
+        installed, tmp_path, "medconv-train", "--cfg", "job", "--resolve", "data=msd", "data.root=x", "-p", "data"
+    )
     assert shown.returncode == 0, shown.stderr
     assert "medconv.data.layout.msd" in shown.stdout
 

@@ -67,7 +67,9 @@ def train(dataset: Path, folder: Path, *more: str) -> dict[str, Any]:
     return run.train(checked, RunFolder.of(checked, {}))
 
 
-def command(name: str, *arguments: str, cwd: Path, timeout: float = 300, **settings: Any) -> subprocess.CompletedProcess[str]:
+def command(
+    name: str, *arguments: str, cwd: Path, timeout: float = 300, **settings: Any
+) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own, as a user starts it."""
     return subprocess.run(
         [sys.executable, str(ROOT / name), *arguments],

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 
-def gaussian_jet(kernel_size: Sequence[int], spacing_mm: Sequence[float] | None = None, sigma_mm: float | None = None) -> Tensor:
+def gaussian_jet(
+    kernel_size: Sequence[int], spacing_mm: Sequence[float] | None = None, sigma_mm: float | None = None
+) -> Tensor:
     """Gaussian and its first and second derivatives: blob, edges along each axis, lines and corners (Hessian).
 
     Shape: (filters, *kernel_size), float32; 1 + N + N(N+1)/2 filters in N dimensions, so 6 in 2D and 10 in 3D,

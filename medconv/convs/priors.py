@@ -48,8 +48,9 @@ class TransformPrior(nn.Module):
     def forward(self, original: Tensor) -> Tensor:
         """The dense kernel, computed in fp32 or better also inside autocast: in bf16 it would not equal the folded one."""
         with torch.autocast(original.device.type, enabled=False):
-            transform = original.to(torch.promote_types(original.dtype, torch.float32)).view(self.groups, -1, original.shape[1])
-            weight = torch.bmm(self._blocks.to(transform.dtype), transform)
+            dtype = torch.promote_types(original.dtype, torch.float32)
+            transform = original.to(dtype).view(self.groups, -1, original.shape[1])
+            weight = torch.bmm(self._blocks.to(dtype), transform)
             weight = weight.view(self.bank.shape[0], prod(self.kernel_size), -1).transpose(1, 2)
             return weight.reshape(self.bank.shape[0], -1, *self.kernel_size).to(original.dtype)
 
@@ -101,7 +102,10 @@ def transform(
 
 
 def _jet_blocks(out: int, width: int, kernel_size: Sequence[int], spacing_mm: Sequence[float] | None) -> Tensor:
-    """(groups, out / groups, width / groups, *kernel): in each block, output o sees channel t through filter (o + t) mod F."""
+    """In each block, output o sees transform channel t through filter (o + t) mod F.
+
+    Shape: (groups, out / groups, width / groups, *kernel_size).
+    """
     jet = gaussian_jet(kernel_size, spacing_mm)
     groups = _block_count(out, width, len(jet))
     index = torch.arange(out // groups)[:, None] + torch.arange(width // groups)[None, :]

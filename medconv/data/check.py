@@ -93,7 +93,9 @@ def _image(case: Case, num_channels: int, report: CaseReport) -> tuple[np.ndarra
     if len(image) != num_channels:
         report.faults.append(f"{path}: {num_channels} channels are declared, found {len(image)}")
     if not np.isfinite(image).all():
-        report.faults.append(f"{path}: {int((~np.isfinite(image)).sum())} voxels are NaN or infinite, expected finite numbers")
+        report.faults.append(
+            f"{path}: {int((~np.isfinite(image)).sum())} voxels are NaN or infinite, expected finite numbers"
+        )
     elif any(channel.min() == channel.max() for channel in image):
         report.warnings.append(f"{path}: a channel is constant")
     report.warnings += [w for p in case.images for w in _disagreeing_forms(p)]

@@ -108,7 +108,9 @@ def class_names_of(root: Path) -> tuple[str, ...]:
     return _class_names(_read_meta(root).get("labels"), root / "dataset.json")
 
 
-def split(cases: Sequence[Case], fold: int | str, num_folds: int, splits: Path | None = None) -> tuple[list[Case], list[Case]]:
+def split(
+    cases: Sequence[Case], fold: int | str, num_folds: int, splits: Path | None = None
+) -> tuple[list[Case], list[Case]]:
     """Training and validation cases of a fold; fold `all` trains on every case and validates on none.
 
     Sorted case ids, shuffled once with seed 12345 and cut into `num_folds`: the split of nnU-Net, so that fold k
@@ -216,7 +218,7 @@ def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:
         raise ValueError(f"{key}={pattern}: `**` is not supported, one `*` stands for one part of a name")
     matcher = re.compile("([^/]*)".join(re.escape(part) for part in pattern.split("*")))
     found: dict[str, Path] = {}
-    for name in sorted(glob(pattern)):
+    for name in sorted(glob(pattern)):  # noqa: PTH207 - the pattern may be absolute
         match = matcher.fullmatch(name)
         if match is None:
             continue

@@ -45,10 +45,8 @@ def fingerprint(dataset: Dataset, folder: Path, workers: int) -> Fingerprint:
     path = folder / "fingerprint.json"
     with _lock(folder):
         sources = _sources(dataset)
-        if path.is_file():
-            known = json.loads(path.read_text())
-            if known["sources"] == sources:
-                return _from_json(known["fingerprint"])
+        if (known := _kept(path, sources)) is not None:
+            return known
         found, warnings = check(dataset, workers)
         for warning in warnings:
             log.warning(warning)
@@ -102,6 +100,15 @@ def _sources(dataset: Dataset) -> list[Any]:
     """As JSON gives it back; a file that is missing has no signature, and `check` says so."""
     files = [signature(case) if all(p.is_file() for p in case.files) else None for case in dataset.cases]
     return json.loads(json.dumps([_VERSION, dataset.class_names, dataset.modalities, files]))
+
+
+def _kept(path: Path, sources: list[Any]) -> Fingerprint | None:
+    """The fingerprint in a file, if it is of these sources."""
+    try:
+        content = json.loads(path.read_text())
+        return _from_json(content["fingerprint"]) if content["sources"] == sources else None
+    except (FileNotFoundError, ValueError, KeyError):  # absent, or cut by a power failure
+        return None
 
 
 def _from_json(known: dict[str, Any]) -> Fingerprint:

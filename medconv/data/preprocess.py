@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import nibabel as nib
 import numpy as np
-import torch
 from scipy import ndimage
 from torch import Tensor
 from torch.nn import functional as F

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._path(case.id, "json").unlink(missing_ok=True)
         for name in ("image", "label", "foreground"):
-            _replace(self._path(case.id, f"{name}.npy"), lambda file, array=getattr(entry, name): np.save(file, array))
+            _replace(self._path(case.id, f"{name}.npy"), partial(np.save, arr=getattr(entry, name)))
         meta = {"sources": signature(case), "placement": asdict(entry.placement)}
         _replace(self._path(case.id, "json"), lambda file: file.write(json.dumps(meta).encode()))
 

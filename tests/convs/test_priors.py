@@ -241,7 +241,11 @@ def test_samples_of_a_batch_do_not_mix(name: str) -> None:
         (nn.Conv3d(2, 2, 3), {"spacing_mm": (1.0, 1.0)}, r"spacing_mm must have 3 numbers.*\(1\.0, 1\.0\)"),
         (nn.Conv2d(2, 2, 3), {"spacing_mm": (1.0, -2.0)}, r"spacing_mm.*positive.*\(1\.0, -2\.0\)"),
         (nn.Conv2d(2, 2, 3), {"bank": torch.ones(2, 3, 3)}, r"bank must have shape.*\(2, 2, 3, 3\), got \(2, 3, 3\)"),
-        (nn.Conv2d(2, 4, 3), {"bank": torch.ones(4, 4, 3, 3), "transform_channels": 2}, r"bank.*\(4, 2, 3, 3\), got \(4, 4, 3"),
+        (
+            nn.Conv2d(2, 4, 3),
+            {"bank": torch.ones(4, 4, 3, 3), "transform_channels": 2},
+            r"bank.*\(4, 2, 3, 3\), got \(4, 4, 3",
+        ),
         (nn.Conv2d(2, 2, 3), {"transform_channels": 0}, r"transform_channels must be at least 1, got 0"),
     ],
 )

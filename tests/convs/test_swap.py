@@ -92,7 +92,10 @@ def test_fold_leaves_a_plain_network_of_equal_output(case: tuple[nn.Module, int,
             parameter.zero_()
     assert network.state_dict().keys() == state.keys()
     assert all(torch.equal(value, state[key]) for key, value in network.state_dict().items())
-    assert torch.equal(network(image), before)
+    output = network(image)
+    assert torch.equal(output, before)
+    output.sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
 
 
 def test_where_selects_by_name() -> None:

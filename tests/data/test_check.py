@@ -184,7 +184,9 @@ def flatten(dataset: Dataset, index: int) -> None:
 def test_mixed_2d_and_3d(tmp_path: Path) -> None:
     dataset = tiny(tmp_path)
     flatten(dataset, 1)
-    with pytest.raises(ValueError, match=r"1 faults in 3 cases\n  case case_1: one slice only, while other cases are volumes"):
+    with pytest.raises(
+        ValueError, match=r"1 faults in 3 cases\n  case case_1: one slice only, while other cases are volumes"
+    ):
         check(dataset, 1)
 
 

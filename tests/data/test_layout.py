@@ -80,7 +80,9 @@ def test_auto_tells_the_two_apart(tmp_path: Path) -> None:
 
 
 def test_auto_says_what_it_looked_for(tmp_path: Path) -> None:
-    message = r"dataset\.json: neither a Decathlon .*`modality`, `training`.*nor.*`channel_names`.*it has \['name', 'tasks'\]"
+    message = (
+        r"dataset\.json: neither a Decathlon .*`modality`, `training`.*nor.*`channel_names`.*it has \['name', 'tasks'\]"
+    )
     with pytest.raises(ValueError, match=message):
         auto(write_json(tmp_path, {"name": "x", "tasks": []}))
 
@@ -149,9 +151,7 @@ def test_bad_dataset_json(tmp_path: Path, fault: str) -> None:
         (b"[1, 2]", "expected a JSON object, got list"),
     ],
 )
-def test_dataset_json_that_is_none(
-    tmp_path: Path, read: Callable[[Path], Any], content: bytes, message: str
-) -> None:
+def test_dataset_json_that_is_none(tmp_path: Path, read: Callable[[Path], Any], content: bytes, message: str) -> None:
     (tmp_path / "dataset.json").write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:
         read(tmp_path)

@@ -28,6 +28,8 @@ def main() -> None:
 def _main() -> int:
     options = _parser().parse_args()
     commands.start_logging()
+    if options.output.suffix == ".csv":
+        raise ValueError(f"--output {options.output}: expected a JSON file; the CSV is written beside it")
     result = evaluate(options.predictions, options.references)
     write(result, options.output)
     print(table(result))
@@ -106,7 +108,10 @@ def _class_names(predictions: Path, references: Path) -> tuple[str, ...] | None:
     """From what `predict` left beside its output, or the references' dataset.json; None numbers the classes."""
     record = predictions / RECORD
     if record.is_file():
-        return tuple(json.loads(record.read_text())["class_names"])
+        try:
+            return tuple(str(name) for name in json.loads(record.read_text())["class_names"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{record}: expected a JSON object whose `class_names` is a list of names") from error
     return class_names_of(references.parent) if (references.parent / "dataset.json").is_file() else None
 
 
@@ -116,7 +121,11 @@ def _labels(folder: Path, option: str) -> dict[str, Path]:
     files = sorted(p for p in folder.iterdir() if p.name.endswith(SUFFIXES) and not p.name.startswith("."))
     if not files:
         raise ValueError(f"{option} {folder}: no {' or '.join(SUFFIXES)} file there")
-    return {stem(path): path for path in files}
+    found = {stem(path): path for path in files}
+    if len(found) < len(files):
+        twice = sorted({stem(path) for path in files if found[stem(path)] != path})
+        raise ValueError(f"{option} {folder}: more than one file for {', '.join(twice[:20])}")
+    return found
 
 
 def _number(value: float | None) -> str:

@@ -94,6 +94,9 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     files = sorted(p for p in source.iterdir() if p.name.endswith(SUFFIXES) and not p.name.startswith("."))
     if not files:
         raise ValueError(f"--input {source}: no {' or '.join(SUFFIXES)} file there")
+    names = [stem(path) for path in files]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"--input {source}: more than one file for {', '.join(twice[:20])}")
     try:
         return [Case(case, channels) for case, channels in group_channels(files, num_channels).items()]
     except ValueError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,8 +16,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from medconv import checkpoint, performance
 from medconv import config as configs
-from medconv import performance
 from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget, checkpoints
 from medconv.config import ConfigError
 from medconv.convs import fold_convs, plain, swap_convs
@@ -163,18 +162,16 @@ def build_network(values: Values, patch_size: Sequence[int], allowed: Sequence[s
     return network
 
 
-def load(checkpoint: Path, allowed: Sequence[str] = (), device: str = "cpu") -> Trained:
+def load(path: Path, allowed: Sequence[str] = (), device: str = "cpu") -> Trained:
     """Read a checkpoint back: its network, priors folded, and its preprocessing.
 
     Args: allowed: further modules that its network's classes may come from.
     Raises: ValueError: missing, damaged, not medconv's, or naming a class that is not allowed.
     """
-    content = read_checkpoint(checkpoint)
+    content = checkpoint.read(path)
     record, values = content["medconv"], content["medconv"]["config"]
     network = build_network(values, values["facts"]["patch_size"], (*ALLOWED, *allowed))
-    prefix = "network."
-    state = {k.removeprefix(prefix): v for k, v in content["state_dict"].items() if k.startswith(prefix)}
-    _load_state(network, state, checkpoint)
+    checkpoint.load_weights(network, content, path)
     network = fold_convs(network).eval()
     channels_last, dims = values["perf"]["channels_last"], values["facts"]["spatial_dims"]
     performance.apply_switches(network, channels_last=channels_last, compile=False, checkpointing="none")
@@ -187,24 +184,6 @@ def load(checkpoint: Path, allowed: Sequence[str] = (), device: str = "cpu") -> 
         str(values["trainer"]["precision"]),
         performance.memory_format(channels_last, dims),
     )
-
-
-def read_checkpoint(path: Path) -> Values:
-    """A checkpoint's content; nothing but tensors and plain values is ever unpickled.
-
-    Raises: ValueError: missing, damaged, carrying objects, or not medconv's.
-    """
-    if not path.is_file():
-        raise ValueError(f"{path}: no such checkpoint")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(f"{path}: refused, it holds more than tensors and plain values, or is no checkpoint") from error
-    except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{path}: damaged or not a checkpoint ({type(error).__name__})") from error
-    if not isinstance(content, dict) or not {"medconv", "state_dict"} <= set(content):
-        raise ValueError(f"{path}: not a medconv checkpoint, the keys `medconv` and `state_dict` are not in it")
-    return content
 
 
 def _record(values: Values, prepared: Prepared) -> Values:
@@ -275,18 +254,8 @@ def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None
 
 def _load_pretrained(network: nn.Module, path: str | None) -> None:
     if path is not None:
-        content = read_checkpoint(Path(path))
-        state = {k.removeprefix("network."): v for k, v in content["state_dict"].items() if k.startswith("network.")}
-        _load_state(network, state, Path(path))
+        checkpoint.load_weights(network, checkpoint.read(Path(path)), Path(path))
         log.info("weights loaded from %s", path)
-
-
-def _load_state(network: nn.Module, state: dict[str, Any], path: Path) -> None:
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        reasons = "; ".join(line.strip() for line in str(error).splitlines()[1:4])
-        raise ValueError(f"{path}: its weights do not fit this network: {reasons}") from error
 
 
 def _announce(values: Values, prepared: Prepared, network: nn.Module, trainer: L.Trainer, folder: RunFolder) -> None:

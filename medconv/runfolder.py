@@ -20,11 +20,16 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from medconv import metrics
+from medconv import checkpoint, metrics
 from medconv.commands import log_into
 from medconv.config import PACKAGE, ConfigError
 
 log = logging.getLogger(__name__)
+# What may change when a run is continued: none of it changes what is trained.
+_FREE = (
+    *("run.", "logger.", "callbacks.", "data.cache", "data.num_workers", "data.prefetch_factor", "data.persistent_workers"),
+    *("data.prepare_workers", "trainer.enable_progress_bar", "trainer.log_every_n_steps"),
+)
 _PACKAGES = ("medconv", "torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "tensorboard")
 
 
@@ -70,8 +75,9 @@ class RunFolder:
 
         Raises: ConfigError: the folder belongs to a run of another config; the message shows the difference.
         """
+        finished = self.resume == "auto" and self.summary().get("status") == "done"
         if not is_rank_zero():
-            return False
+            return finished
         if self.resume == "never" and (self.path / "config.yaml").is_file():
             aside = self.path.with_name(f"{self.path.name}.{time.strftime('%Y%m%d-%H%M%S')}")
             self.path.rename(aside)
@@ -84,7 +90,7 @@ class RunFolder:
         partial.write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
         partial.replace(known)
         log_into(self.path / "train.log")
-        return self.resume == "auto" and self.summary().get("status") == "done"
+        return finished
 
     def resume_from(self) -> Path | None:
         if self.resume == "never":
@@ -130,14 +136,13 @@ class RunFolder:
         """Of the best checkpoint, from what it says of itself."""
         if not (is_rank_zero() and self.best.is_file()):
             return {}
-        checkpoint = torch.load(self.best, map_location="cpu", weights_only=True)
-        rows = checkpoint["medconv"]["validation"]
+        rows = checkpoint.read(self.best)["medconv"]["validation"]
         per_class = metrics.mean_per_class(list(rows.values()))
         return {"val/dice": metrics.mean(per_class), "val/dice_per_class": per_class, "val/cases": rows}
 
     def _need_same(self, known: Any, values: dict[str, Any]) -> None:
         old, new = _flat(known), _flat(values)
-        changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not k.startswith("run.")]
+        changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not k.startswith(_FREE)]
         if changed:
             lines = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed)
             raise ConfigError(

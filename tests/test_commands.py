@@ -10,6 +10,7 @@ import pytest
 import tiny
 import torch
 
+from medconv import checkpoint as checkpoint_file
 from medconv import commands, run
 from medconv.predict import main as predict_main
 from medconv.train import main as train_main
@@ -218,7 +219,7 @@ def test_damaged_checkpoints_are_refused(
     path = tmp_path / "x.ckpt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=wanted):
-        run.read_checkpoint(path)
+        checkpoint_file.read(path)
     said = fails(predict_main, ["--checkpoint", str(path), "--input", ".", "--output", "out"], tmp_path, monkeypatch, capsys)
     assert "x.ckpt" in said
 
@@ -226,17 +227,17 @@ def test_damaged_checkpoints_are_refused(
 def test_a_payload_is_never_unpickled(tmp_path: Path) -> None:
     torch.save({"medconv": Payload(tmp_path / "hit"), "state_dict": {}}, tmp_path / "x.ckpt")
     with pytest.raises(ValueError, match="refused"):
-        run.read_checkpoint(tmp_path / "x.ckpt")
+        checkpoint_file.read(tmp_path / "x.ckpt")
     (tmp_path / "y.ckpt").write_bytes(pickle.dumps(Payload(tmp_path / "hit")))
     with pytest.raises(ValueError, match="refused|damaged"):
-        run.read_checkpoint(tmp_path / "y.ckpt")
+        checkpoint_file.read(tmp_path / "y.ckpt")
     assert not (tmp_path / "hit").exists()
 
 
 def test_a_checkpoint_that_is_not_ours(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "x.ckpt")
     with pytest.raises(ValueError, match="not a medconv checkpoint"):
-        run.read_checkpoint(tmp_path / "x.ckpt")
+        checkpoint_file.read(tmp_path / "x.ckpt")
 
 
 def test_predict_names_the_case_that_fails_and_does_the_rest(

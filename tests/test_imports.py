@@ -24,6 +24,7 @@ ORDER = [
     "loggers",
     "config",
     "commands",
+    "checkpoint",
     "runfolder",
     "run",
     "train",

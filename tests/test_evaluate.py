@@ -1,0 +1,286 @@
+"""medconv/evaluate.py: Dice of folders of label maps, in JSON, CSV and words; and which files `predict` takes as cases."""
+
+import csv
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from medconv import evaluate as evaluating
+from medconv.evaluate import evaluate, table, write
+from medconv.predict import RECORD, find_cases
+
+SHAPE = (6, 5, 4)
+
+
+def save(path: Path, array: np.ndarray, affine: np.ndarray | None = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(nib.Nifti1Image(array, np.diag([1.0, 2, 3, 1]) if affine is None else affine), path)
+    return path
+
+
+def label_of(*counts: int) -> np.ndarray:
+    """So many voxels of 1, of 2, ..., one class after the other from the start."""
+    values = np.repeat(np.arange(1, len(counts) + 1), counts)
+    return np.pad(values, (0, math.prod(SHAPE) - len(values))).astype(np.uint8).reshape(SHAPE)
+
+
+def folders(root: Path, predicted: dict[str, np.ndarray], known: dict[str, np.ndarray]) -> tuple[Path, Path]:
+    for name, labels in (("predictions", predicted), ("labelsTr", known)):
+        (root / name).mkdir(exist_ok=True)
+        for case, label in labels.items():
+            save(root / name / f"{case}.nii.gz", label)
+    return root / "predictions", root / "labelsTr"
+
+
+def test_perfect_prediction(tmp_path: Path) -> None:
+    labels = {"a": label_of(10, 20), "b": label_of(5, 6)}
+    result = evaluate(*folders(tmp_path, labels, labels))
+    assert result["mean"] == {"dice": 1.0}
+    assert result["per_class"] == {"1": {"dice": 1.0}, "2": {"dice": 1.0}}
+    assert result["cases"] == [{"case": case, "dice": {"1": 1.0, "2": 1.0}} for case in "ab"]
+
+
+def test_dice_by_numbers(tmp_path: Path) -> None:
+    """Case a: class 1 has 12 and 10 voxels, 10 in common; 2 of its voxels are class 2 in the prediction."""
+    result = evaluate(*folders(tmp_path, {"a": label_of(10, 10)}, {"a": label_of(12, 8)}))
+    assert result["cases"][0]["dice"]["1"] == pytest.approx(2 * 10 / 22)
+    assert result["cases"][0]["dice"]["2"] == pytest.approx(2 * 8 / 18)
+    assert result["mean"]["dice"] == pytest.approx((20 / 22 + 16 / 18) / 2)
+
+
+def test_mean_is_over_cases_then_over_classes(tmp_path: Path) -> None:
+    """Class 2 is only in case a; class 1 is found in full in a, not at all in b."""
+    predicted = {"a": label_of(4, 5), "b": label_of()}
+    result = evaluate(*folders(tmp_path, predicted, {"a": label_of(4, 5), "b": label_of(7)}))
+    assert result["per_class"] == {"1": {"dice": 0.5}, "2": {"dice": 1.0}}
+    assert result["mean"] == {"dice": 0.75}
+
+
+def with_names(predictions: Path, *names: str) -> None:
+    (predictions / RECORD).write_text(json.dumps({"checkpoint": "x", "class_names": names}))
+
+
+def test_absent_class_is_none_and_null(tmp_path: Path) -> None:
+    """In neither label map: undefined. In one only: 0."""
+    predicted, known = {"a": label_of(4), "b": label_of(4, 3)}, {"a": label_of(4), "b": label_of(4)}
+    predictions, references = folders(tmp_path, predicted, known)
+    with_names(predictions, "background", "one", "two", "three")
+    result = evaluate(predictions, references)
+    assert [row["dice"] for row in result["cases"]] == [
+        {"one": 1.0, "two": None, "three": None},
+        {"one": 1.0, "two": 0.0, "three": None},
+    ]
+    assert result["per_class"] == {"one": {"dice": 1.0}, "two": {"dice": 0.0}, "three": {"dice": None}}
+    assert result["mean"] == {"dice": 0.5}
+    write(result, tmp_path / "out" / "metrics.json")
+    text = (tmp_path / "out" / "metrics.json").read_text()
+    assert "NaN" not in text and json.loads(text) == result
+    assert json.loads(text)["per_class"]["three"]["dice"] is None
+
+
+def test_nothing_anywhere_is_undefined(tmp_path: Path) -> None:
+    result = evaluate(*folders(tmp_path, {"a": label_of()}, {"a": label_of()}))
+    assert result["mean"] == {"dice": None}
+    write(result, tmp_path / "metrics.json")
+    assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] is None
+    assert table(result).splitlines()[-1].split() == ["mean", "foreground", "-"]
+
+
+def test_csv_and_table(tmp_path: Path) -> None:
+    predicted, known = {"b": label_of(4, 2), "a": label_of(4)}, {"a": label_of(4), "b": label_of(4)}
+    predictions, references = folders(tmp_path, predicted, known)
+    with_names(predictions, "background", "liver", "tumour, left")
+    result = evaluate(predictions, references)
+    write(result, tmp_path / "metrics.json")
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows == [["case", "dice/liver", "dice/tumour, left"], ["a", "1.0", ""], ["b", "1.0", "0.0"]]
+    lines = [line.split() for line in table(result).splitlines()]
+    assert lines[1] == ["liver", "1.0000", "0.0000", "2"]
+    assert lines[2] == ["tumour,", "left", "0.0000", "0.0000", "1"]
+    assert lines[3] == ["mean", "foreground", "0.5000"]
+
+
+def test_class_names_from_the_record_or_the_dataset(tmp_path: Path) -> None:
+    labels = {"a": label_of(3, 3)}
+    predictions, references = folders(tmp_path, labels, labels)
+    assert list(evaluate(predictions, references)["per_class"]) == ["1", "2"]
+    meta: dict[str, Any] = {"labels": {"0": "background", "1": "Anterior", "2": "Posterior"}}
+    (tmp_path / "dataset.json").write_text(json.dumps(meta))
+    assert list(evaluate(predictions, references)["per_class"]) == ["Anterior", "Posterior"]
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "front": 1, "back": 2}}))
+    assert list(evaluate(predictions, references)["per_class"]) == ["front", "back"]
+    with_names(predictions, "background", "x", "y")
+    assert list(evaluate(predictions, references)["per_class"]) == ["x", "y"]
+
+
+def test_class_names_of_cases_with_different_classes(tmp_path: Path) -> None:
+    """Without names a class counts from the first case on that shows it."""
+    labels = {"a": label_of(3), "b": label_of(3, 3)}
+    result = evaluate(*folders(tmp_path, labels, labels))
+    assert result["cases"][0]["dice"] == {"1": 1.0, "2": None}
+    assert result["per_class"] == {"1": {"dice": 1.0}, "2": {"dice": 1.0}}
+
+
+def test_missing_references_are_named(tmp_path: Path) -> None:
+    labels = {name: label_of(3) for name in ("a", "b", "c")}
+    predictions, references = folders(tmp_path, labels, {"a": label_of(3), "other": label_of(1)})
+    with pytest.raises(ValueError, match=rf"--references {references}: no label map there for b, c$"):
+        evaluate(predictions, references)
+
+
+def test_references_without_a_prediction_are_left_alone(tmp_path: Path) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
+    assert [row["case"] for row in evaluate(predictions, references)["cases"]] == ["a"]
+
+
+def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
+    good = label_of(3)
+    names = ("good", "shape", "affine", "broken", "value", "fraction")
+    predictions, references = folders(tmp_path, dict.fromkeys(names, good), dict.fromkeys(names, good))
+    with_names(predictions, "background", "one")
+    save(predictions / "shape.nii.gz", good[:-1])
+    save(predictions / "affine.nii.gz", good, np.diag([1.0, 2, 4, 1]))
+    (references / "broken.nii.gz").write_bytes(b"")
+    save(references / "value.nii.gz", label_of(3, 1))
+    save(predictions / "fraction.nii.gz", good.astype(np.float32) / 2)
+    with pytest.raises(ValueError) as error:
+        evaluate(predictions, references)
+    first, *lines = str(error.value).splitlines()
+    assert first == "5 of 6 cases cannot be evaluated"
+    faults = dict(line.removeprefix("  case ").split(": ", 1) for line in lines)
+    assert f"{predictions}/shape.nii.gz: shape (5, 5, 4) differs from that of shape.nii.gz, (6, 5, 4)" == faults["shape"]
+    assert faults["affine"].startswith(f"{predictions}/affine.nii.gz: its affine puts the volume's corners")
+    assert faults["broken"] == f"{references}/broken.nii.gz: the file is empty (0 bytes)"
+    assert faults["value"] == "label value 2 is not declared, expected 0 to 1"
+    assert faults["fraction"] == f"{predictions}/fraction.nii.gz: label values must be whole numbers, found 0.5"
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(1)}, {})
+    with pytest.raises(ValueError, match=rf"--references {references}: no \.nii\.gz or \.nii file there"):
+        evaluate(predictions, references)
+    with pytest.raises(ValueError, match=rf"--predictions {tmp_path}/gone: no such folder"):
+        evaluate(tmp_path / "gone", references)
+
+
+def test_two_label_maps_of_one_name(tmp_path: Path) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(1), "b": label_of(1)}, {"a": label_of(1)})
+    save(predictions / "b.nii", label_of(2))
+    with pytest.raises(ValueError, match=rf"--predictions {predictions}: more than one file for b$"):
+        evaluate(predictions, references)
+
+
+def test_suffixes_may_differ_and_hidden_files_are_left_alone(tmp_path: Path) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(1)}, {})
+    save(references / "a.nii", label_of(1))
+    (predictions / ".partial.b.nii.gz").write_bytes(b"")
+    assert evaluate(predictions, references)["mean"]["dice"] == 1
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"class_names": 5}'])
+def test_a_damaged_record_is_named(tmp_path: Path, content: str) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(1)}, {"a": label_of(1)})
+    (predictions / RECORD).write_text(content)
+    with pytest.raises(ValueError, match=rf"^{predictions}/{RECORD}: expected a JSON object whose `class_names` is a list"):
+        evaluate(predictions, references)
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *options: object) -> int:
+    monkeypatch.setattr(evaluating.commands, "start_logging", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["medconv-evaluate", *map(str, options)])
+    with pytest.raises(SystemExit) as done:
+        evaluating.main()
+    assert isinstance(done.value.code, int)
+    return done.value.code
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
+    given = ["--predictions", predictions, "--references", references, "--output", tmp_path / "metrics.json"]
+    assert run_main(monkeypatch, *given) == 0
+    printed = capsys.readouterr().out
+    assert "1.0000" in printed and str(tmp_path / "metrics.csv") in printed
+    assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] == 1
+    assert run_main(monkeypatch, *given[:-1], tmp_path / "metrics.csv") == 1
+    assert "metrics.csv: expected a JSON file" in capsys.readouterr().err
+    (references / "a.nii.gz").unlink()
+    assert run_main(monkeypatch, *given) == 1
+    assert "error: --references" in capsys.readouterr().err
+
+
+def touch(folder: Path, *names: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+def found(source: Path, num_channels: int) -> dict[str, list[str]]:
+    return {case.id: [path.name for path in case.images] for case in find_cases(source, num_channels)}
+
+
+@pytest.mark.parametrize("name", ["scan.nii.gz", "scan.nii"])
+def test_a_single_file_is_a_case(tmp_path: Path, name: str) -> None:
+    (case,) = find_cases(touch(tmp_path, name) / name, 1)
+    assert (case.id, case.images, case.label) == ("scan", (tmp_path / name,), None)
+
+
+def test_a_folder_of_files(tmp_path: Path) -> None:
+    touch(tmp_path, "b.nii", "a.nii.gz", "notes.txt", "._a.nii.gz", ".partial.c.nii.gz")
+    assert found(tmp_path, 1) == {"a": ["a.nii.gz"], "b": ["b.nii"]}
+
+
+def test_channels_of_a_case_belong_together(tmp_path: Path) -> None:
+    touch(tmp_path, "a_0001.nii.gz", "a_0000.nii.gz", "b_c_0000.nii.gz", "b_c_0001.nii.gz")
+    assert found(tmp_path, 2) == {
+        "a": ["a_0000.nii.gz", "a_0001.nii.gz"],
+        "b_c": ["b_c_0000.nii.gz", "b_c_0001.nii.gz"],
+    }
+
+
+def test_one_channel_with_its_number(tmp_path: Path) -> None:
+    touch(tmp_path, "a_0000.nii.gz", "b_0000.nii.gz")
+    assert found(tmp_path, 1) == {"a": ["a_0000.nii.gz"], "b": ["b_0000.nii.gz"]}
+
+
+@pytest.mark.parametrize(
+    "names", [["case_0001"], ["case_0000", "case_0001", "case_0002"], ["a_0000", "b"], ["hippocampus_1234"]]
+)
+def test_names_that_merely_end_in_four_digits(tmp_path: Path, names: list[str]) -> None:
+    touch(tmp_path, *(f"{name}.nii.gz" for name in names))
+    assert found(tmp_path, 1) == {name: [f"{name}.nii.gz"] for name in names}
+
+
+def test_4d_files_hold_several_channels(tmp_path: Path) -> None:
+    touch(tmp_path, "BRATS_001.nii.gz", "BRATS_002.nii.gz")
+    assert found(tmp_path, 4) == {"BRATS_001": ["BRATS_001.nii.gz"], "BRATS_002": ["BRATS_002.nii.gz"]}
+
+
+def test_missing_channels_are_named(tmp_path: Path) -> None:
+    touch(tmp_path, "a_0000.nii.gz", "a_0001.nii.gz", "b_0000.nii.gz", "c_0000.nii.gz", "c_0002.nii.gz")
+    message = rf"^{tmp_path}: every case needs channels 0 to 1: b has \[0\]; c has \[0, 2\]$"
+    with pytest.raises(ValueError, match=message):
+        find_cases(tmp_path, 2)
+
+
+def test_input_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"--input {tmp_path}/gone: no such file or folder"):
+        find_cases(tmp_path / "gone", 1)
+    touch(tmp_path, "notes.txt")
+    with pytest.raises(ValueError, match=rf"--input {tmp_path}: no \.nii\.gz or \.nii file there"):
+        find_cases(tmp_path, 1)
+
+
+@pytest.mark.parametrize("suffixes", [(".nii", ".nii.gz"), (".nii.gz", ".nii")])
+def test_two_files_of_one_name(tmp_path: Path, suffixes: tuple[str, str]) -> None:
+    """Both would be written to a.nii.gz."""
+    touch(tmp_path, *(f"a{suffix}" for suffix in suffixes))
+    with pytest.raises(ValueError, match=r"--input .*: more than one file for a$"):
+        find_cases(tmp_path, 1)

@@ -49,6 +49,8 @@ def message(error: BaseException) -> str:
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), None)
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
         return str(error).strip() or type(error).__name__
+    if "Config search path:" in lines:  # after the options that there are
+        lines = lines[: lines.index("Config search path:")]
     useful = [line for line in lines if line and not line.startswith(("full_key:", "object_type=", "reference_type="))]
     return (f"{key}: " if key else "") + " ".join(useful)
 

@@ -124,6 +124,14 @@ class Config:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+def keys(node: Any, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of a nested config."""
+    if isinstance(node, Mapping):
+        for name, child in node.items():
+            yield f"{prefix}{name}"
+            yield from keys(child, f"{prefix}{name}.")
+
+
 def conf_dir() -> Path:
     """The folder of YAML files: inside the package when installed, beside it in a checkout."""
     inside = PACKAGE / "conf"
@@ -165,19 +173,21 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
     except InstantiationException as error:
         raise ConfigError(f"{key}: {target} cannot be built: {_first_line(error.__cause__ or error)}") from error
     except ValueError as error:
-        raise error if isinstance(error, ConfigError) else ConfigError(f"{key}: {error}") from error
+        named = str(error).startswith(key.split(".")[0])  # our own messages begin with the key at fault
+        raise ConfigError(str(error) if named else f"{key}: {error}") from error
     except TypeError as error:
         raise ConfigError(f"{key}: {target} cannot be built: {_first_line(error)}") from error
 
 
 def naming(key: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, its complaints about its arguments turned into a ConfigError that names the key."""
+    """The same partial function, its complaints turned into a ConfigError that names the key and shows the arguments."""
+    bound = ", ".join(f"{name}={value}" for name, value in getattr(function, "keywords", {}).items())
 
     def named(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{key}: {_first_line(error)}") from error
+            raise ConfigError(f"{key}: {_first_line(error)} (given {bound})") from error
 
     return named
 

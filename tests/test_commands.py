@@ -44,11 +44,11 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("override", "wanted"),
     [
-        ("data.bach_size=2", "bach_size"),
+        ("data.bach_size=2", "there is no key data.bach_size; did you mean data.batch_size"),
         ("+data.bach_size=2", "data.bach_size"),
-        ("trainer.max_step=3", "max_step"),
+        ("trainer.max_step=3", "did you mean trainer.max_steps"),
         ("data.batch_size=many", "data.batch_size"),
-        ("model=resnext", "resnext"),
+        ("model=resnext", "customconv dynunet segresnet unet"),
         ("perf=turbo", "turbo"),
         ("conv=magic", "magic"),
         ("model._target_=monai.networks.nets.Unet2", "model._target_=monai.networks.nets.Unet2"),
@@ -74,11 +74,11 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
         ("trainer.strategy=dpp", "dpp"),
         ("perf.checkpointing=all", "perf.checkpointing must be one of"),
         ("optimizer.lr=-1", "optimizer"),
-        ("optimizer.lr=fast", "optimizer"),
+        ("optimizer.lr=fast", "given lr=fast"),
         ("optimizer.momentum=0.9", "momentum"),
         ("task.overlap=1.5", "task.overlap"),
         ("augment.scale=2", "augment"),
-        ("conv.where=nothing_is_called_so", "conv: "),
+        ("conv=transform conv.where=nothing_is_called_so", "conv: no convolution of UNet could be swapped"),
         ("run.resume=sometimes", "run.resume must be auto, never or a checkpoint"),
         ("init.pretrained=nowhere.ckpt", "nowhere.ckpt: no such checkpoint"),
         ("loss._target_=torch.nn.CrossEntropyLos", "loss._target_"),
@@ -96,7 +96,11 @@ def test_bad_configuration(
     if torch.cuda.is_available() and "cuda" in override:
         pytest.skip("there is a CUDA device here")
     said = fails(
-        train_main, [*tiny.overrides(dataset), override, f"run.dir={tmp_path / 'run'}"], tmp_path, monkeypatch, capsys
+        train_main,
+        [*tiny.overrides(dataset), *override.split(), f"run.dir={tmp_path / 'run'}"],
+        tmp_path,
+        monkeypatch,
+        capsys,
     )
     assert wanted in said
 

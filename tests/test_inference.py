@@ -34,6 +34,13 @@ def test_constant_output_gives_a_constant_map(size: tuple[int, ...], patch: tupl
     assert max(shape[0] for shape in network.shapes) <= 3
 
 
+@pytest.mark.parametrize(("overlap", "windows"), [(0.0, 2), (0.5, 3), (0.75, 5)])
+def test_overlap_decides_how_many_windows_there_are(overlap: float, windows: int) -> None:
+    network = Constant()
+    SlidingWindow((8, 8), overlap)(network, torch.randn(1, 1, 16, 8))
+    assert sum(shape[0] for shape in network.shapes) == windows
+
+
 def test_every_voxel_lands_where_it_came_from() -> None:
     image = torch.randn(1, 2, 13, 9, 7)
     torch.testing.assert_close(SlidingWindow((6, 4, 4))(torch.clone, image), image, rtol=1e-4, atol=1e-5)

@@ -232,6 +232,29 @@ def test_a_killed_run_continues(dataset: Path, tmp_path: Path) -> None:
     assert len(tiny.losses(folder)) >= rows + 400 - reached - 20  # metrics.csv went on where it was
 
 
+def test_ctrl_c_ends_with_130_and_says_interrupted(dataset: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = [*tiny.overrides(dataset, "trainer.max_steps=100000"), f"run.dir={folder}"]
+    process = subprocess.Popen(
+        [sys.executable, str(tiny.ROOT / "train.py"), *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoints/last.ckpt").is_file() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert (folder / "checkpoints/last.ckpt").is_file()
+
+
+def test_sample_numbers_run_on_over_epochs(dataset: Path, tmp_path: Path) -> None:
+    """Each epoch brings new samples; what sample n is does not depend on where an epoch ends."""
+    settings = ["trainer.max_steps=8", "+callbacks.spy._target_=tiny.Spy", f"+callbacks.spy.path={tmp_path / 'seen.txt'}"]
+    tiny.train(dataset, tmp_path / "run", *settings, "data.samples_per_epoch=6")
+    seen = [int(line) for line in (tmp_path / "seen.txt").read_text().split()]
+    assert seen == list(range(16))
+
+
 def test_checkpoints_hold_plain_values(done: Path) -> None:
     content = torch.load(done / "checkpoints/last.ckpt", weights_only=True)
     assert content["medconv"]["config"]["model"]["_target_"] == "medconv.networks.UNet"

@@ -11,6 +11,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 from hydra import compose, initialize_config_dir
+from lightning import Callback
 
 from medconv import config, run
 from medconv.runfolder import RunFolder
@@ -88,3 +89,14 @@ def losses(folder: Path) -> list[float]:
 
     with (folder / "metrics.csv").open(newline="") as file:
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
+
+
+class Spy(Callback):
+    """Writes the numbers of all training samples into a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: dict[str, Any], batch_idx: int) -> None:
+        with self.path.open("a") as file:
+            file.writelines(f"{n}\n" for n in batch["sample"].tolist())

@@ -83,6 +83,12 @@ def test_spacing_reaches_the_bank() -> None:
     torch.testing.assert_close(prior.bank[0, 0], gaussian_jet((3, 3), (1.0, 3.0))[0].flatten())
 
 
+def test_a_bank_of_ones_own_is_used_as_it_is() -> None:
+    bank = torch.randn(4, 2, 3, 5)
+    conv = transform(nn.Conv2d(3, 4, (3, 5)), transform_channels=2, bank=bank)
+    np.testing.assert_array_equal(bank_of(conv), bank.double().numpy())
+
+
 @pytest.mark.parametrize("name", ["2d", "3d in blocks", "user bank"])
 def test_gradcheck_of_the_folding(name: str) -> None:
     plain, arguments, _ = CONVS[name]

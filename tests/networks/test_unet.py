@@ -79,6 +79,16 @@ def test_kernels_and_channels_of_every_stage() -> None:
     assert all(c.bias is None for block in convs for c in block)  # the norm has one
 
 
+def test_every_skip_joins_its_own_stage() -> None:
+    network, image = UNet(2, 1, 2, (4, 6, 8), (2, 2)).eval(), torch.randn(2, 1, 8, 12)
+    fine = network.encoder[0](image)
+    middle = network.encoder[1](network.down[0](fine))
+    coarse = network.encoder[2](network.down[1](middle))
+    middle = network.decoder[1](torch.cat([middle, network.up[1](coarse)], 1))
+    fine = network.decoder[0](torch.cat([fine, network.up[0](middle)], 1))
+    torch.testing.assert_close(network(image), network.head(fine))
+
+
 @pytest.mark.parametrize(("norm", "kind"), [("batch", nn.BatchNorm3d), ("instance", nn.InstanceNorm3d)])
 def test_norm_has_scale_and_shift(norm: str, kind: type) -> None:
     network = UNet(3, 1, 2, (4, 8), (2,), norm=norm)

@@ -113,6 +113,17 @@ def test_deepcopy_of_a_checkpointed_network_uses_its_own_weights(case: Case) -> 
     assert all(p.grad is None for p in network.parameters())
 
 
+def test_a_block_is_the_smallest_module_of_two_spatial_convolutions() -> None:
+    def wide() -> nn.Module:
+        return nn.Conv2d(2, 2, 3, padding=1)
+
+    lone, pair = nn.Sequential(wide(), nn.Conv2d(2, 2, 1)), nn.Sequential(nn.Sequential(wide()), nn.ReLU(), wide())
+    network = nn.Sequential(nn.ModuleList([lone]), pair, nn.Sequential(pair, wide()))
+    assert checkpoint_blocks(network) == 1
+    assert type(pair).__name__ == "CheckpointedSequential"
+    assert not any("Checkpointed" in type(m).__name__ for m in [network, lone, *pair.children(), network[0], network[2]])
+
+
 def test_checkpointing_twice_is_checkpointing_once() -> None:
     network = UNet(2, 1, 2, (4, 8), (2,))
     assert (checkpoint_blocks(network), checkpoint_blocks(network)) == (3, 0)
@@ -260,9 +271,9 @@ def test_fp16_needs_a_gpu(precision: object, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
     assert [resolve_precision("auto", a) for a in ("auto", "gpu", "cuda")] == ["bf16-mixed"] * 3
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     assert resolve_precision("auto", "gpu") == "16-mixed"
     for capability in ("amx_bf16", "avx512_bf16"):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda name=capability: {name: True})

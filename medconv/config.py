@@ -18,6 +18,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
 
 PACKAGE = Path(__file__).parent
+NETWORKS = ("medconv", "monai.networks", "torch.nn")  # whose network classes a checkpoint may name
 
 
 class ConfigError(ValueError):
@@ -192,24 +193,24 @@ def naming(key: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return named
 
 
-def build_trusted(node: Mapping[str, Any], key: str, allowed: Sequence[str], **kwargs: Any) -> Any:
-    """As `build`, for a node that came with a file: every `_target_` in it must be a network class of an allowed module.
+def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()) -> Any:
+    """As `build`, for a node that came with a file, which must not choose code: nothing else is imported or called.
 
-    Args: allowed: module names; what lies below them is allowed too. medconv's convolutions are always.
-    Raises: ConfigError: any other target; nothing of it was imported or called.
+    Every `_target_` in it must be an `nn.Module` class of `NETWORKS`, one of medconv's convolutions, or from a package that
+    the user named. The object itself is looked at: a name that starts well, such as `torch.nn.x.os.system`, does not pass.
+    Args: trusted: the packages that the user named.
+    Raises: ConfigError: any other target.
     """
     for where, target in targets(node, key):
-        known = [m for m in allowed if target.startswith(m + ".")]
-        found = get_object(target) if known else None
-        home = getattr(found, "__module__", "")
-        network = isinstance(found, type) and issubclass(found, nn.Module) and _below(home, known)
-        conv = callable(found) and _below(home, ["medconv.convs"])
-        if not (network or conv):
+        found = get_object(target) if _below(target, [*NETWORKS, *trusted]) else None
+        home = getattr(found, "__module__", None) or ""
+        network = isinstance(found, type) and issubclass(found, nn.Module) and _below(home, NETWORKS)
+        if not (network or (callable(found) and _below(home, ["medconv.convs", *trusted]))):
             raise ConfigError(
-                f"{where}={target} is refused: a checkpoint may name network classes of {', '.join(allowed)} only; "
-                "allow your own package by --allow NAME"
+                f"{where}={target} is refused: a checkpoint may name network classes of {', '.join(NETWORKS)} only; "
+                "trust your own package by --allow NAME"
             )
-    return build(node, key, **kwargs)
+    return build(node, key)
 
 
 def targets(node: Any, key: str) -> Iterator[tuple[str, str]]:

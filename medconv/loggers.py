@@ -19,10 +19,7 @@ class CsvLogger(Logger):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        self.columns: list[str] = []
-        if path.is_file():
-            with path.open(newline="") as file:
-                self.columns = next(csv.reader(file), [])
+        self.columns: list[str] | None = None  # read with the first row: until then the file may be moved away
 
     @property
     def name(self) -> str:
@@ -43,6 +40,8 @@ class CsvLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if self.columns is None:
+            self.columns = self._known_columns()
         row = {"step": step, **metrics}
         new = [name for name in row if name not in self.columns]
         if new:
@@ -50,12 +49,23 @@ class CsvLogger(Logger):
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, self.columns).writerow(row)
 
+    def _known_columns(self) -> list[str]:
+        """Of the rows from before a restart; a line that a kill cut is dropped, or the next row would be glued to it."""
+        if not self.path.is_file():
+            return []
+        content = self.path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            self.path.write_bytes(content[:whole])
+        with self.path.open(newline="") as file:
+            return next(csv.reader(file), [])
+
     def _add_columns(self, names: list[str]) -> None:
         rows: list[dict[str, str]] = []
         if self.path.is_file():
             with self.path.open(newline="") as file:
                 rows = list(csv.DictReader(file))
-        self.columns += names
+        self.columns = [*(self.columns or []), *names]
         partial = self.path.with_suffix(".partial")
         with partial.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -33,11 +33,11 @@ from medconv.networks.outputs import full_resolution
 from medconv.planning import Plan, plan
 from medconv.runfolder import RunFolder, is_rank_zero
 
-ALLOWED = ("medconv", "monai.networks", "torch.nn")  # where a checkpoint's classes may come from
 _DEFAULT_EPOCHS = 100  # where none of trainer.max_time, max_epochs and max_steps is given
 
 log = logging.getLogger(__name__)
 Values = dict[str, Any]
+Builder = Callable[[Values, str], Any]
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,11 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
     prepared = prepare_data(config)
     values = configs.resolved(config, facts(prepared))
     values["trainer"]["precision"] = performance.resolve_precision(config.trainer.precision, config.trainer.accelerator)
-    if folder.begin(values):
+    if folder.finished(values):
         log.info("this run is finished; run.resume=never trains it anew")
         return folder.summary()
     trainer, task, data, timer = assemble(values, prepared, folder)
+    folder.begin(values)
     with folder.recording(trainer, task, timer):
         trainer.fit(task, data, ckpt_path=folder.resume_from(), weights_only=True)
     if is_rank_zero():
@@ -142,17 +143,16 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
     return trainer, task, data, timer
 
 
-def build_network(values: Values, patch_size: Sequence[int], allowed: Sequence[str] | None = None) -> nn.Module:
+def build_network(values: Values, patch_size: Sequence[int], build: Builder = configs.build) -> nn.Module:
     """The `model` with its `conv`, tried once on an empty patch.
 
-    Args: allowed: modules that targets may come from, for a config that came with a file; None trusts the config.
+    Args: build: `configs.build_trusted` for a config that came with a file.
     Raises: ConfigError: arguments that do not fit, or a network that cannot take the patch or returns another shape.
     """
-    make = configs.build if allowed is None else partial(configs.build_trusted, allowed=allowed)
-    network = make(values["model"], "model")
+    network = build(values["model"], "model")
     settings = dict(values["conv"])
     where = settings.pop("where", None)
-    conv = make(settings, "conv")
+    conv = build(settings, "conv")
     if conv.func is not plain:
         try:
             log.info("conv: %s", swap_convs(network, conv, where))
@@ -162,15 +162,16 @@ def build_network(values: Values, patch_size: Sequence[int], allowed: Sequence[s
     return network
 
 
-def load(path: Path, allowed: Sequence[str] = (), device: str = "cpu") -> Trained:
+def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu") -> Trained:
     """Read a checkpoint back: its network, priors folded, and its preprocessing.
 
-    Args: allowed: further modules that its network's classes may come from.
+    Args: trusted: packages of your own that its network may come from.
     Raises: ValueError: missing, damaged, not medconv's, or naming a class that is not allowed.
     """
     content = checkpoint.read(path)
     record, values = content["medconv"], content["medconv"]["config"]
-    network = build_network(values, values["facts"]["patch_size"], (*ALLOWED, *allowed))
+    build = partial(configs.build_trusted, trusted=trusted)
+    network = build_network(values, values["facts"]["patch_size"], build)
     checkpoint.load_weights(network, content, path)
     network = fold_convs(network).eval()
     channels_last, dims = values["perf"]["channels_last"], values["facts"]["spatial_dims"]

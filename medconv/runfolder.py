@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -70,27 +71,32 @@ class RunFolder:
     def last(self) -> Path:
         return self.checkpoints / "last.ckpt"
 
-    def begin(self, values: dict[str, Any]) -> bool:
-        """Make the folder and write `config.yaml`; returns whether the same run has already been finished there.
+    def finished(self, values: dict[str, Any]) -> bool:
+        """Whether this very run has been trained to its end here.
 
-        Raises: ConfigError: the folder belongs to a run of another config; the message shows the difference.
+        Raises: ConfigError: what was trained here had another config; the message shows the difference.
         """
-        finished = self.resume == "auto" and self.summary().get("status") == "done"
+        if self.resume == "never" or not self.last.is_file():
+            return False
+        self._need_same(OmegaConf.to_container(OmegaConf.load(self.path / "config.yaml")), values)
+        return self.resume == "auto" and self.summary().get("status") == "done"
+
+    def begin(self, values: dict[str, Any]) -> None:
+        """Make the folder and write `config.yaml`. The curves of an attempt that never came to a checkpoint are removed."""
         if not is_rank_zero():
-            return finished
-        if self.resume == "never" and (self.path / "config.yaml").is_file():
+            return
+        if self.resume == "never" and self.path.is_dir():
             aside = self.path.with_name(f"{self.path.name}.{time.strftime('%Y%m%d-%H%M%S')}")
             self.path.rename(aside)
             log.info("moved the earlier run to %s", aside)
-        known = self.path / "config.yaml"
-        if known.is_file():
-            self._need_same(OmegaConf.to_container(OmegaConf.load(known)), values)
+        elif not self.last.is_file():
+            (self.path / "metrics.csv").unlink(missing_ok=True)
+            shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        partial = known.with_suffix(".partial")
+        partial = self.path / "config.partial"
         partial.write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
-        partial.replace(known)
+        partial.replace(self.path / "config.yaml")
         log_into(self.path / "train.log")
-        return finished
 
     def resume_from(self) -> Path | None:
         if self.resume == "never":

@@ -202,6 +202,15 @@ def test_a_nested_target_is_refused_too(checkpoint: Path, tmp_path: Path) -> Non
         run.load(tmp_path / "bad.ckpt")
 
 
+def test_a_package_that_the_user_names_is_trusted(checkpoint: Path, tmp_path: Path) -> None:
+    content = torch.load(checkpoint, weights_only=True)
+    content["medconv"]["config"]["model"]["_target_"] = "tiny.Net"
+    torch.save(content, tmp_path / "own.ckpt")
+    with pytest.raises(ValueError, match="is refused"):
+        run.load(tmp_path / "own.ckpt")
+    assert type(run.load(tmp_path / "own.ckpt", trusted=["tiny"]).network).__name__ == "Net"
+
+
 class Payload:
     def __init__(self, path: Path) -> None:
         self.path = path

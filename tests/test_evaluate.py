@@ -78,6 +78,7 @@ def test_absent_class_is_none_and_null(tmp_path: Path) -> None:
     ]
     assert result["per_class"] == {"one": {"dice": 1.0}, "two": {"dice": 0.0}, "three": {"dice": None}}
     assert result["mean"] == {"dice": 0.5}
+    assert table(result).splitlines()[3].split() == ["three", "-", "-", "0"]
     write(result, tmp_path / "out" / "metrics.json")
     text = (tmp_path / "out" / "metrics.json").read_text()
     assert "NaN" not in text and json.loads(text) == result

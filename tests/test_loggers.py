@@ -69,3 +69,12 @@ def test_nothing_is_written_before_the_first_value_or_by_other_ranks(
 def test_what_lightning_asks_of_a_logger(tmp_path: Path) -> None:
     logger = CsvLogger(tmp_path / "metrics.csv")
     assert (logger.name, logger.version, logger.experiment) == ("csv", "", logger.path)
+
+
+def test_a_line_that_a_kill_cut_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    CsvLogger(path).log_metrics({"loss": 1.0}, step=0)
+    with path.open("a") as file:
+        file.write("1,0.")
+    CsvLogger(path).log_metrics({"loss": 3.0}, step=2)
+    assert path.read_text().split() == ["step,loss", "0,1.0", "2,3.0"]

@@ -93,6 +93,12 @@ def test_a_folder_of_another_config_is_refused(done: Path, dataset: Path) -> Non
         tiny.train(dataset, done, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=0.5")
 
 
+def test_a_config_that_never_trained_does_not_hold_its_folder(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        tiny.train(dataset, tmp_path / "run", "model.norm=nonsense")
+    assert tiny.train(dataset, tmp_path / "run")["status"] == "done"
+
+
 def test_resume_never_moves_the_old_run_aside(dataset: Path, tmp_path: Path) -> None:
     tiny.train(dataset, tmp_path / "run")
     tiny.train(dataset, tmp_path / "run", "run.resume=never", "optimizer.lr=0.5")
@@ -143,7 +149,8 @@ def test_other_networks_take_the_same_convolutions(dataset: Path, tmp_path: Path
 
 def test_golden_losses(dataset: Path, tmp_path: Path) -> None:
     """A refactor must reproduce these; after a change that is meant, store the new ones (see the message)."""
-    tiny.train(dataset, tmp_path / "run", "trainer.max_steps=8", "data.samples_per_epoch=16", "trainer.deterministic=true")
+    settings = ["trainer.max_steps=8", "data.samples_per_epoch=16", "trainer.deterministic=true", "conv=transform"]
+    tiny.train(dataset, tmp_path / "run", *settings)
     found = tiny.losses(tmp_path / "run")
     golden = json.loads(GOLDEN.read_text())
     assert len(found) == 8

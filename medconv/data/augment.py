@@ -21,8 +21,9 @@ from torch.nn import functional as F
 class Parameters:
     """What is done to each sample of a batch.
 
-    Shape: matrix (batch, axes, axes) and shift (batch, axes): an output position p in mm from the centre shows the
-    input at matrix @ p + shift. gain, offset, noise_std (batch,): in units of the normalised image. noise_seed (batch,).
+    Shape: matrix (batch, axes, axes) and shift (batch, axes), a share of the patch: an output position p in mm from the
+    centre shows the input at matrix @ p + shift * patch. gain, offset, noise_std (batch,): in units of the normalised
+    image. noise_seed (batch,).
     """
 
     matrix: Tensor

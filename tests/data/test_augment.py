@@ -103,7 +103,7 @@ def test_seed_and_sample_decide_everything() -> None:
 def test_a_blob_lands_where_the_matrix_says_in_mm(spacing: tuple[float, ...]) -> None:
     """Output position p shows the input at matrix @ p + shift: what was at q is found at inverse(matrix) @ (q - shift)."""
     axes = len(spacing)
-    shape = tuple(round(40 / s) for s in spacing)
+    shape = tuple(round(extent / s) for extent, s in zip((60, 44, 50), spacing, strict=False))
     matrix = rotation((25, -15, 10))[:axes, :axes] if axes == 3 else rotation((30, 0, 0))[:2, :2]
     matrix = 1.1 * matrix
     share, before = np.array([0.05, -0.1, 0.08])[:axes], np.array([6.0, -5.0, 4.0])[:axes]
@@ -120,7 +120,7 @@ def test_a_blob_lands_where_the_matrix_says_in_mm(spacing: tuple[float, ...]) ->
 @pytest.mark.parametrize("angles", [(40, 0, 0), (0, 40, 0), (0, 0, 40), (25, -35, 15)])
 def test_rotation_keeps_a_ball_a_ball(angles: tuple[float, float, float]) -> None:
     """With voxels of 1 x 1.2 x 2.5 mm; a rotation in voxels would turn it into an egg."""
-    shape, spacing = (40, 34, 16), (1, 1.2, 2.5)
+    shape, spacing = (40, 44, 13), (1, 1.2, 2.5)
     ball = torch.from_numpy((positions_mm(shape, spacing) ** 2).sum(0) < 14**2)[None, None].to(torch.uint8)
     parameters = fixed(3, matrix=torch.tensor(rotation(angles)).float()[None])
     image, label = Augment(0, spacing, rotation_deg=45).apply(ball.float(), ball, parameters)

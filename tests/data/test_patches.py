@@ -89,6 +89,8 @@ def test_sample_depends_on_seed_and_number_alone(prepared: tuple[Dataset, Store]
     assert all(same(a, b) for a, b in zip(forwards, backwards, strict=True))
     different = patches(prepared, seed=1)
     assert sum(same(a, different[n]) for n, a in enumerate(forwards)) < 6
+    places = [PatchDataset(prepared[1], ["case_0"], PATCH, seed, 0.5) for seed in (0, 1)]  # one case: no other order
+    assert sum(same(places[0][n], places[1][n]) for n in range(12)) < 6
     assert not all(same({**forwards[0], "sample": 0}, {**a, "sample": 0}) for a in forwards)
 
 

@@ -277,11 +277,12 @@ def test_oblique_grids_turn_to_their_nearest_axes() -> None:
 
 
 def test_restore_takes_logits_of_any_precision_and_size() -> None:
-    placement = Placement(Grid.of((8, 8, 8), np.eye(4)), (8, 8, 8), ((0, 8), (2, 6), (0, 8)))
+    """Four times finer: the step after the first of 4 voxels comes after the fourth of 16, for outer edges stay."""
+    placement = Placement(Grid.of((16, 8, 8), np.eye(4)), (16, 8, 8), ((0, 16), (2, 6), (0, 8)))
     logits = torch.full((3, 4, 2, 4), -5.0, dtype=torch.bfloat16)
     logits[0] = 0
-    logits[2, 2:] = 5
+    logits[2, 1:] = 5
     back = restore(logits, placement)
-    wanted = np.zeros((8, 8, 8))
+    wanted = np.zeros((16, 8, 8))
     wanted[4:, 2:6] = 2
     np.testing.assert_array_equal(back, wanted)

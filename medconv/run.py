@@ -91,7 +91,9 @@ def prepare_data(config: DictConfig) -> Prepared:
     data = config.data
     dataset: Dataset = configs.build(OmegaConf.to_container(data.layout, resolve=True), "data.layout")  # type: ignore[arg-type]
     train, val = layout.split(dataset.cases, data.fold, data.num_folds, Path(data.splits) if data.splits else None)
-    workers = data.prepare_workers or len(os.sched_getaffinity(0))
+    workers = len(os.sched_getaffinity(0)) if data.prepare_workers is None else data.prepare_workers
+    if workers < 1:
+        raise ConfigError(f"data.prepare_workers must be at least 1, got {workers}")
     home = dataset_folder(Path(data.cache), dataset)
     found = fingerprint(dataset, home, workers)
     planned = plan(found, data.spacing_mm, data.patch_size)

@@ -63,6 +63,7 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
         ("data.num_folds=100", "data.num_folds"),
         ("data.batch_size=0", "data.batch_size must be at least 1, got 0"),
         ("data.persistent_workers=true", "data.persistent_workers=true needs workers"),
+        ("data.prepare_workers=0", "data.prepare_workers must be at least 1, got 0"),
         ("data.root=nowhere", "data.root=nowhere: no such folder"),
         ("data.root=null", "data.root is not set"),
         ("data.splits=nowhere.json", "nowhere.json"),

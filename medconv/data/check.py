@@ -91,7 +91,7 @@ def _image(case: Case, num_channels: int, report: CaseReport) -> tuple[np.ndarra
         return None
     path = case.images[0]
     if len(image) != num_channels:
-        report.faults.append(f"{path}: {num_channels} channels are declared, found {len(image)}")
+        report.faults.append(f"{path}: expected as many channels as are declared, {num_channels}, found {len(image)}")
     if not np.isfinite(image).all():
         report.faults.append(
             f"{path}: {int((~np.isfinite(image)).sum())} voxels are NaN or infinite, expected finite numbers"

@@ -65,6 +65,7 @@ def prepare(dataset: Dataset, recipe: Recipe, folder: Path, workers: int) -> Sto
     with _lock(folder):
         missing = [case for case in dataset.cases if not store.has(case)]
         if missing:
+            store.sweep()
             log.info("preparing %d of %d cases into %s", len(missing), len(dataset.cases), store.folder)
             _fill(store, missing, recipe, len(dataset.class_names), workers)
     return store

@@ -54,6 +54,11 @@ class Store:
         meta = {"sources": signature(case), "placement": asdict(entry.placement)}
         _replace(self._path(case.id, "json"), lambda file: file.write(json.dumps(meta).encode()))
 
+    def sweep(self) -> None:
+        """Remove what killed writers left behind; only while nobody writes."""
+        for partial_file in self.folder.glob(".*"):
+            partial_file.unlink()
+
     def read(self, case_id: str) -> Entry:
         """Raises: ValueError: the case is not in the store, or its files are damaged."""
         try:

@@ -91,7 +91,7 @@ FAULTS: dict[str, tuple[Make, str, str]] = {
     "four_axes": (
         lambda i, m: save(i, np.stack([image_array(0)] * 3, axis=-1)),
         "image",
-        "1 channels are declared, found 3",
+        "expected as many channels as are declared, 1, found 3",
     ),
     "label_gone": (lambda i, m: m.unlink(), "label", "no such file"),
     "image_gone": (lambda i, m: i.unlink(), "image", "no such file"),
@@ -155,7 +155,7 @@ def test_several_faults_of_one_case(tmp_path: Path) -> None:
     save(image, np.stack([with_value(image_array(0), np.nan)] * 2, axis=-1))
     save(label, with_value(label_array(0), 9))
     assert [fault.split(": ", 1)[1] for fault in examine(dataset.cases[0], dataset).faults] == [
-        "1 channels are declared, found 2",
+        "expected as many channels as are declared, 1, found 2",
         "2 voxels are NaN or infinite, expected finite numbers",
         "label values [9] are not declared, expected 0 to 2",
     ]

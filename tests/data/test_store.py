@@ -346,3 +346,13 @@ def test_renamed_classes_do_not_touch_the_labels(tmp_path: Path) -> None:
     label, placement = label_array(0).astype(np.int16), store.placement("case_0")
     np.testing.assert_array_equal(store.read("case_0").label, preprocess_label(label, placement, recipe(), 4))
     json.loads((store.folder / "case_0.json").read_text())
+
+
+def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
+    dataset = msd(write_msd(tmp_path / "raw"))
+    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    (store.folder / ".4711.case_1.image.npy").write_bytes(b"half")
+    next(store.folder.glob("*.json")).unlink()
+    prepare(dataset, recipe(), tmp_path / "cache", 1)
+    assert not list(store.folder.glob(".*"))
+    assert_complete(store, dataset)

@@ -243,15 +243,26 @@ def test_ctrl_c_ends_with_130_and_says_interrupted(dataset: Path, tmp_path: Path
     folder = tmp_path / "run"
     arguments = [*tiny.overrides(dataset, "trainer.max_steps=100000"), f"run.dir={folder}"]
     process = subprocess.Popen(
-        [sys.executable, str(tiny.ROOT / "train.py"), *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL
+        [sys.executable, str(tiny.ROOT / "train.py"), *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=_heed_ctrl_c,
     )
-    deadline = time.monotonic() + 120
-    while not (folder / "checkpoints/last.ckpt").is_file() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
+    try:
+        deadline = time.monotonic() + 120
+        while not (folder / "checkpoints/last.ckpt").is_file() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     assert (folder / "checkpoints/last.ckpt").is_file()
+
+
+def _heed_ctrl_c() -> None:
+    """A shell starts background jobs with SIGINT ignored, and what the tests start would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_sample_numbers_run_on_over_epochs(dataset: Path, tmp_path: Path) -> None:

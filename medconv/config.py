@@ -133,6 +133,13 @@ def keys(node: Any, prefix: str = "") -> Iterator[str]:
             yield from keys(child, f"{prefix}{name}.")
 
 
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key to value, of the leaves of nested values."""
+    if isinstance(node, dict) and node:
+        return {k: v for name, child in node.items() for k, v in flat(child, f"{prefix}{name}.").items()}
+    return {prefix[:-1]: node}
+
+
 def conf_dir() -> Path:
     """The folder of YAML files: inside the package when installed, beside it in a checkout."""
     inside = PACKAGE / "conf"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ import numpy as np
 from tqdm import tqdm
 
 from medconv import commands, metrics
-from medconv.data.files import SUFFIXES, check_same_grid, read_label, stem
+from medconv.data.files import check_same_grid, in_folder, read_label
 from medconv.data.layout import class_names_of
 from medconv.predict import RECORD
-
-log = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -44,7 +41,7 @@ def evaluate(predictions: Path, references: Path) -> dict[str, Any]:
     nothing was predicted for are left alone.
     Raises: ValueError: a folder without label maps, predictions without a reference, or files at fault, all named.
     """
-    predicted, known = _labels(predictions, "--predictions"), _labels(references, "--references")
+    predicted, known = in_folder(predictions, "--predictions"), in_folder(references, "--references")
     lacking = sorted(set(predicted) - set(known))
     if lacking:
         raise ValueError(f"--references {references}: no label map there for {', '.join(lacking[:20])}")
@@ -113,19 +110,6 @@ def _class_names(predictions: Path, references: Path) -> tuple[str, ...] | None:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{record}: expected a JSON object whose `class_names` is a list of names") from error
     return class_names_of(references.parent) if (references.parent / "dataset.json").is_file() else None
-
-
-def _labels(folder: Path, option: str) -> dict[str, Path]:
-    if not folder.is_dir():
-        raise ValueError(f"{option} {folder}: no such folder")
-    files = sorted(p for p in folder.iterdir() if p.name.endswith(SUFFIXES) and not p.name.startswith("."))
-    if not files:
-        raise ValueError(f"{option} {folder}: no {' or '.join(SUFFIXES)} file there")
-    found = {stem(path): path for path in files}
-    if len(found) < len(files):
-        twice = sorted({stem(path) for path in files if found[stem(path)] != path})
-        raise ValueError(f"{option} {folder}: more than one file for {', '.join(twice[:20])}")
-    return found
 
 
 def _number(value: float | None) -> str:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from medconv import commands, run
 from medconv.data.case import Case
-from medconv.data.files import SUFFIXES, read_image, stem, write_label
+from medconv.data.files import in_folder, read_image, stem, write_label
 from medconv.data.layout import group_channels
 from medconv.data.preprocess import preprocess, restore
 
@@ -89,14 +89,9 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     """
     if source.is_file():
         return [Case(stem(source), (source,))]
-    if not source.is_dir():
+    if not source.exists():
         raise ValueError(f"--input {source}: no such file or folder")
-    files = sorted(p for p in source.iterdir() if p.name.endswith(SUFFIXES) and not p.name.startswith("."))
-    if not files:
-        raise ValueError(f"--input {source}: no {' or '.join(SUFFIXES)} file there")
-    names = [stem(path) for path in files]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"--input {source}: more than one file for {', '.join(twice[:20])}")
+    files = list(in_folder(source, "--input").values())
     try:
         return [Case(case, channels) for case, channels in group_channels(files, num_channels).items()]
     except ValueError:

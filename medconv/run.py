@@ -79,7 +79,7 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
         return folder.summary()
     trainer, task, data, timer = assemble(values, prepared, folder)
     folder.begin(values)
-    with folder.recording(trainer, task, timer):
+    with folder.recording(trainer, timer):
         trainer.fit(task, data, ckpt_path=folder.resume_from(), weights_only=True)
     if is_rank_zero():
         _log_hyperparameters(trainer, values, folder)
@@ -276,18 +276,12 @@ def _announce(values: Values, prepared: Prepared, network: nn.Module, trainer: L
 def _log_hyperparameters(trainer: L.Trainer, values: Values, folder: RunFolder) -> None:
     """TensorBoard's hparams page: choices, with the final metric."""
     groups = {k: v for k, v in values.items() if k in ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")}
-    params = _scalars(groups)
+    params = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in configs.flat(groups).items()}
     final = folder.summary().get("val/dice")
     for logger in trainer.loggers:
         if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):
             logger.log_hyperparams(params, {"hparams/val_dice": final} if final is not None else {})
             logger.finalize("success")
-
-
-def _scalars(node: Any, prefix: str = "") -> Values:
-    if isinstance(node, dict):
-        return {k: v for name, child in node.items() for k, v in _scalars(child, f"{prefix}{name}.").items()}
-    return {prefix[:-1]: node if isinstance(node, (int, float, str, bool)) else str(node)}
 
 
 def _plain(value: Any) -> Any:

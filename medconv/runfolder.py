@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from medconv import checkpoint, metrics
 from medconv.commands import log_into
-from medconv.config import PACKAGE, ConfigError
+from medconv.config import PACKAGE, ConfigError, flat
 
 log = logging.getLogger(__name__)
 # What may change when a run is continued: none of it changes what is trained.
@@ -116,7 +116,7 @@ class RunFolder:
             partial.replace(self.path / "summary.json")
 
     @contextmanager
-    def recording(self, trainer: Any, task: Any, timer: Any) -> Iterator[None]:
+    def recording(self, trainer: Any, timer: Any) -> Iterator[None]:
         """Keep `summary.json` true while the block trains, also when it ends by an exception."""
         before = self.summary().get("wall_seconds") or 0.0 if self.resume_from() else 0.0
         self.write_summary(status="running", **_circumstances(trainer))
@@ -135,10 +135,10 @@ class RunFolder:
                 samples_per_second=timer.samples_per_second,
                 data_wait_share=timer.data_wait_share,
                 peak_memory_bytes=_peak_memory(),
-                **self._scores(task.class_names),
+                **self._scores(),
             )
 
-    def _scores(self, class_names: tuple[str, ...]) -> dict[str, Any]:
+    def _scores(self) -> dict[str, Any]:
         """Of the best checkpoint, from what it says of itself."""
         if not (is_rank_zero() and self.best.is_file()):
             return {}
@@ -147,7 +147,7 @@ class RunFolder:
         return {"val/dice": metrics.mean(per_class), "val/dice_per_class": per_class, "val/cases": rows}
 
     def _need_same(self, known: Any, values: dict[str, Any]) -> None:
-        old, new = _flat(known), _flat(values)
+        old, new = flat(known), flat(values)
         changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not k.startswith(_FREE)]
         if changed:
             lines = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed)
@@ -207,9 +207,3 @@ def _peak_memory() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(node, dict) and node:
-        return {k: v for name, child in node.items() for k, v in _flat(child, f"{prefix}{name}.").items()}
-    return {prefix[:-1]: node}

@@ -27,6 +27,24 @@ def stem(path: Path) -> str:
     return path.stem
 
 
+def in_folder(folder: Path, option: str) -> dict[str, Path]:
+    """The NIfTI files of a folder by their stems, in order; hidden files are left out.
+
+    Args: option: what the user gave the folder by, for messages.
+    Raises: ValueError: no such folder, no such file in it, or two files of one stem.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{option} {folder}: no such folder")
+    files = sorted(p for p in folder.iterdir() if p.name.endswith(SUFFIXES) and not p.name.startswith("."))
+    if not files:
+        raise ValueError(f"{option} {folder}: no {' or '.join(SUFFIXES)} file there")
+    found = {stem(path): path for path in files}
+    if len(found) < len(files):
+        twice = sorted({stem(path) for path in files if found[stem(path)] != path})
+        raise ValueError(f"{option} {folder}: more than one file for {', '.join(twice[:20])}")
+    return found
+
+
 def read_header(path: Path) -> Nifti1Image:
     """Open a file without reading its voxels. Raises: ValueError: missing, empty, or not NIfTI."""
     if not path.is_file():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from monai.inferers import sliding_window_inference
@@ -16,18 +17,22 @@ from medconv.networks.outputs import full_resolution
 class SlidingWindow:
     """Windows of the training patch's size, overlapping, weighted by a Gaussian.
 
-    Args: patch_size: voxels. overlap: share of a window, from 0 to below 1. batch_size: windows per forward.
+    Args:
+        patch_size: voxels. overlap: share of a window, from 0 to below 1. batch_size: windows per forward.
+        mirror_axes: spatial axes of mirror test-time augmentation: the logits are a mean over all their flips.
     """
 
     patch_size: tuple[int, ...]
     overlap: float = 0.5
     batch_size: int = 4
+    mirror_axes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < 1:
             raise ValueError(f"task.overlap must lie between 0 and 1 (exclusive), got {self.overlap}")
         if self.batch_size < 1:
             raise ValueError(f"task.window_batch_size must be at least 1, got {self.batch_size}")
+        check_axes("task.mirror_axes", self.mirror_axes, len(self.patch_size))
 
     def __call__(self, network: Callable[[Tensor], Any], image: Tensor) -> Tensor:
         """Shape: (1, channels, *spatial) -> logits (1, classes, *spatial)."""
@@ -35,9 +40,22 @@ class SlidingWindow:
             image,
             self.patch_size,
             self.batch_size,
-            lambda windows: full_resolution(network(windows)),
+            lambda windows: self._mean_over_flips(network, windows),
             overlap=self.overlap,
             mode="gaussian",
         )
         assert isinstance(logits, Tensor)
         return logits
+
+    def _mean_over_flips(self, network: Callable[[Tensor], Any], windows: Tensor) -> Tensor:
+        total: Any = 0
+        for flips in product((False, True), repeat=len(self.mirror_axes)):
+            dims = [2 + axis for axis, flip in zip(self.mirror_axes, flips, strict=True) if flip]
+            total = total + full_resolution(network(windows.flip(dims) if dims else windows)).flip(dims)
+        return total / 2 ** len(self.mirror_axes)
+
+
+def check_axes(key: str, axes: Sequence[int], spatial_dims: int) -> None:
+    """Raises: ValueError: axes that are not different numbers of the image's spatial axes."""
+    if len(set(axes)) != len(axes) or any(not 0 <= axis < spatial_dims for axis in axes):
+        raise ValueError(f"{key} must be different spatial axes from 0 to {spatial_dims - 1}, got {list(axes)}")

@@ -20,7 +20,7 @@ from medconv import checkpoint, performance
 from medconv import config as configs
 from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget, checkpoints
 from medconv.config import ConfigError
-from medconv.convs import fold_convs, plain, swap_convs
+from medconv.convs import fold_convs, mirror_axes, plain, swap_convs
 from medconv.data import layout
 from medconv.data.case import Case, Dataset
 from medconv.data.datamodule import DataModule
@@ -137,6 +137,7 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
         to_native=lambda logits, case: restore(logits, prepared.store.placement(case)),
         record=_record(values, prepared),
         memory_format=performance.memory_format(perf["channels_last"], known["spatial_dims"]),
+        mirror_axes=_test_time_axes(values, network),
     )
     timer = performance.StepTimer()
     trainer = _trainer(values, folder, timer, bool(prepared.val))
@@ -152,15 +153,17 @@ def build_network(values: Values, patch_size: Sequence[int], build: Builder = co
     Raises: ConfigError: arguments that do not fit, or a network that cannot take the patch or returns another shape.
     """
     network = build(values["model"], "model")
-    settings = dict(values["conv"])
-    where = settings.pop("where", None)
-    conv = build(settings, "conv")
-    if conv.func is not plain:
-        try:
-            log.info("conv: %s", swap_convs(network, conv, where))
-        except ValueError as error:
-            raise ConfigError(f"conv: {error}") from error
     _probe(network, values["facts"], patch_size)
+    settings = dict(values["conv"])
+    where, spacing_mm = settings.pop("where", None), settings.pop("spacing_mm", None)
+    conv = build(settings, "conv")
+    if getattr(conv, "func", conv) is not plain:
+        example = torch.zeros(2, values["facts"]["num_channels"], *patch_size)
+        try:
+            log.info("conv: %s", swap_convs(network, conv, where, spacing_mm=spacing_mm, example=example))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"conv: {error}") from error
+        _probe(network, values["facts"], patch_size)
     return network
 
 
@@ -175,18 +178,42 @@ def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu") -> Traine
     build = partial(configs.build_trusted, trusted=trusted)
     network = build_network(values, values["facts"]["patch_size"], build)
     checkpoint.load_weights(network, content, path)
+    axes = _test_time_axes(values, network)
     network = fold_convs(network).eval()
     channels_last, dims = values["perf"]["channels_last"], values["facts"]["spatial_dims"]
     performance.apply_switches(network, channels_last=channels_last, compile=False, checkpointing="none")
     return Trained(
         network.to(device),
         Recipe(**{key: _tuples(value) for key, value in record["recipe"].items()}),
-        SlidingWindow(tuple(values["facts"]["patch_size"]), values["task"]["overlap"], values["task"]["window_batch_size"]),
+        _window(values, axes),
         tuple(record["class_names"]),
         tuple(record["modalities"]),
         str(values["trainer"]["precision"]),
         performance.memory_format(channels_last, dims),
     )
+
+
+def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
+    task = values["task"]
+    return SlidingWindow(tuple(values["facts"]["patch_size"]), task["overlap"], task["window_batch_size"], axes)
+
+
+def _test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
+    """Axes of mirror test-time augmentation that can change something.
+
+    Raises: ConfigError: an axis along which the network never saw a mirrored image, so that a mean over flips would harm.
+    """
+    wanted, seen = tuple(values["task"].get("mirror_axes") or ()), tuple(values["augment"].get("mirror_axes") or ())
+    equivariant = mirror_axes(network)
+    if skipped := [axis for axis in wanted if axis in equivariant]:
+        log.info("task.mirror_axes: %s skipped, the network is equivariant along them", skipped)
+    unseen = [axis for axis in wanted if axis not in (*seen, *equivariant)]
+    if unseen:
+        raise ConfigError(
+            f"task.mirror_axes={list(wanted)} needs a network that knows mirrored images: add {unseen} to "
+            f"augment.mirror_axes (now {list(seen)}), or take conv=mirror along them"
+        )
+    return tuple(axis for axis in wanted if axis not in equivariant)
 
 
 def _record(values: Values, prepared: Prepared) -> Values:

@@ -1,7 +1,39 @@
 """Anatomy-aware convolutions for any network; usable without the rest of medconv: `from medconv.convs import swap_convs`."""
 
-from medconv.convs.kernels import gaussian_jet
-from medconv.convs.priors import TransformPrior, transform
+from medconv.convs.factorised import bottleneck, se, separable
+from medconv.convs.folding import TransformPrior, transform
+from medconv.convs.functional import Convolution, convolution
+from medconv.convs.kernels import filter_bank, gabor, gaussian_jet, laplacian_of_gaussian, lines
+from medconv.convs.linear import acs, ball, basis, load_plane_weight, spacing
+from medconv.convs.masking import masked
+from medconv.convs.mirror import Mirror, mirror_axes
+from medconv.convs.probe import check_equivariance
 from medconv.convs.swap import SwapReport, fold_convs, plain, swap_convs
 
-__all__ = ["SwapReport", "TransformPrior", "fold_convs", "gaussian_jet", "plain", "swap_convs", "transform"]
+__all__ = [
+    "Convolution",
+    "Mirror",
+    "SwapReport",
+    "TransformPrior",
+    "acs",
+    "ball",
+    "basis",
+    "bottleneck",
+    "check_equivariance",
+    "convolution",
+    "filter_bank",
+    "fold_convs",
+    "gabor",
+    "gaussian_jet",
+    "laplacian_of_gaussian",
+    "lines",
+    "load_plane_weight",
+    "masked",
+    "mirror_axes",
+    "plain",
+    "se",
+    "separable",
+    "spacing",
+    "swap_convs",
+    "transform",
+]

@@ -1,20 +1,23 @@
 """Fixed filter banks, sampled in mm on a layer's voxel grid.
 
-The banks are what the weight-space priors of this package combine; they are constants, never learned.
+The banks are what the weight-space priors of this package combine; they are constants, never learned. Every bank takes
+the same arguments and returns (filters, *kernel_size), float32, each filter of unit Euclidean norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations_with_replacement
+from collections.abc import Callable, Sequence
+from itertools import combinations_with_replacement, product
+from math import pi
 
 import torch
 from torch import Tensor
 
+Sizes = Sequence[int]
+Lengths = Sequence[float]
 
-def gaussian_jet(
-    kernel_size: Sequence[int], spacing_mm: Sequence[float] | None = None, sigma_mm: float | None = None
-) -> Tensor:
+
+def gaussian_jet(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
     """Gaussian and its first and second derivatives: blob, edges along each axis, lines and corners (Hessian).
 
     Shape: (filters, *kernel_size), float32; 1 + N + N(N+1)/2 filters in N dimensions, so 6 in 2D and 10 in 3D,
@@ -26,18 +29,139 @@ def gaussian_jet(
     Raises: ValueError: an even kernel axis, or a spacing or sigma that is not positive.
     Source: Jacobsen et al. 2016, arXiv:1605.02971.
     """
-    spacing = tuple(spacing_mm) if spacing_mm is not None else (1.0,) * len(kernel_size)
-    sigma = 0.7 * min(spacing) if sigma_mm is None else sigma_mm
-    _check(kernel_size, spacing, sigma)
-    axes = [(torch.arange(k, dtype=torch.float64) - k // 2) * s / sigma for k, s in zip(kernel_size, spacing, strict=True)]
-    grids = torch.meshgrid(*axes, indexing="ij")
-    exponent = -0.5 * torch.stack(grids).square().sum(0)
-    wide = [grid for grid, k in zip(grids, kernel_size, strict=True) if k > 1]
+    grids, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
+    wide = _wide(grids, kernel_size)
     filters = [exponent.exp(), *(_sampled(-grid, exponent) for grid in wide)]
     for a, b in combinations_with_replacement(range(len(wide)), 2):
-        second = _sampled(wide[a] * wide[b] - float(a == b), exponent)
-        filters.append(second - second.mean())  # no response to a constant, also when sampled
-    return torch.stack([f / f.norm() for f in filters]).float()
+        filters.append(_zero_mean(_sampled(wide[a] * wide[b] - float(a == b), exponent)))
+    return _unit(filters)
+
+
+def laplacian_of_gaussian(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
+    """Blobs at three scales: the Laplacian of a Gaussian of sigma, 1.5 sigma and 2 sigma, and the Gaussian itself.
+
+    Shape, Args, Raises: as `gaussian_jet`; 4 filters, 1 where the kernel is a single voxel.
+    Source: Marr and Hildreth 1980, doi:10.1098/rspb.1980.0020.
+    """
+    grids, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
+    filters = [exponent.exp()]
+    if wide := _wide(grids, kernel_size):
+        for scale in (1.0, 1.5, 2.0):
+            radius = torch.stack(wide).square().sum(0) / scale**2
+            filters.append(_zero_mean(_sampled(len(wide) - radius, exponent / scale**2)))
+    return _unit(filters)
+
+
+def lines(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
+    """Bright lines, vessels say: minus the second derivative across a line, for each of its directions.
+
+    Directions join a voxel with its 8 neighbours in 2D (4 lines) or 26 in 3D (13 lines), in mm; the Gaussian comes first.
+    Shape, Args, Raises: as `gaussian_jet`; 5 filters in 2D, 14 in 3D, 1 where there is no second axis.
+    Source: Sato et al. 1998, doi:10.1016/S1361-8415(98)80009-1 (line measure from the Hessian).
+    """
+    grids, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
+    filters = [exponent.exp()]
+    wide = _wide(grids, kernel_size)
+    if len(wide) > 1:
+        radius = torch.stack(wide).square().sum(0)
+        for along in _directions(wide, kernel_size, spacing_mm):
+            filters.append(_zero_mean(_sampled(len(wide) - 1 - (radius - along.square()), exponent)))
+    return _unit(filters)
+
+
+def gabor(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
+    """Even and odd waves under a Gaussian, wavelength four sigma, one pair per direction: oriented texture and edges.
+
+    Shape, Args, Raises: as `gaussian_jet`, the Gaussian first; 9 filters in 2D, 27 in 3D.
+    Source: Daugman 1985, doi:10.1364/JOSAA.2.001160.
+    """
+    grids, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
+    filters = [exponent.exp()]
+    for along in _directions(_wide(grids, kernel_size), kernel_size, spacing_mm):
+        wave = along * (2 * pi / 4.0)
+        filters += [_zero_mean(_sampled(wave.cos(), exponent)), _sampled(wave.sin(), exponent)]
+    return _unit(filters)
+
+
+BANKS: dict[str, Callable[[Sizes, Lengths | None, float | None], Tensor]] = {
+    "jet": gaussian_jet,
+    "laplacian": laplacian_of_gaussian,
+    "lines": lines,
+    "gabor": gabor,
+}
+
+
+def filter_bank(
+    names: str | Sequence[str], kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None
+) -> Tensor:
+    """One bank or several, one after the other, by their words in `BANKS`; a filter that several share comes once.
+
+    Raises: ValueError: an unknown word, or what the banks refuse.
+    """
+    words = [names] if isinstance(names, str) else list(names)
+    if not words or any(word not in BANKS for word in words):
+        raise ValueError(f"bank must be one of {sorted(BANKS)}, or a list of them, got {names!r}")
+    filters = torch.cat([BANKS[word](kernel_size, spacing_mm, sigma_mm) for word in words])
+    kept: list[Tensor] = []
+    for candidate in filters:
+        if not any(torch.allclose(candidate, known, atol=1e-6) for known in kept):
+            kept.append(candidate)
+    return torch.stack(kept)
+
+
+def ball(kernel_size: Sizes, spacing_mm: Lengths, radius_mm: float) -> Tensor:
+    """Which taps lie in a ball about the kernel's centre.
+
+    Shape: kernel_size, bool; always with the centre. Raises: ValueError: as `gaussian_jet`, or a radius not positive.
+    """
+    check_grid(kernel_size, spacing_mm)
+    if not radius_mm > 0:
+        raise ValueError(f"radius_mm must be positive, got {radius_mm}")
+    distance = torch.stack(_places(kernel_size, spacing_mm)).square().sum(0).sqrt()
+    return distance <= radius_mm * (1 + 1e-6)
+
+
+def check_grid(kernel_size: Sizes, spacing_mm: Lengths) -> None:
+    """Raises: ValueError: an even kernel axis; spacings that are too many, too few or not positive."""
+    if any(k % 2 == 0 for k in kernel_size):
+        raise ValueError(f"kernel_size must be odd along every axis for a kernel sampled in mm, got {tuple(kernel_size)}")
+    if len(spacing_mm) != len(kernel_size):
+        raise ValueError(f"spacing_mm must have {len(kernel_size)} numbers, one per axis, got {tuple(spacing_mm)}")
+    if any(not s > 0 for s in spacing_mm):
+        raise ValueError(f"spacing_mm must be positive along every axis, got {tuple(spacing_mm)}")
+
+
+def _gaussian(kernel_size: Sizes, spacing_mm: Lengths | None, sigma_mm: float | None) -> tuple[list[Tensor], Tensor]:
+    """Positions along each axis in units of sigma, and the exponent of the Gaussian there."""
+    spacing = tuple(spacing_mm) if spacing_mm is not None else (1.0,) * len(kernel_size)
+    check_grid(kernel_size, spacing)
+    sigma = 0.7 * min(spacing) if sigma_mm is None else sigma_mm
+    if not sigma > 0:
+        raise ValueError(f"sigma_mm must be positive, got {sigma}")
+    grids = [grid / sigma for grid in _places(kernel_size, spacing)]
+    return grids, -0.5 * torch.stack(grids).square().sum(0)
+
+
+def _places(kernel_size: Sizes, spacing_mm: Lengths) -> list[Tensor]:
+    axes = [(torch.arange(k, dtype=torch.float64) - k // 2) * s for k, s in zip(kernel_size, spacing_mm, strict=True)]
+    return list(torch.meshgrid(*axes, indexing="ij"))
+
+
+def _wide(grids: list[Tensor], kernel_size: Sizes) -> list[Tensor]:
+    return [grid for grid, k in zip(grids, kernel_size, strict=True) if k > 1]
+
+
+def _directions(wide: list[Tensor], kernel_size: Sizes, spacing_mm: Lengths | None) -> list[Tensor]:
+    """Position along each line through a voxel and its neighbours, in units of sigma; opposite directions are one."""
+    spacing = [1.0] * len(kernel_size) if spacing_mm is None else spacing_mm
+    steps = [s for s, k in zip(spacing, kernel_size, strict=True) if k > 1]
+    found = []
+    for sign in product((-1, 0, 1), repeat=len(wide)):
+        if next((s for s in sign if s), 0) > 0:
+            direction = torch.tensor([s * step for s, step in zip(sign, steps, strict=True)], dtype=torch.float64)
+            direction /= direction.norm()
+            found.append(torch.stack([d * grid for d, grid in zip(direction, wide, strict=True)]).sum(0))
+    return found
 
 
 def _sampled(factor: Tensor, exponent: Tensor) -> Tensor:
@@ -45,10 +169,10 @@ def _sampled(factor: Tensor, exponent: Tensor) -> Tensor:
     return factor * (exponent - exponent[factor != 0].max()).clamp(max=0).exp()
 
 
-def _check(kernel_size: Sequence[int], spacing: Sequence[float], sigma: float) -> None:
-    if any(k % 2 == 0 for k in kernel_size):
-        raise ValueError(f"kernel_size must be odd along every axis for a sampled filter bank, got {tuple(kernel_size)}")
-    if len(spacing) != len(kernel_size):
-        raise ValueError(f"spacing_mm must have {len(kernel_size)} numbers, one per axis, got {tuple(spacing)}")
-    if any(not s > 0 for s in (*spacing, sigma)):
-        raise ValueError(f"spacing_mm and sigma_mm must be positive, got {tuple(spacing)} and {sigma}")
+def _zero_mean(values: Tensor) -> Tensor:
+    """No response to a constant, also when sampled."""
+    return values - values.mean()
+
+
+def _unit(filters: list[Tensor]) -> Tensor:
+    return torch.stack([f / f.norm() for f in filters]).float()

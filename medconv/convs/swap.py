@@ -1,31 +1,43 @@
-"""Put a convolution into any network, and fold it back to plain `nn.Conv` layers."""
+"""Put a convolution into any network, and fold it back to plain torch modules."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+from medconv.convs.folding import TwoLaunches
+from medconv.convs.mirror import Mirror
+from medconv.convs.prior import CONVS, TRANSPOSED, Prior, Unsuitable
 
 
 @dataclass
 class SwapReport:
-    """Which layers were swapped, and why the others were kept; `str()` is one line."""
+    """Which layers were swapped, why the others were kept, and how far kept weights are off; `str()` is one line.
+
+    Args: errors: layer to relative error (Frobenius norm) of its weight, where a present weight was kept.
+    """
 
     swapped: list[str] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         reasons = Counter(self.kept.values())
         kept = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        return f"{len(self.swapped)} convolutions swapped, {len(self.kept)} kept" + (f" ({kept})" if kept else "")
+        line = f"{len(self.swapped)} convolutions swapped, {len(self.kept)} kept" + (f" ({kept})" if kept else "")
+        if self.errors:
+            values = self.errors.values()
+            line += f"; weights kept with a relative error of {median(values):.2g}, {max(values):.2g} at most"
+        return line
 
 
 def plain(conv: nn.Module) -> nn.Module:
@@ -33,63 +45,128 @@ def plain(conv: nn.Module) -> nn.Module:
     return conv
 
 
-def swap_convs(network: nn.Module, conv: Callable[[nn.Module], nn.Module], where: str | None = None) -> SwapReport:
+def swap_convs(
+    network: nn.Module,
+    conv: Callable[..., Any],
+    where: str | None = None,
+    *,
+    spacing_mm: Sequence[float] | None = None,
+    example: Tensor | None = None,
+) -> SwapReport:
     """Replace, in place, every spatial convolution of a network.
 
     Args:
-        network: any module; 1x1 and transposed convolutions stay, and so do those that already carry a prior.
+        network: any module; 1x1 and transposed convolutions stay, those whose kernel is their stride (down-sampling),
+            and those that `conv` has no meaning for.
         conv: takes an `nn.ConvNd` and returns the module in its place; one of this package's functions, with its
-            arguments bound by `functools.partial`.
+            arguments bound by `functools.partial`. Or a `Mirror`, which converts the network as a whole.
         where: regular expression; only layers whose dotted name it matches (`re.search`) are swapped.
+        spacing_mm: voxel size of the network's input, for the convolutions sampled in mm. Each layer is told the
+            voxel size of its own grid, as `spacing_mm` and `scale`; needs `example`.
+        example: an input (batch, channels, *spatial) as the network will see it; `Mirror` needs it, too.
     Raises: ValueError: nothing could be swapped, or `conv` refuses a layer (the message names it).
     """
+    if isinstance(conv, Mirror):
+        return _whole(network, conv, where, example)
+    grids = {} if spacing_mm is None else _grids(network, spacing_mm, example)
     report = SwapReport()
     for name, layer in list(network.named_modules()):
-        if isinstance(layer, CONVS + _TRANSPOSED):
+        if isinstance(layer, CONVS + TRANSPOSED):
             reason = _reason_to_keep(name, layer, where)
+            try:
+                if reason is None and spacing_mm is not None and name not in grids:
+                    reason = "unused"
+                new: Any = None if reason else conv(layer, **grids.get(name, {}))
+            except Unsuitable as error:
+                reason = error.reason
+            except ValueError as error:
+                raise ValueError(f"layer {name}: {error}" if name else str(error)) from error
             if reason:
                 report.kept[name] = reason
             else:
-                _replace(network, name, _swapped(name, layer, conv))
+                _replace(network, name, new)
                 report.swapped.append(name)
+                if hasattr(new, "approximation_error"):
+                    report.errors[name] = new.approximation_error
     if not report.swapped:
         raise ValueError(f"no convolution of {type(network).__name__} could be swapped: {report}")
     return report
 
 
 def fold_convs(network: nn.Module) -> nn.Module:
-    """A copy of the network in which every weight-space prior is folded into a plain `nn.ConvNd`."""
-    folded = deepcopy(network)
-    for layer in folded.modules():
-        if isinstance(layer, CONVS) and parametrize.is_parametrized(layer, "weight"):
-            # Removal deletes the property from the layer's class, which `deepcopy` let the original share.
-            cls = type(layer)
-            layer.__class__ = type(cls.__name__, cls.__bases__, dict(vars(cls)))
-            parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+    """A copy of the network of torch's own modules: every weight-space prior is folded into a plain `nn.ConvNd`."""
+    folded: Any = deepcopy(network)
+    if hasattr(folded, "folded"):
+        return folded.folded()
+    layers: list[tuple[str, Any]] = list(folded.named_modules())
+    for name, layer in layers:
+        if hasattr(layer, "folded"):
+            _replace(folded, name, layer.folded())
+        elif parametrize.is_parametrized(layer):
+            _fold(layer)
     return folded
 
 
-def _reason_to_keep(name: str, layer: nn.Module, where: str | None) -> str | None:
-    if isinstance(layer, _TRANSPOSED):
+def _fold(layer: Any) -> None:
+    """Remove this package's parametrizations and leave what they computed."""
+    ours = [key for key, parts in layer.parametrizations.items() if any(isinstance(p, Prior) for p in parts)]
+    if not ours:
+        return
+    # Removal deletes the property from the layer's class, which `deepcopy` let the original share.
+    cls = type(layer)
+    layer.__class__ = type(cls.__name__, cls.__bases__, dict(vars(cls)))
+    for key in ours:
+        parametrize.remove_parametrizations(layer, key, leave_parametrized=True)
+    if isinstance(layer, TwoLaunches):
+        layer.__class__ = type(layer).__bases__[1]
+
+
+def _whole(network: nn.Module, mirror: Mirror, where: str | None, example: Tensor | None) -> SwapReport:
+    if where is not None:
+        raise ValueError(f"conv=mirror converts the whole network, conv.where must be null, got {where!r}")
+    if example is None:
+        raise ValueError("conv=mirror needs `example`, an input of the network, got None")
+    changed = mirror(network, example)
+    if not changed:
+        raise ValueError(f"no convolution of {type(network).__name__} could be swapped")
+    layers = {n: layer for n, layer in network.named_modules() if isinstance(layer, CONVS + TRANSPOSED)}
+    kept = dict.fromkeys(layers.keys() - set(changed), "unused")
+    errors = {n: getattr(layers[n], "approximation_error", None) for n in changed}
+    return SwapReport(changed, kept, {name: error for name, error in errors.items() if error is not None})
+
+
+@torch.no_grad()
+def _grids(network: nn.Module, spacing_mm: Sequence[float], example: Tensor | None) -> dict[str, dict[str, Any]]:
+    """Per convolution the voxel size of the grid it works on, and how much coarser that is than the input's."""
+    if example is None or example.ndim != len(spacing_mm) + 2:
+        got = None if example is None else tuple(example.shape)
+        raise ValueError(f"spacing_mm={tuple(spacing_mm)} needs an example of {len(spacing_mm)} spatial axes, got {got}")
+    if any(not s > 0 for s in spacing_mm):
+        raise ValueError(f"spacing_mm must be positive along every axis, got {tuple(spacing_mm)}")
+    copy = deepcopy(network).eval()
+    sizes: dict[str, torch.Size] = {}
+    for name, layer in copy.named_modules():
+        if isinstance(layer, CONVS):
+            layer.register_forward_pre_hook(lambda m, args, n=name: sizes.setdefault(n, args[0].shape[2:]) and None)
+    copy(example)
+    grids = {}
+    for name, size in sizes.items():
+        steps = [max(1, round(n / m)) for n, m in zip(example.shape[2:], size, strict=True)]
+        layer_mm = [mm * step for mm, step in zip(spacing_mm, steps, strict=True)]
+        grids[name] = {"spacing_mm": tuple(layer_mm), "scale": min(layer_mm) / min(spacing_mm)}
+    return grids
+
+
+def _reason_to_keep(name: str, layer: Any, where: str | None) -> str | None:
+    if isinstance(layer, TRANSPOSED):
         return "transposed"
-    if all(k == 1 for k in layer.kernel_size):  # type: ignore[union-attr]
+    if all(k == 1 for k in layer.kernel_size):
         return "1x1"
     if layer.kernel_size == layer.stride:
         return "down-sampling by its kernel"
-    if layer.groups > 1:  # type: ignore[operator]
-        return "grouped"
-    if parametrize.is_parametrized(layer, "weight"):
-        return "parametrized already"
     if where is not None and not re.search(where, name):
         return f"not matched by {where!r}"
     return None
-
-
-def _swapped(name: str, layer: nn.Module, conv: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    try:
-        return conv(layer)
-    except ValueError as error:
-        raise ValueError(f"layer {name}: {error}") from error
 
 
 def _replace(network: nn.Module, name: str, layer: nn.Module) -> None:

@@ -42,6 +42,7 @@ class Augment:
         spacing_mm: of the patch, one number per spatial axis; an axis pair whose spacings differ by more than a factor
             of three is not rotated into each other.
         rotation_deg, scale, shift: largest angle, largest relative zoom, largest shift as share of the patch.
+        mirror_axes: spatial axes along which each sample is flipped or not, by chance.
         contrast, brightness, noise_std: largest relative gain, largest offset, largest standard deviation of noise,
             the last two in standard deviations of the image.
     """
@@ -56,14 +57,20 @@ class Augment:
         contrast: float = 0.0,
         brightness: float = 0.0,
         noise_std: float = 0.0,
+        mirror_axes: Sequence[int] = (),
     ) -> None:
-        self.seed, self.spacing_mm = seed, tuple(spacing_mm)
+        self.seed, self.spacing_mm, self.mirror_axes = seed, tuple(spacing_mm), tuple(mirror_axes)
         self.rotation_deg, self.scale, self.shift = rotation_deg, scale, shift
         self.contrast, self.brightness, self.noise_std = contrast, brightness, noise_std
-        ranges = {k: v for k, v in vars(self).items() if k not in ("seed", "spacing_mm")}
+        ranges = {k: v for k, v in vars(self).items() if k not in ("seed", "spacing_mm", "mirror_axes")}
         wrong = {k: v for k, v in ranges.items() if not v >= 0}
         if wrong or not scale < 1:
             raise ValueError(f"augment: every range must be 0 or more, and scale below 1, got {wrong or {'scale': scale}}")
+        axes = len(self.spacing_mm)
+        if len(set(self.mirror_axes)) != len(self.mirror_axes) or any(not 0 <= a < axes for a in self.mirror_axes):
+            raise ValueError(
+                f"augment.mirror_axes must be different spatial axes from 0 to {axes - 1}, got {list(mirror_axes)}"
+            )
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Shape: image (batch, channels, *spatial), label (batch, 1, *spatial); sample (batch,) numbers."""
@@ -79,7 +86,7 @@ class Augment:
 
     def apply(self, image: Tensor, label: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
         """Image by linear, label by nearest-neighbour interpolation; 0 comes in from outside."""
-        if self.rotation_deg or self.scale or self.shift:
+        if self.rotation_deg or self.scale or self.shift or self.mirror_axes:
             grid = self._grid(image.shape, parameters).to(image.device)
             image = F.grid_sample(image, grid, mode="bilinear", align_corners=False)
             label = F.grid_sample(label.float(), grid, mode="nearest", align_corners=False).to(label.dtype)
@@ -93,13 +100,15 @@ class Augment:
             if max(self.spacing_mm[a], self.spacing_mm[b]) <= 3 * min(self.spacing_mm[a], self.spacing_mm[b]):
                 matrix = matrix @ _plane_rotation(axes, a, b, angle)
         shift, gain, offset = rng.uniform(-1, 1, axes), rng.uniform(-1, 1), rng.uniform(-1, 1)
+        noise_std, noise_seed = rng.uniform(0, 1), rng.integers(2**62)
+        flips = [-1.0 if axis in self.mirror_axes and rng.uniform() < 0.5 else 1.0 for axis in range(axes)]
         return (
-            matrix,
+            matrix * flips,
             shift * self.shift,
             np.array(1 + gain * self.contrast),
             np.array(offset * self.brightness),
-            np.array(rng.uniform(0, 1) * self.noise_std),
-            np.array(rng.integers(2**62)),
+            np.array(noise_std * self.noise_std),
+            np.array(noise_seed),
         )
 
     def _grid(self, shape: Sequence[int], parameters: Parameters) -> Tensor:

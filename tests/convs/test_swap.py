@@ -1,5 +1,6 @@
 """medconv/convs/swap.py: into networks of ours and MONAI's, and back to plain layers."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
@@ -7,11 +8,12 @@ from functools import partial
 
 import pytest
 import torch
+from family import IN_MM, LAYERS, UNGROUPED
 from monai.networks import nets
 from torch import nn
 from torch.nn.utils import parametrize
 
-from medconv.convs import SwapReport, fold_convs, plain, swap_convs, transform
+from medconv.convs import SwapReport, ball, basis, fold_convs, plain, swap_convs, transform
 from medconv.networks import UNet
 
 DOWN, UP, POINT = "down-sampling by its kernel", "transposed", "1x1"
@@ -27,6 +29,18 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, dict[str, int]]] = {
         8,
         {POINT: 2, UP: 1},
     ),
+}
+
+
+# 3D, 32 voxels: number of spatial convolutions, and of those that stay.
+MONAI: dict[str, tuple[Callable[[], nn.Module], int, dict[str, int]]] = {
+    "unet": (lambda: nets.UNet(3, 1, 2, (4, 8, 8), (2, 2), num_res_units=2), 10, {UP: 2}),
+    "dynunet": (lambda: nets.DynUNet(3, 1, 2, [3] * 3, [1, 2, 2], [2, 2], filters=[4, 6, 8]), 10, {POINT: 1, UP: 2}),
+    "segresnet": (lambda: nets.SegResNet(3, 8, blocks_down=(1, 1), blocks_up=(1,)), 8, {POINT: 2}),
+    "basicunet": (lambda: nets.BasicUNet(3, 1, 2, features=(4, 4, 8, 8, 8, 4)), 18, {UP: 4, POINT: 1}),
+    "resnet": (lambda: nets.resnet10(spatial_dims=3, n_input_channels=1, num_classes=2), 9, {POINT: 3}),
+    "densenet": (lambda: nets.DenseNet(3, 1, 2, init_features=8, growth_rate=4, block_config=(2, 2)), 5, {POINT: 5}),
+    "mednext": (lambda: nets.MedNeXt(3, 8, 1, 2), 22, {POINT: 53, UP: 5}),
 }
 
 
@@ -121,11 +135,73 @@ def test_report_is_one_line() -> None:
         (nn.Sequential(nn.Conv2d(2, 2, 3)), "decoder", r"1 not matched by 'decoder'"),
         (nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Conv3d(1, 1, 2, 2)), None, r"1 grouped, 1 down-sampling by its"),
         (nn.Sequential(transform(nn.Conv2d(2, 2, 3))), None, r"1 parametrized already"),
+        (nets.MedNeXt(3, 4, 1, 2), None, r"53 1x1, 22 grouped, 5 transposed"),
     ],
 )
 def test_nothing_swapped_is_an_error(network: nn.Module, where: str | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         swap_convs(network, transform, where)
+
+
+@pytest.mark.parametrize("conv", [name for name in LAYERS if name != "none"])
+@pytest.mark.parametrize("name", MONAI)
+def test_every_convolution_goes_into_every_network(name: str, conv: str) -> None:
+    torch.manual_seed(0)
+    build, swapped, kept = MONAI[name]
+    network, image = build(), torch.randn(2, 1, 32, 32, 32)
+    grid = {"spacing_mm": (1.0, 1.0, 1.0), "example": image} if conv in IN_MM else {}
+    if name == "mednext" and conv in UNGROUPED:
+        with pytest.raises(ValueError, match=r"0 convolutions swapped, 80 kept \(53 1x1, 22 grouped, 5 transposed\)"):
+            swap_convs(network, LAYERS[conv], **grid)
+        return
+    report = swap_convs(network, LAYERS[conv], **grid)
+    assert len(report.swapped) == swapped and Counter(report.kept.values()) == kept
+    network(image)  # running statistics that are not those of the start
+    expected, folded = network.eval()(image), fold_convs(network)
+    expected, output = (y if isinstance(y, torch.Tensor) else y[0] for y in (expected, folded(image)))
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5 * float(expected.detach().std()))
+    assert not [m for m in folded.modules() if type(m).__module__.startswith("medconv")]
+
+
+def test_layers_are_told_the_voxels_of_their_own_grid() -> None:
+    network = UNet(3, 1, 2, (4, 6, 8), ((2, 2, 1), 2))
+    seen = {}
+
+    def note(conv: nn.Module, spacing_mm: tuple[float, ...], scale: float) -> nn.Module:
+        seen[len(seen)] = (spacing_mm, scale)
+        return conv
+
+    report = swap_convs(network, note, spacing_mm=(0.5, 0.5, 2.0), example=torch.zeros(1, 1, 16, 16, 8))
+    by_name = dict(zip(report.swapped, seen.values(), strict=True))
+    assert by_name["encoder.0.0"] == by_name["decoder.0.3"] == ((0.5, 0.5, 2.0), 1.0)
+    assert by_name["encoder.1.0"] == ((1.0, 1.0, 2.0), 2.0)
+    assert by_name["encoder.2.3"] == ((2.0, 2.0, 4.0), 4.0)
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"spacing_mm": (1.0, 1.0)}, r"spacing_mm=\(1\.0, 1\.0\) needs an example of 2 spatial axes, got None"),
+        ({"spacing_mm": (1.0, 1.0), "example": torch.zeros(1, 1, 8)}, r"2 spatial axes, got \(1, 1, 8\)"),
+        ({"spacing_mm": (1.0, -1.0), "example": torch.zeros(1, 1, 8, 8)}, r"positive along every axis, got \(1\.0, -1\.0\)"),
+    ],
+)
+def test_spacing_needs_an_example_and_positive_numbers(grid: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        swap_convs(UNet(2, 1, 2, (4, 8), (2,)), ball, **grid)
+
+
+def test_parametrizations_of_others_stay() -> None:
+    network = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 2, 3)), nn.Conv2d(2, 2, 3))
+    assert swap_convs(network, basis).kept == {"0": "parametrized already"}
+    folded = fold_convs(network)
+    assert parametrize.is_parametrized(folded[0]) and not parametrize.is_parametrized(folded[1])
+
+
+def test_kept_weights_report_their_error() -> None:
+    report = swap_convs(UNet(2, 1, 2, (4, 8), (2,)), partial(basis, keep_weight=True))
+    assert set(report.errors) == set(report.swapped) and all(0 < e < 1 for e in report.errors.values())
+    assert re.search(r"; weights kept with a relative error of 0\.\d+, 0\.\d+ at most$", str(report))
 
 
 def test_a_refused_layer_is_named() -> None:

@@ -16,18 +16,19 @@ def convolve(
     padding: Sequence[int],
     dilation: Sequence[int],
     padding_mode: str = "zeros",
+    groups: int = 1,
 ) -> np.ndarray:
-    """(batch, in, *spatial) and (out, in, *kernel) -> (batch, out, *spatial'), without a bias."""
+    """(batch, in, *spatial) and (out, in / groups, *kernel) -> (batch, out, *spatial'), without a bias."""
     padded = np.pad(image, [(0, 0), (0, 0), *((p, p) for p in padding)], mode=_PAD[padding_mode])
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True)]
     size = [(n - r) // s + 1 for n, r, s in zip(padded.shape[2:], reach, stride, strict=True)]
     result = np.zeros((len(image), len(weight), *size))
     for b, o, *position in product(range(len(image)), range(len(weight)), *map(range, size)):
-        total = 0.0
+        total, first = 0.0, o // (len(weight) // groups) * weight.shape[1]
         for tap in product(*map(range, weight.shape[2:])):
             voxel = tuple(p * s + t * d for p, s, t, d in zip(position, stride, tap, dilation, strict=True))
             for i in range(weight.shape[1]):
-                total += weight[(o, i, *tap)] * padded[(b, i, *voxel)]
+                total += weight[(o, i, *tap)] * padded[(b, first + i, *voxel)]
         result[(b, o, *position)] = total
     return result
 

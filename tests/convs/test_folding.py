@@ -1,6 +1,5 @@
-"""medconv/convs/priors.py: the transform prior against two convolutions in plain loops, and what must not disturb it."""
+"""medconv/convs/folding.py: against two convolutions in plain loops, in both of its ways, and when it takes which."""
 
-import shutil
 from copy import deepcopy
 
 import numpy as np
@@ -9,9 +8,8 @@ import torch
 from reference.convolution import convolve, dense_bank, fold, mix_channels, nearest_transform
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils.checkpoint import checkpoint
 
-from medconv.convs import TransformPrior, fold_convs, gaussian_jet, transform
+from medconv.convs import TransformPrior, fold_convs, folding, gaussian_jet, transform
 
 CONVS = {
     "1d": (nn.Conv1d(2, 3, 3, padding=1), {}, (7,)),
@@ -51,8 +49,10 @@ def bank_of(conv: nn.Module) -> np.ndarray:
     return dense_bank(prior.bank.double().numpy(), conv.kernel_size, prior.groups)
 
 
+@pytest.mark.parametrize("two", [False, True], ids=["folded", "two launches"])
 @pytest.mark.parametrize("name", CONVS)
-def test_equals_a_1x1_convolution_and_then_the_bank(name: str) -> None:
+def test_equals_a_1x1_convolution_and_then_the_bank(name: str, two: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folding, "prefers_two_launches", lambda *_: two)
     plain, arguments, size = CONVS[name]
     conv = build(plain, **arguments)
     image = torch.randn(2, conv.in_channels, *size)
@@ -109,32 +109,6 @@ def test_gradcheck_through_the_convolution(name: str) -> None:
     assert torch.autograd.gradcheck(run, (image, original_of(conv).detach().clone().requires_grad_()), fast_mode=True)
 
 
-@pytest.mark.parametrize(
-    ("plain", "arguments"),
-    [
-        (nn.Conv2d(64, 60, 3), {}),
-        (nn.Conv3d(48, 48, 3), {"spacing_mm": (3.0, 1.0, 1.0)}),
-        (nn.Conv2d(64, 16, (1, 5)), {"transform_channels": 48}),
-        (nn.Conv2d(64, 8, 3), {"transform_channels": 48, "bank": "random"}),
-    ],
-    ids=["2d", "3d", "flat", "user bank"],
-)
-def test_folded_kernel_has_the_variance_of_the_weight_it_replaces(plain: nn.Module, arguments: dict) -> None:
-    with torch.no_grad():
-        plain.weight.normal_(std=0.37, generator=torch.Generator().manual_seed(1))
-    conv = build(plain, **arguments)
-    weight = conv.weight.detach()
-    assert float(weight.std()) == pytest.approx(float(plain.weight.detach().std()), rel=0.05)
-    assert abs(float(weight.mean())) < 0.05 * 0.37
-
-
-def test_a_new_weight_is_drawn_unless_the_old_one_is_kept() -> None:
-    plain = nn.Conv2d(3, 6, 3)
-    first, second = build(plain, seed=0), build(plain, seed=1)
-    assert not torch.allclose(first.weight, second.weight)
-    torch.testing.assert_close(build(plain, 0, keep_weight=True).weight, build(plain, 1, keep_weight=True).weight)
-
-
 @pytest.mark.parametrize("name", ["2d", "3d in blocks", "3d anisotropic", "3d flat kernel", "user bank"])
 def test_keep_weight_is_the_least_squares_projection(name: str) -> None:
     plain, arguments, _ = CONVS[name]
@@ -143,14 +117,6 @@ def test_keep_weight_is_the_least_squares_projection(name: str) -> None:
     nearest = fold(nearest_transform(weight, bank), bank)
     assert not np.allclose(nearest, weight, atol=1e-3)  # the weight lies outside of the span, or the test says nothing
     np.testing.assert_allclose(conv.weight.detach().numpy(), nearest, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["2d", "3d in blocks", "user bank"])
-def test_keep_weight_returns_a_weight_of_the_span(name: str) -> None:
-    plain, arguments, _ = CONVS[name]
-    conv = build(plain, **arguments)
-    projected = build(fold_convs(conv), keep_weight=True, **arguments)
-    torch.testing.assert_close(projected.weight, conv.weight, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["2d", "3d in blocks"])
@@ -175,68 +141,12 @@ def test_follows_its_network_into_other_precisions(dtype: torch.dtype) -> None:
     torch.testing.assert_close(conv.weight.float(), expected, rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize(("name", "layout"), [("2d", torch.channels_last), ("3d in blocks", torch.channels_last_3d)])
-def test_channels_last_in_gives_channels_last_out(name: str, layout: torch.memory_format) -> None:
-    plain, arguments, _ = CONVS[name]
-    conv = build(plain, **arguments)
-    image = torch.randn(2, conv.in_channels, *[4] * len(conv.kernel_size))
-    expected = conv(image)
-    conv.to(memory_format=layout)
-    output = conv(image.contiguous(memory_format=layout))
-    assert output.is_contiguous(memory_format=layout) and not output.is_contiguous()
-    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
-    output.sum().backward()
-    assert original_of(conv).grad is not None
-
-
-@pytest.mark.parametrize("name", ["2d", "3d in blocks", "user bank"])
-def test_deepcopy_has_weights_of_its_own(name: str) -> None:
-    plain, arguments, _ = CONVS[name]
-    conv = build(plain, **arguments)
-    copy = deepcopy(conv)
-    before = conv.weight.detach().clone()
-    assert torch.equal(copy.weight, before)
-    with torch.no_grad():
-        original_of(copy).mul_(2)
-    torch.testing.assert_close(copy.weight, 2 * before)
-    assert torch.equal(conv.weight, before)
-
-
-@pytest.mark.parametrize("name", ["2d", "3d in blocks", "user bank"])
-def test_state_dict_round_trip(name: str) -> None:
-    plain, arguments, _ = CONVS[name]
-    conv, other = build(plain, 0, **arguments), build(plain, 1, **arguments)
-    assert not torch.allclose(conv.weight, other.weight)
-    other.load_state_dict(conv.state_dict())
-    assert torch.equal(conv.weight, other.weight)
-
-
 def test_only_the_transform_and_the_bias_are_learned() -> None:
     conv = build(CONVS["user bank"][0], transform_channels=2, bank="random")
     assert {name: tuple(p.shape) for name, p in conv.named_parameters()} == {
         "bias": (4,),
         "parametrizations.weight.original": (2, 3),
     }
-
-
-@pytest.mark.parametrize("name", ["2d", "3d in blocks"])
-def test_activation_checkpointing_gives_equal_gradients(name: str) -> None:
-    plain, arguments, size = CONVS[name]
-    conv = build(plain, **arguments)
-    image = torch.randn(2, conv.in_channels, *size, requires_grad=True)
-    inputs = [image, *conv.parameters()]
-    expected = torch.autograd.grad(conv(image).square().sum(), inputs)
-    again = torch.autograd.grad(checkpoint(conv, image, use_reentrant=False).square().sum(), inputs)
-    for a, b in zip(again, expected, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("name", ["2d", "3d in blocks"])
-def test_samples_of_a_batch_do_not_mix(name: str) -> None:
-    plain, arguments, size = CONVS[name]
-    conv = build(plain, **arguments)
-    image = torch.randn(3, conv.in_channels, *size)
-    torch.testing.assert_close(conv(image), torch.cat([conv(sample[None]) for sample in image]), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -261,9 +171,18 @@ def test_errors_name_the_argument_and_what_came(conv: nn.Module, arguments: dict
     assert not parametrize.is_parametrized(conv)
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler")
-def test_compiles_as_one_graph() -> None:
-    conv = build(CONVS["2d"][0])
-    image = torch.randn(1, 3, 4, 4)
-    with torch.no_grad():
-        torch.testing.assert_close(torch.compile(conv, fullgraph=True)(image), conv(image), rtol=1e-5, atol=1e-5)
+def test_takes_the_way_that_the_cost_model_finds_cheaper() -> None:
+    deep, wide = transform(nn.Conv3d(256, 256, 3, padding=1)), transform(nn.Conv2d(16, 16, 3), transform_channels=1600)
+    small, large = torch.empty(2, 256, 5, 7, 5), torch.empty(2, 16, 256, 256)
+    assert folding.prefers_two_launches(deep, prior_of(deep), small)  # 1.8 million weights against 65,000
+    assert not folding.prefers_two_launches(wide, prior_of(wide), large)  # a hundred channels between for each output
+
+
+def test_both_ways_have_equal_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv, found = build(CONVS["3d in blocks"][0]), []
+    image = torch.randn(2, 2, 4, 4, 4)
+    for two in (False, True):
+        monkeypatch.setattr(folding, "prefers_two_launches", lambda *_, two=two: two)
+        found.append(torch.autograd.grad(conv(image).square().sum(), list(conv.parameters())))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,38 @@
+"""`medconv-benchmark NAME`: measure, against a named peer in the same run; a table on screen, rows as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from medconv import commands
+from medconv.benchmarks import rows
+
+NAMES = ("learning",)
+
+
+def main() -> None:
+    sys.exit(commands.guard(_main))
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser("medconv-benchmark", description=__doc__)
+    choices = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    parts = {name: importlib.import_module(f"medconv.benchmarks.{name}") for name in NAMES}
+    for name, part in parts.items():
+        chosen = choices.add_parser(name, help=part.__doc__, description=part.__doc__)
+        chosen.add_argument("--json", type=Path, help="write the rows there")
+        part.add_arguments(chosen)
+    options = parser.parse_args()
+    commands.start_logging()
+    found = parts[options.name].run(options)
+    if options.json:
+        rows.write(found, options.json)
+    print(rows.table(found, parts[options.name].COLUMNS))
+    return commands.DONE
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Does a convolution help? Short trainings of every kind on few and many cases, compared case by case."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from medconv.benchmarks.rows import Row
+from medconv.data import layout
+
+log = logging.getLogger(__name__)
+
+PLAIN = "plain"
+VARIANTS = {
+    PLAIN: [],
+    "plain, flips": ["augment.mirror_axes=[0]"],
+    "basis": ["conv=basis"],
+    "ball": ["conv=ball"],
+    "acs": ["conv=acs"],
+    "mirror": ["conv=mirror"],
+    "mirror, equal weights": ["conv=mirror", "model.channels=[22,46,90,180]"],
+    "basis, equal weights": ["conv=basis", "model.channels=[26,52,104,208]"],
+    "transform": ["conv=transform"],
+    "transform, wide": ["conv=transform", "model.channels=[48,96,192,384]"],
+    "masked": ["conv=masked"],
+    "spacing": ["conv=spacing"],
+    "bottleneck": ["conv=bottleneck"],
+    "separable": ["conv=separable"],
+    "se": ["conv=se"],
+}
+CHANNELS = "model.channels=[16,32,64,128]"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--root", type=Path, required=True, help="a dataset with a dataset.json, such as Task04_Hippocampus")
+    parser.add_argument("--output", type=Path, default=Path("runs/learning"), help="run folders; done ones are not repeated")
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), metavar="NAME")
+    parser.add_argument("--cases", nargs="+", default=["10", "40", "all"], help="training cases, numbers or `all`")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=300, help="optimizer steps of each training")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each if more than one")
+
+
+def run(options: argparse.Namespace) -> list[Row]:
+    """Train what is not trained yet, and compare every variant with `plain` on the same validation cases."""
+    output: Path = options.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    splits = _write_splits(options.root, options.cases, options.seeds, output)
+    jobs = list(product(options.cases, range(options.seeds), options.variants))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        work = [pool.submit(_train, *job, splits[job[0], job[1]], options, output) for job in jobs]
+        for future in tqdm(work, desc="training", unit="run", disable=None):
+            future.result()
+    return compare(output, options.cases, options.steps)
+
+
+def compare(output: Path, sizes: Iterable[str], steps: int) -> list[Row]:
+    """One row for every variant and number of cases that has been trained."""
+    rows = []
+    for cases, variant in product(sizes, VARIANTS):
+        mine, plain = _scores(output, cases, variant, steps), _scores(output, cases, PLAIN, steps)
+        if not mine:
+            continue
+        dice = np.array([np.mean(list(scores.values())) for scores in mine.values()])
+        low, high, mean = _paired(mine, plain)
+        rows.append(
+            {
+                "benchmark": "learning",
+                "case": f"{cases} training cases, {steps} steps",
+                "variant": variant,
+                "reference": PLAIN,
+                "dice": float(dice.mean()),
+                "seeds": len(mine),
+                "dice_of_seeds": [round(float(d), 4) for d in dice],
+                "difference": mean,
+                "low": low,
+                "high": high,
+                "million_weights": _weights(output, cases, variant, steps),
+            }
+        )
+    return rows
+
+
+COLUMNS = ("case", "variant", "million_weights", "seeds", "dice", "difference", "low", "high")
+
+
+def _folder(output: Path, cases: str, seed: int, variant: str, steps: int) -> Path:
+    return output / f"{cases}-{steps}" / variant.replace(", ", "-").replace(" ", "-") / str(seed)
+
+
+def _train(cases: str, seed: int, variant: str, fold: int, options: argparse.Namespace, output: Path) -> None:
+    folder = _folder(output, cases, seed, variant, options.steps)
+    if _summary(folder).get("status") == "done":
+        return
+    command = [
+        sys.executable,
+        "-m",
+        "medconv.train",
+        "data=auto",
+        f"data.root={options.root.resolve()}",
+        f"data.cache={output / 'prepared'}",
+        f"data.splits={output / 'splits.json'}",
+        f"data.fold={fold}",
+        "data.batch_size=2",
+        "data.samples_per_epoch=1000000",
+        "data.num_workers=0",
+        "data.prepare_workers=1",
+        f"trainer.max_steps={options.steps}",
+        "trainer.enable_progress_bar=false",
+        CHANNELS,
+        *VARIANTS[variant],
+        f"seed={seed}",
+        f"run.dir={folder}",
+    ]
+    threads = {"OMP_NUM_THREADS": "1"} if options.jobs > 1 else {}
+    done = subprocess.run(command, env={**os.environ, **threads}, text=True, capture_output=True, check=False)
+    if done.returncode:
+        log.error("%s failed: %s", folder, done.stderr.strip()[-500:])
+
+
+def _write_splits(root: Path, sizes: Sequence[str], seeds: int, output: Path) -> dict[tuple[str, int], int]:
+    """Fold 0's validation cases always; of its training cases a draw per size and seed. Returns: the fold of each."""
+    train, val = layout.split(layout.auto(root).cases, 0, 5, None)
+    splits: list[dict[str, list[str]]] = []
+    index = {}
+    for size, seed in product(sizes, range(seeds)):
+        ids = sorted(case.id for case in train)
+        if size != "all":
+            ids = sorted(random.Random(seed).sample(ids, int(size)))
+        index[size, seed] = len(splits)
+        splits.append({"train": ids, "val": [case.id for case in val]})
+    (output / "splits.json").write_text(json.dumps(splits))
+    return index
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    path = folder / "summary.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _scores(output: Path, cases: str, variant: str, steps: int) -> dict[int, dict[str, float]]:
+    """Seed to case to Dice, mean over its foreground classes, of the finished trainings."""
+    found = {}
+    for seed in range(100):
+        summary = _summary(_folder(output, cases, seed, variant, steps))
+        if summary.get("status") == "done":
+            rows = {case: [v for v in row.values() if v is not None] for case, row in summary["val/cases"].items()}
+            found[seed] = {case: float(np.mean(values)) for case, values in rows.items() if values}
+    return found
+
+
+def _paired(
+    mine: dict[int, dict[str, float]], plain: dict[int, dict[str, float]]
+) -> tuple[float | None, float | None, float | None]:
+    """Mean difference to plain with a 95 % bootstrap interval over cases and the seeds both have: low, high, mean."""
+    seeds = sorted(mine.keys() & plain.keys())
+    if not seeds:
+        return None, None, None
+    cases = sorted(set.intersection(*(set(scores[s]) for scores in (mine, plain) for s in seeds)))
+    gaps = np.array([[mine[s][c] - plain[s][c] for c in cases] for s in seeds])
+    rng = np.random.default_rng(0)
+    means = [
+        gaps[rng.integers(len(seeds), size=len(seeds))][:, rng.integers(len(cases), size=len(cases))].mean()
+        for _ in range(2000)
+    ]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high), float(gaps.mean())
+
+
+def _weights(output: Path, cases: str, variant: str, steps: int) -> float | None:
+    """From the line of the run's log that says so."""
+    for log_file in _folder(output, cases, 0, variant, steps).glob("train.log"):
+        for line in log_file.read_text().splitlines():
+            if "million parameters" in line:
+                return float(line.split("million parameters")[0].split()[-1])
+    return None

@@ -1,0 +1,78 @@
+"""What every benchmark gives: rows, written as JSON and shown as a table, and alternating timings."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+Row = dict[str, Any]
+
+
+def conditions() -> Row:
+    """Hardware and versions that a timing stands on."""
+    cuda = torch.cuda.is_available()
+    name = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
+    return {
+        "device": "cuda" if cuda else "cpu",
+        "hardware": name,
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def alternate(
+    variants: Mapping[str, Callable[[], Any]], reference: str, pairs: int, warm_up: int = 3
+) -> dict[str, dict[str, float]]:
+    """Time variants in turn, A B C A B C, so that what disturbs the machine disturbs all of them.
+
+    Returns: per variant `seconds` (median), `ratio` to the reference (median over rounds), and `spread` of that ratio
+        (from the first to the third quartile).
+    """
+    synchronise = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    for run in variants.values():
+        for _ in range(warm_up):
+            run()
+    for _ in range(pairs):
+        for name, run in variants.items():
+            synchronise()
+            start = time.perf_counter()
+            run()
+            synchronise()
+            seconds[name].append(time.perf_counter() - start)
+    result = {}
+    for name, times in seconds.items():
+        ratios = sorted(a / b for a, b in zip(times, seconds[reference], strict=True))
+        spread = ratios[(3 * len(ratios)) // 4] - ratios[len(ratios) // 4]
+        result[name] = {"seconds": median(times), "ratio": median(ratios), "spread": spread}
+    return result
+
+
+def table(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    """Rows as a Markdown table."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join([*lines, *("| " + " | ".join(_shown(row.get(column)) for column in columns) + " |" for row in rows)])
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """The rows as JSON, written whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(list(rows), indent=1) + "\n")
+    partial.replace(path)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,205 @@
+"""Convolutions of fewer operations in more launches: `bottleneck`, `separable`; and the wrapper `se`.
+
+They win only where arithmetic, not memory traffic or launches, is the limit; `medconv.convs.cost` predicts it from sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from medconv.convs.prior import Conv, check_free, check_plain_groups, note_error, rms
+
+
+def bottleneck(
+    conv: Conv,
+    *,
+    ratio: float = 0.25,
+    channels: tuple[int, int] | int | None = None,
+    keep_weight: bool = False,
+) -> nn.Module:
+    """1x1 to few channels, the spatial convolution among them, 1x1 back; no norm or activation between.
+
+    Args:
+        conv: the convolution to replace; `groups` must be 1.
+        ratio: channels between, as share of the inputs and of the outputs; `channels` names them instead, one number
+            or (after the first 1x1, after the spatial convolution).
+        keep_weight: start from the truncated Tucker-2 decomposition of the present weight.
+    Returns: `nn.Sequential` of three plain convolutions; their product has the variance of the weight it replaces.
+    Raises: ValueError: a grouped convolution, ratio not in (0, 1], channels below 1.
+    Weights: in*a + a*b*k^N + b*out, against in*out*k^N.
+    Source: Tucker 1966, doi:10.1007/BF02289464; for convolutions Kim et al. 2016, arXiv:1511.06530.
+    """
+    check_plain_groups(conv, "bottleneck")
+    check_free(conv)
+    if not 0 < ratio <= 1:
+        raise ValueError(f"ratio must lie in (0, 1], got {ratio}")
+    if channels is None:
+        channels = (max(1, round(conv.in_channels * ratio)), max(1, round(conv.out_channels * ratio)))
+    a, b = (channels, channels) if isinstance(channels, int) else tuple(channels)
+    if a < 1 or b < 1:
+        raise ValueError(f"channels must be at least 1, got {(a, b)}")
+    dense = conv.weight.detach()
+    parts = nn.Sequential(_point(conv, conv.in_channels, a, False), _spatial(conv, a, b), _point(conv, b, conv.out_channels))
+    if keep_weight:
+        down, core, up = _tucker(dense.double().flatten(2), min(a, conv.in_channels), min(b, conv.out_channels))
+        _assign(parts, 0, down.t()[..., None])
+        _assign(parts, 1, core)
+        _assign(parts, 2, up[..., None])
+    return _finish(parts, conv, lambda: _product(parts), dense, keep_weight)
+
+
+def separable(conv: Conv, *, depth_multiplier: int = 1, keep_weight: bool = False) -> nn.Module:
+    """Depthwise, then pointwise.
+
+    Args:
+        conv: the convolution to replace; `groups` must be 1.
+        depth_multiplier: filters per input channel.
+        keep_weight: start from the truncated singular value decomposition of the present weight, input by input.
+    Returns: `nn.Sequential` of two plain convolutions; their product has the variance of the weight it replaces.
+    Raises: ValueError: a grouped convolution, depth_multiplier below 1.
+    Weights: m*in*k^N + m*in*out, against in*out*k^N.
+    Source: Chollet 2017, arXiv:1610.02357; no norm between the two here.
+    """
+    check_plain_groups(conv, "separable")
+    check_free(conv)
+    if depth_multiplier < 1:
+        raise ValueError(f"depth_multiplier must be at least 1, got {depth_multiplier}")
+    into, wide = conv.in_channels, conv.in_channels * depth_multiplier
+    dense = conv.weight.detach()
+    parts = nn.Sequential(_spatial(conv, into, wide, groups=into), _point(conv, wide, conv.out_channels))
+    if keep_weight:
+        per_input = dense.double().flatten(2).transpose(0, 1)  # (in, out, taps)
+        u, s, v = torch.linalg.svd(per_input, full_matrices=False)
+        rank = min(depth_multiplier, s.shape[1])
+        _assign(parts, 0, _padded(v[:, :rank], depth_multiplier).reshape(wide, 1, -1))
+        points = _padded((u * s[:, None]).transpose(1, 2)[:, :rank], depth_multiplier).reshape(wide, -1)
+        _assign(parts, 1, points.t()[..., None])
+    return _finish(parts, conv, lambda: _separable_product(parts, into), dense, keep_weight)
+
+
+class SqueezeExcitation(nn.Module):
+    """Channels weighted by what the whole image holds.
+
+    Shape: (batch, channels, *spatial) -> the same. Source: Hu et al. 2018, arXiv:1709.01507.
+    """
+
+    def __init__(self, spatial_dims: int, channels: int, reduction: int) -> None:
+        super().__init__()
+        conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[spatial_dims - 1]
+        self.pool = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[spatial_dims - 1](1)
+        self.reduce = conv(channels, max(1, channels // reduction), 1)
+        self.activation = nn.ReLU()
+        self.expand = conv(max(1, channels // reduction), channels, 1)
+        self.gate = nn.Sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gate(self.expand(self.activation(self.reduce(self.pool(x)))))
+
+    def folded(self) -> nn.Module:
+        """The same of torch's own modules only."""
+        return fx.symbolic_trace(self)
+
+
+def se(conv: Any, *, reduction: int = 8, inner: Callable[[nn.Module], nn.Module] | None = None) -> nn.Module:
+    """The convolution, then squeeze-and-excitation over its outputs.
+
+    Args:
+        conv: the convolution to wrap, kept as it is. reduction: hidden channels are out / reduction, at least 1.
+        inner: another convolution of this package to put in its place first.
+    Returns: `nn.Sequential` of the convolution and the excitation.
+    Raises: ValueError: reduction below 1.
+    Weights: those of the convolution, and 2 * out^2 / reduction.
+    """
+    if reduction < 1:
+        raise ValueError(f"reduction must be at least 1, got {reduction}")
+    dims, channels, device = len(conv.kernel_size), conv.out_channels, conv.weight.device
+    excitation: Any = SqueezeExcitation(dims, channels, reduction).to(device, conv.weight.dtype)
+    return nn.Sequential(conv if inner is None else inner(conv), excitation)
+
+
+def product_weight(parts: Any) -> Tensor:
+    """The dense kernel (out, in, *kernel_size), float64, that a `bottleneck` or `separable` amounts to."""
+    return _separable_product(parts, parts[0].in_channels) if len(parts) == 2 else _product(parts)
+
+
+def _like(conv: Any, into: int, out: int, size: Any, **settings: Any) -> nn.Module:
+    cls = next(c for c in type(conv).__mro__ if c in (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    return cls(into, out, size, device=conv.weight.device, dtype=conv.weight.dtype, **settings)
+
+
+def _point(conv: Any, into: int, out: int, bias: bool | None = None) -> Any:
+    """1x1; the last of a chain has the bias of the convolution that it replaces."""
+    layer: Any = _like(conv, into, out, 1, bias=conv.bias is not None and bias is None)
+    if layer.bias is not None:
+        assert conv.bias is not None
+        layer.bias.data.copy_(conv.bias.detach())
+    return layer
+
+
+def _spatial(conv: Conv, into: int, out: int, groups: int = 1) -> nn.Module:
+    return _like(
+        conv,
+        into,
+        out,
+        conv.kernel_size,
+        stride=conv.stride,
+        padding=conv.padding,
+        dilation=conv.dilation,
+        padding_mode=conv.padding_mode,
+        groups=groups,
+        bias=False,
+    )
+
+
+def _tucker(dense: Tensor, a: int, b: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Truncated higher-order singular value decomposition over inputs and outputs of (out, in, taps).
+
+    Returns: (in, a), (b, a, taps), (out, b).
+    """
+    up = torch.linalg.svd(dense.flatten(1), full_matrices=False)[0][:, :b]
+    down = torch.linalg.svd(dense.transpose(0, 1).flatten(1), full_matrices=False)[0][:, :a]
+    return down, torch.einsum("oik,ob,ia->bak", dense, up, down), up
+
+
+def _padded(values: Tensor, rows: int) -> Tensor:
+    """Axis 1 filled up with zeros: a multiplier beyond the rank."""
+    return torch.cat([values, values.new_zeros(len(values), rows - values.shape[1], values.shape[2])], 1)
+
+
+def _assign(parts: Any, index: int, weight: Tensor) -> None:
+    """Into the leading corner of a part's weight; what a decomposition's rank does not reach is zero."""
+    layer = parts[index]
+    full = torch.zeros_like(layer.weight.detach()).flatten(2)
+    full[: weight.shape[0], : weight.shape[1]] = weight.to(full.dtype)
+    layer.weight.data.copy_(full.view_as(layer.weight))
+
+
+def _product(parts: Any) -> Tensor:
+    down, core, up = (part.weight.detach().double().flatten(2) for part in parts)
+    dense = torch.einsum("ob,bak,ai->oik", up[..., 0], core, down[..., 0])
+    return dense.view(*dense.shape[:2], *parts[1].kernel_size)
+
+
+def _separable_product(parts: Any, into: int) -> Tensor:
+    depth, point = (part.weight.detach().double().flatten(2) for part in parts)
+    dense = torch.einsum("oim,imk->oik", point[..., 0].unflatten(1, (into, -1)), depth[:, 0].unflatten(0, (into, -1)))
+    return dense.view(*dense.shape[:2], *parts[0].kernel_size)
+
+
+@torch.no_grad()
+def _finish(parts: Any, conv: Conv, made: Callable[[], Tensor], dense: Tensor, keep_weight: bool) -> nn.Module:
+    """The kept weight's error noted, or a new one drawn: unit variance along each step, then scaled to the old one's."""
+    if keep_weight:
+        note_error(parts, made(), dense)
+        return parts
+    for part in parts:
+        part.weight.normal_(std=prod(part.weight.shape[1:]) ** -0.5)
+    gain = (rms(dense) / rms(made())) ** (1 / len(parts))
+    for part in parts:
+        part.weight.mul_(gain)
+    return parts

@@ -1,0 +1,155 @@
+"""`conv=transform`: a learned 1x1 channel transform, then a fixed filter bank; folded where that is cheaper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd, prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from medconv.convs import cost
+from medconv.convs.kernels import filter_bank
+from medconv.convs.prior import Conv, WeightPrior, check_free, check_plain_groups, install
+
+
+class TransformPrior(WeightPrior):
+    """Folded weight of a learned channel transform T followed by a fixed filter bank S: y = S * (T x).
+
+    W[o, i, k] = sum over t of S[o, t, k] T[t, i]. Folding is exact, padding included, because T has no bias.
+    The bank is block-diagonal: output channels come in `groups` blocks, and each block filters transform
+    channels of its own, so the fold costs out * transform * in * kernel / groups operations.
+
+    Shape: original (transform_channels, in) -> weight (out, in, *kernel_size).
+    Args: bank: (groups, out / groups, transform_channels / groups, *kernel_size), fixed.
+    Source: the convolution that this project started from.
+    """
+
+    bank: Tensor
+
+    def __init__(self, bank: Tensor) -> None:
+        groups, per_group, width, *kernel_size = bank.shape
+        super().__init__(kernel_size)
+        self.groups = groups
+        self.register_buffer("bank", bank.reshape(groups * per_group, width, prod(kernel_size)).float().contiguous())
+
+    @property
+    def _blocks(self) -> Tensor:  # (groups, out / groups * kernel, width)
+        out, width, taps = self.bank.shape
+        blocks = self.bank.view(self.groups, out // self.groups, width, taps)
+        return blocks.transpose(2, 3).reshape(self.groups, -1, width)
+
+    def taps(self, original: Tensor) -> Tensor:
+        transform = original.view(self.groups, -1, original.shape[1])
+        weight = torch.bmm(self._blocks.to(original.dtype), transform)
+        return weight.view(self.bank.shape[0], self.bank.shape[2], -1)
+
+    def nearest(self, taps: Tensor) -> Tensor:
+        wanted = taps.reshape(self.groups, -1, taps.shape[2])
+        return (torch.linalg.pinv(self._blocks.double()) @ wanted).reshape(-1, taps.shape[2])
+
+    def dense_bank(self) -> Tensor:
+        """The bank as the weight of a grouped convolution: (out, width, *kernel_size), in the layout of the layer."""
+        return self.bank.unflatten(2, self.kernel_size).contiguous(memory_format=self.memory_format)
+
+
+class TwoLaunches(nn.Module):
+    """Mixed into the class of a convolution that carries `transform`: each call takes the cheaper of two equal ways.
+
+    Folded, it is one dense convolution whose kernel is computed first. In two launches the transform is a 1x1
+    convolution and the bank a grouped one. Which is cheaper follows from sizes, by `medconv.convs.cost`.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer: Any = self
+        prior = layer.parametrizations.weight[0]
+        if prefers_two_launches(layer, prior, x):
+            return _two_launches(layer, prior, x)
+        return super().forward(x)
+
+
+def prefers_two_launches(conv: Conv, prior: TransformPrior, x: Tensor) -> bool:
+    """Whether the cost model finds a 1x1 convolution and the bank cheaper than one folded convolution."""
+    machine, voxels = cost.machine_of(x.device), x.shape[0] * prod(x.shape[2:])
+    after = voxels // prod(conv.stride)
+    folded, two = ways(conv, prior, voxels, after, machine)
+    return machine.seconds(two) < machine.seconds(folded)
+
+
+def ways(
+    conv: Conv, prior: TransformPrior, in_voxels: int, out_voxels: int, machine: cost.Machine
+) -> tuple[list[cost.Launch], list[cost.Launch]]:
+    """The launches of a forward pass: folded, and in two."""
+    width, taps = prior.bank.shape[1] * prior.groups, prior.bank.shape[2]
+    into, out, kernel = conv.in_channels, conv.out_channels, conv.kernel_size
+    fold = cost.weight_preparation(out * into * taps, out * prior.bank.shape[1] * into * taps)
+    folded = [fold, cost.convolution(into, out, kernel, in_voxels, out_voxels, machine=machine)]
+    point = cost.convolution(into, width, [1] * len(kernel), in_voxels, in_voxels, machine=machine)
+    bank = cost.convolution(width, out, kernel, in_voxels, out_voxels, prior.groups, machine=machine)
+    return folded, [point, bank]
+
+
+def transform(
+    conv: Conv,
+    *,
+    transform_channels: int | None = None,
+    bank: str | Sequence[str] | Tensor = "jet",
+    sigma_mm: float | None = None,
+    spacing_mm: Sequence[float] | None = None,
+    scale: float = 1.0,
+    keep_weight: bool = False,
+) -> nn.Module:
+    """A learned 1x1 channel transform, then a fixed anatomical filter bank.
+
+    Args:
+        conv: the convolution to give the prior to, changed in place; `groups` must be 1.
+        transform_channels: how many channels the transform has; None is as many as `conv` has outputs.
+        bank: words of `medconv.convs.kernels.BANKS`, or fixed filters (out, transform_channels, *kernel_size) of your own.
+        sigma_mm, spacing_mm, scale: as `basis`, for banks by word.
+        keep_weight: project the present (pretrained) weight instead of drawing a new one of its variance.
+    Raises: ValueError: a grouped convolution, an even kernel, no transform channels, a bank of the wrong shape.
+    Weights: transform_channels * in, against out * in * k^N; weight decay acts on the transform.
+    """
+    check_plain_groups(conv, "transform")
+    check_free(conv)
+    width = conv.out_channels if transform_channels is None else transform_channels
+    if width < 1:
+        raise ValueError(f"transform_channels must be at least 1, got {width}")
+    if not isinstance(bank, Tensor):
+        filters = filter_bank(bank, conv.kernel_size, spacing_mm, None if sigma_mm is None else sigma_mm * scale)
+        blocks = _blocks(conv.out_channels, width, filters)
+    elif tuple(bank.shape) != (conv.out_channels, width, *conv.kernel_size):
+        need = (conv.out_channels, width, *conv.kernel_size)
+        raise ValueError(f"bank must have shape (out, transform_channels, *kernel_size) = {need}, got {tuple(bank.shape)}")
+    else:
+        blocks = bank.unsqueeze(0)
+    conv.__class__ = type(f"Transform{type(conv).__name__}", (TwoLaunches, type(conv)), {})
+    return install(conv, TransformPrior(blocks), keep_weight)
+
+
+def _blocks(out: int, width: int, filters: Tensor) -> Tensor:
+    """In each block, output o sees transform channel t through filter (o + t) mod F.
+
+    Shape: (groups, out / groups, width / groups, *kernel_size).
+    """
+    groups = _block_count(out, width, len(filters))
+    index = torch.arange(out // groups)[:, None] + torch.arange(width // groups)[None, :]
+    return filters[index % len(filters)].expand(groups, *index.shape, *filters.shape[1:])
+
+
+def _block_count(out: int, width: int, filters: int) -> int:
+    """The fewest blocks in which no two outputs of a block have the same filters."""
+    shared = gcd(out, width)
+    return next((g for g in range(1, shared + 1) if shared % g == 0 and out // g <= filters), shared)
+
+
+def _two_launches(conv: Any, prior: TransformPrior, x: Tensor) -> Tensor:
+    transform = conv.parametrizations.weight.original
+    ones = [1] * len(conv.kernel_size)
+    convolve = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[len(ones) + 2]
+    mixed, padding = convolve(x, transform.reshape(*transform.shape, *ones)), conv.padding
+    if conv.padding_mode != "zeros":
+        mixed, padding = F.pad(mixed, conv._reversed_padding_repeated_twice, mode=conv.padding_mode), 0
+    return convolve(mixed, prior.dense_bank(), conv.bias, conv.stride, padding, conv.dilation, prior.groups)

@@ -1,0 +1,85 @@
+"""A base for convolutions with a hand-written backward: one library call for exactly the gradients that are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class Convolution(torch.autograd.Function):
+    """A convolution whose backward is written by hand; override `backward` and call `gradients` in it.
+
+    Differentiable twice, compiles as one graph. Writing a backward with `torch.nn.grad.conv2d_input` and
+    `conv2d_weight` instead costs a call for each (docs/benchmarks.md).
+    """
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> Tensor:
+        return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias, *ctx.geometry = inputs
+        ctx.save_for_backward(x, weight)
+        ctx.bias_size = None if bias is None else [bias.shape[0]]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        return (*gradients(ctx, grad), None, None, None, None)
+
+
+def gradients(ctx: Any, grad: Tensor) -> Gradients:
+    """Gradients of input, weight and bias, each only if it is needed, from one `aten::convolution_backward`."""
+    x, weight = ctx.saved_tensors
+    stride, padding, dilation, groups = ctx.geometry
+    needed = [bool(n) for n in ctx.needs_input_grad[:3]]
+    needed[2] = needed[2] and ctx.bias_size is not None
+    return torch.ops.aten.convolution_backward(
+        grad, x, weight, ctx.bias_size, stride, padding, dilation, False, [0] * len(stride), groups, needed
+    )
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    function: type[Convolution] = Convolution,
+) -> Tensor:
+    """As `F.conv1d`, `conv2d`, `conv3d`, through a hand-written backward; autocast casts as it does for those.
+
+    Shape: x (batch, in, *spatial), weight (out, in / groups, *kernel_size) -> (batch, out, *spatial').
+    Args: function: your own subclass of `Convolution`.
+    Raises: ValueError: as many axes in x as in the weight are needed, and one number per spatial axis.
+    """
+    if x.ndim != weight.ndim or x.ndim < 3:
+        raise ValueError(f"x and weight must have equally many axes, 3 or more, got {x.ndim} and {weight.ndim}")
+    axes = weight.ndim - 2
+    geometry = [_per_axis(name, v, axes) for name, v in (("stride", stride), ("padding", padding), ("dilation", dilation))]
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return function.apply(x, weight, bias, *geometry, groups)
+
+
+def _per_axis(name: str, value: int | Sequence[int], axes: int) -> list[int]:
+    values = [value] * axes if isinstance(value, int) else list(value)
+    if len(values) != axes:
+        raise ValueError(f"{name} must be one number or {axes}, one per spatial axis, got {value}")
+    return values

@@ -1,0 +1,230 @@
+"""Kernels as learned sums of fixed ones: `basis`, `ball`, `spacing` and `acs`.
+
+Each tap of a kernel is a fixed mixture of learned coefficients, alone for every pair of channels:
+W[o, k, i] = sum over f of B[k, f] C[o, f, i].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medconv.convs import kernels
+from medconv.convs.prior import Conv, Unsuitable, WeightPrior, check_free, install
+
+
+class LinearPrior(WeightPrior):
+    """W[o, k, i] = sum over f of B[k, f] C[o, f, i].
+
+    Shape: original (out, coefficients, in / groups) -> weight (out, in / groups, *kernel_size).
+    Args:
+        mixtures: (kinds, taps, coefficients), fixed.
+        kind: (out,), which of the mixtures each output channel takes; None where there is one for all.
+    """
+
+    mixtures: Tensor
+    kind: Tensor | None
+
+    def __init__(self, kernel_size: Sequence[int], mixtures: Tensor, kind: Tensor | None = None) -> None:
+        super().__init__(kernel_size)
+        self.register_buffer("mixtures", mixtures.float())
+        self.register_buffer("kind", kind)
+
+    def _each(self, mixtures: Tensor) -> Tensor:
+        return mixtures[0] if self.kind is None else mixtures[self.kind]
+
+    def taps(self, original: Tensor) -> Tensor:
+        return torch.matmul(self._each(self.mixtures.to(original.dtype)), original)
+
+    def nearest(self, taps: Tensor) -> Tensor:
+        return torch.matmul(self._each(torch.linalg.pinv(self.mixtures.double())), taps)
+
+
+def basis(
+    conv: Conv,
+    *,
+    bank: str | Sequence[str] | Tensor = "jet",
+    sigma_mm: float | None = None,
+    spacing_mm: Sequence[float] | None = None,
+    scale: float = 1.0,
+    keep_weight: bool = False,
+) -> nn.Module:
+    """Every kernel a learned sum of the same few filters, Gaussian derivatives by default.
+
+    Args:
+        conv: the convolution to give the prior to, changed in place.
+        bank: words of `medconv.convs.kernels.BANKS`, or filters (filters, *kernel_size) of your own.
+        sigma_mm: width of the Gaussian at the network's input; None is 0.7 of the finest voxel axis of each layer.
+        spacing_mm: voxel size on the layer's grid; None is isotropic. scale: the layer's grid over the input's.
+        keep_weight: project the present (pretrained) weight instead of drawing a new one of its variance.
+    Raises: ValueError: an even kernel; an unknown bank, or filters of the wrong shape; spacing or sigma not positive.
+    Weights: out * in * filters (10 in 3D, 6 in 2D), against out * in * k^N; weight decay acts on the coefficients.
+    Source: Jacobsen et al. 2016, arXiv:1605.02971.
+    """
+    if isinstance(bank, Tensor):
+        if bank.ndim != len(conv.kernel_size) + 1 or tuple(bank.shape[1:]) != conv.kernel_size:
+            need = ("filters", *conv.kernel_size)
+            raise ValueError(f"bank must have shape (filters, *kernel_size) = {need}, got {tuple(bank.shape)}")
+        filters = bank
+    else:
+        sigma = None if sigma_mm is None else sigma_mm * scale
+        filters = kernels.filter_bank(bank, conv.kernel_size, spacing_mm, sigma)
+    return install(conv, LinearPrior(conv.kernel_size, filters.flatten(1).t()[None]), keep_weight)
+
+
+def ball(
+    conv: Conv,
+    *,
+    radius_mm: float | None = None,
+    spacing_mm: Sequence[float] | None = None,
+    scale: float = 1.0,
+    keep_weight: bool = False,
+) -> nn.Module:
+    """Support is a ball in mm, not a cube in voxels: taps outside it do not exist.
+
+    Args:
+        conv, spacing_mm, scale, keep_weight: as `basis`.
+        radius_mm: at the network's input, growing with the layers' voxels; None is half of the kernel's widest
+            extent in voxels, times the finest spacing: 19 of 27 taps of an isotropic 3-kernel in 3D.
+    Raises: ValueError: an even kernel; spacing or radius not positive.
+    Weights: out * in * taps in the ball.
+    """
+    spacing = _isotropic(conv) if spacing_mm is None else tuple(spacing_mm)
+    kernels.check_grid(conv.kernel_size, spacing)
+    radius = max(conv.kernel_size) / 2 * min(spacing) if radius_mm is None else radius_mm * scale
+    inside = kernels.ball(conv.kernel_size, spacing, radius).flatten()
+    return install(conv, LinearPrior(conv.kernel_size, torch.eye(len(inside))[:, inside][None]), keep_weight)
+
+
+def spacing(
+    conv: Conv,
+    *,
+    spacing_mm: Sequence[float] | None = None,
+    reference_mm: float | None = None,
+    scale: float = 1.0,
+    keep_weight: bool = False,
+) -> nn.Module:
+    """One kernel in mm, read off by linear interpolation at the voxels of each dataset's grid.
+
+    The learned kernel lives on an isotropic grid of `reference_mm` with the size of the layer's kernel. On another grid
+    the same kernel has more taps or fewer: `kernel_size` and `padding` follow, the output's size does not change.
+    Each tap is weighted by the size of its voxel, so that a sum over voxels approximates one integral over mm.
+
+    Args:
+        conv, scale: as `basis`.
+        spacing_mm: voxel size on the layer's grid; needed.
+        reference_mm: voxel size of the kernel's own grid at the network's input; None is the finest axis of the
+            layer's grid. To carry a network to another dataset, name the spacing that it was first trained on.
+        keep_weight: take the present weight as the kernel on its own grid, instead of drawing a new one.
+    Raises: ValueError: an even kernel; spacing_mm missing; spacing or reference not positive; padding that cannot
+        follow; more than 10,000 taps.
+    Weights: out * in * k^N, whatever the dataset's spacing.
+    """
+    if spacing_mm is None:
+        raise ValueError("spacing_mm is needed: voxel size of the layer's grid in mm, one number per axis, got None")
+    check_free(conv)
+    kernels.check_grid(conv.kernel_size, spacing_mm)
+    reference = min(spacing_mm) if reference_mm is None else reference_mm * scale
+    if not reference > 0:
+        raise ValueError(f"reference_mm must be positive, got {reference_mm}")
+    axes = [_interpolation(k, reference, s) for k, s in zip(conv.kernel_size, spacing_mm, strict=True)]
+    mixture = axes[0]
+    for axis in axes[1:]:
+        mixture = torch.kron(mixture, axis)
+    sizes = [len(axis) for axis in axes]
+    padding = _following(conv, sizes)
+    kept = conv.weight.detach().flatten(2).transpose(1, 2).clone()
+    _resize(conv, sizes, padding)
+    install(conv, LinearPrior(sizes, mixture[None]), keep_weight=False)
+    if keep_weight:
+        with torch.no_grad():
+            conv.get_parameter("parametrizations.weight.original").copy_(kept)
+    return conv
+
+
+def acs(conv: Conv, *, weight_2d: Tensor | None = None, keep_weight: bool = False) -> nn.Module:
+    """2D kernels in a 3D convolution: a third of the outputs each looks at axial, coronal and sagittal planes.
+
+    One dense convolution whose kernels are zero outside of their plane: on the machines measured it is faster than the
+    three thin convolutions of the paper wherever the image is large (docs/convolutions.md).
+
+    Args:
+        conv: an `nn.Conv3d` with one odd kernel size for all axes, changed in place.
+        weight_2d: the weight (out, in, k, k) of a trained 2D convolution to start from.
+        keep_weight: project the present 3D weight onto the planes.
+    Raises: ValueError: not 3D, kernel axes that differ or are even, `weight_2d` of the wrong shape.
+    Weights: out * in * k^2, against out * in * k^3.
+    Source: Yang et al. 2021, arXiv:1911.10477.
+    """
+    size = conv.kernel_size
+    if len(size) != 3:
+        raise ValueError(f"conv=acs splits 2D kernels over the planes of 3D images, got {type(conv).__name__}")
+    if len(set(size)) > 1 or size[0] % 2 == 0:
+        raise Unsuitable(f"kernel_size must be one odd number along all axes for conv=acs, got {size}", "uneven kernel")
+    taps = torch.arange(prod(size)).view(size)
+    planes = [taps.select(axis, size[0] // 2).flatten() for axis in (2, 1, 0)]  # axial, coronal, sagittal
+    mixtures = torch.stack([torch.eye(prod(size))[:, plane] for plane in planes])
+    kind = torch.arange(conv.out_channels) * 3 // conv.out_channels
+    install(conv, LinearPrior(size, mixtures, kind), keep_weight)
+    if weight_2d is not None:
+        load_plane_weight(conv, weight_2d)
+    return conv
+
+
+def load_plane_weight(conv: Any, weight_2d: Tensor) -> None:
+    """Give a convolution that carries `acs` the weight (out, in, k, k) of a 2D one. Raises: ValueError: wrong shape."""
+    original = conv.get_parameter("parametrizations.weight.original")
+    need = (original.shape[0], original.shape[2], *conv.kernel_size[:2])
+    if tuple(weight_2d.shape) != need:
+        raise ValueError(f"weight_2d must have shape (out, in, k, k) = {need}, got {tuple(weight_2d.shape)}")
+    with torch.no_grad():
+        original.copy_(weight_2d.flatten(2).transpose(1, 2))
+
+
+def _isotropic(conv: Conv) -> tuple[float, ...]:
+    return (1.0,) * len(conv.kernel_size)
+
+
+def _interpolation(size: int, reference_mm: float, spacing_mm: float) -> Tensor:
+    """Linear interpolation from `size` points `reference_mm` apart to the voxels that see them: (taps, size)."""
+    if size == 1:
+        return torch.ones(1, 1)
+    reach = (size // 2 + 1) * reference_mm  # where the outermost hat ends
+    half = max(0, ceil(reach / spacing_mm - 1e-6) - 1)
+    voxels = (torch.arange(2 * half + 1, dtype=torch.float64) - half) * spacing_mm / reference_mm
+    points = torch.arange(size, dtype=torch.float64) - size // 2
+    hats = (1 - (voxels[:, None] - points[None, :]).abs()).clamp(min=0)
+    return (hats * spacing_mm / reference_mm).float()
+
+
+def _following(conv: Conv, sizes: Sequence[int]) -> str | tuple[int, ...]:
+    """The padding with which another kernel size gives an output of the same size. Raises: ValueError: there is none."""
+    if prod(sizes) > 10_000:
+        raise ValueError(f"spacing_mm makes a kernel of {tuple(sizes)} voxels: reference_mm is far coarser than the grid")
+    if isinstance(conv.padding, str):
+        if conv.padding == "valid":
+            raise Unsuitable("conv=spacing changes the kernel's size, which needs numeric or 'same' padding", "unpadded")
+        return conv.padding
+    steps = zip(conv.padding, conv.dilation, conv.kernel_size, sizes, strict=True)
+    padding = tuple(p + d * (new // 2 - old // 2) for p, d, old, new in steps)
+    if any(p < 0 for p in padding):
+        raise Unsuitable(f"conv=spacing has no padding for a kernel of {tuple(sizes)} voxels", "unpadded")
+    return padding
+
+
+def _resize(conv: Any, sizes: Sequence[int], padding: str | tuple[int, ...]) -> None:
+    """Another kernel size, in place; the weight keeps its root mean square times the square root of the taps' ratio."""
+    old = conv.weight.detach()
+    gain = (prod(conv.kernel_size) / prod(sizes)) ** 0.5
+    conv.weight = nn.Parameter(old.new_empty(*old.shape[:2], *sizes).fill_(float(old.square().mean().sqrt()) * gain))
+    conv.kernel_size = tuple(sizes)
+    conv.padding = padding
+    if isinstance(padding, tuple):
+        conv._reversed_padding_repeated_twice = [p for p in reversed(padding) for _ in range(2)]
+    else:
+        reach = [d * (k - 1) for d, k in zip(reversed(conv.dilation), reversed(sizes), strict=True)]
+        conv._reversed_padding_repeated_twice = [part for r in reach for part in (r // 2, r - r // 2)]

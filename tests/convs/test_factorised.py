@@ -1,0 +1,111 @@
+"""medconv/convs/factorised.py: fewer operations, what they amount to, and starting from dense weights."""
+
+from copy import deepcopy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from reference.convolution import convolve
+from torch import nn
+
+from medconv.convs import basis, bottleneck, fold_convs, se, separable
+
+
+def test_bottleneck_is_three_convolutions_after_one_another() -> None:
+    module = bottleneck(nn.Conv2d(3, 5, 3, stride=2, padding=1), channels=(2, 4))
+    assert [tuple(part.weight.shape) for part in module] == [(2, 3, 1, 1), (4, 2, 3, 3), (5, 4, 1, 1)]
+    image = torch.randn(2, 3, 6, 5)
+    x = image.double().numpy()
+    for part in module:
+        x = convolve(x, part.weight.detach().double().numpy(), part.stride, part.padding, part.dilation)
+    x += module[2].bias.detach().double().numpy()[:, None, None]
+    np.testing.assert_allclose(module(image).detach().numpy(), x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "channels"),
+    [({}, (4, 8)), ({"ratio": 1.0}, (16, 32)), ({"ratio": 0.01}, (1, 1)), ({"channels": 3}, (3, 3))],
+)
+def test_bottleneck_channels(arguments: dict, channels: tuple[int, int]) -> None:
+    down, core, up = bottleneck(nn.Conv3d(16, 32, 3), **arguments)
+    assert (core.in_channels, core.out_channels) == channels == (down.out_channels, up.in_channels)
+
+
+def test_separable_is_depthwise_then_pointwise() -> None:
+    module = separable(nn.Conv2d(3, 5, 3, padding=1), depth_multiplier=2)
+    depth, point = module
+    assert (depth.groups, tuple(depth.weight.shape), tuple(point.weight.shape)) == (3, (6, 1, 3, 3), (5, 6, 1, 1))
+    image = torch.randn(1, 3, 4, 4)
+    x = convolve(image.double().numpy(), depth.weight.detach().double().numpy(), (1, 1), (1, 1), (1, 1), groups=3)
+    x = convolve(x, point.weight.detach().double().numpy(), (1, 1), (0, 0), (1, 1))
+    x += point.bias.detach().double().numpy()[:, None, None]
+    np.testing.assert_allclose(module(image).detach().numpy(), x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make", [partial(bottleneck, ratio=1.0, keep_weight=True), partial(separable, depth_multiplier=9, keep_weight=True)]
+)
+def test_at_full_rank_the_decomposition_is_exact(make) -> None:
+    plain, image = nn.Conv2d(5, 4, 3, padding=1), torch.randn(2, 5, 6, 6)
+    expected = plain(image)
+    module = make(plain)
+    assert module.approximation_error < 1e-6
+    torch.testing.assert_close(module(image), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("make", "steps"), [(lambda c, r: bottleneck(c, channels=r, keep_weight=True), (1, 3, 6, 8)),
+                                             (lambda c, r: separable(c, depth_multiplier=r, keep_weight=True), (1, 2, 4, 8))])  # fmt: skip
+def test_the_approximation_error_falls_with_the_rank(make, steps: tuple[int, ...]) -> None:
+    plain = nn.Conv3d(8, 8, 3)
+    errors = [make(deepcopy(plain), rank).approximation_error for rank in steps]
+    assert errors == sorted(errors, reverse=True) and errors[0] > errors[-1] + 0.1
+
+
+def test_separable_keeps_the_best_filter_of_every_input() -> None:
+    """With one filter per input the error is what the singular values beyond the first leave."""
+    plain = nn.Conv2d(3, 6, 3)
+    weight = plain.weight.detach().double().numpy()
+    lost = sum((np.linalg.svd(weight[:, i].reshape(6, 9), compute_uv=False)[1:] ** 2).sum() for i in range(3))
+    assert separable(plain, keep_weight=True).approximation_error == pytest.approx(
+        (lost / (weight**2).sum()) ** 0.5, rel=1e-4
+    )
+
+
+def test_the_bias_stays_after_the_last_step() -> None:
+    plain = nn.Conv2d(3, 4, 3)
+    for module in (bottleneck(plain), separable(plain)):
+        torch.testing.assert_close(module[-1].bias, plain.bias)
+        assert all(part.bias is None for part in module[:-1])
+    assert all(part.bias is None for part in bottleneck(nn.Conv2d(3, 4, 3, bias=False)))
+
+
+def test_se_wraps_any_convolution() -> None:
+    torch.manual_seed(0)
+    plain, image = nn.Conv3d(2, 8, 3), torch.randn(2, 2, 5, 5, 5)
+    module = se(plain, reduction=4, inner=basis)
+    assert module[0] is plain and hasattr(plain, "parametrizations")
+    folded = fold_convs(module)
+    assert type(folded[0]) is nn.Conv3d
+    torch.testing.assert_close(folded(image), module(image), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(deepcopy(folded)(image), folded(image))
+    assert set(folded.state_dict()) == {k.replace("parametrizations.weight.original", "weight") for k in module.state_dict()
+                                        if "mixtures" not in k}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: bottleneck(nn.Conv2d(4, 4, 3, groups=2)), r"conv=bottleneck needs groups=1, got 2"),
+        (lambda: bottleneck(nn.Conv2d(4, 4, 3), ratio=0.0), r"ratio must lie in \(0, 1\], got 0\.0"),
+        (lambda: bottleneck(nn.Conv2d(4, 4, 3), ratio=1.5), r"ratio must lie in \(0, 1\], got 1\.5"),
+        (lambda: bottleneck(nn.Conv2d(4, 4, 3), channels=(2, 0)), r"channels must be at least 1, got \(2, 0\)"),
+        (lambda: separable(nn.Conv2d(4, 4, 3, groups=4)), r"conv=separable needs groups=1, got 4"),
+        (lambda: separable(nn.Conv2d(4, 4, 3), depth_multiplier=0), r"depth_multiplier must be at least 1, got 0"),
+        (lambda: se(nn.Conv2d(4, 4, 3), reduction=0), r"reduction must be at least 1, got 0"),
+        (lambda: bottleneck(basis(nn.Conv2d(4, 4, 3))), r"parametrized weight already"),
+    ],
+)
+def test_errors_name_the_argument_and_what_came(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,237 @@
+"""medconv/convs/mirror.py: whole networks that commute with flips, and those that cannot."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from monai.networks import nets
+from torch import Tensor, nn
+
+from medconv.convs import Mirror, check_equivariance, fold_convs, mirror_axes, swap_convs
+from medconv.convs.mirror import MirrorBatchNorm, MirrorPrior
+from medconv.networks import UNet
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "unet 3d": (lambda: UNet(3, 1, 3, (8, 16, 16), (2, (1, 2, 2))), 3),
+    "unet 2d, instance norm": (lambda: UNet(2, 2, 3, (8, 16), (2,), norm="instance"), 2),
+    "unet 2d, 5-kernels": (lambda: UNet(2, 1, 2, (8, 16), (2,), kernel_size=(5, 3)), 2),
+    "monai basicunet": (lambda: nets.BasicUNet(3, 1, 2, features=(8, 8, 16, 16, 16, 8)), 3),
+    # Residual units join stages by addition.
+    "monai unet without strides": (
+        lambda: nets.UNet(2, 1, 3, (8, 8, 8), (1, 1), num_res_units=2, norm=("group", {"num_groups": 1})),
+        2,
+    ),
+    "activations with a parameter per channel": (
+        lambda: nn.Sequential(nn.Conv2d(1, 8, 3), nn.PReLU(8), nn.AvgPool2d(2), nn.Conv2d(8, 2, 1)),
+        2,
+    ),
+}
+
+
+def perturbed(network: nn.Module) -> nn.Module:
+    """Biases, norms and running statistics away from their start, where ties would not show."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in (p for p in network.parameters() if p.ndim == 1):
+            p.add_(0.1 * torch.randn(p.shape, generator=generator))
+        for name, b in network.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                b.add_(0.1 * torch.rand(b.shape, generator=generator))
+    return network
+
+
+def mirrored(name: str, axes: tuple[int, ...]) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    build, dims = NETWORKS[name]
+    network = build()
+    channels = 2 if "2d, instance" in name else 1
+    image = torch.randn(2, channels, *[32 if "basicunet" in name else 16] * dims)
+    swap_convs(network, Mirror(axes), example=image)
+    return perturbed(network), image
+
+
+CASES = [(name, axes) for name, (_, dims) in NETWORKS.items() for axes in ([(0,), (1,), (0, 1)] + ([(0, 1, 2)] if dims == 3 else []))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "axes"), CASES)
+@torch.no_grad()
+def test_the_whole_network_commutes_with_every_flip_of_the_group(name: str, axes: tuple[int, ...]) -> None:
+    network, image = mirrored(name, axes)
+    for training in (True, False):
+        network.train(training)
+        for flips in product((False, True), repeat=len(axes)):
+            dims = [2 + axis for axis, flip in zip(axes, flips, strict=True) if flip]
+            # Batch norm in training mode moves its statistics: each view starts from the same ones.
+            a, b = deepcopy(network)(image.flip(dims)), deepcopy(network)(image).flip(dims)
+            assert float((a - b).abs().max()) < 1e-4
+    assert float(network(image).std()) > 1e-2  # and does not answer with a constant
+
+
+@pytest.mark.parametrize(("name", "axes"), [c for c in CASES if len(c[1]) < 3])
+def test_parameters_shrink_by_the_size_of_the_group(name: str, axes: tuple[int, ...]) -> None:
+    before = sum(p.numel() for p in NETWORKS[name][0]().parameters())
+    after = sum(p.numel() for p in mirrored(name, axes)[0].parameters())
+    slack = (
+        0.002 if "unet 3d" in name or "basicunet" in name else 0.05
+    )  # layers between two plain images are only symmetrised
+    assert after / before == pytest.approx(0.5 ** len(axes), abs=slack)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_fold_leaves_a_plain_network_of_equal_output(name: str) -> None:
+    network, image = mirrored(name, (0, 1))
+    network.eval()
+    folded, plain = fold_convs(network), NETWORKS[name][0]()
+    torch.testing.assert_close(folded(image), network(image), rtol=1e-5, atol=1e-5)
+    assert not [m for m in folded.modules() if type(m).__module__.startswith("medconv.convs")]
+    assert {k: v.shape for k, v in folded.state_dict().items()} == {k: v.shape for k, v in plain.state_dict().items()}
+    assert mirror_axes(network) == (0, 1) and mirror_axes(folded) == () == mirror_axes(plain)
+
+
+@pytest.mark.parametrize("axes", [(0,), (1, 2), (2, 0, 1)])
+@pytest.mark.parametrize(("rows", "columns"), [(True, True), (True, False), (False, True), (False, False)])
+def test_kernels_are_those_of_the_definition(axes: tuple[int, ...], rows: bool, columns: bool) -> None:
+    size, copies = (3, 1, 3), 2 ** len(axes)
+    prior = MirrorPrior(size, axes, rows, columns)
+    own = torch.randn(2, 9, 3 * (copies if rows and columns else 1))
+    weight, kernel = prior(own).numpy(), own.numpy().reshape(2, *size, -1)
+    elements = list(product((0, 1), repeat=len(axes)))
+
+    def flipped(values: np.ndarray, element: tuple[int, ...]) -> np.ndarray:
+        return np.flip(values, [a for a, on in zip(axes, element, strict=True) if on])
+
+    for o, i in product(range(2), range(3)):
+        for (h, eh), (g, eg) in product(enumerate(elements), enumerate(elements)):
+            if rows and columns:
+                between = elements.index(tuple(a ^ b for a, b in zip(eh, eg, strict=True)))
+                expected = flipped(kernel[o, ..., i * copies + between], eh)
+                found = weight[o * copies + h, i * copies + g]
+            elif rows:
+                expected, found = flipped(kernel[o, ..., i], eh), weight[o * copies + h, i]
+            elif columns:
+                expected, found = flipped(kernel[o, ..., i], eg), weight[o, i * copies + g]
+            else:
+                expected, found = np.mean([flipped(kernel[o, ..., i], e) for e in elements], 0), weight[o, i]
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(True, True), (True, False), (False, True), (False, False)])
+def test_right_inverse_finds_the_kernels_again(rows: bool, columns: bool) -> None:
+    prior = MirrorPrior((3, 3), (0, 1), rows, columns)
+    weight = prior(torch.randn(2, 9, 3 * (4 if rows and columns else 1)))
+    torch.testing.assert_close(prior(prior.right_inverse(weight)), weight)
+
+
+def test_kept_weights_of_an_equivariant_network_stay() -> None:
+    network, image = mirrored("unet 3d", (0,))
+    network.eval()
+    folded = fold_convs(network)
+    report = swap_convs(folded, Mirror((0,), keep_weight=True), example=image)
+    torch.testing.assert_close(folded.eval()(image), network(image), rtol=1e-4, atol=1e-4)
+    assert len(report.errors) == len(report.swapped) and max(report.errors.values()) < 1e-5
+    assert "weights kept with a relative error" in str(report)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
+def test_batch_norm_shares_statistics_among_copies(layout: torch.memory_format) -> None:
+    norm, plain = MirrorBatchNorm(nn.BatchNorm3d(3), 2), nn.BatchNorm3d(3)
+    x = torch.randn(2, 6, 4, 4, 4).contiguous(memory_format=layout)
+    expected = plain(torch.cat([x[:, ::2], x[:, 1::2]], 2))  # copies side by side in space
+    output = norm(x)
+    assert output.is_contiguous(memory_format=layout)
+    torch.testing.assert_close(output[:, ::2], expected[:, :, :4], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output[:, 1::2], expected[:, :, 4:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(norm.norm.running_var, plain.running_var)
+
+
+class Untied(nn.Module):
+    """Adds a number per channel that no tie reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+        self.offset = nn.Parameter(torch.zeros(1, 4, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.conv(x) + self.offset).relu())
+
+
+class Multiplied(nn.Module):
+    """The image joined to fields of it: they are then plain images, which every layer around can only symmetrise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(5, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.cat([x, self.conv(x)], 1))
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "axes", "message"),
+    [
+        (lambda: nets.UNet(3, 1, 2, (8, 16), (2,), num_res_units=2), (16,) * 3, (0,), r"layer model\.0\.\S+ \(Conv3d\)"),
+        (lambda: nets.DynUNet(3, 1, 2, [3] * 3, [1, 2, 2], [2, 2], filters=[8, 16, 16]), (16,) * 3, (1,), r"layer \S+conv \(Conv3d\)"),
+        (lambda: nets.SegResNet(3, init_filters=16, out_channels=2), (16,) * 3, (0,), r"layer down_layers\.1\.0\S* \(Conv3d\)"),
+        (lambda: UNet(2, 1, 2, (6, 8), (2,)), (16, 16), (0, 1), r"layer encoder\.0\.0: channels must be divisible by 4.*got 6"),
+        (lambda: UNet(2, 1, 2, (8, 8), (2,)), (16, 16), (2,), r"axes must lie below 2.*got \[2\]"),
+        (Untied, (8, 8), (0,), r"breaks it"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(4, 4), nn.Conv2d(4, 1, 3)), (8, 8), (0,), r"groups of 1 channels split"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 1, 3)), (8, 8), (0,), r"layer 1: needs groups=1 or"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 2)), (8, 8), (0,), r"layer 1 \(Flatten\)|layer 2 \(Linear\)"),
+    ],
+)  # fmt: skip
+def test_networks_that_cannot_be_equivariant_are_refused_by_layer(
+    build: Callable[[], nn.Module], shape: tuple[int, ...], axes: tuple[int, ...], message: str
+) -> None:
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match=message):
+        swap_convs(build(), Mirror(axes), example=torch.randn(2, 1, *shape))
+
+
+@pytest.mark.parametrize("groups", [4, 1])
+def test_depthwise_and_joined_images_work(groups: int) -> None:
+    torch.manual_seed(0)
+    chain = [nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, groups=groups), nn.Conv2d(4, 2, 1)]
+    network = nn.Sequential(*chain) if groups == 4 else Multiplied()
+    image = torch.randn(2, 1, 8, 8)
+    swap_convs(network, Mirror((0, 1)), example=image)
+    for dims in ([2], [3], [2, 3]):
+        torch.testing.assert_close(network(image.flip(dims)), network(image).flip(dims), rtol=1e-4, atol=1e-5)
+
+
+def test_the_check_sees_a_network_that_only_starts_out_symmetric() -> None:
+    """A batch norm whose copies are untied is symmetric at first, with scale 1 and shift 0."""
+    network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 3, padding=1))
+    image = torch.randn(2, 1, 8, 8)
+    swap_convs(network, Mirror((0,)), example=image)
+    check_equivariance(network, image, (0,))
+    network[1] = nn.BatchNorm2d(2)
+    with pytest.raises(ValueError, match=r"layer 1 \(BatchNorm2d\) breaks it"):
+        check_equivariance(network, image, (0,))
+
+
+@pytest.mark.parametrize("axes", [(), (0, 0), (-1,)])
+def test_axes_are_different_spatial_axes(axes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"axes must be different spatial axes, counted from 0, got"):
+        Mirror(axes)
+
+
+def test_swap_convs_says_what_mirror_needs() -> None:
+    network = UNet(2, 1, 2, (8, 8), (2,))
+    with pytest.raises(ValueError, match=r"conv=mirror needs `example`"):
+        swap_convs(network, Mirror())
+    with pytest.raises(ValueError, match=r"conv\.where must be null, got 'encoder'"):
+        swap_convs(network, Mirror(), "encoder", example=torch.zeros(2, 1, 8, 8))
+    with pytest.raises(ValueError, match=r"no convolution of Identity"):
+        swap_convs(nn.Identity(), Mirror(), example=torch.zeros(2, 1, 8, 8))
+
+
+def test_layers_that_a_forward_pass_does_not_use_are_kept() -> None:
+    network = UNet(2, 1, 2, (8, 8), (2,))
+    network.spare = nn.Conv2d(1, 3, 3)
+    report = swap_convs(network, Mirror(), example=torch.zeros(2, 1, 8, 8))
+    assert report.kept == {"spare": "unused"}

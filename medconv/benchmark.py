@@ -10,7 +10,7 @@ from pathlib import Path
 from medconv import commands
 from medconv.benchmarks import rows
 
-NAMES = ("learning",)
+NAMES = ("convs", "learning")
 
 
 def main() -> None:

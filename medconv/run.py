@@ -119,8 +119,7 @@ def facts(prepared: Prepared) -> Values:
 def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.Trainer, Any, DataModule, Any]:
     """Trainer, task, data and step timer of a resolved config."""
     known, perf = values["facts"], values["perf"]
-    network = build_network(values, known["patch_size"])
-    _load_pretrained(network, values["init"]["pretrained"])
+    network = build_network(values, known["patch_size"], pretrained=values["init"]["pretrained"])
     torch.set_float32_matmul_precision(perf["matmul_precision"])
     switches = {key: perf[key] for key in ("channels_last", "compile", "checkpointing")}
     performance.apply_switches(network, **switches)
@@ -146,15 +145,23 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
     return trainer, task, data, timer
 
 
-def build_network(values: Values, patch_size: Sequence[int], build: Builder = configs.build) -> nn.Module:
+def build_network(
+    values: Values, patch_size: Sequence[int], build: Builder = configs.build, pretrained: str | None = None
+) -> nn.Module:
     """The `model` with its `conv`, tried once on an empty patch.
 
-    Args: build: `configs.build_trusted` for a config that came with a file.
+    Args:
+        build: `configs.build_trusted` for a config that came with a file.
+        pretrained: a checkpoint to start from: of the plain network where `conv.keep_weight` projects its weights into
+            the convolution, else of the network as it is.
     Raises: ConfigError: arguments that do not fit, or a network that cannot take the patch or returns another shape.
     """
     network = build(values["model"], "model")
     _probe(network, values["facts"], patch_size)
     settings = dict(values["conv"])
+    projects = bool(settings.get("keep_weight"))
+    if projects:
+        _load_pretrained(network, pretrained)
     where, spacing_mm = settings.pop("where", None), settings.pop("spacing_mm", None)
     conv = build(settings, "conv")
     if getattr(conv, "func", conv) is not plain:
@@ -164,6 +171,8 @@ def build_network(values: Values, patch_size: Sequence[int], build: Builder = co
         except (TypeError, ValueError) as error:
             raise ConfigError(f"conv: {error}") from error
         _probe(network, values["facts"], patch_size)
+    if not projects:
+        _load_pretrained(network, pretrained)
     return network
 
 

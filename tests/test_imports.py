@@ -30,6 +30,8 @@ ORDER = [
     "train",
     "predict",
     "evaluate",
+    "benchmarks",
+    "benchmark",
 ]
 TORCH_ONLY = ["convs", "layers"]
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")

@@ -90,3 +90,19 @@ def test_heads_of_deep_supervision_are_left_out() -> None:
 def test_errors_name_the_argument_and_what_came(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SlidingWindow((8, 8), **arguments)
+
+
+def test_mirror_augmentation_is_the_mean_over_all_flips() -> None:
+    torch.manual_seed(0)
+    network, image = UNet(3, 1, 2, (4, 6), (2,)).eval(), torch.randn(1, 1, 8, 8, 8)
+    with torch.no_grad():
+        logits = SlidingWindow((8, 8, 8), mirror_axes=(0, 2))(network, image)
+        views = [network(image.flip(dims)).flip(dims) for dims in ([], [2], [4], [2, 4])]
+    torch.testing.assert_close(logits, torch.stack(views).mean(0), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(logits, views[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("axes", [(2,), (0, 0), (-1,)])
+def test_mirror_axes_are_different_spatial_axes(axes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"task\.mirror_axes must be different spatial axes from 0 to 1, got"):
+        SlidingWindow((8, 8), mirror_axes=axes)

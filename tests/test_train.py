@@ -1,5 +1,6 @@
 """Whole runs on a tiny dataset: what a run leaves, that it agrees with predict and evaluate, restarts, equal results."""
 
+import dataclasses
 import json
 import math
 import signal
@@ -145,6 +146,61 @@ def test_other_networks_take_the_same_convolutions(dataset: Path, tmp_path: Path
     state = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert any("parametrizations" in key for key in state) == (conv == "transform")
     run.load(tmp_path / "run/checkpoints/last.ckpt")
+
+
+OTHERS = ["basis", "ball", "spacing", "masked", "mirror", "bottleneck", "separable", "acs", "se"]
+
+
+@pytest.mark.parametrize("conv", OTHERS)
+def test_every_convolution_trains_and_comes_back_folded(dataset: Path, tmp_path: Path, conv: str) -> None:
+    assert tiny.train(dataset, tmp_path / "run", f"conv={conv}")["status"] == "done"
+    model = run.load(tmp_path / "run/checkpoints/last.ckpt")
+    assert not any(type(m).__module__.startswith("medconv.convs") for m in model.network.modules())
+
+
+def test_every_conv_option_is_trained_here() -> None:
+    options = {path.stem for path in (tiny.config.conf_dir() / "conv").glob("*.yaml")}
+    assert options == {*OTHERS, "none", "transform"}
+
+
+def test_convolutions_in_mm_take_the_spacing_of_the_data(dataset: Path, tmp_path: Path) -> None:
+    """Voxels of 1 x 1.5 x 2 mm: a ball of 1.6 mm leaves out the neighbours across slices, in both stages."""
+    tiny.train(dataset, tmp_path / "run", "conv=ball", "conv.radius_mm=1.6")
+    model = run.load(tmp_path / "run/checkpoints/last.ckpt")
+    for name in ("encoder.0.0", "encoder.1.0"):
+        weight = model.network.get_submodule(name).weight
+        assert not weight[..., 0].any() and not weight[..., 2].any() and weight[:, :, :, 1, 1].all()
+
+
+def test_mirror_test_time_augmentation_is_skipped_where_it_changes_nothing(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ["conv=mirror", "conv.axes=[0]", "augment.mirror_axes=[1]", "task.mirror_axes=[0,1]"]
+    with caplog.at_level("INFO", logger="medconv"):
+        tiny.train(dataset, tmp_path / "run", *settings)
+    assert "task.mirror_axes: [0] skipped, the network is equivariant along them" in caplog.text
+    model = run.load(tmp_path / "run/checkpoints/last.ckpt")
+    assert model.window.mirror_axes == (1,)
+    image = torch.randn(1, 1, *model.window.patch_size)
+    ours, both = (dataclasses.replace(model.window, mirror_axes=axes) for axes in ((1,), (0, 1)))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(model.network, image), both(model.network, image), rtol=1e-3, atol=1e-4)
+
+
+def test_pretrained_dense_weights_are_projected_into_a_convolution(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny.train(dataset, tmp_path / "dense")
+    checkpoint = tmp_path / "dense/checkpoints/last.ckpt"
+    mask = [[[1, 1, 1], [1, 1, 1], [0, 0, 0]]] * 3
+    frozen = ["optimizer.lr=0", f"init.pretrained={checkpoint}", "conv=masked", f"conv.mask={mask}".replace(" ", "")]
+    with caplog.at_level("INFO", logger="medconv"):
+        tiny.train(dataset, tmp_path / "run", "conv.keep_weight=true", *frozen)
+    assert "weights kept with a relative error of 0." in caplog.text
+    dense, ours = (run.load(tmp_path / name / "checkpoints/last.ckpt").network for name in ("dense", "run"))
+    name = "encoder.1.0.weight"
+    expected = dense.get_parameter(name) * torch.tensor(mask)
+    torch.testing.assert_close(ours.get_parameter(name), expected)
 
 
 def test_golden_losses(dataset: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def conditions() -> Row:
 def alternate(
     variants: Mapping[str, Callable[[], Any]], reference: str, pairs: int, warm_up: int = 3
 ) -> dict[str, dict[str, float]]:
-    """Time variants in turn, A B C A B C, so that what disturbs the machine disturbs all of them.
+    """Time variants in turn, in an order drawn anew each round, so that what disturbs the machine disturbs all of them.
 
     Returns: per variant `seconds` (median), `ratio` to the reference (median over rounds), and `spread` of that ratio
         (from the first to the third quartile).
@@ -43,8 +44,11 @@ def alternate(
     for run in variants.values():
         for _ in range(warm_up):
             run()
+    order, dice = list(variants), random.Random(0)
     for _ in range(pairs):
-        for name, run in variants.items():
+        dice.shuffle(order)  # what runs before leaves its traces in the caches
+        for name in order:
+            run = variants[name]
             synchronise()
             start = time.perf_counter()
             run()
@@ -56,6 +60,16 @@ def alternate(
         spread = ratios[(3 * len(ratios)) // 4] - ratios[len(ratios) // 4]
         result[name] = {"seconds": median(times), "ratio": median(ratios), "spread": spread}
     return result
+
+
+def kernel_seconds(run: Callable[[], Any], times: int = 10) -> float:
+    """Seconds that the device itself works in one call; wall time beyond that is launching and waiting. CUDA only."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(times):
+            run()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profile.key_averages()) / times / 1e6
 
 
 def table(rows: Sequence[Row], columns: Sequence[str]) -> str:

@@ -73,21 +73,21 @@ class TwoLaunches(nn.Module):
 def prefers_two_launches(conv: Conv, prior: TransformPrior, x: Tensor) -> bool:
     """Whether the cost model finds a 1x1 convolution and the bank cheaper than one folded convolution."""
     machine, voxels = cost.machine_of(x.device), x.shape[0] * prod(x.shape[2:])
-    after = voxels // prod(conv.stride)
-    folded, two = ways(conv, prior, voxels, after, machine)
+    folded, two = ways(conv, prior, voxels, voxels // prod(conv.stride), machine, torch.is_grad_enabled())
     return machine.seconds(two) < machine.seconds(folded)
 
 
 def ways(
-    conv: Conv, prior: TransformPrior, in_voxels: int, out_voxels: int, machine: cost.Machine
+    conv: Conv, prior: TransformPrior, in_voxels: int, out_voxels: int, machine: cost.Machine, training: bool
 ) -> tuple[list[cost.Launch], list[cost.Launch]]:
-    """The launches of a forward pass: folded, and in two."""
+    """The launches of a forward pass, or of a training step: folded, and in two. The bank is fixed: it has no gradient."""
     width, taps = prior.bank.shape[1] * prior.groups, prior.bank.shape[2]
     into, out, kernel = conv.in_channels, conv.out_channels, conv.kernel_size
-    fold = cost.weight_preparation(out * into * taps, out * prior.bank.shape[1] * into * taps)
-    folded = [fold, cost.convolution(into, out, kernel, in_voxels, out_voxels, machine=machine)]
-    point = cost.convolution(into, width, [1] * len(kernel), in_voxels, in_voxels, machine=machine)
-    bank = cost.convolution(width, out, kernel, in_voxels, out_voxels, prior.groups, machine=machine)
+    learned, fixed = (3, 2) if training else (1, 1)
+    fold = cost.weight_preparation(out * into * taps, out * prior.bank.shape[1] * into * taps, fixed)
+    folded = [fold, cost.convolution(into, out, kernel, in_voxels, out_voxels, machine=machine, passes=learned)]
+    point = cost.convolution(into, width, [1] * len(kernel), in_voxels, in_voxels, machine=machine, passes=learned)
+    bank = cost.convolution(width, out, kernel, in_voxels, out_voxels, prior.groups, machine=machine, passes=fixed)
     return folded, [point, bank]
 
 

@@ -11,7 +11,7 @@ def test_operations_are_multiply_adds() -> None:
     assert launch.bytes == 2 * (8 * 1000 + 16 * 500 + 16 * 8 * 27)
 
 
-@pytest.mark.parametrize(("into", "out", "groups", "tiled"), [(32, 16, 1, 512), (33, 17, 1, 64 * 32), (1, 1, 1, 512), (64, 32, 2, 2 * 512)])  # fmt: skip
+@pytest.mark.parametrize(("into", "out", "groups", "tiled"), [(32, 16, 1, 512), (33, 17, 1, 48 * 32), (1, 1, 1, 256), (64, 32, 2, 2 * 512)])  # fmt: skip
 def test_thin_layers_fill_whole_tiles(into: int, out: int, groups: int, tiled: int) -> None:
     launch = cost.convolution(into, out, (1, 1), 10, 10, groups, machine=cost.CPU)
     assert launch.tiled_operations == 10 * tiled
@@ -24,3 +24,4 @@ def test_seconds_are_the_slower_of_arithmetic_and_memory_and_a_start_each() -> N
     assert machine.seconds([busy]) == pytest.approx(2.5)
     assert machine.seconds([moving]) == pytest.approx(3.5)
     assert machine.seconds([busy, moving]) == pytest.approx(6.0)
+    assert machine.seconds([cost.Launch(2e9, 2e9, 10.0, passes=3)]) == pytest.approx(7.5)

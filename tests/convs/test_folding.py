@@ -178,6 +178,16 @@ def test_takes_the_way_that_the_cost_model_finds_cheaper() -> None:
     assert not folding.prefers_two_launches(wide, prior_of(wide), large)  # a hundred channels between for each output
 
 
+@pytest.mark.parametrize(
+    ("dims", "channels", "size", "two"),
+    [(3, 64, (20, 28, 20), True), (3, 256, (5, 7, 5), True), (2, 32, (256, 256), False), (2, 256, (32, 32), True)],
+)
+def test_chooses_what_was_measured_to_be_faster(dims: int, channels: int, size: tuple[int, ...], two: bool) -> None:
+    """On two cores with AMX, bf16: `python scripts/benchmark.py convs`, docs/benchmarks.md."""
+    conv = transform({2: nn.Conv2d, 3: nn.Conv3d}[dims](channels, channels, 3, padding=1))
+    assert folding.prefers_two_launches(conv, prior_of(conv), torch.empty(2, channels, *size)) == two
+
+
 def test_both_ways_have_equal_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     conv, found = build(CONVS["3d in blocks"][0]), []
     image = torch.randn(2, 2, 4, 4, 4)

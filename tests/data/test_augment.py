@@ -224,3 +224,30 @@ def test_bad_ranges(key: str, value: float) -> None:
 def test_bad_scale(value: float) -> None:
     with pytest.raises(ValueError, match=rf"scale below 1, got .*{value}"):
         Augment(0, (1, 1, 1), scale=value)
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_mirrored_samples_are_exact_flips_of_image_and_label(axes: int) -> None:
+    augment, batch = Augment(0, (1, 1.5, 2)[:axes], mirror_axes=[0, axes - 1]), batch_of(range(24), axes)
+    out, seen = augment(batch), set()
+    for i in range(24):
+        flips = [[], [1], [axes], [1, axes]]
+        found = [
+            n for n, dims in enumerate(flips) if torch.allclose(out["image"][i], batch["image"][i].flip(dims), atol=1e-5)
+        ]
+        assert len(found) == 1 and torch.equal(out["label"][i], batch["label"][i].flip(flips[found[0]]))
+        seen.update(found)
+    assert seen == {0, 1, 2, 3}
+
+
+def test_mirroring_changes_nothing_else_of_a_sample() -> None:
+    plain, mirrored = Augment(5, (1, 1, 1), **ALL), Augment(5, (1, 1, 1), **ALL, mirror_axes=[0])
+    a, b = plain.sample([3, 4, 5, 6]), mirrored.sample([3, 4, 5, 6])
+    assert torch.equal(a.matrix.abs(), b.matrix.abs()) and not torch.equal(a.matrix, b.matrix)
+    assert torch.equal(a.shift, b.shift) and torch.equal(a.gain, b.gain) and torch.equal(a.noise_seed, b.noise_seed)
+
+
+@pytest.mark.parametrize("axes", [[3], [0, 0], [-1]])
+def test_bad_mirror_axes(axes: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"augment\.mirror_axes must be different spatial axes from 0 to 2"):
+        Augment(0, (1, 1, 1), mirror_axes=axes)

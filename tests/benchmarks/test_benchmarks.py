@@ -1,0 +1,106 @@
+"""medconv/benchmarks: rows that programs can read, honest timing, and comparisons that pair what belongs together."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+from medconv.benchmark import main
+from medconv.benchmarks import convs, learning, rows
+
+KEYS = {"benchmark", "case", "variant", "reference", "ratio", "device", "hardware", "cores", "torch"}
+
+
+def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> list[dict]:
+    file = tmp_path / "rows.json"
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments, "--json", str(file)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    return json.loads(file.read_text())
+
+
+def test_convolutions_stand_beside_the_library_in_the_same_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(convs, "STAGES", {2: [(8, (8, 8))], 3: [(8, (4, 4, 4)), (16, (2, 2, 2))]})
+    found = benchmark(monkeypatch, tmp_path, "convs", "--pairs", "2", "--parts", "stages", "backward")
+    assert all(set(row) >= KEYS for row in found)
+    stages = [row for row in found if row["benchmark"] == "stages"]
+    assert {row["variant"] for row in stages} >= {"nn.Conv", "transform", "basis", "mirror", "acs", "unfold and einsum"}
+    for row in stages:
+        assert row["ratio"] > 0 and (row["variant"] != "nn.Conv" or row["ratio"] == 1)
+    means = {(r["case"], r["variant"]): r["ratio"] for r in stages if "geometric mean" in r["case"]}
+    single = [
+        r["ratio"]
+        for r in stages
+        if r["variant"] == "basis" and r["case"].startswith("3D training step, ") and "mean" not in r["case"]
+    ]
+    assert means["3D training step, geometric mean of 2 stages", "basis"] == pytest.approx(np.prod(single) ** 0.5)
+    calls = {row["variant"]: row["convolution_calls"] for row in found if row["benchmark"] == "backward"}
+    assert calls["nn.Conv"] == calls["one call (ours)"] == 1 and calls["torch.nn.grad, two calls"] == 2
+    assert "| nn.Conv |" in capsys.readouterr().out
+
+
+def test_predictions_stand_beside_what_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = benchmark(monkeypatch, tmp_path, "convs", "--pairs", "1", "--parts", "small")
+    thin = [row for row in found if row["variant"] == "chain of thin layers"]
+    assert len(thin) == 4
+    assert thin[0]["by_operations"] == pytest.approx((64 * 14 + 14 * 15 * 9 + 15 * 64) / (64 * 64 * 9))
+    assert all(row["by_operations"] < row["predicted"] for row in thin)  # launches and bytes count, too
+
+
+def test_naive_code_computes_the_same() -> None:
+    import torch
+    from torch import nn
+
+    for conv, size in (
+        (nn.Conv2d(3, 4, 3, padding=1, bias=False), (5, 6)),
+        (nn.Conv3d(2, 3, 3, padding=1, bias=False), (4, 3, 5)),
+    ):
+        x = torch.randn(2, conv.in_channels, *size)
+        torch.testing.assert_close(convs.Unfolded(conv)(x), conv(x), rtol=1e-4, atol=1e-5)
+
+
+def test_timing_alternates_and_gives_ratios() -> None:
+    order: list[str] = []
+    variants = {"a": lambda: (order.append("a"), time.sleep(0.002)), "b": lambda: (order.append("b"), time.sleep(0.006))}
+    found = rows.alternate(variants, "a", pairs=10, warm_up=1)
+    assert order[:2] == ["a", "b"] and all(set(order[i : i + 2]) == {"a", "b"} for i in range(2, 22, 2))
+    assert len({tuple(order[i : i + 2]) for i in range(2, 22, 2)}) == 2  # both orders occur
+    assert found["a"]["ratio"] == 1 and 1.5 < found["b"]["ratio"] < 4
+    assert found["b"]["seconds"] >= 0.006
+
+
+def test_learning_compares_case_by_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "data", cases=10)
+    monkeypatch.setattr(learning, "CHANNELS", "model.channels=[4,8,8]")
+    arguments = ["learning", "--root", str(dataset), "--output", str(tmp_path / "runs"), "--variants", "plain", "ball"]
+    arguments += ["--cases", "3", "--seeds", "1", "--steps", "2"]
+    found = benchmark(monkeypatch, tmp_path, *arguments)
+    assert [row["variant"] for row in found] == ["plain", "ball"]
+    splits = json.loads((tmp_path / "runs/splits.json").read_text())
+    assert len(splits) == 1 and len(splits[0]["train"]) == 3 and len(splits[0]["val"]) == 2
+    summaries = {v: json.loads((tmp_path / f"runs/3-2/{v}/0/summary.json").read_text()) for v in ("plain", "ball")}
+    assert found[1]["dice"] == pytest.approx(summaries["ball"]["val/dice"], abs=0.02)
+    assert found[1]["low"] <= found[1]["difference"] <= found[1]["high"]
+    assert found[0]["difference"] == 0 and found[1]["million_weights"] < found[0]["million_weights"]
+
+
+def test_paired_differences_take_the_seeds_that_both_have() -> None:
+    plain = {0: {"a": 0.5, "b": 0.6}, 1: {"a": 0.5, "b": 0.7}}
+    mine = {0: {"a": 0.6, "b": 0.7}, 2: {"a": 0.0, "b": 0.0}}
+    low, high, mean = learning._paired(mine, plain)
+    assert mean == pytest.approx(0.1) and low == pytest.approx(0.1) and high == pytest.approx(0.1)
+    assert learning._paired({5: {"a": 1.0}}, plain) == (None, None, None)
+
+
+def test_an_unknown_benchmark_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "lunch"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1 and "lunch" in capsys.readouterr().err

@@ -30,7 +30,7 @@ def _main() -> int:
     found = parts[options.name].run(options)
     if options.json:
         rows.write(found, options.json)
-    print(rows.table(found, parts[options.name].COLUMNS))
+    print(parts[options.name].show(found))
     return commands.DONE
 
 

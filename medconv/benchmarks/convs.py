@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from medconv.benchmarks.rows import Row, alternate, conditions, kernel_seconds
+from medconv.benchmarks.rows import Row, alternate, conditions, kernel_seconds, table
 from medconv.convs import (
     Convolution,
     acs,
@@ -44,18 +44,6 @@ STAGES: dict[int, list[tuple[int, tuple[int, ...]]]] = {
     3: [(32, (40, 56, 40)), (64, (20, 28, 20)), (128, (10, 14, 10)), (256, (5, 7, 5))],
     2: [(32, (256, 256)), (64, (128, 128)), (128, (64, 64)), (256, (32, 32))],
 }
-COLUMNS = (
-    "benchmark",
-    "case",
-    "variant",
-    "seconds",
-    "ratio",
-    "spread",
-    "predicted",
-    "by_operations",
-    "backward_to_forward",
-    "calls",
-)
 REFERENCE = Path(__file__).parents[2] / "tests" / "reference" / "backward.py"
 
 logger = logging.getLogger(__name__)
@@ -73,6 +61,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> list[Row]:
     around = {**conditions(), "dtype": options.dtype}
     return [{**row, **around} for part in options.parts for row in PARTS[part](options)]
+
+
+def show(found: Sequence[Row]) -> str:
+    """Stages as one table for each kind of pass, ratios to the library with their spread; the other parts row by row."""
+    tables = []
+    grid = [row for row in found if row["benchmark"] == "stages"]
+    for kind in dict.fromkeys(row["case"].split(",")[0] for row in grid):
+        of_kind = [row for row in grid if row["case"].split(",")[0] == kind]
+        lines: dict[str, Row] = {}
+        for row in of_kind:
+            column = row["case"].split(", ")[1].replace(" channels", "")
+            spread = f" ±{row['spread'] / 2:.2f}" if "spread" in row else ""
+            lines.setdefault(row["variant"], {kind: row["variant"]})[column] = f"{row['ratio']:.2f}{spread}"
+        columns = list(dict.fromkeys(column for line in lines.values() for column in line))
+        tables.append(table(list(lines.values()), columns))
+    for part in ("small", "backward"):
+        rows = [row for row in found if row["benchmark"] == part]
+        skipped = ("benchmark", "reference", *conditions(), "dtype")
+        if rows:
+            tables.append(table(rows, [key for key in rows[0] if key not in skipped]))
+    return "\n\n".join(tables)
 
 
 def stages(options: argparse.Namespace) -> list[Row]:
@@ -198,6 +207,22 @@ class Unfolded(nn.Module):
         return torch.einsum(f"bi{letters[0]}{letters[1]},oi{letters[1]}->bo{letters[0]}", x, self.weight)
 
 
+class ThreePlanes(nn.Module):
+    """`acs` as its paper has it: three thin convolutions, joined."""
+
+    def __init__(self, conv: Any) -> None:
+        super().__init__()
+        into, k = conv.in_channels, conv.kernel_size[0]
+        outs = [len(part) for part in torch.arange(conv.out_channels).tensor_split(3)]
+        sizes = [(k, k, 1), (k, 1, k), (1, k, k)]
+        self.parts = nn.ModuleList(
+            nn.Conv3d(into, out, size, padding="same", bias=False) for out, size in zip(outs, sizes, strict=True)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([part(x) for part in self.parts], 1)
+
+
 class _Forced(nn.Module):
     """`transform` in one of its two ways, whatever the cost model says."""
 
@@ -241,7 +266,7 @@ def _layers(dims: int, channels: int, options: argparse.Namespace) -> dict[str, 
         "unfold and einsum": Unfolded(conv()),
     }
     if dims == 3:
-        layers["acs"] = acs(conv())
+        layers |= {"acs": acs(conv()), "acs, three convolutions": ThreePlanes(conv())}
     for layer in layers.values():
         layer.to(options.device, memory_format=_layout(dims))  # type: ignore[call-overload]
     return layers

@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from medconv.benchmarks.rows import Row
+from medconv.benchmarks.rows import Row, table
 from medconv.data import layout
+from medconv.runfolder import short_hash
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", nargs="+", default=["10", "40", "all"], help="training cases, numbers or `all`")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps of each training")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of every training")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each if more than one")
 
 
@@ -64,14 +66,15 @@ def run(options: argparse.Namespace) -> list[Row]:
         work = [pool.submit(_train, *job, splits[job[0], job[1]], options, output) for job in jobs]
         for future in tqdm(work, desc="training", unit="run", disable=None):
             future.result()
-    return compare(output, options.cases, options.steps)
+    return [row for cases in options.cases for row in compare(_folder(output, cases, options), cases, options)]
 
 
-def compare(output: Path, sizes: Iterable[str], steps: int) -> list[Row]:
-    """One row for every variant and number of cases that has been trained."""
+def compare(folder: Path, cases: str, options: argparse.Namespace) -> list[Row]:
+    """One row for every variant that has been trained on so many cases."""
     rows = []
-    for cases, variant in product(sizes, VARIANTS):
-        mine, plain = _scores(output, cases, variant, steps), _scores(output, cases, PLAIN, steps)
+    plain = _scores(folder / PLAIN)
+    for variant in VARIANTS:
+        mine = _scores(folder / _slug(variant))
         if not mine:
             continue
         dice = np.array([np.mean(list(scores.values())) for scores in mine.values()])
@@ -79,7 +82,7 @@ def compare(output: Path, sizes: Iterable[str], steps: int) -> list[Row]:
         rows.append(
             {
                 "benchmark": "learning",
-                "case": f"{cases} training cases, {steps} steps",
+                "case": ", ".join([f"{cases} training cases", f"{options.steps} steps", *options.set]),
                 "variant": variant,
                 "reference": PLAIN,
                 "dice": float(dice.mean()),
@@ -88,21 +91,27 @@ def compare(output: Path, sizes: Iterable[str], steps: int) -> list[Row]:
                 "difference": mean,
                 "low": low,
                 "high": high,
-                "million_weights": _weights(output, cases, variant, steps),
+                "million_weights": _weights(folder / _slug(variant)),
             }
         )
     return rows
 
 
-COLUMNS = ("case", "variant", "million_weights", "seeds", "dice", "difference", "low", "high")
+def show(found: Sequence[Row]) -> str:
+    return table(found, ("case", "variant", "million_weights", "seeds", "dice", "difference", "low", "high"))
 
 
-def _folder(output: Path, cases: str, seed: int, variant: str, steps: int) -> Path:
-    return output / f"{cases}-{steps}" / variant.replace(", ", "-").replace(" ", "-") / str(seed)
+def _folder(output: Path, cases: str, options: argparse.Namespace) -> Path:
+    others = [short_hash(sorted(options.set))] if options.set else []
+    return output / "-".join([cases, str(options.steps), *others])
+
+
+def _slug(variant: str) -> str:
+    return variant.replace(", ", "-").replace(" ", "-")
 
 
 def _train(cases: str, seed: int, variant: str, fold: int, options: argparse.Namespace, output: Path) -> None:
-    folder = _folder(output, cases, seed, variant, options.steps)
+    folder = _folder(output, cases, options) / _slug(variant) / str(seed)
     if _summary(folder).get("status") == "done":
         return
     command = [
@@ -122,6 +131,7 @@ def _train(cases: str, seed: int, variant: str, fold: int, options: argparse.Nam
         "trainer.enable_progress_bar=false",
         CHANNELS,
         *VARIANTS[variant],
+        *options.set,
         f"seed={seed}",
         f"run.dir={folder}",
     ]
@@ -151,11 +161,11 @@ def _summary(folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.is_file() else {}
 
 
-def _scores(output: Path, cases: str, variant: str, steps: int) -> dict[int, dict[str, float]]:
-    """Seed to case to Dice, mean over its foreground classes, of the finished trainings."""
+def _scores(folder: Path) -> dict[int, dict[str, float]]:
+    """Seed to case to Dice, mean over its foreground classes, of a variant's finished trainings."""
     found = {}
-    for seed in range(100):
-        summary = _summary(_folder(output, cases, seed, variant, steps))
+    for run_folder in sorted(folder.glob("*")):
+        summary, seed = _summary(run_folder), int(run_folder.name)
         if summary.get("status") == "done":
             rows = {case: [v for v in row.values() if v is not None] for case, row in summary["val/cases"].items()}
             found[seed] = {case: float(np.mean(values)) for case, values in rows.items() if values}
@@ -180,9 +190,9 @@ def _paired(
     return float(low), float(high), float(gaps.mean())
 
 
-def _weights(output: Path, cases: str, variant: str, steps: int) -> float | None:
-    """From the line of the run's log that says so."""
-    for log_file in _folder(output, cases, 0, variant, steps).glob("train.log"):
+def _weights(folder: Path) -> float | None:
+    """From the line of a run's log that says so."""
+    for log_file in folder.glob("*/train.log"):
         for line in log_file.read_text().splitlines():
             if "million parameters" in line:
                 return float(line.split("million parameters")[0].split()[-1])

@@ -24,20 +24,26 @@ class LinearPrior(WeightPrior):
     Args:
         mixtures: (kinds, taps, coefficients), fixed.
         kind: (out,), which of the mixtures each output channel takes; None where there is one for all.
+        persistent: whether the mixtures belong to the state dict; not where another grid gives others.
     """
 
     mixtures: Tensor
     kind: Tensor | None
 
-    def __init__(self, kernel_size: Sequence[int], mixtures: Tensor, kind: Tensor | None = None) -> None:
+    def __init__(
+        self, kernel_size: Sequence[int], mixtures: Tensor, kind: Tensor | None = None, persistent: bool = True
+    ) -> None:
         super().__init__(kernel_size)
-        self.register_buffer("mixtures", mixtures.float())
+        self.register_buffer("mixtures", mixtures.float(), persistent)
         self.register_buffer("kind", kind)
+        self.identity = mixtures.shape[1] == mixtures.shape[2] and bool((mixtures == torch.eye(mixtures.shape[1])).all())
 
     def _each(self, mixtures: Tensor) -> Tensor:
         return mixtures[0] if self.kind is None else mixtures[self.kind]
 
     def taps(self, original: Tensor) -> Tensor:
+        if self.identity:  # `spacing` on its own grid
+            return original
         return torch.matmul(self._each(self.mixtures.to(original.dtype)), original)
 
     def nearest(self, taps: Tensor) -> Tensor:
@@ -139,7 +145,7 @@ def spacing(
     padding = _following(conv, sizes)
     kept = conv.weight.detach().flatten(2).transpose(1, 2).clone()
     _resize(conv, sizes, padding)
-    install(conv, LinearPrior(sizes, mixture[None]), keep_weight=False)
+    install(conv, LinearPrior(sizes, mixture[None], persistent=False), keep_weight=False)
     if keep_weight:
         with torch.no_grad():
             conv.get_parameter("parametrizations.weight.original").copy_(kept)

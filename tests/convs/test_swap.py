@@ -159,7 +159,7 @@ def test_every_convolution_goes_into_every_network(name: str, conv: str) -> None
     network(image)  # running statistics that are not those of the start
     expected, folded = network.eval()(image), fold_convs(network)
     expected, output = (y if isinstance(y, torch.Tensor) else y[0] for y in (expected, folded(image)))
-    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5 * float(expected.detach().std()))
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4 * float(expected.detach().std()))
     assert not [m for m in folded.modules() if type(m).__module__.startswith("medconv")]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,10 @@ from torch import nn
 
 from medconv import checkpoint, performance
 from medconv import config as configs
+from medconv.building import Values, build_network, test_time_axes
 from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget, checkpoints
 from medconv.config import ConfigError
-from medconv.convs import fold_convs, mirror_axes, plain, swap_convs
+from medconv.convs import fold_convs
 from medconv.data import layout
 from medconv.data.case import Case, Dataset
 from medconv.data.datamodule import DataModule
@@ -29,15 +30,12 @@ from medconv.data.preprocess import Recipe, normalisation_for, restore
 from medconv.data.store import Store
 from medconv.inference import SlidingWindow
 from medconv.loggers import CsvLogger
-from medconv.networks.outputs import full_resolution
 from medconv.planning import Plan, plan
 from medconv.runfolder import RunFolder, is_rank_zero
 
 _DEFAULT_EPOCHS = 100  # where none of trainer.max_time, max_epochs and max_steps is given
 
 log = logging.getLogger(__name__)
-Values = dict[str, Any]
-Builder = Callable[[Values, str], Any]
 
 
 @dataclass(frozen=True)
@@ -136,44 +134,13 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
         to_native=lambda logits, case: restore(logits, prepared.store.placement(case)),
         record=_record(values, prepared),
         memory_format=performance.memory_format(perf["channels_last"], known["spatial_dims"]),
-        mirror_axes=_test_time_axes(values, network),
+        mirror_axes=test_time_axes(values, network),
     )
     timer = performance.StepTimer()
     trainer = _trainer(values, folder, timer, bool(prepared.val))
     data = _data(values, prepared)
     _announce(values, prepared, network, trainer, folder)
     return trainer, task, data, timer
-
-
-def build_network(
-    values: Values, patch_size: Sequence[int], build: Builder = configs.build, pretrained: str | None = None
-) -> nn.Module:
-    """The `model` with its `conv`, tried once on an empty patch.
-
-    Args:
-        build: `configs.build_trusted` for a config that came with a file.
-        pretrained: a checkpoint to start from: of the plain network where `conv.keep_weight` projects its weights into
-            the convolution, else of the network as it is.
-    Raises: ConfigError: arguments that do not fit, or a network that cannot take the patch or returns another shape.
-    """
-    network = build(values["model"], "model")
-    _probe(network, values["facts"], patch_size)
-    settings = dict(values["conv"])
-    projects = bool(settings.get("keep_weight"))
-    if projects:
-        _load_pretrained(network, pretrained)
-    where, spacing_mm = settings.pop("where", None), settings.pop("spacing_mm", None)
-    conv = build(settings, "conv")
-    if getattr(conv, "func", conv) is not plain:
-        example = torch.zeros(2, values["facts"]["num_channels"], *patch_size)
-        try:
-            log.info("conv: %s", swap_convs(network, conv, where, spacing_mm=spacing_mm, example=example))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"conv: {error}") from error
-        _probe(network, values["facts"], patch_size)
-    if not projects:
-        _load_pretrained(network, pretrained)
-    return network
 
 
 def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu") -> Trained:
@@ -187,7 +154,7 @@ def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu") -> Traine
     build = partial(configs.build_trusted, trusted=trusted)
     network = build_network(values, values["facts"]["patch_size"], build)
     checkpoint.load_weights(network, content, path)
-    axes = _test_time_axes(values, network)
+    axes = test_time_axes(values, network)
     network = fold_convs(network).eval()
     channels_last, dims = values["perf"]["channels_last"], values["facts"]["spatial_dims"]
     performance.apply_switches(network, channels_last=channels_last, compile=False, checkpointing="none")
@@ -205,24 +172,6 @@ def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu") -> Traine
 def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
     task = values["task"]
     return SlidingWindow(tuple(values["facts"]["patch_size"]), task["overlap"], task["window_batch_size"], axes)
-
-
-def _test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
-    """Axes of mirror test-time augmentation that can change something.
-
-    Raises: ConfigError: an axis along which the network never saw a mirrored image, so that a mean over flips would harm.
-    """
-    wanted, seen = tuple(values["task"].get("mirror_axes") or ()), tuple(values["augment"].get("mirror_axes") or ())
-    equivariant = mirror_axes(network)
-    if skipped := [axis for axis in wanted if axis in equivariant]:
-        log.info("task.mirror_axes: %s skipped, the network is equivariant along them", skipped)
-    unseen = [axis for axis in wanted if axis not in (*seen, *equivariant)]
-    if unseen:
-        raise ConfigError(
-            f"task.mirror_axes={list(wanted)} needs a network that knows mirrored images: add {unseen} to "
-            f"augment.mirror_axes (now {list(seen)}), or take conv=mirror along them"
-        )
-    return tuple(axis for axis in wanted if axis not in equivariant)
 
 
 def _record(values: Values, prepared: Prepared) -> Values:
@@ -273,28 +222,6 @@ def _data(values: Values, prepared: Prepared) -> DataModule:
         seed=values["seed"],
         **{key: settings[key] for key in keys},
     )
-
-
-def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None:
-    empty = torch.zeros(1, known["num_channels"], *patch_size)
-    was_training = network.training
-    try:
-        with torch.no_grad():
-            shape = tuple(full_resolution(network.eval()(empty)).shape)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {reason}") from error
-    finally:
-        network.train(was_training)
-    wanted = (1, known["num_classes"], *patch_size)
-    if shape != wanted:
-        raise ConfigError(f"model must return logits of shape {wanted} (batch, classes, *patch_size), it returns {shape}")
-
-
-def _load_pretrained(network: nn.Module, path: str | None) -> None:
-    if path is not None:
-        checkpoint.load_weights(network, checkpoint.read(Path(path)), Path(path))
-        log.info("weights loaded from %s", path)
 
 
 def _announce(values: Values, prepared: Prepared, network: nn.Module, trainer: L.Trainer, folder: RunFolder) -> None:

@@ -25,6 +25,7 @@ ORDER = [
     "config",
     "commands",
     "checkpoint",
+    "building",
     "runfolder",
     "run",
     "train",

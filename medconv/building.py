@@ -1,0 +1,92 @@
+"""The network of a config: `model`, with its `conv`, and its first weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from medconv import checkpoint
+from medconv import config as configs
+from medconv.config import ConfigError
+from medconv.convs import mirror_axes, plain, swap_convs
+from medconv.networks.outputs import full_resolution
+
+log = logging.getLogger(__name__)
+Values = dict[str, Any]
+Builder = Callable[[Values, str], Any]
+
+
+def build_network(
+    values: Values, patch_size: Sequence[int], build: Builder = configs.build, pretrained: str | None = None
+) -> nn.Module:
+    """The `model` with its `conv`, tried once on an empty patch.
+
+    Args:
+        build: `configs.build_trusted` for a config that came with a file.
+        pretrained: a checkpoint to start from: of the plain network where `conv.keep_weight` projects its weights into
+            the convolution, else of the network as it is.
+    Raises: ConfigError: arguments that do not fit, or a network that cannot take the patch or returns another shape.
+    """
+    network = build(values["model"], "model")
+    _probe(network, values["facts"], patch_size)
+    settings = dict(values["conv"])
+    projects = bool(settings.get("keep_weight"))
+    if projects:
+        _load_pretrained(network, pretrained)
+    where, spacing_mm = settings.pop("where", None), settings.pop("spacing_mm", None)
+    conv = build(settings, "conv")
+    if getattr(conv, "func", conv) is not plain:
+        example = torch.zeros(2, values["facts"]["num_channels"], *patch_size)
+        try:
+            log.info("conv: %s", swap_convs(network, conv, where, spacing_mm=spacing_mm, example=example))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"conv: {error}") from error
+        _probe(network, values["facts"], patch_size)
+    if not projects:
+        _load_pretrained(network, pretrained)
+    return network
+
+
+def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
+    """Axes of mirror test-time augmentation that can change something.
+
+    Raises: ConfigError: an axis along which the network never saw a mirrored image, so that a mean over flips would harm.
+    """
+    wanted, seen = tuple(values["task"].get("mirror_axes") or ()), tuple(values["augment"].get("mirror_axes") or ())
+    equivariant = mirror_axes(network)
+    if skipped := [axis for axis in wanted if axis in equivariant]:
+        log.info("task.mirror_axes: %s skipped, the network is equivariant along them", skipped)
+    unseen = [axis for axis in wanted if axis not in (*seen, *equivariant)]
+    if unseen:
+        raise ConfigError(
+            f"task.mirror_axes={list(wanted)} needs a network that knows mirrored images: add {unseen} to "
+            f"augment.mirror_axes (now {list(seen)}), or take conv=mirror along them"
+        )
+    return tuple(axis for axis in wanted if axis not in equivariant)
+
+
+def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None:
+    empty = torch.zeros(1, known["num_channels"], *patch_size)
+    was_training = network.training
+    try:
+        with torch.no_grad():
+            shape = tuple(full_resolution(network.eval()(empty)).shape)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {reason}") from error
+    finally:
+        network.train(was_training)
+    wanted = (1, known["num_classes"], *patch_size)
+    if shape != wanted:
+        raise ConfigError(f"model must return logits of shape {wanted} (batch, classes, *patch_size), it returns {shape}")
+
+
+def _load_pretrained(network: nn.Module, path: str | None) -> None:
+    if path is not None:
+        checkpoint.load_weights(network, checkpoint.read(Path(path)), Path(path))
+        log.info("weights loaded from %s", path)

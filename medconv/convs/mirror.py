@@ -9,6 +9,7 @@ share their parameters among copies. Source: Cohen and Welling 2016, arXiv:1602.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -146,10 +147,20 @@ class Mirror:
             raise ValueError(f"axes must be different spatial axes, counted from 0, got {list(self.axes)}")
 
     def __call__(self, network: nn.Module, example: Tensor) -> list[str]:
-        """Convert a network, in place. Args: example: an input (batch, channels, *spatial). Returns: layers changed."""
+        """Convert a network, in place, or leave it as it was and raise.
+
+        Args: example: an input (batch, channels, *spatial). Returns: the convolutions changed, by name.
+        """
         if max(self.axes) >= example.ndim - 2:
             raise ValueError(f"axes must lie below {example.ndim - 2}, the image's spatial axes, got {list(self.axes)}")
         regular = fields(network, example)
+        with torch.random.fork_rng():
+            trial = deepcopy(network)
+            self._convert_all(trial, regular)
+            check_equivariance(trial, example, self.axes)
+        return self._convert_all(network, regular)
+
+    def _convert_all(self, network: nn.Module, regular: dict[str, tuple[bool, bool]]) -> list[str]:
         done = []
         for name, layer in layers_with_channels(network):
             if name in regular:
@@ -158,7 +169,6 @@ class Mirror:
                 except ValueError as error:
                     raise ValueError(f"layer {name}: {error}") from error
                 done.append(name)
-        check_equivariance(network, example, self.axes)
         return [name for name in done if isinstance(network.get_submodule(name), CONVS + TRANSPOSED)]
 
 

@@ -35,7 +35,7 @@ def check_equivariance(network: nn.Module, example: Tensor, axes: Sequence[int])
                 layer.eval()
         for axis in axes:
             error = _flip_error(copy, image, axis)
-            if error > _TOLERANCE:
+            if not error <= _TOLERANCE:  # also where it is NaN
                 culprit = _first_break(copy, image, axis, 2 ** len(axes))
                 raise ValueError(f"Mirror cannot make this network equivariant to flips of axis {axis}: {culprit} "
                                  f"breaks it (flip error {error:.2g} of the output's standard deviation)")  # fmt: skip

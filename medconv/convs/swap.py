@@ -64,7 +64,8 @@ def swap_convs(
         spacing_mm: voxel size of the network's input, for the convolutions sampled in mm. Each layer is told the
             voxel size of its own grid, as `spacing_mm` and `scale`; needs `example`.
         example: an input (batch, channels, *spatial) as the network will see it; `Mirror` needs it, too.
-    Raises: ValueError: nothing could be swapped, or `conv` refuses a layer (the message names it).
+    Raises: ValueError: nothing could be swapped, or `conv` refuses a layer (the message names it; layers before it are
+        swapped already, so build the network anew).
     """
     if isinstance(conv, Mirror):
         return _whole(network, conv, where, example)

@@ -188,8 +188,12 @@ def test_networks_that_cannot_be_equivariant_are_refused_by_layer(
     build: Callable[[], nn.Module], shape: tuple[int, ...], axes: tuple[int, ...], message: str
 ) -> None:
     torch.manual_seed(0)
+    network = build()
+    before = deepcopy(network.state_dict())
     with pytest.raises(ValueError, match=message):
-        swap_convs(build(), Mirror(axes), example=torch.randn(2, 1, *shape))
+        swap_convs(network, Mirror(axes), example=torch.randn(2, 1, *shape))
+    assert network.state_dict().keys() == before.keys()  # a refused network is as it was
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
 
 
 @pytest.mark.parametrize("groups", [4, 1])
@@ -212,6 +216,13 @@ def test_the_check_sees_a_network_that_only_starts_out_symmetric() -> None:
     network[1] = nn.BatchNorm2d(2)
     with pytest.raises(ValueError, match=r"layer 1 \(BatchNorm2d\) breaks it"):
         check_equivariance(network, image, (0,))
+
+
+def test_numbers_that_are_not_finite_do_not_pass_the_check() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 1, 3))
+    torch.nn.init.constant_(network[1].bias, float("nan"))
+    with pytest.raises(ValueError, match="flip error nan"):
+        check_equivariance(network, torch.randn(1, 1, 8, 8), (0,))
 
 
 @pytest.mark.parametrize("axes", [(), (0, 0), (-1,)])

@@ -60,10 +60,11 @@ def run(options: argparse.Namespace) -> list[Row]:
     """Train what is not trained yet, and compare every variant with `plain` on the same validation cases."""
     output: Path = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
-    splits = _write_splits(options.root, options.cases, options.seeds, output)
+    for cases in options.cases:
+        _write_splits(options.root, cases, options.seeds, output)
     jobs = list(product(options.cases, range(options.seeds), options.variants))
     with ThreadPoolExecutor(options.jobs) as pool:
-        work = [pool.submit(_train, *job, splits[job[0], job[1]], options, output) for job in jobs]
+        work = [pool.submit(_train, *job, options, output) for job in jobs]
         for future in tqdm(work, desc="training", unit="run", disable=None):
             future.result()
     return [row for cases in options.cases for row in compare(_folder(output, cases, options), cases, options)]
@@ -110,7 +111,7 @@ def _slug(variant: str) -> str:
     return variant.replace(", ", "-").replace(" ", "-")
 
 
-def _train(cases: str, seed: int, variant: str, fold: int, options: argparse.Namespace, output: Path) -> None:
+def _train(cases: str, seed: int, variant: str, options: argparse.Namespace, output: Path) -> None:
     folder = _folder(output, cases, options) / _slug(variant) / str(seed)
     if _summary(folder).get("status") == "done":
         return
@@ -121,8 +122,8 @@ def _train(cases: str, seed: int, variant: str, fold: int, options: argparse.Nam
         "data=auto",
         f"data.root={options.root.resolve()}",
         f"data.cache={output / 'prepared'}",
-        f"data.splits={output / 'splits.json'}",
-        f"data.fold={fold}",
+        f"data.splits={_splits(output, cases)}",
+        f"data.fold={seed}",
         "data.batch_size=2",
         "data.samples_per_epoch=1000000",
         "data.num_workers=0",
@@ -141,19 +142,22 @@ def _train(cases: str, seed: int, variant: str, fold: int, options: argparse.Nam
         log.error("%s failed: %s", folder, done.stderr.strip()[-500:])
 
 
-def _write_splits(root: Path, sizes: Sequence[str], seeds: int, output: Path) -> dict[tuple[str, int], int]:
-    """Fold 0's validation cases always; of its training cases a draw per size and seed. Returns: the fold of each."""
+def _splits(output: Path, cases: str) -> Path:
+    return output / f"splits-{cases}.json"
+
+
+def _write_splits(root: Path, cases: str, seeds: int, output: Path) -> None:
+    """Fold 0's validation cases always; of its training cases a draw for each seed, which is the split's number.
+
+    Raises: ValueError: more cases asked for than there are, or no number.
+    """
     train, val = layout.split(layout.auto(root).cases, 0, 5, None)
-    splits: list[dict[str, list[str]]] = []
-    index = {}
-    for size, seed in product(sizes, range(seeds)):
-        ids = sorted(case.id for case in train)
-        if size != "all":
-            ids = sorted(random.Random(seed).sample(ids, int(size)))
-        index[size, seed] = len(splits)
-        splits.append({"train": ids, "val": [case.id for case in val]})
-    (output / "splits.json").write_text(json.dumps(splits))
-    return index
+    ids = sorted(case.id for case in train)
+    if cases != "all" and not (cases.isdigit() and 0 < int(cases) <= len(ids)):
+        raise ValueError(f"--cases must be `all` or numbers from 1 to {len(ids)}, got {cases}")
+    draws = [ids if cases == "all" else sorted(random.Random(seed).sample(ids, int(cases))) for seed in range(seeds)]
+    splits = [{"train": draw, "val": [case.id for case in val]} for draw in draws]
+    _splits(output, cases).write_text(json.dumps(splits))
 
 
 def _summary(folder: Path) -> dict[str, Any]:

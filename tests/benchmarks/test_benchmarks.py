@@ -83,12 +83,18 @@ def test_learning_compares_case_by_case(monkeypatch: pytest.MonkeyPatch, tmp_pat
     arguments += ["--cases", "3", "--seeds", "1", "--steps", "2"]
     found = benchmark(monkeypatch, tmp_path, *arguments)
     assert [row["variant"] for row in found] == ["plain", "ball"]
-    splits = json.loads((tmp_path / "runs/splits.json").read_text())
+    splits = json.loads((tmp_path / "runs/splits-3.json").read_text())
     assert len(splits) == 1 and len(splits[0]["train"]) == 3 and len(splits[0]["val"]) == 2
     summaries = {v: json.loads((tmp_path / f"runs/3-2/{v}/0/summary.json").read_text()) for v in ("plain", "ball")}
     assert found[1]["dice"] == pytest.approx(summaries["ball"]["val/dice"], abs=0.02)
     assert found[1]["low"] <= found[1]["difference"] <= found[1]["high"]
     assert found[0]["difference"] == 0 and found[1]["million_weights"] < found[0]["million_weights"]
+
+
+@pytest.mark.parametrize("cases", ["9", "0", "few"])
+def test_learning_needs_as_many_cases_as_there_are(cases: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"--cases must be `all` or numbers from 1 to 8, got {cases}"):
+        learning._write_splits(tiny.write_dataset(tmp_path / "data", cases=10), cases, 1, tmp_path)
 
 
 def test_paired_differences_take_the_seeds_that_both_have() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from medconv.convs.prior import Conv, check_free, check_plain_groups, note_error, rms
+from medconv.convs.prior import Conv, Foldable, check_free, check_plain_forward, check_plain_groups, note_error, rms
 
 
 def bottleneck(
@@ -35,6 +35,7 @@ def bottleneck(
     Source: Tucker 1966, doi:10.1007/BF02289464; for convolutions Kim et al. 2016, arXiv:1511.06530.
     """
     check_plain_groups(conv, "bottleneck")
+    check_plain_forward(conv, "bottleneck")
     check_free(conv)
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio must lie in (0, 1], got {ratio}")
@@ -66,6 +67,7 @@ def separable(conv: Conv, *, depth_multiplier: int = 1, keep_weight: bool = Fals
     Source: Chollet 2017, arXiv:1610.02357; no norm between the two here.
     """
     check_plain_groups(conv, "separable")
+    check_plain_forward(conv, "separable")
     check_free(conv)
     if depth_multiplier < 1:
         raise ValueError(f"depth_multiplier must be at least 1, got {depth_multiplier}")
@@ -82,7 +84,7 @@ def separable(conv: Conv, *, depth_multiplier: int = 1, keep_weight: bool = Fals
     return _finish(parts, conv, lambda: _separable_product(parts, into), dense, keep_weight)
 
 
-class SqueezeExcitation(nn.Module):
+class SqueezeExcitation(Foldable):
     """Channels weighted by what the whole image holds.
 
     Shape: (batch, channels, *spatial) -> the same. Source: Hu et al. 2018, arXiv:1709.01507.
@@ -97,7 +99,7 @@ class SqueezeExcitation(nn.Module):
         self.expand = conv(max(1, channels // reduction), channels, 1)
         self.gate = nn.Sigmoid()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):  # type: ignore[no-untyped-def]  # fx copies annotations into code that `torch.save` cannot read
         return x * self.gate(self.expand(self.activation(self.reduce(self.pool(x)))))
 
     def folded(self) -> nn.Module:
@@ -194,11 +196,15 @@ def _separable_product(parts: Any, into: int) -> Tensor:
 @torch.no_grad()
 def _finish(parts: Any, conv: Conv, made: Callable[[], Tensor], dense: Tensor, keep_weight: bool) -> nn.Module:
     """The kept weight's error noted, or a new one drawn: unit variance along each step, then scaled to the old one's."""
+    parts.requires_grad_(conv.weight.requires_grad)
     if keep_weight:
         note_error(parts, made(), dense)
         return parts
     for part in parts:
         part.weight.normal_(std=prod(part.weight.shape[1:]) ** -0.5)
+    if rms(dense) == 0:  # zero at the start: only the last step, or none would ever get a gradient
+        parts[-1].weight.zero_()
+        return parts
     gain = (rms(dense) / rms(made())) ** (1 / len(parts))
     for part in parts:
         part.weight.mul_(gain)

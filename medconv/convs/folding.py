@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from medconv.convs import cost
 from medconv.convs.kernels import filter_bank
-from medconv.convs.prior import Conv, WeightPrior, check_free, check_plain_groups, install
+from medconv.convs.prior import Conv, WeightPrior, check_free, check_plain_groups, has_own_forward, install
 
 
 class TransformPrior(WeightPrior):
@@ -62,12 +62,13 @@ class TwoLaunches(nn.Module):
     convolution and the bank a grouped one. Which is cheaper follows from sizes, by `medconv.convs.cost`.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         layer: Any = self
         prior = layer.parametrizations.weight[0]
-        if prefers_two_launches(layer, prior, x):
-            return _two_launches(layer, prior, x)
-        return super().forward(x)
+        alone = len(layer.parametrizations.weight) == 1  # no parametrization of the user's after ours
+        if alone and prefers_two_launches(layer, prior, input):
+            return _two_launches(layer, prior, input)
+        return super().forward(input)
 
 
 def prefers_two_launches(conv: Conv, prior: TransformPrior, x: Tensor) -> bool:
@@ -125,8 +126,7 @@ def transform(
         raise ValueError(f"bank must have shape (out, transform_channels, *kernel_size) = {need}, got {tuple(bank.shape)}")
     else:
         blocks = bank.unsqueeze(0)
-    conv.__class__ = type(f"Transform{type(conv).__name__}", (TwoLaunches, type(conv)), {})
-    return install(conv, TransformPrior(blocks), keep_weight)
+    return install(conv, TransformPrior(blocks), keep_weight, None if has_own_forward(conv) else TwoLaunches)
 
 
 def _blocks(out: int, width: int, filters: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ def convolution(
         raise ValueError(f"x and weight must have equally many axes, 3 or more, got {x.ndim} and {weight.ndim}")
     axes = weight.ndim - 2
     geometry = [_per_axis(name, v, axes) for name, v in (("stride", stride), ("padding", padding), ("dilation", dilation))]
-    if torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     return function.apply(x, weight, bias, *geometry, groups)

@@ -226,7 +226,8 @@ def _resize(conv: Any, sizes: Sequence[int], padding: str | tuple[int, ...]) -> 
     """Another kernel size, in place; the weight keeps its root mean square times the square root of the taps' ratio."""
     old = conv.weight.detach()
     gain = (prod(conv.kernel_size) / prod(sizes)) ** 0.5
-    conv.weight = nn.Parameter(old.new_empty(*old.shape[:2], *sizes).fill_(float(old.square().mean().sqrt()) * gain))
+    learns = conv.weight.requires_grad
+    conv.weight = nn.Parameter(old.new_empty(*old.shape[:2], *sizes).fill_(float(old.square().mean().sqrt()) * gain), learns)
     conv.kernel_size = tuple(sizes)
     conv.padding = padding
     if isinstance(padding, tuple):

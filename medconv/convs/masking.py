@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from medconv.convs.prior import Prior, check_free, draw, note_error, rms
+from medconv.convs.prior import Prior, check_free, drawn, note_error
 
 CROSS = "cross"
 
@@ -73,7 +73,8 @@ def masked(
         raise ValueError(f"weight must have shape (out, wide_in >= in, *kernel_size) = {shape}, got {true}")
     prior = MaskedPrior(_mask(mask, conv.kernel_size, true), _channels(channels, shape[1], true[1]))
     dense = conv.weight.detach().clone()
-    prior.to(device=dense.device)
+    prior.to(device=dense.device).train(conv.training)
+    first = drawn(prior, dense) if weight is None and not keep_weight else None
     if weight is not None:
         conv.weight = nn.Parameter(weight.detach().clone())
     parametrize.register_parametrization(conv, "weight", prior, unsafe=True)
@@ -81,8 +82,9 @@ def masked(
         conv.parametrizations.weight.original = weight
     elif weight is None and keep_weight:
         note_error(conv, conv.weight, dense)
-    elif weight is None:
-        draw(conv.get_parameter("parametrizations.weight.original"), lambda: conv.weight, rms(dense))
+    elif first is not None:
+        with torch.no_grad():
+            conv.get_parameter("parametrizations.weight.original").copy_(first)
     return conv
 
 

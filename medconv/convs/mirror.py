@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
 
-from medconv.convs.prior import CONVS, TRANSPOSED, Prior, WeightPrior, check_free, install
+from medconv.convs.prior import CONVS, TRANSPOSED, Foldable, Prior, WeightPrior, check_free, install, replace
 from medconv.convs.probe import check_equivariance, fields, layers_with_channels
 
 _AFFINE = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
@@ -98,7 +98,7 @@ class Repeat(Prior):
         return value.detach().unflatten(0, (-1, self.copies)).mean(1)
 
 
-class MirrorBatchNorm(nn.Module):
+class MirrorBatchNorm(Foldable):
     """Batch norm whose statistics, too, are shared by the copies of a field.
 
     Shape: (batch, fields * copies, *spatial) -> the same. Args: norm: a batch norm of `fields` channels.
@@ -107,6 +107,7 @@ class MirrorBatchNorm(nn.Module):
     def __init__(self, norm: _BatchNorm, copies: int) -> None:
         super().__init__()
         self.norm, self.copies = norm, copies
+        self.train(norm.training)
 
     def forward(self, x: Tensor) -> Tensor:
         layout = torch.contiguous_format
@@ -122,9 +123,7 @@ class MirrorBatchNorm(nn.Module):
         affine, tracks = norm.affine, norm.track_running_stats
         plain = cls(norm.num_features * self.copies, norm.eps, norm.momentum, affine, tracks)
         state = {k: v if v.ndim == 0 else v.repeat_interleave(self.copies) for k, v in norm.state_dict().items()}
-        plain.to(next(iter(state.values())) if state else None)
-        plain.load_state_dict(state)
-        return plain.train(self.training)
+        return _like(plain, norm, state)
 
 
 @dataclass(frozen=True)
@@ -166,6 +165,7 @@ class Mirror:
             if name in regular:
                 try:
                     _convert(network, name, layer, regular[name], self)
+                    layer.train(layer.training)  # parametrizations come in training mode
                 except ValueError as error:
                     raise ValueError(f"layer {name}: {error}") from error
                 done.append(name)
@@ -190,8 +190,7 @@ def _convert(network: nn.Module, name: str, layer: Any, regular: tuple[bool, boo
         if not isinstance(layer, _BatchNorm):
             _tie(layer, copies)
     if into and isinstance(layer, _BatchNorm):
-        parent, _, child = name.rpartition(".")
-        setattr(network.get_submodule(parent), child, MirrorBatchNorm(_narrow(layer, copies), copies))
+        replace(network, name, MirrorBatchNorm(_narrow(layer, copies), copies))
     elif into and isinstance(layer, nn.PReLU) and layer.num_parameters > 1:
         _check_copies(layer.num_parameters, copies)
         parametrize.register_parametrization(layer, "weight", Repeat(copies), unsafe=True)
@@ -227,8 +226,17 @@ def _narrow(norm: _BatchNorm, copies: int) -> _BatchNorm:
     cls = next(c for c in type(norm).__mro__ if c.__module__ == "torch.nn.modules.batchnorm")
     narrow = cls(norm.num_features // copies, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     state = norm.state_dict()
-    narrow.load_state_dict({k: v if v.ndim == 0 else v.unflatten(0, (-1, copies)).mean(1) for k, v in state.items()})
-    return narrow.to(next(iter(state.values())).device if state else None).train(norm.training)
+    return _like(narrow, norm, {k: v if v.ndim == 0 else v.unflatten(0, (-1, copies)).mean(1) for k, v in state.items()})
+
+
+def _like(new: _BatchNorm, old: _BatchNorm, state: dict[str, Tensor]) -> _BatchNorm:
+    """With that state, and the device, dtype and flags of the old norm."""
+    if state:
+        new.to(next(iter(state.values())))
+    new.load_state_dict(state)
+    if old.affine:
+        new.requires_grad_(old.weight.requires_grad)
+    return new.train(old.training)
 
 
 def _check_copies(channels: int, copies: int) -> None:

@@ -6,7 +6,7 @@ convolution. All priors are linear in their parameters, so the dense kernel near
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -76,26 +76,53 @@ class WeightPrior(Prior):
         return wanted if last and wanted is not None else torch.contiguous_format
 
 
-def install(layer: Any, prior: nn.Module, keep_weight: bool) -> nn.Module:
+class Foldable(nn.Module):
+    """A module of this package's own that `fold_convs` replaces by what `folded` returns, torch's own modules."""
+
+    def folded(self) -> nn.Module:
+        raise NotImplementedError
+
+
+def install(layer: Any, prior: nn.Module, keep_weight: bool, mixin: type[nn.Module] | None = None) -> nn.Module:
     """Put a prior on a layer's weight, in place: drawn anew with the variance of the weight it replaces, or projected.
 
     A projection leaves its relative error (Frobenius norm) as `layer.approximation_error`.
+    Args: mixin: comes before the layer's class, for a forward of its own.
+    Raises: ValueError: before anything is changed.
     """
     check_free(layer)
     dense = layer.weight.detach().clone()
-    prior.to(dense)
+    prior.to(dense).train(layer.training)
+    first = None if keep_weight else drawn(prior, dense)
+    if mixin is not None:
+        layer.__class__ = type(f"{mixin.__name__}{type(layer).__name__}", (mixin, type(layer)), {})
     parametrize.register_parametrization(layer, "weight", prior, unsafe=True)  # projects through right_inverse
-    if keep_weight:
+    layer.train(layer.training)
+    if first is None:
         note_error(layer, layer.weight, dense)
     else:
-        draw(layer.get_parameter("parametrizations.weight.original"), lambda: layer.weight, rms(dense))
+        with torch.no_grad():
+            layer.get_parameter("parametrizations.weight.original").copy_(first)
     return layer
 
 
 def check_free(layer: nn.Module) -> None:
-    """Raises: Unsuitable: the weight carries a parametrization already."""
+    """Raises: Unsuitable: the weight is computed already, by a parametrization or an older kind of hook."""
     if parametrize.is_parametrized(layer, "weight"):
         raise Unsuitable(f"{type(layer).__name__} has a parametrized weight already", "parametrized already")
+    if "weight" not in layer._parameters:
+        raise Unsuitable(f"{type(layer).__name__} has no weight parameter of its own", "weight computed already")
+
+
+def has_own_forward(conv: nn.Module) -> bool:
+    """Whether a subclass changed what torch's convolution does with its weight."""
+    return type(conv).forward not in {c.forward for c in CONVS}
+
+
+def check_plain_forward(conv: nn.Module, name: str) -> None:
+    """Raises: Unsuitable: a subclass with a forward of its own, which plain convolutions in its place would lose."""
+    if has_own_forward(conv):
+        raise Unsuitable(f"conv={name} cannot replace {type(conv).__name__}, which has a forward of its own", "own forward")
 
 
 def check_plain_groups(conv: Conv, name: str) -> None:
@@ -109,13 +136,16 @@ def rms(weight: Tensor) -> float:
 
 
 @torch.no_grad()
-def draw(original: Tensor, weight: Callable[[], Tensor], target: float) -> None:
-    """Random parameters, scaled so that the kernel they make has the root mean square `target`."""
-    original.normal_()
-    made = rms(weight())
+def drawn(prior: Any, dense: Tensor) -> Tensor:
+    """Random parameters, scaled so that the kernel they make has the root mean square of `dense`.
+
+    Raises: ValueError: every kernel of this prior is zero.
+    """
+    original = torch.randn_like(prior.right_inverse(dense))
+    made = rms(prior(original))
     if made == 0:
         raise ValueError("the bank or mask makes every weight zero, nothing could be learned")
-    original.mul_(target / made)
+    return original * (rms(dense) / made)
 
 
 def note_error(module: Any, made: Tensor, wanted: Tensor) -> None:
@@ -123,3 +153,19 @@ def note_error(module: Any, made: Tensor, wanted: Tensor) -> None:
     if made.shape == wanted.shape:
         scale = max(float(wanted.double().norm()), 1e-30)
         module.approximation_error = float((made.detach().double() - wanted.double()).norm()) / scale
+
+
+def replace(network: nn.Module, name: str, new: nn.Module) -> None:
+    """Put a module in the place of another, under every name that the other has.
+
+    Raises: ValueError: the network is that module itself.
+    """
+    old = network.get_submodule(name)
+    if new is old:  # changed in place
+        return
+    if not name:
+        raise ValueError(f"a bare {type(network).__name__} cannot be replaced inside itself: call the conv on it")
+    for place, module in list(network.named_modules(remove_duplicate=False)):
+        if module is old:
+            parent, _, child = place.rpartition(".")
+            setattr(network.get_submodule(parent), child, new)

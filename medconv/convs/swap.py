@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from medconv.convs.folding import TwoLaunches
 from medconv.convs.mirror import Mirror
-from medconv.convs.prior import CONVS, TRANSPOSED, Prior, Unsuitable
+from medconv.convs.prior import CONVS, TRANSPOSED, Foldable, Prior, Unsuitable, replace
 
 
 @dataclass
@@ -70,10 +70,13 @@ def swap_convs(
     if isinstance(conv, Mirror):
         return _whole(network, conv, where, example)
     grids = {} if spacing_mm is None else _grids(network, spacing_mm, example)
-    report = SwapReport()
+    _check_pattern(where)
+    report, owners = SwapReport(), _owners(network)
     for name, layer in list(network.named_modules()):
         if isinstance(layer, CONVS + TRANSPOSED):
             reason = _reason_to_keep(name, layer, where)
+            if reason is None and owners[id(layer._parameters.get("weight"))] > 1:
+                reason = "sharing its weight"
             try:
                 if reason is None and spacing_mm is not None and name not in grids:
                     reason = "unused"
@@ -85,7 +88,7 @@ def swap_convs(
             if reason:
                 report.kept[name] = reason
             else:
-                _replace(network, name, new)
+                replace(network, name, new.train(layer.training))
                 report.swapped.append(name)
                 if hasattr(new, "approximation_error"):
                     report.errors[name] = new.approximation_error
@@ -97,28 +100,35 @@ def swap_convs(
 def fold_convs(network: nn.Module) -> nn.Module:
     """A copy of the network of torch's own modules: every weight-space prior is folded into a plain `nn.ConvNd`."""
     folded: Any = deepcopy(network)
-    if hasattr(folded, "folded"):
+    if isinstance(folded, Foldable):
         return folded.folded()
     layers: list[tuple[str, Any]] = list(folded.named_modules())
+    # All kernels first: several may be computed from one parameter.
+    kernels = [(layer, key, getattr(layer, key).detach().clone()) for _, layer in layers for key in _ours(layer)]
+    for layer, key, kernel in kernels:
+        _fold(layer, key, kernel)
     for name, layer in layers:
-        if hasattr(layer, "folded"):
-            _replace(folded, name, layer.folded())
-        elif parametrize.is_parametrized(layer):
-            _fold(layer)
+        if isinstance(layer, Foldable):
+            replace(folded, name, layer.folded())
     return folded
 
 
-def _fold(layer: Any) -> None:
-    """Remove this package's parametrizations and leave what they computed."""
-    ours = [key for key, parts in layer.parametrizations.items() if any(isinstance(p, Prior) for p in parts)]
-    if not ours:
-        return
+def _ours(layer: Any) -> list[str]:
+    """The parameters of a layer that this package's parametrizations compute."""
+    if not parametrize.is_parametrized(layer):
+        return []
+    return [key for key, parts in layer.parametrizations.items() if any(isinstance(part, Prior) for part in parts)]
+
+
+def _fold(layer: Any, key: str, kernel: Tensor) -> None:
+    """Remove a parametrization and leave what it computed."""
+    learns = any(p.requires_grad for p in layer.parametrizations[key].parameters())
     # Removal deletes the property from the layer's class, which `deepcopy` let the original share.
     cls = type(layer)
     layer.__class__ = type(cls.__name__, cls.__bases__, dict(vars(cls)))
-    for key in ours:
-        parametrize.remove_parametrizations(layer, key, leave_parametrized=True)
-    if isinstance(layer, TwoLaunches):
+    parametrize.remove_parametrizations(layer, key, leave_parametrized=False)
+    setattr(layer, key, nn.Parameter(kernel, requires_grad=learns))
+    if type(layer).__mro__[1] is TwoLaunches:
         layer.__class__ = type(layer).__bases__[1]
 
 
@@ -158,6 +168,19 @@ def _grids(network: nn.Module, spacing_mm: Sequence[float], example: Tensor | No
     return grids
 
 
+def _check_pattern(where: str | None) -> None:
+    try:
+        re.compile(where or "")
+    except re.error as error:
+        raise ValueError(f"where must be a regular expression, got {where!r}: {error}") from error
+
+
+def _owners(network: nn.Module) -> Counter[int]:
+    """How many convolutions have each weight; one that computes its weight has none of its own."""
+    layers = [layer for layer in network.modules() if isinstance(layer, CONVS + TRANSPOSED)]
+    return Counter(id(layer._parameters["weight"]) for layer in layers if layer._parameters.get("weight") is not None)
+
+
 def _reason_to_keep(name: str, layer: Any, where: str | None) -> str | None:
     if isinstance(layer, TRANSPOSED):
         return "transposed"
@@ -168,12 +191,3 @@ def _reason_to_keep(name: str, layer: Any, where: str | None) -> str | None:
     if where is not None and not re.search(where, name):
         return f"not matched by {where!r}"
     return None
-
-
-def _replace(network: nn.Module, name: str, layer: nn.Module) -> None:
-    if layer is network.get_submodule(name):  # changed in place
-        return
-    if not name:
-        raise ValueError(f"a bare {type(network).__name__} cannot be replaced inside itself: call the conv on it")
-    parent, _, child = name.rpartition(".")
-    setattr(network.get_submodule(parent), child, layer)

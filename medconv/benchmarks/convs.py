@@ -44,6 +44,7 @@ STAGES: dict[int, list[tuple[int, tuple[int, ...]]]] = {
     3: [(32, (40, 56, 40)), (64, (20, 28, 20)), (128, (10, 14, 10)), (256, (5, 7, 5))],
     2: [(32, (256, 256)), (64, (128, 128)), (128, (64, 64)), (256, (32, 32))],
 }
+MANY_TIMES_SLOWER = ("separable", "unfold and einsum")  # timed a fifth as often: nothing close has to be told apart
 REFERENCE = Path(__file__).parents[2] / "tests" / "reference" / "backward.py"
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,8 @@ def stages(options: argparse.Namespace) -> list[Row]:
                 runs = {name: make(layer, x, options) for name, layer in layers.items()}
                 for name in layers:  # each in pairs with the library's: a slow neighbour would slow the next one down
                     pair = {LIBRARY: runs[LIBRARY], name: runs[name]}
-                    timing = alternate(pair, LIBRARY, options.pairs)[name]
+                    pairs = options.pairs if name not in MANY_TIMES_SLOWER else max(1, options.pairs // 5)
+                    timing = {**alternate(pair, LIBRARY, pairs)[name], "pairs": pairs}
                     row = {"benchmark": "stages", "case": f"{dims}D {what}, {where}", "variant": name, "reference": LIBRARY}
                     rows.append({**row, **timing})
             logger.info("%dD, %s: measured", dims, where)

@@ -15,6 +15,12 @@ from medconv.benchmarks import convs, learning, rows
 KEYS = {"benchmark", "case", "variant", "reference", "ratio", "device", "hardware", "cores", "torch"}
 
 
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command's logging would stay on for every test after these."""
+    monkeypatch.setattr("medconv.commands.start_logging", lambda *_: None)
+
+
 def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> list[dict]:
     file = tmp_path / "rows.json"
     monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments, "--json", str(file)])

@@ -199,6 +199,7 @@ def test_same_seed_same_bytes(tmp_path: Path, spatial_dims: int) -> None:
 def test_existing_dataset_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = write_phantom(tmp_path / "data", spatial_dims=2, num_cases=2)
     before = {f: f.stat().st_mtime_ns for f in root.rglob("*")}
+    caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert write_phantom(root, spatial_dims=2, num_cases=2) == root
         assert not caplog.records

@@ -155,8 +155,8 @@ def spacing(
 def acs(conv: Conv, *, weight_2d: Tensor | None = None, keep_weight: bool = False) -> nn.Module:
     """2D kernels in a 3D convolution: a third of the outputs each looks at axial, coronal and sagittal planes.
 
-    One dense convolution whose kernels are zero outside of their plane: on the machines measured it is faster than the
-    three thin convolutions of the paper wherever the image is large (docs/convolutions.md).
+    One dense convolution whose kernels are zero outside of their plane: faster than the three thin convolutions of the
+    paper where the image is large, slower in deep stages (docs/benchmarks.md).
 
     Args:
         conv: an `nn.Conv3d` with one odd kernel size for all axes, changed in place.

@@ -10,7 +10,7 @@ from pathlib import Path
 from medconv import commands
 from medconv.benchmarks import rows
 
-NAMES = ("convs", "learning")
+NAMES = ("convs", "learning", "step", "scaling")
 
 
 def main() -> None:

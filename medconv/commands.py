@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hydra.errors import HydraException
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import OmegaConfBaseException
 
 DONE, USER, BUG, PREEMPTED, INTERRUPTED = 0, 1, 70, 75, 130
@@ -32,6 +33,9 @@ def guard(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except SIGTERMException:
+        print("stopped by SIGTERM; the same command goes on from the last checkpoint", file=sys.stderr)
+        return PREEMPTED
     except SystemExit as error:
         if isinstance(error.__context__, KeyboardInterrupt):  # Lightning turns the one into the other
             return INTERRUPTED

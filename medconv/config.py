@@ -87,10 +87,20 @@ class TrainerConfig:
 
 @dataclass
 class PerfConfig:
-    channels_last: bool = True
-    compile: bool = False
-    checkpointing: str = "none"
+    """Null, where a value may be null, is for `perf=auto` to measure."""
+
+    channels_last: bool | None = True
+    fast_norm: bool | None = True
+    fast_depthwise: bool = True
+    checkpointing: str | None = "none"
+    compile: bool | None = False
+    cuda_graphs: bool = False
+    fused_optimizer: bool = True
     matmul_precision: str = "high"
+    agree_every: int = 20
+    profile: bool = False
+    auto_seconds: float = 30.0
+    auto_batch_size: bool = False
 
 
 @dataclass

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.distributed import nn as distributed_nn
 from torch.nn import functional as F
+
+from medconv.networks.outputs import heads
 
 
 class DiceCrossEntropy(nn.Module):
@@ -24,15 +28,45 @@ class DiceCrossEntropy(nn.Module):
         self.dice_weight, self.ce_weight, self.smooth = dice_weight, ce_weight, smooth
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
-        logits, target = logits.float(), label[:, 0].long()
-        loss = self.ce_weight * F.cross_entropy(logits, target)
-        return loss + self.dice_weight * (1 - self._dice(logits, target))
+        log_probability = logits.float().log_softmax(1)
+        # Sums of products with 0 and 1: `F.cross_entropy` has no deterministic backward on CUDA, and is no faster.
+        reference = torch.stack([label[:, 0] == c for c in range(logits.shape[1])], 1).to(log_probability.dtype)
+        loss = self.ce_weight * -(log_probability * reference).sum() / label.numel()
+        return loss + self.dice_weight * (1 - self._dice(log_probability.exp()[:, 1:], reference[:, 1:]))
 
-    def _dice(self, logits: Tensor, target: Tensor) -> Tensor:
-        probability = logits.softmax(1)[:, 1:]
-        reference = torch.stack([target == c for c in range(1, logits.shape[1])], 1).float()
-        axes = [0, *range(2, logits.ndim)]
+    def _dice(self, probability: Tensor, reference: Tensor) -> Tensor:
+        axes = [0, *range(2, probability.ndim)]
         counts = torch.stack([(probability * reference).sum(axes), (probability + reference).sum(axes)])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            counts = distributed_nn.functional.all_reduce(counts)
+            counts = _SumOverRanks.apply(counts)
         return ((2 * counts[0] + self.smooth) / (counts[1] + self.smooth)).mean()
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum of every rank's tensor; its gradient is the sum of every rank's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor) -> Tensor:
+        total = mine.clone()
+        torch.distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return _SumOverRanks.apply(gradients[0].contiguous())
+
+
+def over_heads(loss: Callable[[Tensor, Tensor], Tensor], outputs: Any, label: Tensor, spatial_dims: int) -> Tensor:
+    """The loss of a network's output: heads of deep supervision count half as much each time, finest first.
+
+    Coarse heads see the label at their own size.
+    Source: weights as in Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
+    """
+    found = heads(outputs, spatial_dims)
+    weights = [0.5**i for i in range(len(found))]
+    losses = [w * loss(o, _resize(label, o.shape[2:])) for w, o in zip(weights, found, strict=True)]
+    return torch.stack(losses).sum() / sum(weights)
+
+
+def _resize(label: Tensor, size: Sequence[int]) -> Tensor:
+    return label if label.shape[2:] == size else F.interpolate(label.float(), list(size)).to(label.dtype)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from medconv import checkpoint, performance
+from medconv import checkpoint, performance, tuning
 from medconv import config as configs
 from medconv.building import Values, build_network, test_time_axes
 from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget, checkpoints
@@ -29,10 +31,14 @@ from medconv.data.prepare import dataset_folder, fingerprint, prepare
 from medconv.data.preprocess import Recipe, normalisation_for, restore
 from medconv.data.store import Store
 from medconv.inference import SlidingWindow
+from medconv.layers import swap_pools
 from medconv.loggers import CsvLogger
+from medconv.performance import parallel
 from medconv.planning import Plan, plan
 from medconv.runfolder import RunFolder, is_rank_zero
 
+_SWITCHES = ("channels_last", "fast_norm", "fast_depthwise", "checkpointing", "compile", "cuda_graphs")
+_WORTH_A_WORD = 10.0  # seconds of training; what a shorter one waits for says little
 _DEFAULT_EPOCHS = 100  # where none of trainer.max_time, max_epochs and max_steps is given
 
 log = logging.getLogger(__name__)
@@ -71,14 +77,19 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
     L.seed_everything(config.seed, workers=True, verbose=False)
     prepared = prepare_data(config)
     values = configs.resolved(config, facts(prepared))
+    performance.check_devices(values["trainer"])
     values["trainer"]["precision"] = performance.resolve_precision(config.trainer.precision, config.trainer.accelerator)
+    values = tuning.settle(values, folder)
     if folder.finished(values):
         log.info("this run is finished; run.resume=never trains it anew")
         return folder.summary()
-    trainer, task, data, timer = assemble(values, prepared, folder)
+    trainer, task, data, profiler = assemble(values, prepared, folder)
     folder.begin(values)
-    with folder.recording(trainer, timer):
+    with folder.recording(trainer, profiler), _naming_memory():
         trainer.fit(task, data, ckpt_path=folder.resume_from(), weights_only=True)
+    if profiler.training_seconds > _WORTH_A_WORD:
+        verdict = performance.verdict(profiler.shares(), values, len(os.sched_getaffinity(0)))
+        folder.write_summary(verdict=verdict)
     if is_rank_zero():
         _log_hyperparameters(trainer, values, folder)
     return folder.summary()
@@ -118,16 +129,16 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
     """Trainer, task, data and step timer of a resolved config."""
     known, perf = values["facts"], values["perf"]
     network = build_network(values, known["patch_size"], pretrained=values["init"]["pretrained"])
-    torch.set_float32_matmul_precision(perf["matmul_precision"])
-    switches = {key: perf[key] for key in ("channels_last", "compile", "checkpointing")}
-    performance.apply_switches(network, **switches)
-    performance.warn_slow_cudnn()
+    performance.apply_backends(perf)
+    performance.apply_switches(network, **{key: perf[key] for key in _SWITCHES})
+    if values["trainer"]["deterministic"]:
+        swap_pools(network)
     task = configs.build(
         values["task"],
         "task",
         network=network,
         loss=configs.build(values["loss"], "loss"),
-        optimizer=configs.naming("optimizer", configs.build(values["optimizer"], "optimizer")),
+        optimizer=_optimizer(values),
         scheduler=configs.naming("scheduler", configs.build(values["scheduler"], "scheduler")),
         class_names=prepared.dataset.class_names,
         patch_size=known["patch_size"],
@@ -136,11 +147,11 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
         memory_format=performance.memory_format(perf["channels_last"], known["spatial_dims"]),
         mirror_axes=test_time_axes(values, network),
     )
-    timer = performance.StepTimer()
-    trainer = _trainer(values, folder, timer, bool(prepared.val))
+    profiler = performance.StepProfiler(perf["profile"])
+    trainer = _trainer(values, folder, profiler, bool(prepared.val))
     data = _data(values, prepared)
     _announce(values, prepared, network, trainer, folder)
-    return trainer, task, data, timer
+    return trainer, task, data, profiler
 
 
 def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu") -> Trained:
@@ -157,7 +168,8 @@ def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu") -> Traine
     axes = test_time_axes(values, network)
     network = fold_convs(network).eval()
     channels_last, dims = values["perf"]["channels_last"], values["facts"]["spatial_dims"]
-    performance.apply_switches(network, channels_last=channels_last, compile=False, checkpointing="none")
+    fast = {key: values["perf"].get(key, False) for key in ("fast_norm", "fast_depthwise")}
+    performance.apply_switches(network, channels_last=channels_last, **fast)
     return Trained(
         network.to(device),
         Recipe(**{key: _tuples(value) for key, value in record["recipe"].items()}),
@@ -185,10 +197,30 @@ def _record(values: Values, prepared: Prepared) -> Values:
     }
 
 
-def _trainer(values: Values, folder: RunFolder, timer: Any, validates: bool) -> L.Trainer:
-    settings = dict(values["trainer"])
+def _optimizer(values: Values) -> Any:
+    """The optimizer's class with its arguments, fused where it can be and nothing speaks against it.
+
+    fp16's loss scaling and gradient clipping exclude each other in a fused optimizer.
+    """
+    optimizer = configs.build(values["optimizer"], "optimizer")
+    known = inspect.signature(getattr(optimizer, "func", optimizer)).parameters
+    clips = bool(values["trainer"]["gradient_clip_val"]) and str(values["trainer"]["precision"]).startswith("16")
+    given = getattr(optimizer, "keywords", {})
+    if values["perf"]["fused_optimizer"] and "fused" in known and not clips and not {"fused", "foreach"} & given.keys():
+        optimizer = partial(optimizer, fused=True)
+    return configs.naming("optimizer", optimizer)
+
+
+def _trainer(values: Values, folder: RunFolder, profiler: Any, validates: bool) -> L.Trainer:
+    settings, perf = dict(values["trainer"]), values["perf"]
     max_time = settings.pop("max_time")
-    callbacks = [*checkpoints(folder.checkpoints, validates), timer]
+    settings["strategy"] = parallel.strategy(settings, perf)
+    settings["benchmark"] = performance.benchmark_kernels(
+        settings["benchmark"], settings["accelerator"], settings["deterministic"]
+    )
+    callbacks = [*checkpoints(folder.checkpoints, validates), profiler, parallel.SameBuffers(), parallel.WholeWeights()]
+    if perf["profile"]:
+        callbacks.append(performance.Trace(folder.path / "tensorboard" / "trace"))
     if max_time is not None:
         callbacks.append(TimeBudget(configs.seconds(max_time, "trainer.max_time")))
     callbacks.append(EndWithValidation())
@@ -200,13 +232,15 @@ def _trainer(values: Values, folder: RunFolder, timer: Any, validates: bool) -> 
     if settings["max_epochs"] is None:
         bounded = max_time is not None or settings["max_steps"] != -1
         settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS
-    return L.Trainer(
+    trainer = L.Trainer(
         **settings,
         callbacks=callbacks,
         logger=[*loggers, CsvLogger(folder.path / "metrics.csv")],
         default_root_dir=folder.path,
         use_distributed_sampler=False,
     )
+    parallel.AgreedStop(trainer, perf["agree_every"]).install()
+    return trainer
 
 
 def _data(values: Values, prepared: Prepared) -> DataModule:
@@ -234,6 +268,20 @@ def _announce(values: Values, prepared: Prepared, network: nn.Module, trainer: L
     log.info("model: %s, %.2f million parameters", values["model"]["_target_"], weights / 1e6)
     log.info("trainer: %d x %s, precision %s", trainer.world_size, trainer.strategy.root_device.type, trainer.precision)
     log.info("run: %s", folder.path)
+    for line in performance.without_effect(values["perf"], values["trainer"]):
+        log.warning("%s", line)
+
+
+@contextmanager
+def _naming_memory() -> Iterator[None]:
+    """Turns running out of memory into words about what helps. Raises: ConfigError."""
+    try:
+        yield
+    except RuntimeError as error:
+        advice = performance.memory_advice(error)
+        if advice is None:
+            raise
+        raise ConfigError(f"{advice} ({str(error).strip().splitlines()[0]})") from error
 
 
 def _log_hyperparameters(trainer: L.Trainer, values: Values, folder: RunFolder) -> None:

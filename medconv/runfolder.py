@@ -116,7 +116,7 @@ class RunFolder:
             partial.replace(self.path / "summary.json")
 
     @contextmanager
-    def recording(self, trainer: Any, timer: Any) -> Iterator[None]:
+    def recording(self, trainer: Any, profiler: Any) -> Iterator[None]:
         """Keep `summary.json` true while the block trains, also when it ends by an exception."""
         before = self.summary().get("wall_seconds") or 0.0 if self.resume_from() else 0.0
         self.write_summary(status="running", **_circumstances(trainer))
@@ -132,8 +132,9 @@ class RunFolder:
                 status=status,
                 steps=trainer.global_step,
                 wall_seconds=round(before + time.monotonic() - self.begun, 1),
-                samples_per_second=timer.samples_per_second,
-                data_wait_share=timer.data_wait_share,
+                samples_per_second=profiler.samples_per_second,
+                data_wait_share=profiler.data_wait_share,
+                step_shares=profiler.shares(),
                 peak_memory_bytes=_peak_memory(),
                 **self._scores(),
             )
@@ -169,7 +170,9 @@ def short_hash(content: Any) -> str:
 
 def _undefined() -> dict[str, Any]:
     keys = ("val/dice", "val/dice_per_class", "steps", "wall_seconds", "samples_per_second", "data_wait_share")
-    return dict.fromkeys((*keys, "peak_memory_bytes", "status", "versions", "hardware", "git_commit", "command"))
+    return dict.fromkeys(
+        (*keys, "step_shares", "verdict", "peak_memory_bytes", "status", "versions", "hardware", "git_commit", "command")
+    )
 
 
 def _circumstances(trainer: Any) -> dict[str, Any]:

@@ -132,6 +132,7 @@ def result_table(summary: dict[str, Any], folder: RunFolder) -> str:
             f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, "
             f"{summary.get('samples_per_second') or 0:.1f} samples/s, "
             f"{100 * (summary.get('data_wait_share') or 0):.1f} % of the time waiting for data",
+            *([f"{summary['verdict']}"] if summary.get("verdict") else []),
             f"checkpoint  {best}",
             f"summary     {folder.path / 'summary.json'}",
             f"TensorBoard tensorboard --logdir {folder.path}",

@@ -182,13 +182,15 @@ def test_a_sweep_over_two_processes_each(dataset: Path, tmp_path: Path) -> None:
     assert [s["hardware"]["devices"] for s in summaries] == [2, 2]
 
 
-def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, strategy: str) -> None:
     same = ["model.norm=instance", "data.samples_per_epoch=12", "trainer.max_steps=6"]
     one = tiny.train(dataset, tmp_path / "one", *same, "data.batch_size=4")
-    arguments = tiny.overrides(dataset, *same, "data.batch_size=2", "trainer.devices=2", "trainer.strategy=ddp")
+    arguments = tiny.overrides(dataset, *same, "data.batch_size=2", "trainer.devices=2", f"trainer.strategy={strategy}")
     done = tiny.command("train.py", *arguments, f"run.dir={tmp_path / 'two'}", cwd=tmp_path)
     assert done.returncode == commands.DONE, done.stderr
     assert "global batch 4" in done.stdout
+    assert "warning" not in done.stderr
     two = json.loads((tmp_path / "two/summary.json").read_text())
     assert two["steps"] == one["steps"] == 6
     assert sorted(two["val/cases"]) == sorted(one["val/cases"])  # each case once, on whichever rank

@@ -27,6 +27,7 @@ ORDER = [
     "checkpoint",
     "building",
     "runfolder",
+    "tuning",
     "run",
     "train",
     "predict",
@@ -67,8 +68,8 @@ def test_no_upward_import(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if part(p) in TORCH_ONLY], ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_convolutions_need_torch_alone(path: Path) -> None:
-    outside = {m.split(".")[0] for m in imports(path)} - set(sys.stdlib_module_names) - {"medconv", "torch"}
+def test_convolutions_and_layers_need_torch_alone(path: Path) -> None:
+    outside = {m.split(".")[0] for m in imports(path)} - set(sys.stdlib_module_names) - {"medconv", "torch", "triton"}
     assert not outside
 
 

@@ -225,17 +225,77 @@ def test_the_same_run_twice_is_the_same_bit_for_bit(dataset: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "switch",
-    ["perf.checkpointing=blocks", "perf.channels_last=false", pytest.param("perf.compile=true", marks=pytest.mark.slow)],
+    [
+        *("perf.checkpointing=blocks", "perf.checkpointing=pointwise", "perf.channels_last=false", "perf=memory"),
+        *("perf.fast_norm=false", "perf.fused_optimizer=false", "perf=reference"),
+        *(
+            pytest.param(f"perf.{s}", marks=pytest.mark.slow)
+            for s in ("compile=true", "{compile:true,checkpointing:blocks}")
+        ),
+    ],
 )
 def test_a_switch_does_not_change_the_training(dataset: Path, tmp_path: Path, switch: str) -> None:
-    tiny.train(dataset, tmp_path / "plain")
-    tiny.train(dataset, tmp_path / "switched", switch)
+    tiny.train(dataset, tmp_path / "plain", "model.norm=instance")
+    again = [] if switch.startswith("perf.") else ["trainer.precision=32-true"]
+    tiny.train(dataset, tmp_path / "switched", "model.norm=instance", switch, *again)
     assert tiny.losses(tmp_path / "switched") == pytest.approx(tiny.losses(tmp_path / "plain"), rel=1e-4)
     keys = [
         set(torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"])
         for n in ("plain", "switched")
     ]
     assert keys[0] == keys[1]
+
+
+def test_four_micro_batches_of_two_are_one_batch_of_eight(dataset: Path, tmp_path: Path) -> None:
+    """Of cross-entropy, whose mean over a batch is the mean over its parts; a batch's Dice is none."""
+    settings = ["model.norm=instance", "loss.dice_weight=0", "data.samples_per_epoch=32", "trainer.max_steps=4"]
+    tiny.train(dataset, tmp_path / "one", *settings, "data.batch_size=8")
+    tiny.train(dataset, tmp_path / "four", *settings, "trainer.accumulate_grad_batches=4")
+    weights = [torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in ("one", "four")]
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, rtol=1e-3, atol=1e-5, msg=key)
+
+
+def test_half_precision_learns_as_much(dataset: Path, tmp_path: Path) -> None:
+    settings = ["trainer.max_steps=60", "data.samples_per_epoch=120", "optimizer.lr=1e-2"]
+    for precision in ("32-true", "bf16-mixed"):
+        tiny.train(dataset, tmp_path / precision, *settings, f"trainer.precision={precision}")
+    single, half = (np.mean(tiny.losses(tmp_path / name)[-20:]) for name in ("32-true", "bf16-mixed"))
+    assert half == pytest.approx(single, rel=0.03)
+    assert single < 0.8 * np.mean(tiny.losses(tmp_path / "32-true")[:5])
+
+
+def test_where_the_time_went_adds_up(done: Path) -> None:
+    summary = json.loads((done / "summary.json").read_text())
+    shares = summary["step_shares"]
+    assert set(shares) == {
+        *("data_wait", "copy_to_device", "augment", "forward", "backward"),
+        *("optimizer", "logging", "validation"),
+    }
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["forward"] > 0.05 and shares["backward"] > 0.05 and shares["optimizer"] > 0 and shares["validation"] > 0
+    training = 1 - shares["validation"]
+    assert summary["data_wait_share"] == pytest.approx(shares["data_wait"] / training)
+    assert 40 * 2 / summary["samples_per_second"] < summary["wall_seconds"]
+
+
+def test_a_slow_loader_is_seen_as_waiting_for_data(dataset: Path, tmp_path: Path) -> None:
+    slow = ["augment._target_=tiny.SlowAugment", "trainer.max_steps=8"]
+    summary = tiny.train(dataset, tmp_path / "run", *slow)
+    assert summary["step_shares"]["data_wait"] > 0.5
+
+
+def test_a_profile_has_the_named_parts_of_a_step(dataset: Path, tmp_path: Path) -> None:
+    tiny.train(dataset, tmp_path / "run", "perf.profile=true", "trainer.max_steps=14", "data.samples_per_epoch=28")
+    (trace,) = (tmp_path / "run/tensorboard/trace").glob("*.pt.trace.json")
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {f"medconv/{part}" for part in ("data_wait", "forward", "backward", "optimizer")} <= names
+
+
+def test_running_out_of_memory_names_the_switches(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"does not fit into memory.*perf\.checkpointing=pointwise.*data\.batch_size"):
+        tiny.train(dataset, tmp_path / "run", "+callbacks.full._target_=tiny.OutOfMemory")
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
 
 
 def test_accumulation_steps_less_often(dataset: Path, tmp_path: Path) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import nibabel as nib
 import numpy as np
+import torch
 from hydra import compose, initialize_config_dir
 from lightning import Callback
 
 from medconv import config, run
+from medconv.data.augment import Augment
 from medconv.networks import UNet
 from medconv.runfolder import RunFolder
 
@@ -105,3 +109,50 @@ class Spy(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: dict[str, Any], batch_idx: int) -> None:
         with self.path.open("a") as file:
             file.writelines(f"{n}\n" for n in batch["sample"].tolist())
+
+
+class SlowAugment(Augment):
+    """As slow as a loader without enough workers."""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.1)
+        return super().__call__(batch)
+
+
+class OutOfMemory(Callback):
+    """What a GPU does when a step is too large."""
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+
+
+class Buffers(Callback):
+    """Writes each rank's buffers as they are in the first validation of trained weights."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            torch.save([buffer.clone() for buffer in pl_module.buffers()], self.path / f"rank{trainer.global_rank}.pt")
+
+
+class Pids(Callback):
+    """Writes each rank's process id after the fifth batch."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 5:
+            (self.path / f"pid{trainer.global_rank}").write_text(str(os.getpid()))
+
+
+class FullLoss(torch.nn.Module):
+    """As if no step fitted into memory."""
+
+    def __init__(self, **ignored: float) -> None:
+        super().__init__()
+
+    def forward(self, logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,7 @@ class DataModule(LightningDataModule):
         self.augment, self.seed, self.batch_size = augment, seed, batch_size
         self.samples_per_epoch, self.foreground_share = samples_per_epoch, foreground_share
         self.num_workers, self.prefetch_factor, self.persistent_workers = num_workers, prefetch_factor, persistent_workers
+        self.mark: Callable[[str], None] = lambda phase: None  # a profiler's: called with the part of a step that ends
         self._check()
 
     def _check(self) -> None:
@@ -71,7 +72,9 @@ class DataModule(LightningDataModule):
         )
         order = SampleOrder(self.samples_per_epoch, self.batch_size, self._rank, self._world_size)
         collate = default_collate if self._augments_on_device else _Augmenting(self.augment)
-        return self._loader(dataset, sampler=order, batch_size=self.batch_size, collate_fn=collate)
+        loader = self._loader(dataset, sampler=order, batch_size=self.batch_size, collate_fn=collate)
+        loader.mark = lambda phase: self.mark(phase)  # whose it is by then
+        return loader
 
     def val_dataloader(self) -> DataLoader:
         """Each case on exactly one rank; ranks may have different numbers of them.
@@ -83,13 +86,15 @@ class DataModule(LightningDataModule):
         return self._loader(mine, batch_size=1, shuffle=False, collate_fn=_only_item)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        if self.trainer is not None and self.trainer.training:
+            self.mark("copy_to_device")
         if self._augments_on_device and self.trainer is not None and self.trainer.training:
             return self.augment(batch)
         return batch
 
-    def _loader(self, dataset: Any, **settings: Any) -> DataLoader:
+    def _loader(self, dataset: Any, **settings: Any) -> _MarkedLoader:
         workers = self._workers
-        return DataLoader(
+        return _MarkedLoader(
             dataset,
             num_workers=workers,
             pin_memory=self._augments_on_device,
@@ -117,6 +122,25 @@ class DataModule(LightningDataModule):
     @property
     def _augments_on_device(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+
+
+class _MarkedLoader(DataLoader):
+    """Says when it begins to wait for a batch, and when it has one."""
+
+    mark: Callable[[str], None] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        batches = super().__iter__()
+        while True:
+            if self.mark is not None:
+                self.mark("logging")
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            if self.mark is not None:
+                self.mark("data_wait")
+            yield batch
 
 
 class _Augmenting:

@@ -1,5 +1,17 @@
 """Building blocks that networks share: norms, activations, N-d lookups."""
 
 from medconv.layers.blocks import ConvBlock, conv_nd, conv_transpose_nd, norm_nd
+from medconv.layers.depthwise import swap_depthwise
+from medconv.layers.norm import instance_norm, swap_norms
+from medconv.layers.pooling import swap_pools
 
-__all__ = ["ConvBlock", "conv_nd", "conv_transpose_nd", "norm_nd"]
+__all__ = [
+    "ConvBlock",
+    "conv_nd",
+    "conv_transpose_nd",
+    "instance_norm",
+    "norm_nd",
+    "swap_depthwise",
+    "swap_norms",
+    "swap_pools",
+]

@@ -1,12 +1,27 @@
-"""Speed: switches, and where the time goes."""
+"""Speed: switches, what the hardware can do, the choice between them, and where the time goes."""
 
-from medconv.performance.steps import StepTimer
-from medconv.performance.switches import (
-    apply_switches,
-    checkpoint_blocks,
-    memory_format,
+from medconv.performance.hardware import (
+    apply_backends,
+    benchmark_kernels,
+    check_devices,
+    memory_advice,
     resolve_precision,
-    warn_slow_cudnn,
+    without_effect,
 )
+from medconv.performance.steps import StepProfiler, Trace
+from medconv.performance.switches import apply_switches, memory_format
+from medconv.performance.verdict import verdict
 
-__all__ = ["StepTimer", "apply_switches", "checkpoint_blocks", "memory_format", "resolve_precision", "warn_slow_cudnn"]
+__all__ = [
+    "StepProfiler",
+    "Trace",
+    "apply_backends",
+    "apply_switches",
+    "benchmark_kernels",
+    "check_devices",
+    "memory_advice",
+    "memory_format",
+    "resolve_precision",
+    "verdict",
+    "without_effect",
+]

@@ -1,66 +1,206 @@
-"""Where a step's time goes: samples a second, and the share of the time that waits for data."""
+"""Where a step's time goes: always on, cheap, and without waiting for the device.
+
+A step is divided by marks that Lightning's hooks and the loader set. On a CPU a mark is a time; on CUDA it is an event
+in the stream, read once the device has passed it, so that no step waits for being measured.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import Callback, LightningModule, Trainer
 
+# In the order of a step. `forward` is the network and the loss; `logging` is callbacks, loggers and Lightning itself.
+PHASES = ("data_wait", "copy_to_device", "augment", "forward", "backward", "optimizer", "logging", "validation")
 
-class StepTimer(Callback):
-    """Logs `perf/samples_per_second` and `perf/data_wait_share`; keeps their totals for the summary.
 
-    The wait is the time between the end of one batch and the start of the next, less validation. The first batch of an
-    epoch counts as well: it is where a slow start of the workers shows.
+class StepProfiler(Callback):
+    """Shares of the training time by phase, in TensorBoard as `perf/…_share`, and their totals for the summary.
+
+    Args:
+        ranges: also name the phases for torch.profiler and, on CUDA, as NVTX ranges.
     """
 
-    def __init__(self) -> None:
-        self.samples, self.seconds, self.wait = 0, 0.0, 0.0
-        self._mark: float | None = None
-        self._validating = 0.0
-        self._recent = (0, 0.0, 0.0)
+    def __init__(self, ranges: bool = False) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.samples = 0
+        self._ranges = ranges
+        self._open: ExitStack | None = None
+        self._clock: Any = None
+        self._pending: deque[tuple[int, list[tuple[str, Any]]]] = deque()  # samples and marks that are not added up yet
+        self._marks: list[tuple[str, Any]] = []  # name of the phase that ends, and when
+        self._recent: tuple[int, Mapping[str, float]] = (0, Counter())
+
+    @property
+    def training_seconds(self) -> float:
+        return sum(seconds for phase, seconds in self.seconds.items() if phase != "validation")
 
     @property
     def samples_per_second(self) -> float | None:
-        return self.samples / self.seconds if self.seconds else None
+        return self.samples / self.training_seconds if self.training_seconds else None
 
     @property
     def data_wait_share(self) -> float | None:
-        return self.wait / self.seconds if self.seconds else None
+        return self.seconds["data_wait"] / self.training_seconds if self.training_seconds else None
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._mark = time.perf_counter()
+    def shares(self) -> dict[str, float]:
+        """Phase to its share of all time, validation included."""
+        total = sum(self.seconds.values())
+        return {phase: self.seconds[phase] / total for phase in PHASES} if total else {}
+
+    def mark(self, phase: str) -> None:
+        """The given phase ends here, and with it the time since the last mark is its own."""
+        if self._clock is not None:
+            self._marks.append((phase, self._clock.now()))
+            self._name_next(phase)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._clock = _CudaClock() if trainer.strategy.root_device.type == "cuda" else _Clock()
+        loader = getattr(trainer, "datamodule", None)
+        if loader is not None:
+            loader.mark = self.mark
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._marks = [("", self._clock.now())]
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        assert self._mark is not None
-        now = time.perf_counter()
-        self.wait += now - self._mark
-        self.seconds += now - self._mark
-        self._mark = now
+        self.mark("augment")
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
+        self.mark("forward")
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.mark("backward")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert self._mark is not None
-        now = time.perf_counter()
-        self.seconds += now - self._mark
-        self.samples += len(batch["image"]) * trainer.world_size
-        self._mark = now
+        self.mark("optimizer")
+        self._queue(len(batch["image"]) * trainer.world_size)
+        self._settle()
         if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            self._log(trainer, pl_module)
+            self._log(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validating = time.perf_counter()
+        self.mark("logging")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._mark is not None:
-            self._mark += time.perf_counter() - self._validating
+        if not trainer.sanity_checking:
+            self.mark("validation")
 
-    def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        samples, seconds, wait = self._recent
-        span = self.seconds - seconds
-        if span > 0:
-            pl_module.log("perf/samples_per_second", (self.samples - samples) / span, rank_zero_only=True)
-            pl_module.log("perf/data_wait_share", (self.wait - wait) / span, rank_zero_only=True)
-        self._recent = (self.samples, self.seconds, self.wait)
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.mark("logging")
+        self._queue(0)
+        self._clock.wait()
+        self._settle()
+        self._clock = None
+        self._name_next(None)
+
+    def _queue(self, samples: int) -> None:
+        self._pending.append((samples, self._marks))
+        self._marks = self._marks[-1:]
+
+    def _settle(self) -> None:
+        """Add up the steps that the device has passed."""
+        while self._pending and self._clock.passed(self._pending[0][1][-1][1]):
+            samples, marks = self._pending.popleft()
+            self.samples += samples
+            for (_, before), (phase, now) in pairwise(marks):
+                self.seconds[phase] += self._clock.between(before, now)
+
+    def _log(self, pl_module: LightningModule) -> None:
+        samples, seconds = self._recent
+        new = {phase: self.seconds[phase] - seconds[phase] for phase in PHASES}
+        total = sum(new.values())
+        if total > new["validation"]:
+            speed = (self.samples - samples) / (total - new["validation"])
+            pl_module.log("perf/samples_per_second", speed, rank_zero_only=True)
+            for phase, value in new.items():
+                pl_module.log(f"perf/{phase}_share", value / total, rank_zero_only=True)
+        self._recent = (self.samples, self.seconds.copy())
+
+    def _name_next(self, ended: str | None) -> None:
+        """Ranges for the profilers: one ends, the next begins."""
+        if not self._ranges:
+            return
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+        if ended:
+            self._open = ExitStack()
+            following = "logging" if ended == "validation" else PHASES[(PHASES.index(ended) + 1) % (len(PHASES) - 1)]
+            self._open.enter_context(torch.profiler.record_function(f"medconv/{following}"))
+            if isinstance(self._clock, _CudaClock):
+                self._open.enter_context(torch.cuda.nvtx.range(f"medconv/{following}"))
+
+
+class Trace(Callback):
+    """A few steps under torch.profiler, written as `trace/*.pt.trace.json` for TensorBoard's profiler page and Perfetto.
+
+    Args: folder: where to. skip, steps: how many batches are let pass, and then recorded.
+    """
+
+    def __init__(self, folder: Path, skip: int = 5, steps: int = 5) -> None:
+        self.folder, self.skip, self.steps = folder, skip, steps
+        self._profile: torch.profiler.profile | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self._profile = torch.profiler.profile(
+                schedule=torch.profiler.schedule(wait=self.skip, warmup=2, active=self.steps, repeat=1),
+                on_trace_ready=torch.profiler.tensorboard_trace_handler(str(self.folder)),
+                record_shapes=True,
+            )
+            self._profile.start()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._profile is not None:
+            self._profile.step()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+            self._profile = None
+
+
+class _Clock:
+    """Of a CPU, where what was called has been done when the call returns."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def passed(self, mark: float) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    def between(self, before: float, after: float) -> float:
+        return after - before
+
+
+class _CudaClock:
+    """Of the current CUDA stream: a mark is passed when the device has done what was queued before it."""
+
+    def now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def passed(self, mark: torch.cuda.Event) -> bool:
+        return mark.query()
+
+    def wait(self) -> None:
+        torch.cuda.synchronize()
+
+    def between(self, before: torch.cuda.Event, after: torch.cuda.Event) -> float:
+        return before.elapsed_time(after) / 1000

@@ -3,37 +3,52 @@
 from __future__ import annotations
 
 import logging
-import shutil
-from contextlib import nullcontext
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import nn
 
-CHECKPOINTING = ("none", "blocks")
+from medconv.layers import swap_depthwise, swap_norms
+from medconv.performance.checkpointing import apply_checkpointing
+from medconv.performance.hardware import need_compiler
 
 log = logging.getLogger(__name__)
 
 
-def apply_switches(network: nn.Module, *, channels_last: bool, compile: bool, checkpointing: str) -> nn.Module:
+def apply_switches(
+    network: nn.Module,
+    *,
+    channels_last: bool,
+    fast_norm: bool = False,
+    fast_depthwise: bool = False,
+    checkpointing: str = "none",
+    compile: bool = False,
+    cuda_graphs: bool = False,
+) -> nn.Module:
     """Switch a network, in place.
 
     Args:
         channels_last: weights in `torch.channels_last` or `channels_last_3d`; inputs follow, see `memory_format`.
+        fast_norm: instance norms that stay in channels-last, with the activation behind them; see `medconv.layers.norm`.
+        fast_depthwise: depthwise 3-D convolutions in bf16 on a CPU as blocks; see `medconv.layers.depthwise`.
+        checkpointing: `none`, `blocks` or `pointwise`; see `medconv.performance.checkpointing`.
         compile: `torch.compile` in place, so that parameter names stay.
-        checkpointing: `blocks` recomputes the inside of every block in the backward pass.
-    Raises: ValueError: an unknown checkpointing mode, or `compile` without a compiler.
+        cuda_graphs: with `compile`, replay the step's kernels as one CUDA graph; shapes must stay as they are.
+    Raises: ValueError: an unknown checkpointing mode, `compile` without a compiler, `cuda_graphs` without `compile`.
     """
-    if checkpointing not in CHECKPOINTING:
-        raise ValueError(f"perf.checkpointing must be one of {CHECKPOINTING}, got {checkpointing!r}")
+    if cuda_graphs and not compile:
+        raise ValueError("perf.cuda_graphs=true needs perf.compile=true: the compiler records the graphs")
+    if fast_norm:
+        swap_norms(network)
+    if fast_depthwise:
+        swap_depthwise(network)
     if channels_last:
         _to_channels_last(network)
+    parts = apply_checkpointing(network, checkpointing)
     if checkpointing == "blocks":
-        log.info("checkpointing %d blocks", checkpoint_blocks(network))
+        log.info("checkpointing %d blocks", parts)
     if compile:
-        _need_compiler()
-        network.compile()
+        need_compiler()
+        network.compile(mode="reduce-overhead" if cuda_graphs and torch.cuda.is_available() else None)
     return network
 
 
@@ -43,95 +58,14 @@ def memory_format(channels_last: bool, spatial_dims: int) -> torch.memory_format
     return torch.channels_last_3d if spatial_dims == 3 else torch.channels_last
 
 
-def resolve_precision(precision: Any, accelerator: str) -> Any:
-    """Lightning's `trainer.precision`, with `auto`: bf16 mixed where the hardware is fast at it, else fp32.
-
-    Raises: ValueError: fp16 on a CPU, which has no fast fp16 convolutions.
-    """
-    gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    if not gpu and str(precision).startswith("16"):
-        raise ValueError(f"trainer.precision={precision} needs a GPU; on a CPU take bf16-mixed or 32-true")
-    if precision != "auto":
-        return precision
-    if gpu:
-        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
-    fast = torch.cpu.get_capabilities()
-    return "bf16-mixed" if fast.get("amx_bf16") or fast.get("avx512_bf16") else "32-true"
-
-
-def warn_slow_cudnn() -> None:
-    """cuDNN 9.8 to 9.14 runs fp16 and bf16 Conv3d about four times slower on contiguous input (pytorch#166122)."""
-    version = torch.backends.cudnn.version() if torch.cuda.is_available() else None
-    if version is not None and 90800 <= version < 91500:
-        log.warning("cuDNN %d has slow half-precision Conv3d on contiguous input: keep perf.channels_last=true", version)
-
-
-def checkpoint_blocks(network: nn.Module) -> int:
-    """Checkpoint, in place, the smallest modules that hold two or more convolutions; returns how many."""
-    blocks: list[nn.Module] = []
-    _collect_blocks(network, blocks)
-    blocks = [block for block in dict.fromkeys(blocks) if not isinstance(block, _Checkpointed)]  # DynUNet has them twice
-    for block in blocks:
-        block.__class__ = type(f"Checkpointed{type(block).__name__}", (_Checkpointed, type(block)), {})
-    return len(blocks)
-
-
-class _Checkpointed(nn.Module):
-    """Mixed into a block's class, so that its name, its children and `deepcopy` stay as they were."""
-
-    def forward(self, *args: Tensor) -> Any:
-        if not (self.training and torch.is_grad_enabled()):
-            return super().forward(*args)
-        if torch.compiler.is_compiling():  # the compiler takes no contexts, and updates statistics once by itself
-            return checkpoint(super().forward, *args, use_reentrant=False)
-        # Reentrant checkpointing would mark DDP's parameters ready twice.
-        return checkpoint(super().forward, *args, use_reentrant=False, context_fn=self._contexts)
-
-    def _contexts(self) -> tuple[Any, Any]:
-        return nullcontext(), _FrozenStatistics(self)
-
-
-class _FrozenStatistics:
-    """The recomputation must not count a batch into the running statistics a second time.
-
-    Entered once per backward pass, so more than once where the graph is retained.
-    """
-
-    def __init__(self, block: nn.Module) -> None:
-        norms = (m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-        self._norms = [norm for norm in norms if norm.track_running_stats]
-
-    def __enter__(self) -> None:
-        self._tracked = [(norm, norm.momentum, norm.num_batches_tracked) for norm in self._norms]
-        for norm, _, count in self._tracked:
-            norm.momentum = 0.0
-            norm.num_batches_tracked = None if count is None else count.clone()
-
-    def __exit__(self, *error: object) -> None:
-        for norm, momentum, count in self._tracked:
-            norm.momentum, norm.num_batches_tracked = momentum, count
-
-
-def _collect_blocks(module: nn.Module, blocks: list[nn.Module]) -> int:
-    """Number of spatial convolutions inside; the smallest modules that hold two are appended to `blocks`."""
-    if isinstance(module, (nn.Conv2d, nn.Conv3d)):
-        return int(any(k > 1 for k in module.kernel_size))
-    before = len(blocks)
-    count = sum(_collect_blocks(child, blocks) for child in module.children())
-    if count >= 2 and len(blocks) == before and not isinstance(module, nn.ModuleList):
-        blocks.append(module)
-    return count
-
-
 def _to_channels_last(network: nn.Module) -> None:
-    """Per convolution: one network may hold 2D and 3D weights."""
+    """Per convolution: one network may hold 2D and 3D weights.
+
+    A kernel of one tap is in both layouts as it is; converted, its strides would not be those that DDP's buckets expect.
+    """
+    kinds = {nn.Conv2d: torch.channels_last, nn.ConvTranspose2d: torch.channels_last}
+    kinds |= {nn.Conv3d: torch.channels_last_3d, nn.ConvTranspose3d: torch.channels_last_3d}
     for layer in network.modules():
-        if isinstance(layer, (nn.Conv3d, nn.ConvTranspose3d)):
-            layer.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-        elif isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d)):
-            layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def _need_compiler() -> None:
-    if not torch.cuda.is_available() and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        raise ValueError("perf.compile=true needs a C++ compiler (g++ or clang++) on this machine, found none")
+        layout = next((layout for kind, layout in kinds.items() if isinstance(layer, kind)), None)
+        if layout is not None and any(size > 1 for size in layer.kernel_size):  # type: ignore[union-attr]
+            layer.to(memory_format=layout)  # type: ignore[call-overload]

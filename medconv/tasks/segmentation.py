@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import LightningModule
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
@@ -16,10 +19,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from medconv import metrics
 from medconv.inference import SlidingWindow
-from medconv.networks.outputs import heads
+from medconv.losses import over_heads
+from medconv.performance.parallel import shard
 from medconv.schedules import ProgressSchedule
 
 Batch = dict[str, Any]
+_NORM = GradClipAlgorithmType.NORM
 
 
 class Segmentation(LightningModule):
@@ -60,12 +65,13 @@ class Segmentation(LightningModule):
         self.to_native, self.record, self.memory_format = to_native, record, memory_format
         self.rows: dict[str, metrics.Row] = {}
         self.case_losses: dict[str, float] = {}
+        self._sharded = False
 
     def forward(self, image: Tensor) -> Any:
         return self.network(image.contiguous(memory_format=self.memory_format))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = self._loss(heads(self(batch["image"]), self.spatial_dims), batch["label"])
+        loss = over_heads(self.loss, self(batch["image"]), batch["label"], self.spatial_dims)
         self.log("train/loss", loss.detach(), prog_bar=True)
         return loss
 
@@ -105,15 +111,22 @@ class Segmentation(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["medconv"] = {**self.record, "validation": self.rows}
 
-    def _loss(self, outputs: Sequence[Tensor], label: Tensor) -> Tensor:
-        """Heads of deep supervision count half as much each time; coarse ones see the label at their own size."""
-        weights = [0.5**i for i in range(len(outputs))]
-        losses = [w * self.loss(o, _resize(label, o.shape[2:])) for w, o in zip(weights, outputs, strict=True)]
-        return torch.stack(losses).sum() / sum(weights)
+    def configure_gradient_clipping(
+        self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        """Also for a fused optimizer, which Lightning refuses for the sake of fp16's loss scaling, where there is none."""
+        plugin = self.trainer.precision_plugin
+        if getattr(plugin, "scaler", None) is None:
+            Precision.clip_gradients(plugin, optimizer, gradient_clip_val or 0.0, gradient_clip_algorithm or _NORM)
+        else:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
-
-def _resize(label: Tensor, size: Sequence[int]) -> Tensor:
-    return label if label.shape[2:] == size else F.interpolate(label.float(), list(size)).to(label.dtype)
+    def configure_model(self) -> None:
+        """Under `trainer.strategy=fsdp` the network is divided over the ranks here."""
+        if isinstance(self.trainer.strategy, ModelParallelStrategy) and not self._sharded:
+            assert self.device_mesh is not None
+            shard(self.network, self.device_mesh["data_parallel"])
+            self._sharded = True
 
 
 def _gather(mine: dict[str, Any]) -> dict[str, Any]:

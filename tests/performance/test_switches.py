@@ -15,7 +15,9 @@ from torch._dynamo.utils import counters
 from medconv.convs import fold_convs, swap_convs, transform
 from medconv.networks import UNet
 from medconv.networks.outputs import heads
-from medconv.performance import apply_switches, checkpoint_blocks, memory_format, resolve_precision, warn_slow_cudnn
+from medconv.performance import apply_switches, memory_format, resolve_precision
+from medconv.performance.checkpointing import apply_checkpointing
+from medconv.performance.hardware import warn_slow_cudnn
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {  # build, spatial axes, blocks
     "unet 2d": (lambda: UNet(2, 1, 2, (4, 8), (2,)), 2, 3),
@@ -74,7 +76,7 @@ def assert_same_step(network: nn.Module, plain: nn.Module, image: Tensor) -> Non
 def test_checkpointing_changes_no_loss_gradient_or_running_statistic(case: Case) -> None:
     plain, image, blocks = case
     network = deepcopy(plain)
-    assert checkpoint_blocks(network) == blocks
+    assert apply_checkpointing(network, "blocks") == blocks
     assert [n for n, _ in network.named_parameters()] == [n for n, _ in plain.named_parameters()]
     for _ in range(2):  # the second step sees what the first left behind
         assert_same_step(network, plain, image)
@@ -85,7 +87,7 @@ def test_checkpointing_changes_no_loss_gradient_or_running_statistic(case: Case)
 
 def test_checkpointing_recomputes_blocks_and_only_in_training(case: Case) -> None:
     network, image, _ = case
-    checkpoint_blocks(network)
+    apply_checkpointing(network, "blocks")
     block = next(m for m in network.modules() if type(m).__name__.startswith("Checkpointed"))
     conv = next(m for m in block.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d)))
     calls: list[int] = []
@@ -102,7 +104,7 @@ def test_checkpointing_recomputes_blocks_and_only_in_training(case: Case) -> Non
 def test_deepcopy_of_a_checkpointed_network_uses_its_own_weights(case: Case) -> None:
     plain, image, _ = case
     network = deepcopy(plain)
-    checkpoint_blocks(network)
+    apply_checkpointing(network, "blocks")
     copy = deepcopy(network)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -119,21 +121,21 @@ def test_a_block_is_the_smallest_module_of_two_spatial_convolutions() -> None:
 
     lone, pair = nn.Sequential(wide(), nn.Conv2d(2, 2, 1)), nn.Sequential(nn.Sequential(wide()), nn.ReLU(), wide())
     network = nn.Sequential(nn.ModuleList([lone]), pair, nn.Sequential(pair, wide()))
-    assert checkpoint_blocks(network) == 1
+    assert apply_checkpointing(network, "blocks") == 1
     assert type(pair).__name__ == "CheckpointedSequential"
     assert not any("Checkpointed" in type(m).__name__ for m in [network, lone, *pair.children(), network[0], network[2]])
 
 
 def test_checkpointing_twice_is_checkpointing_once() -> None:
     network = UNet(2, 1, 2, (4, 8), (2,))
-    assert (checkpoint_blocks(network), checkpoint_blocks(network)) == (3, 0)
+    assert (apply_checkpointing(network, "blocks"), apply_checkpointing(network, "blocks")) == (3, 0)
     network(torch.randn(1, 1, 4, 4)).sum().backward()
 
 
 def test_checkpointing_allows_a_second_backward() -> None:
     plain, image = UNet(2, 1, 2, (4, 8), (2,)), torch.randn(2, 1, 4, 4)
     network = deepcopy(plain)
-    checkpoint_blocks(network)
+    apply_checkpointing(network, "blocks")
     for candidate in (network, plain):
         loss = candidate(image).square().mean()
         loss.backward(retain_graph=True)
@@ -147,7 +149,7 @@ def test_checkpointing_leaves_cumulative_statistics_alone() -> None:
     block = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, momentum=None), nn.Conv2d(2, 1, 3))
     network = nn.Sequential(deepcopy(block))
     plain = nn.Sequential(block)
-    assert checkpoint_blocks(network) == 1
+    assert apply_checkpointing(network, "blocks") == 1
     for image in torch.randn(3, 2, 1, 7, 7):
         assert_same_step(network, plain, image)
         assert_same_state(network, plain)
@@ -158,7 +160,7 @@ def test_checkpointing_with_swapped_convolutions_and_autocast() -> None:
     plain, image = UNet(2, 1, 2, (4, 8), (2,)), torch.randn(2, 1, 8, 8)
     swap_convs(plain, transform)
     network = deepcopy(plain)
-    assert checkpoint_blocks(network) == 3
+    assert apply_checkpointing(network, "blocks") == 3
     with torch.autocast("cpu", torch.bfloat16):
         (loss, grads), (expected, wanted) = one_step(network, image), one_step(plain, image)
     torch.testing.assert_close(loss, expected)
@@ -173,7 +175,7 @@ def test_checkpointing_inside_a_compiled_graph() -> None:
     torch.manual_seed(0)
     plain, image = UNet(2, 1, 2, (4, 8), (2,)), torch.randn(2, 1, 8, 8)
     network = deepcopy(plain)
-    checkpoint_blocks(network)
+    apply_checkpointing(network, "blocks")
     network.compile(backend="aot_eager_decomp_partition", fullgraph=True)
     assert_same_step(network, plain, image)
     assert_same_state(network, plain)
@@ -222,7 +224,7 @@ def test_checkpointing_says_how_many_blocks(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_unknown_checkpointing_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"perf\.checkpointing must be one of \('none', 'blocks'\), got 'all'"):
+    with pytest.raises(ValueError, match=r"perf\.checkpointing must be one of .*'blocks', 'pointwise'\), got 'all'"):
         apply_switches(nn.Identity(), channels_last=False, compile=False, checkpointing="all")
 
 
@@ -243,7 +245,7 @@ def test_compile_keeps_names_and_output(monkeypatch: pytest.MonkeyPatch) -> None
 def test_compile_without_a_compiler_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(ValueError, match=r"perf\.compile=true needs a C\+\+ compiler"):
+    with pytest.raises(ValueError, match=r"perf\.compile=true: it needs a C\+\+ compiler"):
         apply_switches(nn.Identity(), channels_last=False, compile=True, checkpointing="none")
 
 

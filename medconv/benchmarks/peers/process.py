@@ -1,0 +1,120 @@
+"""A peer in a process, maybe an environment, of its own, that takes one training step whenever it is asked to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
+
+NNUNET = (str(Path(__file__).with_name("nnunet_step.py")),)
+DYNUNET = ("-m", "medconv.benchmarks.peers.dynunet")
+PATIENCE_S = 10.0  # for one that was told to quit
+KEPT_LINES = 6  # of what it printed, for a message
+
+
+class PeerProcess:
+    """Starts a peer on entering and ends it on leaving; between its steps the peer waits without work.
+
+        with PeerProcess(python, [*NNUNET, "--threads", "2"]) as peer:
+            seconds = peer.step()
+
+    Args:
+        arguments: what that python runs, a script or `-m` and a module, then its options. It speaks the protocol of
+            `medconv/benchmarks/peers/nnunet_step.py`.
+        python: executable of the environment that has the peer.
+        limit_s: seconds to wait for one answer. Imports come before the first one, a compilation before the second.
+    Attributes:
+        about: what the peer says of itself: `name`, `parameters`, `precision`, `torch`, `threads`, `compiled`.
+        loss: of the last step; not a number before.
+    Raises: ValueError: on entering or by `step`, the peer cannot start, ends, is silent for too long or answers
+        something else. The message names the executable and what the peer printed last.
+    """
+
+    def __init__(self, python: str | Path, arguments: Sequence[str], limit_s: float = 600.0) -> None:
+        self.python, self.arguments, self.limit_s = str(python), list(arguments), limit_s
+        self.about: dict[str, Any] = {}
+        self.loss = float("nan")
+        self._lines: SimpleQueue[str] = SimpleQueue()
+
+    def __enter__(self) -> PeerProcess:
+        self._printed = tempfile.TemporaryFile("w+", errors="replace")  # closed on leaving
+        try:
+            self._process = self._start()
+            Thread(target=self._listen, daemon=True).start()
+            self.about = self._answer("ready")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if hasattr(self, "_process"):
+            self._end(PATIENCE_S)
+        self._printed.close()
+
+    def step(self) -> float:
+        """Has the peer take one training step. Returns: its seconds, by the peer's own clock."""
+        self._tell("step")
+        answer = self._answer("seconds")
+        self.loss = float(answer["loss"])
+        return float(answer["seconds"])
+
+    def _start(self) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        command = [self.python, *self.arguments]
+        try:
+            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._printed, text=True)
+        except OSError as error:
+            raise ValueError(f"needed a python executable, got {self.python}: {error}") from error
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put("")
+
+    def _tell(self, word: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has ended: waiting for its answer tells why
+            self._process.stdin.write(word + "\n")
+            self._process.stdin.flush()
+
+    def _answer(self, key: str) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout=self.limit_s)
+        except Empty:
+            raise self._error(f"gave no answer within {self.limit_s:g} s") from None
+        if not line:
+            raise self._error(f"ended with code {self._process.wait()}")
+        with suppress(json.JSONDecodeError):
+            answer = json.loads(line)
+            if isinstance(answer, dict) and key in answer:
+                return answer
+        raise self._error(f"answered {line.strip()!r} where a JSON object with `{key}` was needed")
+
+    def _error(self, what: str) -> ValueError:
+        self._end(0.0)
+        self._printed.seek(0)
+        lines = [line.rstrip() for line in self._printed if line.strip()][-KEPT_LINES:]
+        printed = "it printed last: " + "\n".join(lines) if lines else "it printed nothing"
+        return ValueError(f"the peer `{self.python} {' '.join(self.arguments)}` {what}; {printed}")
+
+    def _end(self, patience_s: float) -> None:
+        """Lets it quit by itself, and kills it where that takes too long."""
+        assert self._process.stdin is not None
+        if not self._process.stdin.closed:
+            self._tell("quit")
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

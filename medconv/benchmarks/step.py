@@ -1,0 +1,158 @@
+"""A training step of a 3D U-Net: every switch alone, the presets, and the same step in nnU-Net and in plain Lightning."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from medconv.benchmarks.memory import step_memory
+from medconv.benchmarks.peers import dynunet
+from medconv.benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
+from medconv.benchmarks.rows import Row, alternate, conditions, table
+from medconv.losses import DiceCrossEntropy, over_heads
+from medconv.networks import UNet
+from medconv.performance import autotune
+from medconv.performance.hardware import fast_bf16_cpu
+from medconv.performance.trial import Choice, Trial, Work
+
+REFERENCE = "perf=reference"
+log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--patch", type=int, nargs="+", default=[40, 56, 40], help="voxels")
+    parser.add_argument("--channels", type=int, default=1, help="of the image")
+    parser.add_argument("--classes", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--features", type=int, nargs="+", default=[32, 64, 128, 256], help="channels per stage")
+    parser.add_argument("--norm", choices=("instance", "batch"), default="instance")
+    parser.add_argument("--pairs", type=int, default=15, help="rounds of all variants in turn")
+    parser.add_argument("--compile", action="store_true", help="also compiled; a minute or two more")
+    parser.add_argument("--peers", nargs="*", choices=("nnunet", "dynunet"), default=["dynunet"])
+    parser.add_argument("--nnunet-python", help="of an environment with nnunetv2, for --peers nnunet")
+
+
+def run(options: argparse.Namespace) -> list[Row]:
+    if "nnunet" in options.peers and options.nnunet_python is None:
+        raise ValueError("--peers nnunet needs --nnunet-python: the python of an environment with nnunetv2")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    fused = _work(options, device, _unet(options))
+    plain = replace(fused, optimizer=partial(torch.optim.AdamW, lr=1e-3))
+    trials = {name: Trial(fused if quick else plain, choice) for name, (choice, quick) in _variants(options).items()}
+    if options.peers:  # the network of the peers, under our switches
+        theirs = replace(fused, network=dynunet.build(options))
+        trials["peers' network, perf=reference"] = Trial(theirs, Choice())
+        trials["peers' network, perf=fast"] = Trial(theirs, _fast())
+    chosen = autotune.measure(
+        fused, autotune.choices({}, fused.network, device.type == "cuda"), 30, try_compile=lambda _: options.compile
+    )
+    trials["perf=auto"] = Trial(fused, chosen[0].choice)
+    first = {name: float(trial.step()) for name, trial in trials.items()}
+    memory = {name: _memory(trial, device) for name, trial in trials.items()}
+    steps: dict[str, Callable[[], Any]] = {name: trial.step for name, trial in trials.items()}
+    with _peers(options) as peers:
+        timed = alternate({**steps, **{name: peer.step for name, peer in peers.items()}}, REFERENCE, options.pairs)
+    case = f"{_by(options.patch)} voxels, batch {options.batch}, {_by(options.features)} channels, {options.norm} norm"
+    kind = {"benchmark": "step", "case": case, "reference": REFERENCE}
+    rows: list[Row] = [{**kind, "variant": name, **values} for name, values in timed.items()]
+    for row in rows:
+        name = row["variant"]
+        row["times_as_fast"] = 1 / row["ratio"]
+        if name in trials:
+            start = first["peers' network, perf=reference" if name.startswith("peers'") else REFERENCE]
+            row |= {"loss_difference": abs(first[name] / start - 1), **memory[name]}
+        if name == "perf=auto":
+            row["choice"] = str(chosen[0].choice)
+        if name in peers:
+            row["about"] = peers[name].about
+    return [{**row, **conditions()} for row in rows]
+
+
+def show(rows: Sequence[Row]) -> str:
+    columns = ("variant", "seconds", "ratio", "spread", "times_as_fast", "loss_difference")
+    shown = [
+        {**row, **{f"{k} MB": row[f"{k}_bytes"] / 1e6 for k in ("saved", "peak") if row.get(f"{k}_bytes")}} for row in rows
+    ]
+    return f"{rows[0]['case']}\n\n" + table(shown, (*columns, "saved MB", "peak MB", "choice"))
+
+
+def _variants(options: argparse.Namespace) -> dict[str, tuple[Choice, bool]]:
+    """Name to switches and whether the optimizer is fused."""
+    fast = _fast()
+    half = fast.precision
+    found = {
+        REFERENCE: (Choice(), False),
+        f"precision={half} alone": (Choice(half), False),
+        "channels_last alone": (Choice(channels_last=True), False),
+        "channels_last and fast_norm alone": (Choice(channels_last=True, fast_norm=True), False),
+        "fused_optimizer alone": (Choice(), True),
+        f"{half} and channels_last": (Choice(half, channels_last=True), True),
+        "perf=fast": (fast, True),
+        "perf=fast, checkpointing=pointwise": (replace(fast, checkpointing="pointwise"), True),
+        "perf=memory (checkpointing=blocks)": (replace(fast, checkpointing="blocks"), True),
+    }
+    if options.compile:
+        found["compile alone"] = (Choice(compile=True), False)
+        found["perf=fast, compile"] = (replace(fast, compile=True), True)
+    return found
+
+
+def _fast() -> Choice:
+    half = "bf16-mixed" if torch.cuda.is_available() or fast_bf16_cpu() else "32-true"
+    return Choice(half, channels_last=True, fast_norm=True)
+
+
+def _unet(options: argparse.Namespace) -> nn.Module:
+    torch.manual_seed(0)
+    strides = [2] * (len(options.features) - 1)
+    return UNet(len(options.patch), options.channels, options.classes, options.features, strides, norm=options.norm)
+
+
+def _work(options: argparse.Namespace, device: torch.device, network: nn.Module) -> Work:
+    """With a fused optimizer."""
+    dims = len(options.patch)
+    image = torch.randn(options.batch, options.channels, *options.patch, device=device)
+    label = torch.randint(options.classes, (options.batch, 1, *options.patch), device=device)
+    loss = DiceCrossEntropy()
+    optimizer = partial(torch.optim.AdamW, lr=1e-3, fused=True)
+    return Work(network, lambda outputs, wanted: over_heads(loss, outputs, wanted, dims), optimizer, image, label)
+
+
+def _memory(trial: Trial, device: torch.device) -> Row:
+    """Of eager steps; inside a compiled one only CUDA's allocator can be asked."""
+    compiled = trial.network._compiled_call_impl is not None
+    return {} if compiled and device.type == "cpu" else dict(step_memory(trial.forward, trial.step, device))
+
+
+@contextmanager
+def _peers(options: argparse.Namespace) -> Iterator[dict[str, PeerProcess]]:
+    """The peers' processes, by name; they work only when asked for a step."""
+    sizes = ["--patch", *map(str, options.patch), "--batch", str(options.batch), "--features", *map(str, options.features)]
+    sizes += [
+        "--classes",
+        str(options.classes),
+        "--channels",
+        str(options.channels),
+        "--threads",
+        str(torch.get_num_threads()),
+    ]
+    with ExitStack() as stack:
+        found = {}
+        if "dynunet" in options.peers:
+            found["MONAI DynUNet, plain Lightning"] = stack.enter_context(PeerProcess(sys.executable, [*DYNUNET, *sizes]))
+        if "nnunet" in options.peers:
+            found["nnU-Net"] = stack.enter_context(PeerProcess(options.nnunet_python, [*NNUNET, *sizes]))
+        yield found
+
+
+def _by(numbers: Sequence[int]) -> str:
+    return "x".join(map(str, numbers))

@@ -1,0 +1,124 @@
+"""What this machine can do, and what of a config it cannot, or would not notice."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+log = logging.getLogger(__name__)
+
+
+def uses_gpu(accelerator: str) -> bool:
+    return accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
+def resolve_precision(precision: Any, accelerator: str) -> Any:
+    """Lightning's `trainer.precision`, with `auto`: bf16 mixed where the hardware is fast at it, else fp32.
+
+    Raises: ValueError: fp16 on a CPU, which has no fast fp16 convolutions.
+    """
+    gpu = uses_gpu(accelerator)
+    if not gpu and str(precision).startswith("16"):
+        raise ValueError(f"trainer.precision={precision} needs a GPU; on a CPU take bf16-mixed or 32-true")
+    if precision != "auto":
+        return precision
+    if gpu:
+        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
+    return "bf16-mixed" if fast_bf16_cpu() else "32-true"
+
+
+def fast_bf16_cpu() -> bool:
+    fast = torch.cpu.get_capabilities()
+    return bool(fast.get("amx_bf16") or fast.get("avx512_bf16"))
+
+
+def autocast_dtype(precision: Any) -> torch.dtype | None:
+    """Of Lightning's mixed precisions; None where there is no autocast."""
+    return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(precision))
+
+
+def check_devices(trainer: Mapping[str, Any]) -> None:
+    """Raises: ValueError: `trainer.devices` that this machine has not; a CPU's devices are processes, one core each."""
+    wanted = trainer["devices"]
+    if isinstance(wanted, str) and wanted.isdigit():
+        wanted = int(wanted)
+    gpu = uses_gpu(trainer["accelerator"])
+    if trainer["accelerator"] in ("gpu", "cuda") and not gpu:
+        raise ValueError(f"trainer.accelerator={trainer['accelerator']}: no GPU is visible here; take auto or cpu")
+    there = torch.cuda.device_count() if gpu else len(os.sched_getaffinity(0))
+    number = max(wanted) + 1 if isinstance(wanted, list) and wanted else wanted
+    if isinstance(number, int) and number > there:
+        what = "GPUs" if gpu else "cores, and no GPU"
+        raise ValueError(f"trainer.devices={wanted}: this machine has {there} {what}")
+
+
+def apply_backends(perf: Mapping[str, Any]) -> None:
+    """Process-wide settings: TF32, and the layouts that this cuDNN is slow at."""
+    precision = perf["matmul_precision"]
+    if precision not in ("highest", "high", "medium"):
+        raise ValueError(f"perf.matmul_precision must be highest, high or medium, got {precision!r}")
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = precision != "highest"
+    warn_slow_cudnn()
+
+
+def benchmark_kernels(wanted: bool | None, accelerator: str, deterministic: Any) -> bool | None:
+    """`trainer.benchmark`, where null means: let cuDNN try its algorithms, as a patch's shape never changes."""
+    if wanted is not None or not uses_gpu(accelerator):
+        return wanted
+    return not deterministic
+
+
+def without_effect(perf: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[str]:
+    """Switches that are on and do nothing here, each with the reason."""
+    gpu = uses_gpu(trainer["accelerator"])
+    reasons = {
+        "trainer.benchmark=true": trainer["benchmark"] and not gpu and "cuDNN runs on NVIDIA GPUs only",
+        "perf.cuda_graphs=true": perf["cuda_graphs"] and not gpu and "there is no GPU to replay them on",
+        "trainer.sync_batchnorm=true": trainer["sync_batchnorm"] and not gpu and "PyTorch has it for GPUs only",
+        "perf.fast_norm=true": perf["fast_norm"] and not perf["channels_last"] and "it is for perf.channels_last=true",
+        "perf.checkpointing=pointwise": perf["checkpointing"] == "pointwise"
+        and perf["compile"]
+        and "a compiled network weighs by itself what to compute again",
+    }
+    return [f"{switch} has no effect: {reason}" for switch, reason in reasons.items() if reason]
+
+
+def warn_slow_cudnn() -> None:
+    """cuDNN 9.8 to 9.14 runs fp16 and bf16 Conv3d about four times slower on contiguous input (pytorch#166122)."""
+    version = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    if version is not None and 90800 <= version < 91500:
+        log.warning("cuDNN %d has slow half-precision Conv3d on contiguous input: keep perf.channels_last=true", version)
+
+
+def compiler_missing() -> str | None:
+    """Why `torch.compile` cannot work here; None where it can."""
+    if torch.cuda.is_available():
+        old = torch.cuda.get_device_capability() < (7, 0)
+        return "it needs a GPU of compute capability 7.0 or later" if old else None
+    found = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+    return None if found else "it needs a C++ compiler (g++ or clang++) on this machine, found none"
+
+
+def need_compiler() -> None:
+    """Raises: ValueError: `torch.compile` cannot work here."""
+    reason = compiler_missing()
+    if reason is not None:
+        raise ValueError(f"perf.compile=true: {reason}")
+
+
+def memory_advice(error: BaseException) -> str | None:
+    """What helps where memory ran out; None for any other error. Numbers: `python scripts/benchmark.py step`."""
+    full = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    if not full:
+        return None
+    return (
+        "the step does not fit into memory. What helps, as measured on a 3D U-Net: perf.checkpointing=pointwise "
+        "(56 % of the activations kept, 15 % slower), perf.checkpointing=blocks (39 %, 25 % slower), "
+        "data.batch_size halved with trainer.accumulate_grad_batches doubled (half of them), a smaller data.patch_size"
+    )

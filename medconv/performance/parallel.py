@@ -1,0 +1,144 @@
+"""Several devices: DDP without needless traffic, FSDP2, and Lightning's per-batch broadcasts thinned out."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import distributed, nn
+
+log = logging.getLogger(__name__)
+
+
+def strategy(trainer: Mapping[str, Any], perf: Mapping[str, Any]) -> Any:
+    """Lightning's strategy for `trainer.strategy`; what is not `auto`, `ddp` or `fsdp` goes to Lightning as it is.
+
+    DDP's gradients are views of its buckets (no copy, and their memory once); buffers are not broadcast in every forward,
+    see `SameBuffers`; the graph is static unless gradients are accumulated.
+    """
+    wanted = trainer["strategy"]
+    processes = _devices(trainer) * trainer["num_nodes"]
+    if wanted == "fsdp":  # `auto` sizes would mean tensor parallelism within a node
+        return ModelParallelStrategy(processes, tensor_parallel_size=1, save_distributed_checkpoint=False)
+    if wanted == "ddp" or (wanted == "auto" and processes > 1):
+        static = trainer["accumulate_grad_batches"] == 1 and not perf["compile"]
+        known = signature(nn.parallel.DistributedDataParallel.__init__).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # until torch 2.12
+        quiet: dict[str, Any] = {buffers: False}
+        return DDPStrategy(gradient_as_bucket_view=True, static_graph=static, **quiet)
+    return wanted
+
+
+def shard(network: nn.Module, mesh: Any) -> nn.Module:
+    """FSDP2, in place: parameters, gradients and optimizer states divided over the ranks, block by block.
+
+    Args: mesh: the data-parallel device mesh.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    for parameter in network.parameters():  # it takes no channels-last weights; the library brings them into its own layout
+        parameter.data = parameter.data.contiguous()
+    for child in network.children():
+        for block in child if isinstance(child, nn.ModuleList) else [child]:
+            if any(True for _ in block.parameters()):
+                fully_shard(block, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    return network
+
+
+class SameBuffers(Callback):
+    """Running statistics of rank 0 on every rank before they are used: DDP would broadcast them in every forward."""
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._broadcast(pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._broadcast(pl_module)
+
+    @staticmethod
+    def _broadcast(module: nn.Module) -> None:
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            for buffer in module.buffers():
+                distributed.broadcast(buffer, src=0)
+
+
+class WholeWeights(Callback):
+    """Under FSDP2 every rank holds the whole network while it validates.
+
+    A forward pass gathers the weights of all ranks, and they have different numbers of validation cases.
+    """
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for module in _sharded(pl_module):
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for module in _sharded(pl_module):
+            module.reshard()
+            module.set_reshard_after_forward(True, recurse=False)
+
+
+class AgreedStop:
+    """SIGTERM on any rank stops all of them at the same batch, agreed upon every few batches.
+
+    Lightning broadcasts and waits for the device in every batch, and its signal handler broadcasts while the other ranks
+    may be in another collective. Here the handler only takes note.
+    Args: every: batches.
+    """
+
+    def __init__(self, trainer: Trainer, every: int) -> None:
+        if every < 1:
+            raise ValueError(f"perf.agree_every must be at least 1, got {every}")
+        self._trainer, self._every, self._batch, self._asked = trainer, every, 0, False
+
+    def install(self) -> None:
+        """In place of Lightning's own; with one process there is nothing to thin out, and nothing is done."""
+        loop, signals = self._trainer.fit_loop.epoch_loop, self._trainer._signal_connector
+        if self._trainer.world_size == 1:
+            return
+        if not (hasattr(loop, "_broadcast_sigterm_tensor") and hasattr(signals, "_sigterm_notifier_fn")):
+            log.debug("this version of Lightning asks for signals in another way; left as it is")
+            return
+        loop._broadcast_sigterm_tensor = self._agree  # type: ignore[method-assign]
+        signals._sigterm_notifier_fn = self._note  # type: ignore[method-assign, assignment]
+
+    def _note(self, signum: int, frame: Any) -> None:
+        launcher = self._trainer.strategy.launcher
+        if launcher is not None and not self._asked and hasattr(launcher, "kill"):
+            launcher.kill(signal.Signals(signum))  # to the processes that this one started
+        self._asked = True
+
+    def _agree(self) -> None:
+        self._batch += 1
+        if self._batch % self._every:
+            return
+        asked = torch.tensor([int(self._asked)], device=self._trainer.strategy.root_device)
+        distributed.all_reduce(asked, op=distributed.ReduceOp.MAX)
+        if asked.item():
+            self._trainer._signal_connector.received_sigterm = True
+            raise SIGTERMException()
+
+
+def _sharded(module: nn.Module) -> list[Any]:
+    from torch.distributed.fsdp import FSDPModule
+
+    return [part for part in module.modules() if isinstance(part, FSDPModule)]
+
+
+def _devices(trainer: Mapping[str, Any]) -> int:
+    """Processes per node that the config asks for."""
+    devices = trainer["devices"]
+    if isinstance(devices, list):
+        return len(devices)
+    if isinstance(devices, int) or devices.lstrip("-").isdigit():
+        number = int(devices)
+        return number if number > 0 else max(1, torch.cuda.device_count())
+    return devices.count(",") + 1 if "," in devices else max(1, torch.cuda.device_count())

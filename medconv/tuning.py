@@ -1,0 +1,179 @@
+"""`perf=auto` in a run: which values are open, who measures, and what is remembered.
+
+An open value is null in the config. Rank 0 measures and writes the choice to a file; the other ranks, and later runs on
+the same hardware with the same network, shapes and versions, read it. A run that is continued keeps what its
+`config.yaml` says.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+import medconv
+from medconv import config as configs
+from medconv.building import Values, build_network
+from medconv.losses import over_heads
+from medconv.performance import autotune, hardware
+from medconv.performance.trial import Choice, Work
+from medconv.runfolder import RunFolder, is_rank_zero, short_hash
+
+OPEN = ("perf.channels_last", "perf.fast_norm", "perf.checkpointing", "perf.compile", "trainer.precision")
+_REPAID = 1800  # seconds of a run from which compiling is tried
+_PATIENCE = 600  # seconds that the other ranks wait for rank 0's choice
+
+log = logging.getLogger(__name__)
+
+
+def settle(values: Values, folder: RunFolder) -> Values:
+    """The same values with none of OPEN null.
+
+    Raises: ConfigError: nothing fits into memory, or rank 0's choice does not come.
+    """
+    unsettled = [key for key in OPEN if _get(values, key) is None]
+    if not unsettled:
+        return values
+    earlier = folder.path / "config.yaml"
+    if folder.resume != "never" and folder.last.is_file() and earlier.is_file():
+        return _with(values, _recorded(OmegaConf.to_container(OmegaConf.load(earlier)), values, unsettled))
+    path = _memory(values)
+    if path.is_file():
+        found = json.loads(path.read_text())
+        log.info("perf=auto: %s, as measured here before (%s)", _words(found), path)
+    elif is_rank_zero():
+        found = _measured(values)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_text(json.dumps(found, indent=1) + "\n")
+        partial.replace(path)
+    else:
+        found = _awaited(path)
+    return _with(values, found["choice"])
+
+
+def _measured(values: Values) -> dict[str, Any]:
+    """Measure, say what was found, and return choice and table as plain values."""
+    perf, gpu = values["perf"], hardware.uses_gpu(values["trainer"]["accelerator"])
+    log.info("perf=auto: measuring steps for up to %.0f seconds", perf["auto_seconds"])
+    with torch.random.fork_rng():
+        work = _work(values, torch.device("cuda" if gpu else "cpu"))
+        fixed = {key.split(".")[1]: _get(values, key) for key in (*OPEN, "perf.fast_depthwise")}
+        found = autotune.measure(
+            work,
+            autotune.choices(fixed, work.network, gpu),
+            perf["auto_seconds"],
+            try_checkpointing=fixed["checkpointing"] is None,
+            try_compile=lambda seconds: fixed["compile"] is None and _planned_seconds(values, seconds) >= _REPAID,
+            try_batch_size=perf["auto_batch_size"],
+        )
+    log.info("%s", table(found))
+    best = found[0]
+    if math.isinf(best.per_sample):
+        raise configs.ConfigError(
+            "perf=auto: no candidate fits into memory and gives the right loss; take a smaller data.batch_size or "
+            f"data.patch_size\n{table(found)}"
+        )
+    choice = {key: getattr(best.choice, key.split(".")[1]) for key in OPEN}
+    if perf["auto_batch_size"]:
+        choice["data.batch_size"] = best.batch_size
+    return {"choice": choice, "rows": [candidate.row() for candidate in found], "key": _key(values)}
+
+
+def table(found: Sequence[autotune.Candidate]) -> str:
+    """Fastest first; the first is what is taken."""
+    width = max(len(str(candidate.choice)) for candidate in found)
+    lines = [f"  {'':{width}}  batch  seconds a step"]
+    for candidate in found:
+        speed = candidate.remark or f"{candidate.per_sample * candidate.batch_size:.3f}"
+        memory = f"  {candidate.memory_bytes / 2**30:.1f} GiB" if candidate.memory_bytes else ""
+        lines.append(f"  {candidate.choice!s:{width}}  {candidate.batch_size:5}  {speed}{memory}")
+    return "\n".join(["perf=auto takes the first of these", *lines])
+
+
+def _work(values: Values, device: torch.device) -> Work:
+    """The run's own network, loss, optimizer and shapes; the numbers in the image do not matter."""
+    known = values["facts"]
+    network = build_network(values, known["patch_size"])
+    loss = configs.build(values["loss"], "loss")
+    shape = (values["data"]["batch_size"], 1, *known["patch_size"])
+    image = torch.randn(shape[0], known["num_channels"], *shape[2:], device=device)
+    label = torch.randint(known["num_classes"], shape, device=device)
+    optimizer = configs.naming("optimizer", configs.build(values["optimizer"], "optimizer"))
+    dims = known["spatial_dims"]
+    return Work(network, lambda outputs, wanted: over_heads(loss, outputs, wanted, dims), optimizer, image, label)
+
+
+def _planned_seconds(values: Values, step: float) -> float:
+    """How long the run will take with steps of so many seconds."""
+    trainer, data = values["trainer"], values["data"]
+    limits = [step * trainer["max_steps"]] if trainer["max_steps"] > 0 else []
+    if trainer["max_time"] is not None:
+        limits.append(configs.seconds(trainer["max_time"], "trainer.max_time"))
+    if trainer["max_epochs"] is not None:
+        limits.append(step * trainer["max_epochs"] * data["samples_per_epoch"] / data["batch_size"])
+    return min(limits, default=math.inf)
+
+
+def _memory(values: Values) -> Path:
+    return Path(values["data"]["cache"]) / "autotune" / f"{short_hash(_key(values))}.json"
+
+
+def _key(values: Values) -> dict[str, Any]:
+    """What a measurement holds for: hardware, versions, network, loss, optimizer, shapes, and which values are open."""
+    gpu = hardware.uses_gpu(values["trainer"]["accelerator"])
+    name = torch.cuda.get_device_name() if gpu else torch.cpu.get_capabilities().get("cpu_name") or platform.processor()
+    return {
+        "hardware": [name, platform.machine(), torch.get_num_threads()],
+        "versions": [torch.__version__, medconv.__version__],
+        "values": {key: values[key] for key in ("model", "conv", "loss", "optimizer", "perf")},
+        "precision": values["trainer"]["precision"],
+        "shape": [values["data"]["batch_size"], values["facts"]["num_channels"], *values["facts"]["patch_size"]],
+        "classes": values["facts"]["num_classes"],
+        "length": [values["trainer"][key] for key in ("max_time", "max_steps", "max_epochs")],
+    }
+
+
+def _awaited(path: Path) -> dict[str, Any]:
+    end = time.monotonic() + _PATIENCE
+    while not path.is_file():
+        if time.monotonic() > end:
+            raise configs.ConfigError(
+                f"perf=auto: rank 0's choice did not come to {path} within {_PATIENCE} seconds; data.cache must be a folder "
+                "that all ranks share, and their hardware alike"
+            )
+        time.sleep(0.2)
+    return json.loads(path.read_text())
+
+
+def _recorded(earlier: Any, values: Values, unsettled: Sequence[str]) -> dict[str, Any]:
+    found = {key: _get(earlier, key) for key in unsettled}
+    if values["perf"]["auto_batch_size"]:
+        found["data.batch_size"] = _get(earlier, "data.batch_size")
+    return found
+
+
+def _words(found: dict[str, Any]) -> str:
+    return str(Choice(**{key.split(".")[1]: value for key, value in found["choice"].items() if key in OPEN}))
+
+
+def _get(values: Any, key: str) -> Any:
+    group, name = key.split(".")
+    return values[group].get(name)
+
+
+def _with(values: Values, found: dict[str, Any]) -> Values:
+    changed = {group: dict(node) if isinstance(node, dict) else node for group, node in values.items()}
+    for key, value in found.items():
+        group, name = key.split(".")
+        changed[group][name] = value
+    return changed

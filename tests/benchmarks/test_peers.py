@@ -1,0 +1,117 @@
+"""medconv/benchmarks/peers: the protocol, with real peers at a tiny size, and what goes wrong with processes."""
+
+import math
+import os
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from medconv.benchmarks.peers import nnunet_step
+from medconv.benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
+
+TINY = ["--patch", "8", "8", "12", "--batch", "2", "--features", "4", "8", "16", "--classes", "3", "--threads", "1"]
+NNUNET_PYTHON = os.environ.get("MEDCONV_NNUNET_PYTHON")
+needs_nnunet = pytest.mark.skipif(not NNUNET_PYTHON, reason="MEDCONV_NNUNET_PYTHON names no python that has nnU-Net")
+
+
+def parameters(features: list[int], classes: int, dims: int, biases: bool, heads: int) -> int:
+    """Of a U-Net with two 3-kernels per stage, affine norms, transposed 2-kernels up, and `heads` coarse to fine."""
+
+    def convolution(into: int, out: int) -> int:
+        return into * out * 3**dims + out * (3 if biases else 2)
+
+    total = sum(convolution(a, b) + convolution(b, b) for a, b in zip([1, *features], features, strict=False))
+    for fine, coarse in pairwise(features):
+        total += coarse * fine * 2**dims + (fine if biases else 0) + convolution(2 * fine, fine) + convolution(fine, fine)
+    return total + sum(fine * classes + classes for fine in features[:heads])
+
+
+@pytest.mark.parametrize("patch", [["8", "8", "12"], ["8", "12"]])
+def test_dynunet_takes_a_step_when_it_is_asked_to(patch: list[str]) -> None:
+    with PeerProcess(sys.executable, [*DYNUNET, *TINY, "--patch", *patch], limit_s=300) as peer:
+        assert peer.about["parameters"] == parameters([4, 8, 16], 3, len(patch), biases=False, heads=1)
+        assert peer.about["name"].startswith("MONAI") and "DynUNet" in peer.about["name"]
+        assert (peer.about["precision"], peer.about["threads"], peer.about["compiled"]) == ("32-true", 1, False)
+        assert peer.about["torch"] == torch.__version__ and math.isnan(peer.loss)
+        losses = []
+        for _ in range(12):
+            assert 0 < peer.step() < 60
+            losses.append(peer.loss)
+    assert all(map(math.isfinite, losses)) and losses[-1] < losses[0]  # the same batch: it learns
+    assert peer._process.returncode == 0
+
+
+@needs_nnunet
+@pytest.mark.parametrize("patch", [["8", "8", "12"], ["8", "12"]])
+def test_nnunet_takes_its_own_step(patch: list[str]) -> None:
+    assert NNUNET_PYTHON is not None
+    with PeerProcess(NNUNET_PYTHON, [*NNUNET, *TINY, "--patch", *patch], limit_s=300) as peer:
+        assert peer.about["parameters"] == parameters([4, 8, 16], 3, len(patch), biases=True, heads=2)
+        assert re.fullmatch(r"nnU-Net 2\.\d+\.\d+", peer.about["name"])
+        assert (peer.about["precision"], peer.about["threads"], peer.about["compiled"]) == ("float32", 1, False)
+        for _ in range(3):
+            assert 0 < peer.step() < 60 and math.isfinite(peer.loss)
+    assert peer._process.returncode == 0
+
+
+def test_a_python_without_nnunet_is_told_what_to_install() -> None:
+    with pytest.raises(ValueError) as error, PeerProcess(sys.executable, NNUNET, limit_s=300):
+        pass
+    message = str(error.value)
+    assert sys.executable in message and "pip install nnunetv2==2.8.1" in message and "Traceback" not in message
+
+
+def test_nnunet_runs_by_its_defaults_in_a_folder_that_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "environ", {"nnUNet_compile": "f", "nnUNet_raw": "/mine", "HOME": "/home"})
+    nnunet_step._set_environment(tmp_path)
+    assert os.environ.pop("HOME") == "/home" and set(os.environ) == {"nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"}
+    assert all(Path(folder).parent == tmp_path for folder in os.environ.values())
+
+
+def test_the_script_of_nnunet_stands_alone() -> None:
+    code = "import runpy, sys; runpy.run_path(sys.argv[1]); assert not {'medconv', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code, *NNUNET], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import sys; print('no luck', file=sys.stderr); sys.exit(3)", "ended with code 3; it printed last: no luck"),
+        ("import time; time.sleep(100)", r"gave no answer within 2 s; it printed nothing"),
+        ("print('hello')", "answered 'hello' where a JSON object with `ready` was needed"),
+        ("print('{}')", "answered '{}' where"),
+    ],
+)
+def test_a_peer_that_fails_is_named_with_what_it_said(code: str, said: str) -> None:
+    with (
+        pytest.raises(ValueError, match=re.escape(sys.executable) + "(?s:.*)" + said),
+        PeerProcess(sys.executable, ["-c", code], 2),
+    ):
+        pass
+
+
+def test_a_peer_that_ends_at_a_step_says_why() -> None:
+    code = "print('{\"ready\": true}', flush=True); input(); raise MemoryError('full')"
+    with (
+        PeerProcess(sys.executable, ["-c", code], 30) as peer,
+        pytest.raises(ValueError, match="(?s)code 1.*MemoryError: full"),
+    ):
+        peer.step()
+
+
+def test_no_executable(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match="needed a python executable, got .*nowhere"),
+        PeerProcess(tmp_path / "nowhere", NNUNET),
+    ):
+        pass
+
+
+def test_a_patch_that_the_stages_do_not_divide() -> None:
+    with pytest.raises(ValueError, match=r"--patch needs 2 or 3 sizes that 4 divides.*got \[8, 6\]"):
+        PeerProcess(sys.executable, [*DYNUNET, *TINY, "--patch", "8", "6"], limit_s=300).__enter__()

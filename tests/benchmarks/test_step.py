@@ -1,0 +1,86 @@
+"""The benchmarks of the step and of scaling, at tiny sizes: their rows, and that what they count is right."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from torch import nn
+
+from medconv.benchmark import main
+from medconv.benchmarks.memory import LiveTensors, step_memory
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command's logging would stay on for every test after these."""
+    monkeypatch.setattr("medconv.commands.start_logging", lambda *_: None)
+
+
+def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> list[dict]:
+    file = tmp_path / "rows.json"
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments, "--json", str(file)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    return json.loads(file.read_text())
+
+
+def test_every_switch_and_preset_stands_beside_the_reference_and_the_peer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--patch", "8", "8", "8", "--features", "4", "8", "8", "--pairs", "2"]
+    rows = {row["variant"]: row for row in benchmark(monkeypatch, tmp_path, "step", *sizes)}
+    presets = {"perf=reference", "perf=fast", "perf=memory (checkpointing=blocks)", "perf=auto"}
+    assert presets | {"MONAI DynUNet, plain Lightning", "peers' network, perf=fast"} <= set(rows)
+    assert rows["perf=reference"]["ratio"] == 1 and rows["perf=reference"]["loss_difference"] == 0
+    for name, row in rows.items():
+        assert row["seconds"] > 0 and row["times_as_fast"] == pytest.approx(1 / row["ratio"])
+        if "DynUNet" not in name:
+            assert row["loss_difference"] < 0.03 and 0 < row["saved_bytes"] <= row["peak_bytes"]
+    assert rows["perf=memory (checkpointing=blocks)"]["saved_bytes"] < rows["perf=fast"]["saved_bytes"]
+    assert rows["perf=auto"]["choice"]
+    assert "| perf=reference |" in capsys.readouterr().out
+
+
+def test_nnunet_needs_its_own_python(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_sizes = ["--patch", "8", "8", "8", "--features", "4", "8", "8", "--pairs", "1"]
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", "step", *tiny_sizes, "--peers", "nnunet"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1 and "--peers nnunet needs --nnunet-python" in capsys.readouterr().err
+
+
+def test_scaling_runs_the_real_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "tiny")
+    settings = [o for o in tiny.overrides(dataset) if "max_steps" not in o]
+    arguments = ["scaling", "--pairs", "1", "--steps", "4", "--overrides", *settings]
+    one, two = benchmark(monkeypatch, tmp_path, *arguments)
+    assert (one["variant"], two["variant"]) == ("trainer.devices=1", "trainer.devices=2")
+    assert one["efficiency"] == 1
+    assert two["efficiency"] == pytest.approx(two["samples_per_second"] / one["samples_per_second"] / 2)
+
+
+def test_live_tensors_are_counted_to_the_byte() -> None:
+    weight = torch.ones(100, requires_grad=True)
+    with LiveTensors() as live:
+        kept = weight * 2  # 400 bytes
+        view = kept[:50]
+        gone = torch.zeros(1000)
+        del gone
+    assert live.bytes_alive() == 400
+    assert live.peak_bytes == 4400
+    del kept
+    assert live.bytes_alive() == 400
+    del view
+    assert live.bytes_alive() == 0
+
+
+def test_saved_bytes_are_what_a_backward_pass_needs() -> None:
+    layer, x = nn.Linear(8, 8, bias=False), torch.randn(16, 8)
+    forward = lambda: layer(x).relu().sum()  # noqa: E731
+    found = step_memory(forward, lambda: forward().backward(), x.device)
+    assert found["saved_bytes"] == 16 * 8 * 4 + 4  # the result of the relu, and the loss
+    assert found["peak_bytes"] > found["saved_bytes"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from medconv import commands
 from medconv.benchmarks import rows
 
-NAMES = ("convs", "learning", "step", "scaling")
+NAMES = ("convs", "learning", "layers", "step", "scaling")
 
 
 def main() -> None:

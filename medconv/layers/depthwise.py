@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-BLOCK = 16  # channels; `python scripts/benchmark.py depthwise` compares it with others
+BLOCK = 16  # channels; `python scripts/benchmark.py layers --parts depthwise` compares it with others
 
 
 class BlockDepthwiseConv3d(nn.Conv3d):

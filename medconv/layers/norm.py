@@ -45,10 +45,25 @@ def instance_norm(
         return _activated(F.instance_norm(x, weight=weight, bias=bias, eps=eps), negative_slope)
     if _HAS_TRITON and x.is_cuda and x.dtype in _DTYPES:
         return triton_instance_norm(x, weight, bias, eps, negative_slope)
-    x = x.contiguous(memory_format=_FORMAT[x.ndim])
-    # Group norm would be one call, but its channels-last backward is many times slower on a CPU.
-    samples = [F.batch_norm(sample, None, None, weight, bias, True, 0.0, eps) for sample in x.split(1)]
-    return _activated(torch.cat(samples) if len(samples) > 1 else samples[0], negative_slope)
+    return _activated(norm_by_sample(x.contiguous(memory_format=_FORMAT[x.ndim]), weight, bias, eps), negative_slope)
+
+
+def norm_by_sample(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """`instance_norm` of a dense channels-last tensor, as batch norm of one sample at a time.
+
+    Group norm would be one call, but its channels-last backward is many times slower on a CPU.
+    """
+    if not torch.compiler.is_compiling() and has_torch_function((x,)):  # so that a mode sees one operation
+        return handle_torch_function(norm_by_sample, (x,), x, weight, bias, eps)
+    differentiates = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    if differentiates or x.is_cuda or x.numel() == x.shape[0] * x.shape[1]:
+        samples = [F.batch_norm(sample, None, None, weight, bias, True, 0.0, eps) for sample in x.split(1)]
+        return torch.cat(samples) if len(samples) > 1 else samples[0]
+    dtype = next(given for given in (weight, bias, x) if given is not None).dtype
+    y, statistics = torch.empty_like(x), x.new_empty(2, x.shape[1], dtype=dtype)
+    for source, target in zip(x.split(1), y.split(1), strict=True):
+        torch.native_batch_norm(source, weight, bias, None, None, True, 0.0, eps, out=(target, *statistics))
+    return y
 
 
 def triton_instance_norm(
@@ -58,7 +73,7 @@ def triton_instance_norm(
 
     Keeps x and its statistics for the backward, not the output. CPU tensors only under TRITON_INTERPRET=1.
     """
-    if not torch.compiler.is_compiling() and has_torch_function((x,)):  # so that a mode sees one operation
+    if not torch.compiler.is_compiling() and has_torch_function((x,)):
         return handle_torch_function(triton_instance_norm, (x,), x, weight, bias, eps, negative_slope)
     return _forward(x, weight, bias, eps, negative_slope)[0]
 

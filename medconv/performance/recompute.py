@@ -20,12 +20,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from medconv.layers.norm import triton_instance_norm
+from medconv.layers.norm import norm_by_sample, triton_instance_norm
 
 _WITH_STATISTICS = (F.batch_norm, F.instance_norm)
 CHEAP = frozenset(
     (
-        *(*_WITH_STATISTICS, F.group_norm, F.layer_norm, triton_instance_norm),
+        *(*_WITH_STATISTICS, F.group_norm, F.layer_norm, norm_by_sample, triton_instance_norm),
         *(F.leaky_relu, F.relu, F.silu, F.gelu, F.elu, F.hardtanh, F.mish, torch.relu, torch.sigmoid),
         *(torch.cat, torch.add, torch.mul, torch.Tensor.add, torch.Tensor.mul, torch.Tensor.__add__, torch.Tensor.__mul__),
     )
@@ -42,6 +42,7 @@ class Recompute(TorchFunctionMode):
         self._autocast = {"device_type": device_type, "dtype": dtype, "enabled": enabled, "cache_enabled": False}
         self._notes: dict[int, Note] = {}  # by storage
         self._own: list[_Saved] = []  # what the operation that runs now has saved
+        self._last: tuple[Note, Tensor] | None = None
         self._hooks = ExitStack()
 
     def __enter__(self) -> Recompute:
@@ -52,6 +53,9 @@ class Recompute(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._hooks.close()
+        if self._last is not None:  # the backward pass begins with it: dropping it would save nothing
+            self._last[0].value = self._last[1]
+        self._last = None
         self._notes.clear()
         self._own.clear()
 
@@ -61,11 +65,13 @@ class Recompute(TorchFunctionMode):
             return function(*args, **kwargs)
         inputs = tree_map(self._kept, _pure(function, args, kwargs))
         self._own.clear()
+        self._last = None
         result = function(*args, **kwargs)
         if isinstance(result, Tensor) and result.requires_grad and result.numel() >= _SMALL and _intact(inputs):
             self._notes[_storage(result)] = Note(function, inputs, self._autocast, _Identity(result))
             for saved in self._own:  # an activation saves its own result
-                saved.content = self._noted(saved.content)
+                if isinstance(saved.content, Tensor):
+                    saved.content = self._noted(saved.content)
         return result
 
     def _kept(self, value: Any) -> Any:
@@ -79,11 +85,12 @@ class Recompute(TorchFunctionMode):
         self._own.append(saved)
         return saved
 
-    def _noted(self, content: Tensor | Note) -> Tensor | Note:
-        note = self._note_of(content) if isinstance(content, Tensor) else None
+    def _noted(self, tensor: Tensor) -> Tensor | Note:
+        note = self._note_of(tensor)
         if note is None:
-            return content
+            return tensor
         note.packs += 1
+        self._last = note, tensor.detach()
         return note
 
     def _note_of(self, tensor: Tensor) -> Note | None:
@@ -106,7 +113,8 @@ class Note:
     def read(self) -> Tensor:
         value = self.computed()
         self.reads += 1
-        self.value = value if self.reads % self.packs else None
+        if self.reads % self.packs == 0:
+            self.value = None
         return value
 
     def computed(self) -> Tensor:
@@ -114,7 +122,10 @@ class Note:
             return self.value
         args, kwargs = tree_map(_given, self.inputs)
         with torch.no_grad(), torch.autocast(**self.autocast):
-            return self.function(*args, **kwargs)
+            value = self.function(*args, **kwargs)
+        if self.packs:  # somebody will still ask for it: the skip of a U-Net is wanted by its decoder, then by itself
+            self.value = value
+        return value
 
 
 @dataclass(eq=False)

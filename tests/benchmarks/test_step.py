@@ -84,3 +84,11 @@ def test_saved_bytes_are_what_a_backward_pass_needs() -> None:
     found = step_memory(forward, lambda: forward().backward(), x.device)
     assert found["saved_bytes"] == 16 * 8 * 4 + 4  # the result of the relu, and the loss
     assert found["peak_bytes"] > found["saved_bytes"]
+
+
+def test_layers_stand_beside_the_librarys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("medconv.benchmarks.layers.STAGES", [(32, (4, 4, 4))])
+    rows = benchmark(monkeypatch, tmp_path, "layers", "--pairs", "2")
+    variants = {(row["benchmark"], row["variant"]) for row in rows}
+    assert {("norm", "ours, channels-last"), ("depthwise", "ours, blocks of 16")} <= variants
+    assert all(row["seconds"] > 0 and (row["ratio"] == 1 or row["variant"] != row["reference"]) for row in rows)

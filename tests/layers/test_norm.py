@@ -377,3 +377,16 @@ def test_the_triton_kernels(code: str, interpret: str, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stdout.strip() == "done", done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("affine", [torch.float32, torch.bfloat16, None], ids=str)
+def test_without_gradients_it_is_the_same_to_the_last_bit(dtype: torch.dtype, affine: torch.dtype | None) -> None:
+    torch.manual_seed(0)
+    x = drawn((3, 5, 4, 3, 6), dtype)
+    weight, bias = (None, None) if affine is None else torch.rand(2, 5, dtype=affine).unbind()
+    if (dtype, affine) == (torch.float32, torch.bfloat16):
+        pytest.skip("torch's batch norm has no half-precision weights for fp32")
+    wanted = instance_norm(x, weight, bias, negative_slope=0.1)
+    with torch.no_grad():
+        assert torch.equal(instance_norm(x, weight, bias, negative_slope=0.1), wanted)

@@ -59,7 +59,7 @@ def test_gradients_and_statistics_are_the_plain_ones_to_the_last_bit(name: str, 
     assert all(torch.equal(state[key], wanted[key]) for key in wanted)
 
 
-@pytest.mark.parametrize(("norm", "share"), [("batch", 0.62), ("instance", 0.62)])
+@pytest.mark.parametrize(("norm", "share"), [("batch", 0.66), ("instance", 0.66)])
 def test_fewer_bytes_are_kept(norm: str, share: float) -> None:
     plain = apply_switches(UNet(3, 1, 2, (16, 32), (2,), norm=norm), channels_last=True, fast_norm=True)
     network, image = deepcopy(plain), torch.randn(2, 1, 16, 16, 16)
@@ -95,13 +95,13 @@ class _Rewrites(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 1, 3)
+        self.first, self.last = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         y = F.relu(x)
         x.mul_(2)
-        return self.last(y)
+        return self.last(F.relu(self.last(y)))
 
 
 def test_a_tensor_changed_afterwards_is_an_error_and_no_wrong_gradient() -> None:

@@ -1,0 +1,100 @@
+"""Instance norm and depthwise convolutions against the library's own: forward and backward, over the stages of a U-Net."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from medconv.benchmarks.rows import Row, alternate, conditions, table
+from medconv.layers import instance_norm
+from medconv.layers.depthwise import block_weight
+
+PARTS = ("norm", "depthwise")
+STAGES = [(32, (40, 56, 40)), (64, (20, 28, 20)), (128, (10, 14, 10)), (256, (5, 7, 5))]
+_LAST = torch.channels_last_3d
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--scale", type=int, default=1, help="of every spatial axis; 3 is about 128^3")
+
+
+def run(options: argparse.Namespace) -> list[Row]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows: list[Row] = []
+    for channels, size in STAGES:
+        shape = (options.batch, channels, *(options.scale * n for n in size))
+        x = torch.randn(shape, device=device, dtype=torch.bfloat16)
+        for part in options.parts:
+            variants = _norms(x) if part == "norm" else _depthwise(x)
+            reference = next(iter(variants))
+            case = f"{channels} channels at {'x'.join(map(str, shape[2:]))}, batch {options.batch}, bf16"
+            timed = alternate(variants, reference, options.pairs)
+            kind = {"benchmark": part, "case": case, "reference": reference}
+            rows += [{**kind, "variant": name, **values, **conditions()} for name, values in timed.items()]
+    return rows
+
+
+def show(rows: Sequence[Row]) -> str:
+    return table(rows, ("benchmark", "case", "variant", "seconds", "ratio", "spread"))
+
+
+def _norms(x: Tensor) -> dict[str, Callable[[], Any]]:
+    """Each followed by a leaky ReLU and by what the next convolution wants: channels-last."""
+    weight, bias = torch.ones(2, x.shape[1], device=x.device).unbind()
+    last = x.contiguous(memory_format=_LAST)
+
+    def library(y: Tensor, layout: torch.memory_format) -> Tensor:
+        z = F.leaky_relu(F.instance_norm(y, weight=weight, bias=bias), 0.01, True)
+        return z.contiguous(memory_format=layout)
+
+    def batch(y: Tensor) -> Tensor:
+        return F.leaky_relu(F.batch_norm(y, None, None, weight, bias, True), 0.01, True)
+
+    return {
+        "nn.InstanceNorm3d, channels-last": _both(lambda y: library(y, _LAST), last),
+        "nn.InstanceNorm3d, contiguous": _both(lambda y: library(y, torch.contiguous_format), x),
+        "ours, channels-last": _both(lambda y: instance_norm(y, weight, bias, 1e-5, 0.01), last),
+        "nn.BatchNorm3d, channels-last": _both(batch, last),
+    }
+
+
+def _depthwise(x: Tensor) -> dict[str, Callable[[], Any]]:
+    channels = x.shape[1]
+    last, weight = x.contiguous(memory_format=_LAST), torch.randn(channels, 1, 3, 3, 3, device=x.device)
+    dense = torch.randn(channels, channels, 3, 3, 3, device=x.device).contiguous(memory_format=_LAST)
+
+    def grouped(y: Tensor, size: int) -> Tensor:
+        return F.conv3d(y, block_weight(weight, channels, size).to(y.dtype), padding=1, groups=channels // size)
+
+    def library(y: Tensor) -> Tensor:
+        return F.conv3d(y, weight.to(y.dtype), padding=1, groups=channels)
+
+    weight.requires_grad_(), dense.requires_grad_()
+    return {
+        "nn.Conv3d, depthwise, channels-last": _both(library, last),
+        "nn.Conv3d, depthwise, contiguous": _both(library, x),
+        "nn.Conv3d, depthwise, channels-last, fp32": _both(library, last.float()),
+        **{f"ours, blocks of {n}": _both(lambda y, n=n: grouped(y, n), last) for n in (8, 16, 32)},  # type: ignore[misc]
+        "nn.Conv3d, dense": _both(lambda y: F.conv3d(y, dense.to(y.dtype), padding=1), last),
+    }
+
+
+def _both(function: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Any]:
+    """Forward and backward, to the input and to the weights that want it."""
+    leaf = nn.Parameter(x.detach())
+    with torch.no_grad():
+        grad = torch.randn_like(function(leaf))
+
+    def step() -> None:
+        leaf.grad = None
+        function(leaf).backward(grad)
+
+    return step

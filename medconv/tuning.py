@@ -63,6 +63,8 @@ def settle(values: Values, folder: RunFolder) -> Values:
 
 def _measured(values: Values) -> dict[str, Any]:
     """Measure, say what was found, and return choice and table as plain values."""
+    if not values["perf"]["auto_seconds"] > 0:
+        raise configs.ConfigError(f"perf.auto_seconds must be positive, got {values['perf']['auto_seconds']}")
     perf, gpu = values["perf"], hardware.uses_gpu(values["trainer"]["accelerator"])
     log.info("perf=auto: measuring steps for up to %.0f seconds", perf["auto_seconds"])
     with torch.random.fork_rng():

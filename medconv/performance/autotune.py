@@ -186,7 +186,10 @@ def _compiled(work: Work, best: Candidate, expected: list[float] | None) -> list
         candidate.remark = reason
         return [candidate]
     log.info("perf=auto: compiling, which a run of this length repays")
-    _begin(work, candidate, expected)
+    try:
+        _begin(work, candidate, expected)
+    except Exception as error:  # whatever a compiler says; the run goes on without it
+        candidate.remark = f"cannot be compiled: {str(error).strip().splitlines()[0]}"
     for _ in range(_ROUNDS - 1):
         if candidate.trial is not None and best.trial is not None:
             candidate.seconds.append(_timed(candidate.trial)[0])

@@ -1,9 +1,11 @@
-"""The network of a config: `model`, with its `conv`, and its first weights."""
+"""The network of a config (`model`, with its `conv`, and its first weights), and its optimizer."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,21 @@ def build_network(
     if not projects:
         _load_pretrained(network, pretrained)
     return network
+
+
+def build_optimizer(values: Values) -> Any:
+    """The optimizer's class with its arguments, fused where it can be and nothing speaks against it.
+
+    fp16's loss scaling and gradient clipping exclude each other in a fused optimizer.
+    Returns: a function of the parameters.
+    """
+    optimizer = configs.build(values["optimizer"], "optimizer")
+    known = signature(getattr(optimizer, "func", optimizer)).parameters
+    clips = bool(values["trainer"]["gradient_clip_val"]) and str(values["trainer"]["precision"]).startswith("16")
+    given = getattr(optimizer, "keywords", {})
+    if values["perf"]["fused_optimizer"] and "fused" in known and not clips and not {"fused", "foreach"} & given.keys():
+        optimizer = partial(optimizer, fused=True)
+    return configs.naming("optimizer", optimizer)
 
 
 def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:

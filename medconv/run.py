@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import sys
@@ -20,7 +19,7 @@ from torch import nn
 
 from medconv import checkpoint, performance, tuning
 from medconv import config as configs
-from medconv.building import Values, build_network, test_time_axes
+from medconv.building import Values, build_network, build_optimizer, test_time_axes
 from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget, checkpoints
 from medconv.config import ConfigError
 from medconv.convs import fold_convs
@@ -138,7 +137,7 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
         "task",
         network=network,
         loss=configs.build(values["loss"], "loss"),
-        optimizer=_optimizer(values),
+        optimizer=build_optimizer(values),
         scheduler=configs.naming("scheduler", configs.build(values["scheduler"], "scheduler")),
         class_names=prepared.dataset.class_names,
         patch_size=known["patch_size"],
@@ -195,20 +194,6 @@ def _record(values: Values, prepared: Prepared) -> Values:
         "modalities": list(prepared.dataset.modalities),
         "validation": {},
     }
-
-
-def _optimizer(values: Values) -> Any:
-    """The optimizer's class with its arguments, fused where it can be and nothing speaks against it.
-
-    fp16's loss scaling and gradient clipping exclude each other in a fused optimizer.
-    """
-    optimizer = configs.build(values["optimizer"], "optimizer")
-    known = inspect.signature(getattr(optimizer, "func", optimizer)).parameters
-    clips = bool(values["trainer"]["gradient_clip_val"]) and str(values["trainer"]["precision"]).startswith("16")
-    given = getattr(optimizer, "keywords", {})
-    if values["perf"]["fused_optimizer"] and "fused" in known and not clips and not {"fused", "foreach"} & given.keys():
-        optimizer = partial(optimizer, fused=True)
-    return configs.naming("optimizer", optimizer)
 
 
 def _trainer(values: Values, folder: RunFolder, profiler: Any, validates: bool) -> L.Trainer:

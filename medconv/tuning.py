@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 import medconv
 from medconv import config as configs
-from medconv.building import Values, build_network
+from medconv.building import Values, build_network, build_optimizer
 from medconv.losses import over_heads
 from medconv.performance import autotune, hardware
 from medconv.performance.trial import Choice, Work
@@ -110,7 +110,7 @@ def _work(values: Values, device: torch.device) -> Work:
     shape = (values["data"]["batch_size"], 1, *known["patch_size"])
     image = torch.randn(shape[0], known["num_channels"], *shape[2:], device=device)
     label = torch.randint(known["num_classes"], shape, device=device)
-    optimizer = configs.naming("optimizer", configs.build(values["optimizer"], "optimizer"))
+    optimizer = build_optimizer(values)
     dims = known["spatial_dims"]
     return Work(network, lambda outputs, wanted: over_heads(loss, outputs, wanted, dims), optimizer, image, label)
 

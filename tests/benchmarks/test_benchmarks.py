@@ -8,26 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from harness import benchmark
 
 from medconv.benchmark import main
 from medconv.benchmarks import convs, learning, rows
 
 KEYS = {"benchmark", "case", "variant", "reference", "ratio", "device", "hardware", "cores", "torch"}
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command's logging would stay on for every test after these."""
-    monkeypatch.setattr("medconv.commands.start_logging", lambda *_: None)
-
-
-def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> list[dict]:
-    file = tmp_path / "rows.json"
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments, "--json", str(file)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 0
-    return json.loads(file.read_text())
 
 
 def test_convolutions_stand_beside_the_library_in_the_same_run(

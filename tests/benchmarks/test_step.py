@@ -1,31 +1,16 @@
 """The benchmarks of the step and of scaling, at tiny sizes: their rows, and that what they count is right."""
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
+from harness import benchmark
 from torch import nn
 
 from medconv.benchmark import main
 from medconv.benchmarks.memory import LiveTensors, step_memory
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command's logging would stay on for every test after these."""
-    monkeypatch.setattr("medconv.commands.start_logging", lambda *_: None)
-
-
-def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> list[dict]:
-    file = tmp_path / "rows.json"
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments, "--json", str(file)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 0
-    return json.loads(file.read_text())
 
 
 def test_every_switch_and_preset_stands_beside_the_reference_and_the_peer(

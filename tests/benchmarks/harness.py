@@ -1,0 +1,18 @@
+"""The benchmark command, run in this process."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from medconv.benchmark import main
+
+
+def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> list[dict]:
+    file = tmp_path / "rows.json"
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments, "--json", str(file)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    return json.loads(file.read_text())

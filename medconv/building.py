@@ -65,7 +65,7 @@ def build_optimizer(values: Values) -> Any:
     clips = bool(values["trainer"]["gradient_clip_val"]) and str(values["trainer"]["precision"]).startswith("16")
     given = getattr(optimizer, "keywords", {})
     if values["perf"]["fused_optimizer"] and "fused" in known and not clips and not {"fused", "foreach"} & given.keys():
-        optimizer = partial(optimizer, fused=True)
+        optimizer = partial(optimizer.func, **given, fused=True)
     return configs.naming("optimizer", optimizer)
 
 

@@ -1,9 +1,23 @@
 """What all tests share: where real images lie. That this file is here also puts `tests/` on the import path."""
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A command that a test runs in this process sets logging up for good; the next test would write into its closed files."""
+    loggers = [logging.getLogger(name) for name in ("", "medconv", "lightning.pytorch", "lightning.fabric")]
+    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, handlers, level, propagate in before:
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
+    logging.captureWarnings(False)
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
         ("trainer.precision=bf17", "bf17"),
         ("trainer.precision=16-mixed", "trainer.precision=16-mixed"),
         ("trainer.accelerator=quantum", "quantum"),
-        ("trainer.accelerator=cuda", "CUDA"),
+        ("trainer.accelerator=cuda", "trainer.accelerator=cuda: no GPU is visible here"),
         ("trainer.strategy=dpp", "dpp"),
         ("perf.checkpointing=all", "perf.checkpointing must be one of"),
         ("perf.matmul_precision=low", "perf.matmul_precision must be highest, high or medium, got 'low'"),

@@ -54,6 +54,7 @@ def test_the_next_run_remembers_and_another_network_does_not(
     record = json.loads(memory(dataset).read_text())
     record["choice"]["perf.channels_last"] = not record["choice"]["perf.channels_last"]
     memory(dataset).write_text(json.dumps(record))
+    caplog.clear()
     with caplog.at_level("INFO", logger="medconv"):
         tiny.train(dataset, tmp_path / "second", *AUTO, "seed=5")
     assert "as measured here before" in caplog.text and "takes the first" not in caplog.text

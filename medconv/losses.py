@@ -29,10 +29,10 @@ class DiceCrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         log_probability = logits.float().log_softmax(1)
-        # Sums of products with 0 and 1: `F.cross_entropy` has no deterministic backward on CUDA, and is no faster.
-        reference = torch.stack([label[:, 0] == c for c in range(logits.shape[1])], 1).to(log_probability.dtype)
-        loss = self.ce_weight * -(log_probability * reference).sum() / label.numel()
-        return loss + self.dice_weight * (1 - self._dice(log_probability.exp()[:, 1:], reference[:, 1:]))
+        # By a mask: `F.cross_entropy` has no deterministic backward on CUDA, and is no faster.
+        mask = torch.stack([label[:, 0] == c for c in range(logits.shape[1])], 1)
+        loss = self.ce_weight * -torch.where(mask, log_probability, 0).sum() / label.numel()
+        return loss + self.dice_weight * (1 - self._dice(log_probability.exp()[:, 1:], mask[:, 1:].float()))
 
     def _dice(self, probability: Tensor, reference: Tensor) -> Tensor:
         axes = [0, *range(2, probability.ndim)]

@@ -76,7 +76,7 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
     L.seed_everything(config.seed, workers=True, verbose=False)
     prepared = prepare_data(config)
     values = configs.resolved(config, facts(prepared))
-    performance.check_devices(values["trainer"])
+    values["trainer"]["devices"] = performance.check_devices(values["trainer"])
     values["trainer"]["precision"] = performance.resolve_precision(config.trainer.precision, config.trainer.accelerator)
     values = tuning.settle(values, folder)
     if folder.finished(values):
@@ -199,7 +199,8 @@ def _record(values: Values, prepared: Prepared) -> Values:
 def _trainer(values: Values, folder: RunFolder, profiler: Any, validates: bool) -> L.Trainer:
     settings, perf = dict(values["trainer"]), values["perf"]
     max_time = settings.pop("max_time")
-    settings["strategy"] = parallel.strategy(settings, perf)
+    accumulates = any("Accumulation" in str(node.get("_target_")) for node in values["callbacks"].values())
+    settings["strategy"] = parallel.strategy(settings, perf, accumulates)
     settings["benchmark"] = performance.benchmark_kernels(
         settings["benchmark"], settings["accelerator"], settings["deterministic"]
     )

@@ -47,18 +47,43 @@ def settle(values: Values, folder: RunFolder) -> Values:
     if folder.resume != "never" and folder.last.is_file() and earlier.is_file():
         return _with(values, _recorded(OmegaConf.to_container(OmegaConf.load(earlier)), values, unsettled))
     path = _memory(values)
-    if path.is_file():
-        found = json.loads(path.read_text())
+    found = _remembered(path)
+    if found is not None:
         log.info("perf=auto: %s, as measured here before (%s)", _words(found), path)
     elif is_rank_zero():
         found = _measured(values)
+        _remember(found, path, values)
+    else:
+        found = _awaited(path)
+    return _with(values, found["choice"])
+
+
+def _remembered(path: Path) -> dict[str, Any] | None:
+    """An earlier choice; None where there is none, or none that can be read."""
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text())
+        if set(OPEN) <= set(found["choice"]):
+            return found
+    except (ValueError, KeyError, TypeError):
+        pass
+    log.warning("perf=auto: %s cannot be read, so it is measured anew", path)
+    if is_rank_zero():
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _remember(found: dict[str, Any], path: Path, values: Values) -> None:
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
         partial.write_text(json.dumps(found, indent=1) + "\n")
         partial.replace(path)
-    else:
-        found = _awaited(path)
-    return _with(values, found["choice"])
+    except OSError as error:
+        if values["trainer"]["devices"] != 1 or values["trainer"]["num_nodes"] != 1:
+            raise configs.ConfigError(f"perf=auto cannot tell the other ranks: data.cache: {error}") from error
+        log.warning("perf=auto: the choice cannot be kept for later runs: %s", error)
 
 
 def _measured(values: Values) -> dict[str, Any]:
@@ -78,12 +103,14 @@ def _measured(values: Values) -> dict[str, Any]:
             try_compile=lambda seconds: fixed["compile"] is None and _planned_seconds(values, seconds) >= _REPAID,
             try_batch_size=perf["auto_batch_size"],
         )
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
     log.info("%s", table(found))
     best = found[0]
     if math.isinf(best.per_sample):
         raise configs.ConfigError(
-            "perf=auto: no candidate fits into memory and gives the right loss; take a smaller data.batch_size or "
-            f"data.patch_size\n{table(found)}"
+            "perf=auto: no candidate runs, fits into memory and gives the right loss; perf=fast says more, a smaller "
+            f"data.batch_size or data.patch_size may help\n{table(found)}"
         )
     choice = {key: getattr(best.choice, key.split(".")[1]) for key in OPEN}
     if perf["auto_batch_size"]:
@@ -107,6 +134,8 @@ def _work(values: Values, device: torch.device) -> Work:
     known = values["facts"]
     network = build_network(values, known["patch_size"])
     loss = configs.build(values["loss"], "loss")
+    if isinstance(loss, torch.nn.Module):
+        loss = loss.to(device)
     shape = (values["data"]["batch_size"], 1, *known["patch_size"])
     image = torch.randn(shape[0], known["num_channels"], *shape[2:], device=device)
     label = torch.randint(known["num_classes"], shape, device=device)
@@ -141,20 +170,20 @@ def _key(values: Values) -> dict[str, Any]:
         "precision": values["trainer"]["precision"],
         "shape": [values["data"]["batch_size"], values["facts"]["num_channels"], *values["facts"]["patch_size"]],
         "classes": values["facts"]["num_classes"],
-        "length": [values["trainer"][key] for key in ("max_time", "max_steps", "max_epochs")],
+        "trainer": [values["trainer"][key] for key in ("max_time", "max_steps", "max_epochs", "deterministic", "devices")],
     }
 
 
 def _awaited(path: Path) -> dict[str, Any]:
     end = time.monotonic() + _PATIENCE
-    while not path.is_file():
+    while (found := _remembered(path)) is None:
         if time.monotonic() > end:
             raise configs.ConfigError(
                 f"perf=auto: rank 0's choice did not come to {path} within {_PATIENCE} seconds; data.cache must be a folder "
                 "that all ranks share, and their hardware alike"
             )
         time.sleep(0.2)
-    return json.loads(path.read_text())
+    return found
 
 
 def _recorded(earlier: Any, values: Values, unsettled: Sequence[str]) -> dict[str, Any]:

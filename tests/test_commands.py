@@ -80,6 +80,8 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
         ("perf.compile=maybe", "perf.compile: Value 'maybe' is not a valid bool"),
         ("perf=auto perf.auto_seconds=0", "perf.auto_seconds must be positive, got 0"),
         ("trainer.devices=4096", "trainer.devices=4096: this machine has"),
+        ("trainer.devices=0", "trainer.devices=0: on a CPU it is a number of processes"),
+        ("trainer.strategy=fsdp perf.checkpointing=pointwise", "take perf.checkpointing=blocks"),
         ("optimizer.lr=-1", "optimizer"),
         ("optimizer.lr=fast", "given lr=fast"),
         ("optimizer.momentum=0.9", "momentum"),

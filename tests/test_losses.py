@@ -133,3 +133,10 @@ def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
         torch.testing.assert_close(found["loss"], loss.detach())
         for grad, parameter in zip(found["grads"], network.parameters(), strict=True):
             torch.testing.assert_close(grad, parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_class_that_is_masked_out_leaves_the_loss_finite() -> None:
+    logits, label = torch.randn(2, 3, 4, 4), torch.randint(2, (2, 1, 4, 4))
+    logits[:, 2] = -torch.inf
+    loss = DiceCrossEntropy(dice_weight=0)(logits, label)
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, label[:, 0]))

@@ -123,6 +123,26 @@ def test_two_processes_agree(dataset: Path, tmp_path: Path) -> None:
 
 def test_nothing_that_fits_is_said_with_the_table(dataset: Path, tmp_path: Path) -> None:
     settings = [*AUTO, "loss._target_=tiny.FullLoss"]
-    with pytest.raises(ConfigError, match=r"no candidate fits into memory.*\n.*takes the first"):
+    with pytest.raises(ConfigError, match=r"no candidate runs, fits into memory.*\n.*takes the first"):
         tiny.train(dataset, tmp_path / "run", *settings)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", ["", '{"choice": {}}', "[]"])
+def test_a_damaged_memory_is_measured_anew(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    tiny.train(dataset, tmp_path / "first", *AUTO)
+    memory(dataset).write_text(content)
+    assert tiny.train(dataset, tmp_path / "second", *AUTO)["status"] == "done"
+    assert "cannot be read, so it is measured anew" in caplog.text
+    assert set(json.loads(memory(dataset).read_text())["choice"]) == set(tuning.OPEN)
+
+
+def test_a_cache_that_takes_nothing_costs_the_memory_only(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny.train(dataset, tmp_path / "plain")
+    (dataset.parent / "prepared/autotune").write_text("in the way")
+    assert tiny.train(dataset, tmp_path / "run", *AUTO)["status"] == "done"
+    assert "the choice cannot be kept for later runs" in caplog.text

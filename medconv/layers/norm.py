@@ -118,8 +118,8 @@ def swap_norms(network: nn.Module, fuse: bool = True) -> int:
 
     Parameters, state dict and training flags stay. Those with running statistics or a forward of their own are left.
     Args: fuse: a ReLU or leaky ReLU that follows such a norm in an `nn.Sequential` moves into it, and leaves an
-        `nn.Identity` in its place; not if either stands elsewhere too or has hooks. What else walks through the children
-        of a Sequential and looks for activations finds none.
+        `nn.Identity` in its place; only in blocks, classes derived from `nn.Sequential`: a plain one may be walked through
+        from outside. Not if either stands elsewhere too or has hooks.
     """
     norms = [m for m in network.modules() if type(m) in _SWAPS and not m.track_running_stats and _is_untouched(m)]
     for norm in norms:
@@ -127,7 +127,7 @@ def swap_norms(network: nn.Module, fuse: bool = True) -> int:
     if fuse:
         places = Counter(id(child) for parent in network.modules() for child in parent._modules.values())
         for parent in network.modules():
-            if isinstance(parent, nn.Sequential) and _only_iterates(parent):
+            if isinstance(parent, nn.Sequential) and _is_block(parent):
                 _fuse(parent, places)
     return len(norms)
 
@@ -149,9 +149,10 @@ def _slope(layer: nn.Module | None) -> float | None:
     return 0.0 if type(layer) is nn.ReLU else None
 
 
-def _only_iterates(parent: nn.Sequential) -> bool:
+def _is_block(parent: nn.Sequential) -> bool:
     kind = type(parent)
-    return kind.forward is nn.Sequential.forward and kind.__iter__ is nn.Sequential.__iter__ and _is_untouched(parent)
+    own = kind.forward is not nn.Sequential.forward or kind.__iter__ is not nn.Sequential.__iter__
+    return kind is not nn.Sequential and not own and _is_untouched(parent)
 
 
 def _is_untouched(layer: nn.Module) -> bool:

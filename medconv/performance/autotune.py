@@ -113,9 +113,14 @@ def measure(
 
 
 def _reference(work: Work) -> list[float] | None:
-    """The losses of two steps in plain fp32; None where they do not fit."""
+    """The losses of two steps in plain fp32; None where they do not fit, or differ by chance."""
     try:
         trial = Trial(work, Choice())
+        with torch.no_grad():
+            first, second = float(trial.forward()), float(trial.forward())
+        if abs(first - second) > 1e-5 * abs(first):
+            log.warning("perf=auto: this network's loss is random, so losses are not compared with plain fp32's")
+            return None
         return [float(trial.step()) for _ in range(2)]
     except RuntimeError as error:
         if memory_advice(error) is None:
@@ -141,26 +146,25 @@ def _race(work: Work, found: list[Candidate], expected: list[float] | None, dead
                 continue
             if time.perf_counter() + candidate.seconds[-1] > deadline:
                 return
-            candidate.seconds.append(_timed(candidate.trial)[0])
+            _again(candidate)
 
 
 def _begin(work: Work, candidate: Candidate, expected: list[float] | None) -> None:
     """Build the candidate, take two steps, time the second; note what speaks against it."""
-    cuda = work.image.is_cuda
-    if cuda:
+    cuda, before = work.image.is_cuda, 0
+    if cuda:  # the other candidates' weights are there, too
+        before = torch.cuda.memory_allocated(work.image.device)
         torch.cuda.reset_peak_memory_stats(work.image.device)
     try:
         trial = Trial(work, candidate.choice)
         losses = [float(trial.step())]
         seconds, loss = _timed(trial)
-    except RuntimeError as error:
-        if memory_advice(error) is None:
-            raise
-        candidate.remark = "does not fit into memory"
+    except Exception as error:  # plain fp32 has run: what fails here is this candidate's own
+        candidate.remark = _failure(error)
         return
     candidate.seconds.append(seconds)
     if cuda:
-        candidate.memory_bytes = torch.cuda.max_memory_allocated(work.image.device)
+        candidate.memory_bytes = torch.cuda.max_memory_allocated(work.image.device) - before
         if candidate.memory_bytes > _MEMORY * torch.cuda.get_device_properties(work.image.device).total_memory:
             candidate.remark = "too close to the end of the memory"
     if expected is not None:
@@ -186,14 +190,11 @@ def _compiled(work: Work, best: Candidate, expected: list[float] | None) -> list
         candidate.remark = reason
         return [candidate]
     log.info("perf=auto: compiling, which a run of this length repays")
-    try:
-        _begin(work, candidate, expected)
-    except Exception as error:  # whatever a compiler says; the run goes on without it
-        candidate.remark = f"cannot be compiled: {str(error).strip().splitlines()[0]}"
+    _begin(work, candidate, expected)
     for _ in range(_ROUNDS - 1):
         if candidate.trial is not None and best.trial is not None:
-            candidate.seconds.append(_timed(candidate.trial)[0])
-            best.seconds.append(_timed(best.trial)[0])
+            _again(candidate)
+            _again(best)
     return [candidate]
 
 
@@ -205,8 +206,7 @@ def _larger(work: Work, best: Candidate, deadline: float) -> list[Candidate]:
         candidate = Candidate(best.choice, len(work.image) * times)
         _begin(work.larger(times), candidate, None)
         for _ in range(2):
-            if candidate.trial is not None:
-                candidate.seconds.append(_timed(candidate.trial)[0])
+            _again(candidate)
         found.append(candidate)
         if candidate.per_sample > 0.95 * best.per_sample:
             candidate.remark = candidate.remark or "a sample is not 5 % cheaper"
@@ -222,6 +222,22 @@ def _best(found: Sequence[Candidate]) -> Candidate | None:
         if not math.isinf(candidate.per_sample) and (best is None or candidate.per_sample < _TIE * best.per_sample):
             best = candidate
     return best
+
+
+def _again(candidate: Candidate) -> None:
+    """One more step, timed; a candidate that fails late is out as well."""
+    if candidate.trial is None:
+        return
+    try:
+        candidate.seconds.append(_timed(candidate.trial)[0])
+    except Exception as error:
+        candidate.remark, candidate.trial = _failure(error), None
+
+
+def _failure(error: Exception) -> str:
+    if memory_advice(error) is not None:
+        return "does not fit into memory"
+    return f"fails: {(str(error).strip() or type(error).__name__).splitlines()[0][:100]}"
 
 
 def _timed(trial: Trial) -> tuple[float, float]:

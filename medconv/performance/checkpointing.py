@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from medconv.performance.recompute import Recompute
 
 CHECKPOINTING = ("none", "blocks", "pointwise")
+_MIXED: dict[tuple[type, type], type[nn.Module]] = {}
 
 
 def apply_checkpointing(network: nn.Module, mode: str) -> int:
@@ -32,30 +33,34 @@ def apply_checkpointing(network: nn.Module, mode: str) -> int:
     mixin = _Pointwise if mode == "pointwise" else _Checkpointed
     parts = [part for part in found if not isinstance(part, (_Checkpointed, _Pointwise))]
     for part in parts:
-        part.__class__ = type(f"{mixin.__name__.strip('_')}{type(part).__name__}", (mixin, type(part)), {})
+        part.__class__ = _mixed(mixin, type(part))
     return len(parts)
 
 
-class _Pointwise(nn.Module):
-    """Mixed into a network's class, so that its name, its children and `deepcopy` stay as they were."""
+class _Mixin(nn.Module):
+    """Mixed into a module's class, so that its name, its children, `deepcopy` and pickling stay as they were."""
 
-    def forward(self, *args: Tensor) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, type(self).__bases__, self.__dict__
+
+
+class _Pointwise(_Mixin):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not (self.training and torch.is_grad_enabled()):
-            return super().forward(*args)  # the compiler weighs what to keep and what to compute again by itself
-        with Recompute(args[0].device.type):
-            return super().forward(*args)
+            return super().forward(*args, **kwargs)  # the compiler weighs by itself what to keep
+        device = next((x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), "cpu")
+        with Recompute(device):
+            return super().forward(*args, **kwargs)
 
 
-class _Checkpointed(nn.Module):
-    """As `_Pointwise`, for a block."""
-
-    def forward(self, *args: Tensor) -> Any:
+class _Checkpointed(_Mixin):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.training and torch.is_grad_enabled()):
-            return super().forward(*args)
+            return super().forward(*args, **kwargs)
         if torch.compiler.is_compiling():  # the compiler takes no contexts, and updates statistics once by itself
-            return checkpoint(super().forward, *args, use_reentrant=False)
+            return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
         # Reentrant checkpointing would mark DDP's parameters ready twice.
-        return checkpoint(super().forward, *args, use_reentrant=False, context_fn=self._contexts)
+        return checkpoint(super().forward, *args, use_reentrant=False, context_fn=self._contexts, **kwargs)
 
     def _contexts(self) -> tuple[Any, Any]:
         return nullcontext(), _FrozenStatistics(self)
@@ -80,6 +85,19 @@ class _FrozenStatistics:
     def __exit__(self, *error: object) -> None:
         for norm, momentum, count in self._tracked:
             norm.momentum, norm.num_batches_tracked = momentum, count
+
+
+def _mixed(mixin: type[nn.Module], kind: type[nn.Module]) -> type[nn.Module]:
+    """Always the same class of the same two."""
+    if (mixin, kind) not in _MIXED:
+        _MIXED[mixin, kind] = type(f"{mixin.__name__.strip('_')}{kind.__name__}", (mixin, kind), {})
+    return _MIXED[mixin, kind]
+
+
+def _blank(mixin: type[nn.Module], kind: type[nn.Module]) -> nn.Module:
+    """For copying and unpickling: the module before its state is put in."""
+    mixed = _mixed(mixin, kind)
+    return mixed.__new__(mixed)
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:

@@ -42,19 +42,30 @@ def autocast_dtype(precision: Any) -> torch.dtype | None:
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(precision))
 
 
-def check_devices(trainer: Mapping[str, Any]) -> None:
-    """Raises: ValueError: `trainer.devices` that this machine has not; a CPU's devices are processes, one core each."""
-    wanted = trainer["devices"]
-    if isinstance(wanted, str) and wanted.isdigit():
-        wanted = int(wanted)
-    gpu = uses_gpu(trainer["accelerator"])
+def check_devices(trainer: Mapping[str, Any]) -> Any:
+    """`trainer.devices` as a number, `auto` or a list of GPUs.
+
+    Raises: ValueError: what this machine has not; a CPU's devices are processes, at most one for each core.
+    """
+    wanted, gpu = trainer["devices"], uses_gpu(trainer["accelerator"])
     if trainer["accelerator"] in ("gpu", "cuda") and not gpu:
         raise ValueError(f"trainer.accelerator={trainer['accelerator']}: no GPU is visible here; take auto or cpu")
-    there = torch.cuda.device_count() if gpu else len(os.sched_getaffinity(0))
-    number = max(wanted) + 1 if isinstance(wanted, list) and wanted else wanted
-    if isinstance(number, int) and number > there:
-        what = "GPUs" if gpu else "cores, and no GPU"
-        raise ValueError(f"trainer.devices={wanted}: this machine has {there} {what}")
+    given = [int(n) for n in wanted.split(",")] if isinstance(wanted, str) and "," in wanted else wanted
+    given = int(given) if isinstance(given, str) and given.lstrip("-").isdigit() else given
+    if not gpu:
+        cores = len(os.sched_getaffinity(0))
+        if given == "auto":
+            return 1
+        if not isinstance(given, int) or given < 1:
+            raise ValueError(f"trainer.devices={wanted}: on a CPU it is a number of processes, 1 or more")
+        if given > cores:
+            raise ValueError(f"trainer.devices={wanted}: this machine has {cores} cores, and no GPU")
+        return given
+    there = torch.cuda.device_count()
+    number = max((int(n) for n in given), default=-1) + 1 if isinstance(given, list) else given
+    if given not in ("auto", -1) and not (isinstance(number, int) and 1 <= number <= there):
+        raise ValueError(f"trainer.devices={wanted}: this machine has {there} GPUs")
+    return given
 
 
 def apply_backends(perf: Mapping[str, Any]) -> None:

@@ -14,21 +14,30 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import distributed, nn
 
+from medconv.performance.hardware import uses_gpu
+
 log = logging.getLogger(__name__)
 
 
-def strategy(trainer: Mapping[str, Any], perf: Mapping[str, Any]) -> Any:
+def strategy(trainer: Mapping[str, Any], perf: Mapping[str, Any], accumulates: bool = False) -> Any:
     """Lightning's strategy for `trainer.strategy`; what is not `auto`, `ddp` or `fsdp` goes to Lightning as it is.
 
     DDP's gradients are views of its buckets (no copy, and their memory once); buffers are not broadcast in every forward,
     see `SameBuffers`; the graph is static unless gradients are accumulated.
+    Args: accumulates: gradients, by a callback.
+    Raises: ValueError: `fsdp` with `perf.checkpointing=pointwise`.
     """
     wanted = trainer["strategy"]
     processes = _devices(trainer) * trainer["num_nodes"]
+    if wanted == "fsdp" and perf["checkpointing"] == "pointwise":
+        raise ValueError(
+            "perf.checkpointing=pointwise computes norms again from weights that trainer.strategy=fsdp has freed by then; "
+            "take perf.checkpointing=blocks"
+        )
     if wanted == "fsdp":  # `auto` sizes would mean tensor parallelism within a node
         return ModelParallelStrategy(processes, tensor_parallel_size=1, save_distributed_checkpoint=False)
     if wanted == "ddp" or (wanted == "auto" and processes > 1):
-        static = trainer["accumulate_grad_batches"] == 1 and not perf["compile"]
+        static = trainer["accumulate_grad_batches"] == 1 and not accumulates and not perf["compile"]
         known = signature(nn.parallel.DistributedDataParallel.__init__).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # until torch 2.12
         quiet: dict[str, Any] = {buffers: False}
@@ -134,11 +143,10 @@ def _sharded(module: nn.Module) -> list[Any]:
 
 
 def _devices(trainer: Mapping[str, Any]) -> int:
-    """Processes per node that the config asks for."""
+    """Processes per node that the config asks for, once `check_devices` has seen it."""
     devices = trainer["devices"]
     if isinstance(devices, list):
         return len(devices)
-    if isinstance(devices, int) or devices.lstrip("-").isdigit():
-        number = int(devices)
-        return number if number > 0 else max(1, torch.cuda.device_count())
-    return devices.count(",") + 1 if "," in devices else max(1, torch.cuda.device_count())
+    if isinstance(devices, int) and devices > 0:
+        return devices
+    return torch.cuda.device_count() if uses_gpu(trainer["accelerator"]) else 1

@@ -31,6 +31,7 @@ CHEAP = frozenset(
     )
 )
 _SMALL = 4096  # numbers; fewer are not worth a note
+_DEEPEST = 50  # notes in a row; sums of residual blocks refer back to one another through a whole network
 
 
 class Recompute(TorchFunctionMode):
@@ -38,8 +39,7 @@ class Recompute(TorchFunctionMode):
 
     def __init__(self, device_type: str) -> None:
         super().__init__()
-        enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
-        self._autocast = {"device_type": device_type, "dtype": dtype, "enabled": enabled, "cache_enabled": False}
+        self._device_type = device_type
         self._notes: dict[int, Note] = {}  # by storage
         self._own: list[_Saved] = []  # what the operation that runs now has saved
         self._last: tuple[Note, Tensor] | None = None
@@ -67,8 +67,8 @@ class Recompute(TorchFunctionMode):
         self._own.clear()
         self._last = None
         result = function(*args, **kwargs)
-        if isinstance(result, Tensor) and result.requires_grad and result.numel() >= _SMALL and _intact(inputs):
-            self._notes[_storage(result)] = Note(function, inputs, self._autocast, _Identity(result))
+        if isinstance(result, Tensor) and result.requires_grad and result.numel() >= _SMALL and _usable(inputs):
+            self._notes[_storage(result)] = Note(function, inputs, _autocast(self._device_type), _Identity(result))
             for saved in self._own:  # an activation saves its own result
                 if isinstance(saved.content, Tensor):
                     saved.content = self._noted(saved.content)
@@ -109,6 +109,10 @@ class Note:
     packs: int = 0
     reads: int = 0
     value: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """`depth`: how many notes have to be followed, one after the other."""
+        self.depth: int = 1 + max((leaf.depth for leaf in tree_leaves(self.inputs) if isinstance(leaf, Note)), default=0)
 
     def read(self) -> Tensor:
         value = self.computed()
@@ -172,8 +176,17 @@ def _pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     return args, kwargs
 
 
-def _intact(inputs: Any) -> bool:
-    return all(leaf.intact for leaf in tree_leaves(inputs) if isinstance(leaf, _Held))
+def _usable(inputs: Any) -> bool:
+    """Nothing was overwritten by the operation itself, and the way back to kept tensors is short."""
+    leaves = tree_leaves(inputs)
+    intact = all(leaf.intact for leaf in leaves if isinstance(leaf, _Held))
+    return intact and all(leaf.depth < _DEEPEST for leaf in leaves if isinstance(leaf, Note))
+
+
+def _autocast(device_type: str) -> dict[str, Any]:
+    """As it is now."""
+    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    return {"device_type": device_type, "dtype": dtype, "enabled": enabled, "cache_enabled": False}
 
 
 def _given(value: Any) -> Any:

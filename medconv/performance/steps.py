@@ -6,6 +6,7 @@ in the stream, read once the device has passed it, so that no step waits for bei
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 
+log = logging.getLogger(__name__)
 # In the order of a step. `forward` is the network and the loss; `logging` is callbacks, loggers and Lightning itself.
 PHASES = ("data_wait", "copy_to_device", "augment", "forward", "backward", "optimizer", "logging", "validation")
 
@@ -85,7 +87,8 @@ class StepProfiler(Callback):
         self.mark("optimizer")
         self._queue(len(batch["image"]) * trainer.world_size)
         self._settle()
-        if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if every and trainer.global_step % every == 0:
             self._log(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -167,6 +170,13 @@ class Trace(Callback):
             self._profile.step()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._profile is not None:
+            self._profile.stop()
+            self._profile = None
+            if not any(self.folder.glob("*.json")):
+                log.warning("perf.profile=true wrote no trace: it lets %d batches pass first", self.skip + 2)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._profile is not None:
             self._profile.stop()
             self._profile = None

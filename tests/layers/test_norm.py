@@ -250,8 +250,12 @@ def test_unbatched_input_and_a_wrong_number_of_channels_as_in_torch() -> None:
         layer(torch.randn(3, 4))
 
 
+class Block(nn.Sequential):
+    """As ConvBlock is one."""
+
+
 def twice(norm: nn.Module, act: nn.Module) -> list[nn.Module]:
-    return [nn.Sequential(norm, act), nn.Sequential(nn.Conv2d(2, 2, 1), act)]
+    return [Block(norm, act), Block(nn.Conv2d(2, 2, 1), act)]
 
 
 def hooked(layer: nn.Module) -> nn.Module:
@@ -267,14 +271,15 @@ class Reversed(nn.Sequential):
 KEPT = {
     "activation elsewhere too": lambda: twice(nn.InstanceNorm2d(2), nn.ReLU()),
     "norm elsewhere too": lambda: [
-        nn.Sequential(n := nn.InstanceNorm2d(2), nn.ReLU()),
-        nn.Sequential(n, nn.Conv2d(2, 2, 1)),
+        Block(n := nn.InstanceNorm2d(2), nn.ReLU()),
+        Block(n, nn.Conv2d(2, 2, 1)),
     ],
-    "activation hooked": lambda: [nn.Sequential(nn.InstanceNorm2d(2), hooked(nn.ReLU()))],
-    "norm hooked": lambda: [nn.Sequential(hooked(nn.InstanceNorm2d(2)), nn.ReLU())],
+    "activation hooked": lambda: [Block(nn.InstanceNorm2d(2), hooked(nn.ReLU()))],
+    "norm hooked": lambda: [Block(hooked(nn.InstanceNorm2d(2)), nn.ReLU())],
     "forward of its own": lambda: [Reversed(nn.InstanceNorm2d(2), nn.ReLU())],
-    "something between": lambda: [nn.Sequential(nn.InstanceNorm2d(2), nn.Conv2d(2, 2, 1), nn.ReLU())],
-    "another activation": lambda: [nn.Sequential(nn.InstanceNorm2d(2), nn.ELU())],
+    "a plain sequential, which others may walk through": lambda: [nn.Sequential(nn.InstanceNorm2d(2), nn.ReLU())],
+    "something between": lambda: [Block(nn.InstanceNorm2d(2), nn.Conv2d(2, 2, 1), nn.ReLU())],
+    "another activation": lambda: [Block(nn.InstanceNorm2d(2), nn.ELU())],
     "no sequential": lambda: [nn.ModuleList([nn.InstanceNorm2d(2), nn.ReLU()])],
 }
 
@@ -289,8 +294,8 @@ def test_an_activation_that_cannot_be_taken_over_stays(name: str) -> None:
 
 
 def test_a_shared_block_is_fused_once_and_fusing_can_wait() -> None:
-    block = nn.Sequential(nn.InstanceNorm2d(2), nn.LeakyReLU(0.2))
-    network = nn.Sequential(block, nn.Conv2d(2, 2, 1), block).double()
+    block = Block(nn.InstanceNorm2d(2), nn.LeakyReLU(0.2))
+    network = Block(block, nn.Conv2d(2, 2, 1), block).double()
     x = drawn((2, 2, 5, 4))
     wanted = network(x)
     assert swap_norms(network, fuse=False) == 1 and isinstance(block[1], nn.LeakyReLU)

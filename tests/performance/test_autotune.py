@@ -147,3 +147,34 @@ def test_a_trial_is_a_training_step(choice: Choice) -> None:
     assert losses[-1][1] < losses[0][1]
     for mine, wanted in losses:
         assert mine == pytest.approx(wanted, rel=0.03 if choice.precision != "32-true" else 1e-4)
+
+
+class _Random(nn.Module):
+    """Drops by chance, and not by a dropout layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.conv(x), 0.5, self.training)
+
+
+def test_a_random_loss_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = measure(work(_Random()), [Choice(), Choice(channels_last=True)], seconds=2)
+    assert not any(candidate.remark for candidate in found)
+    assert "loss is random, so losses are not compared" in caplog.text
+
+
+class _NotInHalf(_Random):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        if y.dtype == torch.bfloat16:
+            raise NotImplementedError("no such kernel")
+        return y
+
+
+def test_a_candidate_that_fails_is_out_and_the_others_stay() -> None:
+    found = measure(work(_NotInHalf()), [Choice(), Choice("bf16-mixed")], seconds=2)
+    assert found[0].choice == Choice() and found[1].remark == "fails: no such kernel"

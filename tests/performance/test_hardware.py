@@ -80,3 +80,14 @@ def test_an_old_gpu_has_no_compiler(two_gpus: None, monkeypatch: pytest.MonkeyPa
     assert "compute capability 7.0" in str(compiler_missing())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     assert compiler_missing() is None
+
+
+@pytest.mark.parametrize("devices", [None, 0, -1, [], "0,1", "many"])
+def test_devices_of_a_cpu_are_a_number(devices: Any) -> None:
+    with pytest.raises(ValueError, match=r"trainer.devices=.*: on a CPU it is a number of processes"):
+        check_devices({"accelerator": "cpu", "devices": devices})
+
+
+def test_devices_are_normalised(two_gpus: None) -> None:
+    assert [check_devices({"accelerator": "cpu", "devices": d}) for d in ("1", "auto", 1)] == [1, 1, 1]
+    assert [check_devices({"accelerator": "gpu", "devices": d}) for d in ("2", "0,1", "auto")] == [2, [0, 1], "auto"]

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from medconv import commands
 from medconv.performance import parallel
 
-PERF = {"compile": False}
+PERF = {"compile": False, "checkpointing": "none"}
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +26,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer(**given: Any) -> dict[str, Any]:
-    return {"strategy": "auto", "devices": 1, "num_nodes": 1, "accumulate_grad_batches": 1, **given}
+    return {"strategy": "auto", "accelerator": "cpu", "devices": 1, "num_nodes": 1, "accumulate_grad_batches": 1, **given}
 
 
-@pytest.mark.parametrize(
-    "given", [{"devices": 2}, {"devices": "2"}, {"devices": [0, 1]}, {"num_nodes": 2}, {"strategy": "ddp"}]
-)
+@pytest.mark.parametrize("given", [{"devices": 2}, {"devices": [0, 1]}, {"num_nodes": 2}, {"strategy": "ddp"}])
 def test_several_processes_are_ddp_without_needless_traffic(given: dict[str, Any]) -> None:
     found = parallel.strategy(trainer(**given), PERF)
     assert isinstance(found, DDPStrategy)
@@ -106,3 +104,9 @@ def _gone(pid: int) -> None:
 def test_a_nonsense_interval_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"perf\.agree_every must be at least 1, got 0"):
         parallel.AgreedStop(None, 0)  # type: ignore[arg-type]
+
+
+def test_what_does_not_go_together_is_said() -> None:
+    with pytest.raises(ValueError, match=r"take perf\.checkpointing=blocks"):
+        parallel.strategy(trainer(strategy="fsdp", devices=2), {**PERF, "checkpointing": "pointwise"})
+    assert not parallel.strategy(trainer(devices=2), PERF, accumulates=True)._ddp_kwargs["static_graph"]

@@ -1,5 +1,6 @@
 """medconv/performance/recompute.py: bit for bit the plain gradients, from fewer kept tensors."""
 
+import pickle
 from collections.abc import Callable
 from copy import deepcopy
 
@@ -128,3 +129,39 @@ def test_nothing_is_noted_in_evaluation_and_without_gradients() -> None:
     with torch.no_grad():
         assert not network(image).requires_grad
     assert network.eval()(image).requires_grad
+
+
+class _Chain(nn.Module):
+    """Sums that refer back to one another, called by keyword."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(2, 2, 1) for _ in range(depth))
+
+    def forward(self, *, image: Tensor) -> Tensor:
+        for conv in self.convs:
+            image = image + conv(F.relu(image))
+        return image
+
+
+def test_a_very_deep_network_called_by_keyword() -> None:
+    torch.manual_seed(0)
+    plain, image = _Chain(400), torch.randn(1, 2, 48, 48) / 1000
+    for conv in plain.convs:
+        nn.init.normal_(conv.weight, std=0.01)
+    network = deepcopy(plain)
+    apply_checkpointing(network, "pointwise")
+    for candidate in (network, plain):
+        candidate(image=image).square().mean().backward()
+    for mine, wanted in zip(network.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad, wanted.grad)
+
+
+@pytest.mark.parametrize("mode", ["pointwise", "blocks"])
+def test_a_checkpointed_network_can_be_pickled(mode: str) -> None:
+    network = UNet(2, 1, 2, (8, 12), (2,))
+    apply_checkpointing(network, mode)
+    again, image = pickle.loads(pickle.dumps(network)), torch.randn(2, 1, 32, 32)
+    assert [type(m) for m in again.modules()] == [type(m) for m in network.modules()]
+    for mine, wanted in zip(gradients(again, image), gradients(network, image), strict=True):
+        assert torch.equal(mine, wanted)

@@ -33,6 +33,7 @@ from medconv.inference import SlidingWindow
 from medconv.layers import swap_pools
 from medconv.loggers import CsvLogger
 from medconv.performance import parallel
+from medconv.performance.hardware import uses_gpu
 from medconv.planning import Plan, plan
 from medconv.runfolder import RunFolder, is_rank_zero
 
@@ -211,7 +212,8 @@ def _trainer(values: Values, folder: RunFolder, profiler: Any, validates: bool) 
         callbacks.append(TimeBudget(configs.seconds(max_time, "trainer.max_time")))
     callbacks.append(EndWithValidation())
     if settings["enable_progress_bar"]:
-        callbacks.append(ProgressBar() if sys.stderr.isatty() else ProgressLines())
+        rate = 20 if uses_gpu(settings["accelerator"]) else 1  # the bar reads the loss, for which a GPU is waited for
+        callbacks.append(ProgressBar(refresh_rate=rate) if sys.stderr.isatty() else ProgressLines())
         settings["enable_progress_bar"] = sys.stderr.isatty()
     callbacks += [configs.build(node, f"callbacks.{name}") for name, node in values["callbacks"].items()]
     loggers = [configs.build(node, f"logger.{name}", save_dir=str(folder.path)) for name, node in values["logger"].items()]

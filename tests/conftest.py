@@ -20,6 +20,13 @@ def logging_as_it_was() -> Iterator[None]:
     logging.captureWarnings(False)
 
 
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import tiny  # on the import path once this file is read
+
+    return tiny.write_dataset(tmp_path_factory.mktemp("data") / "tiny")
+
+
 @pytest.fixture(scope="session")
 def realdata() -> Path:
     """The folder that MEDCONV_REALDATA names, else `../shared/data` beside the repository; skips where it is absent."""

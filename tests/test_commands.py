@@ -17,11 +17,6 @@ from medconv.train import main as train_main
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_dataset(tmp_path_factory.mktemp("data") / "tiny")
-
-
-@pytest.fixture(scope="module")
 def checkpoint(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "done"
     tiny.train(dataset, folder)

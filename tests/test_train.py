@@ -23,11 +23,6 @@ GOLDEN = Path(__file__).parent / "golden.json"
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_dataset(tmp_path_factory.mktemp("data") / "tiny")
-
-
-@pytest.fixture(scope="module")
 def done(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "done"
     tiny.train(dataset, folder, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=2e-2")

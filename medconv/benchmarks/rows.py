@@ -54,12 +54,14 @@ def alternate(
             run()
             synchronise()
             seconds[name].append(time.perf_counter() - start)
-    result = {}
-    for name, times in seconds.items():
-        ratios = sorted(a / b for a, b in zip(times, seconds[reference], strict=True))
-        spread = ratios[(3 * len(ratios)) // 4] - ratios[len(ratios) // 4]
-        result[name] = {"seconds": median(times), "ratio": median(ratios), "spread": spread}
-    return result
+    return {name: compared(times, seconds[reference]) for name, times in seconds.items()}
+
+
+def compared(seconds: Sequence[float], reference: Sequence[float]) -> dict[str, float]:
+    """`seconds`, `ratio` and `spread`, as of `alternate`, from the times of two variants in the same rounds."""
+    ratios = sorted(a / b for a, b in zip(seconds, reference, strict=True))
+    spread = ratios[(3 * len(ratios)) // 4] - ratios[len(ratios) // 4]
+    return {"seconds": median(seconds), "ratio": median(ratios), "spread": spread}
 
 
 def kernel_seconds(run: Callable[[], Any], times: int = 10) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from medconv.benchmarks.rows import Row, conditions, table
+from medconv.benchmarks.rows import Row, compared, conditions, table
 from medconv.config import ConfigError
 
 
@@ -57,17 +57,14 @@ def _speed(devices: int, folder: Path, options: argparse.Namespace) -> float:
 
 def _row(devices: int, speeds: list[float], reference: list[float], first: int) -> Row:
     """`ratio` is of seconds per sample, as everywhere; `efficiency` is the speed-up over the number of devices."""
-    ratios = sorted(b / a for a, b in zip(speeds, reference, strict=True))
-    spread = ratios[(3 * len(ratios)) // 4] - ratios[len(ratios) // 4]
+    timed = compared([1 / speed for speed in speeds], [1 / speed for speed in reference])
     return {
         "benchmark": "scaling",
         "case": "python train.py",
         "reference": f"trainer.devices={first}",
         "variant": f"trainer.devices={devices}",
-        "seconds": 1 / median(speeds),
+        **timed,
         "samples_per_second": median(speeds),
-        "ratio": median(ratios),
-        "spread": spread,
-        "efficiency": first / devices / median(ratios),
+        "efficiency": first / devices / timed["ratio"],
         **conditions(),
     }

@@ -21,7 +21,7 @@ from medconv.benchmarks.rows import Row, alternate, conditions, table
 from medconv.losses import DiceCrossEntropy, over_heads
 from medconv.networks import UNet
 from medconv.performance import autotune
-from medconv.performance.hardware import fast_bf16_cpu
+from medconv.performance.hardware import resolve_precision
 from medconv.performance.trial import Choice, Trial, Work
 
 REFERENCE = "perf=reference"
@@ -107,8 +107,7 @@ def _variants(options: argparse.Namespace) -> dict[str, tuple[Choice, bool]]:
 
 
 def _fast() -> Choice:
-    half = "bf16-mixed" if torch.cuda.is_available() or fast_bf16_cpu() else "32-true"
-    return Choice(half, channels_last=True, fast_norm=True)
+    return Choice(resolve_precision("auto", "auto"), channels_last=True, fast_norm=True)
 
 
 def _unet(options: argparse.Namespace) -> nn.Module:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-_FORMAT = {4: torch.channels_last, 5: torch.channels_last_3d}
+FORMAT = {4: torch.channels_last, 5: torch.channels_last_3d}
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Triton needs a C compiler where it runs.
 _HAS_TRITON = find_spec("triton") is not None and any((os.environ.get("CC"), which("gcc"), which("clang")))
@@ -45,7 +45,7 @@ def instance_norm(
         return _activated(F.instance_norm(x, weight=weight, bias=bias, eps=eps), negative_slope)
     if _HAS_TRITON and x.is_cuda and x.dtype in _DTYPES:
         return triton_instance_norm(x, weight, bias, eps, negative_slope)
-    return _activated(norm_by_sample(x.contiguous(memory_format=_FORMAT[x.ndim]), weight, bias, eps), negative_slope)
+    return _activated(norm_by_sample(x.contiguous(memory_format=FORMAT[x.ndim]), weight, bias, eps), negative_slope)
 
 
 def norm_by_sample(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -167,7 +167,7 @@ def _has_hooks(layer: Any) -> bool:
 
 def _is_channels_last(x: Tensor) -> bool:
     """Also of a slice of a channels-last tensor; not where both formats are the same."""
-    return x.ndim in _FORMAT and x.stride(1) == 1 and not x.is_contiguous()
+    return x.ndim in FORMAT and x.stride(1) == 1 and not x.is_contiguous()
 
 
 def _activated(x: Tensor, negative_slope: float | None) -> Tensor:
@@ -204,7 +204,7 @@ def _backward(
 @_forward.register_fake
 def _(x: Tensor, weight: Any, bias: Any, eps: float, negative_slope: Any) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(x.dtype, torch.float32)
-    y = torch.empty_like(x, memory_format=_FORMAT[x.ndim])
+    y = torch.empty_like(x, memory_format=FORMAT[x.ndim])
     return y, x.new_empty(x.shape[:2], dtype=dtype), x.new_empty(x.shape[:2], dtype=dtype)
 
 
@@ -212,7 +212,7 @@ def _(x: Tensor, weight: Any, bias: Any, eps: float, negative_slope: Any) -> tup
 def _(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Any, bias: Any, negative_slope: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dx = torch.empty_like(x, memory_format=_FORMAT[x.ndim])
+    dx = torch.empty_like(x, memory_format=FORMAT[x.ndim])
     return dx, mean.new_empty(x.shape[1:2]), mean.new_empty(x.shape[1:2])
 
 

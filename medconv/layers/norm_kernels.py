@@ -16,12 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from medconv.layers.norm import FORMAT
+
 _TILE = 2048  # elements: 16 per thread
 _MAX_COLUMNS = 64  # 128 bytes of bf16
 _PROGRAMS = 1024  # about eight for each multiprocessor of a large GPU
 _MAX_CHUNKS = 512
 _MERGED_COLUMNS = 8
-_FORMAT = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def forward(
@@ -77,7 +78,7 @@ def backward(
 
 def dense(x: Tensor) -> Tensor:
     """The same tensor, channels-last without gaps; a copy only where it was not."""
-    return x.contiguous(memory_format=_FORMAT[x.ndim])
+    return x.contiguous(memory_format=FORMAT[x.ndim])
 
 
 class _Plan:

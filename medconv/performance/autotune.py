@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from medconv.performance.hardware import compiler_missing, fast_bf16_cpu, memory_advice
+from medconv.performance.hardware import compiler_missing, memory_advice, resolve_precision
 from medconv.performance.trial import Choice, Trial, Work
 
 _ROUNDS = 7  # timed steps of a candidate, at most
@@ -55,9 +55,8 @@ class Candidate:
 def choices(fixed: dict[str, Any], network: nn.Module, gpu: bool) -> list[Choice]:
     """The candidates, plain ones first; a key of `fixed` that is not None is the user's and stays."""
     norms = any(type(layer) in (nn.InstanceNorm2d, nn.InstanceNorm3d) for layer in network.modules())
-    half = ["bf16-mixed"] if (torch.cuda.is_bf16_supported(including_emulation=False) if gpu else fast_bf16_cpu()) else []
     options: dict[str, list[Any]] = {
-        "precision": ["32-true", *half, *(["16-mixed"] if gpu and not half else [])],
+        "precision": list(dict.fromkeys(["32-true", resolve_precision("auto", "gpu" if gpu else "cpu")])),
         "channels_last": [False, True],
         "fast_norm": [False, True] if norms else [False],
         "fast_depthwise": [True],

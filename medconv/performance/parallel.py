@@ -66,15 +66,8 @@ class SameBuffers(Callback):
     """Running statistics of rank 0 on every rank before they are used: DDP would broadcast them in every forward."""
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._broadcast(pl_module)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._broadcast(pl_module)
-
-    @staticmethod
-    def _broadcast(module: nn.Module) -> None:
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            for buffer in module.buffers():
+            for buffer in pl_module.buffers():
                 distributed.broadcast(buffer, src=0)
 
 

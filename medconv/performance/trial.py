@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from medconv.performance.hardware import autocast_dtype
 from medconv.performance.switches import apply_switches, memory_format
 
+_CLIP = 1.0  # largest norm of all gradients; what it is does not change the time
 Objective = Callable[[Any, Tensor], Tensor]
 
 
@@ -61,7 +62,7 @@ class Trial:
     Dropout is off in it: its masks depend on the memory layout, and losses could not be compared.
     """
 
-    def __init__(self, work: Work, choice: Choice, gradient_clip: float = 1.0, cuda_graphs: bool = False) -> None:
+    def __init__(self, work: Work, choice: Choice) -> None:
         device = work.image.device
         network = deepcopy(work.network).to(device).train()
         for layer in network.modules():
@@ -74,13 +75,12 @@ class Trial:
             fast_depthwise=choice.fast_depthwise,
             checkpointing=choice.checkpointing,
             compile=choice.compile,
-            cuda_graphs=cuda_graphs,
         )
         self.parameters = [p for p in network.parameters() if p.requires_grad]
         self.optimizer, self.objective = work.optimizer(self.parameters), work.objective
         layout = memory_format(choice.channels_last, work.image.ndim - 2)
         self.image, self.label = work.image.contiguous(memory_format=layout), work.label
-        self.dtype, self.gradient_clip = autocast_dtype(choice.precision), gradient_clip
+        self.dtype = autocast_dtype(choice.precision)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
 
     def step(self) -> Tensor:
@@ -89,7 +89,7 @@ class Trial:
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
-        nn.utils.clip_grad_norm_(self.parameters, self.gradient_clip)
+        nn.utils.clip_grad_norm_(self.parameters, _CLIP)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return loss.detach()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from medconv.performance.hardware import fast_bf16_cpu, uses_gpu
+from medconv.performance.hardware import resolve_precision
 
 
 def verdict(shares: Mapping[str, float], values: Mapping[str, Any], cores: int) -> str | None:
@@ -45,8 +45,9 @@ def _compute(values: Mapping[str, Any]) -> str:
     perf, precision = values["perf"], str(values["trainer"]["precision"])
     if perf["checkpointing"] != "none":
         return "perf.checkpointing=none is faster, if the memory allows it"
-    if precision.startswith("32") and (uses_gpu(values["trainer"]["accelerator"]) or fast_bf16_cpu()):
-        return "try trainer.precision=bf16-mixed, or perf=auto"
+    half = resolve_precision("auto", values["trainer"]["accelerator"])
+    if precision.startswith("32") and half != "32-true":
+        return f"try trainer.precision={half}, or perf=auto"
     if not perf["channels_last"]:
         return "try perf.channels_last=true"
     if not perf["compile"]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from medconv.networks import UNet
-from medconv.performance import autotune
+from medconv.performance import autotune, hardware
 from medconv.performance.autotune import Candidate, choices, measure
 from medconv.performance.trial import Choice, Trial, Work
 
@@ -28,13 +28,13 @@ def unet(norm: str = "instance") -> nn.Module:
 
 
 def test_candidates_are_what_makes_sense_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotune, "fast_bf16_cpu", lambda: True)
+    monkeypatch.setattr(hardware, "fast_bf16_cpu", lambda: True)
     assert [str(choice) for choice in choices(OPEN, unet(), gpu=False)] == [
         *("32-true", "32-true, channels_last", "32-true, channels_last, fast_norm"),
         *("bf16-mixed", "bf16-mixed, channels_last", "bf16-mixed, channels_last, fast_norm"),
     ]
     assert not any(choice.fast_norm for choice in choices(OPEN, unet("batch"), gpu=False))
-    monkeypatch.setattr(autotune, "fast_bf16_cpu", lambda: False)
+    monkeypatch.setattr(hardware, "fast_bf16_cpu", lambda: False)
     assert {choice.precision for choice in choices(OPEN, unet(), gpu=False)} == {"32-true"}
 
 

@@ -20,11 +20,6 @@ from medconv.performance import parallel
 PERF = {"compile": False, "checkpointing": "none"}
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_dataset(tmp_path_factory.mktemp("data") / "tiny")
-
-
 def trainer(**given: Any) -> dict[str, Any]:
     return {"strategy": "auto", "accelerator": "cpu", "devices": 1, "num_nodes": 1, "accumulate_grad_batches": 1, **given}
 

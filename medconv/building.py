@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from medconv import checkpoint
+from medconv import checkpoint, sides
 from medconv import config as configs
 from medconv.config import ConfigError
 from medconv.convs import mirror_axes, plain, swap_convs
+from medconv.data.sampling import mirrored_axes
 from medconv.networks.outputs import full_resolution
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def build_network(
         except (TypeError, ValueError) as error:
             raise ConfigError(f"conv: {error}") from error
         _probe(network, values["facts"], patch_size)
+    sides.check_equivariance(values["facts"], mirror_axes(network))
     if not projects:
         _load_pretrained(network, pretrained)
     return network
@@ -74,7 +76,7 @@ def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
 
     Raises: ConfigError: an axis along which the network never saw a mirrored image, so that a mean over flips would harm.
     """
-    wanted, seen = tuple(values["task"].get("mirror_axes") or ()), tuple(values["augment"].get("mirror_axes") or ())
+    wanted, seen = tuple(values["task"].get("mirror_axes") or ()), training_axes(values)
     equivariant = mirror_axes(network)
     if skipped := [axis for axis in wanted if axis in equivariant]:
         log.info("task.mirror_axes: %s skipped, the network is equivariant along them", skipped)
@@ -85,6 +87,14 @@ def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
             f"augment.mirror_axes (now {list(seen)}), or take conv=mirror along them"
         )
     return tuple(axis for axis in wanted if axis not in equivariant)
+
+
+def training_axes(values: Values) -> tuple[int, ...]:
+    """Axes along which the network sees mirrored images in training. Raises: ConfigError: no such axes."""
+    try:
+        return mirrored_axes(values["augment"].get("mirror_axes") or (), values["facts"]["spatial_dims"])
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None:

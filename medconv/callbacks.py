@@ -7,6 +7,7 @@ import math
 import statistics
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +143,22 @@ def checkpoints(folder: Path, validates: bool) -> list[ModelCheckpoint]:
 
 
 class Pictures(Callback):
-    """Image, reference and prediction of the first validation cases, in TensorBoard.
+    """In TensorBoard: the first training samples, as augmented, and image, reference and prediction of validation cases.
 
-    Args: cases: how many, on rank 0. spacing_mm: of the prepared grid.
+    Args: cases: how many, on rank 0. spacing_mm: of training samples.
     """
 
-    def __init__(self, spacing_mm: list[float], cases: int = 3) -> None:
-        self.spacing_mm, self.cases = tuple(spacing_mm), cases
+    def __init__(self, spacing_mm: Sequence[float], cases: int = 3) -> None:
+        self.spacing_mm, self.cases, self._samples = tuple(spacing_mm), cases, 0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._samples >= self.cases or trainer.global_step or not trainer.is_global_zero:
+            return
+        for image, label, number in zip(batch["image"], batch["label"], batch["sample"].tolist(), strict=True):
+            if self._samples < self.cases:
+                self._samples += 1
+                picture = overlay(image[0].float().cpu().numpy(), [label[0].cpu().numpy().astype(np.int16)], self.spacing_mm)
+                self._show(trainer, f"training/sample {number} (image, label)", picture)
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -157,10 +167,13 @@ class Pictures(Callback):
             return
         image = batch["image"][0, 0].float().cpu().numpy()
         labels = [batch["label"][0, 0].cpu().numpy(), outputs["prediction"].cpu().numpy()]
-        picture = overlay(image, [label.astype(np.int16) for label in labels], self.spacing_mm)
+        picture = overlay(image, [label.astype(np.int16) for label in labels], batch["spacing_mm"])
+        self._show(trainer, f"validation/{outputs['case']} (image, reference, prediction)", picture)
+
+    @staticmethod
+    def _show(trainer: Trainer, tag: str, picture: np.ndarray) -> None:
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                tag = f"validation/{outputs['case']} (image, reference, prediction)"
                 logger.experiment.add_image(tag, picture, trainer.global_step, dataformats="HWC")
 
 

@@ -40,6 +40,8 @@ class DataConfig:
     spacing_mm: list[float] | None = None
     patch_size: list[int] | None = None
     normalisation: Any = None
+    spatial_dims: int | None = None
+    label_pairs: Any = None
     batch_size: int = MISSING
     samples_per_epoch: int = MISSING
     foreground_share: float = MISSING
@@ -47,6 +49,7 @@ class DataConfig:
     prefetch_factor: int = 2
     persistent_workers: bool | None = None
     prepare_workers: int | None = None
+    on_fault: str = "raise"
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 from monai.inferers import sliding_window_inference
 from torch import Tensor
 
+from medconv.data.preprocess import left_right_axis
 from medconv.networks.outputs import full_resolution
 
 
@@ -20,12 +21,17 @@ class SlidingWindow:
     Args:
         patch_size: voxels. overlap: share of a window, from 0 to below 1. batch_size: windows per forward.
         mirror_axes: spatial axes of mirror test-time augmentation: the logits are a mean over all their flips.
+        slice_axis: of a volume, across the slices that the network, which is 2D, takes one by one; None: it takes images.
+        label_pairs: classes that are each other's mirror image from left to right, such as the two kidneys: a flip along
+            that axis exchanges their logits.
     """
 
     patch_size: tuple[int, ...]
     overlap: float = 0.5
     batch_size: int = 4
     mirror_axes: tuple[int, ...] = ()
+    slice_axis: int | None = None
+    label_pairs: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < 1:
@@ -36,8 +42,14 @@ class SlidingWindow:
 
     def __call__(self, network: Callable[[Tensor], Any], image: Tensor) -> Tensor:
         """Shape: (1, channels, *spatial) -> logits (1, classes, *spatial)."""
+        if self.slice_axis is None:
+            return self._over_windows(network, image)
+        slices = image[0].movedim(1 + self.slice_axis, 0)  # a batch, so that a forward pass takes windows of several
+        return self._over_windows(network, slices).movedim(0, 1 + self.slice_axis)[None]
+
+    def _over_windows(self, network: Callable[[Tensor], Any], images: Tensor) -> Tensor:
         logits = sliding_window_inference(
-            image,
+            images,
             self.patch_size,
             self.batch_size,
             lambda windows: self._mean_over_flips(network, windows),
@@ -49,10 +61,22 @@ class SlidingWindow:
 
     def _mean_over_flips(self, network: Callable[[Tensor], Any], windows: Tensor) -> Tensor:
         total: Any = 0
+        left_right = left_right_axis(self.slice_axis)
         for flips in product((False, True), repeat=len(self.mirror_axes)):
             dims = [2 + axis for axis, flip in zip(self.mirror_axes, flips, strict=True) if flip]
-            total = total + full_resolution(network(windows.flip(dims) if dims else windows)).flip(dims)
+            logits = full_resolution(network(windows.flip(dims) if dims else windows)).flip(dims)
+            if left_right is not None and 2 + left_right in dims:
+                logits = swapped(logits, self.label_pairs)
+            total = total + logits
         return total / 2 ** len(self.mirror_axes)
+
+
+def swapped(logits: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
+    """The logits (batch, classes, *spatial) with those of each pair of classes exchanged."""
+    order = list(range(logits.shape[1]))
+    for a, b in pairs:
+        order[a], order[b] = b, a
+    return logits[:, order] if pairs else logits
 
 
 def check_axes(key: str, axes: Sequence[int], spatial_dims: int) -> None:

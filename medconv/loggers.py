@@ -9,6 +9,8 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
+from medconv.atomic import replacing
+
 
 class CsvLogger(Logger):
     """Rows are appended as they come and kept over restarts; a new column rewrites the file once.
@@ -66,9 +68,7 @@ class CsvLogger(Logger):
             with self.path.open(newline="") as file:
                 rows = list(csv.DictReader(file))
         self.columns = [*(self.columns or []), *names]
-        partial = self.path.with_suffix(".partial")
-        with partial.open("w", newline="") as file:
+        with replacing(self.path) as partial, partial.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(rows)
-        partial.replace(self.path)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,33 @@ def target_spacing(fingerprint: Fingerprint) -> tuple[float, ...]:
     return tuple(round(float(t), 4) for t in target)
 
 
+def slice_axis(fingerprint: Fingerprint, spatial_dims: int | None) -> int | None:
+    """The axis across the slices that a network of so many dimensions takes from volumes: that of the coarsest spacing, the
+    last of several; None where it takes the images as they are.
+
+    Raises: ValueError: the data has no such dimensions.
+    Source: as nnU-Net's 2d configuration; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
+    """
+    if spatial_dims not in (None, 2, 3):
+        raise ValueError(f"data.spatial_dims must be 2, 3 or null (what the data has), got {spatial_dims}")
+    if spatial_dims == 3 and fingerprint.spatial_dims == 2:
+        raise ValueError("data.spatial_dims=3 needs volumes, the images of this dataset have one slice; take 2 or null")
+    if spatial_dims in (None, fingerprint.spatial_dims):
+        return None
+    spacing = target_spacing(fingerprint)
+    return max(range(3), key=lambda axis: (spacing[axis], axis))
+
+
+def across(fingerprint: Fingerprint, axis: int) -> Fingerprint:
+    """The fingerprint of the slices that lie across an axis: what a 2D network is planned from."""
+
+    def within(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+        return tuple(row[:axis] + row[axis + 1 :] for row in rows)
+
+    shapes, spacings = within(fingerprint.shapes), within(fingerprint.spacings_mm)
+    return replace(fingerprint, spatial_dims=2, shapes=shapes, spacings_mm=spacings)
+
+
 def plan(
     fingerprint: Fingerprint, spacing_mm: Sequence[float] | None = None, patch_size: Sequence[int] | None = None
 ) -> Plan:
@@ -65,7 +93,7 @@ def plan(
 
 def _need_axes(key: str, values: Sequence[float], spatial_dims: int) -> None:
     if len(values) != spatial_dims or any(not v > 0 for v in values):
-        raise ValueError(f"{key} needs {spatial_dims} positive numbers, one per axis of the data, got {list(values)}")
+        raise ValueError(f"{key} needs {spatial_dims} positive numbers, one per spatial axis, got {list(values)}")
 
 
 def _median_shape(fingerprint: Fingerprint, spacing: Sequence[float]) -> tuple[int, ...]:

@@ -63,8 +63,9 @@ def predict_case(model: run.Trained, case: Case, path: Path, device: str) -> Non
         raise ValueError(
             f"{case.images[0]}: the network was trained on {len(model.modalities)} channels, found {len(image)}"
         )
-    if (grid.shape[2] == 1) != (model.recipe.spatial_dims == 2):
-        raise ValueError(f"{case.images[0]}: the network is {model.recipe.spatial_dims}D, the image has shape {grid.shape}")
+    if (grid.shape[2] == 1) != (model.recipe.image_dims == 2):
+        kind = f"{model.recipe.spatial_dims}D" + (" on slices of volumes" if model.recipe.slice_axis is not None else "")
+        raise ValueError(f"{case.images[0]}: the network is {kind}, the image has shape {grid.shape}")
     if not (abs(image) < float("inf")).all():
         raise ValueError(f"{case.images[0]}: has voxels that are NaN or infinite, expected finite numbers")
     array, placement = preprocess(image, grid, model.recipe)

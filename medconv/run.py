@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,24 +16,24 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from medconv import checkpoint, performance, tuning
+from medconv import checkpoint, performance, reports, sides, tuning
 from medconv import config as configs
-from medconv.building import Values, build_network, build_optimizer, test_time_axes
+from medconv.building import Values, build_network, build_optimizer, test_time_axes, training_axes
 from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget, checkpoints
 from medconv.config import ConfigError
-from medconv.convs import fold_convs
+from medconv.convs import fold_convs, mirror_axes
 from medconv.data import layout
 from medconv.data.case import Case, Dataset
 from medconv.data.datamodule import DataModule
 from medconv.data.prepare import dataset_folder, fingerprint, prepare
-from medconv.data.preprocess import Recipe, normalisation_for, restore
+from medconv.data.preprocess import Recipe, left_right_axis, normalisation_for, restore
 from medconv.data.store import Store
 from medconv.inference import SlidingWindow
 from medconv.layers import swap_pools
 from medconv.loggers import CsvLogger
 from medconv.performance import parallel
 from medconv.performance.hardware import uses_gpu
-from medconv.planning import Plan, plan
+from medconv.planning import Plan, across, plan, slice_axis
 from medconv.runfolder import RunFolder, is_rank_zero
 
 _SWITCHES = ("channels_last", "fast_norm", "fast_depthwise", "checkpointing", "compile", "cuda_graphs")
@@ -46,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Prepared:
-    """A dataset ready to train on."""
+    """A dataset ready to train on. Args: skipped: the cases that were left out, and why."""
 
     dataset: Dataset
     train: list[Case]
@@ -54,6 +53,8 @@ class Prepared:
     recipe: Recipe
     plan: Plan
     store: Store
+    label_pairs: tuple[tuple[int, int], ...] = ()
+    skipped: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,30 +86,51 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
         return folder.summary()
     trainer, task, data, profiler = assemble(values, prepared, folder)
     folder.begin(values)
-    with folder.recording(trainer, profiler), _naming_memory():
+    folder.write_summary(skipped_cases=prepared.skipped)
+    with folder.recording(trainer, profiler), performance.naming_memory(values["data"]):
         trainer.fit(task, data, ckpt_path=folder.resume_from(), weights_only=True)
     if profiler.training_seconds > _WORTH_A_WORD:
         verdict = performance.verdict(profiler.shares(), values, len(os.sched_getaffinity(0)))
         folder.write_summary(verdict=verdict)
     if is_rank_zero():
-        _log_hyperparameters(trainer, values, folder)
+        reports.hyperparameters(trainer, values, folder)
     return folder.summary()
 
 
-def prepare_data(config: DictConfig) -> Prepared:
-    """Find, check, plan and prepare the dataset; what was done before is not done again."""
+def find_data(config: DictConfig) -> tuple[Dataset, int]:
+    """The dataset that a config names, and how many of its cases may be in work at once."""
     data = config.data
-    dataset: Dataset = configs.build(OmegaConf.to_container(data.layout, resolve=True), "data.layout")  # type: ignore[arg-type]
-    train, val = layout.split(dataset.cases, data.fold, data.num_folds, Path(data.splits) if data.splits else None)
-    workers = len(os.sched_getaffinity(0)) if data.prepare_workers is None else data.prepare_workers
+    if data.on_fault not in ("raise", "skip"):
+        raise ConfigError(f"data.on_fault must be raise or skip, got {data.on_fault}")
+    workers = min(8, len(os.sched_getaffinity(0))) if data.prepare_workers is None else data.prepare_workers
     if workers < 1:
         raise ConfigError(f"data.prepare_workers must be at least 1, got {workers}")
+    return configs.build(OmegaConf.to_container(data.layout, resolve=True), "data.layout"), workers  # type: ignore[arg-type]
+
+
+def prepare_data(config: DictConfig, verify: bool = False) -> Prepared:
+    """Find, check, plan and prepare the dataset; what was done before is not done again.
+
+    Args: verify: read every prepared case again and compare its checksums.
+    """
+    data, (dataset, workers) = config.data, find_data(config)
+    parts = layout.split(dataset.cases, data.fold, data.num_folds, Path(data.splits) if data.splits else None)
+    pairs = sides.label_pairs(data.label_pairs, dataset.class_names)
     home = dataset_folder(Path(data.cache), dataset)
-    found = fingerprint(dataset, home, workers)
-    planned = plan(found, data.spacing_mm, data.patch_size)
+    found, skipped = fingerprint(dataset, home, workers, skip=data.on_fault == "skip")
+    train, val = ([case for case in part if case.id not in skipped] for part in parts)
+    if skipped:
+        reports.left_out(skipped, len(dataset.cases))
+        dataset = replace(dataset, cases=tuple(case for case in dataset.cases if case.id not in skipped))
+        if not train:
+            raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all of them are faulty")
+    axis = slice_axis(found, data.spatial_dims)
+    seen = found if axis is None else across(found, axis)
+    planned = plan(seen, data.spacing_mm, data.patch_size)
     names = normalisation_for(data.normalisation, dataset.modalities)
-    recipe = Recipe(found.spatial_dims, planned.spacing_mm, names, found.intensities)
-    return Prepared(dataset, train, val, recipe, planned, prepare(dataset, recipe, home, workers))
+    recipe = Recipe(seen.spatial_dims, planned.spacing_mm, names, found.intensities, axis)
+    store = prepare(dataset, recipe, home, workers, verify)
+    return Prepared(dataset, train, val, recipe, planned, store, pairs, skipped)
 
 
 def facts(prepared: Prepared) -> Values:
@@ -117,9 +139,11 @@ def facts(prepared: Prepared) -> Values:
     first = [1] * prepared.recipe.spatial_dims
     return {
         "spatial_dims": prepared.recipe.spatial_dims,
+        "slice_axis": prepared.recipe.slice_axis,
         "num_channels": len(prepared.dataset.modalities),
         "num_classes": len(prepared.dataset.class_names),
         "class_names": list(prepared.dataset.class_names),
+        "label_pairs": _plain(prepared.label_pairs) or None,
         **planned,
         "stage_strides": [first, *planned["strides"]],
     }
@@ -129,6 +153,7 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
     """Trainer, task, data and step timer of a resolved config."""
     known, perf = values["facts"], values["perf"]
     network = build_network(values, known["patch_size"], pretrained=values["init"]["pretrained"])
+    sides.warn_of_lookalikes(known, training_axes(values), mirror_axes(network))
     performance.apply_backends(perf)
     performance.apply_switches(network, **{key: perf[key] for key in _SWITCHES})
     if values["trainer"]["deterministic"]:
@@ -146,11 +171,13 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
         record=_record(values, prepared),
         memory_format=performance.memory_format(perf["channels_last"], known["spatial_dims"]),
         mirror_axes=test_time_axes(values, network),
+        slice_axis=known["slice_axis"],
+        label_pairs=_tuples(known["label_pairs"] or []),
     )
     profiler = performance.StepProfiler(perf["profile"])
     trainer = _trainer(values, folder, profiler, bool(prepared.val))
     data = _data(values, prepared)
-    _announce(values, prepared, network, trainer, folder)
+    reports.announce(values, prepared.dataset.name, len(prepared.train), len(prepared.val), network, trainer, folder)
     return trainer, task, data, profiler
 
 
@@ -182,8 +209,15 @@ def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu") -> Traine
 
 
 def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
-    task = values["task"]
-    return SlidingWindow(tuple(values["facts"]["patch_size"]), task["overlap"], task["window_batch_size"], axes)
+    task, known = values["task"], values["facts"]
+    return SlidingWindow(
+        tuple(known["patch_size"]),
+        task["overlap"],
+        task["window_batch_size"],
+        axes,
+        known.get("slice_axis"),  # absent in checkpoints of before there was such a thing
+        _tuples(known.get("label_pairs") or []),
+    )
 
 
 def _record(values: Values, prepared: Prepared) -> Values:
@@ -233,7 +267,15 @@ def _trainer(values: Values, folder: RunFolder, profiler: Any, validates: bool) 
 
 def _data(values: Values, prepared: Prepared) -> DataModule:
     settings, known = values["data"], values["facts"]
-    augment = configs.build(values["augment"], "augment", seed=values["seed"], spacing_mm=known["spacing_mm"])
+    pairs = {"label_pairs": _tuples(known["label_pairs"] or []), "left_right_axis": left_right_axis(known["slice_axis"])}
+    augment = configs.build(
+        values["augment"],
+        "augment",
+        seed=values["seed"],
+        spacing_mm=known["spacing_mm"],
+        patch_size=known["patch_size"],
+        **pairs,
+    )
     keys = ("batch_size", "samples_per_epoch", "foreground_share", "num_workers", "prefetch_factor", "persistent_workers")
     return DataModule(
         prepared.store,
@@ -242,45 +284,9 @@ def _data(values: Values, prepared: Prepared) -> DataModule:
         known["patch_size"],
         augment,
         seed=values["seed"],
+        slice_axis=known["slice_axis"],
         **{key: settings[key] for key in keys},
     )
-
-
-def _announce(values: Values, prepared: Prepared, network: nn.Module, trainer: L.Trainer, folder: RunFolder) -> None:
-    """What is about to happen, in a few lines."""
-    known, data = values["facts"], values["data"]
-    batch = data["batch_size"] * trainer.world_size * trainer.accumulate_grad_batches
-    weights = sum(p.numel() for p in network.parameters())
-    log.info("data: %s, %d cases to train on, %d to validate", prepared.dataset.name, len(prepared.train), len(prepared.val))
-    log.info("patch: %s voxels of %s mm, global batch %d", _by(known["patch_size"]), _by(known["spacing_mm"]), batch)
-    log.info("model: %s, %.2f million parameters", values["model"]["_target_"], weights / 1e6)
-    log.info("trainer: %d x %s, precision %s", trainer.world_size, trainer.strategy.root_device.type, trainer.precision)
-    log.info("run: %s", folder.path)
-    for line in performance.without_effect(values["perf"], values["trainer"]):
-        log.warning("%s", line)
-
-
-@contextmanager
-def _naming_memory() -> Iterator[None]:
-    """Turns running out of memory into words about what helps. Raises: ConfigError."""
-    try:
-        yield
-    except RuntimeError as error:
-        advice = performance.memory_advice(error)
-        if advice is None:
-            raise
-        raise ConfigError(f"{advice} ({str(error).strip().splitlines()[0]})") from error
-
-
-def _log_hyperparameters(trainer: L.Trainer, values: Values, folder: RunFolder) -> None:
-    """TensorBoard's hparams page: choices, with the final metric."""
-    groups = {k: v for k, v in values.items() if k in ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")}
-    params = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in configs.flat(groups).items()}
-    final = folder.summary().get("val/dice")
-    for logger in trainer.loggers:
-        if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):
-            logger.log_hyperparams(params, {"hparams/val_dice": final} if final is not None else {})
-            logger.finalize("success")
 
 
 def _plain(value: Any) -> Any:
@@ -290,7 +296,3 @@ def _plain(value: Any) -> Any:
 
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def _by(numbers: Sequence[float]) -> str:
-    return " x ".join(f"{n:g}" for n in numbers)

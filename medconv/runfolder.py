@@ -22,6 +22,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from medconv import checkpoint, metrics
+from medconv.atomic import write_text
 from medconv.commands import log_into
 from medconv.config import PACKAGE, ConfigError, flat
 
@@ -93,9 +94,7 @@ class RunFolder:
             (self.path / "metrics.csv").unlink(missing_ok=True)
             shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        partial = self.path / "config.partial"
-        partial.write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
-        partial.replace(self.path / "config.yaml")
+        write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(values)))
         log_into(self.path / "train.log")
 
     def resume_from(self) -> Path | None:
@@ -111,9 +110,8 @@ class RunFolder:
 
     def write_summary(self, **values: Any) -> None:
         if is_rank_zero():
-            partial = self.path / "summary.partial"
-            partial.write_text(json.dumps({**_undefined(), **self.summary(), **values}, indent=2) + "\n")
-            partial.replace(self.path / "summary.json")
+            known = {**_undefined(), **self.summary(), **values}
+            write_text(self.path / "summary.json", json.dumps(known, indent=2) + "\n")
 
     @contextmanager
     def recording(self, trainer: Any, profiler: Any) -> Iterator[None]:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from medconv import commands, config, run
+from medconv import commands, composing, config, run
 from medconv.runfolder import RunFolder, is_rank_zero, short_hash
 
 # What launchers leave behind, which would make a sweep's next job believe that it is a rank of the last one.
@@ -31,36 +26,16 @@ def _main() -> int:
     commands.start_logging(is_rank_zero())
     jobs: list[Job] = []
 
-    @hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="train")
-    def collect(composed: DictConfig) -> None:
-        settings = HydraConfig.get()
-        job = Job(composed, settings)
-        jobs.append(job)
-        job.run()
+    def collect(composed: DictConfig, settings: Any) -> None:
+        jobs.append(Job(composed, settings))
+        jobs[-1].run()
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, so that `guard` sees every error
-    try:
-        collect()
-    except ConfigCompositionException as error:
-        raise _explained(error) from error
+    composing.composed(collect)
     if jobs and jobs[0].in_sweep:
         return _sweep_table(jobs)
     if jobs and jobs[0].error is not None:
         raise jobs[0].error
     return commands.DONE
-
-
-def _explained(error: ConfigCompositionException) -> Exception:
-    """A key that does not exist, with the nearest ones that do; any other error as it is."""
-    unknown = re.match(r"Could not override '([^']+)'", str(error))
-    if unknown is None:
-        return error
-    groups = [o for o in sys.argv[1:] if re.match(r"[\w/]+=[\w-]+$", o) and (config.conf_dir() / o.split("=")[0]).is_dir()]
-    with hydra.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        known = list(config.keys(OmegaConf.to_container(hydra.compose("train", groups), resolve=False)))
-    near = difflib.get_close_matches(unknown[1], known, n=3, cutoff=0.7)
-    hint = f"; did you mean {' or '.join(near)}?" if near else f"; +{unknown[1]}=... adds a key"
-    return config.ConfigError(f"there is no key {unknown[1]}{hint}")
 
 
 class Job:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import platform
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from omegaconf import OmegaConf
 
 import medconv
 from medconv import config as configs
+from medconv.atomic import write_text
 from medconv.building import Values, build_network, build_optimizer
 from medconv.losses import over_heads
 from medconv.performance import autotune, hardware
@@ -77,9 +77,7 @@ def _remembered(path: Path) -> dict[str, Any] | None:
 def _remember(found: dict[str, Any], path: Path, values: Values) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps(found, indent=1) + "\n")
-        partial.replace(path)
+        write_text(path, json.dumps(found, indent=1) + "\n")
     except OSError as error:
         if values["trainer"]["devices"] != 1 or values["trainer"]["num_nodes"] != 1:
             raise configs.ConfigError(f"perf=auto cannot tell the other ranks: data.cache: {error}") from error

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,14 @@ def logging_as_it_was() -> Iterator[None]:
         logger.handlers[:], logger.propagate = handlers, propagate
         logger.setLevel(level)
     logging.captureWarnings(False)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody may enter, unlike pytest's own: for what a process without root's rights does."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture(scope="module")

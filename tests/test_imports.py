@@ -8,6 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "medconv"
 ORDER = [
+    "atomic",
     "convs",
     "layers",
     "networks",
@@ -23,13 +24,17 @@ ORDER = [
     "callbacks",
     "loggers",
     "config",
+    "composing",
     "commands",
     "checkpoint",
+    "sides",
     "building",
     "runfolder",
+    "reports",
     "tuning",
     "run",
     "train",
+    "prepare",
     "predict",
     "evaluate",
     "benchmarks",

@@ -116,5 +116,5 @@ def test_bad_spacing_and_patch(key: str, axes: int, wrong: str) -> None:
     good = [16] * axes
     values = {"too few": good[1:], "too many": [*good, 16], "zero": [0, *good[1:]], "negative": [*good[1:], -1]}[wrong]
     data = one((36, 50, 35)[:axes], (1.0,) * axes)
-    with pytest.raises(ValueError, match=rf"data\.{key} needs {axes} positive numbers, one per axis of the data, got \["):
+    with pytest.raises(ValueError, match=rf"data\.{key} needs {axes} positive numbers, one per spatial axis, got \["):
         plan(data, **{key: values})

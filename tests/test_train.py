@@ -288,7 +288,7 @@ def test_a_profile_has_the_named_parts_of_a_step(dataset: Path, tmp_path: Path) 
 
 
 def test_running_out_of_memory_names_the_switches(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"does not fit into memory.*perf\.checkpointing=pointwise.*data\.batch_size"):
+    with pytest.raises(ValueError, match=r"does not fit into memory.*perf\.checkpointing=pointwise.*data\.batch_size"):
         tiny.train(dataset, tmp_path / "run", "+callbacks.full._target_=tiny.OutOfMemory")
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from medconv.atomic import write_text
+
 Row = dict[str, Any]
 
 
@@ -83,9 +85,7 @@ def table(rows: Sequence[Row], columns: Sequence[str]) -> str:
 def write(rows: Sequence[Row], path: Path) -> None:
     """The rows as JSON, written whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(list(rows), indent=1) + "\n")
-    partial.replace(path)
+    write_text(path, json.dumps(list(rows), indent=1) + "\n")
 
 
 def _shown(value: Any) -> str:

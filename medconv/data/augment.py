@@ -1,144 +1,108 @@
 """Augmentation of a whole batch at once, on the device the batch is on; 2D and 3D from the same code.
 
 Parameters are sampled apart from applied, and only from (seed, sample number): a batch gives what its samples give one
-by one, on the device or in a loader worker.
+by one, on the device or in a loader worker, and what was done to a sample can be done to a prediction of it.
+Source: the list of transforms follows Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from medconv.data import intensity, resample
+from medconv.data.sampling import MOVES, Parameters, Sampling
+
+Batch = Tensor | Sequence[Tensor]
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """What is done to each sample of a batch.
-
-    Shape: matrix (batch, axes, axes) and shift (batch, axes), a share of the patch: an output position p in mm from the
-    centre shows the input at matrix @ p + shift * patch. gain, offset, noise_std (batch,): in units of the normalised
-    image. noise_seed (batch,).
-    """
-
-    matrix: Tensor
-    shift: Tensor
-    gain: Tensor
-    offset: Tensor
-    noise_std: Tensor
-    noise_seed: Tensor
-
-
-class Augment:
-    """Rotation, scaling and shift as one resampling, then contrast, brightness and noise.
+class Augment(Sampling):
+    """Rotation, scaling, shift, elastic deformation and mirroring as one resampling; then noise, blur with low resolution,
+    brightness, contrast, gamma.
 
     Args:
-        seed: with the sample number it decides everything.
-        spacing_mm: of the patch, one number per spatial axis; an axis pair whose spacings differ by more than a factor
-            of three is not rotated into each other.
-        rotation_deg, scale, shift: largest angle, largest relative zoom, largest shift as share of the patch.
-        mirror_axes: spatial axes along which each sample is flipped or not, by chance.
-        contrast, brightness, noise_std: largest relative gain, largest offset, largest standard deviation of noise,
-            the last two in standard deviations of the image.
+        label_pairs: label values that swap where a sample is mirrored along `left_right_axis`.
+        ranges: what `Sampling` takes: seed, spacing_mm, patch_size, probabilities and ranges.
+    Raises: ValueError: values out of range.
     """
 
     def __init__(
-        self,
-        seed: int,
-        spacing_mm: Sequence[float],
-        rotation_deg: float = 0.0,
-        scale: float = 0.0,
-        shift: float = 0.0,
-        contrast: float = 0.0,
-        brightness: float = 0.0,
-        noise_std: float = 0.0,
-        mirror_axes: Sequence[int] = (),
+        self, *args: Any, label_pairs: Sequence[Sequence[int]] = (), left_right_axis: int | None = None, **ranges: Any
     ) -> None:
-        self.seed, self.spacing_mm, self.mirror_axes = seed, tuple(spacing_mm), tuple(mirror_axes)
-        self.rotation_deg, self.scale, self.shift = rotation_deg, scale, shift
-        self.contrast, self.brightness, self.noise_std = contrast, brightness, noise_std
-        ranges = {k: v for k, v in vars(self).items() if k not in ("seed", "spacing_mm", "mirror_axes")}
-        wrong = {k: v for k, v in ranges.items() if not v >= 0}
-        if wrong or not scale < 1:
-            raise ValueError(f"augment: every range must be 0 or more, and scale below 1, got {wrong or {'scale': scale}}")
-        axes = len(self.spacing_mm)
-        if len(set(self.mirror_axes)) != len(self.mirror_axes) or any(not 0 <= a < axes for a in self.mirror_axes):
-            raise ValueError(
-                f"augment.mirror_axes must be different spatial axes from 0 to {axes - 1}, got {list(mirror_axes)}"
-            )
+        super().__init__(*args, **ranges)
+        self.label_pairs, self.left_right_axis = tuple(label_pairs), left_right_axis
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Shape: image (batch, channels, *spatial), label (batch, 1, *spatial); sample (batch,) numbers."""
-        parameters = self.sample(batch["sample"].tolist())
+        """Shape: image (batch, channels, *spatial), label (batch, 1, *spatial); sample (batch,) numbers. Image and label
+        may also be lists of samples of different sizes. They come back with `patch_size`."""
+        numbers = torch.as_tensor(batch["sample"])
+        parameters = self.sample(numbers.tolist(), len(batch["image"][0]))
         image, label = self.apply(batch["image"], batch["label"], parameters)
-        return {**batch, "image": image, "label": label}
+        return {**batch, "image": image, "label": label, "sample": numbers}
 
-    def sample(self, numbers: Sequence[int]) -> Parameters:
-        """Draw the parameters of these samples, each from its own number."""
-        drawn = [self._draw(np.random.default_rng([self.seed, 2, n])) for n in numbers]
-        columns = [torch.from_numpy(np.stack(column)) for column in zip(*drawn, strict=True)]
-        return Parameters(*(c if c.dtype == torch.int64 else c.float() for c in columns))
+    def apply(self, image: Batch, label: Batch, parameters: Parameters) -> tuple[Tensor, Tensor]:
+        """Image by linear, label by nearest-neighbour interpolation; 0 comes in from outside. The input stays as it is."""
+        moved, label = self.place(image, label, parameters)
+        values = moved.float()
+        rows, of_rows = values.flatten(0, 1), parameters.per_row()
+        intensity.add_noise(values, parameters.noise_std, parameters.noise_seed)
+        intensity.soften(rows, of_rows["blur"], of_rows["low_resolution"])
+        intensity.scale_values(rows, of_rows["brightness"], of_rows["offset"])
+        intensity.stretch(rows, of_rows["contrast"])
+        intensity.bend(rows, of_rows["gamma_inverted"], inverted=True)
+        intensity.bend(rows, of_rows["gamma"], inverted=False)
+        return values.to(moved.dtype), label
 
-    def apply(self, image: Tensor, label: Tensor, parameters: Parameters) -> tuple[Tensor, Tensor]:
-        """Image by linear, label by nearest-neighbour interpolation; 0 comes in from outside."""
-        if self.rotation_deg or self.scale or self.shift or self.mirror_axes:
-            grid = self._grid(image.shape, parameters).to(image.device)
-            image = F.grid_sample(image, grid, mode="bilinear", align_corners=False)
-            label = F.grid_sample(label.float(), grid, mode="nearest", align_corners=False).to(label.dtype)
-        return self._intensity(image, parameters), label
+    def place(self, image: Batch, label: Batch, parameters: Parameters) -> tuple[Tensor, Tensor]:
+        """The part of `apply` that moves voxels."""
+        out = image[0].new_empty((len(image), len(image[0]), *self.patch_size))
+        out_label = label[0].new_empty((len(label), 1, *self.patch_size))
+        moves = [getattr(parameters, name) for name in MOVES]
+        if isinstance(image, Tensor) and isinstance(label, Tensor) and not resample.one_by_one(image.device):
+            self._place(image, label, moves, out, out_label)
+        else:
+            for i in range(len(image)):
+                one = slice(i, i + 1)
+                self._place(image[i][None], label[i][None], [move[one] for move in moves], out[one], out_label[one])
+        if self.label_pairs and self.left_right_axis is not None:
+            self._swap(out_label, parameters.flips[:, self.left_right_axis])
+        return out, out_label
 
-    def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        axes = len(self.spacing_mm)
-        matrix = np.eye(axes) * np.exp(rng.uniform(-1, 1) * -np.log1p(-self.scale))
-        for a, b in combinations(range(axes), 2):
-            angle = np.deg2rad(self.rotation_deg) * rng.uniform(-1, 1)
-            if max(self.spacing_mm[a], self.spacing_mm[b]) <= 3 * min(self.spacing_mm[a], self.spacing_mm[b]):
-                matrix = matrix @ _plane_rotation(axes, a, b, angle)
-        shift, gain, offset = rng.uniform(-1, 1, axes), rng.uniform(-1, 1), rng.uniform(-1, 1)
-        noise_std, noise_seed = rng.uniform(0, 1), rng.integers(2**62)
-        flips = [-1.0 if axis in self.mirror_axes and rng.uniform() < 0.5 else 1.0 for axis in range(axes)]
-        return (
-            matrix * flips,
-            shift * self.shift,
-            np.array(1 + gain * self.contrast),
-            np.array(offset * self.brightness),
-            np.array(noise_std * self.noise_std),
-            np.array(noise_seed),
-        )
+    def _place(self, image: Tensor, label: Tensor, moves: Sequence[Tensor], out: Tensor, out_label: Tensor) -> None:
+        """Into `out`; alike samples at once, so that an accelerator is asked few times."""
+        moved, matrix, shift, flips, elastic = moves
+        if bool(moved.any()):
+            which, field = _index(moved, image.device), self._field(elastic[moved], image.device)
+            share = shift[moved] * torch.tensor(self.patch_size)
+            seen = resample.resample(image[which].float(), label[which], matrix[moved], share, field, self.patch_size)
+            out[which], out_label[which] = seen[0].to(out.dtype), seen[1]
+        for pattern in {tuple(row) for row in flips[~moved].tolist()}:
+            which = _index((flips == torch.tensor(pattern)).all(1) & ~moved, image.device)
+            dims = [2 + axis for axis, flipped in enumerate(pattern) if flipped]
+            for source, target in ((image, out), (label, out_label)):
+                target[which] = centre(source, self.patch_size)[which].flip(dims)
 
-    def _grid(self, shape: Sequence[int], parameters: Parameters) -> Tensor:
-        """`F.affine_grid` counts axes from the last and positions from -1 to 1; the matrix is in mm."""
-        half = torch.tensor([n * s / 2 for n, s in zip(shape[2:], self.spacing_mm, strict=True)])
-        linear = parameters.matrix * half[None, None, :] / half[None, :, None]
-        theta = torch.cat([linear.flip(1, 2), 2 * parameters.shift.flip(1)[:, :, None]], dim=2)
-        return F.affine_grid(theta, list(shape), align_corners=False)
+    def _swap(self, label: Tensor, which: Tensor) -> None:
+        """Left becomes right."""
+        for i in which.nonzero().flatten().tolist():
+            before = label[i].clone()
+            for a, b in self.label_pairs:
+                label[i].masked_fill_(before == a, b).masked_fill_(before == b, a)
 
-    def _intensity(self, image: Tensor, parameters: Parameters) -> Tensor:
-        def per_sample(values: Tensor) -> Tensor:
-            return values.to(image).reshape(-1, *(1,) * (image.ndim - 1))
-
-        if self.contrast or self.brightness:
-            image = image * per_sample(parameters.gain) + per_sample(parameters.offset)
-        if self.noise_std:
-            image = image + per_sample(parameters.noise_std) * _noise(image, parameters.noise_seed)
-        return image
-
-
-def _plane_rotation(axes: int, a: int, b: int, angle: float) -> np.ndarray:
-    rotation = np.eye(axes)
-    rotation[[a, b], [a, b]] = np.cos(angle)
-    rotation[a, b], rotation[b, a] = -np.sin(angle), np.sin(angle)
-    return rotation
+    def _field(self, control: Tensor, device: torch.device) -> Tensor | None:
+        return resample.spline_field(control.to(device), self.patch_size, self._distance) if control.any() else None
 
 
-def _noise(image: Tensor, seeds: Tensor) -> Tensor:
-    noise = torch.empty_like(image)
-    generator = torch.Generator(image.device)
-    for sample, seed in zip(noise, seeds.tolist(), strict=True):
-        sample.normal_(generator=generator.manual_seed(seed))
-    return noise
+def _index(mask: Tensor, device: torch.device) -> Tensor | slice:
+    """Where a mask holds; a slice where it holds everywhere, which copies and writes several times faster."""
+    return slice(None) if bool(mask.all()) else mask.nonzero().flatten().to(device)
+
+
+def centre(array: Tensor, size: Sequence[int]) -> Tensor:
+    """The middle of the last axes, a view. Shape: (..., *spatial) -> (..., *size)."""
+    for axis, n in enumerate(size, start=-len(size)):
+        array = array.narrow(axis, (array.shape[axis] - n) // 2, n)
+    return array

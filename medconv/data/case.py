@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
@@ -64,10 +64,14 @@ class Case:
 class Dataset:
     """All cases of a dataset and what their values mean.
 
-    Args: class_names: index is the label value; the first is the background. modalities: one per channel.
+    Args:
+        class_names: index is the label value; the first is the background.
+        modalities: one per channel.
+        faults: case id to what its layout shows to be wrong with it, such as a missing channel.
     """
 
     name: str
     cases: tuple[Case, ...]
     class_names: tuple[str, ...]
     modalities: tuple[str, ...]
+    faults: Mapping[str, str] = field(default_factory=dict)

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.files import check_same_grid, read_header, read_image, read_label
+from medconv.data.pool import each
 from medconv.data.preprocess import content_box, to_canonical
 
 _SAMPLED = 5_000  # foreground voxels per case that stand for its intensities
+_FLAT = "one slice only, while other cases are volumes"
 
 
 @dataclass
 class CaseReport:
-    """What one case holds, in canonical (RAS) axis order, and what is wrong with it.
+    """What one case holds, and what is wrong with it.
 
-    Args: shape: of the content, voxels. class_voxels: one count per class. intensities: (channels, sampled voxels).
+    Args:
+        grid, channels, low, high: as its files have it; lowest and highest intensity of all channels.
+        shape, spacing_mm: of the content, in canonical (RAS) axis order.
+        class_voxels: one count per class. intensities: (channels, sampled voxels).
     """
 
     case: str
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    grid: Grid | None = None
+    channels: int = 0
+    low: float = 0.0
+    high: float = 0.0
     shape: tuple[int, ...] = ()
     spacing_mm: tuple[float, ...] = ()
     flat: bool = False
@@ -50,27 +58,55 @@ class Fingerprint:
     class_voxels: tuple[tuple[int, ...], ...]
 
 
-def check(dataset: Dataset, workers: int) -> tuple[Fingerprint, list[str]]:
-    """Read every file once; returns the fingerprint and the warnings, one line each.
+class Checked(NamedTuple):
+    """What a check found. Args: faults: of each case that is left out. warnings: one line each."""
 
+    fingerprint: Fingerprint
+    warnings: list[str]
+    faults: dict[str, list[str]]
+
+
+def check(dataset: Dataset, workers: int, skip: bool = False) -> Checked:
+    """Read every file once; the fingerprint is of the cases without a fault.
+
+    Args: skip: leave faulty cases out, as long as any is good.
     Raises: ValueError: at least one fault; the message has one line for each, with case, file and expectation.
     """
-    with ThreadPoolExecutor(workers) as pool:
-        jobs = pool.map(lambda case: examine(case, dataset), dataset.cases)
-        bar = tqdm(jobs, total=len(dataset.cases), desc="checking", unit="case", leave=False, disable=None)
-        reports = list(bar)
-    faults = [f"  case {r.case}: {fault}" for r in reports for fault in r.faults]
-    flat, known = [r for r in reports if r.flat], [r for r in reports if r.shape]
-    if flat and len(flat) < len(known):
-        faults += [f"  case {r.case}: one slice only, while other cases are volumes" for r in flat]
-    if faults:
-        raise ValueError(f"dataset {dataset.name}: {len(faults)} faults in {len(reports)} cases\n" + "\n".join(faults))
-    return _fingerprint(reports, 2 if flat else 3), [f"case {r.case}: {w}" for r in reports for w in r.warnings]
+    reports = survey(dataset, workers)
+    faults = {r.case: r.faults for r in reports if r.faults}
+    good = [r for r in reports if not r.faults]
+    if faults and not (skip and good):
+        raise ValueError(complaint(dataset, faults))
+    return Checked(measured(good), [f"case {r.case}: {w}" for r in good for w in r.warnings], faults)
+
+
+def survey(dataset: Dataset, workers: int) -> list[CaseReport]:
+    """A report of every case, in the dataset's order."""
+    reports = list(each(lambda case: examine(case, dataset), dataset.cases, workers, "checking"))
+    known = [r for r in reports if r.shape]
+    if any(not r.flat for r in known):
+        for report in known:
+            report.faults += [_FLAT] if report.flat else []
+    return reports
+
+
+def complaint(dataset: Dataset, faults: Mapping[str, Sequence[str]]) -> str:
+    lines = [f"  case {case}: {fault}" for case, found in faults.items() for fault in found]
+    return f"dataset {dataset.name}: {len(lines)} faults in {len(dataset.cases)} cases\n" + "\n".join(lines)
+
+
+def still_faulty(dataset: Dataset, faults: Mapping[str, Sequence[str]]) -> bool:
+    """Whether what was wrong with these cases still is; a missing permission, say, may be given without a trace."""
+    known = {case.id: case for case in dataset.cases}
+    return all(_FLAT in found or examine(known[case], dataset).faults == list(found) for case, found in faults.items())
 
 
 def examine(case: Case, dataset: Dataset) -> CaseReport:
     """Everything that can be said of one case from its files; never raises for a fault of theirs."""
     report = CaseReport(case.id)
+    if case.id in dataset.faults:
+        report.faults.append(dataset.faults[case.id])
+        return report
     image = _image(case, len(dataset.modalities), report)
     label = _label(case, len(dataset.class_names), report)
     if image is not None and label is not None:
@@ -96,8 +132,11 @@ def _image(case: Case, num_channels: int, report: CaseReport) -> tuple[np.ndarra
         report.faults.append(
             f"{path}: {int((~np.isfinite(image)).sum())} voxels are NaN or infinite, expected finite numbers"
         )
-    elif any(channel.min() == channel.max() for channel in image):
+    ranges = [(float(channel.min()), float(channel.max())) for channel in image]
+    if any(low == high for low, high in ranges):
         report.warnings.append(f"{path}: a channel is constant")
+    report.low, report.high = min(low for low, _ in ranges), max(high for _, high in ranges)
+    report.grid, report.channels = grid, len(image)
     report.warnings += [w for p in case.images for w in _disagreeing_forms(p)]
     return image, grid
 
@@ -111,8 +150,8 @@ def _label(case: Case, num_classes: int, report: CaseReport) -> tuple[np.ndarray
     except ValueError as error:
         report.faults.append(str(error))
         return None
-    undeclared = [int(v) for v in np.unique(label) if v >= num_classes]
-    if undeclared:
+    if label.max() >= num_classes:
+        undeclared = [int(v) for v in np.unique(label) if v >= num_classes]
         report.faults.append(f"{case.label}: label values {undeclared} are not declared, expected 0 to {num_classes - 1}")
     if not label.any():
         report.warnings.append(f"{case.label}: no foreground, every voxel is background")
@@ -138,13 +177,16 @@ def _describe(image: np.ndarray, grid: Grid, label: np.ndarray, num_classes: int
     box = content_box(canonical)
     report.shape = tuple(s.stop - s.start for s in box)
     report.spacing_mm = spacing
-    report.class_voxels = tuple(int(n) for n in np.bincount(label.clip(0, num_classes - 1).ravel(), minlength=num_classes))
-    foreground = image[:, label > 0] if label.any() else image.reshape(len(image), -1)
-    step = max(1, foreground.shape[1] // _SAMPLED)
-    report.intensities = foreground[:, ::step].copy()  # a view would keep the whole foreground in memory
+    stored = label.T.reshape(-1)  # as files have it, the first axis fastest
+    report.class_voxels = tuple(int(n) for n in np.bincount(stored.clip(max=num_classes - 1), minlength=num_classes))
+    places = np.flatnonzero(stored) if label.any() else np.arange(stored.size)
+    places = places[:: max(1, len(places) // _SAMPLED)]
+    report.intensities = np.stack([channel.T.reshape(-1)[places] for channel in image])
 
 
-def _fingerprint(reports: Sequence[CaseReport], spatial_dims: int) -> Fingerprint:
+def measured(reports: Sequence[CaseReport]) -> Fingerprint:
+    """The fingerprint of cases without faults."""
+    spatial_dims = 2 if reports[0].flat else 3
     samples = np.concatenate([r.intensities for r in reports if r.intensities is not None], axis=1)
     low, high = np.percentile(samples, [0.5, 99.5], axis=1)
     intensities = [

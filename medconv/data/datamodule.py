@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from lightning import LightningDataModule
 from monai.data import DataLoader
+from threadpoolctl import threadpool_limits
 from torch.utils.data import default_collate
 
 from medconv.data.case import Case
+from medconv.data.faults import Fault, Guarded, GuardedCollate
 from medconv.data.patches import CaseDataset, PatchDataset, Sample, SampleOrder
 from medconv.data.store import Store
 
@@ -24,6 +26,7 @@ class DataModule(LightningDataModule):
     Args:
         batch_size: per device. samples_per_epoch: over all devices.
         augment: called with a training batch: on the device where that is an accelerator, else inside the workers.
+        slice_axis: where the patches are 2D and the cases volumes, the axis across the slices.
         num_workers: loader processes per device; None is half of the cores, shared by the devices, at most 8.
         persistent_workers: keep them between epochs; None is yes wherever there are workers.
     Raises: ValueError: no training case, or values that do not fit together.
@@ -44,12 +47,14 @@ class DataModule(LightningDataModule):
         num_workers: int | None = None,
         prefetch_factor: int = 2,
         persistent_workers: bool | None = None,
+        slice_axis: int | None = None,
     ) -> None:
         super().__init__()
         self.store, self.train_cases, self.val_cases, self.patch_size = store, train, val, patch_size
         self.augment, self.seed, self.batch_size = augment, seed, batch_size
         self.samples_per_epoch, self.foreground_share = samples_per_epoch, foreground_share
         self.num_workers, self.prefetch_factor, self.persistent_workers = num_workers, prefetch_factor, persistent_workers
+        self.slice_axis = slice_axis
         self.mark: Callable[[str], None] = lambda phase: None  # a profiler's: called with the part of a step that ends
         self._check()
 
@@ -67,14 +72,21 @@ class DataModule(LightningDataModule):
             raise ValueError("data.persistent_workers=true needs workers that persist, got data.num_workers=0")
 
     def train_dataloader(self) -> DataLoader:
+        ids = [c.id for c in self.train_cases]
         dataset = PatchDataset(
-            self.store, [c.id for c in self.train_cases], self.patch_size, self.seed, self.foreground_share
+            self.store, ids, self.patch_size, self.seed, self.foreground_share, self.slice_axis, self._read_size()
         )
         order = SampleOrder(self.samples_per_epoch, self.batch_size, self._rank, self._world_size)
         collate = default_collate if self._augments_on_device else _Augmenting(self.augment)
         loader = self._loader(dataset, sampler=order, batch_size=self.batch_size, collate_fn=collate)
         loader.mark = lambda phase: self.mark(phase)  # whose it is by then
         return loader
+
+    def _read_size(self) -> Callable[[int], Sequence[int]] | None:
+        """What the augmentation wants to see of a sample; one size for all where a batch is copied to a device first."""
+        if self._augments_on_device and hasattr(self.augment, "max_read_size"):
+            return _Always(self.augment.max_read_size)
+        return getattr(self.augment, "read_size", None)
 
     def val_dataloader(self) -> DataLoader:
         """Each case on exactly one rank; ranks may have different numbers of them.
@@ -92,15 +104,16 @@ class DataModule(LightningDataModule):
             return self.augment(batch)
         return batch
 
-    def _loader(self, dataset: Any, **settings: Any) -> _MarkedLoader:
+    def _loader(self, dataset: Any, collate_fn: Callable[[list[Sample]], Batch], **settings: Any) -> _Loader:
         workers = self._workers
-        return _MarkedLoader(
-            dataset,
+        return _Loader(
+            Guarded(dataset),
+            collate_fn=GuardedCollate(collate_fn, dataset),
             num_workers=workers,
             pin_memory=self._augments_on_device,
             prefetch_factor=self.prefetch_factor if workers else None,
             persistent_workers=workers > 0 if self.persistent_workers is None else self.persistent_workers,
-            worker_init_fn=_one_thread,
+            worker_init_fn=_settle,
             **settings,
         )
 
@@ -124,8 +137,8 @@ class DataModule(LightningDataModule):
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
 
-class _MarkedLoader(DataLoader):
-    """Says when it begins to wait for a batch, and when it has one."""
+class _Loader(DataLoader):
+    """Says when it begins to wait for a batch, and when it has one; raises what went wrong in making it."""
 
     mark: Callable[[str], None] | None = None
 
@@ -140,7 +153,19 @@ class _MarkedLoader(DataLoader):
                 return
             if self.mark is not None:
                 self.mark("data_wait")
+            if isinstance(batch, Fault):
+                raise batch.error()
             yield batch
+
+
+class _Always:
+    """A function that gives the same for any sample; a class, so that `spawn` can send it to a worker."""
+
+    def __init__(self, value: Sequence[int]) -> None:
+        self.value = value
+
+    def __call__(self, sample: int) -> Sequence[int]:
+        return self.value
 
 
 class _Augmenting:
@@ -150,7 +175,9 @@ class _Augmenting:
         self.augment = augment
 
     def __call__(self, samples: list[Sample]) -> Batch:
-        return self.augment(default_collate(samples))
+        if len({sample["image"].shape for sample in samples}) == 1:
+            return self.augment(default_collate(samples))
+        return self.augment({key: [sample[key] for sample in samples] for key in samples[0]})  # sizes as read_size says
 
 
 def _only_item(samples: list[Sample]) -> Sample:
@@ -158,5 +185,10 @@ def _only_item(samples: list[Sample]) -> Sample:
     return item
 
 
-def _one_thread(worker: int) -> None:
-    torch.set_num_threads(1)
+def _settle(worker: int) -> None:
+    """One thread for each worker, also in numpy and scipy, and no garbage collection of what came from the main process.
+
+    A collection writes into every object that it looks at, and so would copy all of them into each worker.
+    """
+    threadpool_limits(1)  # torch's own threads are capped by its worker loop
+    gc.freeze()

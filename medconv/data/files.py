@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from nibabel.nifti1 import Nifti1Image
 from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError
 
+from medconv.atomic import replacing
 from medconv.data.case import Grid
 
 SUFFIXES = (".nii.gz", ".nii")
@@ -47,15 +49,16 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
 
 def read_header(path: Path) -> Nifti1Image:
     """Open a file without reading its voxels. Raises: ValueError: missing, empty, or not NIfTI."""
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
-    if path.stat().st_size == 0:
-        raise ValueError(f"{path}: the file is empty (0 bytes)")
     try:
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file")
+        if path.stat().st_size == 0:
+            raise ValueError(f"{path}: the file is empty (0 bytes)")
         path.open("rb").close()  # of a lack of permission nibabel does not speak
-        image = nib.load(path)
     except PermissionError as error:
         raise ValueError(f"{path}: no permission to read it") from error
+    try:
+        image = nib.load(path)
     except _DAMAGED as error:
         raise ValueError(f"{path}: not a readable NIfTI file ({_reason(error)})") from error
     if not isinstance(image, Nifti1Image):
@@ -72,7 +75,7 @@ def read_array(path: Path) -> tuple[np.ndarray, Grid]:
     if not 2 <= len(image.shape) <= 4 or min(image.shape) < 1:
         raise ValueError(f"{path}: expected 2, 3 or 4 axes of at least one voxel, got shape {image.shape}")
     try:
-        array = np.asanyarray(image.dataobj)
+        array = _voxels(path, image)
     except (*_DAMAGED, MemoryError) as error:
         raise ValueError(f"{path}: damaged or truncated, its voxels cannot be read ({_reason(error)})") from error
     if array.dtype.kind not in "iufb":
@@ -144,20 +147,31 @@ def write_label(path: Path, label: np.ndarray, like: Path) -> None:
     header["cal_min"] = header["cal_max"] = 0
     image = Nifti1Image(label.reshape(source.shape[:3]).astype(dtype), source.affine, header)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial.{path.name}")
-    nib.save(image, partial)
-    partial.replace(path)
+    with replacing(path) as partial:
+        nib.save(image, partial)
+
+
+def _voxels(path: Path, image: Nifti1Image) -> np.ndarray:
+    """As `image.dataobj`, but a compressed file is read to its end, where its checksum stands; nibabel stops before."""
+    if path.suffix != ".gz":
+        return np.asanyarray(image.dataobj)
+    with gzip.open(path) as file:
+        array = np.asanyarray(type(image).from_stream(file).dataobj)
+        while file.read(1 << 20):
+            pass
+    return array
 
 
 def _check_spacing(path: Path, image: Nifti1Image) -> None:
-    """Where the affine comes from `pixdim`, nibabel turns a spacing of 0 into 1 mm; one slice may have no thickness."""
+    """Where the affine comes from `pixdim`, nibabel turns 0 into 1 mm and drops a minus; one slice may have no thickness."""
     if image.header["sform_code"]:
         return
     with ImageOpener(str(path)) as file:
         stored = image.header_class.from_fileobj(file, check=False)["pixdim"][1:4]
-    zero = [axis for axis, (n, mm) in enumerate(zip(image.shape[:3], stored, strict=False)) if n > 1 and mm == 0]
-    if zero:
-        raise ValueError(f"{path}: its spacing is 0 mm along axis {', '.join(map(str, zero))}, expected more than 0")
+    wrong = [axis for axis, (n, mm) in enumerate(zip(image.shape[:3], stored, strict=False)) if n > 1 and not mm > 0]
+    if wrong:
+        found = ", ".join(f"{stored[axis]:g} mm along axis {axis}" for axis in wrong)
+        raise ValueError(f"{path}: its spacing is {found}, expected more than 0")
 
 
 def _reason(error: BaseException) -> str:

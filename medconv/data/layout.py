@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,11 @@ def nnunet(root: str | Path) -> Dataset:
     if not images:
         raise ValueError(f"{root / 'imagesTr'}: no *{ending} file there; an nnU-Net dataset keeps CASE_0000{ending} in it")
     names = _class_names(meta.get("labels"), path)
-    cases = [
-        Case(case, files, root / "labelsTr" / f"{case}{ending}")
-        for case, files in group_channels(images, len(modalities)).items()
-    ]
-    return _dataset(str(meta.get("name", root.name)), cases, names, modalities, path)
+    groups, wrong = _grouped(images, len(modalities))
+    expected = f"{root / 'imagesTr'}: expected channels 0 to {len(modalities) - 1} of every case"
+    faults = {case: f"{expected}, found {found}" for case, found in wrong.items()}
+    cases = [Case(case, files, root / "labelsTr" / f"{case}{ending}") for case, files in groups.items()]
+    return _dataset(str(meta.get("name", root.name)), cases, names, modalities, path, faults)
 
 
 def phantom(root: str | Path, spatial_dims: int, num_cases: int, seed: int = 0) -> Dataset:
@@ -78,12 +78,17 @@ def folder(images: str, labels: str, class_names: Sequence[str] | None = None, m
     if not images or not labels:
         raise ValueError("data=folder needs both data.images and data.labels, as glob patterns such as 'scans/*_t1.nii.gz'")
     image_files, label_files = _by_wildcard(images, "data.images"), _by_wildcard(labels, "data.labels")
-    missing = sorted(set(image_files) ^ set(label_files))
-    if missing:
-        raise ValueError(f"data=folder: these cases have an image or a label but not both: {', '.join(missing[:20])}")
-    cases = [Case(case, (path,), label_files[case]) for case, path in image_files.items()]
+    if not set(image_files) & set(label_files):
+        stands = f"{', '.join(list(image_files)[:3])} in images, for {', '.join(list(label_files)[:3])} in labels"
+        raise ValueError(f"data=folder: no case has both an image and a label; the `*` stands for {stands}")
+    faults = {case: f"{image_files[case]}: no label matches {labels}" for case in set(image_files) - set(label_files)}
+    faults |= {case: f"{label_files[case]}: no image matches {images}" for case in set(label_files) - set(image_files)}
+    cases = [
+        Case(case, (image_files[case],) if case in image_files else (), label_files.get(case))
+        for case in {**image_files, **label_files}
+    ]
     names = tuple(class_names) if class_names else _names_in(list(label_files.values())[:20])
-    return _dataset(Path(images).parent.name or "folder", cases, names, (modality,), Path(images))
+    return _dataset(Path(images).parent.name or "folder", cases, names, (modality,), Path(images), faults)
 
 
 def group_channels(files: Sequence[Path], num_channels: int) -> dict[str, tuple[Path, ...]]:
@@ -91,16 +96,24 @@ def group_channels(files: Sequence[Path], num_channels: int) -> dict[str, tuple[
 
     Raises: ValueError: a case that lacks a channel or has one too many; each is named.
     """
+    groups, wrong = _grouped(files, num_channels)
+    if wrong:
+        named = "; ".join(f"{case} has {found}" for case, found in list(wrong.items())[:20])
+        raise ValueError(f"{files[0].parent}: every case needs channels 0 to {num_channels - 1}: {named}")
+    return groups
+
+
+def _grouped(files: Sequence[Path], num_channels: int) -> tuple[dict[str, tuple[Path, ...]], dict[str, list[int]]]:
+    """Case id to its channel files; and the channels that were found, of those cases that have others than they need."""
     groups: dict[str, dict[int, Path]] = defaultdict(dict)
     for path in files:
         match = _CHANNEL.match(stem(path))
         if match is None:
             raise ValueError(f"{path}: expected a name that ends in a channel number, such as CASE_0000.nii.gz")
         groups[match["case"]][int(match["channel"])] = path
-    wrong = [f"{case} has {sorted(found)}" for case, found in groups.items() if sorted(found) != list(range(num_channels))]
-    if wrong:
-        raise ValueError(f"{files[0].parent}: every case needs channels 0 to {num_channels - 1}: {'; '.join(wrong[:20])}")
-    return {case: tuple(path for _, path in sorted(found.items())) for case, found in groups.items()}
+    wanted = list(range(num_channels))
+    wrong = {case: sorted(found) for case, found in groups.items() if sorted(found) != wanted}
+    return {case: tuple(path for _, path in sorted(found.items())) for case, found in groups.items()}, wrong
 
 
 def class_names_of(root: Path) -> tuple[str, ...]:
@@ -150,12 +163,19 @@ def _from_file(cases: Sequence[Case], fold: int, path: Path) -> tuple[list[Case]
     return [by_id[case] for case in train], [by_id[case] for case in val]
 
 
-def _dataset(name: str, cases: list[Case], class_names: tuple[str, ...], modalities: tuple[str, ...], path: Path) -> Dataset:
+def _dataset(
+    name: str,
+    cases: list[Case],
+    class_names: tuple[str, ...],
+    modalities: tuple[str, ...],
+    path: Path,
+    faults: Mapping[str, str] | None = None,
+) -> Dataset:
     ids = [case.id for case in cases]
     twice = sorted({case for case in ids if ids.count(case) > 1})
     if twice:
         raise ValueError(f"{path}: case ids that occur more than once: {', '.join(twice[:20])}")
-    return Dataset(name, tuple(sorted(cases, key=lambda case: case.id)), class_names, modalities)
+    return Dataset(name, tuple(sorted(cases, key=lambda case: case.id)), class_names, modalities, faults or {})
 
 
 def _read_meta(root: str | Path | None) -> dict[str, Any]:
@@ -234,5 +254,12 @@ def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:
 def _names_in(labels: Sequence[Path]) -> tuple[str, ...]:
     from medconv.data.files import read_label
 
-    highest = max(int(read_label(path)[0].max()) for path in labels)
+    highest, fault = 0, ""
+    for path in labels:
+        try:
+            highest = max(highest, int(read_label(path)[0].max()))
+        except ValueError as error:  # which `check` will say of its case
+            fault = str(error)
+    if fault and not highest:
+        raise ValueError(f"data.class_names is not set, and no label tells how many classes there are ({fault})")
     return ("background", *(str(value) for value in range(1, max(highest, 1) + 1)))

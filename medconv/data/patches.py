@@ -6,7 +6,7 @@ numbers run on over epochs, so neither the number of workers or ranks nor a rest
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import monai.data
@@ -28,39 +28,63 @@ class PatchDataset(monai.data.Dataset):
     Args:
         cases: ids in the store. patch_size: voxels; smaller images are padded with 0 on both sides.
         foreground_share: of the samples, how many are centred on a voxel of a randomly chosen class of the case.
+        slice_axis: where the patches are 2D and the cases volumes, the axis across the slices.
+        read_size: sample number to how many voxels to give around the patch's centre, other than the patch's own size.
     """
 
     def __init__(
-        self, store: Store, cases: Sequence[str], patch_size: Sequence[int], seed: int, foreground_share: float
+        self,
+        store: Store,
+        cases: Sequence[str],
+        patch_size: Sequence[int],
+        seed: int,
+        foreground_share: float,
+        slice_axis: int | None = None,
+        read_size: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
-        super().__init__(list(cases))
-        self.store, self.patch_size, self.seed, self.foreground_share = store, tuple(patch_size), seed, foreground_share
+        super().__init__(cases)
+        self.data: Any = np.array(cases)  # one block of memory: counting references to strings copies their pages
+        self.store, self.seed, self.foreground_share, self.slice_axis = store, seed, foreground_share, slice_axis
+        self.box, self.read_size = self._with_slice_axis(patch_size), read_size
+        self._turn: tuple[int, np.ndarray] = (-1, np.empty(0))
 
     def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
-        case = self.case_of(index)
-        entry = self.store.read(case)
-        rng = np.random.default_rng([self.seed, 0, index])
-        start = self._start(entry, rng)
+        entry = self.store.read(self.case_of(index))
+        start = self._start(entry, np.random.default_rng([self.seed, 0, index]))
+        box = self.box if self.read_size is None else self._with_slice_axis(self.read_size(index))
+        start = tuple(s - (b - n) // 2 for s, b, n in zip(start, box, self.box, strict=True))
         return {
-            "image": torch.from_numpy(crop(entry.image, start, self.patch_size)),
-            "label": torch.from_numpy(crop(entry.label[None], start, self.patch_size)),
+            "image": torch.from_numpy(self._without_slice_axis(crop(entry.image, start, box))),
+            "label": torch.from_numpy(self._without_slice_axis(crop(entry.label[None], start, box))),
             "sample": index,
         }
 
     def case_of(self, index: int) -> str:
         """Cases come in a new random order each time that all have been seen."""
         turn, place = divmod(index, len(self.data))
-        order = np.random.default_rng([self.seed, 1, turn]).permutation(len(self.data))
-        return self.data[order[place]]
+        if turn != self._turn[0]:
+            order = np.random.default_rng([self.seed, 1, turn]).permutation(len(self.data))
+            self._turn = turn, order
+        return str(self.data[self._turn[1][place]])
+
+    def describe(self, index: int) -> tuple[str, str]:
+        """The case of a sample, and the sample in words."""
+        return self.case_of(index), f"training sample {index}"
+
+    def _with_slice_axis(self, size: Sequence[int]) -> tuple[int, ...]:
+        axis = len(size) if self.slice_axis is None else self.slice_axis
+        return (*map(int, size[:axis]), *(() if self.slice_axis is None else (1,)), *map(int, size[axis:]))
+
+    def _without_slice_axis(self, patch: np.ndarray) -> np.ndarray:
+        return patch if self.slice_axis is None else patch.squeeze(1 + self.slice_axis)
 
     def _start(self, entry: Entry, rng: np.random.Generator) -> tuple[int, ...]:
         """First voxel of the patch along each axis; negative where the image is padded."""
-        spare = np.array(entry.label.shape) - self.patch_size
+        box = np.array(self.box)
+        spare = np.array(entry.label.shape) - box
         start = np.where(spare > 0, rng.integers(0, np.maximum(spare, 0) + 1), spare // 2)
         if len(entry.foreground) and rng.random() < self.foreground_share:
-            classes = entry.foreground[:, 0]
-            rows = entry.foreground[classes == rng.choice(np.unique(classes))]
-            centred = rows[rng.integers(len(rows)), 1:] - np.array(self.patch_size) // 2
+            centred = foreground_voxel(entry.foreground, rng) - box // 2
             start = np.where(spare > 0, np.clip(centred, 0, np.maximum(spare, 0)), start)
         return tuple(int(s) for s in start)
 
@@ -68,7 +92,8 @@ class PatchDataset(monai.data.Dataset):
 class CaseDataset(monai.data.Dataset):
     """Whole cases for validation.
 
-    Item: image (1, channels, *spatial), label (1, 1, *spatial), reference (X, Y, Z) on the native grid, case id.
+    Item: image (1, channels, *spatial), label (1, 1, *spatial), reference (X, Y, Z) on the native grid, case id and the
+    spacing_mm of the prepared image.
     """
 
     def __init__(self, store: Store, cases: Sequence[Case]) -> None:
@@ -80,11 +105,16 @@ class CaseDataset(monai.data.Dataset):
         assert case.label is not None
         entry = self.store.read(case.id)
         return {
+            "spacing_mm": entry.placement.spacing_mm(entry.label.shape),
             "image": torch.from_numpy(np.array(entry.image))[None],
             "label": torch.from_numpy(np.array(entry.label))[None, None],
             "reference": torch.from_numpy(read_label(case.label)[0]),
             "case": case.id,
         }
+
+    def describe(self, index: int) -> tuple[str, str]:
+        """The case, and what it is read for."""
+        return self.data[index].id, "validation"
 
 
 class SampleOrder(Sampler[int]):
@@ -111,10 +141,25 @@ class SampleOrder(Sampler[int]):
             yield from range(first, first + self.batch_size)
 
 
+def foreground_voxel(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The position of a random voxel of a random class; rows (class, position) in the order of their classes.
+
+    Only the rows that a binary search needs are read.
+    """
+    first, last = int(rows[0, 0]), int(rows[-1, 0])
+    ends = np.searchsorted(rows[:, 0], np.arange(first, last + 2))
+    present = np.flatnonzero(np.diff(ends))
+    chosen = present[rng.integers(len(present))]
+    return np.asarray(rows[rng.integers(ends[chosen], ends[chosen + 1]), 1:])
+
+
 def crop(array: np.ndarray, start: Sequence[int], size: Sequence[int]) -> np.ndarray:
     """A box of an array (channels, *spatial), filled with 0 where it reaches outside."""
-    out = np.zeros((len(array), *size), array.dtype)
     inside = [slice(max(0, s), min(n, s + p)) for s, p, n in zip(start, size, array.shape[1:], strict=True)]
+    part = array[(slice(None), *inside)]
+    if part.shape[1:] == tuple(size):
+        return np.array(part)
+    out = np.zeros((len(array), *size), array.dtype)
     place = [slice(i.start - s, i.stop - s) for i, s in zip(inside, start, strict=True)]
-    out[(slice(None), *place)] = array[(slice(None), *inside)]
+    out[(slice(None), *place)] = part
     return out

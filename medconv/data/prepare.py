@@ -8,8 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,15 +16,16 @@ from typing import Any
 
 import numpy as np
 from filelock import FileLock
-from tqdm import tqdm
 
+from medconv.atomic import write_text
 from medconv.data.case import Case, Dataset
-from medconv.data.check import Fingerprint, check
+from medconv.data.check import Checked, Fingerprint, check, still_faulty
 from medconv.data.files import read_image, read_label
+from medconv.data.pool import each
 from medconv.data.preprocess import Recipe, preprocess, preprocess_label
 from medconv.data.store import Entry, Store, signature
 
-_VERSION = 1  # part of every recipe's hash: raise it when preprocessing changes what it writes
+_VERSION = 2  # part of every recipe's hash: raise it when preprocessing changes what it writes
 _LOCATIONS = 5_000  # foreground voxels kept per class and case
 
 log = logging.getLogger(__name__)
@@ -37,37 +37,45 @@ def dataset_folder(cache: Path, dataset: Dataset) -> Path:
     return cache / f"{_safe(dataset.name)}-{_hash(files)}"
 
 
-def fingerprint(dataset: Dataset, folder: Path, workers: int) -> Fingerprint:
+def fingerprint(dataset: Dataset, folder: Path, workers: int, skip: bool = False) -> tuple[Fingerprint, dict[str, str]]:
     """Check all files and measure the dataset, or read what an earlier run found if no file changed since.
 
-    Raises: ValueError: faults in the dataset, one line each.
+    `fingerprint.json` is for people and programs too. Voxel locations by class lie on the prepared grid, and so in the
+    store, as every entry's `foreground`.
+
+    Args: skip: leave faulty cases out.
+    Returns: the fingerprint of the good cases; case id to fault of the others.
+    Raises: ValueError: faults in the dataset, one line each; with `skip`, where no case is good.
     """
     path = folder / "fingerprint.json"
     with _lock(folder):
         sources = _sources(dataset)
-        if (known := _kept(path, sources)) is not None:
-            return known
-        found, warnings = check(dataset, workers)
-        for warning in warnings:
-            log.warning(warning)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"sources": sources, "fingerprint": asdict(found)}))
-        partial.replace(path)
-        return found
+        kept = _kept(path, sources)
+        if kept is None or (kept.faults and not (skip and still_faulty(dataset, kept.faults))):
+            kept = check(dataset, workers, skip)
+            for warning in kept.warnings:
+                log.warning(warning)
+            with _naming(folder):
+                write_text(path, json.dumps({**_described(dataset, kept), "sources": sources}, indent=1))
+        return kept.fingerprint, {case: "; ".join(found) for case, found in kept.faults.items()}
 
 
-def prepare(dataset: Dataset, recipe: Recipe, folder: Path, workers: int) -> Store:
-    """Fill the store of this recipe; cases that are there and unchanged are left alone.
+def prepare(dataset: Dataset, recipe: Recipe, folder: Path, workers: int, verify: bool = False) -> Store:
+    """Fill the store of this recipe; cases that are there, whole and unchanged are left alone.
 
-    At most `workers` volumes are in memory at once.
+    At most `workers` cases are in memory at once, each about six times its image in float32, all channels together.
+    Args: verify: read every entry again and compare its checksums.
+    Raises: ValueError: a file at fault, or no room; what was prepared stays.
     """
     store = Store(folder / _hash([_VERSION, asdict(recipe), dataset.class_names]))
     with _lock(folder):
-        missing = [case for case in dataset.cases if not store.has(case)]
+        whole = each(lambda case: store.has(case, verify), dataset.cases, workers, "verifying" if verify else "looking")
+        missing = [case for case, there in zip(dataset.cases, list(whole), strict=True) if not there]
         if missing:
-            store.sweep()
             log.info("preparing %d of %d cases into %s", len(missing), len(dataset.cases), store.folder)
-            _fill(store, missing, recipe, len(dataset.class_names), workers)
+            store.sweep()
+            for _ in each(lambda case: _add(store, case, recipe, len(dataset.class_names)), missing, workers, "preparing"):
+                pass
     return store
 
 
@@ -79,36 +87,56 @@ def prepare_case(case: Case, recipe: Recipe, num_classes: int) -> Entry:
     return Entry(image, label, _foreground(label, num_classes), placement)
 
 
-def _fill(store: Store, cases: Sequence[Case], recipe: Recipe, num_classes: int, workers: int) -> None:
-    def one(case: Case) -> None:
-        store.write(case, prepare_case(case, recipe, num_classes))
-
-    with ThreadPoolExecutor(workers) as pool:
-        list(tqdm(pool.map(one, cases), total=len(cases), desc="preparing", unit="case", leave=False, disable=None))
+def _add(store: Store, case: Case, recipe: Recipe, num_classes: int) -> None:
+    sources = signature(case)  # from before the files are read: if they change meanwhile, the entry is made anew
+    store.write(case, prepare_case(case, recipe, num_classes), sources)
 
 
 def _foreground(label: np.ndarray, num_classes: int) -> np.ndarray:
     """(voxels, 1 + axes) int32: class, then position; spread evenly over each class."""
     rows = [np.empty((0, 1 + label.ndim), np.int32)]
     for value in range(1, num_classes):
-        where = np.argwhere(label == value)
-        chosen = where[:: max(1, len(where) // _LOCATIONS)][:_LOCATIONS]
+        where = np.flatnonzero(label == value)
+        places = where[:: max(1, len(where) // _LOCATIONS)][:_LOCATIONS]
+        chosen = np.column_stack(np.unravel_index(places, label.shape))
         rows.append(np.column_stack([np.full(len(chosen), value), chosen]).astype(np.int32))
     return np.concatenate(rows)
 
 
 def _sources(dataset: Dataset) -> list[Any]:
-    """As JSON gives it back; a file that is missing has no signature, and `check` says so."""
-    files = [signature(case) if all(p.is_file() for p in case.files) else None for case in dataset.cases]
-    return json.loads(json.dumps([_VERSION, dataset.class_names, dataset.modalities, files]))
+    """As JSON gives it back; a file that cannot be looked at has no signature, and `check` says so."""
+    files = [_signature(case) for case in dataset.cases]
+    return json.loads(json.dumps([_VERSION, dataset.class_names, dataset.modalities, dict(dataset.faults), files]))
 
 
-def _kept(path: Path, sources: list[Any]) -> Fingerprint | None:
-    """The fingerprint in a file, if it is of these sources."""
+def _signature(case: Case) -> list[list[Any]] | None:
     try:
-        content = json.loads(path.read_text())
-        return _from_json(content["fingerprint"]) if content["sources"] == sources else None
-    except (FileNotFoundError, ValueError, KeyError):  # absent, or cut by a power failure
+        return signature(case)
+    except OSError:
+        return None
+
+
+def _described(dataset: Dataset, found: Checked) -> dict[str, Any]:
+    """What `fingerprint.json` says: the fingerprint, and what makes it readable by itself."""
+    millilitres = [np.prod(spacing) / 1000 for spacing in found.fingerprint.spacings_mm]
+    volumes = zip(millilitres, found.fingerprint.class_voxels, strict=True)
+    return {
+        "fingerprint": asdict(found.fingerprint),
+        "cases": [case.id for case in dataset.cases if case.id not in found.faults],
+        "class_names": dataset.class_names,
+        "modalities": dataset.modalities,
+        "class_volumes_ml": [[round(float(n * size), 4) for n in counts] for size, counts in volumes],
+        "faults": found.faults,
+    }
+
+
+def _kept(path: Path, sources: list[Any]) -> Checked | None:
+    """What a file says that was found, if it is of these sources."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        known = Checked(_from_json(content["fingerprint"]), [], content["faults"])
+        return known if content["sources"] == sources else None
+    except (OSError, ValueError, KeyError, TypeError):  # absent, or cut by a power failure
         return None
 
 
@@ -123,10 +151,23 @@ def _from_json(known: dict[str, Any]) -> Fingerprint:
 
 
 @contextmanager
-def _lock(folder: Path) -> Any:
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):
+def _lock(folder: Path) -> Iterator[None]:
+    lock = FileLock(folder / ".lock")
+    with _naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"data.cache: cannot write to {folder} ({error.strerror})") from error
 
 
 def _hash(value: Any) -> str:

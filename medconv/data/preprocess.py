@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import nibabel as nib
 import numpy as np
-from scipy import ndimage
 from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.data.case import Grid
+from medconv.data.zoom import zoom, zoom_label
 
 NORMALISATIONS = ("zscore", "ct", "rescale", "none")
 Box = tuple[slice, ...]
@@ -25,15 +25,19 @@ class Recipe:
     """How images become network input; saved with every checkpoint.
 
     Args:
-        spacing_mm: the grid to resample to, one number per spatial axis (right, anterior, superior).
+        spatial_dims: of what the network sees.
+        spacing_mm: the grid to resample to, one number per spatial axis (right, anterior, superior) that the network sees.
         normalisation: one name of `NORMALISATIONS` per channel.
         intensities: per channel the dataset's foreground statistics (see `Fingerprint`), which `ct` uses.
+        slice_axis: where a 2D network takes slices of volumes, the axis across them, along which every case keeps its own
+            spacing; None: the network sees what the data is.
     """
 
     spatial_dims: int
     spacing_mm: tuple[float, ...]
     normalisation: tuple[str, ...]
     intensities: tuple[dict[str, float], ...]
+    slice_axis: int | None = None
 
     def __post_init__(self) -> None:
         unknown = [n for n in self.normalisation if n not in NORMALISATIONS]
@@ -41,6 +45,22 @@ class Recipe:
             raise ValueError(f"data.normalisation must be one of {NORMALISATIONS} per channel, got {unknown}")
         if len(self.spacing_mm) != self.spatial_dims or any(not s > 0 for s in self.spacing_mm):
             raise ValueError(f"data.spacing_mm needs {self.spatial_dims} positive numbers in mm, got {self.spacing_mm}")
+
+    @property
+    def image_dims(self) -> int:
+        """Axes of a prepared image, which is a volume also where the network takes its slices."""
+        return self.spatial_dims if self.slice_axis is None else self.spatial_dims + 1
+
+    def target_mm(self, spacing_mm: Sequence[float]) -> tuple[float, ...]:
+        """The grid to resample an image of this canonical spacing to, one number per axis of the prepared image."""
+        if (axis := self.slice_axis) is None:
+            return self.spacing_mm
+        return (*self.spacing_mm[:axis], spacing_mm[axis], *self.spacing_mm[axis:])
+
+
+def left_right_axis(slice_axis: int | None) -> int | None:
+    """Which axis of what the network sees runs from left to right: the first, but none in sagittal slices."""
+    return None if slice_axis == 0 else 0
 
 
 def normalisation_for(wanted: str | Sequence[str] | None, modalities: Sequence[str]) -> tuple[str, ...]:
@@ -71,22 +91,26 @@ class Placement:
     def slices(self) -> Box:
         return tuple(slice(a, b) for a, b in self.box)
 
+    def spacing_mm(self, shape: Sequence[int]) -> tuple[float, ...]:
+        """Spacing of the prepared image, which has this shape; one number per axis of it."""
+        spacing = _canonical_spacing(self.grid)
+        return tuple(mm * (b - a) / n for mm, (a, b), n in zip(spacing, self.box, shape, strict=False))
+
 
 def to_canonical(array: np.ndarray, grid: Grid) -> tuple[np.ndarray, tuple[float, ...]]:
     """Turn the axes to right, anterior, superior by flips and permutations; a single slice stays as it is.
 
     Shape: (channels, X, Y, Z) -> (channels, R, A, S). Returns: the array and its spacing in mm.
     """
-    orientation = _orientation(grid)
-    spacing = np.empty(3)
-    spacing[orientation[:, 0].astype(int)] = grid.spacing_mm
-    return _reorient(array, orientation), tuple(float(s) for s in spacing)
+    return _reorient(array, _orientation(grid)), _canonical_spacing(grid)
 
 
 def content_box(image: np.ndarray) -> Box:
     """The smallest box that holds every voxel that is not 0 in some channel; (channels, *spatial) -> slices."""
-    found = ndimage.find_objects((image != 0).any(0).astype(np.uint8))
-    return tuple(found[0]) if found else tuple(slice(0, n) for n in image.shape[1:])
+    content = (image != 0).any(0)
+    axes = range(content.ndim)
+    found = [np.flatnonzero(content.any(tuple(other for other in axes if other != axis))) for axis in axes]
+    return tuple(slice(int(f[0]), int(f[-1]) + 1) if len(f) else slice(0, content.shape[i]) for i, f in enumerate(found))
 
 
 def preprocess(image: np.ndarray, grid: Grid, recipe: Recipe) -> tuple[np.ndarray, Placement]:
@@ -99,9 +123,9 @@ def preprocess(image: np.ndarray, grid: Grid, recipe: Recipe) -> tuple[np.ndarra
     cropped = canonical[(slice(None), *box)]
     placement = Placement(grid, canonical.shape[1:], tuple((s.start, s.stop) for s in box))
     normalised = np.stack([_normalise(c, i, recipe) for i, c in enumerate(cropped)])
-    shape = resampled_shape(cropped.shape[1:], spacing, recipe.spacing_mm)
-    resampled = np.stack([_zoom(c, shape, order=3) for c in normalised])
-    return _drop_slice(resampled, recipe.spatial_dims), placement
+    shape = resampled_shape(cropped.shape[1:], spacing, recipe.target_mm(spacing))
+    resampled = np.stack([zoom(c, shape) for c in normalised])
+    return _drop_slice(resampled, recipe.image_dims), placement
 
 
 def preprocess_label(label: np.ndarray, placement: Placement, recipe: Recipe, num_classes: int) -> np.ndarray:
@@ -111,12 +135,10 @@ def preprocess_label(label: np.ndarray, placement: Placement, recipe: Recipe, nu
     """
     canonical, spacing = to_canonical(label[None], placement.grid)
     cropped = canonical[(slice(None), *placement.slices)]
-    shape = resampled_shape(cropped.shape[1:], spacing, recipe.spacing_mm)
-    if shape != cropped.shape[1:]:
-        masks = np.stack([_zoom((cropped[0] == c).astype(np.float32), shape, order=1) for c in range(num_classes)])
-        cropped = masks.argmax(0)[None]
+    shape = resampled_shape(cropped.shape[1:], spacing, recipe.target_mm(spacing))
+    resampled = zoom_label(cropped[0], shape, num_classes)[None]
     dtype = np.uint8 if num_classes <= 256 else np.int16
-    return _drop_slice(cropped, recipe.spatial_dims)[0].astype(dtype)
+    return _drop_slice(resampled, recipe.image_dims)[0].astype(dtype)
 
 
 def restore(logits: Tensor, placement: Placement) -> np.ndarray:
@@ -154,16 +176,14 @@ def _normalise(channel: np.ndarray, index: int, recipe: Recipe) -> np.ndarray:
     return channel
 
 
-def _zoom(volume: np.ndarray, shape: Sequence[int], order: int) -> np.ndarray:
-    """Spline resampling in which the outer edges of the first and last voxels stay where they are."""
-    if tuple(shape) == volume.shape:
-        return volume.astype(np.float32)
-    factors = [new / old for new, old in zip(shape, volume.shape, strict=True)]
-    return ndimage.zoom(volume.astype(np.float32), factors, order=order, mode="nearest", grid_mode=True)
-
-
 def _orientation(grid: Grid) -> np.ndarray:
     return _identity() if grid.shape[2] == 1 else nib.orientations.io_orientation(grid.matrix)
+
+
+def _canonical_spacing(grid: Grid) -> tuple[float, ...]:
+    spacing = np.empty(3)
+    spacing[_orientation(grid)[:, 0].astype(int)] = grid.spacing_mm
+    return tuple(float(s) for s in spacing)
 
 
 def _identity() -> np.ndarray:
@@ -174,5 +194,5 @@ def _reorient(array: np.ndarray, orientation: np.ndarray) -> np.ndarray:
     return np.stack([nib.orientations.apply_orientation(channel, orientation) for channel in array])
 
 
-def _drop_slice(array: np.ndarray, spatial_dims: int) -> np.ndarray:
-    return np.ascontiguousarray(array[..., 0] if spatial_dims == 2 else array)
+def _drop_slice(array: np.ndarray, image_dims: int) -> np.ndarray:
+    return np.ascontiguousarray(array[..., 0] if image_dims == 2 else array)

@@ -8,6 +8,7 @@ from medconv.performance.hardware import (
     resolve_precision,
     without_effect,
 )
+from medconv.performance.memory import naming_memory
 from medconv.performance.steps import StepProfiler, Trace
 from medconv.performance.switches import apply_switches, memory_format
 from medconv.performance.verdict import verdict
@@ -21,6 +22,7 @@ __all__ = [
     "check_devices",
     "memory_advice",
     "memory_format",
+    "naming_memory",
     "resolve_precision",
     "verdict",
     "without_effect",

@@ -38,7 +38,7 @@ class Segmentation(LightningModule):
         to_native: (logits (classes, *spatial), case id) -> label map (X, Y, Z) on the case's own grid.
         record: plain values that every checkpoint carries, enough to build the network and its input again; its key
             `validation` is filled with the Dice of each case (case id to class to value) of the last validation.
-        overlap, window_batch_size, mirror_axes: of the sliding window over whole cases.
+        overlap, window_batch_size, mirror_axes, slice_axis, label_pairs: of the sliding window over whole cases.
         memory_format: of the network's input.
     """
 
@@ -55,13 +55,17 @@ class Segmentation(LightningModule):
         overlap: float = 0.5,
         window_batch_size: int = 4,
         mirror_axes: Sequence[int] = (),
+        slice_axis: int | None = None,
+        label_pairs: Sequence[tuple[int, int]] = (),
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         super().__init__()
         self.network, self.loss = network, loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.class_names, self.spatial_dims = tuple(class_names), len(patch_size)
-        self.window = SlidingWindow(tuple(patch_size), overlap, window_batch_size, tuple(mirror_axes))
+        self.window = SlidingWindow(
+            tuple(patch_size), overlap, window_batch_size, tuple(mirror_axes), slice_axis, tuple(label_pairs)
+        )
         self.to_native, self.record, self.memory_format = to_native, record, memory_format
         self.rows: dict[str, metrics.Row] = {}
         self.case_losses: dict[str, float] = {}

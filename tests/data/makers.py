@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,3 +133,26 @@ def rotation(angles_deg: Sequence[float]) -> np.ndarray:
 
 def dice(one: np.ndarray, other: np.ndarray) -> float:
     return 2 * np.count_nonzero(one & other) / (np.count_nonzero(one) + np.count_nonzero(other))
+
+
+def unprivileged(function: Callable[..., Any], *arguments: Any) -> str:
+    """What a function raises, in words, in a process that root's rights are taken from; '' where it raises nothing."""
+    fork = multiprocessing.get_context("fork")
+    answers = fork.Queue()
+
+    def run() -> None:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+        try:
+            function(*arguments)
+            answers.put("")
+        except Exception as error:
+            answers.put(f"{type(error).__name__}: {error}")
+
+    process = fork.Process(target=run)
+    process.start()
+    said = answers.get(timeout=60)
+    process.join(timeout=60)
+    return str(said)

@@ -1,14 +1,13 @@
 """medconv/data/files.py: what a NIfTI file holds, what is wrong with it in words, and how a label map is written."""
 
 import gzip
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
-from makers import AFFINE, SHAPE, image_array, label_array, rotation, save, save_raw, truncate
+from makers import AFFINE, SHAPE, image_array, label_array, rotation, save, save_raw, truncate, unprivileged
 
 from medconv.data.files import read_array, read_header, read_image, read_label, stem, write_label
 
@@ -33,13 +32,6 @@ def damage(path: Path) -> Path:
     content = bytearray(path.read_bytes())
     content[30:60] = bytes(30)
     path.write_bytes(content)
-    return path
-
-
-def unreadable(path: Path) -> Path:
-    if os.geteuid() == 0:
-        pytest.skip("root may read everything")
-    save(path, image_array(0)).chmod(0)
     return path
 
 
@@ -89,7 +81,6 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "zipped text": (zipped_text, "not a readable NIfTI file"),
     "wrong magic": (lambda p: save_raw(p, set_fields(magic=b"abc", sizeof_hdr=5)), "not a readable NIfTI file"),
     "other format": (mgh, "expected NIfTI, got MGHImage"),
-    "no permission": (unreadable, "no permission"),
     "unknown datatype": (lambda p: save_raw(p, set_fields(datatype=999)), "not a readable NIfTI file .*999"),
     "infinite intercept": (lambda p: save_raw(p, set_fields(scl_slope=1, scl_inter=np.inf)), "not a readable NIfTI file"),
     "cut in the header": (lambda p: truncate(save(p, image_array(0)), 0.01), "not a readable NIfTI file"),
@@ -121,6 +112,33 @@ def test_bad_file_is_named_with_its_fault(tmp_path: Path, fault: str) -> None:
         read_array(path)
     assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)  # `check` has one line per fault
+
+
+def test_no_permission(open_folder: Path) -> None:
+    path = save(open_folder / "folder" / "scan.nii.gz", image_array(0))
+    assert unprivileged(read_array, path) == ""
+    path.chmod(0)
+    assert unprivileged(read_array, path) == f"ValueError: {path}: no permission to read it"
+    path.chmod(0o644)
+    path.parent.chmod(0)
+    assert unprivileged(read_array, path) == f"ValueError: {path}: no permission to read it"
+    path.parent.chmod(0o755)
+
+
+def test_damage_that_keeps_the_length_is_noticed(tmp_path: Path) -> None:
+    """Where nothing is packed, as in noise, any byte decodes to something; only the checksum at the end tells."""
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 40)).astype(np.uint8)
+    path = save(tmp_path / "scan.nii.gz", noise)
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=0))
+    np.testing.assert_array_equal(read_array(path)[0], noise)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert not np.array_equal(np.asanyarray(nib.load(path).dataobj), noise)  # what nibabel alone makes of it
+    with pytest.raises(
+        ValueError, match=r"scan\.nii\.gz: damaged or truncated, its voxels cannot be read \(CRC check failed"
+    ):
+        read_array(path)
 
 
 def test_voxels_of_an_uncompressed_file_that_promises_more(tmp_path: Path) -> None:

@@ -92,8 +92,10 @@ def test_nnunet_missing_channel_is_named(tmp_path: Path, missing: str) -> None:
     root = write_nnunet(tmp_path)
     (root / "imagesTr" / missing).unlink()
     has = 1 - int(missing[-8])
-    with pytest.raises(ValueError, match=rf"imagesTr: every case needs channels 0 to 1: case_1 has \[{has}\]$"):
-        nnunet(root)
+    dataset = nnunet(root)  # a fault of one case, which `check` lists with all others
+    assert [case.id for case in dataset.cases] == ["case_0", "case_1", "case_2"]
+    expected = f"{root / 'imagesTr'}: expected channels 0 to 1 of every case, found [{has}]"
+    assert dataset.faults == {"case_1": expected}
 
 
 def test_group_channels_names_every_wrong_case() -> None:
@@ -224,8 +226,31 @@ def test_folder_names_cases_without_a_partner(tmp_path: Path) -> None:
     write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "abcd")
     (tmp_path / "i/b.nii.gz").unlink()
     (tmp_path / "l/d.nii.gz").unlink()
-    with pytest.raises(ValueError, match=r"an image or a label but not both: b, d$"):
-        folder(str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz"))
+    images, labels = str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz")
+    dataset = folder(images, labels)
+    assert [case.id for case in dataset.cases] == ["a", "b", "c", "d"]
+    assert dataset.faults == {
+        "b": f"{tmp_path / 'l/b.nii.gz'}: no image matches {images}",
+        "d": f"{tmp_path / 'i/d.nii.gz'}: no label matches {labels}",
+    }
+    for case in "ac":
+        (tmp_path / f"i/{case}.nii.gz").unlink()
+    with pytest.raises(
+        ValueError, match=r"no case has both an image and a label; the `\*` stands for d in images, for a, b, c"
+    ):
+        folder(images, labels)
+
+
+def test_folder_counts_classes_in_the_labels_that_can_be_read(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "abc")
+    patterns = str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz")
+    whole = folder(*patterns).class_names
+    (tmp_path / "l/a.nii.gz").write_bytes(b"")
+    assert folder(*patterns).class_names == whole
+    for case in "bc":
+        (tmp_path / f"l/{case}.nii.gz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"data\.class_names is not set, and no label tells .*the file is empty"):
+        folder(*patterns)
 
 
 def test_folder_says_what_is_wrong_with_its_patterns(tmp_path: Path) -> None:

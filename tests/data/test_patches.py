@@ -9,6 +9,7 @@ import torch
 from makers import CLASSES, image_array, label_array, recipe, save, tiny
 from monai.data import DataLoader
 
+from medconv.data.augment import centre
 from medconv.data.case import Dataset, Grid
 from medconv.data.files import read_label
 from medconv.data.patches import CaseDataset, PatchDataset, SampleOrder, crop
@@ -234,3 +235,23 @@ def test_validation_reference_is_native(tmp_path: Path) -> None:
     item = CaseDataset(store, dataset.cases)[0]
     assert item["image"].shape == (1, 1, 6, 14, 10)
     np.testing.assert_array_equal(item["reference"], label_array(0))
+
+
+def test_more_than_the_patch_is_read_around_the_same_centre(prepared: tuple[Dataset, Store]) -> None:
+    """As augmentation asks for; less too, and what lies outside of the image is 0."""
+    dataset, store = prepared
+    ids = [case.id for case in dataset.cases]
+    sizes = [(6, 5, 4), (10, 9, 8), (4, 3, 4), (30, 31, 20)]
+    plain = PatchDataset(store, ids, (6, 5, 4), 0, 0.5)
+    sized = PatchDataset(store, ids, (6, 5, 4), 0, 0.5, read_size=lambda n: sizes[n % 4])
+    for number in range(16):
+        patch, given = plain[number], sized[number]
+        for key in ("image", "label"):
+            assert given[key].shape[1:] == sizes[number % 4]
+            ours, theirs = (
+                centre(x, [min(p, s) for p, s in zip((6, 5, 4), sizes[number % 4], strict=True)])
+                for x in (patch[key], given[key])
+            )
+            assert torch.equal(ours, theirs)
+    whole = sized[3]
+    assert (whole["image"] == 0).any() and whole["image"].max() > 5

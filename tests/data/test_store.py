@@ -6,13 +6,16 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from mmap import mmap
 from pathlib import Path
 
 import numpy as np
 import pytest
 from makers import CLASSES, SHAPE, edit_json, image_array, label_array, recipe, save, tiny, truncate, write_msd, write_nnunet
 
+from medconv import atomic
 from medconv.data import prepare as preparing
 from medconv.data import store as storing
 from medconv.data.case import Case, Dataset
@@ -61,7 +64,7 @@ def test_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
     found = store.read(case.id)
     for name in ARRAYS:
         array = getattr(found, name)
-        assert isinstance(array, np.memmap) and not array.flags.writeable
+        assert isinstance(array.base, mmap) and not array.flags.writeable
         np.testing.assert_array_equal(array, getattr(entry, name))
     assert found.placement == entry.placement == store.placement(case.id)
     assert hash(found.placement)  # tuples all the way down, as they were
@@ -170,9 +173,9 @@ def test_dataset_folder_depends_on_name_and_files(tmp_path: Path) -> None:
 def test_fingerprint_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checks = []
 
-    def counting(dataset: Dataset, workers: int) -> object:
+    def counting(dataset: Dataset, workers: int, skip: bool) -> object:
         checks.append(dataset.name)
-        return real(dataset, workers)
+        return real(dataset, workers, skip)
 
     real = preparing.check
     monkeypatch.setattr(preparing, "check", counting)
@@ -182,9 +185,9 @@ def test_fingerprint_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: p
     assert len(checks) == 1
     save(dataset.cases[0].images[0], image_array(0) + 50)
     touch(dataset.cases[0].images[0])
-    second = fingerprint(dataset, folder, 1)
+    second, _ = fingerprint(dataset, folder, 1)
     assert len(checks) == 2
-    assert second.intensities[0]["mean"] > first.intensities[0]["mean"] + 10
+    assert second.intensities[0]["mean"] > first[0].intensities[0]["mean"] + 10
     fingerprint(Dataset("Tiny", dataset.cases, ("background", "a", "b", "c"), ("MRI",)), folder, 1)
     assert len(checks) == 3
 
@@ -200,7 +203,7 @@ def test_fingerprint_of_a_faulty_dataset_is_not_kept(tmp_path: Path) -> None:
             fingerprint(dataset, folder, 1)
     save(dataset.cases[0].images[0], image_array(0))
     save(dataset.cases[1].images[0], image_array(1))
-    assert fingerprint(dataset, folder, 1).spatial_dims == 3
+    assert fingerprint(dataset, folder, 1)[0].spatial_dims == 3
 
 
 def test_warnings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -255,15 +258,15 @@ def _prepare_and_report(root: Path, cache: Path, log: Path, start: "object", ans
 
     real_check, real_write = preparing.check, Store.write
 
-    def slow_check(dataset: Dataset, workers: int) -> object:
+    def slow_check(dataset: Dataset, workers: int, skip: bool) -> object:
         note("check")
         time.sleep(0.1)
-        return real_check(dataset, workers)
+        return real_check(dataset, workers, skip)
 
-    def slow_write(self: Store, case: Case, entry: Entry) -> None:
+    def slow_write(self: Store, case: Case, entry: Entry, sources: object) -> None:
         note(case.id)
         time.sleep(0.1)
-        real_write(self, case, entry)
+        real_write(self, case, entry, sources)
 
     preparing.check, Store.write = slow_check, slow_write  # type: ignore[assignment,method-assign]
     dataset = msd(root)
@@ -291,17 +294,28 @@ def test_processes_at_once_do_the_work_once(tmp_path: Path) -> None:
     assert_complete(Store(next(p for p in cache.iterdir() if p.is_dir())), msd(tmp_path / "data"))
 
 
+@contextmanager
+def before_each_file(act: Callable[[Path], None]) -> Iterator[None]:
+    """Call `act` right before a file of the store is put in its place."""
+    real = atomic.replacing
+
+    @contextmanager
+    def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
+        with real(path, durable) as partial:
+            yield partial
+            act(path)
+
+    atomic.replacing = storing.replacing = replacing
+    try:
+        yield
+    finally:
+        atomic.replacing = storing.replacing = real
+
+
 def _prepare_until(root: Path, cache: Path, fatal: str) -> None:
-    """Dies by SIGKILL right before a file of the store is put in its place."""
-    real = storing._replace
-
-    def replace(path: Path, write: object) -> None:
-        if path.name == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
-        real(path, write)
-
-    storing._replace = replace
-    prepare(msd(root), recipe(), cache, 1)
+    """Dies by SIGKILL."""
+    with before_each_file(lambda path: os.kill(os.getpid(), signal.SIGKILL) if path.name == fatal else None):
+        prepare(msd(root), recipe(), cache, 1)
 
 
 @pytest.mark.parametrize("fatal", ["case_1.json", "case_1.label.npy", "case_2.image.npy"])
@@ -322,19 +336,14 @@ def test_a_killed_preparation_is_taken_up_again(tmp_path: Path, fatal: str) -> N
     assert_complete(store, dataset)
 
 
-def test_a_reader_never_sees_half_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_never_sees_half_an_entry(tmp_path: Path) -> None:
     """While a case is replaced its record is away, so that no record ever stands beside arrays of another file."""
     dataset = tiny(tmp_path / "data", 1)
     (case,) = dataset.cases
     store = prepare(dataset, recipe(), tmp_path / "cache", 1)
-    real, seen = storing._replace, []
-
-    def replace(path: Path, write: object) -> None:
-        seen.append((path.name, store.has(case)))
-        real(path, write)
-
-    monkeypatch.setattr(storing, "_replace", replace)
-    store.write(case, prepare_case(case, recipe(), 3))
+    seen: list[tuple[str, bool]] = []
+    with before_each_file(lambda path: seen.append((path.name, store.has(case)))):
+        store.write(case, prepare_case(case, recipe(), 3))
     assert seen == [(f"case_0.{n}", False) for n in ("image.npy", "label.npy", "foreground.npy", "json")]
     assert store.has(case)
 

@@ -1,1 +1,1 @@
-"""What others train with, each in a process of its own that takes a training step when it is told to."""
+"""What others train with, each in a process of its own that works when it is told to."""

@@ -23,7 +23,8 @@ from monai.networks.nets import DynUNet
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from medconv.benchmarks.peers.nnunet_step import own_stdout, parse, parser, random_batch, say
+from medconv.benchmarks.peers.nnunet_step import parse, parser, random_batch
+from medconv.benchmarks.peers.serving import own_stdout, say
 
 
 class Plain(L.LightningModule):

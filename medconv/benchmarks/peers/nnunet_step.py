@@ -1,6 +1,7 @@
 """nnU-Net's own training step, taken when a line on standard input says so.
 
-This script stands alone: it is run by the python of an environment that has nnU-Net, which need not have medconv.
+This script and its neighbour `serving.py` stand alone: they are run by the python of an environment that has nnU-Net, which
+need not have medconv.
 
     python3 -m venv FOLDER && FOLDER/bin/pip install nnunetv2==2.8.1
     FOLDER/bin/python medconv/benchmarks/peers/nnunet_step.py --patch 40 56 40 --batch 2 --threads 2
@@ -17,7 +18,6 @@ Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; https://github.com/
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
@@ -28,6 +28,10 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+if __package__:
+    from medconv.benchmarks.peers.serving import own_stdout, say
+else:  # a script, run where medconv is not installed
+    from serving import own_stdout, say  # type: ignore[no-redef]
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -57,20 +61,6 @@ def parse(options: argparse.ArgumentParser, argv: Sequence[str] | None = None) -
             f"--patch needs 2 or 3 sizes that {divisor} divides, for {len(found.features)} stages, got {found.patch}"
         )
     return found
-
-
-def own_stdout() -> TextIO:
-    """The standard output for the protocol alone; whatever else prints there, at any depth, prints to standard error."""
-    sys.stdout.flush()
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    return channel
-
-
-def say(channel: TextIO, **fields: Any) -> None:
-    channel.write(json.dumps(fields) + "\n")
-    channel.flush()
 
 
 def random_batch(options: argparse.Namespace) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,10 @@
-"""A peer in a process, maybe an environment, of its own, that takes one training step whenever it is asked to."""
+"""A peer in a process, maybe an environment, of its own, that works whenever it is asked to."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +16,8 @@ from typing import Any
 
 NNUNET = (str(Path(__file__).with_name("nnunet_step.py")),)
 DYNUNET = ("-m", "medconv.benchmarks.peers.dynunet")
+NNUNET_DATA, TORCHIO_DATA = ((str(Path(__file__).with_name(f"{name}_data.py")),) for name in ("nnunet", "torchio"))
+MEDCONV_DATA, MONAI_DATA = (("-m", f"medconv.benchmarks.peers.{name}_data") for name in ("medconv", "monai"))
 PATIENCE_S = 10.0  # for one that was told to quit
 KEPT_LINES = 6  # of what it printed, for a message
 
@@ -26,18 +30,21 @@ class PeerProcess:
 
     Args:
         arguments: what that python runs, a script or `-m` and a module, then its options. It speaks the protocol of
-            `medconv/benchmarks/peers/nnunet_step.py`.
+            `medconv/benchmarks/peers/nnunet_step.py` or of `medconv/benchmarks/peers/serving.py`.
         python: executable of the environment that has the peer.
         limit_s: seconds to wait for one answer. Imports come before the first one, a compilation before the second.
+        frozen: stop the peer and all that it started between its answers, such as a loader's worker that would go on
+            filling its queue and take the core from the next peer.
     Attributes:
-        about: what the peer says of itself: `name`, `parameters`, `precision`, `torch`, `threads`, `compiled`.
+        about: what the peer says of itself: `name`; for a step also `parameters`, `precision`, `torch`, `threads`,
+            `compiled`.
         loss: of the last step; not a number before.
     Raises: ValueError: on entering or by `step`, the peer cannot start, ends, is silent for too long or answers
         something else. The message names the executable and what the peer printed last.
     """
 
-    def __init__(self, python: str | Path, arguments: Sequence[str], limit_s: float = 600.0) -> None:
-        self.python, self.arguments, self.limit_s = str(python), list(arguments), limit_s
+    def __init__(self, python: str | Path, arguments: Sequence[str], limit_s: float = 600.0, frozen: bool = False) -> None:
+        self.python, self.arguments, self.limit_s, self.frozen = str(python), list(arguments), limit_s, frozen
         self.about: dict[str, Any] = {}
         self.loss = float("nan")
         self._lines: SimpleQueue[str] = SimpleQueue()
@@ -48,6 +55,7 @@ class PeerProcess:
             self._process = self._start()
             Thread(target=self._listen, daemon=True).start()
             self.about = self._answer("ready")
+            self._signal(signal.SIGSTOP)
         except BaseException:
             self.__exit__()
             raise
@@ -60,18 +68,33 @@ class PeerProcess:
 
     def step(self) -> float:
         """Has the peer take one training step. Returns: its seconds, by the peer's own clock."""
-        self._tell("step")
-        answer = self._answer("seconds")
+        answer = self.ask("step")
         self.loss = float(answer["loss"])
         return float(answer["seconds"])
+
+    def ask(self, request: str) -> dict[str, Any]:
+        """Has the peer do something. Returns: its answer, with `seconds` by its own clock."""
+        self._signal(signal.SIGCONT)
+        self._tell(request)
+        answer = self._answer("seconds")
+        self._signal(signal.SIGSTOP)
+        return answer
 
     def _start(self) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
         command = [self.python, *self.arguments]
         try:
-            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._printed, text=True)
+            return subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=self._printed, text=True, start_new_session=self.frozen
+            )
         except OSError as error:
             raise ValueError(f"needed a python executable, got {self.python}: {error}") from error
+
+    def _signal(self, number: int) -> None:
+        """To the peer and all that it started; only where those are a group of their own."""
+        if self.frozen:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -109,6 +132,7 @@ class PeerProcess:
     def _end(self, patience_s: float) -> None:
         """Lets it quit by itself, and kills it where that takes too long."""
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         if not self._process.stdin.closed:
             self._tell("quit")
         with suppress(OSError):
@@ -118,3 +142,4 @@ class PeerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._signal(signal.SIGKILL)  # workers that it left behind

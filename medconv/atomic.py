@@ -1,0 +1,37 @@
+"""Writing so that a reader, and a run after a crash, meets the old file or the new one, and never a part of one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
+    """A path in the same folder to write to; the file takes the place of `path` when the block ends well, else it goes.
+
+    A killed process leaves a hidden file behind. Keeps the ending of the name, which some writers go by.
+    Args: durable: the content is on disk before the file has its name, so that no power cut leaves a name without it.
+    """
+    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield partial
+        if durable:
+            _flush(partial)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """As `Path.write_text`, atomically."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

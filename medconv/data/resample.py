@@ -1,0 +1,157 @@
+"""One resampling for all that moves voxels: rotation, scaling, shift, elastic deformation and mirroring together.
+
+On a CPU `grid_sample` in three dimensions goes voxel by voxel. Gathering the eight neighbours of many voxels at once, as
+whole vectors in pieces that stay in the cache, gives the same numbers in less than half of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import ceil, prod
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_PIECE = 40_000  # voxels at once on a CPU: a dozen float32 vectors of that length fit into its second cache
+_EXACT = 2**24  # whole numbers that float32 holds
+
+
+def resample(
+    image: Tensor, label: Tensor, matrix: Tensor, shift: Tensor, field: Tensor | None, size: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Image by linear, label by nearest-neighbour interpolation; 0 comes in from outside.
+
+    The output voxel at p, counted from the centre of the output, shows the input at matrix @ p + shift + field(p),
+    counted from the centre of the input.
+
+    Shape: image (batch, channels, *source) float32, label (batch, 1, *source) -> the same with *size.
+        matrix (batch, axes, axes), shift (batch, axes), field (batch, axes, *size) or None: all in voxels, on a CPU but
+        for `field`, which is where the image is.
+    """
+    if not one_by_one(image.device):
+        grid = _grid(image, matrix, shift, field, size)
+        seen = F.grid_sample(image, grid, mode="bilinear", align_corners=False)
+        return seen, F.grid_sample(label.float(), grid, mode="nearest", align_corners=False).to(label.dtype)
+    out = image.new_empty((*image.shape[:2], *size)), label.new_empty((*label.shape[:2], *size))
+    for i in range(len(image)):
+        own = None if field is None else field[i]
+        _gather(image[i], label[i], matrix[i].double(), shift[i].double(), own, (out[0][i], out[1][i]))
+    return out
+
+
+def one_by_one(device: torch.device) -> bool:
+    """Whether samples are quicker one at a time, without copies, than as one stack with few calls."""
+    return device.type == "cpu"
+
+
+def reach(matrix: Tensor, shift: Tensor, size: Sequence[int]) -> Tensor:
+    """How far from the centre the corners of an output of this size look, in voxels of the input; (..., axes)."""
+    half = (torch.tensor(size, dtype=matrix.dtype) - 1) / 2
+    return matrix.abs() @ half + shift.abs()
+
+
+def spline_field(control: Tensor, size: Sequence[int], distance: Sequence[float]) -> Tensor:
+    """A smooth displacement from control points, by cubic B-splines; it nowhere exceeds the largest of its control points.
+
+    Shape: control (batch, axes, *points) as `control_points` counts them -> (batch, axes, *size).
+    Args: distance: of control points, in voxels.
+    Source: Rueckert et al. 1999, doi:10.1109/42.796284.
+    """
+    for axis, (n, far) in enumerate(zip(size, distance, strict=True)):
+        basis = _spline_basis(n, far).to(control.device)
+        control = (control.movedim(2 + axis, -1) @ basis.T).movedim(-1, 2 + axis)
+    return control
+
+
+def control_points(size: Sequence[int], distance: Sequence[float]) -> tuple[int, ...]:
+    """How many control points along each axis cover `size` voxels."""
+    return tuple(ceil((n - 1) / far) + 3 for n, far in zip(size, distance, strict=True))
+
+
+@lru_cache(maxsize=32)
+def _spline_basis(n: int, far: float) -> Tensor:
+    """Shape: (voxels, points); every row sums to 1."""
+    (points,) = control_points((n,), (far,))
+    away = (torch.arange(n)[:, None] / far + 1 - torch.arange(points)[None]).abs()
+    near, outer = 2 / 3 - away**2 + away**3 / 2, (2 - away).clamp(min=0) ** 3 / 6
+    return torch.where(away < 1, near, outer)
+
+
+def _grid(image: Tensor, matrix: Tensor, shift: Tensor, field: Tensor | None, size: Sequence[int]) -> Tensor:
+    """What `grid_sample` reads: axes from the last, positions from -1 to 1."""
+    half = torch.tensor(image.shape[2:]) / 2
+    linear = matrix * (torch.tensor(size) / 2) / half[:, None]
+    theta = torch.cat([linear.flip(1, 2), (shift / half).flip(1)[:, :, None]], dim=2).float()
+    grid = F.affine_grid(theta.to(image.device), [len(image), 1, *size], align_corners=False)
+    return grid if field is None else grid + (field / half.to(field).reshape(-1, *(1,) * len(size))).movedim(1, -1).flip(-1)
+
+
+def _gather(
+    image: Tensor, label: Tensor, matrix: Tensor, shift: Tensor, field: Tensor | None, out: tuple[Tensor, Tensor]
+) -> None:
+    """One sample, in pieces along the first axis, into `out`."""
+    size, axes = out[0].shape[1:], image.ndim - 1
+    far = reach(matrix, shift, size) + (0 if field is None else field.abs().flatten(1).amax(1))
+    if any(far[i] > (image.shape[1 + i] - 1) / 2 - 1e-3 for i in range(axes)):
+        image, label = (F.pad(x, (1,) * 2 * axes) for x in (image, label))  # a frame of what comes in from outside
+    source = image.shape[1:]
+    strides = [prod(source[i + 1 :]) for i in range(axes)]
+    lines = _lines(matrix, shift, source, size)
+    flat, rows = (image.reshape(len(image), -1), label.reshape(-1)), max(1, _PIECE // prod(size[1:]))
+    pieces = [x.reshape(len(x), -1) for x in out]
+    for start in range(0, size[0], rows):
+        stop = min(size[0], start + rows)
+        place = slice(start * prod(size[1:]), stop * prod(size[1:]))
+        here = [first[start:stop] + rest for first, rest in lines]
+        if field is not None:
+            here = [position + field[i, start:stop] for i, position in enumerate(here)]
+        corner, nearest, weights = _neighbours(here, source, strides)
+        torch.index_select(flat[1], 0, nearest, out=pieces[1][0, place])
+        for channel, values in zip(flat[0], pieces[0], strict=True):
+            values[place] = _blend(channel, corner, strides, weights)
+
+
+def _lines(matrix: Tensor, shift: Tensor, source: Sequence[int], size: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """Per source axis its position as a sum: what the first output axis adds, and what the others add."""
+
+    def along(i: int, j: int) -> Tensor:
+        steps = (torch.arange(size[j]) - (size[j] - 1) / 2) * matrix[i, j]
+        return steps.reshape(*(1,) * j, -1, *(1,) * (len(size) - 1 - j))
+
+    centre = [(n - 1) / 2 + float(s) for n, s in zip(source, shift, strict=True)]
+    rest = [sum((along(i, j) for j in range(1, len(size))), torch.zeros(1)) for i in range(len(size))]
+    return [((along(i, 0) + centre[i]).float(), rest[i].float()) for i in range(len(size))]
+
+
+def _neighbours(
+    positions: Sequence[Tensor], source: Sequence[int], strides: Sequence[int]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Flat index of the lower corner and of the nearest voxel, and the way from the lower corner along each axis."""
+    weights: list[Tensor] = []
+    index = torch.zeros(1, dtype=torch.float32 if prod(source) < _EXACT else torch.float64)
+    for position, n, stride in zip(positions, source, strides, strict=True):
+        inside = position.clamp(0, _below(n - 1))
+        lower = inside.floor()
+        weights.append(inside.sub_(lower).reshape(-1))
+        index = index + lower.reshape(-1).to(index.dtype).mul_(stride)
+    corner = index.to(torch.int64 if index.dtype == torch.float64 else torch.int32)
+    for weight, stride in zip(weights, strides, strict=True):
+        index.add_(weight.round(), alpha=stride)
+    return corner, index.to(corner.dtype), weights
+
+
+def _below(n: int) -> float:
+    """The largest float32 below n, so that there is always an upper neighbour; 0 where there is but one voxel."""
+    return float(np.nextafter(np.float32(n), np.float32(0)))
+
+
+def _blend(values: Tensor, corner: Tensor, strides: Sequence[int], weights: Sequence[Tensor]) -> Tensor:
+    """Linear interpolation along the first axis of what interpolation along the others gives."""
+    if not weights:
+        return values.index_select(0, corner)
+    lower = _blend(values, corner, strides[1:], weights[1:])
+    upper = _blend(values[strides[0] :], corner, strides[1:], weights[1:])
+    return lower.lerp_(upper, weights[0])

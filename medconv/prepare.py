@@ -1,0 +1,90 @@
+"""`medconv-prepare`, `python scripts/prepare.py`: check and prepare a dataset before training, or only look at it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import numpy as np
+from omegaconf import DictConfig
+
+from medconv import commands, composing, config, run
+from medconv.data.case import Dataset
+from medconv.data.check import CaseReport, complaint, survey
+
+
+def main() -> None:
+    sys.exit(commands.guard(_main))
+
+
+def _main() -> int:
+    options, sys.argv[1:] = _parser().parse_known_args()  # what is left is Hydra's
+    commands.start_logging()
+    configs: list[DictConfig] = []
+    composing.composed(lambda found, _: configs.append(config.checked(found)))
+    codes = [_check(found) if options.check_only else _prepare(found, options.verify) for found in configs]
+    return max(codes, default=commands.DONE)
+
+
+def _prepare(found: DictConfig, verify: bool) -> int:
+    prepared = run.prepare_data(found, verify)
+    store, planned = prepared.store, prepared.plan
+    print(f"prepared  {len(prepared.dataset.cases)} cases of {prepared.dataset.name}")
+    print(f"store     {store.folder}, {store.size() / 1e6:.1f} MB")
+    print(f"findings  {store.folder.parent / 'fingerprint.json'}")
+    print(f"plan      spacing {_by(planned.spacing_mm)} mm, patch {_by(planned.patch_size)} voxels")
+    return commands.DONE
+
+
+def _check(found: DictConfig) -> int:
+    """Writes nothing; the faults, if there are any, are the error."""
+    dataset, workers = run.find_data(found)
+    reports = survey(dataset, workers)
+    print(table(dataset, reports))
+    for report in reports:
+        for warning in report.warnings:
+            print(f"warning: case {report.case}: {warning}")
+    faults = {report.case: report.faults for report in reports if report.faults}
+    if faults:
+        raise ValueError(complaint(dataset, faults))
+    print(f"\nno fault in {len(reports)} cases of {dataset.name}")
+    return commands.DONE
+
+
+def table(dataset: Dataset, reports: list[CaseReport]) -> str:
+    """One line per case: its grid as its files have it, its intensities, and how much of it each class takes."""
+    head = ["case", "shape", "spacing mm", "axes", "channels", "intensities", *dataset.class_names, ""]
+    rows = [head, *[_row(report, len(dataset.class_names)) for report in reports]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _row(report: CaseReport, num_classes: int) -> list[str]:
+    grid, known = report.grid, ["-"] * 5
+    if grid is not None:
+        known = [_by(grid.shape), _by(grid.spacing_mm), grid.orientation, str(report.channels)]
+        known.append(f"{report.low:.4g} to {report.high:.4g}")
+    total = sum(report.class_voxels)
+    shares = [f"{100 * n / total:.2f} %" for n in report.class_voxels] or ["-"] * num_classes
+    return [report.case, *known, *shares, f"{len(report.faults)} faults" if report.faults else ""]
+
+
+def _by(numbers: tuple[float, ...]) -> str:
+    return " x ".join(f"{np.round(n, 3):g}" for n in numbers)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "medconv-prepare",
+        description="Check every file of a dataset and prepare it for training. Takes the same KEY=VALUE as train.",
+        epilog="Such as data=msd data.root=/data/Task04_Hippocampus. Every key and its value: --cfg job",
+        allow_abbrev=False,
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--check-only", action="store_true", help="a table of the dataset and all its faults; write nothing")
+    how.add_argument("--verify", action="store_true", help="read what is prepared again and compare its checksums")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What a run says of itself: a few lines before it trains, its choices in TensorBoard once it has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import lightning as L
+from torch import nn
+
+from medconv import config as configs
+from medconv import performance
+from medconv.building import Values
+from medconv.runfolder import RunFolder
+
+log = logging.getLogger(__name__)
+
+
+def left_out(skipped: Mapping[str, str], num_cases: int) -> None:
+    """Which cases a run goes without, and why."""
+    lines = "".join(f"\n  case {case}: {fault}" for case, fault in skipped.items())
+    log.warning("data.on_fault=skip leaves out %d of %d cases%s", len(skipped), num_cases, lines)
+
+
+def announce(
+    values: Values, dataset: str, num_train: int, num_val: int, network: nn.Module, trainer: L.Trainer, folder: RunFolder
+) -> None:
+    """What is about to happen, in a few lines."""
+    known, data = values["facts"], values["data"]
+    batch = data["batch_size"] * trainer.world_size * trainer.accumulate_grad_batches
+    weights = sum(p.numel() for p in network.parameters())
+    log.info("data: %s, %d cases to train on, %d to validate", dataset, num_train, num_val)
+    log.info("patch: %s voxels of %s mm, global batch %d", _by(known["patch_size"]), _by(known["spacing_mm"]), batch)
+    if known["slice_axis"] is not None:
+        log.info("slices: 2D, across the %s axis of the volumes", ("right", "anterior", "superior")[known["slice_axis"]])
+    log.info("model: %s, %.2f million parameters", values["model"]["_target_"], weights / 1e6)
+    log.info("trainer: %d x %s, precision %s", trainer.world_size, trainer.strategy.root_device.type, trainer.precision)
+    log.info("run: %s", folder.path)
+    for line in performance.without_effect(values["perf"], values["trainer"]):
+        log.warning("%s", line)
+
+
+def hyperparameters(trainer: L.Trainer, values: Values, folder: RunFolder) -> None:
+    """TensorBoard's hparams page: choices, with the final metric."""
+    groups = {k: v for k, v in values.items() if k in ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")}
+    params = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in configs.flat(groups).items()}
+    final = folder.summary().get("val/dice")
+    for logger in trainer.loggers:
+        if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):
+            logger.log_hyperparams(params, {"hparams/val_dice": final} if final is not None else {})
+            logger.finalize("success")
+
+
+def _by(numbers: Sequence[float]) -> str:
+    return " x ".join(f"{n:g}" for n in numbers)

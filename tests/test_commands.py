@@ -210,7 +210,9 @@ def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, str
     assert sorted(two["val/cases"]) == sorted(one["val/cases"])  # each case once, on whichever rank
     states = [torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in ("one", "two")]
     for key, value in states[0].items():
-        torch.testing.assert_close(states[1][key], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            states[1][key], value, rtol=1e-4, atol=1e-4
+        )  # AdamW makes much of small gradients' rounding
     assert two["val/dice"] == pytest.approx(one["val/dice"], abs=1e-3)
 
 

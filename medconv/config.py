@@ -182,6 +182,16 @@ def resolved(config: DictConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
     return values  # type: ignore[return-value]
 
 
+def plain(value: Any) -> Any:
+    """Tuples to lists, all the way down: what YAML and `weights_only` loading hold."""
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def tuples(value: Any) -> Any:
+    """Lists to tuples, all the way down."""
+    return tuple(tuples(item) for item in value) if isinstance(value, list) else value
+
+
 def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
     """The object that a node's `_target_` and arguments describe; `kwargs` go to it as they are, never read as nodes.
 

@@ -8,9 +8,10 @@ import sys
 import numpy as np
 from omegaconf import DictConfig
 
-from medconv import commands, composing, config, run
+from medconv import commands, composing, config
 from medconv.data.case import Dataset
 from medconv.data.check import CaseReport, complaint, survey
+from medconv.dataset import find_data, prepare_data
 
 
 def main() -> None:
@@ -27,9 +28,9 @@ def _main() -> int:
 
 
 def _prepare(found: DictConfig, verify: bool) -> int:
-    prepared = run.prepare_data(found, verify)
+    prepared = prepare_data(found, verify)
     store, planned = prepared.store, prepared.plan
-    print(f"prepared  {len(prepared.dataset.cases)} cases of {prepared.dataset.name}")
+    print(f"{'verified' if verify else 'prepared'}  {len(prepared.dataset.cases)} cases of {prepared.dataset.name}")
     print(f"store     {store.folder}, {store.size() / 1e6:.1f} MB")
     print(f"findings  {store.folder.parent / 'fingerprint.json'}")
     print(f"plan      spacing {_by(planned.spacing_mm)} mm, patch {_by(planned.patch_size)} voxels")
@@ -38,7 +39,7 @@ def _prepare(found: DictConfig, verify: bool) -> int:
 
 def _check(found: DictConfig) -> int:
     """Writes nothing; the faults, if there are any, are the error."""
-    dataset, workers = run.find_data(found)
+    dataset, workers = find_data(found)
     reports = survey(dataset, workers)
     print(table(dataset, reports))
     for report in reports:

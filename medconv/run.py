@@ -6,34 +6,29 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import nn
 
 from medconv import checkpoint, performance, reports, sides, tuning
 from medconv import config as configs
 from medconv.building import Values, build_network, build_optimizer, test_time_axes, training_axes
 from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget, checkpoints
-from medconv.config import ConfigError
 from medconv.convs import fold_convs, mirror_axes
-from medconv.data import layout
-from medconv.data.case import Case, Dataset
 from medconv.data.datamodule import DataModule
-from medconv.data.prepare import dataset_folder, fingerprint, prepare
-from medconv.data.preprocess import Recipe, left_right_axis, normalisation_for, restore
-from medconv.data.store import Store
+from medconv.data.preprocess import Recipe, restore
+from medconv.dataset import Prepared, data_module, facts, prepare_data
 from medconv.inference import SlidingWindow
 from medconv.layers import swap_pools
 from medconv.loggers import CsvLogger
 from medconv.performance import parallel
 from medconv.performance.hardware import uses_gpu
-from medconv.planning import Plan, across, plan, slice_axis
 from medconv.runfolder import RunFolder, is_rank_zero
 
 _SWITCHES = ("channels_last", "fast_norm", "fast_depthwise", "checkpointing", "compile", "cuda_graphs")
@@ -41,20 +36,6 @@ _WORTH_A_WORD = 10.0  # seconds of training; what a shorter one waits for says l
 _DEFAULT_EPOCHS = 100  # where none of trainer.max_time, max_epochs and max_steps is given
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A dataset ready to train on. Args: skipped: the cases that were left out, and why."""
-
-    dataset: Dataset
-    train: list[Case]
-    val: list[Case]
-    recipe: Recipe
-    plan: Plan
-    store: Store
-    label_pairs: tuple[tuple[int, int], ...] = ()
-    skipped: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,58 +78,6 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
     return folder.summary()
 
 
-def find_data(config: DictConfig) -> tuple[Dataset, int]:
-    """The dataset that a config names, and how many of its cases may be in work at once."""
-    data = config.data
-    if data.on_fault not in ("raise", "skip"):
-        raise ConfigError(f"data.on_fault must be raise or skip, got {data.on_fault}")
-    workers = min(8, len(os.sched_getaffinity(0))) if data.prepare_workers is None else data.prepare_workers
-    if workers < 1:
-        raise ConfigError(f"data.prepare_workers must be at least 1, got {workers}")
-    return configs.build(OmegaConf.to_container(data.layout, resolve=True), "data.layout"), workers  # type: ignore[arg-type]
-
-
-def prepare_data(config: DictConfig, verify: bool = False) -> Prepared:
-    """Find, check, plan and prepare the dataset; what was done before is not done again.
-
-    Args: verify: read every prepared case again and compare its checksums.
-    """
-    data, (dataset, workers) = config.data, find_data(config)
-    parts = layout.split(dataset.cases, data.fold, data.num_folds, Path(data.splits) if data.splits else None)
-    pairs = sides.label_pairs(data.label_pairs, dataset.class_names)
-    home = dataset_folder(Path(data.cache), dataset)
-    found, skipped = fingerprint(dataset, home, workers, skip=data.on_fault == "skip")
-    train, val = ([case for case in part if case.id not in skipped] for part in parts)
-    if skipped:
-        reports.left_out(skipped, len(dataset.cases))
-        dataset = replace(dataset, cases=tuple(case for case in dataset.cases if case.id not in skipped))
-        if not train:
-            raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all of them are faulty")
-    axis = slice_axis(found, data.spatial_dims)
-    seen = found if axis is None else across(found, axis)
-    planned = plan(seen, data.spacing_mm, data.patch_size)
-    names = normalisation_for(data.normalisation, dataset.modalities)
-    recipe = Recipe(seen.spatial_dims, planned.spacing_mm, names, found.intensities, axis)
-    store = prepare(dataset, recipe, home, workers, verify)
-    return Prepared(dataset, train, val, recipe, planned, store, pairs, skipped)
-
-
-def facts(prepared: Prepared) -> Values:
-    """What a config may refer to as `${facts.…}`: known only once the data is prepared and planned."""
-    planned = {key: _plain(value) for key, value in asdict(prepared.plan).items()}
-    first = [1] * prepared.recipe.spatial_dims
-    return {
-        "spatial_dims": prepared.recipe.spatial_dims,
-        "slice_axis": prepared.recipe.slice_axis,
-        "num_channels": len(prepared.dataset.modalities),
-        "num_classes": len(prepared.dataset.class_names),
-        "class_names": list(prepared.dataset.class_names),
-        "label_pairs": _plain(prepared.label_pairs) or None,
-        **planned,
-        "stage_strides": [first, *planned["strides"]],
-    }
-
-
 def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.Trainer, Any, DataModule, Any]:
     """Trainer, task, data and step timer of a resolved config."""
     known, perf = values["facts"], values["perf"]
@@ -172,11 +101,11 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
         memory_format=performance.memory_format(perf["channels_last"], known["spatial_dims"]),
         mirror_axes=test_time_axes(values, network),
         slice_axis=known["slice_axis"],
-        label_pairs=_tuples(known["label_pairs"] or []),
+        label_pairs=configs.tuples(known["label_pairs"] or []),
     )
     profiler = performance.StepProfiler(perf["profile"])
     trainer = _trainer(values, folder, profiler, bool(prepared.val))
-    data = _data(values, prepared)
+    data = data_module(values, prepared)
     reports.announce(values, prepared.dataset.name, len(prepared.train), len(prepared.val), network, trainer, folder)
     return trainer, task, data, profiler
 
@@ -199,7 +128,7 @@ def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu") -> Traine
     performance.apply_switches(network, channels_last=channels_last, **fast)
     return Trained(
         network.to(device),
-        Recipe(**{key: _tuples(value) for key, value in record["recipe"].items()}),
+        Recipe(**{key: configs.tuples(value) for key, value in record["recipe"].items()}),
         _window(values, axes),
         tuple(record["class_names"]),
         tuple(record["modalities"]),
@@ -216,7 +145,7 @@ def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
         task["window_batch_size"],
         axes,
         known.get("slice_axis"),  # absent in checkpoints of before there was such a thing
-        _tuples(known.get("label_pairs") or []),
+        configs.tuples(known.get("label_pairs") or []),
     )
 
 
@@ -224,7 +153,7 @@ def _record(values: Values, prepared: Prepared) -> Values:
     """What every checkpoint carries, plain values only."""
     return {
         "config": values,
-        "recipe": {key: _plain(value) for key, value in asdict(prepared.recipe).items()},
+        "recipe": {key: configs.plain(value) for key, value in asdict(prepared.recipe).items()},
         "class_names": list(prepared.dataset.class_names),
         "modalities": list(prepared.dataset.modalities),
         "validation": {},
@@ -263,36 +192,3 @@ def _trainer(values: Values, folder: RunFolder, profiler: Any, validates: bool) 
     )
     parallel.AgreedStop(trainer, perf["agree_every"]).install()
     return trainer
-
-
-def _data(values: Values, prepared: Prepared) -> DataModule:
-    settings, known = values["data"], values["facts"]
-    pairs = {"label_pairs": _tuples(known["label_pairs"] or []), "left_right_axis": left_right_axis(known["slice_axis"])}
-    augment = configs.build(
-        values["augment"],
-        "augment",
-        seed=values["seed"],
-        spacing_mm=known["spacing_mm"],
-        patch_size=known["patch_size"],
-        **pairs,
-    )
-    keys = ("batch_size", "samples_per_epoch", "foreground_share", "num_workers", "prefetch_factor", "persistent_workers")
-    return DataModule(
-        prepared.store,
-        prepared.train,
-        prepared.val,
-        known["patch_size"],
-        augment,
-        seed=values["seed"],
-        slice_axis=known["slice_axis"],
-        **{key: settings[key] for key in keys},
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Tuples to lists, all the way down: what YAML and `weights_only` loading hold."""
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

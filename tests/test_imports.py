@@ -31,6 +31,7 @@ ORDER = [
     "building",
     "runfolder",
     "reports",
+    "dataset",
     "tuning",
     "run",
     "train",

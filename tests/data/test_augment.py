@@ -99,6 +99,20 @@ def test_a_stack_on_an_accelerator_is_the_samples_in_a_worker(axes: int, monkeyp
     assert (stack["label"] != one_by_one["label"]).float().mean() < 1e-3  # ties of the nearest voxel
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("axes", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_gpu_gives_what_a_worker_gives(axes: int, dtype: torch.dtype) -> None:
+    """But for the noise, as its generator draws other numbers."""
+    settings = {**SOME, "p": {**SOME["p"], "noise": 0}, "elastic_mm": 2, "elastic_spacing_mm": 8}
+    augment, batch = make(axes, 3, **settings), batch_of(range(16), axes, more=3)
+    there = augment({k: v.to(dtype).cuda() if k == "image" else v.cuda() for k, v in batch.items()})
+    here = augment(batch)
+    torch.testing.assert_close(there["image"].float().cpu(), here["image"], rtol=0, atol=2e-2)
+    assert (there["label"].cpu() != here["label"]).float().mean() < 1e-3
+    assert there["image"].is_cuda and there["image"].dtype == dtype
+
+
 @pytest.mark.parametrize("axes", [2, 3])
 def test_samples_read_no_larger_than_they_need_give_the_same(axes: int) -> None:
     """Loader workers read what a sample shows; an accelerator gets the largest size for all."""

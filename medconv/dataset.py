@@ -90,10 +90,6 @@ def facts(prepared: Prepared) -> Values:
 def data_module(values: Values, prepared: Prepared) -> DataModule:
     """The loaders of a resolved config."""
     settings, known = values["data"], values["facts"]
-    pairs = {
-        "label_pairs": configs.tuples(known["label_pairs"] or []),
-        "left_right_axis": left_right_axis(known["slice_axis"]),
-    }
     augment = configs.build(
         values["augment"],
         "augment",

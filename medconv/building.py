@@ -17,6 +17,7 @@ from medconv import config as configs
 from medconv.config import ConfigError
 from medconv.convs import mirror_axes, plain, swap_convs
 from medconv.data.sampling import mirrored_axes
+from medconv.inference import check_axes
 from medconv.networks.outputs import full_resolution
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,9 @@ def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
 
     Raises: ConfigError: an axis along which the network never saw a mirrored image, so that a mean over flips would harm.
     """
-    wanted, seen = tuple(values["task"].get("mirror_axes") or ()), training_axes(values)
+    axes, seen = values["task"].get("mirror_axes"), training_axes(values)
+    wanted = () if axes is None else axes
+    check_axes("task.mirror_axes", wanted, values["facts"]["spatial_dims"])
     equivariant = mirror_axes(network)
     if skipped := [axis for axis in wanted if axis in equivariant]:
         log.info("task.mirror_axes: %s skipped, the network is equivariant along them", skipped)

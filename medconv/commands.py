@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
@@ -45,6 +48,23 @@ def guard(command: Callable[[], int]) -> int:
         traceback.print_exc()
         print("error: this is a bug in medconv, please report it with the lines above", file=sys.stderr)
         return BUG
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Inside, SIGTERM raises what `guard` turns into its exit code; Lightning sees to it only in training."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise SIGTERMException
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def message(error: BaseException) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from medconv import commands, reports, sides
 from medconv import config as configs
-from medconv import reports, sides
 from medconv.building import Values
 from medconv.config import ConfigError
 from medconv.data import layout
@@ -19,6 +19,7 @@ from medconv.data.prepare import dataset_folder, fingerprint, prepare
 from medconv.data.preprocess import Recipe, left_right_axis, normalisation_for
 from medconv.data.store import Store
 from medconv.planning import Plan, across, plan, slice_axis
+from medconv.runfolder import short_hash
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ def prepare_data(config: DictConfig, verify: bool = False) -> Prepared:
     parts = layout.split(dataset.cases, data.fold, data.num_folds, Path(data.splits) if data.splits else None)
     pairs = sides.label_pairs(data.label_pairs, dataset.class_names)
     home = dataset_folder(Path(data.cache), dataset)
-    found, skipped = fingerprint(dataset, home, workers, skip=data.on_fault == "skip")
+    with commands.stoppable():
+        found, skipped = fingerprint(dataset, home, workers, skip=data.on_fault == "skip")
     train, val = ([case for case in part if case.id not in skipped] for part in parts)
     if skipped:
         reports.left_out(skipped, len(dataset.cases))
@@ -67,7 +69,8 @@ def prepare_data(config: DictConfig, verify: bool = False) -> Prepared:
     planned = plan(seen, data.spacing_mm, data.patch_size)
     names = normalisation_for(data.normalisation, dataset.modalities)
     recipe = Recipe(seen.spatial_dims, planned.spacing_mm, names, found.intensities, axis)
-    store = prepare(dataset, recipe, home, workers, verify)
+    with commands.stoppable():
+        store = prepare(dataset, recipe, home, workers, verify)
     return Prepared(dataset, train, val, recipe, planned, store, pairs, skipped)
 
 
@@ -82,6 +85,7 @@ def facts(prepared: Prepared) -> Values:
         "num_classes": len(prepared.dataset.class_names),
         "class_names": list(prepared.dataset.class_names),
         "label_pairs": configs.plain(prepared.label_pairs) or None,
+        "train_cases": f"{len(prepared.train)} cases, {short_hash([case.id for case in prepared.train])}",
         **planned,
         "stage_strides": [first, *planned["strides"]],
     }

@@ -36,8 +36,8 @@ class SlidingWindow:
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < 1:
             raise ValueError(f"task.overlap must lie between 0 and 1 (exclusive), got {self.overlap}")
-        if self.batch_size < 1:
-            raise ValueError(f"task.window_batch_size must be at least 1, got {self.batch_size}")
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            raise ValueError(f"task.window_batch_size must be a whole number of at least 1, got {self.batch_size}")
         check_axes("task.mirror_axes", self.mirror_axes, len(self.patch_size))
 
     def __call__(self, network: Callable[[Tensor], Any], image: Tensor) -> Tensor:
@@ -81,5 +81,6 @@ def swapped(logits: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
 
 def check_axes(key: str, axes: Sequence[int], spatial_dims: int) -> None:
     """Raises: ValueError: axes that are not different numbers of the image's spatial axes."""
-    if len(set(axes)) != len(axes) or any(not 0 <= axis < spatial_dims for axis in axes):
-        raise ValueError(f"{key} must be different spatial axes from 0 to {spatial_dims - 1}, got {list(axes)}")
+    known = isinstance(axes, Sequence) and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
+    if not known or len(set(axes)) != len(axes):
+        raise ValueError(f"{key} must be different spatial axes from 0 to {spatial_dims - 1}, got {axes}")

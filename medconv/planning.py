@@ -92,7 +92,7 @@ def plan(
 
 
 def _need_axes(key: str, values: Sequence[float], spatial_dims: int) -> None:
-    if len(values) != spatial_dims or any(not v > 0 for v in values):
+    if len(values) != spatial_dims or any(not 0 < v < float("inf") for v in values):
         raise ValueError(f"{key} needs {spatial_dims} positive numbers, one per spatial axis, got {list(values)}")
 
 

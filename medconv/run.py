@@ -56,6 +56,8 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
 
     Raises: ValueError: the user's data or configuration is at fault.
     """
+    if config.seed < 0:
+        raise configs.ConfigError(f"seed must be 0 or more, got {config.seed}")
     L.seed_everything(config.seed, workers=True, verbose=False)
     prepared = prepare_data(config)
     values = configs.resolved(config, facts(prepared))

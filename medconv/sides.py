@@ -23,12 +23,12 @@ def label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int, int]
     """
     names = list(class_names)
     found: list[tuple[int, int]] = []
-    for pair in [pairs] if isinstance(pairs, str) else pairs or ():
-        if isinstance(pair, str) or len(pair) != 2 or pair[0] == pair[1]:
+    for pair in pairs or () if isinstance(pairs, Sequence | None) and not isinstance(pairs, str) else [pairs]:
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2 or pair[0] == pair[1]:
             raise ConfigError(f"data.label_pairs needs pairs of two different classes, such as [[left, right]], got {pairs}")
         for name in pair:
             if name not in names[1:]:
-                near = difflib.get_close_matches(name, names[1:], n=1)
+                near = difflib.get_close_matches(str(name), names[1:], n=1)
                 hint = f"did you mean {near[0]}?" if near else f"the classes are {', '.join(names[1:])}"
                 raise ConfigError(f"data.label_pairs: {name} is no class of the foreground; {hint}")
         found.append((names.index(pair[0]), names.index(pair[1])))

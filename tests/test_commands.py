@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import sys
 from pathlib import Path
 
@@ -90,6 +91,18 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
         ("optimizer.momentum=0.9", "momentum"),
         ("task.overlap=1.5", "task.overlap"),
         ("augment.scale=2", "augment.scale must be a range [low, high] from 0.01 upwards, got [2]"),
+        ("seed=-1", "seed must be 0 or more, got -1"),
+        ("task.mirror_axes=0", "task.mirror_axes must be different spatial axes from 0 to 2, got 0"),
+        ("task.window_batch_size=1.5", "task.window_batch_size must be a whole number of at least 1, got 1.5"),
+        (
+            "data.label_pairs=[1,2]",
+            "data.label_pairs needs pairs of two different classes, such as [[left, right]], got [1, 2]",
+        ),
+        (
+            "data.normalisation=3",
+            "data.normalisation must be one of ('zscore', 'ct', 'rescale', 'none') per channel, got [3]",
+        ),
+        ("data.spacing_mm=[inf,1,1]", "data.spacing_mm needs 3 positive numbers, one per spatial axis, got [inf, 1.0, 1.0]"),
         ("augment.p.noise=2", "augment.p gives probabilities from 0 to 1 of rotation, scale"),
         ("+augment.p.twist=1", "got ['twist']"),
         ("augment=strong augment.p.elastic=1 augment.elastic_mm=30", "augment.elastic_mm must be at most 0.4 of"),
@@ -194,6 +207,20 @@ def test_a_sweep_over_two_processes_each(dataset: Path, tmp_path: Path) -> None:
     summaries = [json.loads(p.read_text()) for p in (tmp_path / "runs/pairs").glob("*/summary.json")]
     assert [s["status"] for s in summaries] == ["done", "done"]
     assert [s["hardware"]["devices"] for s in summaries] == [2, 2]
+
+
+def test_a_run_does_not_go_on_with_other_cases(dataset: Path, tmp_path: Path) -> None:
+    """A case that was skipped and then mended would change what every sample number means."""
+    folder = tmp_path / "data" / "tiny"
+    shutil.copytree(dataset, folder)
+    (broken := folder / "imagesTr/case_1.nii.gz").write_bytes(b"")
+    first = tiny.train(folder, tmp_path / "run", "data.on_fault=skip")
+    assert list(first["skipped_cases"]) == ["case_1"]
+    shutil.copy(dataset / "imagesTr/case_1.nii.gz", broken)
+    with pytest.raises(
+        ValueError, match=r"run of another config.*\n(.*\n)*  facts\.train_cases: \d cases, \w+ there, \d cases, \w+ now"
+    ):
+        tiny.train(folder, tmp_path / "run", "data.on_fault=skip", "trainer.max_steps=8")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

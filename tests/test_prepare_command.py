@@ -194,3 +194,24 @@ def test_nothing_left_to_train_on_is_an_error(tmp_path: Path) -> None:
         case.images[0].write_bytes(b"")
     with pytest.raises(ValueError, match=r"data\.fold=1: no case is left to train on, all of them are faulty"):
         tiny.train(root, tmp_path / "run", "data.on_fault=skip", "data.fold=1")
+
+
+def test_sigterm_ends_preparation_as_it_ends_training(tmp_path: Path) -> None:
+    root = tiny.write_dataset(tmp_path / "data", cases=24, shape=(64, 64, 64))
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            str(tiny.ROOT / "scripts/prepare.py"),
+            *overrides(root, tmp_path / "cache"),
+            "data.prepare_workers=1",
+        ],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not list((tmp_path / "cache").glob("*/.lock")) and process.poll() is None:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == commands.PREEMPTED, err
+    assert "stopped by SIGTERM" in err and "Traceback" not in err

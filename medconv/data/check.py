@@ -14,7 +14,7 @@ from medconv.data.pool import each
 from medconv.data.preprocess import content_box, to_canonical
 
 _SAMPLED = 5_000  # foreground voxels per case that stand for its intensities
-_FLAT = "one slice only, while other cases are volumes"
+_ODD = {True: "one slice only, while most cases are volumes", False: "a volume, while most cases are one slice only"}
 
 
 @dataclass
@@ -84,9 +84,10 @@ def survey(dataset: Dataset, workers: int) -> list[CaseReport]:
     """A report of every case, in the dataset's order."""
     reports = list(each(lambda case: examine(case, dataset), dataset.cases, workers, "checking"))
     known = [r for r in reports if r.shape]
-    if any(not r.flat for r in known):
-        for report in known:
-            report.faults += [_FLAT] if report.flat else []
+    flat = [r for r in known if r.flat]
+    mostly_flat = 2 * len(flat) > len(known)
+    for report in known:
+        report.faults += [_ODD[report.flat]] if report.flat != mostly_flat else []
     return reports
 
 
@@ -98,7 +99,11 @@ def complaint(dataset: Dataset, faults: Mapping[str, Sequence[str]]) -> str:
 def still_faulty(dataset: Dataset, faults: Mapping[str, Sequence[str]]) -> bool:
     """Whether what was wrong with these cases still is; a missing permission, say, may be given without a trace."""
     known = {case.id: case for case in dataset.cases}
-    return all(_FLAT in found or examine(known[case], dataset).faults == list(found) for case, found in faults.items())
+    odd = set(_ODD.values())
+    return all(
+        case in known and (odd & set(found) or examine(known[case], dataset).faults == list(found))
+        for case, found in faults.items()
+    )
 
 
 def examine(case: Case, dataset: Dataset) -> CaseReport:

@@ -97,6 +97,10 @@ class DataModule(LightningDataModule):
         mine = CaseDataset(self.store, cases[self._rank :: self._world_size] or cases[:1])
         return self._loader(mine, batch_size=1, shuffle=False, collate_fn=_only_item)
 
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Sample numbers stay here: to read them back from a device would wait for all that it has in work."""
+        return {**batch, "sample": batch["sample"].tolist()} if self._augments_on_device and "sample" in batch else batch
+
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         if self.trainer is not None and self.trainer.training:
             self.mark("copy_to_device")

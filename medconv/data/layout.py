@@ -6,7 +6,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from glob import glob
+from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
@@ -214,10 +214,10 @@ def _class_names(labels: Any, path: Path) -> tuple[str, ...]:
     """Decathlon has {"0": "background"}, nnU-Net v2 {"background": 0}; both to ("background", ...)."""
     if not isinstance(labels, dict) or len(labels) < 2:
         raise ValueError(f"{path}: key `labels` must name the background and at least one class, got {labels!r}")
-    if all(str(key).isdigit() for key in labels):
+    if all(str(key).isdecimal() for key in labels):
         pairs = sorted((int(value), str(name)) for value, name in labels.items())
     else:
-        odd = [name for name, value in labels.items() if not str(value).isdigit()]
+        odd = [name for name, value in labels.items() if not str(value).isdecimal()]
         if odd:
             raise ValueError(f"{path}: `labels` must give one value per class; regions of several values are not: {odd}")
         pairs = sorted((int(value), str(name)) for name, value in labels.items())
@@ -238,7 +238,7 @@ def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:
         raise ValueError(f"{key}={pattern}: `**` is not supported, one `*` stands for one part of a name")
     matcher = re.compile("([^/]*)".join(re.escape(part) for part in pattern.split("*")))
     found: dict[str, Path] = {}
-    for name in sorted(glob(pattern)):  # noqa: PTH207 - the pattern may be absolute
+    for name in sorted(glob("*".join(escape(part) for part in pattern.split("*")))):  # noqa: PTH207 - may be absolute
         match = matcher.fullmatch(name)
         if match is None:
             continue
@@ -254,12 +254,18 @@ def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:
 def _names_in(labels: Sequence[Path]) -> tuple[str, ...]:
     from medconv.data.files import read_label
 
-    highest, fault = 0, ""
+    values, fault = {0}, ""
     for path in labels:
         try:
-            highest = max(highest, int(read_label(path)[0].max()))
+            values |= set(np.unique(read_label(path)[0]).tolist())
         except ValueError as error:  # which `check` will say of its case
             fault = str(error)
+    highest = max(values)
     if fault and not highest:
         raise ValueError(f"data.class_names is not set, and no label tells how many classes there are ({fault})")
+    if len(values) <= highest // 2:
+        raise ValueError(
+            f"data=folder: labels hold {sorted(values)[:8]}, expected 0, 1, 2, ... for the classes; number them so, or give "
+            "each number a name by data.class_names"
+        )
     return ("background", *(str(value) for value in range(1, max(highest, 1) + 1)))

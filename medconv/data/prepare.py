@@ -5,6 +5,7 @@ Several processes may call this at once (ranks, nodes on a shared filesystem): o
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -20,7 +21,7 @@ from filelock import FileLock
 from medconv.atomic import write_text
 from medconv.data.case import Case, Dataset
 from medconv.data.check import Checked, Fingerprint, check, still_faulty
-from medconv.data.files import read_image, read_label
+from medconv.data.files import check_same_grid, read_image, read_label
 from medconv.data.pool import each
 from medconv.data.preprocess import Recipe, preprocess, preprocess_label
 from medconv.data.store import Entry, Store, signature
@@ -32,9 +33,9 @@ log = logging.getLogger(__name__)
 
 
 def dataset_folder(cache: Path, dataset: Dataset) -> Path:
-    """Where a dataset's fingerprint and stores live: its name and a hash of its files' paths."""
-    files = [str(path.resolve()) for case in dataset.cases for path in case.files]
-    return cache / f"{_safe(dataset.name)}-{_hash(files)}"
+    """Where a dataset's fingerprint and stores live: its name and a hash of where its files are, whatever their cases."""
+    places = {str(path.resolve()).replace(case.id, "*") for case in dataset.cases for path in case.files}
+    return cache / f"{_safe(dataset.name)}-{_hash(sorted(places))}"
 
 
 def fingerprint(dataset: Dataset, folder: Path, workers: int, skip: bool = False) -> tuple[Fingerprint, dict[str, str]]:
@@ -67,7 +68,7 @@ def prepare(dataset: Dataset, recipe: Recipe, folder: Path, workers: int, verify
     Args: verify: read every entry again and compare its checksums.
     Raises: ValueError: a file at fault, or no room; what was prepared stays.
     """
-    store = Store(folder / _hash([_VERSION, asdict(recipe), dataset.class_names]))
+    store = Store(folder / _hash([_VERSION, _decisive(recipe), dataset.class_names]))
     with _lock(folder):
         whole = each(lambda case: store.has(case, verify), dataset.cases, workers, "verifying" if verify else "looking")
         missing = [case for case, there in zip(dataset.cases, list(whole), strict=True) if not there]
@@ -80,11 +81,26 @@ def prepare(dataset: Dataset, recipe: Recipe, folder: Path, workers: int, verify
 
 
 def prepare_case(case: Case, recipe: Recipe, num_classes: int) -> Entry:
-    """One case from its files to what the store holds."""
+    """One case from its files to what the store holds.
+
+    Raises: ValueError: files that were replaced since they were checked, and are at fault now.
+    """
     assert case.label is not None
-    image, placement = preprocess(*read_image(case.images), recipe)
-    label = preprocess_label(read_label(case.label)[0], placement, recipe, num_classes)
+    (native, grid), (native_label, label_grid) = read_image(case.images), read_label(case.label)
+    check_same_grid(case.images[0], grid, case.label, label_grid)
+    if not np.isfinite(native).all() or native_label.max() >= num_classes:
+        raise ValueError(
+            f"case {case.id}: its files have changed since they were checked, and are at fault now; start again"
+        )
+    image, placement = preprocess(native, grid, recipe)
+    label = preprocess_label(native_label, placement, recipe, num_classes)
     return Entry(image, label, _foreground(label, num_classes), placement)
+
+
+def _decisive(recipe: Recipe) -> dict[str, Any]:
+    """What a prepared case depends on: intensities of the dataset only where `ct` uses them."""
+    used = [known if name == "ct" else None for name, known in zip(recipe.normalisation, recipe.intensities, strict=True)]
+    return {**asdict(recipe), "intensities": used}
 
 
 def _add(store: Store, case: Case, recipe: Recipe, num_classes: int) -> None:
@@ -135,8 +151,8 @@ def _kept(path: Path, sources: list[Any]) -> Checked | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         known = Checked(_from_json(content["fingerprint"]), [], content["faults"])
-        return known if content["sources"] == sources else None
-    except (OSError, ValueError, KeyError, TypeError):  # absent, or cut by a power failure
+        return known if content["sources"] == sources and isinstance(known.faults, dict) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # absent, or cut by a power failure
         return None
 
 
@@ -154,8 +170,12 @@ def _from_json(known: dict[str, Any]) -> Fingerprint:
 def _lock(folder: Path) -> Iterator[None]:
     lock = FileLock(folder / ".lock")
     with _naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not folder.is_dir():
+                raise  # else what is complete can be read all the same, and what is not says so when it is written
     try:
         yield
     finally:

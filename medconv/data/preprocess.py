@@ -70,7 +70,7 @@ def normalisation_for(wanted: str | Sequence[str] | None, modalities: Sequence[s
     """
     if wanted is None:
         return tuple("ct" if name.strip().lower() == "ct" else "zscore" for name in modalities)
-    names = (wanted,) * len(modalities) if isinstance(wanted, str) else tuple(wanted)
+    names = tuple(wanted) if isinstance(wanted, Sequence) and not isinstance(wanted, str) else (wanted,) * len(modalities)
     if len(names) != len(modalities):
         raise ValueError(f"data.normalisation needs one name, or one for each of {len(modalities)} channels, got {names}")
     return names

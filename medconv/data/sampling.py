@@ -162,6 +162,7 @@ class Sampling:
             if turns and self.thin[a] and self.thin[b]:
                 matrix = matrix @ _plane_rotation(axes, a, b, angle)
         zoom, shift = _between(draw, self.scale), [(2 * draw() - 1) * self.shift * shifts for _ in range(axes)]
+        shift = [s if thin else round(s * n) / n for s, thin, n in zip(shift, self.thin, self.patch_size, strict=True)]
         flips = [draw() < 0.5 and axis in self.mirror_axes for axis in range(axes)]
         if zooms:
             matrix = np.where(self.thin, zoom, 1.0)[:, None] * matrix
@@ -216,12 +217,16 @@ class Sampling:
             )
         for key, low in _RANGES.items():
             values = getattr(self, key)
-            if len(values) != 2 or not low <= values[0] <= values[1] < np.inf:
+            if (
+                len(values) != 2
+                or not all(isinstance(v, (int, float)) for v in values)
+                or not low <= values[0] <= values[1] < np.inf
+            ):
                 raise ValueError(f"augment.{key} must be a range [low, high] from {low:g} upwards, got {list(values)}")
         if self.low_resolution[1] > 1:
             raise ValueError(f"augment.low_resolution is a share of the voxels, at most 1, got {list(self.low_resolution)}")
         for key in ("rotation_deg", "shift", "elastic_mm"):
-            if not 0 <= getattr(self, key) < np.inf:
+            if not isinstance(getattr(self, key), (int, float)) or not 0 <= getattr(self, key) < np.inf:
                 raise ValueError(f"augment.{key} must be 0 or more, got {getattr(self, key)}")
         if self.p["elastic"] and not self.elastic_mm <= _FOLDS * self.elastic_spacing_mm:
             raise ValueError(
@@ -234,7 +239,12 @@ def mirrored_axes(axes: Sequence[int] | str, spatial_dims: int) -> tuple[int, ..
     """What `augment.mirror_axes` means. Raises: ValueError: not different spatial axes, nor `all`."""
     if axes == "all":
         return tuple(range(spatial_dims))
-    if isinstance(axes, str) or len(set(axes)) != len(axes) or any(not 0 <= a < spatial_dims for a in axes):
+    if not (
+        isinstance(axes, Sequence)
+        and not isinstance(axes, str)
+        and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
+        and len(set(axes)) == len(axes)
+    ):
         raise ValueError(
             f"augment.mirror_axes must be different spatial axes from 0 to {spatial_dims - 1}, or `all`, got {axes}"
         )

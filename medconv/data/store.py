@@ -12,6 +12,7 @@ import shutil
 import zlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +23,7 @@ from medconv.data.case import Case, Grid
 from medconv.data.preprocess import Placement
 
 _ARRAYS = ("image", "label", "foreground")
+_DTYPES = ("<f4", "|u1", "<i2", "<i4")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk is full, or this user's share of it, or files may not grow
 
 
@@ -67,7 +69,7 @@ class Store:
                 with suppress(OSError):  # a store that may only be read is read all the same
                     self._commit(case.id, {**record, "arrays": found})  # the new times: next time nothing is read
             return True
-        except (OSError, ValueError, KeyError, TypeError):  # absent or damaged
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # absent or damaged
             return False
 
     def write(self, case: Case, entry: Entry, sources: list[list[Any]] | None = None) -> None:
@@ -94,16 +96,19 @@ class Store:
 
     def sweep(self) -> None:
         """Remove what killed writers left behind; only while nobody writes."""
-        for partial_file in self.folder.glob(".*"):
-            partial_file.unlink()
+        for partial_file in self.folder.glob(".*.*.*"):  # as `atomic.replacing` names them
+            with suppress(OSError):  # a file system's own, which stays
+                partial_file.unlink()
 
     def read(self, case_id: str) -> Entry:
         """Raises: ValueError: the case is not in the store, or its files are damaged."""
         try:
             record = self._record(case_id)
             arrays = {n: _mapped(self._path(case_id, f"{n}.npy"), record["arrays"][n]) for n in _ARRAYS}
+            if arrays["image"].shape[1:] != arrays["label"].shape or arrays["foreground"].ndim != 2:
+                raise ValueError("image, label and places do not belong together")
             return Entry(**arrays, placement=_placement(record))
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"case {case_id}: its prepared files in {self.folder} cannot be read ({error}); start again, and what is "
                 "damaged is prepared anew"
@@ -167,12 +172,23 @@ def _save(path: Path, array: np.ndarray) -> dict[str, Any]:
 
 
 def _mapped(path: Path, known: dict[str, Any]) -> np.ndarray:
-    """The array of a file, from what the record knows of it: a tenth of the time in which `np.load` finds out."""
+    """The array of a file, from what the record knows of it: a tenth of the time in which `np.load` finds out.
+
+    A record may come with a copied store, so it is trusted no further than to name plain numbers that fill the file.
+    """
+    shape, dtype, offset = tuple(map(int, known["shape"])), np.dtype(str(known["dtype"])), int(known["offset"])
+    if (
+        dtype.str not in _DTYPES
+        or min(shape, default=-1) < 0
+        or offset < 0
+        or offset + prod(shape) * dtype.itemsize != known["size"]
+    ):
+        raise ValueError(f"the record does not describe {path.name}")
     with path.open("rb") as file:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if len(pages) != known["size"] or pages[:6] != np.lib.format.MAGIC_PREFIX:
         raise ValueError(f"{path.name} is not as it was written")
-    return np.ndarray(known["shape"], known["dtype"], buffer=pages, offset=known["offset"])
+    return np.ndarray(shape, dtype, buffer=pages, offset=offset)
 
 
 def _state(path: Path, known: dict[str, Any], verify: bool) -> dict[str, Any]:

@@ -250,6 +250,16 @@ def test_a_shift_moves_by_what_it_says(axis: int) -> None:
         assert out.narrow(2 + axis, size - 2, 2).abs().max() < 1e-5  # 0 comes in from outside
 
 
+def test_a_shift_across_thick_slices_is_by_whole_slices() -> None:
+    image = torch.zeros(20, 1, 16, 16, 8)
+    image[..., 4:] = 1
+    augment = make(spacing_mm=(1, 1, 5), patch_size=(16, 16, 8), p={"shift": 1}, shift=0.2)
+    drawn = augment.sample(range(20)).shift
+    assert drawn[:, 2].mul(8).unique().tolist() == [-2, -1, 0, 1, 2]
+    seen = augment.place(image, image.to(torch.uint8), augment.sample(range(20)))[0][:, :, 4:12, 4:12]
+    assert ((seen - seen.round()).abs() < 1e-4).all()
+
+
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
 def test_labels_keep_their_values_and_type(axes: int, dtype: torch.dtype) -> None:
@@ -439,6 +449,10 @@ def test_the_presets_are_valid_and_cost_what_they_say() -> None:
         ({"p": {"elastic": 1}, "elastic_mm": 11}, r"augment\.elastic_mm must be at most 0\.4 of .* got 11 and 25"),
         ({"mirror_axes": [3]}, r"augment\.mirror_axes must be different spatial axes from 0 to 2, or `all`, got \[3\]"),
         ({"mirror_axes": [0, 0]}, r"augment\.mirror_axes must be different"),
+        ({"mirror_axes": ["a"]}, r"augment\.mirror_axes must be different .* got \['a'\]"),
+        ({"mirror_axes": 0}, r"augment\.mirror_axes must be different .* got 0"),
+        ({"rotation_deg": "abc"}, r"augment\.rotation_deg must be 0 or more, got abc"),
+        ({"scale": ("a", "b")}, r"augment\.scale must be a range"),
         ({"mirror_axes": "both"}, r"augment\.mirror_axes must be different .* got both"),
     ],
 )

@@ -26,7 +26,7 @@ from makers import (
 
 from medconv.data.case import Case, Dataset
 from medconv.data.check import check, examine
-from medconv.data.layout import auto
+from medconv.data.layout import auto, msd
 
 Make = Callable[[Path, Path], object]  # from the paths of a case's image and label, which are there and good
 
@@ -226,7 +226,7 @@ def test_mixed_2d_and_3d(tmp_path: Path) -> None:
     dataset = tiny(tmp_path)
     flatten(dataset, 1)
     with pytest.raises(
-        ValueError, match=r"1 faults in 3 cases\n  case case_1: one slice only, while other cases are volumes"
+        ValueError, match=r"1 faults in 3 cases\n  case case_1: one slice only, while most cases are volumes"
     ):
         check(dataset, 1)
 
@@ -347,3 +347,13 @@ def test_real_anisotropic_case(realdata: Path) -> None:
     found, _, _ = check(Dataset("cord", (case,), ("background", "grey matter"), ("MRI",)), 1)
     assert found.spacings_mm[0] == pytest.approx((0.5, 0.5, 7.5), rel=0.01)
     assert found.class_voxels[0][1] > 0
+
+
+def test_the_odd_one_out_is_at_fault_whichever_it_is(tmp_path: Path) -> None:
+    """A stray volume among slices, as well as a slice among volumes."""
+    root = write_msd(tmp_path / "data", 4, shape=SHAPE[:2], affine=AFFINE)
+    save(root / "imagesTr/case_2.nii.gz", image_array(2))
+    save(root / "labelsTr/case_2.nii.gz", label_array(2))
+    with pytest.raises(ValueError, match=r"1 faults in 4 cases\n  case case_2: a volume, while most cases are one slice"):
+        check(msd(root), 1)
+    assert list(check(msd(root), 1, skip=True).faults) == ["case_2"]

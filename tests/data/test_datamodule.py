@@ -131,6 +131,8 @@ def test_augmentation_runs_on_the_accelerator_where_there_is_one(prepared: Prepa
     (batch, *_) = (loader.collate_fn([loader.dataset[i] for i in (0, 1)]),)
     assert batch["image"].max() < 50
     assert data.on_after_batch_transfer(batch, 0)["image"].min() > 100
+    sent = data.on_before_batch_transfer(batch, 0)
+    assert sent["sample"] == [0, 1] and sent["image"] is batch["image"]  # numbers that never reach the device
     data.trainer = pretend_trainer("cuda", training=False)
     assert data.on_after_batch_transfer(batch, 0) is batch
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from makers import CLASSES, SHAPE, edit_json, image_array, label_array, save, write_json, write_msd, write_nnunet
 
@@ -381,3 +382,17 @@ def test_real_decathlon_dataset(realdata: Path) -> None:
 def test_shape_of_the_makers() -> None:
     """The boxes fit, or other tests would test nothing."""
     assert set(label_array(0).ravel()) == {0, 1, 2} and image_array(0).shape == SHAPE
+
+
+def test_masks_of_0_and_255_are_refused_where_classes_are_counted(tmp_path: Path) -> None:
+    save(tmp_path / "i/a.nii.gz", image_array(0))
+    save(tmp_path / "l/a.nii.gz", (label_array(0) > 0).astype(np.uint8) * 255)
+    with pytest.raises(ValueError, match=r"labels hold \[0, 255\], expected 0, 1, 2, \.\.\. .* data\.class_names"):
+        folder(f"{tmp_path}/i/*.nii.gz", f"{tmp_path}/l/*.nii.gz")
+
+
+def test_a_folder_may_have_brackets_in_its_name(tmp_path: Path) -> None:
+    for name in ("br[1]/i", "br[1]/l"):
+        save(tmp_path / name / "a.nii.gz", label_array(0))
+    found = folder(f"{tmp_path}/br[1]/i/*.nii.gz", f"{tmp_path}/br[1]/l/*.nii.gz")
+    assert [case.id for case in found.cases] == ["a"]

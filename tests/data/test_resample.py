@@ -55,6 +55,15 @@ def test_sources_of_more_voxels_than_float32_counts(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(a, b)
 
 
+def test_the_far_end_of_a_source_that_float32_cannot_count() -> None:
+    """Indices beyond 2^24 in float32 would miss every other voxel."""
+    image = torch.zeros(1, 1, 260, 260, 260)
+    image[0, 0, -3:, -3:, -4] = 1
+    label = image.to(torch.uint8)
+    seen, seen_label = resample(image, label, torch.eye(3)[None], torch.full((1, 3), 127.0), None, (6, 6, 6))
+    assert torch.equal(seen, image[..., -6:, -6:, -6:]) and torch.equal(seen_label, label[..., -6:, -6:, -6:])
+
+
 def test_a_single_slice_can_be_resampled() -> None:
     image, label = torch.randn(1, 1, 8, 9, 1), torch.ones(1, 1, 8, 9, 1, dtype=torch.uint8)
     seen, seen_label = resample(image, label, torch.eye(3)[None], torch.zeros(1, 3), None, (8, 9, 1))

@@ -8,12 +8,26 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from mmap import mmap
 from pathlib import Path
 
 import numpy as np
 import pytest
-from makers import CLASSES, SHAPE, edit_json, image_array, label_array, recipe, save, tiny, truncate, write_msd, write_nnunet
+from makers import (
+    CLASSES,
+    SHAPE,
+    edit_json,
+    image_array,
+    label_array,
+    recipe,
+    save,
+    tiny,
+    truncate,
+    unprivileged,
+    write_msd,
+    write_nnunet,
+)
 
 from medconv import atomic
 from medconv.data import prepare as preparing
@@ -365,3 +379,114 @@ def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     prepare(dataset, recipe(), tmp_path / "cache", 1)
     assert not list(store.folder.glob(".*"))
     assert_complete(store, dataset)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "O"},
+        {"dtype": "<f8"},
+        {"offset": -(1 << 30)},
+        {"offset": 1 << 30},
+        {"shape": [1, -1, -1, 1]},
+        {"shape": [1, 4, 4, 4]},
+        {"shape": [1680]},
+        {"shape": "1"},
+        {"shape": None},
+        {"dtype": 5},
+    ],
+)
+def test_a_record_is_not_trusted_with_memory(tmp_path: Path, change: dict[str, object]) -> None:
+    """Its checksum can be made by anybody: what it says of an array is checked against plain numbers and the file."""
+    (case,) = (dataset := tiny(tmp_path / "data", 1)).cases
+    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    record = store._record(case.id)
+    record["arrays"]["image"] |= change
+    store._commit(case.id, record)
+    with pytest.raises(ValueError, match=r"^case case_0: its prepared files in .* cannot be read \("):
+        store.read(case.id)
+
+
+def test_parts_of_different_cases_are_no_entry(tmp_path: Path) -> None:
+    (case,) = (dataset := tiny(tmp_path / "data", 1)).cases
+    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    record = store._record(case.id)
+    record["arrays"]["label"] = storing._save(store._path(case.id, "label.npy"), np.zeros((4, 4, 4), np.uint8))
+    store._commit(case.id, record)
+    with pytest.raises(ValueError, match="do not belong together"):
+        store.read(case.id)
+
+
+@pytest.mark.parametrize("name", ["zscore", "ct"])
+def test_one_changed_file_is_one_case_to_prepare(tmp_path: Path, name: str) -> None:
+    """But for `ct`, where all cases depend on the intensities of all."""
+    dataset = tiny(tmp_path / "data", 4)
+
+    def prepared() -> Store:
+        found, _ = fingerprint(dataset, tmp_path / "cache", 1)
+        return prepare(dataset, replace(recipe(normalisation=name), intensities=found.intensities), tmp_path / "cache", 1)
+
+    before = prepared()
+    times = {path.name: path.stat().st_mtime_ns for path in before.folder.glob("*.json")}
+    save(dataset.cases[2].images[0], image_array(2) * 1.01)
+    after = prepared()
+    if name == "ct":
+        assert after.folder != before.folder
+    else:
+        changed = {path.name for path in after.folder.glob("*.json") if path.stat().st_mtime_ns != times[path.name]}
+        assert after.folder == before.folder and changed == {"case_2.json"}
+
+
+def test_a_further_case_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    few = tiny(tmp_path / "data", 2)
+    more = tiny(tmp_path / "data", 3)
+    assert dataset_folder(tmp_path, few) == dataset_folder(tmp_path, more)
+    assert dataset_folder(tmp_path, few) != dataset_folder(tmp_path, tiny(tmp_path / "other", 2))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda case: save(case.images[0], np.full(SHAPE, np.nan, np.float32)),
+        lambda case: save(case.label, np.full(SHAPE, 9, np.uint8)),
+        lambda case: save(case.label, label_array(0)[:-1]),
+    ],
+)
+def test_files_that_were_replaced_since_the_check_do_not_enter(tmp_path: Path, damage: Callable[[Case], object]) -> None:
+    dataset = tiny(tmp_path / "data", 2)
+    fingerprint(dataset, tmp_path / "cache", 1)
+    damage(dataset.cases[1])
+    with pytest.raises(ValueError, match=r"case_1"):
+        prepare(dataset, recipe(), tmp_path / "cache", 1)
+    (store,) = (Store(path) for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    assert not store.has(dataset.cases[1])
+
+
+def test_a_complete_store_that_may_only_be_read_is_used(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path / "data", 2)
+    found, _ = fingerprint(dataset, tmp_path / "cache", 1)
+    ours = replace(recipe(), intensities=found.intensities)
+    store = prepare(dataset, ours, tmp_path / "cache", 1)
+
+    def read() -> None:
+        assert fingerprint(dataset, tmp_path / "cache", 1)[0] == found
+        again = prepare(dataset, ours, tmp_path / "cache", 1)
+        assert again.folder == store.folder and again.read("case_1").label.shape == SHAPE
+
+    os.chmod(tmp_path / "cache", 0o555)  # noqa: PTH101
+    (tmp_path / "cache/.lock").chmod(0o444)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o011)  # pytest's own folders are closed to others
+    assert unprivileged(read) == ""
+
+
+def test_what_is_not_ours_stays_in_the_store(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path / "data", 2)
+    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    (store.folder / ".snapshot.of.today").mkdir()
+    (store.folder / ".77.case_0.json").write_text("left behind")
+    store._path("case_0", "json").unlink()
+    prepare(dataset, recipe(), tmp_path / "cache", 1)
+    assert (store.folder / ".snapshot.of.today").is_dir() and not (store.folder / ".77.case_0.json").exists()
+    assert store.has(dataset.cases[0])

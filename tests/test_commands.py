@@ -225,7 +225,8 @@ def test_a_run_does_not_go_on_with_other_cases(dataset: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, strategy: str) -> None:
-    same = ["model.norm=instance", "data.samples_per_epoch=12", "trainer.max_steps=6"]
+    """By gradient descent: AdamW makes a step of full length of a gradient that is but rounding."""
+    same = ["model.norm=instance", "data.samples_per_epoch=12", "trainer.max_steps=6", "optimizer=sgd"]
     one = tiny.train(dataset, tmp_path / "one", *same, "data.batch_size=4")
     arguments = tiny.overrides(dataset, *same, "data.batch_size=2", "trainer.devices=2", f"trainer.strategy={strategy}")
     done = tiny.command("train.py", *arguments, f"run.dir={tmp_path / 'two'}", cwd=tmp_path)
@@ -237,9 +238,7 @@ def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, str
     assert sorted(two["val/cases"]) == sorted(one["val/cases"])  # each case once, on whichever rank
     states = [torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in ("one", "two")]
     for key, value in states[0].items():
-        torch.testing.assert_close(
-            states[1][key], value, rtol=1e-4, atol=1e-4
-        )  # AdamW makes much of small gradients' rounding
+        torch.testing.assert_close(states[1][key], value, rtol=1e-4, atol=1e-5)
     assert two["val/dice"] == pytest.approx(one["val/dice"], abs=1e-3)
 
 

@@ -60,8 +60,8 @@ def build_network(
 def build_optimizer(values: Values) -> Any:
     """The optimizer's class with its arguments, fused where it can be and nothing speaks against it.
 
-    fp16's loss scaling and gradient clipping exclude each other in a fused optimizer; torch's fused SGD knows no weights that
-    are divided over devices.
+    fp16's loss scaling and gradient clipping exclude each other in a fused optimizer; torch's fused SGD knows no weights
+    that are divided over devices.
     Returns: a function of the parameters.
     """
     optimizer = configs.build(values["optimizer"], "optimizer")

@@ -16,8 +16,7 @@ from medconv import checkpoint, sides
 from medconv import config as configs
 from medconv.config import ConfigError
 from medconv.convs import mirror_axes, plain, swap_convs
-from medconv.data.sampling import mirrored_axes
-from medconv.inference import check_axes
+from medconv.data.sampling import check_axes, mirrored_axes
 from medconv.networks.outputs import full_resolution
 
 log = logging.getLogger(__name__)
@@ -81,8 +80,7 @@ def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
     Raises: ConfigError: an axis along which the network never saw a mirrored image, so that a mean over flips would harm.
     """
     axes, seen = values["task"].get("mirror_axes"), training_axes(values)
-    wanted = () if axes is None else axes
-    check_axes("task.mirror_axes", wanted, values["facts"]["spatial_dims"])
+    wanted = check_axes("task.mirror_axes", () if axes is None else axes, values["facts"]["spatial_dims"])
     equivariant = mirror_axes(network)
     if skipped := [axis for axis in wanted if axis in equivariant]:
         log.info("task.mirror_axes: %s skipped, the network is equivariant along them", skipped)
@@ -96,11 +94,8 @@ def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
 
 
 def training_axes(values: Values) -> tuple[int, ...]:
-    """Axes along which the network sees mirrored images in training. Raises: ConfigError: no such axes."""
-    try:
-        return mirrored_axes(values["augment"].get("mirror_axes") or (), values["facts"]["spatial_dims"])
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    """Axes along which the network sees mirrored images in training. Raises: ValueError: no such axes."""
+    return mirrored_axes(values["augment"].get("mirror_axes") or (), values["facts"]["spatial_dims"])
 
 
 def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from monai.inferers import sliding_window_inference
 from torch import Tensor
 
 from medconv.data.preprocess import left_right_axis
+from medconv.data.sampling import check_axes
 from medconv.networks.outputs import full_resolution
 
 
@@ -77,10 +78,3 @@ def swapped(logits: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
     for a, b in pairs:
         order[a], order[b] = b, a
     return logits[:, order] if pairs else logits
-
-
-def check_axes(key: str, axes: Sequence[int], spatial_dims: int) -> None:
-    """Raises: ValueError: axes that are not different numbers of the image's spatial axes."""
-    known = isinstance(axes, Sequence) and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
-    if not known or len(set(axes)) != len(axes):
-        raise ValueError(f"{key} must be different spatial axes from 0 to {spatial_dims - 1}, got {axes}")

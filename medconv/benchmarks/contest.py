@@ -16,7 +16,7 @@ import torch
 
 from medconv.benchmarks.datasets import Dataset
 from medconv.benchmarks.peers.process import MEDCONV_DATA, MONAI_DATA, NNUNET_DATA, TORCHIO_DATA, PeerProcess
-from medconv.benchmarks.rows import Row, conditions
+from medconv.benchmarks.rows import Row, by, conditions
 
 OURS, NNUNET, NEAREST, MONAI, TORCHIO = "ours", "nnU-Net", "nnU-Net, nearest labels", "MONAI", "TorchIO"
 _LIMIT_S = 1800.0  # a peer prepares the dataset before it is ready
@@ -72,7 +72,7 @@ def held(options: argparse.Namespace, mode: str, dataset: Dataset) -> list[Row]:
         else:
             answers = _rounds(peers, options.seconds, options.rounds, warm_up=1)
         about = {name: {"about": peer.about["name"], "cores": len(peer.about["cores"])} for name, peer in peers.items()}
-    case = f"{dataset.name}, " + (f"to {_by(spacing_mm)} mm" if mode == "prepare" else f"patch {_by(dataset.patch)}")
+    case = f"{dataset.name}, " + (f"to {by(spacing_mm)} mm" if mode == "prepare" else f"patch {by(dataset.patch)}")
     kind = {"benchmark": mode, "case": case, "reference": reference, **conditions(), "threads": 1}
     for name, rival in rivals.items():
         about[name]["device"] = "cuda" if "cuda" in rival.settings else "cpu"
@@ -126,7 +126,3 @@ def _processes(rivals: Mapping[str, Contestant], common: Sequence[str]) -> Itera
             yield found
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _by(numbers: Sequence[float]) -> str:
-    return "x".join(f"{n:g}" for n in numbers)

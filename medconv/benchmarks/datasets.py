@@ -12,6 +12,7 @@ import nibabel as nib
 import numpy as np
 from scipy import ndimage
 
+from medconv.atomic import write_text
 from medconv.data import layout
 
 _GRAIN = 8  # voxels from one value of the smooth field to the next
@@ -103,6 +104,4 @@ def _describe(raw: Path, name: str, modality: str, classes: Sequence[str], cases
         "numTraining": cases,
         "file_ending": ".nii.gz",
     }
-    partial = raw / ".partial"
-    partial.write_text(json.dumps(meta))
-    partial.replace(raw / "dataset.json")
+    write_text(raw / "dataset.json", json.dumps(meta))

@@ -82,6 +82,11 @@ def table(rows: Sequence[Row], columns: Sequence[str]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(_shown(row.get(column)) for column in columns) + " |" for row in rows)])
 
 
+def by(numbers: Sequence[float]) -> str:
+    """Sizes in words: 40x56x40."""
+    return "x".join(f"{n:g}" for n in numbers)
+
+
 def write(rows: Sequence[Row], path: Path) -> None:
     """The rows as JSON, written whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

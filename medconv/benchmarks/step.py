@@ -17,7 +17,7 @@ from torch import nn
 from medconv.benchmarks.memory import step_memory
 from medconv.benchmarks.peers import dynunet
 from medconv.benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
-from medconv.benchmarks.rows import Row, alternate, conditions, table
+from medconv.benchmarks.rows import Row, alternate, by, conditions, table
 from medconv.losses import DiceCrossEntropy, over_heads
 from medconv.networks import UNet
 from medconv.performance import autotune
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     steps: dict[str, Callable[[], Any]] = {name: trial.step for name, trial in trials.items()}
     with _peers(options) as peers:
         timed = alternate({**steps, **{name: peer.step for name, peer in peers.items()}}, REFERENCE, options.pairs)
-    case = f"{_by(options.patch)} voxels, batch {options.batch}, {_by(options.features)} channels, {options.norm} norm"
+    case = f"{by(options.patch)} voxels, batch {options.batch}, {by(options.features)} channels, {options.norm} norm"
     kind = {"benchmark": "step", "case": case, "reference": REFERENCE}
     rows: list[Row] = [{**kind, "variant": name, **values} for name, values in timed.items()]
     for row in rows:
@@ -151,7 +151,3 @@ def _peers(options: argparse.Namespace) -> Iterator[dict[str, PeerProcess]]:
         if "nnunet" in options.peers:
             found["nnU-Net"] = stack.enter_context(PeerProcess(options.nnunet_python, [*NNUNET, *sizes]))
         yield found
-
-
-def _by(numbers: Sequence[int]) -> str:
-    return "x".join(map(str, numbers))

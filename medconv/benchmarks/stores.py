@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from medconv.benchmarks.datasets import volume
-from medconv.benchmarks.rows import Row, compared, conditions
+from medconv.benchmarks.rows import Row, by, compared, conditions
 
 REFERENCE = "npy float32"
 _BLOCK, _CHUNK = 32, 64  # voxels along each axis
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> list[Row]:
         readers = {name: (path, partial(_at, format.read, path, size)) for name, (format, path) in found.items()}
         times = reads(readers, boxes, REFERENCE)
         megabytes = {name: size_of(path) / 1e6 for name, (_, path) in found.items()}
-    case = f"{_by(image.shape)} normalised CT, patch {_by(size)}"
+    case = f"{by(image.shape)} normalised CT, patch {by(size)}"
     kind = {"benchmark": "store", "case": case, "reference": REFERENCE, **conditions(), "threads": 1}
     own = {n: {"MB": megabytes[n], "write_seconds": written[n], "needs": found[n][0].needs} for n in found}
     return [{**kind, "variant": name, **times[name], **own[name]} for name in found]
@@ -203,7 +203,3 @@ def _read_zarr(path: Path, start: Sequence[int], size: Sequence[int]) -> np.ndar
     import zarr
 
     return np.asarray(box_of(zarr.open_array(str(path), mode="r"), start, size), np.float32)  # type: ignore[arg-type]
-
-
-def _by(numbers: Sequence[int]) -> str:
-    return "x".join(map(str, numbers))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Case, Dataset
-from medconv.data.files import SUFFIXES, stem
+from medconv.data.files import SUFFIXES, read_label, stem
 from medconv.data.phantom import write_phantom
 
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
@@ -252,8 +252,6 @@ def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:
 
 
 def _names_in(labels: Sequence[Path]) -> tuple[str, ...]:
-    from medconv.data.files import read_label
-
     values, fault = {0}, ""
     for path in labels:
         try:

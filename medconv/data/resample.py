@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil, prod
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+Array = TypeVar("Array", Tensor, np.ndarray)
 _PIECE = 40_000  # voxels at once on a CPU: a dozen float32 vectors of that length fit into its second cache
 _EXACT = 2**24  # whole numbers that float32 holds
 
@@ -47,10 +49,12 @@ def one_by_one(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def reach(matrix: Tensor, shift: Tensor, size: Sequence[int]) -> Tensor:
-    """How far from the centre the corners of an output of this size look, in voxels of the input; (..., axes)."""
-    half = (torch.tensor(size, dtype=matrix.dtype) - 1) / 2
-    return matrix.abs() @ half + shift.abs()
+def reach(matrix: Array, shift: Array, size: Sequence[int]) -> Array:
+    """How far from the centre the corners of an output of this size look, in voxels of the input.
+
+    Shape: matrix (axes, axes), shift (axes,) -> (axes,); tensors or NumPy arrays.
+    """
+    return sum((abs(matrix[:, j]) * (n - 1) / 2 for j, n in enumerate(size)), abs(shift))
 
 
 def spline_field(control: Tensor, size: Sequence[int], distance: Sequence[float]) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.data.resample import control_points
+from medconv.data.resample import control_points, reach
 
 PLACE = ("rotation", "scale", "shift", "elastic")
 VALUES = ("noise", "blur", "low_resolution", "brightness", "offset", "contrast", "gamma_inverted", "gamma")
@@ -138,8 +138,7 @@ class Sampling:
         moved, matrix, shift, *_ = self._draw_place(number)
         if not moved:
             return self.patch_size
-        size = np.array(self.patch_size)
-        far = np.abs(matrix) @ (size - 1) / 2 + np.abs(shift) * size + self._stray
+        far = reach(matrix, np.array(shift) * self.patch_size, self.patch_size) + self._stray
         return tuple(int(n) for n in np.minimum(self._holding(far), self.max_read_size))
 
     def _dice(self, purpose: int, number: int) -> Callable[[], float]:
@@ -239,15 +238,15 @@ def mirrored_axes(axes: Sequence[int] | str, spatial_dims: int) -> tuple[int, ..
     """What `augment.mirror_axes` means. Raises: ValueError: not different spatial axes, nor `all`."""
     if axes == "all":
         return tuple(range(spatial_dims))
-    if not (
-        isinstance(axes, Sequence)
-        and not isinstance(axes, str)
-        and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
-        and len(set(axes)) == len(axes)
-    ):
-        raise ValueError(
-            f"augment.mirror_axes must be different spatial axes from 0 to {spatial_dims - 1}, or `all`, got {axes}"
-        )
+    return check_axes("augment.mirror_axes", axes, spatial_dims, also=", or `all`")
+
+
+def check_axes(key: str, axes: Any, spatial_dims: int, also: str = "") -> tuple[int, ...]:
+    """The axes that a key names. Raises: ValueError: they are not different numbers of the image's spatial axes."""
+    listed = isinstance(axes, Sequence) and not isinstance(axes, str)
+    known = listed and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
+    if not known or len(set(axes)) != len(axes):
+        raise ValueError(f"{key} must be different spatial axes from 0 to {spatial_dims - 1}{also}, got {axes}")
     return tuple(axes)
 
 

@@ -23,6 +23,8 @@ from medconv.data.case import Case, Grid
 from medconv.data.preprocess import Placement
 
 _ARRAYS = ("image", "label", "foreground")
+# What reading a record raises that is absent, or holds anything but what was written
+_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _DTYPES = ("<f4", "|u1", "<i2", "<i4")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk is full, or this user's share of it, or files may not grow
 
@@ -69,7 +71,7 @@ class Store:
                 with suppress(OSError):  # a store that may only be read is read all the same
                     self._commit(case.id, {**record, "arrays": found})  # the new times: next time nothing is read
             return True
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # absent or damaged
+        except _BROKEN:  # absent or damaged
             return False
 
     def write(self, case: Case, entry: Entry, sources: list[list[Any]] | None = None) -> None:
@@ -108,7 +110,7 @@ class Store:
             if arrays["image"].shape[1:] != arrays["label"].shape or arrays["foreground"].ndim != 2:
                 raise ValueError("image, label and places do not belong together")
             return Entry(**arrays, placement=_placement(record))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except _BROKEN as error:
             raise ValueError(
                 f"case {case_id}: its prepared files in {self.folder} cannot be read ({error}); start again, and what is "
                 "damaged is prepared anew"

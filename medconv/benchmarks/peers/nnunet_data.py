@@ -19,10 +19,9 @@ import argparse
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,13 @@ if __package__:
 else:  # a script, run where medconv is not installed
     import serving  # type: ignore[no-redef]
 
-INSTALL = "python3 -m venv FOLDER && FOLDER/bin/pip install nnunetv2==2.8.1"
 CONFIGURATION, PLANS = "3d_fullres", "nnUNetPlans"
 
 
 def main() -> None:
     serving.one_thread()
     options = serving.parse(__doc__)
-    if util.find_spec("nnunetv2") is None:
-        sys.exit(f"nnU-Net is not installed for {sys.executable}; give it an environment of its own: {INSTALL}")
+    serving.need("nnunetv2", "nnU-Net", "nnunetv2==2.8.1")
     channel = serving.own_stdout()
     name = f"nnU-Net {metadata.version('nnunetv2')}"
     if options.mode == "prepare":

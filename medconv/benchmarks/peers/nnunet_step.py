@@ -24,18 +24,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if __package__:
-    from medconv.benchmarks.peers.serving import own_stdout, say
+    from medconv.benchmarks.peers.serving import need, own_stdout, say
 else:  # a script, run where medconv is not installed
-    from serving import own_stdout, say  # type: ignore[no-redef]
+    from serving import need, own_stdout, say  # type: ignore[no-redef]
 if TYPE_CHECKING:
     from torch import Tensor
 
-INSTALL = "python3 -m venv FOLDER && FOLDER/bin/pip install nnunetv2==2.8.1"
 DATASET, CONFIGURATION = "Dataset001_Random", "fullres"
 
 
@@ -75,8 +74,7 @@ def random_batch(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
 
 def main() -> None:
     options = parse(parser(__doc__))
-    if util.find_spec("nnunetv2") is None:
-        sys.exit(f"nnU-Net is not installed for {sys.executable}; give it an environment of its own: {INSTALL}")
+    need("nnunetv2", "nnU-Net", "nnunetv2==2.8.1")
     channel = own_stdout()
     with tempfile.TemporaryDirectory() as folder:
         _set_environment(Path(folder))

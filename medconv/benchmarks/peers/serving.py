@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib import util
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -48,6 +49,15 @@ def pin(core: int | None) -> None:
     """This process and all that it starts from here on; what was prepared before may have used every core."""
     if core is not None:
         os.sched_setaffinity(0, {core})
+
+
+def need(module: str, name: str, package: str) -> None:
+    """Ends this process with a message where its environment lacks the peer."""
+    if util.find_spec(module) is None:
+        sys.exit(
+            f"{name} is not installed for {sys.executable}; give it an environment of its own: "
+            f"python3 -m venv FOLDER && FOLDER/bin/pip install {package}"
+        )
 
 
 def own_stdout() -> TextIO:

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator
-from importlib import metadata, util
+from importlib import metadata
 from typing import Any
 
 if __package__:
@@ -27,15 +26,13 @@ if __package__:
 else:  # a script, run where medconv is not installed
     import serving  # type: ignore[no-redef]
 
-INSTALL = "python3 -m venv FOLDER && FOLDER/bin/pip install torchio==1.2.1"
 SAMPLES_PER_VOLUME, VOLUMES_IN_QUEUE = 8, 3
 
 
 def main() -> None:
     serving.one_thread()
     options = serving.parse(__doc__)
-    if util.find_spec("torchio") is None:
-        sys.exit(f"TorchIO is not installed for {sys.executable}; give it an environment of its own: {INSTALL}")
+    serving.need("torchio", "TorchIO", "torchio==1.2.1")
     channel = serving.own_stdout()
     import torch
 

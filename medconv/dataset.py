@@ -20,6 +20,7 @@ from medconv.data.preprocess import Recipe, left_right_axis, normalisation_for
 from medconv.data.store import Store
 from medconv.planning import Plan, across, plan, slice_axis
 from medconv.runfolder import short_hash
+from medconv.targets import Targets
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Prepared:
     recipe: Recipe
     plan: Plan
     store: Store
+    targets: Targets
     label_pairs: tuple[tuple[int, int], ...] = ()
     skipped: dict[str, str] = field(default_factory=dict)
 
@@ -71,7 +73,8 @@ def prepare_data(config: DictConfig, verify: bool = False) -> Prepared:
     recipe = Recipe(seen.spatial_dims, planned.spacing_mm, names, found.intensities, axis)
     with commands.stoppable():
         store = prepare(dataset, recipe, home, workers, verify)
-    return Prepared(dataset, train, val, recipe, planned, store, pairs, skipped)
+    targets = Targets.of_classes(dataset.class_names)
+    return Prepared(dataset, train, val, recipe, planned, store, targets, pairs, skipped)
 
 
 def facts(prepared: Prepared) -> Values:
@@ -82,7 +85,7 @@ def facts(prepared: Prepared) -> Values:
         "spatial_dims": prepared.recipe.spatial_dims,
         "slice_axis": prepared.recipe.slice_axis,
         "num_channels": len(prepared.dataset.modalities),
-        "num_classes": len(prepared.dataset.class_names),
+        "num_classes": prepared.targets.num_outputs,
         "class_names": list(prepared.dataset.class_names),
         "label_pairs": configs.plain(prepared.label_pairs) or None,
         "train_cases": f"{len(prepared.train)} cases, {short_hash([case.id for case in prepared.train])}",

@@ -16,6 +16,7 @@ from medconv import commands, metrics
 from medconv.data.files import check_same_grid, in_folder, read_label
 from medconv.data.layout import class_names_of
 from medconv.predict import RECORD
+from medconv.targets import Targets
 
 
 def main() -> None:
@@ -86,7 +87,7 @@ def _compare(prediction: Path, reference: Path, names: tuple[str, ...] | None) -
     if names is not None and highest >= len(names):
         raise ValueError(f"label value {highest} is not declared, expected 0 to {len(names) - 1}")
     classes = names or ("background", *(str(v) for v in range(1, highest + 1)))
-    return {"dice": metrics.dice(found, wanted, classes)}
+    return {"dice": metrics.dice(found, wanted, Targets.of_classes(classes))}
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:

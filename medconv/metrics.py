@@ -6,23 +6,27 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from medconv.targets import Targets
+
 Row = dict[str, float | None]  # class name to value; None where undefined
 
 
-def dice(prediction: np.ndarray, reference: np.ndarray, class_names: Sequence[str]) -> Row:
-    """Dice of each foreground class.
+def dice(prediction: np.ndarray, reference: np.ndarray, targets: Targets) -> Row:
+    """Dice of each class or region of the foreground, where the reference is not `targets.ignore`.
 
     Shape: two label maps of the same shape. A class that neither holds is undefined (None); one that only one of them
     holds is 0.
     """
-    size = len(class_names)
-    both = np.bincount(reference[prediction == reference].ravel(), minlength=size)
-    total = np.bincount(prediction.ravel(), minlength=size) + np.bincount(reference.ravel(), minlength=size)
-    return {
-        name: float(2 * both[value] / total[value]) if total[value] else None
-        for value, name in enumerate(class_names)
-        if value > 0
-    }
+    if targets.ignore is not None:
+        known = reference != targets.ignore
+        prediction, reference = prediction[known], reference[known]
+    size = 1 + int(max(targets.num_values, prediction.max(initial=0), reference.max(initial=0)))
+    pairs = np.bincount((prediction.astype(np.int64) * size + reference).ravel(), minlength=size**2).reshape(size, size)
+    row: Row = {}
+    for name, values in zip(targets.names, targets.values, strict=True):
+        total = pairs[list(values)].sum() + pairs[:, list(values)].sum()
+        row[name] = float(2 * pairs[np.ix_(values, values)].sum() / total) if total else None
+    return row
 
 
 def mean_per_class(rows: Sequence[Mapping[str, float | None]]) -> Row:

@@ -42,7 +42,9 @@ def predict(model: run.Trained, cases: list[Case], output: Path, device: str, re
     Returns: the exit code.
     """
     output.mkdir(parents=True, exist_ok=True)
-    (output / RECORD).write_text(json.dumps({**record, "class_names": model.class_names}, indent=2) + "\n")
+    (output / RECORD).write_text(
+        json.dumps({**record, "class_names": model.class_names, "targets": model.targets.plain()}, indent=2) + "\n"
+    )
     failed = []
     for case in tqdm(cases, desc="predicting", unit="case", disable=None):
         try:
@@ -74,7 +76,7 @@ def predict_case(model: run.Trained, case: Case, path: Path, device: str) -> Non
             lambda x: model.network(x.contiguous(memory_format=model.memory_format)),
             torch.from_numpy(array)[None].to(device),
         )
-    write_label(path, restore(logits[0].float(), placement), case.images[0])
+    write_label(path, restore(logits[0].float(), placement, model.targets.decode), case.images[0])
 
 
 def autocast(precision: str, device: str) -> Any:

@@ -30,6 +30,7 @@ from medconv.loggers import CsvLogger
 from medconv.performance import parallel
 from medconv.performance.hardware import uses_gpu
 from medconv.runfolder import RunFolder, is_rank_zero
+from medconv.targets import Targets
 
 _SWITCHES = ("channels_last", "fast_norm", "fast_depthwise", "checkpointing", "compile", "cuda_graphs")
 _WORTH_A_WORD = 10.0  # seconds of training; what a shorter one waits for says little
@@ -46,6 +47,7 @@ class Trained:
     recipe: Recipe
     window: SlidingWindow
     class_names: tuple[str, ...]
+    targets: Targets
     modalities: tuple[str, ...]
     precision: str
     memory_format: torch.memory_format
@@ -96,9 +98,9 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
         loss=configs.build(values["loss"], "loss"),
         optimizer=build_optimizer(values),
         scheduler=configs.naming("scheduler", configs.build(values["scheduler"], "scheduler")),
-        class_names=prepared.dataset.class_names,
+        targets=prepared.targets,
         patch_size=known["patch_size"],
-        to_native=lambda logits, case: restore(logits, prepared.store.placement(case)),
+        to_native=lambda logits, case: restore(logits, prepared.store.placement(case), prepared.targets.decode),
         record=_record(values, prepared),
         memory_format=performance.memory_format(perf["channels_last"], known["spatial_dims"]),
         mirror_axes=test_time_axes(values, network),
@@ -133,6 +135,7 @@ def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu") -> Traine
         Recipe(**{key: configs.tuples(value) for key, value in record["recipe"].items()}),
         _window(values, axes),
         tuple(record["class_names"]),
+        _targets(record),
         tuple(record["modalities"]),
         str(values["trainer"]["precision"]),
         performance.memory_format(channels_last, dims),
@@ -151,12 +154,18 @@ def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
     )
 
 
+def _targets(record: Values) -> Targets:
+    known = record.get("targets")  # absent in checkpoints of before there was such a thing
+    return Targets.of_classes(record["class_names"]) if known is None else Targets.from_plain(known)
+
+
 def _record(values: Values, prepared: Prepared) -> Values:
     """What every checkpoint carries, plain values only."""
     return {
         "config": values,
         "recipe": {key: configs.plain(value) for key, value in asdict(prepared.recipe).items()},
         "class_names": list(prepared.dataset.class_names),
+        "targets": prepared.targets.plain(),
         "modalities": list(prepared.dataset.modalities),
         "validation": {},
     }

@@ -12,6 +12,7 @@ ORDER = [
     "convs",
     "layers",
     "networks",
+    "targets",
     "data",
     "losses",
     "metrics",

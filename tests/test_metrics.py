@@ -5,8 +5,10 @@ import pytest
 from reference import overlap
 
 from medconv.metrics import dice, mean, mean_per_class
+from medconv.targets import Targets
 
 NAMES = ("background", "liver", "spleen", "cyst")
+TARGETS = Targets.of_classes(NAMES)
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (3, 4, 5)])
@@ -15,7 +17,7 @@ NAMES = ("background", "liver", "spleen", "cyst")
 def test_equals_the_sets(shape: tuple[int, ...], seed: int, dtype: type) -> None:
     rng = np.random.default_rng(seed)
     prediction, reference = (rng.integers(0, rng.integers(2, 5), shape).astype(dtype) for _ in range(2))
-    row = dice(prediction, reference, NAMES)
+    row = dice(prediction, reference, TARGETS)
     assert list(row) == ["liver", "spleen", "cyst"]
     assert row == pytest.approx(overlap.dice(prediction, reference, NAMES))
     assert all(value is None or type(value) is float for value in row.values())
@@ -25,15 +27,15 @@ def test_undefined_where_neither_holds_the_class_and_zero_where_one_does() -> No
     prediction, reference = np.zeros((2, 4, 4), np.uint8)
     prediction[0, :2], reference[0, 1:3] = 1, 1
     prediction[3] = 2
-    assert dice(prediction, reference, NAMES) == {"liver": 0.5, "spleen": 0.0, "cyst": None}
-    assert dice(reference, prediction, NAMES) == {"liver": 0.5, "spleen": 0.0, "cyst": None}
-    assert dice(reference, reference, NAMES) == {"liver": 1.0, "spleen": None, "cyst": None}
-    assert dice(np.zeros((2, 2), int), np.zeros((2, 2), int), NAMES) == {"liver": None, "spleen": None, "cyst": None}
+    assert dice(prediction, reference, TARGETS) == {"liver": 0.5, "spleen": 0.0, "cyst": None}
+    assert dice(reference, prediction, TARGETS) == {"liver": 0.5, "spleen": 0.0, "cyst": None}
+    assert dice(reference, reference, TARGETS) == {"liver": 1.0, "spleen": None, "cyst": None}
+    assert dice(np.zeros((2, 2), int), np.zeros((2, 2), int), TARGETS) == {"liver": None, "spleen": None, "cyst": None}
 
 
 def test_counts_do_not_overflow_small_label_types() -> None:
     ones = np.ones((40, 40), np.uint8)
-    assert dice(ones, ones, ("background", "all")) == {"all": 1.0}
+    assert dice(ones, ones, Targets.of_classes(("background", "all"))) == {"all": 1.0}
 
 
 def test_mean_per_class_leaves_undefined_cases_out() -> None:

@@ -162,7 +162,7 @@ def test_prediction_equals_validation(trained: Path, dataset: Path, tmp_path: Pa
         image = dataset / f"imagesTr/{case}.nii.gz"
         predict_case(model, Case(case, (image,)), output, "cpu")
         assert nib.load(output).shape == nib.load(image).shape
-        found = metrics.dice(read_label(output)[0], read_label(dataset / f"labelsTr/{case}.nii.gz")[0], model.class_names)
+        found = metrics.dice(read_label(output)[0], read_label(dataset / f"labelsTr/{case}.nii.gz")[0], model.targets)
         assert found == row
     assert max(value for row in rows.values() for value in row.values() if value is not None) > 0.02
 

@@ -5,7 +5,7 @@ Preparation, validation and prediction all pass through here, so that they canno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import nibabel as nib
@@ -141,17 +141,22 @@ def preprocess_label(label: np.ndarray, placement: Placement, recipe: Recipe, nu
     return _drop_slice(resampled, recipe.image_dims)[0].astype(dtype)
 
 
-def restore(logits: Tensor, placement: Placement) -> np.ndarray:
+def _highest(logits: Tensor) -> Tensor:
+    return logits.argmax(0)
+
+
+def restore(logits: Tensor, placement: Placement, decode: Callable[[Tensor], Tensor] = _highest) -> np.ndarray:
     """The label map that a prediction means, on the native grid; outside the content it is background.
 
-    Shape: (classes, *spatial) -> (X, Y, Z) int16.
+    Shape: (outputs, *spatial) -> (X, Y, Z) int16.
+    Args: decode: logits (outputs, *spatial) to label values (*spatial); by default the number of the highest.
     """
     size = [b - a for a, b in placement.box]
     scores = logits.float().reshape(len(logits), *logits.shape[1:], *(1,) * (4 - logits.ndim))
     if list(scores.shape[1:]) != size:
         scores = F.interpolate(scores[None], size=size, mode="trilinear", align_corners=False)[0]
     label = np.zeros(placement.shape, np.int16)
-    label[placement.slices] = scores.argmax(0).cpu().numpy()
+    label[placement.slices] = decode(scores).cpu().numpy()
     back = nib.orientations.ornt_transform(_identity(), _orientation(placement.grid))
     return np.ascontiguousarray(_reorient(label[None], back)[0])
 

@@ -22,6 +22,7 @@ from medconv.inference import SlidingWindow
 from medconv.losses import over_heads
 from medconv.performance.parallel import shard
 from medconv.schedules import ProgressSchedule
+from medconv.targets import Targets
 
 Batch = dict[str, Any]
 _NORM = GradClipAlgorithmType.NORM
@@ -34,7 +35,7 @@ class Segmentation(LightningModule):
         network: (batch, channels, *spatial) -> logits (batch, classes, *spatial), or a list of them, finest first.
         loss: (logits, label (batch, 1, *spatial)) -> scalar.
         optimizer, scheduler: take parameters, and the optimizer.
-        class_names: index is the label value, background first.
+        targets: what the network's channels mean.
         to_native: (logits (classes, *spatial), case id) -> label map (X, Y, Z) on the case's own grid.
         record: plain values that every checkpoint carries, enough to build the network and its input again; its key
             `validation` is filled with the Dice of each case (case id to class to value) of the last validation.
@@ -48,7 +49,7 @@ class Segmentation(LightningModule):
         loss: nn.Module,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         scheduler: Callable[[Optimizer], LRScheduler],
-        class_names: Sequence[str],
+        targets: Targets,
         patch_size: Sequence[int],
         to_native: Callable[[Tensor, str], np.ndarray],
         record: dict[str, Any],
@@ -62,7 +63,7 @@ class Segmentation(LightningModule):
         super().__init__()
         self.network, self.loss = network, loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
-        self.class_names, self.spatial_dims = tuple(class_names), len(patch_size)
+        self.targets, self.spatial_dims = targets, len(patch_size)
         self.window = SlidingWindow(
             tuple(patch_size), overlap, window_batch_size, tuple(mirror_axes), slice_axis, tuple(label_pairs)
         )
@@ -87,9 +88,9 @@ class Segmentation(LightningModule):
         case = batch["case"]
         logits = self.window(self, batch["image"]).float()
         prediction = self.to_native(logits[0], case)
-        self.rows[case] = metrics.dice(prediction, batch["reference"].cpu().numpy(), self.class_names)
+        self.rows[case] = metrics.dice(prediction, batch["reference"].cpu().numpy(), self.targets)
         self.case_losses[case] = float(F.cross_entropy(logits, batch["label"][:, 0].long()))
-        return {"case": case, "prediction": logits[0].argmax(0)}
+        return {"case": case, "prediction": self.targets.decode(logits[0])}
 
     def on_validation_epoch_end(self) -> None:
         """Every rank brings its own cases; each case counts once."""

@@ -20,6 +20,7 @@ ORDER = [
     "planning",
     "schedules",
     "performance",
+    "optimizers",
     "pictures",
     "tasks",
     "callbacks",

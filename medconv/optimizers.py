@@ -1,0 +1,115 @@
+"""Muon for convolutional networks: kernels follow orthogonalised momentum, everything else Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from medconv.performance.hardware import fast_bf16_cpu
+
+# Odd polynomial whose repetition takes every singular value from (0, 1] to near 1: between 0.7 and 1.2 after five.
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+_REPETITIONS = 5
+
+
+class Muon(Optimizer):
+    """A kernel (out, in, *taps) is a matrix (out, in * taps); its update is the momentum with all singular values near 1.
+
+    So a step changes every direction of a kernel alike, where plain gradients follow the few that are strong. Parameters
+    with fewer than three axes (biases, norms) follow Adam.
+    Args:
+        lr: of both kinds: a kernel's update is scaled to the size that Adam's has as a rule, 0.2 per weight.
+        momentum: of kernels, Nesterov's. betas, eps: Adam's.
+        weight_decay: decoupled, of kernels alone.
+    Raises: ValueError: values out of range.
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; scale of the update: Liu et al. 2025,
+        arXiv:2502.16982.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float = 5e-3,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
+            if not value >= 0:
+                raise ValueError(f"{name} must be 0 or more, got {value}")
+        for name, value in (("momentum", momentum), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} must lie between 0 and 1 (exclusive), got {value}")
+        params = list(params)
+        kinds = {True: [p for p in params if p.ndim > 2], False: [p for p in params if p.ndim <= 2]}
+        settings = {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        super().__init__([{"params": found, "kernels": kind} for kind, found in kinds.items() if found], settings)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            update = self._kernel if group["kernels"] else self._vector
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    update(parameter, parameter.grad, group)
+        return loss
+
+    def _kernel(self, kernel: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[kernel]
+        if not state:
+            state["momentum"] = torch.zeros_like(kernel)
+        momentum = state["momentum"].lerp_(gradient, 1 - group["momentum"])
+        ahead = gradient.lerp(momentum, group["momentum"])
+        update = _whole(ahead)
+        rows, columns = len(update), update[0].numel()
+        update = _divided_as(kernel, orthogonal(update.flatten(1)).view(update.shape))
+        size = 0.2 * max(rows, columns) ** 0.5
+        kernel.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"] * size)
+
+    def _vector(self, vector: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[vector]
+        if not state:
+            state.update(step=0, mean=torch.zeros_like(vector), square=torch.zeros_like(vector))
+        state["step"] += 1
+        first, second = group["betas"]
+        mean = state["mean"].lerp_(gradient, 1 - first) / (1 - first ** state["step"])
+        square = state["square"].lerp_(gradient.square(), 1 - second) / (1 - second ** state["step"])
+        vector.addcdiv_(mean, square.sqrt_().add_(group["eps"]), value=-group["lr"])
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Of a tensor that FSDP divided over the ranks, all of it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _divided_as(other: Tensor, whole: Tensor) -> Tensor:
+    """Every rank has all of it, so nothing is sent."""
+    if not isinstance(other, DTensor):
+        return whole
+    return distribute_tensor(whole, other.device_mesh, other.placements, src_data_rank=None)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The nearest matrix with orthonormal rows (or columns, if it is tall), roughly: singular values from 0.7 to 1.2.
+
+    Shape: (rows, columns) -> the same. Computed in bf16 where the hardware is fast at it, which is precise enough.
+    """
+    fast = matrix.is_cuda or fast_bf16_cpu()
+    x = matrix.to(torch.bfloat16) if fast else matrix.float()
+    x = x.T if len(x) > x.shape[1] else x  # the smaller side is the one that is multiplied out
+    x = x / (x.norm() + 1e-7)
+    linear, cubic, quintic = _NEWTON_SCHULZ
+    for _ in range(_REPETITIONS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=cubic, alpha=quintic), x, beta=linear)
+    return (x.T if len(matrix) > matrix.shape[1] else x).to(matrix.dtype)

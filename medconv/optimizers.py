@@ -70,10 +70,8 @@ class Muon(Optimizer):
             state["momentum"] = torch.zeros_like(kernel)
         momentum = state["momentum"].lerp_(gradient, 1 - group["momentum"])
         ahead = gradient.lerp(momentum, group["momentum"])
-        update = _whole(ahead)
-        rows, columns = len(update), update[0].numel()
-        update = _divided_as(kernel, orthogonal(update.flatten(1)).view(update.shape))
-        size = 0.2 * max(rows, columns) ** 0.5
+        update = _divided_as(kernel, _orthogonal_kernel(_whole(ahead)))
+        size = 0.2 * max(len(kernel), kernel.shape[1:].numel()) ** 0.5
         kernel.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"] * size)
 
     def _vector(self, vector: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
@@ -85,6 +83,14 @@ class Muon(Optimizer):
         mean = state["mean"].lerp_(gradient, 1 - first) / (1 - first ** state["step"])
         square = state["square"].lerp_(gradient.square(), 1 - second) / (1 - second ** state["step"])
         vector.addcdiv_(mean, square.sqrt_().add_(group["eps"]), value=-group["lr"])
+
+
+def _orthogonal_kernel(kernel: Tensor) -> Tensor:
+    """As a matrix (out, in * taps) whose columns stand as they lie in memory, so that nothing is copied."""
+    order = [0, *sorted(range(1, kernel.ndim), key=kernel.stride, reverse=True)]
+    laid = kernel.permute(order)
+    back = [order.index(axis) for axis in range(kernel.ndim)]
+    return orthogonal(laid.flatten(1)).view(laid.shape).permute(back)
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def build_network(
     settings = dict(values["conv"])
     projects = bool(settings.get("keep_weight"))
     if projects:
-        _load_pretrained(network, pretrained)
+        _load_pretrained(network, pretrained, values["facts"])
     where, spacing_mm = settings.pop("where", None), settings.pop("spacing_mm", None)
     conv = build(settings, "conv")
     if getattr(conv, "func", conv) is not plain:
@@ -52,7 +52,7 @@ def build_network(
         _probe(network, values["facts"], patch_size)
     sides.check_equivariance(values["facts"], mirror_axes(network))
     if not projects:
-        _load_pretrained(network, pretrained)
+        _load_pretrained(network, pretrained, values["facts"])
     return network
 
 
@@ -80,7 +80,8 @@ def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
     Raises: ConfigError: an axis along which the network never saw a mirrored image, so that a mean over flips would harm.
     """
     axes, seen = values["task"].get("mirror_axes"), training_axes(values)
-    wanted = check_axes("task.mirror_axes", () if axes is None else axes, values["facts"]["spatial_dims"])
+    dims = values["facts"]["spatial_dims"]
+    wanted = check_axes("task.mirror_axes", range(dims) if axes == "all" else () if axes is None else axes, dims)
     equivariant = mirror_axes(network)
     if skipped := [axis for axis in wanted if axis in equivariant]:
         log.info("task.mirror_axes: %s skipped, the network is equivariant along them", skipped)
@@ -114,7 +115,9 @@ def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None
         raise ConfigError(f"model must return logits of shape {wanted} (batch, classes, *patch_size), it returns {shape}")
 
 
-def _load_pretrained(network: nn.Module, path: str | None) -> None:
+def _load_pretrained(network: nn.Module, path: str | None, known: Values) -> None:
     if path is not None:
-        checkpoint.load_weights(network, checkpoint.read(Path(path)), Path(path))
+        content = checkpoint.read(Path(path))
+        checkpoint.need_alike(content, known, f"init.pretrained={path}")
+        checkpoint.load_weights(network, content, Path(path))
         log.info("weights loaded from %s", path)

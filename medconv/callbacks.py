@@ -15,6 +15,7 @@ import numpy as np
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
 
 from medconv.pictures import overlay
 from medconv.schedules import ProgressSchedule
@@ -49,6 +50,11 @@ class TimeBudget(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.spent, self.total_steps, self._validation = state["spent"], state["total_steps"], state["validation"]
+
+    def leave_out(self, seconds: float) -> None:
+        """Time that has just passed, in which there was no training, does not count."""
+        self.spent -= seconds
+        self._mark += seconds
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begun = self._mark = time.monotonic()
@@ -157,7 +163,7 @@ class Pictures(Callback):
         for image, label, number in zip(batch["image"], batch["label"], batch["sample"].tolist(), strict=True):
             if self._samples < self.cases:
                 self._samples += 1
-                picture = overlay(image[0].float().cpu().numpy(), [label[0].cpu().numpy().astype(np.int16)], self.spacing_mm)
+                picture = overlay(image[0].float().cpu().numpy(), [_known(label[0], pl_module)], self.spacing_mm)
                 self._show(trainer, f"training/sample {number} (image, label)", picture)
 
     def on_validation_batch_end(
@@ -166,8 +172,8 @@ class Pictures(Callback):
         if batch_idx >= self.cases or trainer.sanity_checking or not trainer.is_global_zero:
             return
         image = batch["image"][0, 0].float().cpu().numpy()
-        labels = [batch["label"][0, 0].cpu().numpy(), outputs["prediction"].cpu().numpy()]
-        picture = overlay(image, [label.astype(np.int16) for label in labels], batch["spacing_mm"])
+        labels = [_known(label, pl_module) for label in (batch["label"][0, 0], outputs["prediction"])]
+        picture = overlay(image, labels, batch["spacing_mm"])
         self._show(trainer, f"validation/{outputs['case']} (image, reference, prediction)", picture)
 
     @staticmethod
@@ -175,6 +181,13 @@ class Pictures(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_image(tag, picture, trainer.global_step, dataformats="HWC")
+
+
+def _known(label: Tensor, pl_module: LightningModule) -> np.ndarray:
+    """A label map whose voxels to ignore are not painted."""
+    ignore = getattr(getattr(pl_module, "targets", None), "ignore", None)
+    array = label.cpu().numpy().astype(np.int16)
+    return array if ignore is None else np.where(array == ignore, 0, array)
 
 
 class ProgressBar(TQDMProgressBar):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +39,36 @@ def load_weights(network: nn.Module, content: dict[str, Any], path: Path) -> Non
     except RuntimeError as error:
         reasons = "; ".join(line.strip() for line in str(error).splitlines()[1:4])
         raise ValueError(f"{path}: its weights do not fit this network: {reasons}") from error
+
+
+def need_alike(content: Mapping[str, Any], facts: Mapping[str, Any], given: str, same_names: bool = False) -> None:
+    """Whether a checkpoint is of a task like this run's, which `facts` describe.
+
+    Args: given: the key and what it was set to. same_names: the classes must also be called the same.
+    Raises: ValueError: it is not; names both.
+    """
+    theirs = content["medconv"].get("config", {}).get("facts", {})
+    alike = all(theirs.get(key) == facts[key] for key in ("spatial_dims", "num_channels", "num_classes"))
+    if not alike or (same_names and _names(theirs) != _names(facts)):
+        raise ValueError(f"{given}: a checkpoint of another task: it is for {_words(theirs)}, this run for {_words(facts)}")
+
+
+def need_fit(module: nn.Module, content: Mapping[str, Any], given: str) -> None:
+    """Raises: ValueError: a checkpoint's weights are not those of this module; names the first that differ."""
+    theirs, own = content["state_dict"], module.state_dict()
+    wrong = [f"{k} is not in it" for k in own if k not in theirs] + [f"{k} is too many" for k in theirs if k not in own]
+    sizes = ((k, tuple(theirs[k].shape), tuple(own[k].shape)) for k in own if k in theirs)
+    wrong += [f"{k} is {there} in it, here {here}" for k, there, here in sizes if there != here]
+    if wrong:
+        raise ValueError(f"{given}: its weights do not fit this network: {'; '.join(wrong[:3])}")
+
+
+def _names(facts: Mapping[str, Any]) -> list[str]:
+    targets = facts.get("targets")  # absent in checkpoints of before there was such a thing
+    return list(targets["names"] if targets else facts.get("class_names", [])[1:])
+
+
+def _words(facts: Mapping[str, Any]) -> str:
+    channels, outputs = facts.get("num_channels"), facts.get("num_classes")
+    names = ", ".join(_names(facts)) or "nothing that it names"
+    return f"{names} ({outputs} outputs) in {facts.get('spatial_dims')}D images of {channels} channel{'s'[: channels != 1]}"

@@ -42,7 +42,10 @@ class DataConfig:
     normalisation: Any = None
     spatial_dims: int | None = None
     label_pairs: Any = None
-    batch_size: int = MISSING
+    regions: dict[str, Any] | None = None
+    regions_order: list[int] | None = None
+    ignore_label: Any = None
+    batch_size: int | None = None
     samples_per_epoch: int = MISSING
     foreground_share: float = MISSING
     num_workers: int | None = None
@@ -50,6 +53,18 @@ class DataConfig:
     persistent_workers: bool | None = None
     prepare_workers: int | None = None
     on_fault: str = "raise"
+
+
+@dataclass
+class PlanConfig:
+    """What the plan may take, and what of it the user says; null is planned."""
+
+    memory_gb: float | None = None
+    max_batch_size: int | None = None
+    max_stages: int | None = None
+    strides: Any = None
+    kernel_sizes: Any = None
+    channels: list[int] | None = None
 
 
 @dataclass
@@ -123,6 +138,7 @@ class Config:
     seed: int = 0
     task: dict[str, Any] = MISSING
     data: DataConfig = field(default_factory=DataConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     augment: dict[str, Any] = MISSING
     model: dict[str, Any] = MISSING
     conv: dict[str, Any] = MISSING

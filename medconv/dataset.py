@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -12,20 +12,28 @@ from medconv import commands, reports, sides
 from medconv import config as configs
 from medconv.building import Values
 from medconv.config import ConfigError
-from medconv.data import layout
+from medconv.data import labels, layout
 from medconv.data.case import Case, Dataset
+from medconv.data.check import Fingerprint
 from medconv.data.datamodule import DataModule
 from medconv.data.prepare import dataset_folder, fingerprint, prepare
-from medconv.data.preprocess import Recipe, left_right_axis, normalisation_for
+from medconv.data.preprocess import Recipe, left_right_axis
 from medconv.data.store import Store
-from medconv.planning import Plan, across, plan, slice_axis
+from medconv.performance import resolve_precision
+from medconv.performance.budget import measured_gb
+from medconv.planning import Budget, Plan, Wanted, plan
 from medconv.runfolder import short_hash
 from medconv.targets import Targets
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A dataset ready to train on. Args: skipped: the cases that were left out, and why."""
+    """A dataset ready to train on.
+
+    Args:
+        skipped: the cases that were left out, and why.
+        spacing_range_mm: smallest and largest spacing of all cases along each axis (right, anterior, superior).
+    """
 
     dataset: Dataset
     train: list[Case]
@@ -36,6 +44,7 @@ class Prepared:
     targets: Targets
     label_pairs: tuple[tuple[int, int], ...] = ()
     skipped: dict[str, str] = field(default_factory=dict)
+    spacing_range_mm: tuple[tuple[float, float], ...] = ()
 
 
 def find_data(config: DictConfig) -> tuple[Dataset, int]:
@@ -46,17 +55,22 @@ def find_data(config: DictConfig) -> tuple[Dataset, int]:
     workers = min(8, len(os.sched_getaffinity(0))) if data.prepare_workers is None else data.prepare_workers
     if workers < 1:
         raise ConfigError(f"data.prepare_workers must be at least 1, got {workers}")
-    return configs.build(OmegaConf.to_container(data.layout, resolve=True), "data.layout"), workers  # type: ignore[arg-type]
+    dataset = configs.build(OmegaConf.to_container(data.layout, resolve=True), "data.layout")  # type: ignore[arg-type]
+    return labels.asked(dataset, data.regions, data.regions_order, data.ignore_label), workers
 
 
-def prepare_data(config: DictConfig, verify: bool = False) -> Prepared:
+def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | None = None) -> Prepared:
     """Find, check, plan and prepare the dataset; what was done before is not done again.
 
-    Args: verify: read every prepared case again and compare its checksums.
+    Args:
+        verify: read every prepared case again and compare its checksums.
+        memory_gb: that a run to be continued was planned for, in place of what this machine has.
     """
     data, (dataset, workers) = config.data, find_data(config)
     parts = layout.split(dataset.cases, data.fold, data.num_folds, Path(data.splits) if data.splits else None)
     pairs = sides.label_pairs(data.label_pairs, dataset.class_names)
+    if pairs and dataset.targets.overlapping:
+        raise ConfigError("data.label_pairs exchanges classes, and this run has regions instead; one of them must go")
     home = dataset_folder(Path(data.cache), dataset)
     with commands.stoppable():
         found, skipped = fingerprint(dataset, home, workers, skip=data.on_fault == "skip")
@@ -66,26 +80,46 @@ def prepare_data(config: DictConfig, verify: bool = False) -> Prepared:
         dataset = replace(dataset, cases=tuple(case for case in dataset.cases if case.id not in skipped))
         if not train:
             raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all of them are faulty")
-    axis = slice_axis(found, data.spatial_dims)
-    seen = found if axis is None else across(found, axis)
-    planned = plan(seen, data.spacing_mm, data.patch_size)
-    names = normalisation_for(data.normalisation, dataset.modalities)
-    recipe = Recipe(seen.spatial_dims, planned.spacing_mm, names, found.intensities, axis)
+    planned = planned_for(config, dataset, found, memory_gb)
+    reports.planned(planned)
+    axis, names = planned.slice_axis, planned.normalisation
+    recipe = Recipe(planned.spatial_dims, planned.spacing_mm, names, found.intensities, axis)
     with commands.stoppable():
         store = prepare(dataset, recipe, home, workers, verify)
-    targets = Targets.of_classes(dataset.class_names)
-    return Prepared(dataset, train, val, recipe, planned, store, targets, pairs, skipped)
+    spacings = tuple((min(mm), max(mm)) for mm in zip(*found.spacings_mm, strict=True))
+    return Prepared(dataset, train, val, recipe, planned, store, dataset.targets, pairs, skipped, spacings)
+
+
+def planned_for(config: DictConfig, dataset: Dataset, found: Fingerprint, memory_gb: float | None = None) -> Plan:
+    """The plan of a config for a dataset. Args: memory_gb: as in `prepare_data`. Raises: ValueError: as `plan`."""
+    data: Values = OmegaConf.to_container(config.data, resolve=True)  # type: ignore[assignment]
+    own: Values = OmegaConf.to_container(config.plan, resolve=True)  # type: ignore[assignment]
+    given = own.pop("memory_gb")
+    keys = ("spatial_dims", "spacing_mm", "patch_size", "batch_size", "normalisation")
+    wanted = Wanted(**own, **{key: data[key] for key in keys})
+    accelerator, devices = config.trainer.accelerator, str(config.trainer.devices)
+    if given is None and memory_gb is not None:
+        given, origin = memory_gb, "as when this run began"
+    elif given is None:
+        given, origin = measured_gb(accelerator, int(devices) if devices.isdigit() else 1)
+    else:
+        origin = "plan.memory_gb"
+    precision = config.trainer.precision or "auto"  # null is for perf=auto to measure
+    precision = resolve_precision("auto", accelerator) if precision == "auto" else str(precision)
+    budget = Budget(given, origin, precision, config.perf.checkpointing or "none")
+    return plan(found, wanted, budget, dataset.modalities, dataset.targets.num_outputs)
 
 
 def facts(prepared: Prepared) -> Values:
     """What a config may refer to as `${facts.…}`: known only once the data is prepared and planned."""
-    planned = {key: configs.plain(value) for key, value in asdict(prepared.plan).items()}
+    planned = {key: configs.plain(value) for key, value in prepared.plan.values().items() if key != "batch_size"}
     first = [1] * prepared.recipe.spatial_dims
     return {
-        "spatial_dims": prepared.recipe.spatial_dims,
-        "slice_axis": prepared.recipe.slice_axis,
         "num_channels": len(prepared.dataset.modalities),
         "num_classes": prepared.targets.num_outputs,
+        "targets": prepared.targets.plain(),
+        "overlapping": prepared.targets.overlapping,  # for a sigmoid per channel
+        "exclusive": not prepared.targets.overlapping,  # for a softmax
         "class_names": list(prepared.dataset.class_names),
         "label_pairs": configs.plain(prepared.label_pairs) or None,
         "train_cases": f"{len(prepared.train)} cases, {short_hash([case.id for case in prepared.train])}",

@@ -1,22 +1,31 @@
-"""`medconv-evaluate`: compare predicted with reference label maps; a table, and per-case values as JSON and CSV."""
+"""`medconv-evaluate`: predicted against reference label maps; a table, all as JSON, cases as CSV, a report as HTML."""
 
 from __future__ import annotations
 
 import argparse
 import csv
+import errno
+import io
 import json
+import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from medconv import commands, metrics
+from medconv.atomic import write_text
 from medconv.data.files import check_same_grid, in_folder, read_label
-from medconv.data.layout import class_names_of
-from medconv.predict import RECORD
+from medconv.data.pool import each
+from medconv.evaluation import naming, statistics
+from medconv.evaluation.overlays import images_of
+from medconv.evaluation.report import write_report
+from medconv.evaluation.scores import METRICS, VOLUMES, measure
 from medconv.targets import Targets
+
+_COLUMNS = (*(metric.name for metric in METRICS), *VOLUMES)
 
 
 def main() -> None:
@@ -26,102 +35,204 @@ def main() -> None:
 def _main() -> int:
     options = _parser().parse_args()
     commands.start_logging()
-    if options.output.suffix == ".csv":
-        raise ValueError(f"--output {options.output}: expected a JSON file; the CSV is written beside it")
-    result = evaluate(options.predictions, options.references)
+    if options.output.suffix != ".json":
+        raise ValueError(f"--output {options.output}: expected a JSON file; CSV and HTML are written beside it")
+    if options.workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {options.workers}")
+    if options.images and not options.images.is_dir():
+        raise ValueError(f"--images {options.images}: no such folder")
+    tolerance_mm = naming.tolerances(options.tolerance_mm)
+    _check_writable(options.output)
+    result = evaluate(options.predictions, options.references, options.compare, tolerance_mm, options.workers)
     write(result, options.output)
     print(table(result))
+    write_text(options.output.with_suffix(".html"), report(result, options.images))
     print(f"\nper case: {options.output} and {options.output.with_suffix('.csv')}")
+    print(f"report:   {options.output.with_suffix('.html')}")
     return commands.DONE
 
 
-def evaluate(predictions: Path, references: Path) -> dict[str, Any]:
-    """Dice of every prediction against the reference of the same name.
+def evaluate(
+    predictions: Path,
+    references: Path,
+    compare: Path | None = None,
+    tolerance_mm: Mapping[str | None, float] | None = None,
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Every prediction against the reference of the same name; with `compare`, a second folder of predictions too.
 
-    Returns: `mean` (metric to value), `per_class` (class to metric to value), `cases` (one row each). References that
-    nothing was predicted for are left alone.
+    Args: tolerance_mm: of the surface Dice, by class; None stands for every other one. workers: cases measured at once.
+    Returns: `mean` (metric to value), `per_class` (class to metric to mean), `statistics` (class to metric to what
+        `statistics.describe` gives), `cases` (one row each: metric to class to value), `without_prediction` (references that
+        nothing was predicted for), `tolerance_mm`; of a comparison `compare` (the same of the others) and `comparison`.
     Raises: ValueError: a folder without label maps, predictions without a reference, or files at fault, all named.
     """
-    predicted, known = in_folder(predictions, "--predictions"), in_folder(references, "--references")
-    lacking = sorted(set(predicted) - set(known))
+    sets = [(predictions, "--predictions")] + ([(compare, "--compare")] if compare else [])
+    found = [in_folder(folder, option) for folder, option in sets]
+    known = in_folder(references, "--references")
+    lacking = sorted({case for paths in found for case in paths} - set(known))
     if lacking:
         raise ValueError(f"--references {references}: no label map there for {', '.join(lacking[:20])}")
-    names = _class_names(predictions, references)
-    rows, faults = [], []
-    for case, path in tqdm(predicted.items(), desc="evaluating", unit="case", leave=False, disable=None):
-        try:
-            rows.append({"case": case, **_compare(path, known[case], names)})
-        except ValueError as error:
-            faults.append(f"  case {case}: {error}")
-    if faults:
-        raise ValueError(f"{len(faults)} of {len(predicted)} cases cannot be evaluated\n" + "\n".join(faults))
-    return _summary(rows)
+    targets = naming.agreed_targets([folder for folder, _ in sets], references)
+    tolerance = naming.Tolerance(tolerance_mm or {})
+    if targets:
+        tolerance.by_class(targets.names)  # names what is wrong before the work
+    rows = [_measured(paths, known, targets, tolerance, workers) for paths in found]
+    targets = targets or naming.numbered({name for cases in rows for row in cases for name in row["dice"]})
+    summaries = [_summary(folder, cases, targets.names) for (folder, _), cases in zip(sets, rows, strict=True)]
+    result = {**summaries[0], "references": str(references), "targets": targets.plain()}
+    result |= {"tolerance_mm": tolerance.by_class(targets.names), "without_prediction": sorted(set(known) - set(found[0]))}
+    return result | ({"compare": summaries[1], "comparison": _compared(*summaries)} if compare else {})
 
 
 def write(result: dict[str, Any], path: Path) -> None:
-    """`path` as JSON, and the cases beside it as CSV."""
+    """`path` as JSON, and beside it a CSV with a row per case and class (with `compare`, of both sets)."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    with path.with_suffix(".csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        classes = list(result["per_class"])
-        writer.writerow(["case", *(f"dice/{name}" for name in classes)])
-        writer.writerows([row["case"], *(row["dice"][name] for name in classes)] for row in result["cases"])
+    write_text(path, json.dumps(result, indent=2, allow_nan=False) + "\n")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["predictions", "case", "class", *_COLUMNS])
+    for part in (result, *([result["compare"]] if "compare" in result else [])):
+        for row in part["cases"]:
+            for name in part["per_class"]:
+                writer.writerow([part["predictions"], row["case"], name, *(row[column][name] for column in _COLUMNS)])
+    write_text(path.with_suffix(".csv"), text.getvalue())
+
+
+def report(result: dict[str, Any], images: Path | None = None) -> str:
+    """The HTML page of what `evaluate` returned; it reads the worst cases' files again.
+
+    Args: images: their folder; None takes those that the predictions were made from, or `imagesTr` beside `labelsTr`.
+    """
+    references = Path(result["references"])
+    folders = [Path(part["predictions"]) for part in (result, result.get("compare")) if part]
+    found = [in_folder(folder, "") for folder in (references, *folders)]
+    paths = {row["case"]: tuple(f[row["case"]] for f in found if row["case"] in f) for row in result["cases"]}
+    return write_report(result, paths, images_of(folders[0], references, images, list(paths)))
 
 
 def table(result: dict[str, Any]) -> str:
-    """Per class: mean, standard deviation and the number of cases in which it is defined."""
-    lines = [f"{'class':<20} {'Dice':>7} {'sd':>7} {'cases':>6}"]
-    for name, values in result["per_class"].items():
-        found = [row["dice"][name] for row in result["cases"] if row["dice"][name] is not None]
-        sd = float(np.std(found)) if found else None
-        lines.append(f"{name:<20} {_number(values['dice'])} {_number(sd)} {len(found):>6}")
-    lines.append(f"{'mean foreground':<20} {_number(result['mean']['dice'])}")
+    """Per class: mean and standard deviation of Dice, the other means, and the number of cases in which it is there."""
+    width = max([20, *(len(name) for name in result["per_class"])])
+    lines = [
+        f"{'class':<{width}} {'Dice':>7} {'sd':>7} {'NSD':>7} {'HD95 mm':>8} {'ASD mm':>7} {'volume %':>8} {'cases':>6}"
+    ]
+    for name, values in result["statistics"].items():
+        lines.append(f"{name:<{width}} {_cells(result['per_class'][name], values['dice']['sd'])} {values['dice']['n']:>6}")
+    lines.append(f"{'mean foreground':<{width}} {_cells(result['mean'], None)}".rstrip())
+    if lacking := result["without_prediction"]:
+        named = ", ".join(lacking[:5]) + (", ..." if len(lacking) > 5 else "")
+        total = len(lacking) + len(result["cases"])
+        lines.append(f"{len(lacking)} of {total} references have no prediction and are in no number: {named}")
+    for name, values in result.get("comparison", {}).items():
+        dice = values["dice"]
+        difference, p = (_number(dice[key], 4, 0) for key in ("difference", "p_holm"))
+        lines.append(f"{name}: Dice minus that of --compare {difference} in {dice['n']} cases, p {p} (Wilcoxon, Holm)")
     return "\n".join(lines)
 
 
-def _compare(prediction: Path, reference: Path, names: tuple[str, ...] | None) -> dict[str, Any]:
+def _measured(
+    paths: Mapping[str, Path],
+    known: Mapping[str, Path],
+    targets: Targets | None,
+    tolerance: naming.Tolerance,
+    workers: int,
+) -> list[dict[str, Any]]:
+    """A row per case. Raises: ValueError: all cases that cannot be measured."""
+
+    def work(case: str) -> dict[str, Any] | str:
+        try:
+            return {"case": case, **_one(paths[case], known[case], targets, tolerance)}
+        except ValueError as error:
+            return f"  case {case}: {error}"
+
+    results = list(each(work, list(paths), workers, "evaluating"))
+    faults = [result for result in results if isinstance(result, str)]
+    if faults:
+        raise ValueError(f"{len(faults)} of {len(paths)} cases cannot be evaluated\n" + "\n".join(faults))
+    return [result for result in results if not isinstance(result, str)]
+
+
+def _one(prediction: Path, reference: Path, targets: Targets | None, tolerance: naming.Tolerance) -> dict[str, metrics.Row]:
     (found, grid), (wanted, wanted_grid) = read_label(prediction), read_label(reference)
     check_same_grid(reference, wanted_grid, prediction, grid)
-    highest = int(max(found.max(), wanted.max()))
-    if names is not None and highest >= len(names):
-        raise ValueError(f"label value {highest} is not declared, expected 0 to {len(names) - 1}")
-    classes = names or ("background", *(str(v) for v in range(1, highest + 1)))
-    return {"dice": metrics.dice(found, wanted, Targets.of_classes(classes))}
+    if targets is None:
+        targets = naming.numbered(set(np.union1d(found, wanted).tolist()))
+    naming.check_declared(prediction, found, targets)
+    naming.check_declared(reference, wanted, targets, targets.ignore)
+    return measure(found, wanted, wanted_grid.spacing_mm, targets, tolerance.of(targets.names))
 
 
-def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    classes = list(dict.fromkeys(name for row in rows for name in row["dice"]))
-    for row in rows:
-        row["dice"] = {name: row["dice"].get(name) for name in classes}
-    per_class = metrics.mean_per_class([row["dice"] for row in rows])
-    return {
-        "mean": {"dice": metrics.mean(per_class)},
-        "per_class": {name: {"dice": value} for name, value in per_class.items()},
-        "cases": rows,
-    }
+def _summary(predictions: Path, rows: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """What is said of a set of predictions; a class that a case's numbers do not have is undefined there."""
+    cases = [{"case": row["case"], **{c: {n: row[c].get(n) for n in names} for c in _COLUMNS}} for row in rows]
+    described = {n: {c: statistics.describe([row[c][n] for row in cases]) for c in _COLUMNS} for n in names}
+    per_class = {n: {c: values["mean"] for c, values in columns.items()} for n, columns in described.items()}
+    mean = {c: metrics.mean({n: per_class[n][c] for n in names}) for c in _COLUMNS}
+    return {"predictions": str(predictions), "mean": mean, "per_class": per_class, "statistics": described, "cases": cases}
 
 
-def _class_names(predictions: Path, references: Path) -> tuple[str, ...] | None:
-    """From what `predict` left beside its output, or the references' dataset.json; None numbers the classes."""
-    record = predictions / RECORD
-    if record.is_file():
-        try:
-            return tuple(str(name) for name in json.loads(record.read_text())["class_names"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{record}: expected a JSON object whose `class_names` is a list of names") from error
-    return class_names_of(references.parent) if (references.parent / "dataset.json").is_file() else None
+def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Class to metric to what `statistics.paired` gives, `p_holm` over the classes, and both means over the same cases."""
+    rows = [{row["case"]: row for row in part["cases"]} for part in (first, second)]
+    shared = [case for case in rows[0] if case in rows[1]]
+    if not shared:
+        raise ValueError(f"--compare {second['predictions']}: no case that {first['predictions']} has too")
+    result: dict[str, Any] = {name: {} for name in first["per_class"]}
+    for metric in METRICS:
+        for name, found in result.items():
+            values = [[metric.error(part[case][metric.name][name]) for case in shared] for part in rows]
+            found[metric.name] = statistics.paired(*values)
+        corrected = statistics.holm({name: found[metric.name]["p"] for name, found in result.items()})
+        for name, found in result.items():
+            found[metric.name]["p_holm"] = corrected[name]
+    return result
 
 
-def _number(value: float | None) -> str:
-    return f"{'-':>7}" if value is None else f"{value:7.4f}"
+def _cells(values: Mapping[str, float | None], sd: float | None) -> str:
+    volume = values["volume_error"]
+    cells = [(values["dice"], 4, 7), (sd, 4, 7), (values["nsd"], 4, 7), (values["hd95_mm"], 2, 8), (values["asd_mm"], 2, 7)]
+    return " ".join(_number(*cell) for cell in [*cells, (None if volume is None else 100 * volume, 1, 8)])
+
+
+def _number(value: float | None, digits: int, width: int) -> str:
+    return f"{'-' if value is None else format(value, f'.{digits}f'):>{width}}"
+
+
+def _check_writable(path: Path) -> None:
+    """Before the work, not after it. Raises: ValueError: nothing can be written there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        probe = path.with_name(f".{os.getpid()}.{path.name}")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"--output {path}: cannot be written ({error.strerror})") from error
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("medconv-evaluate", description=__doc__)
-    parser.add_argument("--predictions", type=Path, required=True, help="folder of predicted label maps")
-    parser.add_argument("--references", type=Path, required=True, help="folder of reference label maps, same names")
-    parser.add_argument("--output", type=Path, required=True, help="JSON file; a CSV of the cases is written beside it")
+    add = parser.add_argument
+    add("--predictions", type=Path, required=True, help="folder of predicted label maps")
+    add("--references", type=Path, required=True, help="folder of reference label maps, same names")
+    add(
+        "--output", type=Path, required=True, help="JSON file; a CSV of the cases and a report in HTML are written beside it"
+    )
+    add("--compare", type=Path, metavar="PREDICTIONS", help="another folder of predictions, compared by a paired test")
+    add("--tolerance-mm", action="append", default=[], metavar="MM|NAME=MM", help="of the surface Dice; 1, for every class")
+    add(
+        "--images",
+        type=Path,
+        help="folder of images for the report's pictures; found as predict left it, or beside labelsTr",
+    )
+    add(
+        "--workers",
+        type=int,
+        default=min(8, len(os.sched_getaffinity(0))),
+        help="cases measured at once; one per core, at most 8",
+    )
     return parser
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import torch
 from monai.inferers import sliding_window_inference
 from torch import Tensor
 
 from medconv.data.preprocess import left_right_axis
 from medconv.data.sampling import check_axes
 from medconv.networks.outputs import full_resolution
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,15 @@ class SlidingWindow:
         return self._over_windows(network, slices).movedim(0, 1 + self.slice_axis)[None]
 
     def _over_windows(self, network: Callable[[Tensor], Any], images: Tensor) -> Tensor:
+        """Sums of all windows; they lie in main memory where a GPU has no room for them, with the same result."""
+        try:
+            return self._summed(network, images, images.device)
+        except torch.OutOfMemoryError:  # a CPU's own is another one
+            torch.cuda.empty_cache()
+        log.info("the GPU has no room for the logits of this image; they are summed in main memory")
+        return self._summed(network, images, torch.device("cpu"))
+
+    def _summed(self, network: Callable[[Tensor], Any], images: Tensor, device: torch.device) -> Tensor:
         logits = sliding_window_inference(
             images,
             self.patch_size,
@@ -56,6 +69,7 @@ class SlidingWindow:
             lambda windows: self._mean_over_flips(network, windows),
             overlap=self.overlap,
             mode="gaussian",
+            device=device,
         )
         assert isinstance(logits, Tensor)
         return logits

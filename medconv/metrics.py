@@ -1,4 +1,4 @@
-"""Dice of label maps, per case and over cases; the same functions in validation and in `evaluate`."""
+"""Dice of label maps in validation, and means where some classes are undefined; `evaluation/` has all other metrics."""
 
 from __future__ import annotations
 

@@ -11,23 +11,35 @@ _COLOURS = np.array(
     [(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167)], float
 )
 _PANEL = 160  # pixels along the longer side of a panel, at least
+_PLAIN = 60.0  # grey behind labels without an image
 _GAP = 4  # pixels between panels
 
 
-def overlay(image: np.ndarray, labels: Sequence[np.ndarray], spacing_mm: Sequence[float]) -> np.ndarray:
-    """One row per plane, one column for the bare image and one per label map.
+def overlay(
+    image: np.ndarray | None, labels: Sequence[np.ndarray], spacing_mm: Sequence[float], focus: np.ndarray | None = None
+) -> np.ndarray:
+    """One row per plane, one column for the bare image, if there is one, and one per label map.
 
     Shape: image (*spatial), each label (*spatial), 2 or 3 axes (right, anterior, superior) -> (height, width, 3) uint8.
-    The planes cross where the first label map has most foreground. Superior, or anterior, is up; pixels are square in mm.
+    The planes cross where `focus`, or else the first label map, has most foreground. Superior, or anterior, is up; pixels
+    are square in mm.
     """
     rows = []
-    for axis, index in _planes(labels[0]):
-        grey = _grey(_cut(image, axis, index))
-        columns = [grey, *(_painted(grey, _cut(label, axis, index)) for label in labels)]
+    for axis, index in _planes(labels[0] if focus is None else focus):
+        if image is None:
+            grey = np.full((*_cut(labels[0], axis, index).shape, 3), _PLAIN)
+        else:
+            grey = _grey(_cut(image, axis, index))
+        columns = [*([] if image is None else [grey]), *(_painted(grey, _cut(label, axis, index)) for label in labels)]
         pixel = [s for a, s in enumerate(spacing_mm) if a != axis]
         rows.append(_join([_upright(column, pixel) for column in columns], 1))
     width = max(row.shape[1] for row in rows)
     return _join([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows], 0)
+
+
+def colour(value: int) -> str:
+    """What a label value is painted with, as HTML writes it; values share seven colours."""
+    return "#" + "".join(f"{int(part):02x}" for part in _COLOURS[(value - 1) % len(_COLOURS)])
 
 
 def _planes(label: np.ndarray) -> list[tuple[int | None, int]]:

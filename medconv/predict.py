@@ -1,26 +1,41 @@
-"""`medconv-predict`: label NIfTIs on the grids of the inputs, from a checkpoint."""
+"""`medconv-predict`: label NIfTIs on the grids of the inputs, from one checkpoint or several."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import errno
+import hashlib
 import logging
+import shutil
 import sys
-from contextlib import nullcontext
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from medconv import commands, run
+import medconv
+from medconv import commands, postprocessing
 from medconv.data.case import Case
-from medconv.data.files import in_folder, read_image, stem, write_label
-from medconv.data.layout import group_channels
-from medconv.data.preprocess import preprocess, restore
+from medconv.data.files import write_channels, write_label
+from medconv.predicting.cases import find_cases
+from medconv.predicting.folder import RECORD as RECORD
+from medconv.predicting.folder import Folder
+from medconv.predicting.predictor import Input, Predictor, Scores, with_room
+from medconv.predicting.stream import stream
 
-RECORD = "prediction.json"  # beside the predictions: what made them
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+Claimed = tuple[Case, Callable[[], None]]
 log = logging.getLogger(__name__)
+
+
+class Unwritable(ValueError):
+    """No further case could be written either."""
 
 
 def main() -> None:
@@ -30,86 +45,169 @@ def main() -> None:
 def _main() -> int:
     options = _parser().parse_args()
     commands.start_logging()
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model = run.load(options.checkpoint, options.allow, device)
-    cases = find_cases(options.input, len(model.modalities))
-    return predict(model, cases, options.output, device, {"checkpoint": str(options.checkpoint)})
-
-
-def predict(model: run.Trained, cases: list[Case], output: Path, device: str, record: dict[str, Any]) -> int:
-    """Write one label map per case; a case that fails is named at the end, the rest is done.
-
-    Returns: the exit code.
-    """
-    output.mkdir(parents=True, exist_ok=True)
-    (output / RECORD).write_text(
-        json.dumps({**record, "class_names": model.class_names, "targets": model.targets.plain()}, indent=2) + "\n"
+    if options.workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {options.workers}")
+    steps = postprocessing.read(options.postprocess) if options.postprocess else None
+    predictor = Predictor.load(
+        options.checkpoint,
+        _device(options.device),
+        options.allow,
+        options.mirror_axes,
+        options.overlap,
+        options.window_batch_size,
+        steps.apply if steps else None,
     )
-    failed = []
-    for case in tqdm(cases, desc="predicting", unit="case", disable=None):
-        try:
-            predict_case(model, case, output / f"{case.id}.nii.gz", device)
-        except ValueError as error:
-            failed.append(f"  case {case.id}: {error}")
-    log.info("%d of %d predictions written to %s", len(cases) - len(failed), len(cases), output)
-    if failed:
-        raise ValueError(f"{len(failed)} of {len(cases)} cases could not be predicted\n" + "\n".join(failed))
-    return commands.DONE
+    if steps:
+        steps.check(predictor.targets)
+    cases = find_cases(options.input, len(predictor.modalities))
+    made = {"postprocess": _digest(options.postprocess) if options.postprocess else None}
+    return predict(predictor, cases, options.output, options.probabilities, options.overwrite, options.workers, made)
+
+
+def predict(
+    predictor: Predictor,
+    cases: Sequence[Case],
+    output: Path,
+    probabilities: bool = False,
+    overwrite: bool = False,
+    workers: int = 1,
+    settings: dict[str, Any] | None = None,
+) -> int:
+    """Write one label map per case that has none yet and is in no other process's hands; a case that fails is named at
+    the end, the rest is done.
+
+    Args: probabilities: written, too. workers: cases that are loaded at once. settings: what else decides the results.
+    Returns: the exit code.
+    Raises: ValueError: `output` holds other results, cases failed, or the disk is full.
+    """
+    folder = Folder(output, {**_settings(predictor), **(settings or {})}, _about(predictor), probabilities)
+    failed: dict[str, str] = {}
+    limits = threadpool_limits(1, user_api="blas")  # loading beside the network; each does its own matrix products
+    with commands.stoppable(), folder.open(cases, overwrite), limits, tqdm(total=len(cases), **_BAR) as bar:
+        done = stream(
+            folder.claims(cases), partial(_load, predictor), predictor.scores, partial(_write, predictor, folder), workers
+        )
+        for (case, release), error in done:
+            release()
+            bar.update()
+            if isinstance(error, Unwritable):
+                raise error
+            if error is not None:
+                failed[case.id] = _reason(error)
+    return _report(folder, len(cases), failed)
+
+
+_BAR: dict[str, Any] = {"desc": "predicting", "unit": "case", "disable": None}
+
+
+def _load(predictor: Predictor, claimed: Claimed) -> Input:
+    given = predictor.read(claimed[0])
+    if given.warning:
+        log.warning("case %s: %s", claimed[0].id, given.warning)
+    return given
 
 
 @torch.inference_mode()
-def predict_case(model: run.Trained, case: Case, path: Path, device: str) -> None:
-    """One case, exactly as validation has it. Raises: ValueError: its files are at fault."""
-    image, grid = read_image(case.images)
-    if len(image) != len(model.modalities):
-        raise ValueError(
-            f"{case.images[0]}: the network was trained on {len(model.modalities)} channels, found {len(image)}"
-        )
-    if (grid.shape[2] == 1) != (model.recipe.image_dims == 2):
-        kind = f"{model.recipe.spatial_dims}D" + (" on slices of volumes" if model.recipe.slice_axis is not None else "")
-        raise ValueError(f"{case.images[0]}: the network is {kind}, the image has shape {grid.shape}")
-    if not (abs(image) < float("inf")).all():
-        raise ValueError(f"{case.images[0]}: has voxels that are NaN or infinite, expected finite numbers")
-    array, placement = preprocess(image, grid, model.recipe)
-    with autocast(model.precision, device):
-        logits = model.window(
-            lambda x: model.network(x.contiguous(memory_format=model.memory_format)),
-            torch.from_numpy(array)[None].to(device),
-        )
-    write_label(path, restore(logits[0].float(), placement, model.targets.decode), case.images[0])
-
-
-def autocast(precision: str, device: str) -> Any:
-    """The autocast that Lightning's `trainer.precision` means."""
-    dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
-    return torch.autocast(torch.device(device).type, dtype) if dtype else nullcontext()
-
-
-def find_cases(source: Path, num_channels: int) -> list[Case]:
-    """The cases in a file or a folder; several channels are files CASE_0000, CASE_0001, ... or one 4D file.
-
-    Raises: ValueError: nothing there, or channels missing.
-    """
-    if source.is_file():
-        return [Case(stem(source), (source,))]
-    if not source.exists():
-        raise ValueError(f"--input {source}: no such file or folder")
-    files = list(in_folder(source, "--input").values())
+def _write(predictor: Predictor, folder: Folder, claimed: Claimed, scores: Scores) -> None:
+    """The label map comes last: with it the case is done. Raises: Unwritable: no room, or no permission."""
+    case = claimed[0]
+    label = predictor.label(scores)
     try:
-        return [Case(case, channels) for case, channels in group_channels(files, num_channels).items()]
-    except ValueError:
-        if num_channels > 1 and any(stem(path)[-5:] == "_0000" for path in files):
-            raise
-        return [Case(stem(path), (path,)) for path in files]  # one file per case
+        if folder.writes_probabilities:
+            path, count = folder.probabilities(case.id), predictor.targets.num_outputs
+            with_room(scores, lambda kept: write_channels(path, kept.probabilities(), count, case.images[0]))
+        write_label(folder.label(case.id), label, case.images[0])
+    except OSError as error:
+        raise Unwritable(_unwritable(folder.path, case.id, error)) from error
+
+
+def _unwritable(path: Path, case: str, error: OSError) -> str:
+    if error.errno not in _FULL:
+        return f"case {case}: cannot write to {path} ({error.strerror or error})"
+    free = shutil.disk_usage(path).free
+    return (
+        f"case {case}: no room in {path} ({error.strerror}), {free / 1e6:.1f} MB are free. What was written stays; make "
+        "room, and the same command goes on from there"
+    )
+
+
+def _report(folder: Folder, number: int, failed: dict[str, str]) -> int:
+    left, before = len(folder.elsewhere), len(folder.skipped)
+    now = number - left - before - len(failed)
+    log.info(
+        "%d of %d predictions are in %s: %d made now, %d before or by others", now + before, number, folder.path, now, before
+    )
+    if left:
+        log.info("%d cases are in the hands of other processes, such as %s", left, folder.elsewhere[0])
+    if failed:
+        lines = "\n".join(f"  case {case}: {reason}" for case, reason in failed.items())
+        raise ValueError(f"{len(failed)} of {number} cases could not be predicted\n{lines}")
+    return commands.DONE
+
+
+def _reason(error: Exception) -> str:
+    """Why a case failed, on one line; of an error that is ours, the traceback goes to the log."""
+    if isinstance(error, ValueError):
+        return str(error)
+    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    text = f"{type(error).__name__}: {first}"
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+        return f"memory ran out ({text}); what helps: --window-batch-size 1, --device cpu, fewer --workers"
+    log.error("%s", "".join(traceback.format_exception(error)))
+    return f"{text} (a bug in medconv, please report it with the lines above)"
+
+
+def _settings(predictor: Predictor) -> dict[str, Any]:
+    """What decides the results, and so must be the same for all cases of a folder."""
+    windows = [member.window for member in predictor.members]
+    return {
+        "checkpoints": [_digest(member.path)[:16] for member in predictor.members if member.path],
+        "overlap": [window.overlap for window in windows],
+        "mirror_axes": [list(window.mirror_axes) for window in windows],
+    }
+
+
+def _about(predictor: Predictor) -> dict[str, Any]:
+    paths = [str(member.path) for member in predictor.members]
+    return {
+        "checkpoint": paths[0],
+        "checkpoints": paths,
+        "class_names": list(predictor.class_names),
+        "targets": predictor.targets.plain(),
+        "versions": {"medconv": medconv.__version__, **{name: version(name) for name in ("torch", "monai")}},
+    }
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _device(wanted: str | None) -> str:
+    """Raises: ValueError: there is no such device here."""
+    device = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter: torch was built without it
+        raise ValueError(f"--device {device}: cannot be used here ({str(error).strip().splitlines()[0]})") from error
+    return device
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("medconv-predict", description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="a run's checkpoints/best.ckpt")
-    parser.add_argument("--input", type=Path, required=True, help="an image, or a folder of images")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the label maps")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; the accelerator where there is one")
-    parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE", help="trust network classes of a package")
+    add = parser.add_argument
+    add("--checkpoint", type=Path, nargs="+", required=True, help="a run's checkpoints/best.ckpt; the mean of several")
+    add("--input", type=Path, required=True, help="an image, a folder of images, or a list of cases (.txt or .json)")
+    add("--output", type=Path, required=True, help="folder for the label maps")
+    add("--probabilities", action="store_true", help="write them, too: OUTPUT/probabilities/CASE.nii.gz, 4D")
+    add("--overwrite", action="store_true", help="replace the results of these cases that --output holds")
+    add("--device", help="cpu, cuda, cuda:1, ...; the accelerator where there is one")
+    add("--mirror-axes", type=int, nargs="*", metavar="AXIS", help="of test-time augmentation; none: without; as validated")
+    add("--overlap", type=float, help="of windows, from 0 to below 1; as validated")
+    add("--window-batch-size", type=int, metavar="N", help="windows in one forward pass; as validated")
+    add("--workers", type=int, default=1, metavar="N", help="cases that are loaded at once; N + 2 are in memory")
+    add("--postprocess", type=Path, metavar="FILE", help="steps to take after prediction, as medconv-postprocess wrote them")
+    add("--allow", action="append", default=[], metavar="PACKAGE", help="trust network classes of a package")
     return parser
 
 

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 from omegaconf import DictConfig
 
-from medconv import commands, composing, config
+from medconv import commands, composing, config, planning
 from medconv.data.case import Dataset
-from medconv.data.check import CaseReport, complaint, survey
-from medconv.dataset import find_data, prepare_data
+from medconv.data.check import CaseReport, complaint, measured, survey
+from medconv.dataset import find_data, planned_for, prepare_data
 
 
 def main() -> None:
@@ -48,6 +48,7 @@ def _check(found: DictConfig) -> int:
     faults = {report.case: report.faults for report in reports if report.faults}
     if faults:
         raise ValueError(complaint(dataset, faults))
+    print(f"\n{planning.table(planned_for(found, dataset, measured(reports)).rows)}")
     print(f"\nno fault in {len(reports)} cases of {dataset.name}")
     return commands.DONE
 

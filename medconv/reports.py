@@ -11,6 +11,7 @@ from torch import nn
 from medconv import config as configs
 from medconv import performance
 from medconv.building import Values
+from medconv.planning import Plan, table
 from medconv.runfolder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,11 @@ def left_out(skipped: Mapping[str, str], num_cases: int) -> None:
     """Which cases a run goes without, and why."""
     lines = "".join(f"\n  case {case}: {fault}" for case, fault in skipped.items())
     log.warning("data.on_fault=skip leaves out %d of %d cases%s", len(skipped), num_cases, lines)
+
+
+def planned(found: Plan) -> None:
+    """What was planned for the dataset, or what the config says instead, each with its reason."""
+    log.info("%s", table(found.rows))
 
 
 def announce(

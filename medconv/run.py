@@ -1,56 +1,39 @@
-"""The only assembly: everything a config names is built here, and read back from a checkpoint here."""
+"""The only assembly: everything a config names is built here. The way back from a checkpoint is `trained`."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from omegaconf import DictConfig
-from torch import nn
 
 from medconv import checkpoint, performance, reports, sides, tuning
 from medconv import config as configs
 from medconv.building import Values, build_network, build_optimizer, test_time_axes, training_axes
 from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget, checkpoints
-from medconv.convs import fold_convs, mirror_axes
+from medconv.convs import mirror_axes
 from medconv.data.datamodule import DataModule
-from medconv.data.preprocess import Recipe, restore
+from medconv.data.preprocess import restore
 from medconv.dataset import Prepared, data_module, facts, prepare_data
-from medconv.inference import SlidingWindow
 from medconv.layers import swap_pools
 from medconv.loggers import CsvLogger
+from medconv.losses import Targeted
 from medconv.performance import parallel
 from medconv.performance.hardware import uses_gpu
 from medconv.runfolder import RunFolder, is_rank_zero
-from medconv.targets import Targets
+from medconv.trained import Trained as Trained
+from medconv.trained import load as load
 
 _SWITCHES = ("channels_last", "fast_norm", "fast_depthwise", "checkpointing", "compile", "cuda_graphs")
 _WORTH_A_WORD = 10.0  # seconds of training; what a shorter one waits for says little
 _DEFAULT_EPOCHS = 100  # where none of trainer.max_time, max_epochs and max_steps is given
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A network as a checkpoint holds it, folded, in evaluation mode, with what its input must look like."""
-
-    network: nn.Module
-    recipe: Recipe
-    window: SlidingWindow
-    class_names: tuple[str, ...]
-    targets: Targets
-    modalities: tuple[str, ...]
-    precision: str
-    memory_format: torch.memory_format
 
 
 def train(config: DictConfig, folder: RunFolder) -> Values:
@@ -61,8 +44,9 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
     if config.seed < 0:
         raise configs.ConfigError(f"seed must be 0 or more, got {config.seed}")
     L.seed_everything(config.seed, workers=True, verbose=False)
-    prepared = prepare_data(config)
+    prepared = prepare_data(config, memory_gb=folder.planned_memory())
     values = configs.resolved(config, facts(prepared))
+    values["data"]["batch_size"] = prepared.plan.batch_size
     values["trainer"]["devices"] = performance.check_devices(values["trainer"])
     values["trainer"]["precision"] = performance.resolve_precision(config.trainer.precision, config.trainer.accelerator)
     values = tuning.settle(values, folder)
@@ -70,6 +54,10 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
         log.info("this run is finished; run.resume=never trains it anew")
         return folder.summary()
     trainer, task, data, profiler = assemble(values, prepared, folder)
+    if folder.resume not in ("auto", "never"):
+        content, given = checkpoint.read(Path(folder.resume)), f"run.resume={folder.resume}"
+        checkpoint.need_alike(content, values["facts"], given, same_names=True)
+        checkpoint.need_fit(task, content, given)
     folder.begin(values)
     folder.write_summary(skipped_cases=prepared.skipped)
     with folder.recording(trainer, profiler), performance.naming_memory(values["data"]):
@@ -95,7 +83,7 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
         values["task"],
         "task",
         network=network,
-        loss=configs.build(values["loss"], "loss"),
+        loss=Targeted(configs.build(values["loss"], "loss"), prepared.targets),
         optimizer=build_optimizer(values),
         scheduler=configs.naming("scheduler", configs.build(values["scheduler"], "scheduler")),
         targets=prepared.targets,
@@ -114,51 +102,6 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
     return trainer, task, data, profiler
 
 
-def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu") -> Trained:
-    """Read a checkpoint back: its network, priors folded, and its preprocessing.
-
-    Args: trusted: packages of your own that its network may come from.
-    Raises: ValueError: missing, damaged, not medconv's, or naming a class that is not allowed.
-    """
-    content = checkpoint.read(path)
-    record, values = content["medconv"], content["medconv"]["config"]
-    build = partial(configs.build_trusted, trusted=trusted)
-    network = build_network(values, values["facts"]["patch_size"], build)
-    checkpoint.load_weights(network, content, path)
-    axes = test_time_axes(values, network)
-    network = fold_convs(network).eval()
-    channels_last, dims = values["perf"]["channels_last"], values["facts"]["spatial_dims"]
-    fast = {key: values["perf"].get(key, False) for key in ("fast_norm", "fast_depthwise")}
-    performance.apply_switches(network, channels_last=channels_last, **fast)
-    return Trained(
-        network.to(device),
-        Recipe(**{key: configs.tuples(value) for key, value in record["recipe"].items()}),
-        _window(values, axes),
-        tuple(record["class_names"]),
-        _targets(record),
-        tuple(record["modalities"]),
-        str(values["trainer"]["precision"]),
-        performance.memory_format(channels_last, dims),
-    )
-
-
-def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
-    task, known = values["task"], values["facts"]
-    return SlidingWindow(
-        tuple(known["patch_size"]),
-        task["overlap"],
-        task["window_batch_size"],
-        axes,
-        known.get("slice_axis"),  # absent in checkpoints of before there was such a thing
-        configs.tuples(known.get("label_pairs") or []),
-    )
-
-
-def _targets(record: Values) -> Targets:
-    known = record.get("targets")  # absent in checkpoints of before there was such a thing
-    return Targets.of_classes(record["class_names"]) if known is None else Targets.from_plain(known)
-
-
 def _record(values: Values, prepared: Prepared) -> Values:
     """What every checkpoint carries, plain values only."""
     return {
@@ -167,6 +110,7 @@ def _record(values: Values, prepared: Prepared) -> Values:
         "class_names": list(prepared.dataset.class_names),
         "targets": prepared.targets.plain(),
         "modalities": list(prepared.dataset.modalities),
+        "spacing_range_mm": configs.plain(prepared.spacing_range_mm),
         "validation": {},
     }
 

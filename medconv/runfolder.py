@@ -28,7 +28,7 @@ from medconv.config import PACKAGE, ConfigError, flat
 
 log = logging.getLogger(__name__)
 # What may change when a run is continued: none of it changes what is trained.
-_FREE = (
+FREE = (
     *("run.", "logger.", "callbacks.", "data.cache", "data.num_workers", "data.prefetch_factor", "data.persistent_workers"),
     *("data.prepare_workers", "trainer.enable_progress_bar", "trainer.log_every_n_steps"),
 )
@@ -104,6 +104,15 @@ class RunFolder:
             return Path(self.resume)
         return self.last if self.last.is_file() else None
 
+    def planned_memory(self) -> float | None:
+        """GB that the run to be continued was planned for, so that another machine keeps its plan; None for a new run."""
+        source, own = self.resume_from(), self.path / "config.yaml"
+        if source is None:
+            return None
+        if source == self.last and own.is_file():
+            return OmegaConf.select(OmegaConf.load(own), "facts.memory_gb")
+        return checkpoint.read(source)["medconv"]["config"]["facts"].get("memory_gb")
+
     def summary(self) -> dict[str, Any]:
         path = self.path / "summary.json"
         return json.loads(path.read_text()) if path.is_file() else {}
@@ -147,7 +156,7 @@ class RunFolder:
 
     def _need_same(self, known: Any, values: dict[str, Any]) -> None:
         old, new = flat(known), flat(values)
-        changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not k.startswith(_FREE)]
+        changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not k.startswith(FREE)]
         if changed:
             lines = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed)
             raise ConfigError(
@@ -185,12 +194,12 @@ def _circumstances(trainer: Any) -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
             "torch_threads": torch.get_num_threads(),
         },
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     """Of the checkout that medconv runs from; None where it is installed."""
     if not (PACKAGE.parent / ".git").exists():
         return None

@@ -1,21 +1,15 @@
-"""`medconv-train`, `python train.py`: compose a config with Hydra and train; a sweep runs every job as its own process."""
+"""`medconv-train`, `python train.py`: compose a config with Hydra and train; `-m` makes a sweep of it."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from medconv import commands, composing, config, run
-from medconv.runfolder import RunFolder, is_rank_zero, short_hash
-
-# What launchers leave behind, which would make a sweep's next job believe that it is a rank of the last one.
-_LAUNCHED = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "LOCAL_WORLD_SIZE")
+from medconv import commands, composing, config, run, sweep
+from medconv.runfolder import RunFolder, is_rank_zero
 
 
 def main() -> None:
@@ -24,70 +18,30 @@ def main() -> None:
 
 def _main() -> int:
     commands.start_logging(is_rank_zero())
-    jobs: list[Job] = []
+    jobs: list[sweep.Job] = []
+    errors: list[BaseException] = []
 
-    def collect(composed: DictConfig, settings: Any) -> None:
-        jobs.append(Job(composed, settings))
-        jobs[-1].run()
-
-    composing.composed(collect)
-    if jobs and jobs[0].in_sweep:
-        return _sweep_table(jobs)
-    if jobs and jobs[0].error is not None:
-        raise jobs[0].error
-    return commands.DONE
-
-
-class Job:
-    """One composed config: trained in this process, or, in a sweep, in a fresh one of its own.
-
-    A fresh process is what lets a job use several devices (Lightning starts their processes from the command line) and
-    leaves the rest of a sweep alone when a job fails.
-    """
-
-    def __init__(self, composed: DictConfig, settings: Any) -> None:
-        self.config, self.settings = composed, settings
-        self.in_sweep = settings.mode == RunMode.MULTIRUN
-        self.error: BaseException | None = None
-        self.code = commands.DONE
-        self.overrides = [str(o) for o in settings.overrides.task]
-        self.folder: RunFolder | None = None
-
-    def run(self) -> None:
+    def take(composed: DictConfig, settings: Any) -> None:
+        if settings.mode == RunMode.MULTIRUN:
+            jobs.append(sweep.Job.of(composed, settings))  # to be run once all are known to compose
+            return
         try:
-            if self.in_sweep:
-                self._run_apart()
-            else:
-                self._run_here()
+            _train(composed, settings)
         except BaseException as error:  # kept for `guard`: Hydra would print it in its own way
-            self.error, self.code = error, commands.BUG
+            errors.append(error)
 
-    def _run_here(self) -> None:
-        checked = config.checked(self.config)
-        folder = RunFolder.of(checked, dict(self.settings.runtime.choices))
-        summary = run.train(checked, folder)
-        if is_rank_zero():
-            print(result_table(summary, folder))
-
-    def _run_apart(self) -> None:
-        folder = sweep_folder(self.config) / short_hash(sorted(self.overrides))
-        self.folder = RunFolder(folder)
-        sources = [s.path for s in self.settings.runtime.config_sources if s.provider == "command-line"]
-        flags = [flag for path in sources for flag in ("--config-dir", path)]
-        command = [sys.executable, "-m", "medconv.train", *flags, *self.overrides, f"run.dir={folder}"]
-        print(f"\n{' '.join(self.overrides)}", flush=True)
-        clean = {k: v for k, v in os.environ.items() if k not in _LAUNCHED}
-        self.code = subprocess.run(command, env=clean, check=False).returncode
-        if self.code == commands.INTERRUPTED:
-            raise KeyboardInterrupt
+    composing.composed(take)
+    for error in errors:
+        raise error
+    return sweep.run(jobs) if jobs else commands.DONE
 
 
-def sweep_folder(composed: DictConfig) -> Path:
-    """`run.dir`, `runs/<run.name>`, or a name that the same command line finds again."""
-    if composed.run.dir:
-        return Path(composed.run.dir)
-    arguments = sorted(a for a in sys.argv[1:] if not a.startswith("-"))
-    return Path("runs") / (composed.run.name or f"sweep-{short_hash(arguments)}")
+def _train(composed: DictConfig, settings: Any) -> None:
+    checked = config.checked(composed)
+    folder = RunFolder.of(checked, dict(settings.runtime.choices))
+    summary = run.train(checked, folder)
+    if is_rank_zero():
+        print(result_table(summary, folder))
 
 
 def result_table(summary: dict[str, Any], folder: RunFolder) -> str:
@@ -113,21 +67,6 @@ def result_table(summary: dict[str, Any], folder: RunFolder) -> str:
             f"TensorBoard tensorboard --logdir {folder.path}",
         ]
     )
-
-
-def _sweep_table(jobs: list[Job]) -> int:
-    """Best first; a job that failed is named with its exit code and fails the sweep once all others have run."""
-    results = [(job.folder.summary().get("val/dice"), job) for job in jobs if job.folder is not None]
-    results.sort(key=lambda item: -1 if item[0] is None else item[0], reverse=True)
-    print("\nsweep, best first")
-    for value, job in results:
-        state = "" if job.code == commands.DONE else f"  failed with exit code {job.code}"
-        print(f"  {_dice(value)}  {job.folder.path}  {' '.join(job.overrides)}{state}")  # type: ignore[union-attr]
-    failed = [job for job in jobs if job.code != commands.DONE]
-    for job in failed:
-        if job.error is not None:
-            raise job.error
-    return max((job.code for job in failed), default=commands.DONE)
 
 
 def _dice(value: float | None) -> str:

@@ -23,10 +23,11 @@ import medconv
 from medconv import config as configs
 from medconv.atomic import write_text
 from medconv.building import Values, build_network, build_optimizer
-from medconv.losses import over_heads
+from medconv.losses import Targeted, over_heads
 from medconv.performance import autotune, hardware
 from medconv.performance.trial import Choice, Work
 from medconv.runfolder import RunFolder, is_rank_zero, short_hash
+from medconv.targets import Targets
 
 OPEN = ("perf.channels_last", "perf.fast_norm", "perf.checkpointing", "perf.compile", "trainer.precision")
 _REPAID = 1800  # seconds of a run from which compiling is tried
@@ -131,12 +132,11 @@ def _work(values: Values, device: torch.device) -> Work:
     """The run's own network, loss, optimizer and shapes; the numbers in the image do not matter."""
     known = values["facts"]
     network = build_network(values, known["patch_size"])
-    loss = configs.build(values["loss"], "loss")
-    if isinstance(loss, torch.nn.Module):
-        loss = loss.to(device)
+    targets = Targets.from_plain(known["targets"])
+    loss = Targeted(configs.build(values["loss"], "loss"), targets).to(device)
     shape = (values["data"]["batch_size"], 1, *known["patch_size"])
     image = torch.randn(shape[0], known["num_channels"], *shape[2:], device=device)
-    label = torch.randint(known["num_classes"], shape, device=device)
+    label = torch.randint(targets.num_values, shape, device=device)
     optimizer = build_optimizer(values)
     dims = known["spatial_dims"]
     return Work(network, lambda outputs, wanted: over_heads(loss, outputs, wanted, dims), optimizer, image, label)

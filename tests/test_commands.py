@@ -54,6 +54,24 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
         ("data.patch_size=[16,16]", "data.patch_size needs 3 positive numbers"),
         ("data.spacing_mm=[1,1,0]", "data.spacing_mm needs 3 positive numbers"),
         ("data.normalisation=histogram", "data.normalisation must be one of"),
+        ("plan.memory_gb=0", "plan.memory_gb must be a positive number of GB, got 0.0"),
+        (
+            "plan.memory_gb=0.001",
+            "plan.memory_gb: the smallest patch, 16 x 16 x 12 voxels, in a batch of 2 takes some 0.037 GB",
+        ),
+        (
+            "plan.strides=[[2,2]]",
+            "plan.strides needs 3 whole numbers of 1 or more for each step between stages, got [[2, 2]]",
+        ),
+        (
+            "plan.strides=[2] data.patch_size=[15,16,12]",
+            "data.patch_size must be divisible by (2, 2, 2) (plan.strides), got",
+        ),
+        ("plan.kernel_sizes=[3,2]", "plan.kernel_sizes needs 3 odd numbers for each of 2 stages, got [3, 2]"),
+        ("plan.channels=[8,8,8,8]", "plan.channels needs one number of 1 or more for each of 3 stages, got [8, 8, 8, 8]"),
+        ("plan.max_stages=0", "plan.max_stages must be 1 or more, or null, got 0"),
+        ("plan.max_batch_size=0", "plan.max_batch_size must be 1 or more, or null, got 0"),
+        ("plan.memory=8", "there is no key plan.memory; did you mean plan.memory_gb"),
         ("data.fold=7", "data.fold must be `all` or lie in 0..2, got 7"),
         ("data.fold=first", "data.fold"),
         ("data.num_folds=100", "data.num_folds"),
@@ -66,6 +84,25 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
         ("data.label_pairs=[box,hole]", "data.label_pairs needs pairs of two different classes"),
         ("data.label_pairs=[[box,hole],[hole,box]]", "data.label_pairs: a class has one partner, box, hole has more"),
         ("data.label_pairs=[[box,hole]] conv=mirror", "cannot tell box from hole (data.label_pairs)"),
+        ("data.regions={both:[1,9]}", "data.regions: both must name different label values of 1 to 2: 9 is none of the"),
+        ("data.regions={both:[box,hle]}", "data.regions: both: hle is no class; did you mean hole?"),
+        ("data.regions={both:[1,2],hole:2}", "data.regions_order is needed, as both and hole overlap: for each of ['both'"),
+        ("data.regions={both:[1,2],hole:2} data.regions_order=[1]", "data.regions_order must give each of ['both', 'hole']"),
+        ("data.regions_order=[1,2]", "data.regions_order=[1, 2] needs data.regions, which is not set"),
+        ("data.regions=both", "data.regions"),
+        (
+            "data.ignore_label=1",
+            "data.ignore_label must be above all classes, from 2 (hole, which then is no class) to 32767, got 1",
+        ),
+        (
+            "data.label_pairs=[[box,hole]] data.regions={all:[1,2]}",
+            "data.label_pairs exchanges classes, and this run has regions",
+        ),
+        ("data.ignore_label=9 loss=tversky loss.batch=false", "take loss.batch=true where it has that, or loss=dice_ce"),
+        (
+            "data.regions={a:1,b:2} loss=tversky loss.to_onehot_y=true",
+            "loss: TverskyLoss cannot take regions that overlap, one",
+        ),
         ("data.prepare_workers=0", "data.prepare_workers must be at least 1, got 0"),
         ("data.on_fault=ignore", "data.on_fault must be raise or skip, got ignore"),
         ("data.root=nowhere", "data.root=nowhere: no such folder"),
@@ -225,8 +262,9 @@ def test_a_run_does_not_go_on_with_other_cases(dataset: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, strategy: str) -> None:
-    """By gradient descent: AdamW makes a step of full length of a gradient that is but rounding."""
+    """With heads of deep supervision. By gradient descent: AdamW makes a step of full length of a gradient that is but rounding."""
     same = ["model.norm=instance", "data.samples_per_epoch=12", "trainer.max_steps=6", "optimizer=sgd"]
+    same += ["task.deep_supervision=true", "model.channels=[4,6,8,8]", "model.strides=[2,2,2]", "data.patch_size=[16,16,16]"]
     one = tiny.train(dataset, tmp_path / "one", *same, "data.batch_size=4")
     arguments = tiny.overrides(dataset, *same, "data.batch_size=2", "trainer.devices=2", f"trainer.strategy={strategy}")
     done = tiny.command("train.py", *arguments, f"run.dir={tmp_path / 'two'}", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""medconv/evaluate.py: Dice of folders of label maps, in JSON, CSV and words; and which files `predict` takes as cases."""
+"""medconv/evaluate.py: folders of label maps, in JSON, CSV and words; and which files `predict` takes as cases."""
 
 import csv
 import json
@@ -38,12 +38,18 @@ def folders(root: Path, predicted: dict[str, np.ndarray], known: dict[str, np.nd
     return root / "predictions", root / "labelsTr"
 
 
+def dices(result: dict[str, Any]) -> dict[str, float | None]:
+    return {name: values["dice"] for name, values in result["per_class"].items()}
+
+
 def test_perfect_prediction(tmp_path: Path) -> None:
     labels = {"a": label_of(10, 20), "b": label_of(5, 6)}
     result = evaluate(*folders(tmp_path, labels, labels))
-    assert result["mean"] == {"dice": 1.0}
-    assert result["per_class"] == {"1": {"dice": 1.0}, "2": {"dice": 1.0}}
-    assert result["cases"] == [{"case": case, "dice": {"1": 1.0, "2": 1.0}} for case in "ab"]
+    best = {"dice": 1.0, "nsd": 1.0, "hd95_mm": 0.0, "asd_mm": 0.0, "volume_error": 0.0, "volume_error_ml": 0.0}
+    assert {metric: result["mean"][metric] for metric in best} == best
+    for name in "12":
+        assert {metric: result["per_class"][name][metric] for metric in best} == best
+    assert [(row["case"], row["dice"]) for row in result["cases"]] == [(case, {"1": 1.0, "2": 1.0}) for case in "ab"]
 
 
 def test_dice_by_numbers(tmp_path: Path) -> None:
@@ -58,8 +64,13 @@ def test_mean_is_over_cases_then_over_classes(tmp_path: Path) -> None:
     """Class 2 is only in case a; class 1 is found in full in a, not at all in b."""
     predicted = {"a": label_of(4, 5), "b": label_of()}
     result = evaluate(*folders(tmp_path, predicted, {"a": label_of(4, 5), "b": label_of(7)}))
-    assert result["per_class"] == {"1": {"dice": 0.5}, "2": {"dice": 1.0}}
-    assert result["mean"] == {"dice": 0.75}
+    assert dices(result) == {"1": 0.5, "2": 1.0}
+    assert result["mean"]["dice"] == 0.75
+    described = result["statistics"]["1"]["dice"]
+    assert (described["n"], described["mean"], described["median"], described["low"]) == (2, 0.5, 0.5, 0.0)
+    assert described["sd"] == pytest.approx(0.5**0.5)
+    assert result["statistics"]["2"]["dice"]["n"] == 1
+    assert result["per_class"]["1"]["hd95_mm"] == pytest.approx(math.hypot(6, 10, 12) / 2)  # the miss is the diagonal
 
 
 def with_names(predictions: Path, *names: str) -> None:
@@ -76,9 +87,9 @@ def test_absent_class_is_none_and_null(tmp_path: Path) -> None:
         {"one": 1.0, "two": None, "three": None},
         {"one": 1.0, "two": 0.0, "three": None},
     ]
-    assert result["per_class"] == {"one": {"dice": 1.0}, "two": {"dice": 0.0}, "three": {"dice": None}}
-    assert result["mean"] == {"dice": 0.5}
-    assert table(result).splitlines()[3].split() == ["three", "-", "-", "0"]
+    assert dices(result) == {"one": 1.0, "two": 0.0, "three": None}
+    assert result["mean"]["dice"] == 0.5
+    assert table(result).splitlines()[3].split() == ["three", *"------", "0"]
     write(result, tmp_path / "out" / "metrics.json")
     text = (tmp_path / "out" / "metrics.json").read_text()
     assert "NaN" not in text and json.loads(text) == result
@@ -87,10 +98,10 @@ def test_absent_class_is_none_and_null(tmp_path: Path) -> None:
 
 def test_nothing_anywhere_is_undefined(tmp_path: Path) -> None:
     result = evaluate(*folders(tmp_path, {"a": label_of()}, {"a": label_of()}))
-    assert result["mean"] == {"dice": None}
+    assert result["mean"]["dice"] is None
     write(result, tmp_path / "metrics.json")
     assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] is None
-    assert table(result).splitlines()[-1].split() == ["mean", "foreground", "-"]
+    assert table(result).splitlines()[-1].split() == ["mean", "foreground", *"------"]
 
 
 def test_csv_and_table(tmp_path: Path) -> None:
@@ -101,11 +112,18 @@ def test_csv_and_table(tmp_path: Path) -> None:
     write(result, tmp_path / "metrics.json")
     with (tmp_path / "metrics.csv").open(newline="") as file:
         rows = list(csv.reader(file))
-    assert rows == [["case", "dice/liver", "dice/tumour, left"], ["a", "1.0", ""], ["b", "1.0", "0.0"]]
+    assert rows[0][:5] == ["predictions", "case", "class", "dice", "nsd"]
+    assert [row[1:5] for row in rows[1:]] == [
+        ["a", "liver", "1.0", "1.0"],
+        ["a", "tumour, left", "", ""],
+        ["b", "liver", "1.0", "1.0"],
+        ["b", "tumour, left", "0.0", "0.0"],
+    ]
+    assert {len(row) for row in rows} == {11} and rows[1][0] == str(predictions)
     lines = [line.split() for line in table(result).splitlines()]
-    assert lines[1] == ["liver", "1.0000", "0.0000", "2"]
-    assert lines[2] == ["tumour,", "left", "0.0000", "0.0000", "1"]
-    assert lines[3] == ["mean", "foreground", "0.5000"]
+    assert lines[1] == ["liver", "1.0000", "0.0000", "1.0000", "0.00", "0.00", "0.0", "2"]
+    assert lines[2] == ["tumour,", "left", "0.0000", "-", "0.0000", "16.73", "16.73", "-", "1"]
+    assert lines[3] == ["mean", "foreground", "0.5000", "-", "0.5000", "8.37", "8.37", "0.0"]
 
 
 def test_class_names_from_the_record_or_the_dataset(tmp_path: Path) -> None:
@@ -126,7 +144,7 @@ def test_class_names_of_cases_with_different_classes(tmp_path: Path) -> None:
     labels = {"a": label_of(3), "b": label_of(3, 3)}
     result = evaluate(*folders(tmp_path, labels, labels))
     assert result["cases"][0]["dice"] == {"1": 1.0, "2": None}
-    assert result["per_class"] == {"1": {"dice": 1.0}, "2": {"dice": 1.0}}
+    assert dices(result) == {"1": 1.0, "2": 1.0}
 
 
 def test_missing_references_are_named(tmp_path: Path) -> None:
@@ -136,9 +154,59 @@ def test_missing_references_are_named(tmp_path: Path) -> None:
         evaluate(predictions, references)
 
 
-def test_references_without_a_prediction_are_left_alone(tmp_path: Path) -> None:
+def test_references_without_a_prediction_are_said(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
-    assert [row["case"] for row in evaluate(predictions, references)["cases"]] == ["a"]
+    result = evaluate(predictions, references)
+    assert [row["case"] for row in result["cases"]] == ["a"]
+    assert result["without_prediction"] == ["b"]
+    assert table(result).splitlines()[-1] == "1 of 2 references have no prediction and are in no number: b"
+
+
+def test_two_sets_of_predictions(tmp_path: Path) -> None:
+    """Case c is in one set only; b's class 2 has no Dice in the first, so it is compared nowhere."""
+    known = {name: label_of(10, 5) for name in "ac"} | {"b": label_of(10)}
+    predictions, references = folders(tmp_path, {"a": label_of(10, 5), "b": label_of(8), "c": label_of(1)}, known)
+    for name, label in {"a": label_of(5, 5), "b": label_of(4, 3)}.items():
+        save(tmp_path / "other" / f"{name}.nii.gz", label)
+    result = evaluate(predictions, references, tmp_path / "other")
+    one, two = (result["comparison"][name]["dice"] for name in "12")
+    assert (one["n"], two["n"]) == (2, 1)
+    assert one["difference"] == pytest.approx((1 - 10 / 15 + 16 / 18 - 8 / 14) / 2)
+    assert one["p"] == 0.5 and one["p_holm"] == 1.0
+    assert result["comparison"]["1"]["volume_error_ml"]["mean_compare"] == pytest.approx((5 + 6) / 2 * 6 / 1000)
+    assert [row["case"] for row in result["compare"]["cases"]] == ["a", "b"]
+    assert result["compare"]["predictions"] == str(tmp_path / "other")
+    assert "1: Dice minus that of --compare 0.3254 in 2 cases, p 1.0000 (Wilcoxon, Holm)" in table(result)
+    write(result, tmp_path / "metrics.json")
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        assert [row["predictions"] for row in csv.DictReader(file)] == [str(predictions)] * 6 + [str(tmp_path / "other")] * 4
+
+
+def test_two_sets_without_a_common_case(tmp_path: Path) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
+    save(tmp_path / "other/b.nii.gz", label_of(3))
+    with pytest.raises(ValueError, match=rf"--compare {tmp_path}/other: no case that {predictions} has too"):
+        evaluate(predictions, references, tmp_path / "other")
+
+
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    labels = {str(i): label_of(i + 1, 20 - i) for i in range(8)}
+    known = {str(i): label_of(9, 9) for i in range(8)}
+    predictions, references = folders(tmp_path, labels, known)
+    assert evaluate(predictions, references, workers=4) == evaluate(predictions, references)
+
+
+def test_regions_and_voxels_to_ignore(tmp_path: Path) -> None:
+    predicted, known = label_of(6, 4), label_of(4, 6)
+    known[-1] = 3
+    predictions, references = folders(tmp_path, {"a": predicted}, {"a": known})
+    labels = {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": labels, "regions_class_order": [1, 2]}))
+    assert dices(evaluate(predictions, references)) == {"whole": 1.0, "core": pytest.approx(2 * 4 / 10)}
+    predicted[0, 0, 0] = 3
+    save(predictions / "a.nii.gz", predicted)
+    with pytest.raises(ValueError, match=rf"{predictions}/a\.nii\.gz: label value 3 is not declared, expected 0 to 2"):
+        evaluate(predictions, references)
 
 
 def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
@@ -159,7 +227,7 @@ def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
     assert f"{predictions}/shape.nii.gz: shape (5, 5, 4) differs from that of shape.nii.gz, (6, 5, 4)" == faults["shape"]
     assert faults["affine"].startswith(f"{predictions}/affine.nii.gz: its affine puts the volume's corners")
     assert faults["broken"] == f"{references}/broken.nii.gz: the file is empty (0 bytes)"
-    assert faults["value"] == "label value 2 is not declared, expected 0 to 1"
+    assert faults["value"] == f"{references}/value.nii.gz: label value 2 is not declared, expected 0 to 1"
     assert faults["fraction"] == f"{predictions}/fraction.nii.gz: label values must be whole numbers, found 0.5"
 
 
@@ -185,14 +253,6 @@ def test_suffixes_may_differ_and_hidden_files_are_left_alone(tmp_path: Path) -> 
     assert evaluate(predictions, references)["mean"]["dice"] == 1
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"class_names": 5}'])
-def test_a_damaged_record_is_named(tmp_path: Path, content: str) -> None:
-    predictions, references = folders(tmp_path, {"a": label_of(1)}, {"a": label_of(1)})
-    (predictions / RECORD).write_text(content)
-    with pytest.raises(ValueError, match=rf"^{predictions}/{RECORD}: expected a JSON object whose `class_names` is a list"):
-        evaluate(predictions, references)
-
-
 def run_main(monkeypatch: pytest.MonkeyPatch, *options: object) -> int:
     monkeypatch.setattr(evaluating.commands, "start_logging", lambda: None)
     monkeypatch.setattr(sys, "argv", ["medconv-evaluate", *map(str, options)])
@@ -207,13 +267,42 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     given = ["--predictions", predictions, "--references", references, "--output", tmp_path / "metrics.json"]
     assert run_main(monkeypatch, *given) == 0
     printed = capsys.readouterr().out
-    assert "1.0000" in printed and str(tmp_path / "metrics.csv") in printed
+    assert "1.0000" in printed and all(str(tmp_path / f"metrics.{kind}") in printed for kind in ("json", "csv", "html"))
+    assert "<h1>Evaluation of 1 cases</h1>" in (tmp_path / "metrics.html").read_text()
+    assert sorted(path.name for path in tmp_path.glob("*metrics*")) == ["metrics.csv", "metrics.html", "metrics.json"]
     assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] == 1
-    assert run_main(monkeypatch, *given[:-1], tmp_path / "metrics.csv") == 1
-    assert "metrics.csv: expected a JSON file" in capsys.readouterr().err
     (references / "a.nii.gz").unlink()
     assert run_main(monkeypatch, *given) == 1
     assert "error: --references" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--output", "metrics.csv"], "--output metrics.csv: expected a JSON file; CSV and HTML are written beside it"),
+        (["--output", "labelsTr/a.nii.gz/m.json"], "--output labelsTr/a.nii.gz/m.json: cannot be written (File exists)"),
+        (["--output", "folder.json"], "--output folder.json: cannot be written (Is a directory)"),
+        (["--workers", 0], "--workers must be at least 1, got 0"),
+        (["--images", "nowhere"], "--images nowhere: no such folder"),
+        (["--compare", "nowhere"], "--compare nowhere: no such folder"),
+        (["--tolerance-mm", "2 mm"], "--tolerance-mm 2 mm: expected millimetres, such as 2, or NAME=MM for one class"),
+        (["--tolerance-mm", "livr=2"], "--tolerance-mm: no class 'livr'; there are 1"),
+    ],
+)
+def test_mistakes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[object],
+    wanted: str,
+) -> None:
+    folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
+    (tmp_path / "folder.json").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = ["--predictions", "predictions", "--references", "labelsTr", "--output", "metrics.json", *options]
+    assert run_main(monkeypatch, *given) == 1
+    assert capsys.readouterr().err.strip() == f"error: {wanted}"
+    assert not (tmp_path / "metrics.json").exists()
 
 
 def touch(folder: Path, *names: str) -> Path:

@@ -106,3 +106,26 @@ def test_mirror_augmentation_is_the_mean_over_all_flips() -> None:
 def test_mirror_axes_are_different_spatial_axes(axes: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"task\.mirror_axes must be different spatial axes from 0 to 1, got"):
         SlidingWindow((8, 8), mirror_axes=axes)
+
+
+def test_without_room_on_the_gpu_the_sums_lie_in_main_memory() -> None:
+    """As a GPU raises it, at the first window."""
+    calls = 0
+
+    def network(windows: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60 GiB.")
+        return windows.clone()
+
+    image = torch.randn(1, 1, 13, 9)
+    logits = SlidingWindow((8, 8))(network, image)
+    assert logits.device.type == "cpu"
+    assert torch.equal(logits, SlidingWindow((8, 8))(torch.clone, image))
+
+    def full(windows: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60 GiB.")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        SlidingWindow((8, 8))(full, image)

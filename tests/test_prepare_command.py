@@ -70,6 +70,9 @@ def test_check_only_shows_a_table_and_writes_nothing(
     assert [row.split()[0] for row in rows] == [f"case_{i}" for i in range(7)]
     assert rows[0].split()[1:13] == ["16", "x", "18", "x", "12", "1", "x", "1.5", "x", "2", "LAS", "1"]
     assert " %" in rows[0] and " to " in rows[0]
+    plan = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert plan["patch"].endswith("the median image, 16 x 18 x 12, rounded up to what the strides divide")
+    assert plan["batch"].startswith("batch          2  ") and "of CPU memory" in plan["memory"]
     assert out.endswith("no fault in 7 cases of Tiny\n") and err == ""
     assert list(tmp_path.iterdir()) == []
 

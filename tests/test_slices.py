@@ -19,8 +19,8 @@ from medconv.data.patches import PatchDataset
 from medconv.data.preprocess import Recipe, preprocess, preprocess_label, restore
 from medconv.data.store import Entry, Store
 from medconv.inference import SlidingWindow
-from medconv.planning import across, plan, slice_axis
-from medconv.predict import predict_case
+from medconv.planning import Wanted, across, plan, slice_axis
+from medconv.predicting import Predictor
 from medconv.runfolder import RunFolder
 
 
@@ -52,7 +52,7 @@ def test_the_plan_is_that_of_the_slices() -> None:
     assert found.spacing_mm == (1.0, 2.0) and len(found.patch_size) == 2
     assert found.patch_size[0] >= 40 and found.patch_size[1] >= 60
     with pytest.raises(ValueError, match=r"data\.patch_size needs 2 positive numbers"):
-        plan(across(fingerprint((1.0, 5.0, 2.0)), 1), patch_size=[16, 16, 16])
+        plan(across(fingerprint((1.0, 5.0, 2.0)), 1), Wanted(patch_size=[16, 16, 16]))
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -151,18 +151,17 @@ def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_prediction_equals_validation(trained: Path, dataset: Path, tmp_path: Path) -> None:
+def test_prediction_equals_validation(trained: Path, dataset: Path) -> None:
     path = trained / "checkpoints/best.ckpt"
     model = run.load(path)
     assert (model.recipe.slice_axis, model.recipe.spatial_dims, model.window.slice_axis) == (2, 2, 2)
     rows = checkpoint.read(path)["medconv"]["validation"]
     assert rows
     for case, row in rows.items():
-        output = tmp_path / f"{case}.nii.gz"
         image = dataset / f"imagesTr/{case}.nii.gz"
-        predict_case(model, Case(case, (image,)), output, "cpu")
-        assert nib.load(output).shape == nib.load(image).shape
-        found = metrics.dice(read_label(output)[0], read_label(dataset / f"labelsTr/{case}.nii.gz")[0], model.targets)
+        label = Predictor([model])(image)
+        assert label.shape == nib.load(image).shape
+        found = metrics.dice(label, read_label(dataset / f"labelsTr/{case}.nii.gz")[0], model.targets)
         assert found == row
     assert max(value for row in rows.values() for value in row.values() if value is not None) > 0.02
 
@@ -171,7 +170,7 @@ def test_a_network_of_slices_refuses_a_single_slice(trained: Path, tmp_path: Pat
     path = tmp_path / "flat.nii.gz"
     nib.save(nib.Nifti1Image(np.ones((16, 18, 1), np.float32), np.eye(4)), path)
     with pytest.raises(ValueError, match=r"the network is 2D on slices of volumes, the image has shape \(16, 18, 1\)"):
-        predict_case(run.load(trained / "checkpoints/best.ckpt"), Case("flat", (path,)), tmp_path / "out.nii.gz", "cpu")
+        Predictor.load([trained / "checkpoints/best.ckpt"])(path)
 
 
 def test_pictures_of_volumes_are_written(trained: Path) -> None:

@@ -6,7 +6,7 @@ from medconv.convs.functional import Convolution, convolution
 from medconv.convs.kernels import filter_bank, gabor, gaussian_jet, laplacian_of_gaussian, lines
 from medconv.convs.linear import acs, ball, basis, load_plane_weight, spacing
 from medconv.convs.masking import masked
-from medconv.convs.mirror import Mirror, mirror_axes
+from medconv.convs.mirror import Mirror, equivariant_head, mirror_axes
 from medconv.convs.probe import check_equivariance
 from medconv.convs.swap import SwapReport, fold_convs, plain, swap_convs
 
@@ -21,6 +21,7 @@ __all__ = [
     "bottleneck",
     "check_equivariance",
     "convolution",
+    "equivariant_head",
     "filter_bank",
     "fold_convs",
     "gabor",

@@ -177,6 +177,14 @@ def mirror_axes(network: nn.Module) -> tuple[int, ...]:
     return next((layer.axes for layer in network.modules() if isinstance(layer, MirrorPrior)), ())
 
 
+def equivariant_head(layer: nn.Module, axes: Sequence[int]) -> None:
+    """Make a convolution that reads fields of an equivariant network give plain channels that a flip only flips; in place.
+
+    Raises: ValueError: its input channels do not split into copies.
+    """
+    _convert_conv(layer, into=True, out=False, how=Mirror(axes))
+
+
 def _convert(network: nn.Module, name: str, layer: Any, regular: tuple[bool, bool], how: Mirror) -> None:
     """regular: whether the layer's input, and its output, are regular fields."""
     copies = 2 ** len(how.axes)

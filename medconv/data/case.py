@@ -10,6 +10,8 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 
+from medconv.targets import Targets
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -68,6 +70,7 @@ class Dataset:
         class_names: index is the label value; the first is the background.
         modalities: one per channel.
         faults: case id to what its layout shows to be wrong with it, such as a missing channel.
+        wanted: what a network is asked for; None: each class.
     """
 
     name: str
@@ -75,3 +78,13 @@ class Dataset:
     class_names: tuple[str, ...]
     modalities: tuple[str, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
+    wanted: Targets | None = None
+
+    @property
+    def targets(self) -> Targets:
+        return self.wanted or Targets.of_classes(self.class_names)
+
+    @property
+    def num_values(self) -> int:
+        """A label map of this dataset holds values below this."""
+        return 1 + max(len(self.class_names) - 1, self.targets.ignore or 0)

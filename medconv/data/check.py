@@ -24,7 +24,7 @@ class CaseReport:
     Args:
         grid, channels, low, high: as its files have it; lowest and highest intensity of all channels.
         shape, spacing_mm: of the content, in canonical (RAS) axis order.
-        class_voxels: one count per class. intensities: (channels, sampled voxels).
+        class_voxels: one count per class; voxels to ignore are not counted. intensities: (channels, sampled voxels).
     """
 
     case: str
@@ -113,14 +113,14 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
         report.faults.append(dataset.faults[case.id])
         return report
     image = _image(case, len(dataset.modalities), report)
-    label = _label(case, len(dataset.class_names), report)
+    label = _label(case, len(dataset.class_names), dataset.targets.ignore, report)
     if image is not None and label is not None:
         try:
             check_same_grid(case.images[0], image[1], case.files[-1], label[1])
         except ValueError as error:
             report.faults.append(str(error))
             return report
-        _describe(image[0], image[1], label[0], len(dataset.class_names), report)
+        _describe(image[0], image[1], label[0], dataset, report)
     return report
 
 
@@ -146,7 +146,7 @@ def _image(case: Case, num_channels: int, report: CaseReport) -> tuple[np.ndarra
     return image, grid
 
 
-def _label(case: Case, num_classes: int, report: CaseReport) -> tuple[np.ndarray, Grid] | None:
+def _label(case: Case, num_classes: int, ignore: int | None, report: CaseReport) -> tuple[np.ndarray, Grid] | None:
     if case.label is None:
         report.faults.append("has no label, which training needs")
         return None
@@ -155,10 +155,15 @@ def _label(case: Case, num_classes: int, report: CaseReport) -> tuple[np.ndarray
     except ValueError as error:
         report.faults.append(str(error))
         return None
-    if label.max() >= num_classes:
-        undeclared = [int(v) for v in np.unique(label) if v >= num_classes]
-        report.faults.append(f"{case.label}: label values {undeclared} are not declared, expected 0 to {num_classes - 1}")
-    if not label.any():
+    undeclared = [int(v) for v in np.unique(label) if v >= num_classes and v != ignore] if label.max() >= num_classes else []
+    if undeclared:
+        also = "" if ignore is None else f", and {ignore} to be ignored"
+        report.faults.append(
+            f"{case.label}: label values {undeclared} are not declared, expected 0 to {num_classes - 1}{also}"
+        )
+    if ignore is not None and (label == ignore).all():
+        report.warnings.append(f"{case.label}: nothing is known, every voxel is to be ignored")
+    elif not (label.any() if ignore is None else (label[label != ignore]).any()):
         report.warnings.append(f"{case.label}: no foreground, every voxel is background")
     return label, grid
 
@@ -176,15 +181,18 @@ def _disagreeing_forms(path: object) -> list[str]:
     return [f"{path}: sform and qform differ by {distance:.3g} voxels; the sform is used"] if distance > 0.01 else []
 
 
-def _describe(image: np.ndarray, grid: Grid, label: np.ndarray, num_classes: int, report: CaseReport) -> None:
+def _describe(image: np.ndarray, grid: Grid, label: np.ndarray, dataset: Dataset, report: CaseReport) -> None:
     report.flat = grid.shape[2] == 1
     canonical, spacing = to_canonical(image, grid)
     box = content_box(canonical)
     report.shape = tuple(s.stop - s.start for s in box)
     report.spacing_mm = spacing
     stored = label.T.reshape(-1)  # as files have it, the first axis fastest
-    report.class_voxels = tuple(int(n) for n in np.bincount(stored.clip(max=num_classes - 1), minlength=num_classes))
-    places = np.flatnonzero(stored) if label.any() else np.arange(stored.size)
+    num_classes, ignore = len(dataset.class_names), dataset.targets.ignore
+    known = stored if ignore is None else stored[stored != ignore]
+    report.class_voxels = tuple(int(n) for n in np.bincount(known.clip(max=num_classes - 1), minlength=num_classes))
+    places = np.flatnonzero(stored if ignore is None else (stored > 0) & (stored != ignore))
+    places = places if len(places) else np.arange(stored.size)
     places = places[:: max(1, len(places) // _SAMPLED)]
     report.intensities = np.stack([channel.T.reshape(-1)[places] for channel in image])
 

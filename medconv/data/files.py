@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -137,18 +138,43 @@ def check_same_grid(path: Path, grid: Grid, other_path: Path, other: Grid, toler
 def write_label(path: Path, label: np.ndarray, like: Path) -> None:
     """Write a label map as NIfTI, atomically, with shape, affine and header (sform, qform, units) of the image `like`.
 
-    Shape: label (X, Y, Z).
+    Shape: label (X, Y, Z). Raises: OSError: no room, or no permission.
     """
     source = read_header(like)
     dtype = np.uint8 if label.max(initial=0) < 256 else np.int16
-    header = source.header.copy()
-    header.set_data_dtype(dtype)
-    header.set_slope_inter(1, 0)
-    header["cal_min"] = header["cal_max"] = 0
+    header = _header_like(source, dtype)
     image = Nifti1Image(label.reshape(source.shape[:3]).astype(dtype), source.affine, header)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         nib.save(image, partial)
+
+
+def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like: Path) -> None:
+    """Write volumes as one 4D NIfTI of float32, one after the other as they come, else as `write_label`.
+
+    Shape: `count` times (X, Y, Z); a 2D image becomes 4D, too, with Z = 1.
+    """
+    source = read_header(like)
+    header = _header_like(source, np.float32)
+    header.set_data_shape((*source.shape[:3], *(1,) * (3 - len(source.shape)), count))
+    header.extensions.clear()
+    header["vox_offset"], header["magic"] = 352, b"n+1"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial, ImageOpener(str(partial), "wb") as file:
+        header.write_to(file)
+        written = 0
+        for channel in channels:  # the fourth axis is the slowest in the file
+            file.write(channel.astype(header.get_data_dtype()).tobytes(order="F"))
+            written += 1
+        assert written == count
+
+
+def _header_like(source: Nifti1Image, dtype: type) -> Any:
+    header = source.header.copy()
+    header.set_data_dtype(dtype)
+    header.set_slope_inter(1, 0)
+    header["cal_min"] = header["cal_max"] = 0
+    return header
 
 
 def _voxels(path: Path, image: Nifti1Image) -> np.ndarray:

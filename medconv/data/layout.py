@@ -14,7 +14,9 @@ import numpy as np
 
 from medconv.data.case import Case, Dataset
 from medconv.data.files import SUFFIXES, read_label, stem
+from medconv.data.labels import declared
 from medconv.data.phantom import write_phantom
+from medconv.targets import Targets
 
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 
@@ -43,11 +45,11 @@ def msd(root: str | Path) -> Dataset:
         raise ValueError(f"{path}: every entry of `training` needs the keys `image` and `label`")
     cases = [Case(stem(Path(e["image"])), (root / e["image"],), root / e["label"]) for e in entries]
     modalities = _numbered(meta.get("modality"), path, "modality")
-    return _dataset(str(meta.get("name", root.name)), cases, _class_names(meta.get("labels"), path), modalities, path)
+    return _dataset(str(meta.get("name", root.name)), cases, *_labels(meta, path), modalities, path)
 
 
 def nnunet(root: str | Path) -> Dataset:
-    """nnU-Net v2 raw: `imagesTr/CASE_0000.nii.gz` per channel and `labelsTr/CASE.nii.gz`."""
+    """nnU-Net v2 raw: `imagesTr/CASE_0000.nii.gz` per channel, `labelsTr/CASE.nii.gz`; regions and `ignore` as there."""
     meta, root = _read_meta(root), Path(root)  # in this order: root may not be set
     path = root / "dataset.json"
     modalities = _numbered(meta.get("channel_names"), path, "channel_names")
@@ -57,12 +59,12 @@ def nnunet(root: str | Path) -> Dataset:
     images = sorted(p for p in (root / "imagesTr").glob(f"*{ending}") if not p.name.startswith("."))
     if not images:
         raise ValueError(f"{root / 'imagesTr'}: no *{ending} file there; an nnU-Net dataset keeps CASE_0000{ending} in it")
-    names = _class_names(meta.get("labels"), path)
+    names, targets = _labels(meta, path)
     groups, wrong = _grouped(images, len(modalities))
     expected = f"{root / 'imagesTr'}: expected channels 0 to {len(modalities) - 1} of every case"
     faults = {case: f"{expected}, found {found}" for case, found in wrong.items()}
     cases = [Case(case, files, root / "labelsTr" / f"{case}{ending}") for case, files in groups.items()]
-    return _dataset(str(meta.get("name", root.name)), cases, names, modalities, path, faults)
+    return _dataset(str(meta.get("name", root.name)), cases, names, targets, modalities, path, faults)
 
 
 def phantom(root: str | Path, spatial_dims: int, num_cases: int, seed: int = 0) -> Dataset:
@@ -88,7 +90,7 @@ def folder(images: str, labels: str, class_names: Sequence[str] | None = None, m
         for case in {**image_files, **label_files}
     ]
     names = tuple(class_names) if class_names else _names_in(list(label_files.values())[:20])
-    return _dataset(Path(images).parent.name or "folder", cases, names, (modality,), Path(images), faults)
+    return _dataset(Path(images).parent.name or "folder", cases, names, None, (modality,), Path(images), faults)
 
 
 def group_channels(files: Sequence[Path], num_channels: int) -> dict[str, tuple[Path, ...]]:
@@ -118,7 +120,12 @@ def _grouped(files: Sequence[Path], num_channels: int) -> tuple[dict[str, tuple[
 
 def class_names_of(root: Path) -> tuple[str, ...]:
     """The class names in a folder's `dataset.json`, background first."""
-    return _class_names(_read_meta(root).get("labels"), root / "dataset.json")
+    return _labels(_read_meta(root), root / "dataset.json")[0]
+
+
+def targets_of(root: Path) -> Targets:
+    """What the label values in a folder's `dataset.json` stand for: classes or regions, and what to ignore."""
+    return _labels(_read_meta(root), root / "dataset.json")[1]
 
 
 def split(
@@ -167,6 +174,7 @@ def _dataset(
     name: str,
     cases: list[Case],
     class_names: tuple[str, ...],
+    targets: Targets | None,
     modalities: tuple[str, ...],
     path: Path,
     faults: Mapping[str, str] | None = None,
@@ -175,7 +183,8 @@ def _dataset(
     twice = sorted({case for case in ids if ids.count(case) > 1})
     if twice:
         raise ValueError(f"{path}: case ids that occur more than once: {', '.join(twice[:20])}")
-    return Dataset(name, tuple(sorted(cases, key=lambda case: case.id)), class_names, modalities, faults or {})
+    ordered = tuple(sorted(cases, key=lambda case: case.id))
+    return Dataset(name, ordered, class_names, modalities, faults or {}, targets)
 
 
 def _read_meta(root: str | Path | None) -> dict[str, Any]:
@@ -210,25 +219,8 @@ def _numbered(names: Any, path: Path, key: str) -> tuple[str, ...]:
     return tuple(str(names[str(i)]) for i in range(len(names)))
 
 
-def _class_names(labels: Any, path: Path) -> tuple[str, ...]:
-    """Decathlon has {"0": "background"}, nnU-Net v2 {"background": 0}; both to ("background", ...)."""
-    if not isinstance(labels, dict) or len(labels) < 2:
-        raise ValueError(f"{path}: key `labels` must name the background and at least one class, got {labels!r}")
-    if all(str(key).isdecimal() for key in labels):
-        pairs = sorted((int(value), str(name)) for value, name in labels.items())
-    else:
-        odd = [name for name, value in labels.items() if not str(value).isdecimal()]
-        if odd:
-            raise ValueError(f"{path}: `labels` must give one value per class; regions of several values are not: {odd}")
-        pairs = sorted((int(value), str(name)) for name, value in labels.items())
-    values, names = [value for value, _ in pairs], tuple(name for _, name in pairs)
-    if "ignore" in names:
-        raise ValueError(f"{path}: an `ignore` label is not supported yet")
-    if values != list(range(len(values))):
-        raise ValueError(f"{path}: label values must be 0, 1, 2, ... without a gap and each once, got {values}")
-    if len(set(names)) < len(names):
-        raise ValueError(f"{path}: `labels` must give every class a name of its own, got {list(names)}")
-    return names
+def _labels(meta: Mapping[str, Any], path: Path) -> tuple[tuple[str, ...], Targets]:
+    return declared(meta.get("labels"), meta.get("regions_class_order"), path)
 
 
 def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:

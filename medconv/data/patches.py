@@ -27,7 +27,8 @@ class PatchDataset(monai.data.Dataset):
     Item: image (channels, *patch_size) float32, label (1, *patch_size) uint8 or int16, sample n.
     Args:
         cases: ids in the store. patch_size: voxels; smaller images are padded with 0 on both sides.
-        foreground_share: of the samples, how many are centred on a voxel of a randomly chosen class of the case.
+        foreground_share: of the samples, how many are centred on a voxel of a randomly chosen class of the case. The others
+            lie anywhere or, where some voxels are to be ignored, are centred on one that is not.
         slice_axis: where the patches are 2D and the cases volumes, the axis across the slices.
         read_size: sample number to how many voxels to give around the patch's centre, other than the patch's own size.
     """
@@ -83,8 +84,10 @@ class PatchDataset(monai.data.Dataset):
         box = np.array(self.box)
         spare = np.array(entry.label.shape) - box
         start = np.where(spare > 0, rng.integers(0, np.maximum(spare, 0) + 1), spare // 2)
-        if len(entry.foreground) and rng.random() < self.foreground_share:
-            centred = foreground_voxel(entry.foreground, rng) - box // 2
+        known, foreground = _parts(entry.foreground)
+        wanted = foreground if len(foreground) and rng.random() < self.foreground_share else known
+        if len(wanted):
+            centred = foreground_voxel(wanted, rng) - box // 2
             start = np.where(spare > 0, np.clip(centred, 0, np.maximum(spare, 0)), start)
         return tuple(int(s) for s in start)
 
@@ -139,6 +142,12 @@ class SampleOrder(Sampler[int]):
         for batch in range(self.epoch * self.batches, (self.epoch + 1) * self.batches):
             first = (batch * self.world_size + self.rank) * self.batch_size
             yield from range(first, first + self.batch_size)
+
+
+def _parts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places of an entry: of any voxel that is not to be ignored, class 0, if some are; and of the foreground."""
+    first = np.searchsorted(rows[:, 0], 1) if len(rows) and rows[0, 0] == 0 else 0
+    return rows[:first], rows[first:]
 
 
 def foreground_voxel(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:

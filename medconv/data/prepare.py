@@ -68,33 +68,34 @@ def prepare(dataset: Dataset, recipe: Recipe, folder: Path, workers: int, verify
     Args: verify: read every entry again and compare its checksums.
     Raises: ValueError: a file at fault, or no room; what was prepared stays.
     """
-    store = Store(folder / _hash([_VERSION, _decisive(recipe), dataset.class_names]))
+    store = Store(folder / _hash([_VERSION, _decisive(recipe), dataset.class_names, *_ignored(dataset)]))
     with _lock(folder):
         whole = each(lambda case: store.has(case, verify), dataset.cases, workers, "verifying" if verify else "looking")
         missing = [case for case, there in zip(dataset.cases, list(whole), strict=True) if not there]
         if missing:
             log.info("preparing %d of %d cases into %s", len(missing), len(dataset.cases), store.folder)
             store.sweep()
-            for _ in each(lambda case: _add(store, case, recipe, len(dataset.class_names)), missing, workers, "preparing"):
+            for _ in each(lambda case: _add(store, case, recipe, dataset), missing, workers, "preparing"):
                 pass
     return store
 
 
-def prepare_case(case: Case, recipe: Recipe, num_classes: int) -> Entry:
+def prepare_case(case: Case, recipe: Recipe, num_classes: int, ignore: int | None = None) -> Entry:
     """One case from its files to what the store holds.
 
+    Args: ignore: the label value of voxels of which nothing is known.
     Raises: ValueError: files that were replaced since they were checked, and are at fault now.
     """
     assert case.label is not None
     (native, grid), (native_label, label_grid) = read_image(case.images), read_label(case.label)
     check_same_grid(case.images[0], grid, case.label, label_grid)
-    if not np.isfinite(native).all() or native_label.max() >= num_classes:
+    if not np.isfinite(native).all() or native_label[native_label != ignore].max(initial=0) >= num_classes:
         raise ValueError(
             f"case {case.id}: its files have changed since they were checked, and are at fault now; start again"
         )
     image, placement = preprocess(native, grid, recipe)
-    label = preprocess_label(native_label, placement, recipe, num_classes)
-    return Entry(image, label, _foreground(label, num_classes), placement)
+    label = preprocess_label(native_label, placement, recipe, max(num_classes, 1 + (ignore or 0)))
+    return Entry(image, label, _places(label, num_classes, ignore), placement)
 
 
 def _decisive(recipe: Recipe) -> dict[str, Any]:
@@ -103,16 +104,24 @@ def _decisive(recipe: Recipe) -> dict[str, Any]:
     return {**asdict(recipe), "intensities": used}
 
 
-def _add(store: Store, case: Case, recipe: Recipe, num_classes: int) -> None:
+def _ignored(dataset: Dataset) -> list[int]:
+    """What is added to what identifies a dataset, where some voxels are to be ignored."""
+    return [] if dataset.targets.ignore is None else [dataset.targets.ignore]
+
+
+def _add(store: Store, case: Case, recipe: Recipe, dataset: Dataset) -> None:
     sources = signature(case)  # from before the files are read: if they change meanwhile, the entry is made anew
-    store.write(case, prepare_case(case, recipe, num_classes), sources)
+    store.write(case, prepare_case(case, recipe, len(dataset.class_names), dataset.targets.ignore), sources)
 
 
-def _foreground(label: np.ndarray, num_classes: int) -> np.ndarray:
-    """(voxels, 1 + axes) int32: class, then position; spread evenly over each class."""
+def _places(label: np.ndarray, num_classes: int, ignore: int | None) -> np.ndarray:
+    """(voxels, 1 + axes) int32: class, then position; spread evenly over each class.
+
+    Where some voxels are to be ignored, class 0 stands for all others, of whatever class.
+    """
     rows = [np.empty((0, 1 + label.ndim), np.int32)]
-    for value in range(1, num_classes):
-        where = np.flatnonzero(label == value)
+    for value in range(1 if ignore is None else 0, num_classes):
+        where = np.flatnonzero(label == value if value else label != ignore)
         places = where[:: max(1, len(where) // _LOCATIONS)][:_LOCATIONS]
         chosen = np.column_stack(np.unravel_index(places, label.shape))
         rows.append(np.column_stack([np.full(len(chosen), value), chosen]).astype(np.int32))
@@ -122,7 +131,8 @@ def _foreground(label: np.ndarray, num_classes: int) -> np.ndarray:
 def _sources(dataset: Dataset) -> list[Any]:
     """As JSON gives it back; a file that cannot be looked at has no signature, and `check` says so."""
     files = [_signature(case) for case in dataset.cases]
-    return json.loads(json.dumps([_VERSION, dataset.class_names, dataset.modalities, dict(dataset.faults), files]))
+    of_dataset = [dataset.class_names, dataset.modalities, dict(dataset.faults), files, *_ignored(dataset)]
+    return json.loads(json.dumps([_VERSION, *of_dataset]))
 
 
 def _signature(case: Case) -> list[list[Any]] | None:

@@ -5,7 +5,7 @@ Preparation, validation and prediction all pass through here, so that they canno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import nibabel as nib
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from medconv.data.case import Grid
 from medconv.data.zoom import zoom, zoom_label
+from medconv.targets import highest
 
 NORMALISATIONS = ("zscore", "ct", "rescale", "none")
 Box = tuple[slice, ...]
@@ -91,6 +92,11 @@ class Placement:
     def slices(self) -> Box:
         return tuple(slice(a, b) for a, b in self.box)
 
+    @property
+    def native_spacing_mm(self) -> tuple[float, ...]:
+        """Right, anterior, superior."""
+        return _canonical_spacing(self.grid)
+
     def spacing_mm(self, shape: Sequence[int]) -> tuple[float, ...]:
         """Spacing of the prepared image, which has this shape; one number per axis of it."""
         spacing = _canonical_spacing(self.grid)
@@ -141,24 +147,35 @@ def preprocess_label(label: np.ndarray, placement: Placement, recipe: Recipe, nu
     return _drop_slice(resampled, recipe.image_dims)[0].astype(dtype)
 
 
-def _highest(logits: Tensor) -> Tensor:
-    return logits.argmax(0)
-
-
-def restore(logits: Tensor, placement: Placement, decode: Callable[[Tensor], Tensor] = _highest) -> np.ndarray:
+def restore(logits: Tensor, placement: Placement, decode: Callable[[Iterable[Tensor]], Tensor] = highest) -> np.ndarray:
     """The label map that a prediction means, on the native grid; outside the content it is background.
 
     Shape: (outputs, *spatial) -> (X, Y, Z) int16.
-    Args: decode: logits (outputs, *spatial) to label values (*spatial); by default the number of the highest.
+    Args: decode: logits, one (*spatial) after the other, to label values (*spatial); by default the number of the highest.
+    """
+    return to_native(decode(on_content_grid(logits, placement)).cpu().numpy(), placement)
+
+
+def on_content_grid(logits: Tensor, placement: Placement) -> Iterator[Tensor]:
+    """The channels of a prediction, one after the other, on the grid of the native content: one native channel in memory
+    and not all of them, which of 100 classes and 512 x 512 x 600 voxels would be 63 GB.
+
+    Shape: (outputs, *spatial) -> each (R, A, S) float32.
     """
     size = [b - a for a, b in placement.box]
-    scores = logits.float().reshape(len(logits), *logits.shape[1:], *(1,) * (4 - logits.ndim))
-    if list(scores.shape[1:]) != size:
-        scores = F.interpolate(scores[None], size=size, mode="trilinear", align_corners=False)[0]
-    label = np.zeros(placement.shape, np.int16)
-    label[placement.slices] = decode(scores).cpu().numpy()
+    for channel in logits:
+        scores = channel.float().reshape(*channel.shape, *(1,) * (3 - channel.ndim))
+        if list(scores.shape) != size:
+            scores = F.interpolate(scores[None, None], size=size, mode="trilinear", align_corners=False)[0, 0]
+        yield scores
+
+
+def to_native(content: np.ndarray, placement: Placement, outside: float = 0) -> np.ndarray:
+    """Values of the native content, in canonical axes, back in their place: (R, A, S) -> (X, Y, Z)."""
+    whole = np.full(placement.shape, outside, content.dtype)
+    whole[placement.slices] = content
     back = nib.orientations.ornt_transform(_identity(), _orientation(placement.grid))
-    return np.ascontiguousarray(_reorient(label[None], back)[0])
+    return np.ascontiguousarray(_reorient(whole[None], back)[0])
 
 
 def resampled_shape(shape: Sequence[int], spacing: Sequence[float], target: Sequence[float]) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ class Entry:
     """One prepared case; the arrays are read-only memory maps.
 
     Shape: image (channels, *spatial) float32; label (*spatial); foreground (voxels, 1 + spatial axes): class and
-    position of up to some thousand voxels per class.
+    position of up to some thousand voxels per class; where some voxels are to be ignored, class 0 is any that is not.
     """
 
     image: np.ndarray

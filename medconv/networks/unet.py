@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +20,12 @@ class UNet(nn.Module):
 
     Shape: (batch, in_channels, *spatial) -> (batch, out_channels, *spatial), logits.
     Args:
-        channels: one number per stage, finest first.
+        channels: one number per stage, finest first; the attribute keeps them.
         strides: one per step between stages: int, or one int per axis (1 along an axis that is not pooled).
         kernel_size: odd, in voxels; one int, or per stage one int or one per axis.
         norm: `batch` or `instance`.
+        Of `forward`: stages: how many of the decoder's coarser stages to return as well, after the logits, finest first, for
+            `DeepSupervision`; 0: the logits alone.
     Raises: ValueError: lists that do not fit together; in `forward`, a size that `divisor` does not divide.
     Source: Ronneberger et al. 2015, arXiv:1505.04597; stages and activations as in Isensee et al. 2021,
         doi:10.1038/s41592-020-01008-z.
@@ -44,6 +47,7 @@ class UNet(nn.Module):
             raise ValueError(f"strides must have one entry fewer than channels ({len(channels)}), got {len(strides)}")
         steps = [_per_axis(s, spatial_dims, "strides") for s in strides]
         kernels = _kernels(kernel_size, len(channels), spatial_dims)
+        self.channels = tuple(channels)
         self.divisor = tuple(prod(step[axis] for step in steps) for axis in range(spatial_dims))
 
         def block(into: int, stage: int) -> ConvBlock:
@@ -61,16 +65,18 @@ class UNet(nn.Module):
         self.head = down(channels[0], out_channels, 1)
         self.apply(_initialise)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, stages: int = 0) -> Any:
         self._check(x)
         x = self.encoder[0](x)
-        skips = []
+        skips, coarser = [], []
         for down, block in zip(self.down, self.encoder[1:], strict=True):  # type: ignore[arg-type]
             skips.append(x)
             x = block(down(x))
         for up, block, skip in zip(reversed(self.up), reversed(self.decoder), reversed(skips), strict=True):  # type: ignore[call-overload]
+            coarser.append(x)
             x = block(torch.cat([skip, up(x)], 1))
-        return self.head(x)
+        logits = self.head(x)
+        return [logits, *coarser[: -1 - stages : -1]] if stages else logits
 
     def _check(self, x: Tensor) -> None:
         size = tuple(x.shape[2:])

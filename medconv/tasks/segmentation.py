@@ -13,13 +13,13 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from medconv import metrics
 from medconv.inference import SlidingWindow
-from medconv.losses import over_heads
+from medconv.losses import cross_entropy, over_heads
+from medconv.networks import DeepSupervision
 from medconv.performance.parallel import shard
 from medconv.schedules import ProgressSchedule
 from medconv.targets import Targets
@@ -33,12 +33,13 @@ class Segmentation(LightningModule):
 
     Args:
         network: (batch, channels, *spatial) -> logits (batch, classes, *spatial), or a list of them, finest first.
-        loss: (logits, label (batch, 1, *spatial)) -> scalar.
+        loss: (logits, label (batch, 1, *spatial)) -> scalar; of other targets than plain classes a `losses.Targeted`.
         optimizer, scheduler: take parameters, and the optimizer.
         targets: what the network's channels mean.
         to_native: (logits (classes, *spatial), case id) -> label map (X, Y, Z) on the case's own grid.
         record: plain values that every checkpoint carries, enough to build the network and its input again; its key
             `validation` is filled with the Dice of each case (case id to class to value) of the last validation.
+        deep_supervision: train our U-Net with heads on its coarser stages as well; see `medconv.networks.DeepSupervision`.
         overlap, window_batch_size, mirror_axes, slice_axis, label_pairs: of the sliding window over whole cases.
         memory_format: of the network's input.
     """
@@ -53,6 +54,7 @@ class Segmentation(LightningModule):
         patch_size: Sequence[int],
         to_native: Callable[[Tensor, str], np.ndarray],
         record: dict[str, Any],
+        deep_supervision: bool = False,
         overlap: float = 0.5,
         window_batch_size: int = 4,
         mirror_axes: Sequence[int] = (),
@@ -62,6 +64,7 @@ class Segmentation(LightningModule):
     ) -> None:
         super().__init__()
         self.network, self.loss = network, loss
+        self.supervision = DeepSupervision(network, targets.num_outputs) if deep_supervision else None
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.targets, self.spatial_dims = targets, len(patch_size)
         self.window = SlidingWindow(
@@ -69,14 +72,16 @@ class Segmentation(LightningModule):
         )
         self.to_native, self.record, self.memory_format = to_native, record, memory_format
         self.rows: dict[str, metrics.Row] = {}
-        self.case_losses: dict[str, float] = {}
+        self.case_losses: dict[str, float | None] = {}  # None where no voxel of the case is known
         self._sharded = False
 
     def forward(self, image: Tensor) -> Any:
         return self.network(image.contiguous(memory_format=self.memory_format))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = over_heads(self.loss, self(batch["image"]), batch["label"], self.spatial_dims)
+        image = batch["image"].contiguous(memory_format=self.memory_format)
+        outputs = self.network(image) if self.supervision is None else self.supervision(self.network, image)
+        loss = over_heads(self.loss, outputs, batch["label"], self.spatial_dims)
         self.log("train/loss", loss.detach(), prog_bar=True)
         return loss
 
@@ -89,7 +94,7 @@ class Segmentation(LightningModule):
         logits = self.window(self, batch["image"]).float()
         prediction = self.to_native(logits[0], case)
         self.rows[case] = metrics.dice(prediction, batch["reference"].cpu().numpy(), self.targets)
-        self.case_losses[case] = float(F.cross_entropy(logits, batch["label"][:, 0].long()))
+        self.case_losses[case] = cross_entropy(logits, batch["label"], self.targets)
         return {"case": case, "prediction": self.targets.decode(logits[0])}
 
     def on_validation_epoch_end(self) -> None:
@@ -100,18 +105,25 @@ class Segmentation(LightningModule):
             return
         per_class = metrics.mean_per_class(list(self.rows.values()))
         mean = metrics.mean(per_class)
-        self.log("val/cross_entropy", float(np.mean(list(self.case_losses.values()))), rank_zero_only=True)
+        loss = metrics.mean(self.case_losses)
+        self.log("val/cross_entropy", math.nan if loss is None else loss, rank_zero_only=True)
         self.log("val/dice", math.nan if mean is None else mean, prog_bar=True)
         for name, value in per_class.items():
             self.log(f"val/dice/{name}", math.nan if value is None else value, rank_zero_only=True)
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.make_optimizer(p for p in self.network.parameters() if p.requires_grad)
+        optimizer = self.make_optimizer(p for part in self._trained for p in part.parameters() if p.requires_grad)
         scheduler = self.make_scheduler(optimizer)
         if not isinstance(scheduler, ProgressSchedule):  # torch's own count epochs
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "epoch"}}
         scheduler.total_steps = self.trainer.estimated_stepping_batches
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    @property
+    def _trained(self) -> list[nn.Module]:
+        """What has parameters to train."""
+        heads = self.supervision is not None and len(self.supervision.heads)
+        return [self.network, self.supervision] if heads else [self.network]  # type: ignore[list-item]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["medconv"] = {**self.record, "validation": self.rows}
@@ -127,10 +139,11 @@ class Segmentation(LightningModule):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def configure_model(self) -> None:
-        """Under `trainer.strategy=fsdp` the network is divided over the ranks here."""
+        """Under `trainer.strategy=fsdp` the network and its heads are divided over the ranks here."""
         if isinstance(self.trainer.strategy, ModelParallelStrategy) and not self._sharded:
             assert self.device_mesh is not None
-            shard(self.network, self.device_mesh["data_parallel"])
+            for part in self._trained:
+                shard(part, self.device_mesh["data_parallel"])
             self._sharded = True
 
 

@@ -102,3 +102,11 @@ def test_an_unknown_benchmark_is_refused(monkeypatch: pytest.MonkeyPatch, capsys
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 1 and "lunch" in capsys.readouterr().err
+
+
+def test_metrics_stand_beside_monais(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    labels = tiny.write_dataset(tmp_path / "tiny") / "labelsTr"
+    given = ["--labels", str(labels), "--pairs", "1", "--shape", "24", "20", "16"]
+    found = benchmark(monkeypatch, tmp_path, "evaluation", *given)
+    assert len(found) == 4 and all(set(row) >= KEYS for row in found)
+    assert all(row["furthest_apart"] < 1e-4 for row in found)

@@ -128,8 +128,16 @@ BAD_JSON: dict[str, tuple[int, dict[str, Any], str]] = {
     "nnunet: no labels": (1, {"labels": None}, "`labels` must name the background"),
     "nnunet: gap in labels": (1, {"labels": {"background": 0, "a": 2}}, r"without a gap.*got \[0, 2\]"),
     "nnunet: equal values": (1, {"labels": {"background": 0, "a": 1, "b": 1}}, r"each once, got \[0, 1, 1\]"),
-    "nnunet: regions": (1, {"labels": REGIONS}, r"regions of several values are not: \['whole'\]"),
-    "nnunet: ignore": (1, {"labels": {"background": 0, "a": 1, "ignore": 2}}, "`ignore` label is not supported"),
+    "nnunet: regions without an order": (1, {"labels": REGIONS}, r"need the key `regions_class_order`.*\['whole', 'core'\]"),
+    "nnunet: a wrong order": (
+        1,
+        {"labels": REGIONS, "regions_class_order": [2, 2]},
+        r"regions_class_order must give.*\[2, 2\]",
+    ),
+    "nnunet: ignore within": (1, {"labels": {"background": 0, "ignore": 1, "a": 2}}, r"without a gap.*got \[0, 2\]"),
+    "nnunet: ignore alone": (1, {"labels": {"background": 0, "ignore": 1}}, "`ignore` must be above all classes"),
+    "nnunet: no values": (1, {"labels": {"background": 0, "a": []}}, r"or for a region a list of them, got \{'a': \[\]\}"),
+    "nnunet: words": (1, {"labels": {"background": 0, "a": "one"}}, r"a list of them, got \{'a': 'one'\}"),
     "nnunet: file ending": (1, {"file_ending": ".png"}, r"file_ending must be one of .*, got '\.png'"),
 }
 

@@ -1,5 +1,7 @@
 """medconv/data/preprocess.py: to the network's grid and back, against nibabel's own reorientation and by millimetres."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import nibabel as nib
@@ -15,12 +17,14 @@ from medconv.data.preprocess import (
     Recipe,
     content_box,
     normalisation_for,
+    on_content_grid,
     preprocess,
     preprocess_label,
     resampled_shape,
     restore,
     to_canonical,
 )
+from medconv.targets import Targets
 
 SPACING_MM = (0.7, 1.1, 1.9)  # of the array axes, whichever way they point
 SHAPE = (5, 6, 7)
@@ -286,3 +290,45 @@ def test_restore_takes_logits_of_any_precision_and_size() -> None:
     wanted = np.zeros((16, 8, 8))
     wanted[4:, 2:6] = 2
     np.testing.assert_array_equal(back, wanted)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 3), (9, 12, 8), (9, 10, 3), (9, 10, 11)])
+@pytest.mark.parametrize("slices", [False, True])
+def test_restore_takes_channel_after_channel_with_the_result_of_all_at_once(shape: tuple[int, ...], slices: bool) -> None:
+    """To the last bit, and the first of equal ones wins; also where slices of a volume were put together."""
+    logits = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
+    logits[4] = logits[2]
+    logits = logits.transpose(1, 3).contiguous().transpose(1, 3) if slices else logits
+    grid = Grid.of((9, 10, 11), np.eye(4))
+    whole = torch.nn.functional.interpolate(logits[None], size=(9, 10, 11), mode="trilinear", align_corners=False)[0]
+    placement = Placement(grid, grid.shape, ((0, 9), (0, 10), (0, 11)))
+    for channel, wanted in zip(on_content_grid(logits, placement), whole, strict=True):
+        assert torch.equal(channel, wanted)
+    found = restore(logits, placement)
+    np.testing.assert_array_equal(found, whole.argmax(0).numpy())
+    assert set(np.unique(found)) == {0, 1, 2, 3}
+    np.testing.assert_array_equal(restore(logits, placement, Targets.of_classes("abcde").decode), found)
+    regions = Targets(tuple("abcde"), ((1,),) * 5, (3, 1, 5, 2, 4))
+    wanted = np.zeros(grid.shape, np.int16)
+    for value, region in zip(regions.order, whole.numpy(), strict=True):
+        wanted[region > 0] = value
+    np.testing.assert_array_equal(restore(logits, placement, regions.decode), wanted)
+
+
+def test_restore_does_not_hold_all_channels_on_the_native_grid() -> None:
+    """Of 30 classes on 80 x 80 x 80 voxels, which would be 61 MB; one channel is 2 MB."""
+    code = """
+import resource, sys, numpy as np, torch
+from medconv.data.case import Grid
+from medconv.data.preprocess import Placement, restore
+torch.set_num_threads(1)
+grid = Grid.of((80, 80, 80), np.eye(4))
+placement = Placement(grid, grid.shape, ((0, 80),) * 3)
+restore(torch.randn(30, 4, 4, 4), Placement(Grid.of((8, 8, 8), np.eye(4)), (8, 8, 8), ((0, 8),) * 3))
+logits = torch.randn(30, 20, 20, 20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+restore(logits, placement)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert int(done.stdout) < 30_000  # KB

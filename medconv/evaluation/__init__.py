@@ -1,0 +1,1 @@
+"""Measuring predicted against reference label maps: one case (`scores`), many (`statistics`, `comparison`), a report."""

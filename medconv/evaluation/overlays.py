@@ -1,0 +1,74 @@
+"""A case as a PNG: image, reference and predictions, cut where they disagree most."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from medconv import pictures
+from medconv.data.files import check_same_grid, in_folder, read_image, read_label
+from medconv.data.preprocess import content_box, to_canonical
+from medconv.evaluation.naming import recorded_images
+
+_MARGIN_MM = 10.0  # of surroundings around all that is labelled
+
+
+def case_png(paths: Sequence[Path], image: Path | None, ignore: int | None = None) -> bytes:
+    """One row per plane; columns: the image (if there is one), and each label map.
+
+    Args: paths: the reference, then predictions. ignore: the reference's value of voxels that no prediction is shown in.
+    Raises: ValueError: a file that cannot be read, or an image on another grid.
+    """
+    (reference, grid), *others = (read_label(path) for path in paths)
+    known = reference != (-1 if ignore is None else ignore)
+    arrays = [np.where(known, label, 0)[None] for label in (reference, *(label for label, _ in others))]
+    if image is not None:
+        voxels, image_grid = read_image([image])
+        check_same_grid(paths[0], grid, image, image_grid)
+        arrays.append(voxels[:1])
+    turned = [to_canonical(array, grid) for array in arrays]
+    spacing = turned[0][1][:2] if grid.shape[2] == 1 else turned[0][1]
+    flat = [array[0, ..., 0] if grid.shape[2] == 1 else array[0] for array, _ in turned]
+    box = _surroundings(np.stack(flat[: len(paths)]), spacing)
+    labels = [array[box] for array in flat[: len(paths)]]
+    wrong = np.any([label != labels[0] for label in labels[1:]], axis=0)
+    return png(pictures.overlay(flat[-1][box] if image else None, labels, spacing, wrong if wrong.any() else None))
+
+
+def images_of(predictions: Path, references: Path, folder: Path | None, cases: Sequence[str]) -> dict[str, Path]:
+    """Case to its image, CASE.nii.gz or its first channel CASE_0000.nii.gz, of those that have one.
+
+    Args: folder: None takes what the record beside the predictions names, else `imagesTr` beside `labelsTr` (or `imagesTs`
+        beside `labelsTs`), if it is there.
+    """
+    if folder is None and (recorded := recorded_images(predictions)):
+        return recorded
+    folder = folder or references.with_name(references.name.replace("labels", "images"))
+    if folder == references or not folder.is_dir():
+        return {}
+    found = in_folder(folder, "--images")
+    pairs = {case: found.get(case) or found.get(f"{case}_0000") for case in cases}
+    return {case: path for case, path in pairs.items() if path}
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """Shape: (height, width, 3) uint8. Source: PNG specification, W3C 2003: 8 bits, RGB, no filter."""
+    height, width, _ = pixels.shape
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, width * 3)], axis=1)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, content) for name, content in parts)
+
+
+def _chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def _surroundings(labels: np.ndarray, spacing_mm: Sequence[float]) -> tuple[slice, ...]:
+    """The box of all foreground with a margin; (labels, *spatial) -> slices; everything where there is none."""
+    margins = [round(_MARGIN_MM / mm) for mm in spacing_mm]
+    return tuple(slice(max(0, s.start - m), s.stop + m) for s, m in zip(content_box(labels), margins, strict=True))

@@ -1,0 +1,87 @@
+"""Over cases: mean, sd, median and a bootstrap interval; and two sets of predictions compared, case by case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import wilcoxon
+
+_RESAMPLES = 10_000
+_AT_ONCE = 1_000_000  # numbers drawn at a time: 8 MB
+
+
+def describe(values: Sequence[float | None]) -> dict[str, float | int | None]:
+    """`n` cases in which the value is defined; their `mean`, `sd` (of a sample, n - 1), `median`, and `low` to `high`.
+
+    `low` to `high` is the 95 % interval of the mean. What is not defined is None: all of it without a case, the sd and the
+    interval with one.
+    """
+    found = np.array([value for value in values if value is not None], float)
+    if not len(found):
+        return {"n": 0, **dict.fromkeys(("mean", "sd", "median", "low", "high"))}
+    low, high = interval(found)
+    sd = float(found.std(ddof=1)) if len(found) > 1 else None
+    median = float(np.median(found))
+    return {"n": len(found), "mean": float(found.mean()), "sd": sd, "median": median, "low": low, "high": high}
+
+
+def interval(values: np.ndarray) -> tuple[float | None, float | None]:
+    """95 % interval of the mean: percentiles of the means of 10,000 resamples, always the same ones for as many values.
+
+    Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13. With few values it is too narrow.
+    """
+    n = len(values)
+    if n < 2:
+        return None, None
+    rng = np.random.default_rng(0)
+    at_once = max(1, _AT_ONCE // n)
+    sizes = [min(at_once, _RESAMPLES - start) for start in range(0, _RESAMPLES, at_once)]
+    means = np.concatenate([values[rng.integers(n, size=(size, n))].mean(1) for size in sizes])
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def paired(first: Sequence[float | None], second: Sequence[float | None]) -> dict[str, Any]:
+    """The difference `first` - `second`, over the `n` cases in which both are defined; a case has one place in both.
+
+    Returns: `n`; `mean`, `mean_compare`: of both, over these cases; `difference`: its mean; `low`, `high`: the 95 %
+        interval of that; `p`: of the two-sided Wilcoxon signed-rank test, 1 where no case differs.
+    Source: Wilcoxon 1945, doi:10.2307/3001968; exact for up to 50 differences without ties or zeros (scipy).
+    """
+    both = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
+    if not both:
+        return {"n": 0, **dict.fromkeys(("mean", "mean_compare", "difference", "low", "high", "p"))}
+    means = dict(zip(("mean", "mean_compare"), np.mean(both, axis=0).tolist(), strict=True))
+    difference = np.array([a - b for a, b in both])
+    difference[np.abs(difference) < 1e-12] = 0  # the same value, but for its last bits
+    low, high = interval(difference)
+    return {
+        "n": len(both),
+        **means,
+        "difference": float(difference.mean()),
+        "low": low,
+        "high": high,
+        "p": signed_rank(difference),
+    }
+
+
+def signed_rank(difference: np.ndarray) -> float:
+    """Two-sided p of Wilcoxon's test, exact for few pairs; 1 where all are equal. Pairs that do not differ drop out."""
+    differing = difference[difference != 0]  # with zeros SciPy would approximate, too small a p for few pairs
+    return float(wilcoxon(differing).pvalue) if len(differing) else 1.0
+
+
+def holm(p_values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """p-values corrected for being several; None stays None and is not counted.
+
+    Source: Holm 1979, Scandinavian Journal of Statistics 6:65-70.
+    """
+    known = sorted((p, name) for name, p in p_values.items() if p is not None)
+    corrected: dict[str, float | None] = dict.fromkeys(p_values)
+    highest = 0.0
+    for rank, (p, name) in enumerate(known):
+        highest = max(highest, min(1.0, p * (len(known) - rank)))
+        corrected[name] = highest
+    return corrected

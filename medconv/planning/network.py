@@ -1,0 +1,130 @@
+"""A U-Net's stages from patch and spacing: strides, kernels and channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+MIN_EDGE = 4  # voxels along an axis at the coarsest stage
+_EVEN = 2  # axes whose voxels differ by less than this factor are pooled together, and get kernels of 3 together
+_BASE_CHANNELS, _MAX_CHANNELS = 32, {2: 512, 3: 320}
+_PATCH_EDGE = {2: 2048, 3: 256}  # the largest patch holds as many voxels as a square or cube of this edge
+
+Steps = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The stages of a U-Net.
+
+    Args: strides: per step between stages, one number per axis. kernel_sizes, channels: per stage, finest first.
+    """
+
+    strides: Steps
+    kernel_sizes: Steps
+    channels: tuple[int, ...]
+
+    def divisor(self, spatial_dims: int) -> tuple[int, ...]:
+        """What a patch must be divisible by, per axis."""
+        return tuple(prod(step[axis] for step in self.strides) for axis in range(spatial_dims))
+
+
+def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_stages: int | None) -> Steps:
+    """Strides: an axis is halved while it keeps `MIN_EDGE` voxels and its voxels are below twice as long as the finest
+    of those that can be halved; so never across thick slices until the voxels have evened out.
+
+    Args: exact: the patch stays as it is, and only even numbers are halved; else it is rounded up afterwards.
+    Source: nnU-Net's rules; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
+    """
+    size, voxel = list(patch), [float(s) for s in spacing]
+    steps: list[tuple[int, ...]] = []
+    while max_stages is None or len(steps) < max_stages - 1:
+        can = [a for a, n in enumerate(size) if n >= 2 * MIN_EDGE and not (exact and n % 2)]
+        halve = [a for a in can if voxel[a] < _EVEN * min(voxel[b] for b in can)]
+        if not halve or (len(halve) == 1 and size[halve[0]] < 3 * MIN_EDGE):
+            break
+        steps.append(tuple(2 if a in halve else 1 for a in range(len(size))))
+        size = [-(-n // step) for n, step in zip(size, steps[-1], strict=True)]
+        voxel = [v * step for v, step in zip(voxel, steps[-1], strict=True)]
+    return tuple(steps)
+
+
+def kernels(spacing: Sequence[float], strides: Steps) -> Steps:
+    """3 along every axis, but 1 across slices that are at least twice as thick as the finest axis; 3 in the last stage."""
+    voxel, kernel, found = [float(s) for s in spacing], [1] * len(spacing), []
+    for step in ((1,) * len(voxel), *strides):
+        voxel = [v * s for v, s in zip(voxel, step, strict=True)]
+        kernel = [3 if k == 3 or v < _EVEN * min(voxel) else 1 for k, v in zip(kernel, voxel, strict=True)]
+        found.append(tuple(kernel))
+    return (*found[:-1], (3,) * len(voxel))
+
+
+def widths(num_stages: int, spatial_dims: int) -> tuple[int, ...]:
+    """Channels: twice as many in each stage, up to nnU-Net's limit."""
+    return tuple(min(_BASE_CHANNELS * 2**i, _MAX_CHANNELS[spatial_dims]) for i in range(num_stages))
+
+
+def rounded_up(patch: Sequence[int], divisor: Sequence[int]) -> tuple[int, ...]:
+    return tuple(-(-n // d) * d for n, d in zip(patch, divisor, strict=True))
+
+
+def largest_patch(median: Sequence[int], spacing: Sequence[float]) -> tuple[int, ...]:
+    """The median image, or what a cube in mm of a generous volume holds of it."""
+    per_mm = [1 / s for s in spacing]
+    scale = (_PATCH_EDGE[len(per_mm)] ** len(per_mm) / prod(per_mm)) ** (1 / len(per_mm))
+    return tuple(max(MIN_EDGE, min(round(scale * n), most)) for n, most in zip(per_mm, median, strict=True))
+
+
+def need_strides(strides: Sequence[Sequence[int]], spatial_dims: int) -> Steps:
+    """Raises: ValueError: not one whole number from 1 per step and axis."""
+    found = _per_axis(strides, spatial_dims)
+    if found is None or any(n < 1 for step in found for n in step):
+        raise ValueError(
+            f"plan.strides needs {spatial_dims} whole numbers of 1 or more for each step between stages, got {strides}"
+        )
+    return found
+
+
+def need_kernels(kernel_sizes: Sequence[Sequence[int]], num_stages: int, spatial_dims: int) -> Steps:
+    """Raises: ValueError: not one odd number per stage and axis."""
+    found = _per_axis(kernel_sizes, spatial_dims)
+    if found is None or len(found) != num_stages or any(n < 1 or n % 2 == 0 for kernel in found for n in kernel):
+        raise ValueError(
+            f"plan.kernel_sizes needs {spatial_dims} odd numbers for each of {num_stages} stages, got {kernel_sizes}"
+        )
+    return found
+
+
+def need_channels(channels: Sequence[int], num_stages: int) -> tuple[int, ...]:
+    """Raises: ValueError: not one positive number per stage."""
+    if len(channels) != num_stages or any(n < 1 for n in channels):
+        raise ValueError(
+            f"plan.channels needs one number of 1 or more for each of {num_stages} stages, got {list(channels)}"
+        )
+    return tuple(channels)
+
+
+def _per_axis(rows: object, spatial_dims: int) -> Steps | None:
+    """Rows of one whole number per axis, a single number standing for all; None for anything else."""
+    if not isinstance(rows, (list, tuple)):
+        return None
+    full = [(row,) * spatial_dims if isinstance(row, int) else row for row in rows]
+    whole = all(isinstance(row, (list, tuple)) and all(type(n) is int for n in row) for row in full)
+    return tuple(tuple(row) for row in full) if whole and all(len(row) == spatial_dims for row in full) else None
+
+
+def coarsest(patch: Sequence[int], strides: Steps) -> tuple[int, ...]:
+    """Voxels left at the coarsest stage."""
+    return tuple(n // prod(step[axis] for step in strides) for axis, n in enumerate(patch))
+
+
+def num_weights(network: Network, num_channels: int, num_classes: int) -> int:
+    """Of our U-Net with two convolutions per stage; norms and biases are not counted."""
+    taps, wide = [prod(kernel) for kernel in network.kernel_sizes], network.channels
+    first = [num_channels, *wide[1:]]
+    encoder = sum(k * c * (into + c) for k, c, into in zip(taps, wide, first, strict=True))
+    decoder = sum(k * c * 3 * c for k, c in zip(taps[:-1], wide[:-1], strict=True))
+    joins = sum(2 * prod(step) * a * b for step, (a, b) in zip(network.strides, pairwise(wide), strict=True))
+    return encoder + decoder + joins + wide[0] * num_classes

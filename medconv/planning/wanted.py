@@ -1,0 +1,31 @@
+"""What a config says itself of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a config says itself, by its keys' names; None is for the plan to decide."""
+
+    spatial_dims: int | None = None
+    spacing_mm: Sequence[float] | None = None
+    patch_size: Sequence[int] | None = None
+    batch_size: int | None = None
+    normalisation: str | Sequence[str] | None = None
+    strides: Sequence[Any] | None = None
+    kernel_sizes: Sequence[Any] | None = None
+    channels: Sequence[int] | None = None
+    max_stages: int | None = None
+    max_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("max_stages", "max_batch_size"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"plan.{key} must be 1 or more, or null, got {value}")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"data.batch_size must be at least 1, got {self.batch_size}")

@@ -1,0 +1,202 @@
+"""`medconv-postprocess`: decide by cross-validation which post-processing of the predictions helps."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import get_object
+from tqdm import tqdm
+
+from medconv import commands, evidence, folds, metrics
+from medconv import config as configs
+from medconv.atomic import write_text
+from medconv.data.case import Case
+from medconv.data.files import check_same_grid, read_label
+from medconv.evidence import Decision, Sample
+from medconv.folds import CrossValidation, Fold
+from medconv.predict import predict
+from medconv.predicting import Predictor
+from medconv.targets import Targets
+
+_LAYOUTS = "medconv.data.layout"
+_IN_MEMORY = 2**31  # bytes of label maps that are read only once
+_APART = 0.02  # Dice; what another device may change
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    sys.exit(commands.guard(_main))
+
+
+def _main() -> int:
+    options = _parser().parse_args()
+    commands.start_logging()
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    everything = folds.read(options.runs)
+    found = _chosen(everything, options.runs, options.only)
+    ending = f"-{found.key}" if len(everything) > 1 else ""
+    labelled = _cases(found, options.runs, options.allow)
+    with commands.stoppable():
+        predictions, targets = _predicted(found, labelled, options.runs / f"validation{ending}", options.allow, device)
+        load = Loader(predictions, {case: labelled[case].label for case in labelled})
+        _compare_with_training(found, load, targets)
+        ids = list(predictions)
+        tried = evidence.candidates(evidence.volumes(load, ids, targets, _bar), targets)
+        decision = evidence.decide(load, ids, targets, tried, _bar)
+    print(f"Dice over {len(ids)} cases, each predicted by the network that was not trained on it")
+    print(f"(1 where prediction and reference are both without the class)\n\n{evidence.table(decision)}\n")
+    for name, before in decision.before.items():
+        print(f"  {name:<20} {before:.4f} -> {decision.after[name]:.4f}")
+    path = options.runs / f"postprocessing{ending}.json"
+    _write(path, decision, targets, found)
+    print(f"\nsteps kept: {len(decision.kept)}, in {path}")
+    return commands.DONE
+
+
+class Loader:
+    """Prediction and reference by fold and case, cropped; small datasets stay in memory.
+
+    Args: predictions: `FOLD/CASE` to the file. references: case to the file.
+    """
+
+    def __init__(self, predictions: Mapping[str, Path], references: Mapping[str, Path | None]) -> None:
+        self.predictions, self.references = predictions, references
+        self._kept: dict[str, Sample] = {}
+        self._bytes = 0
+
+    def __call__(self, name: str) -> Sample:
+        if name in self._kept:
+            return self._kept[name]
+        path, label = self.predictions[name], self.references[name.split("/", 1)[1]]
+        assert label is not None
+        (prediction, grid), (reference, wanted) = read_label(path), read_label(label)
+        check_same_grid(label, wanted, path, grid)
+        sample = Sample(prediction, reference, grid).cropped()
+        self._bytes += sample.prediction.nbytes + sample.reference.nbytes
+        if self._bytes <= _IN_MEMORY:
+            self._kept[name] = sample
+        return sample
+
+
+def _chosen(found: Sequence[CrossValidation], home: Path, only: str | None) -> CrossValidation:
+    """Raises: ValueError: no cross-validation there, more than one, or one that is not complete."""
+    if not found:
+        raise ValueError(f"--runs {home}: no folds of a cross-validation there; train.py -m data.fold=0,1,2,3,4 leaves them")
+    names = " or ".join(repr(one.label or one.key) for one in found)
+    chosen = [one for one in found if only is None or only in (one.label, one.key)]
+    if len(chosen) != 1:
+        said = "more than one cross-validation there" if only is None else f"none of them is --only {only!r}"
+        raise ValueError(f"--runs {home}: {said}; choose by --only {names}")
+    print(folds.table(chosen[0]) + "\n")
+    if chosen[0].missing:
+        said = ", ".join(f"{number} ({state})" for number, state in chosen[0].missing.items())
+        raise ValueError(f"--runs {home}: fold {said} is not trained to its end; the sweep's command trains what is missing")
+    for fold in chosen[0].folds:
+        if not fold.folder.best.is_file():
+            raise ValueError(f"{fold.folder.best}: no such checkpoint, which fold {fold.number} is to be predicted by")
+    return chosen[0]
+
+
+def _cases(found: CrossValidation, home: Path, trusted: Sequence[str]) -> dict[str, Case]:
+    """The validated cases, as the config's dataset has them now. Raises: ValueError: some are not there any more."""
+    by_id = {case.id: case for case in _layout(found.folds[0].values, trusted).cases}
+    wanted = [case for _, case, _ in found.cases]
+    lost = [case for case in wanted if case not in by_id or by_id[case].label is None]
+    if lost:
+        root = found.folds[0].values.get("data.root") or found.folds[0].values.get("data.images")
+        raise ValueError(
+            f"{root}: not the dataset of {home}, it lacks {len(lost)} of {len(wanted)} cases: {', '.join(lost[:5])}"
+        )
+    return {case: by_id[case] for case in wanted}
+
+
+def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Any:
+    """The dataset that a run's config names. Raises: ConfigError: its layout is a function of a package not trusted."""
+    node = {key.removeprefix("data.layout."): value for key, value in values.items() if key.startswith("data.layout.")}
+    target, allowed = str(node.get("_target_")), (_LAYOUTS, *trusted)
+    home = getattr(get_object(target), "__module__", "") if target.startswith(tuple(f"{name}." for name in allowed)) else ""
+    if not any(home == name or home.startswith(f"{name}.") for name in allowed):
+        raise configs.ConfigError(f"data.layout._target_={target} is refused; trust your own package by --allow NAME")
+    return configs.build(node, "data.layout")
+
+
+def _predicted(
+    found: CrossValidation, cases: Mapping[str, Case], home: Path, trusted: Sequence[str], device: str
+) -> tuple[dict[str, Path], Targets]:
+    """Every fold's cases, predicted by its best checkpoint where that is not done yet: `FOLD/CASE` to the file."""
+    predictions: dict[str, Path] = {}
+    targets: Targets | None = None
+    for fold in found.folds:
+        predictor = Predictor.load([fold.folder.best], device, trusted)
+        if targets is not None and predictor.targets != targets:
+            raise ValueError(f"{fold.folder.best}: gives other classes than the other folds' checkpoints")
+        targets = predictor.targets
+        folder = _folder(home, fold)
+        log.info("fold %s: %s", fold.number, fold.folder.best)
+        predict(predictor, [cases[case] for case in fold.rows], folder)
+        predictions |= {f"{fold.number}/{case}": folder / f"{case}.nii.gz" for case in fold.rows}
+    assert targets is not None
+    return predictions, targets
+
+
+def _folder(home: Path, fold: Fold) -> Path:
+    """Where a fold's predictions go; those of an earlier checkpoint of the same fold are removed."""
+    with fold.folder.best.open("rb") as file:
+        name = f"fold{fold.number}-{hashlib.file_digest(file, 'sha256').hexdigest()[:8]}"
+    for other in home.glob(f"fold{fold.number}-*"):
+        if other.name != name:
+            shutil.rmtree(other)
+    return home / name
+
+
+def _compare_with_training(found: CrossValidation, load: Loader, targets: Targets) -> None:
+    """A warning where the files, or the networks, are no longer what was validated."""
+    other = []
+    for number, case, row in found.cases:
+        sample = load(f"{number}/{case}")
+        now = metrics.dice(sample.prediction, sample.reference, targets)
+        if any(abs((now.get(name) or 0) - (value or 0)) > _APART for name, value in row.items()):
+            other.append(case)
+    if other:
+        some = ", ".join(other[:5])
+        log.warning("Dice of %d cases is not what training found: %s; were their files replaced since?", len(other), some)
+
+
+def _write(path: Path, decision: Decision, targets: Targets, found: CrossValidation) -> None:
+    content = {
+        "steps": [{**verdict.step.plain(), "evidence": verdict.plain()} for verdict in decision.kept],
+        "targets": targets.plain(),
+        "dice": {"before": decision.before, "after": decision.after},
+        "folds": {fold.number: fold.name for fold in found.folds},
+        "rejected": [{**v.step.plain(), "reason": v.reason, "evidence": v.plain()} for v in decision.rejected],
+    }
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def _bar(cases: Sequence[str], what: str) -> Iterable[str]:
+    return tqdm(cases, desc=what, unit="case", leave=False, disable=None)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("medconv-postprocess", description=__doc__)
+    parser.add_argument(
+        "--runs", type=Path, required=True, help="folder of a cross-validation: train.py -m data.fold=0,1,2,3,4"
+    )
+    parser.add_argument("--only", metavar="OVERRIDES", help="which cross-validation, where the folder holds several")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; the accelerator where there is one")
+    parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE", help="trust classes of a package")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Which cases `--input` means: a file, a folder, or a list of files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from medconv.data.case import Case
+from medconv.data.files import in_folder, stem
+from medconv.data.layout import group_channels
+
+_FIRST = "_0000"  # how the first of several channels ends
+
+
+def find_cases(source: Path, num_channels: int) -> list[Case]:
+    """The cases in a file, a folder or a list; several channels are files CASE_0000, CASE_0001, ... or one 4D file.
+
+    Lists: `.txt` has a case in each line, its channels divided by tabs; `.json` is an array of such cases (a path, or an
+    array of paths), or an object of case id to them. Paths are relative to the list's folder.
+    Raises: ValueError: nothing there, channels missing, or two cases of one name.
+    """
+    if not source.exists():
+        raise ValueError(f"--input {source}: no such file or folder")
+    if source.is_file():
+        lists = {".txt": _lines, ".json": _json}
+        return _named(source, lists[source.suffix](source)) if source.suffix in lists else [_single(source, num_channels)]
+    files = list(in_folder(source, "--input").values())
+    try:
+        return [Case(case, channels) for case, channels in group_channels(files, num_channels).items()]
+    except ValueError:
+        if num_channels > 1 and any(stem(path).endswith(_FIRST) for path in files):
+            raise
+        return [Case(stem(path), (path,)) for path in files]  # one file per case
+
+
+def _single(path: Path, num_channels: int) -> Case:
+    """A file; of `CASE_0000` also the other channels beside it."""
+    if num_channels == 1 or not stem(path).endswith(_FIRST):
+        return Case(stem(path), (path,))
+    case, ending = stem(path).removesuffix(_FIRST), path.name.removeprefix(stem(path))
+    channels = tuple(path.with_name(f"{case}_{number:04d}{ending}") for number in range(num_channels))
+    if lacking := [channel.name for channel in channels if not channel.is_file()]:
+        raise ValueError(f"--input {path}: the network takes {num_channels} channels, {', '.join(lacking)} is not there")
+    return Case(case, channels)
+
+
+def _lines(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:
+    lines = [line.strip() for line in _text(source).splitlines()]
+    return [(None, tuple(line.split("\t"))) for line in lines if line and not line.startswith("#")]
+
+
+def _json(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:
+    try:
+        content = json.loads(_text(source))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"--input {source}: not JSON ({error})") from error
+    entries = content.items() if isinstance(content, dict) else ((None, item) for item in _array(content, source))
+    return [(case, _paths(item, source)) for case, item in entries]
+
+
+def _paths(item: Any, source: Path) -> tuple[str, ...]:
+    paths = [item] if isinstance(item, str) else item
+    if not isinstance(paths, list) or not paths or not all(isinstance(path, str) and path for path in paths):
+        raise ValueError(f"--input {source}: a case is a path, or an array of paths, one per channel; got {item!r:.80}")
+    return tuple(paths)
+
+
+def _array(content: Any, source: Path) -> list[Any]:
+    if not isinstance(content, list):
+        raise ValueError(f"--input {source}: expected an array of cases, or an object of case id to files")
+    return content
+
+
+def _text(source: Path) -> str:
+    try:
+        return source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--input {source}: cannot be read as text ({error})") from error
+
+
+def _named(source: Path, entries: Sequence[tuple[str | None, tuple[str, ...]]]) -> list[Case]:
+    """A case without an id has the name of its first file, without `_0000` where there are several."""
+    cases: dict[str, Case] = {}
+    for given, paths in entries:
+        name = stem(Path(paths[0]))
+        case = given if given is not None else name.removesuffix(_FIRST) if len(paths) > 1 else name
+        if Path(case).name != case or case.startswith("."):
+            raise ValueError(f"--input {source}: a case id names a file and cannot be {case!r}")
+        if case in cases:
+            raise ValueError(f"--input {source}: two cases are called {case}; a JSON object gives them ids")
+        cases[case] = Case(case, tuple(source.parent / path for path in paths))
+    if not cases:
+        raise ValueError(f"--input {source}: no case in it")
+    return list(cases.values())

@@ -1,0 +1,122 @@
+"""A checkpoint read back: the network, folded, and what its input must look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from medconv import checkpoint, performance
+from medconv import config as configs
+from medconv.building import Values, build_network, test_time_axes
+from medconv.config import ConfigError
+from medconv.convs import fold_convs
+from medconv.data.preprocess import Recipe
+from medconv.inference import SlidingWindow
+from medconv.targets import Targets
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network as a checkpoint holds it, folded, in evaluation mode, with what its input must look like.
+
+    Args:
+        spacing_range_mm: smallest and largest spacing of the training cases along each axis (right, anterior, superior);
+            empty where a checkpoint does not say.
+        path: the checkpoint.
+    """
+
+    network: nn.Module
+    recipe: Recipe
+    window: SlidingWindow
+    class_names: tuple[str, ...]
+    targets: Targets
+    modalities: tuple[str, ...]
+    precision: str
+    memory_format: torch.memory_format
+    spacing_range_mm: tuple[tuple[float, float], ...] = ()
+    path: Path | None = None
+
+
+def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu", mirror_axes: Sequence[int] | None = None) -> Trained:
+    """Read a checkpoint back: its network, priors folded, and its preprocessing.
+
+    Args:
+        trusted: packages of your own that its network may come from.
+        mirror_axes: of test-time augmentation, in the place of those that it was validated with; spatial axes.
+    Raises: ValueError: missing, damaged, not medconv's, of another task, naming a class that is not allowed, or axes along
+        which the network never saw a mirrored image.
+    """
+    content = checkpoint.read(path)
+    try:
+        return _built(content, path, trusted, device, mirror_axes)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path}: damaged, or of another version: its record cannot be read ({reason})") from error
+
+
+def _built(
+    content: dict[str, Any], path: Path, trusted: Sequence[str], device: str, mirror_axes: Sequence[int] | None
+) -> Trained:
+    record, values = content["medconv"], content["medconv"]["config"]
+    task = str(values["task"]["_target_"])
+    if not task.endswith("Segmentation"):
+        raise ValueError(f"{path}: its task is {task}, expected medconv.tasks.Segmentation")
+    network = build_network(values, values["facts"]["patch_size"], partial(configs.build_trusted, trusted=trusted))
+    checkpoint.load_weights(network, content, path)
+    axes = _mirror_axes(values, network, mirror_axes)
+    network = fold_convs(network).eval()
+    channels_last, dims = values["perf"]["channels_last"], values["facts"]["spatial_dims"]
+    fast = {key: values["perf"].get(key, False) for key in ("fast_norm", "fast_depthwise")}
+    performance.apply_switches(network, channels_last=channels_last, **fast)
+    return Trained(
+        network.to(device),
+        Recipe(**{key: configs.tuples(value) for key, value in record["recipe"].items()}),
+        _window(values, axes),
+        tuple(record["class_names"]),
+        _targets(record),
+        tuple(record["modalities"]),
+        str(values["trainer"]["precision"]),
+        performance.memory_format(channels_last, dims),
+        tuple((float(low), float(high)) for low, high in record.get("spacing_range_mm", ())),
+        path,
+    )
+
+
+def with_window(model: Trained, overlap: float | None = None, batch_size: int | None = None) -> Trained:
+    """The same network with other windows; None keeps what it was validated with. Raises: ValueError: not possible."""
+    window = model.window
+    window = window if overlap is None else replace(window, overlap=overlap)
+    window = window if batch_size is None else replace(window, batch_size=batch_size)
+    return replace(model, window=window)
+
+
+def _mirror_axes(values: Values, network: nn.Module, wanted: Sequence[int] | None) -> tuple[int, ...]:
+    if wanted is None:
+        return test_time_axes(values, network)
+    try:
+        return test_time_axes({**values, "task": {**values["task"], "mirror_axes": list(wanted)}}, network)
+    except ValueError as error:
+        raise ConfigError(str(error).replace("task.mirror_axes", "--mirror-axes")) from error
+
+
+def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
+    task, known = values["task"], values["facts"]
+    return SlidingWindow(
+        tuple(known["patch_size"]),
+        task["overlap"],
+        task["window_batch_size"],
+        axes,
+        known.get("slice_axis"),  # absent in checkpoints of before there was such a thing
+        configs.tuples(known.get("label_pairs") or []),
+    )
+
+
+def _targets(record: Values) -> Targets:
+    known = record.get("targets")  # absent in checkpoints of before there was such a thing
+    return Targets.of_classes(record["class_names"]) if known is None else Targets.from_plain(known)

@@ -1,0 +1,6 @@
+"""Thin entry point: the same as `medconv-postprocess`."""
+
+from medconv.postprocess import main
+
+if __name__ == "__main__":
+    main()

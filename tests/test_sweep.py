@@ -1,0 +1,341 @@
+"""Sweeps and cross-validation: stopping and going on, the summary over folds, post-processing decided by it."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import tiny
+
+from medconv import commands, folds, postprocessing, sweep
+from medconv.postprocess import main as postprocess_main
+
+SLOW = ["trainer.max_steps=16", "augment._target_=tiny.SlowAugment"]  # 2 seconds and more
+
+
+def begun(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    """A sweep as a user starts it, in the background."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, str(tiny.ROOT / "train.py"), "-m", *arguments]
+    return subprocess.Popen(command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def until(found: Callable[[], Any], seconds: float = 400) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := found()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert value
+    return value
+
+
+def by_fold(home: Path) -> dict[str, Path]:
+    return {fold.number: fold.folder.path for fold in folds._runs(home)}
+
+
+@pytest.fixture(scope="module")
+def swept(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Three folds, stopped by SIGTERM in the second one and started again with the overrides in another order."""
+    cwd = tmp_path_factory.mktemp("sweep")
+    home = cwd / "runs/cv"
+    small = [
+        o for o in tiny.overrides(dataset) if not o.startswith("trainer.max_steps=")
+    ]  # no key twice: the last would win
+    arguments = [*small, *SLOW, "run.name=cv", "data.fold=0,1,2"]
+    first = begun(*arguments, cwd=cwd)
+    until(lambda: len(list(home.glob("*/checkpoints/last.ckpt"))) == 2 or first.poll() is not None)
+    first.send_signal(signal.SIGTERM)
+    said, _ = first.communicate(timeout=120)
+    assert first.returncode == commands.PREEMPTED, said
+    assert "stopped by SIGTERM" in said
+    assert running(home) == []  # the job has ended, and the third has not begun
+    done, stopped = by_fold(home)["0"], by_fold(home)["1"]
+    assert set(by_fold(home)) == {"0", "1"}
+    assert json.loads((stopped / "summary.json").read_text())["status"] == "interrupted"
+    before = (done / "checkpoints/last.ckpt").stat().st_mtime_ns
+    steps = len(tiny.losses(stopped))
+    assert steps > 0
+    second = begun(*arguments[::-1], cwd=cwd)
+    said, _ = second.communicate(timeout=300)
+    assert second.returncode == commands.DONE, said
+    assert (done / "checkpoints/last.ckpt").stat().st_mtime_ns == before
+    assert by_fold(home)["1"] == stopped
+    assert 16 <= len(tiny.losses(stopped)) <= 16 + steps  # went on from its checkpoint, in the same metrics.csv
+    return home, said
+
+
+def running(home: Path) -> list[str]:
+    """Processes of a run in a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found.append(path.read_bytes().decode())
+        except OSError:
+            continue
+    return [
+        line
+        for line in found
+        if "medconv.train" in line and home.name in line and "run.dir" in line and str(os.getpid()) not in line
+    ]
+
+
+@pytest.fixture
+def home(swept: tuple[Path, str], tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(swept[0], tmp_path / "runs/cv"))
+
+
+def summaries(home: Path) -> dict[str, dict[str, Any]]:
+    return {number: json.loads((path / "summary.json").read_text()) for number, path in by_fold(home).items()}
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_the_summary_over_folds_is_that_of_all_cases(swept: tuple[Path, str]) -> None:
+    home, said = swept
+    (found,) = json.loads((home / "folds.json").read_text())["crossvalidations"]
+    runs = summaries(home)
+    assert [(f["fold"], f["cases"], f["mean"]) for f in found["folds"]] == [
+        (number, len(runs[number]["val/cases"]), pytest.approx(runs[number]["val/dice"])) for number in "012"
+    ]
+    rows = {case: row for number in "012" for case, row in runs[number]["val/cases"].items()}
+    assert len(rows) == len(found["cases"]) == 7
+    assert {row["case"]: row["dice"] for row in found["cases"]} == rows
+    for name in ("box", "hole"):
+        values = [row[name] for row in rows.values() if row[name] is not None]
+        of_folds = [runs[number]["val/dice_per_class"][name] for number in "012"]
+        ours = found["per_class"][name]
+        assert ours["dice"] == pytest.approx(np.mean(values)) and ours["sd"] == pytest.approx(np.std(values, ddof=1))
+        assert ours["mean_of_folds"] == pytest.approx(np.mean(of_folds)) and ours["n"] == len(values)
+    assert found["mean"]["dice"] == pytest.approx(np.mean([found["per_class"][n]["dice"] for n in ("box", "hole")]))
+    assert found["mean"]["mean_of_folds"] == pytest.approx(np.mean([runs[number]["val/dice"] for number in "012"]))
+    assert found["missing"] == {} and found["warnings"] == []
+    with (home / "folds.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert {row["case"]: float(row["dice/box"]) for row in table} == pytest.approx(
+        {c: row["box"] for c, row in rows.items()}
+    )
+    assert "cross-validation, 3 of 3 folds" in said and folds.table(folds.read(home)[0]) in said
+
+
+def test_a_fold_that_is_missing_is_said_with_the_cases_that_count(home: Path) -> None:
+    runs = by_fold(home)
+    edit(runs["2"] / "summary.json", status="failed")
+    shutil.rmtree(runs["0"])
+    (found,) = folds.read(home)
+    assert found.missing == {"0": "not there", "2": "failed"}
+    count = len(summaries(home)["1"]["val/cases"])
+    assert f"warning: without fold 0 (not there), 2 (failed): means are over {count} cases of fold 1" in folds.table(found)
+    assert "1 of 3 folds" in folds.table(found)
+    edit(runs["1"] / "summary.json", status="running")
+    assert folds.read(home) == []
+
+
+def test_a_case_that_two_folds_validated_is_named(home: Path) -> None:
+    path = by_fold(home)["2"] / "summary.json"
+    other = next(iter(summaries(home)["0"]["val/cases"]))
+    edit(path, **{"val/cases": {**summaries(home)["2"]["val/cases"], other: {"box": 0.5, "hole": None}}})
+    (found,) = folds.read(home)
+    assert f"{other} (fold 0 and 2): validated more than once, and counted as often" in found.warnings
+    assert len(found.cases) == 8
+
+
+def test_a_fold_trained_twice_counts_once_the_later_one(home: Path) -> None:
+    first = by_fold(home)["1"]
+    shutil.copytree(first, home / "again")
+    edit(home / "again/summary.json", **{"val/cases": {"case_9": {"box": 1.0, "hole": 1.0}}})
+    (found,) = folds.read(home)
+    assert found.warnings == (f"fold 1 was trained twice; again counts, {first.name} does not",)
+    assert list(found.folds[1].rows) == ["case_9"]
+    (home / "again").rename(home / "again.20260101-000000")  # as run.resume=never moves an earlier run aside
+    assert folds.read(home)[0].warnings == ()
+
+
+def test_folds_of_other_configs_are_not_averaged(home: Path) -> None:
+    path = by_fold(home)["2"] / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 0", "seed: 7"))
+    (found,) = folds.read(home)
+    assert [fold.number for fold in found.folds] == ["0", "1"] and found.missing == {"2": "not there"}
+    both = folds.read(home, least=1)
+    assert "fold 2 was trained with another config, and is not counted: seed=0 and 7" in both[0].warnings
+
+
+def test_folds_whose_data_was_prepared_in_two_ways_are_warned_of(home: Path) -> None:
+    path = by_fold(home)["1"] / "config.yaml"
+    path.write_text(path.read_text().replace("  num_channels: 1\n", "  num_channels: 2\n"))
+    (found,) = folds.read(home)
+    assert found.warnings == ("fold 0 and fold 1: the data was prepared in two ways: facts.num_channels=1 and 2",)
+
+
+def test_cases_left_out_are_named(home: Path) -> None:
+    edit(by_fold(home)["1"] / "summary.json", skipped_cases={"case_8": "broken"})
+    assert folds.read(home)[0].warnings == ("case_8: left out as faulty by data.on_fault=skip, and so not validated",)
+
+
+def test_cross_validations_side_by_side(home: Path) -> None:
+    for number, path in by_fold(home).items():
+        other = Path(shutil.copytree(path, home / f"other{number}")) / "config.yaml"
+        other.write_text(other.read_text().replace("seed: 0", "seed: 7"))
+    labels = {home / f"other{number}": "seed=7" for number in "012"}
+    found = folds.read(home, labels)
+    assert sorted(one.label for one in found) == ["", "seed=7"]
+    assert not any(one.warnings for one in found)
+    folds.write(home, found)
+    assert sorted(one.label for one in folds.read(home)) == ["", "seed=7"]  # remembered
+    assert "cross-validation, 3 of 3 folds: seed=7" in [folds.table(one).splitlines()[0] for one in found]
+
+
+def forked(work: Callable[[], int]) -> int:
+    """The process id of a fork that ends with the exit code that `guard` gives."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os._exit(commands.guard(work))
+    return pid
+
+
+JOB = """
+import pathlib, signal, sys, time
+told = []
+def note(number, frame):
+    told.append(number)
+    pathlib.Path(sys.argv[1]).write_text(" ".join(map(str, told)))
+signal.signal(signal.SIGTERM, note), signal.signal(signal.SIGINT, note)
+pathlib.Path(sys.argv[1] + ".begun").touch()
+while not told:
+    time.sleep(0.02)
+time.sleep(0.5)
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, commands.PREEMPTED), (signal.SIGINT, commands.INTERRUPTED)])
+def test_a_stopped_sweep_stops_its_job_and_waits_for_it(number: int, code: int, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    pid = forked(lambda: sweep._apart([sys.executable, "-c", JOB, str(told), "0"]))
+    until((tmp_path / "told.begun").exists)
+    os.kill(pid, number)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == code
+    assert told.read_text() == str(int(number))  # once
+
+
+@pytest.mark.parametrize("code", [commands.PREEMPTED, commands.INTERRUPTED])
+def test_a_job_that_was_stopped_stops_the_sweep(code: int, tmp_path: Path) -> None:
+    pid = forked(lambda: sweep._apart([sys.executable, "-c", f"raise SystemExit({code})"]))
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == code
+
+
+def test_a_job_that_the_system_killed_is_said_to_be() -> None:
+    code = sweep._apart([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    assert sweep._failure(code) == "  killed by SIGKILL"
+    assert sweep._exit_code(code) == commands.USER
+    assert sweep._exit_code(-signal.SIGSEGV) == commands.BUG
+
+
+def test_a_job_has_its_folder_by_its_overrides_in_any_order() -> None:
+    one = sweep.Job(("a=1", "data.fold=0"), (), Path("runs/x"))
+    assert one.folder.path == sweep.Job(("data.fold=0", "a=1"), (), Path("runs/x")).folder.path
+    assert one.folder.path != sweep.Job(("a=1", "data.fold=1"), (), Path("runs/x")).folder.path
+
+
+# Post-processing by cross-validation.
+
+
+def postprocess(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["medconv-postprocess", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        postprocess_main()
+    return int(exit_.value.code or 0)
+
+
+def test_postprocessing_is_decided_on_cases_not_trained_on(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert postprocess(monkeypatch, "--runs", str(home)) == commands.DONE
+    said = capsys.readouterr()
+    assert "Dice over 7 cases" in said.out and "warning" not in said.out + said.err  # validation's own Dice
+    assert "keep_largest" in said.out and "steps kept: " in said.out
+    content = json.loads((home / "postprocessing.json").read_text())
+    steps = postprocessing.read(home / "postprocessing.json")
+    assert steps.targets.names == ("box", "hole")
+    assert len(content["steps"]) + len(content["rejected"]) >= 9
+    assert all({"difference", "low", "high", "p", "before", "after"} <= set(e["evidence"]) for e in content["rejected"])
+    predictions = {path: path.stat().st_mtime_ns for path in home.glob("validation/*/*.nii.gz")}
+    assert len(predictions) == 7
+    for number, summary in summaries(home).items():
+        there = sorted(p.name.removesuffix(".nii.gz") for p in home.glob(f"validation/fold{number}-*/*.nii.gz"))
+        assert there == sorted(summary["val/cases"])
+    next(iter(predictions)).unlink()
+    assert postprocess(monkeypatch, "--runs", str(home)) == commands.DONE
+    again = {path: path.stat().st_mtime_ns for path in home.glob("validation/*/*.nii.gz")}
+    assert set(again) == set(predictions)
+    assert sum(again[path] == predictions[path] for path in again) == 6  # done once
+
+
+def test_predictions_of_an_earlier_checkpoint_are_not_taken(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what a replaced checkpoint gives is not what training found."""
+    runs = by_fold(home)
+    case = next(iter(summaries(home)["0"]["val/cases"]))
+    stale = home / "validation/fold0-00000000"
+    stale.mkdir(parents=True)
+    nib.save(nib.Nifti1Image(np.zeros((16, 18, 12), np.uint8), np.eye(4)), stale / f"{case}.nii.gz")
+    edit(runs["0"] / "summary.json", **{"val/cases": {case: {"box": 0.999, "hole": 0.999}}})
+    assert postprocess(monkeypatch, "--runs", str(home)) == commands.DONE
+    assert not stale.exists()
+    assert f"warning: Dice of 1 cases is not what training found: {case}" in capsys.readouterr().out
+
+
+def test_what_postprocessing_needs_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fails(*arguments: str) -> str:
+        assert postprocess(monkeypatch, *arguments) == commands.USER
+        said = capsys.readouterr().err
+        assert said.count("error:") == 1 and "Traceback" not in said
+        return said
+
+    runs = by_fold(home)
+    assert "no folds of a cross-validation there" in fails("--runs", str(tmp_path / "nowhere"))
+    best = runs["1"] / "checkpoints/best.ckpt"
+    best.rename(best.with_suffix(".away"))
+    assert f"{best}: no such checkpoint, which fold 1 is to be predicted by" in fails("--runs", str(home))
+    best.with_suffix(".away").rename(best)
+    edit(runs["1"] / "summary.json", status="failed")
+    assert "fold 1 (failed) is not trained to its end" in fails("--runs", str(home))
+    edit(runs["1"] / "summary.json", status="done")
+    config = runs["0"] / "config.yaml"
+    whole = config.read_text()
+    config.write_text(whole.replace("medconv.data.layout.msd", "os.path.join"))
+    assert "is not trained to its end" in fails("--runs", str(home))  # another config than the other folds'
+    for path in runs.values():
+        text = (path / "config.yaml").read_text()
+        (path / "config.yaml").write_text(text.replace("medconv.data.layout.msd", "os.path.join"))
+    assert "data.layout._target_=os.path.join is refused" in fails("--runs", str(home))
+    for path in runs.values():
+        (path / "config.yaml").write_text(
+            (path / "config.yaml").read_text().replace("os.path.join", "medconv.data.layout.msd")
+        )
+    lost = {**summaries(home)["2"]["val/cases"], "case_99": {"box": 1.0, "hole": 1.0}}
+    edit(runs["2"] / "summary.json", **{"val/cases": lost})
+    assert "it lacks 1 of 8 cases: case_99" in fails("--runs", str(home))
+    for number, path in runs.items():
+        other = Path(shutil.copytree(path, home / f"other{number}")) / "config.yaml"
+        other.write_text(other.read_text().replace("seed: 0", "seed: 7"))
+    assert "more than one cross-validation there; choose by --only" in fails("--runs", str(home))
+    assert "none of them is --only 'seed=8'" in fails("--runs", str(home), "--only", "seed=8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import hashlib
 import logging
 import shutil
@@ -21,6 +20,7 @@ from tqdm import tqdm
 
 import medconv
 from medconv import commands, postprocessing
+from medconv.atomic import NO_ROOM
 from medconv.data.case import Case
 from medconv.data.files import write_channels, write_label
 from medconv.predicting.cases import find_cases
@@ -29,7 +29,6 @@ from medconv.predicting.folder import Folder
 from medconv.predicting.predictor import Input, Predictor, Scores, with_room
 from medconv.predicting.stream import stream
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Claimed = tuple[Case, Callable[[], None]]
 log = logging.getLogger(__name__)
 
@@ -122,7 +121,7 @@ def _write(predictor: Predictor, folder: Folder, claimed: Claimed, scores: Score
 
 
 def _unwritable(path: Path, case: str, error: OSError) -> str:
-    if error.errno not in _FULL:
+    if error.errno not in NO_ROOM:
         return f"case {case}: cannot write to {path} ({error.strerror or error})"
     free = shutil.disk_usage(path).free
     return (

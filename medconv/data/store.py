@@ -5,7 +5,6 @@ Reading a patch touches the pages of that patch only, and all workers and ranks 
 
 from __future__ import annotations
 
-import errno
 import json
 import mmap
 import shutil
@@ -18,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from medconv.atomic import replacing, write_text
+from medconv.atomic import NO_ROOM, replacing, write_text
 from medconv.data.case import Case, Grid
 from medconv.data.preprocess import Placement
 
@@ -26,7 +25,6 @@ _ARRAYS = ("image", "label", "foreground")
 # What reading a record raises that is absent, or holds anything but what was written
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _DTYPES = ("<f4", "|u1", "<i2", "<i4")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk is full, or this user's share of it, or files may not grow
 
 
 @dataclass(frozen=True)
@@ -217,7 +215,7 @@ def _seal(record: dict[str, Any]) -> int:
 
 
 def _unwritable(folder: Path, needed: int, error: OSError) -> str:
-    if error.errno not in _FULL:
+    if error.errno not in NO_ROOM:
         return f"cannot write to {folder} ({error.strerror}); data.cache names another place"
     free = shutil.disk_usage(folder).free
     return (

@@ -1,7 +1,7 @@
 """The schema of what the framework itself reads, where `conf/` is, and how a config becomes objects.
 
-Groups whose content belongs to somebody else (`model`, `conv`, `loss`, `optimizer`, `scheduler`, `augment`, `task`,
-`logger`, `callbacks`) are free; everything else is typed here, so that a typo or a wrong type fails before any work.
+Groups whose content belongs to somebody else (`model`, `conv`, `loss`, `optimizer`, `scheduler`, `averaging`, `augment`,
+`task`, `logger`, `callbacks`) are free; everything else is typed here, so that a typo or a wrong type fails before any work.
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ class Config:
     loss: dict[str, Any] = MISSING
     optimizer: dict[str, Any] = MISSING
     scheduler: dict[str, Any] = MISSING
+    averaging: dict[str, Any] = field(default_factory=dict)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     perf: PerfConfig = field(default_factory=PerfConfig)
     logger: dict[str, Any] = field(default_factory=dict)
@@ -183,7 +184,7 @@ def checked(config: DictConfig) -> DictConfig:
     """
     typed = OmegaConf.merge(OmegaConf.structured(Config), config)
     assert isinstance(typed, DictConfig)
-    for group in ("task", "model", "conv", "loss", "optimizer", "scheduler", "augment"):
+    for group in ("task", "model", "conv", "loss", "optimizer", "scheduler", "averaging", "augment"):
         for key, target in targets(OmegaConf.to_container(typed[group], resolve=False), group):
             _importable(key, target)
     return typed

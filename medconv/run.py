@@ -115,6 +115,16 @@ def _record(values: Values, prepared: Prepared) -> Values:
     }
 
 
+def _averaging(values: Values) -> list[L.Callback]:
+    """Before whatever looks at the weights of a validation."""
+    if "_target_" not in values["averaging"]:
+        return []
+    if values["trainer"]["strategy"] == "fsdp":
+        log.info("averaging: not with trainer.strategy=fsdp, whose ranks have no whole weights; the last ones are used")
+        return []
+    return [configs.build(values["averaging"], "averaging")]
+
+
 def _trainer(values: Values, folder: RunFolder, profiler: Any, validates: bool) -> L.Trainer:
     settings, perf = dict(values["trainer"]), values["perf"]
     max_time = settings.pop("max_time")
@@ -123,7 +133,8 @@ def _trainer(values: Values, folder: RunFolder, profiler: Any, validates: bool) 
     settings["benchmark"] = performance.benchmark_kernels(
         settings["benchmark"], settings["accelerator"], settings["deterministic"]
     )
-    callbacks = [*checkpoints(folder.checkpoints, validates), profiler, parallel.SameBuffers(), parallel.WholeWeights()]
+    callbacks = [*checkpoints(folder.checkpoints, validates), profiler, *_averaging(values)]
+    callbacks += [parallel.SameBuffers(), parallel.WholeWeights()]
     if perf["profile"]:
         callbacks.append(performance.Trace(folder.path / "tensorboard" / "trace"))
     if max_time is not None:

@@ -23,6 +23,7 @@ ORDER = [
     "optimizers",
     "pictures",
     "tasks",
+    "averaging",
     "callbacks",
     "loggers",
     "config",

@@ -63,9 +63,12 @@ def shard(network: nn.Module, mesh: Any) -> nn.Module:
 
 
 class SameBuffers(Callback):
-    """Running statistics of rank 0 on every rank before they are used: DDP would broadcast them in every forward."""
+    """Running statistics of rank 0 on every rank before they are used: DDP would broadcast them in every forward.
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    After the weights' averages, if there are some, have taken their place for the validation.
+    """
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             for buffer in pl_module.buffers():
                 distributed.broadcast(buffer, src=0)

@@ -9,25 +9,29 @@ from torch import Tensor
 
 
 class AverageWeights(WeightAveraging):
-    """Averages the weights over all steps so far, each in proportion to its number to a power.
+    """Averages the weights over all steps after the first, each in proportion to its number to a power.
 
-    The window grows with the training, so it needs no length: it is right for two minutes and for two days, and for an end
-    that moves. Validation and checkpoints have the averaged weights; training goes on with its own, which the checkpoint
+    The window grows with the training, so it needs no length, and an end that moves does no harm. The first steps come from
+    weights that are far from any good ones, so they are left out: a training that ends with them has its last weights.
+    Validation and checkpoints have the averaged weights; training goes on with its own, which the checkpoint
     holds as well. Buffers, such as a batch norm's statistics, are averaged alike.
     Args:
         power: 0 counts all steps alike; with 2 half of the mean comes from the last fifth of them.
-        every: steps from one update of the mean to the next.
+        begin: steps that are left out.
+        every: steps from one update of the mean to the next; before, it is the weights themselves.
     Raises: ValueError: values out of range.
     Source: polynomial-decay averaging, Shamir & Zhang 2013, arXiv:1212.1824; that averages of a trajectory generalise
         better, Izmailov et al. 2018, arXiv:1803.05407.
     """
 
-    def __init__(self, power: float = 2.0, every: int = 4) -> None:
+    def __init__(self, power: float = 2.0, begin: int = 300, every: int = 4) -> None:
         if not power >= 0:
             raise ValueError(f"averaging.power must be 0 or more, got {power}")
+        if type(begin) is not int or begin < 0:
+            raise ValueError(f"averaging.begin must be a whole number of at least 0, got {begin}")
         if type(every) is not int or every < 1:
             raise ValueError(f"averaging.every must be a whole number of at least 1, got {every}")
-        self.power, self.every = power, every
+        self.power, self.begin, self.every = power, begin, every
         super().__init__(multi_avg_fn=self._update)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -35,12 +39,13 @@ class AverageWeights(WeightAveraging):
         super().setup(trainer, pl_module, stage)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        return step_idx is not None and step_idx % self.every == 0
+        return step_idx is not None and (step_idx < self.begin or step_idx % self.every == 0)
 
     @torch.no_grad()
     def _update(self, mean: list[Tensor], now: list[Tensor], count: Tensor) -> None:
         """Args: count: updates before this one."""
+        counted = max(0.0, float(count) - self.begin)
         if not mean[0].is_floating_point():
             torch._foreach_copy_(mean, now)
         else:
-            torch._foreach_lerp_(mean, now, (self.power + 1) / (float(count) + self.power + 1))
+            torch._foreach_lerp_(mean, now, (self.power + 1) / (counted + self.power + 1))

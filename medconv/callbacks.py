@@ -46,10 +46,13 @@ class TimeBudget(Callback):
         self._seen = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"spent": self._elapsed(), "total_steps": self.total_steps, "validation": self._validation}
+        kept = {"total_steps": self.total_steps, "validation": self._validation}
+        return {"seconds": self.seconds, "spent": self._elapsed(), **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.spent, self.total_steps, self._validation = state["spent"], state["total_steps"], state["validation"]
+        self.spent, self._validation = state["spent"], state["validation"]
+        if state.get("seconds", self.seconds) == self.seconds:
+            self.total_steps = state["total_steps"]
 
     def leave_out(self, seconds: float) -> None:
         """Time that has just passed, in which there was no training, does not count."""
@@ -61,6 +64,9 @@ class TimeBudget(Callback):
         self._seen = trainer.global_step
         self._next += trainer.global_step
         self._limit = trainer.estimated_stepping_batches
+        if self.total_steps is None:  # begun, or made longer or shorter than it was
+            for schedule in _schedules(trainer):
+                schedule.progress = min(1.0, self.spent / self.seconds)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validating = time.monotonic()
@@ -94,26 +100,39 @@ class TimeBudget(Callback):
         estimate = (self._seen + self._fitting(trainer, step), self._seen + max(1, round(self._every / step)))
         total, self._next = trainer.strategy.broadcast(estimate)
         first, self.total_steps = self.total_steps is None, total
-        for config in trainer.lr_scheduler_configs:
-            if isinstance(config.scheduler, ProgressSchedule):
-                config.scheduler.total_steps = min(float(total), float(self._limit))
+        for schedule in _schedules(trainer):
+            schedule.total_steps = min(float(total), float(self._limit))
         if first:
             log.info("%d steps fit into the %.0f seconds of trainer.max_time", total, self.seconds)
 
     def _fitting(self, trainer: Trainer, step: float) -> int:
         """The most further steps that fit, with the validations that fall between and after them."""
         left = self.seconds - self._elapsed()
-        per_epoch = max(1, math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches))
+        between = steps_between_validations(trainer)
         validation = (self._validation or 0.0) if sum(trainer.num_val_batches) else 0.0  # type: ignore[arg-type]
-        done = self._seen % per_epoch
-        for validations in range(1, 1 + math.ceil(left / step) // per_epoch + 2 if left > 0 else 1):
+        done = self._seen % between
+        for validations in range(1, 1 + int(math.ceil(left / step) / between) + 2 if left > 0 else 1):
             steps = max(0, int((left - validations * validation) / step))
-            if math.ceil((done + steps) / per_epoch) <= validations:
+            if math.ceil((done + steps) / between) <= validations:
                 return steps
         return 0
 
     def _elapsed(self) -> float:
         return self.spent + (time.monotonic() - self._begun if self._begun else 0.0)
+
+
+def steps_between_validations(trainer: Trainer) -> float:
+    """Optimizer steps from one validation to the next, in the mean, by Lightning's two settings for it."""
+    batches, within = trainer.num_training_batches, float(trainer.val_check_batch or math.inf)
+    epochs = trainer.check_val_every_n_epoch
+    if epochs is None:  # then batches are counted across epochs
+        return max(1.0, within / trainer.accumulate_grad_batches)
+    per_epoch = max(1.0, math.ceil(batches / trainer.accumulate_grad_batches))
+    return max(1.0, per_epoch * epochs / max(1, batches // within))
+
+
+def _schedules(trainer: Trainer) -> list[ProgressSchedule]:
+    return [c.scheduler for c in trainer.lr_scheduler_configs if isinstance(c.scheduler, ProgressSchedule)]
 
 
 class EndWithValidation(Callback):

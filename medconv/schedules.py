@@ -39,6 +39,18 @@ class ProgressSchedule(LRScheduler):
         keys = ("total_steps", "progress", "last_epoch", "base_lrs", "_last_lr", "_step_count")
         return {key: getattr(self, key) for key in keys}
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The place of a run that goes on; what its config says now, learning rate and length, stays."""
+        rates, steps = self.base_lrs, self.total_steps
+        super().load_state_dict(state_dict)
+        self.base_lrs = rates
+        if math.isfinite(steps) and steps != state_dict["total_steps"]:
+            self.total_steps = steps
+            self.progress = min(1.0, self.last_epoch / steps)
+        self._last_lr = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = rate
+
 
 def cosine(optimizer: Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
     """One half cosine down to 0. Source: Loshchilov & Hutter 2017, arXiv:1608.03983, without restarts."""

@@ -13,7 +13,13 @@ from lightning import Callback
 from medconv import checkpoint, run
 from medconv.averaging import AverageWeights
 
-STEPS = ["trainer.max_steps=8", "data.samples_per_epoch=8", "scheduler=constant", "scheduler.warmup_steps=0"]
+STEPS = [
+    "trainer.max_steps=8",
+    "data.samples_per_epoch=8",
+    "scheduler=constant",
+    "scheduler.warmup_steps=0",
+    "averaging.begin=0",
+]
 
 
 class Weights(Callback):
@@ -53,16 +59,31 @@ def test_the_mean_is_weighted_by_the_power_of_the_step(tmp_path: Path, power: fl
 
 
 def test_half_of_the_mean_comes_from_the_last_fifth() -> None:
-    callback, mean = AverageWeights(power=2.0), [torch.zeros(1)]
+    callback, mean = AverageWeights(power=2.0, begin=0), [torch.zeros(1)]
     for count in range(1, 1000):
         callback._update(mean, [torch.tensor([float(count >= 794)])], torch.tensor(count))
     assert float(mean[0]) == pytest.approx(0.5, abs=0.01)
 
 
+def test_the_first_steps_are_left_out(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    spy = ["+callbacks.spy._target_=test_averaging.Weights", f"+callbacks.spy.path={tmp_path}"]
+    tiny.train(dataset, tmp_path / "run", *STEPS, *spy, "averaging.begin=6", "averaging.power=0", "averaging.every=1")
+    seen = [torch.load(tmp_path / f"{step}.pt", weights_only=True) for step in (7, 8)]
+    for name, value in state(tmp_path / "run/checkpoints/last.ckpt").items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, (seen[0][name] + seen[1][name]) / 2, msg=name)
+    tiny.train(dataset, tmp_path / "short", *STEPS, "averaging.begin=300")
+    short = tmp_path / "short/checkpoints/last.ckpt"
+    own = state(short, "current_model_state")
+    assert all(torch.equal(value, own[name]) for name, value in state(short).items())
+
+
 def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
-    for name in ("polynomial", "none"):
-        tiny.train(dataset, tmp_path / name, *STEPS, f"averaging={name}")
+    begin = {"polynomial": STEPS[-1:], "none": []}
+    for name in begin:
+        tiny.train(dataset, tmp_path / name, *STEPS[:-1], f"averaging={name}", *begin[name])
     assert tiny.losses(tmp_path / "polynomial") == tiny.losses(tmp_path / "none")
     own, plain = (tmp_path / name / "checkpoints/last.ckpt" for name in ("polynomial", "none"))
     plain_state, own_state = state(plain), state(own, "current_model_state")

@@ -132,3 +132,13 @@ def test_kernels_divided_over_processes_move_as_whole_ones(tmp_path: Path) -> No
         assert done.returncode == 0, done.stderr
         found.append(tiny.losses(tmp_path / strategy))
     assert len(found[0]) == 4 and found[1] == pytest.approx(found[0], abs=2e-3)
+
+
+def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    tiny.train(dataset, tmp_path / "first", "optimizer=adamw", "trainer.max_steps=2")
+    last = tmp_path / "first/checkpoints/last.ckpt"
+    with pytest.raises(
+        ValueError, match=r"run\.resume=.* trained by optimizer\._target_=torch\.optim\.AdamW, this run has medconv"
+    ):
+        tiny.train(dataset, tmp_path / "second", f"run.resume={last}")

@@ -4,11 +4,15 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import tiny
 import torch
 from torch import nn
 
+from medconv import checkpoint
+from medconv.callbacks import steps_between_validations
 from medconv.schedules import ProgressSchedule, constant, cosine, poly
 
 
@@ -105,8 +109,62 @@ def test_state_is_plain_numbers_and_continues_exactly(tmp_path: Path) -> None:
     for value in loaded["schedule"].values():
         assert all(type(v) in (int, float) for v in (value if isinstance(value, list) else [value]))
 
-    second = make(cosine, 1000, warmup_steps=4)
+    second = make(cosine, math.inf, warmup_steps=4)  # as under a time budget, whose length the state holds
     second.optimizer.load_state_dict(loaded["optimizer"])
     second.load_state_dict(loaded["schedule"])
     assert second.total_steps == 40
     assert rates(second, 23) == pytest.approx(expected[17:], abs=1e-12)
+
+
+def continued(state: dict, total: float, base: float = 0.1) -> ProgressSchedule:
+    schedule = make(cosine, total, base)
+    schedule.load_state_dict(state)
+    return schedule
+
+
+def test_a_run_that_is_made_longer_goes_on_at_its_place_in_the_longer_one() -> None:
+    ended = make(cosine, 10)
+    rates(ended, 10)
+    longer = continued(ended.state_dict(), 40)
+    assert longer.progress == pytest.approx(0.25)
+    found = rates(longer, 30)
+    assert found == pytest.approx([0.1 * 0.5 * (1 + math.cos(math.pi * k / 40)) for k in range(10, 40)], abs=1e-9)
+
+
+def test_the_config_says_the_learning_rate_of_a_run_that_goes_on() -> None:
+    begun = make(cosine, 10, base=0.1)
+    before = rates(begun, 4)
+    other = continued(begun.state_dict(), 10, base=0.001)
+    assert rates(other, 6) == pytest.approx([r / 100 for r in rates(begun, 6)]) and before[0] == 0.1
+
+
+def test_a_moving_end_is_kept_by_a_run_that_goes_on() -> None:
+    """Under `trainer.max_time` the length is not in the config."""
+    begun = make(cosine, 20)
+    rates(begun, 5)
+    begun.total_steps = 12
+    assert rates(continued(begun.state_dict(), math.inf), 7) == pytest.approx(rates(begun, 7))
+
+
+@pytest.mark.parametrize(
+    ("batches", "accumulate", "within", "epochs", "expected"),
+    [(250, 1, 250, 1, 250), (250, 1, 250, 10, 2500), (100, 4, 100, 1, 25), (100, 1, 20, 1, 20), (100, 1, 30, None, 30)],
+)
+def test_steps_from_one_validation_to_the_next(
+    batches: int, accumulate: int, within: int, epochs: int | None, expected: float
+) -> None:
+    settings = {"num_training_batches": batches, "accumulate_grad_batches": accumulate, "val_check_batch": within}
+    trainer = SimpleNamespace(**settings, check_val_every_n_epoch=epochs)
+    assert steps_between_validations(trainer) == expected
+
+
+def test_a_run_that_is_given_more_time_trains_on(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    timed = ["trainer.max_steps=-1", "data.samples_per_epoch=1000000", "logger=none", "callbacks=none"]
+    tiny.train(dataset, tmp_path / "short", *timed, "trainer.max_time=00:00:00:02")
+    last = tmp_path / "short/checkpoints/last.ckpt"
+    first = checkpoint.read(last)["global_step"]
+    tiny.train(dataset, tmp_path / "long", *timed, "trainer.max_time=00:00:00:05", f"run.resume={last}")
+    content = checkpoint.read(tmp_path / "long/checkpoints/last.ckpt")
+    assert content["global_step"] > 1.5 * first
+    assert content["callbacks"]["TimeBudget"]["seconds"] == 5 and content["lr_schedulers"][0]["progress"] > 0.9

@@ -13,6 +13,7 @@ from monai import metrics as monai
 from scipy.ndimage import gaussian_filter
 
 from medconv.benchmarks import rows
+from medconv.data.case import Grid
 from medconv.data.files import in_folder, read_label
 from medconv.evaluation.scores import measure
 from medconv.targets import Targets
@@ -56,7 +57,8 @@ def _compared(name: str, pairs: Sequence[Pair], times: int) -> list[rows.Row]:
 
 def _ours(prediction: np.ndarray, reference: np.ndarray, spacing: tuple[float, ...]) -> list[list[float | None]]:
     names = tuple(str(v) for v in range(int(reference.max()) + 1))
-    found = measure(prediction, reference, spacing, Targets.of_classes(names), dict.fromkeys(names, 1.0))
+    grid = Grid.of(reference.shape, np.diag([*spacing, 1.0]))
+    found = measure(prediction, reference, grid, Targets.of_classes(names), dict.fromkeys(names, 1.0))
     return [[found[metric][name] for name in names[1:]] for metric in ("dice", "nsd", "hd95_mm", "asd_mm")]
 
 

@@ -26,6 +26,7 @@ OURS = "medconv"
 NAMES = {OURS: "medconv", "nnunet": "nnU-Net", "nnunet-resenc": "nnU-Net ResEnc M", "dynunet": "MONAI DynUNet, plain loop"}
 PLANNERS = {"nnunet": "ExperimentPlanner", "nnunet-resenc": "nnUNetPlannerResEncM"}
 FOLDS = 5
+_LEAST = 0.05  # minutes
 EARLIEST = 30  # the first snapshot comes after this part of the budget
 
 
@@ -214,3 +215,9 @@ def _check(options: argparse.Namespace) -> None:
     for name, value in {**numbers, "--score-cases": options.score_cases}.items():
         if value is not None and value <= 0:
             raise ValueError(f"{name} must be more than 0, got {value}")
+    if min(options.minutes) < _LEAST:
+        raise ValueError(f"--minutes must be at least {_LEAST}, got {min(options.minutes)}")
+    if not 0 <= options.fold < FOLDS:
+        raise ValueError(f"--fold must lie between 0 and {FOLDS - 1}, got {options.fold}")
+    if len(set(options.contestants)) < len(options.contestants):
+        raise ValueError(f"--contestants must be named once each, got {' '.join(options.contestants)}")

@@ -26,7 +26,7 @@ from medconv.data.pool import each
 from medconv.data.preprocess import Recipe, preprocess, preprocess_label
 from medconv.data.store import Entry, Store, signature
 
-_VERSION = 2  # part of every recipe's hash: raise it when preprocessing changes what it writes
+_VERSION = 3  # part of every recipe's hash: raise it when preprocessing changes what it writes
 _LOCATIONS = 5_000  # foreground voxels kept per class and case
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ def _places(label: np.ndarray, num_classes: int, ignore: int | None) -> np.ndarr
     rows = [np.empty((0, 1 + label.ndim), np.int32)]
     for value in range(1 if ignore is None else 0, num_classes):
         where = np.flatnonzero(label == value if value else label != ignore)
-        places = where[:: max(1, len(where) // _LOCATIONS)][:_LOCATIONS]
+        places = where[np.linspace(0, len(where) - 1, min(len(where), _LOCATIONS)).astype(np.int64)]
         chosen = np.column_stack(np.unravel_index(places, label.shape))
         rows.append(np.column_stack([np.full(len(chosen), value), chosen]).astype(np.int32))
     return np.concatenate(rows)

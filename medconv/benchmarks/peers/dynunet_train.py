@@ -38,7 +38,8 @@ def prepare(job: training.Job) -> None:
 
     from medconv import config, dataset
 
-    overrides = ["data=auto", f"data.root='{job.root}'", f"data.cache='{job.prepared}'", f"data.splits='{job.splits}'"]
+    data = ["data=auto", f"data.root='{job.root}'", f"data.cache='{job.prepared}'", f"data.splits='{job.splits}'"]
+    overrides = [*data, "trainer.accelerator=cpu"]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = config.checked(compose("train", overrides))
     path.write_text(json.dumps(dataset.facts(dataset.prepare_data(composed))))

@@ -30,9 +30,16 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """As `Path.write_text`, atomically."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    """As `Path.write_text`, atomically. Of names that are no text (files' may be any bytes) the bytes are spelled out.
+
+    Raises: OSError: with the name of the file.
+    """
+    try:
+        with replacing(path) as partial:
+            partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        error.filename = str(path)  # not that of the partial one, or, of a full disk, none
+        raise
 
 
 def _flush(path: Path) -> None:

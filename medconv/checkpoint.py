@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,25 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path}: no such checkpoint")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        broken = _broken_part(path)
+        content = None if broken else torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path}: refused, it holds more than tensors and plain values, or is no checkpoint") from error
-    except (RuntimeError, EOFError, OSError, KeyError, ValueError) as error:
+    except Exception as error:  # unpickling what somebody made up may raise anything
         raise ValueError(f"{path}: damaged or not a checkpoint ({type(error).__name__})") from error
+    if broken:
+        raise ValueError(f"{path}: damaged, the checksum of {broken} in it is another one")
     if not isinstance(content, dict) or not {"medconv", "state_dict"} <= set(content):
         raise ValueError(f"{path}: not a medconv checkpoint, the keys `medconv` and `state_dict` are not in it")
     return content
+
+
+def _broken_part(path: Path) -> str | None:
+    """The first part of an archive whose content is not that of its checksum, at which torch does not look."""
+    if not zipfile.is_zipfile(path):  # as torch before 1.6 wrote it
+        return None
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip()
 
 
 def load_weights(network: nn.Module, content: dict[str, Any], path: Path) -> None:
@@ -61,6 +73,16 @@ def need_fit(module: nn.Module, content: Mapping[str, Any], given: str) -> None:
     wrong += [f"{k} is {there} in it, here {here}" for k, there, here in sizes if there != here]
     if wrong:
         raise ValueError(f"{given}: its weights do not fit this network: {'; '.join(wrong[:3])}")
+
+
+def need_optimizer(content: Mapping[str, Any], target: str, given: str) -> None:
+    """Raises: ValueError: a checkpoint's optimizer state is that of another kind of optimizer."""
+    theirs = str(content["medconv"].get("config", {}).get("optimizer", {}).get("_target_", target))
+    if theirs != target:
+        raise ValueError(
+            f"{given}: was trained by optimizer._target_={theirs}, this run has {target}; take the same optimizer, or "
+            "init.pretrained to begin anew from its weights"
+        )
 
 
 def _names(facts: Mapping[str, Any]) -> list[str]:

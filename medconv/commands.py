@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 import threading
@@ -18,6 +19,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import OmegaConfBaseException
 
+from medconv.atomic import NO_ROOM
+
 DONE, USER, BUG, PREEMPTED, INTERRUPTED = 0, 1, 70, 75, 130
 _USERS = (ValueError, HydraException, OmegaConfBaseException, MisconfigurationException)
 
@@ -31,19 +34,22 @@ def guard(command: Callable[[], int]) -> int:
         return command()
     except _USERS as error:
         log.debug("the error came from", exc_info=True)
-        print(f"error: {message(error)}", file=sys.stderr)
+        print(f"error: {shown(message(error))}", file=sys.stderr)
         return USER
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except SIGTERMException:
-        print("stopped by SIGTERM; the same command goes on from the last checkpoint", file=sys.stderr)
+        print("stopped by SIGTERM; the same command goes on", file=sys.stderr)
         return PREEMPTED
     except SystemExit as error:
         if isinstance(error.__context__, KeyboardInterrupt):  # Lightning turns the one into the other
             return INTERRUPTED
         return USER if error.code == 2 else int(error.code or 0)  # argparse exits with 2
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            print(shown(f"error: {error.filename or 'a file'}: cannot be written ({error.strerror})"), file=sys.stderr)
+            return USER
         log.debug("the error came from", exc_info=True)
         traceback.print_exc()
         print("error: this is a bug in medconv, please report it with the lines above", file=sys.stderr)
@@ -79,6 +85,11 @@ def message(error: BaseException) -> str:
     return (f"{key}: " if key else "") + " ".join(useful)
 
 
+def shown(text: str) -> str:
+    """A text whose names come from files, without the codes that a terminal would obey or cannot print."""
+    return re.sub(r"[^\n\t -~\xa0-\ud7ff\ue000-\U0010ffff]", lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def start_logging(rank_zero: bool = True) -> None:
     """Messages to standard output on the first rank, errors and warnings from every rank to standard error."""
     root = logging.getLogger()
@@ -109,7 +120,7 @@ def log_into(path: Path) -> None:
 
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
+        text = shown(record.getMessage())
         return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
 
 

@@ -234,7 +234,7 @@ def naming(key: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def named(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except (TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ConfigError(f"{key}: {_first_line(error)} (given {bound})") from error
 
     return named

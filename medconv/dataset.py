@@ -101,7 +101,7 @@ def planned_for(config: DictConfig, dataset: Dataset, found: Fingerprint, memory
     if given is None and memory_gb is not None:
         given, origin = memory_gb, "as when this run began"
     elif given is None:
-        given, origin = measured_gb(accelerator, int(devices) if devices.isdigit() else 1)
+        given, origin = measured_gb(accelerator, max(1, int(devices)) if devices.isdigit() else 1)
     else:
         origin = "plan.memory_gb"
     precision = config.trainer.precision or "auto"  # null is for perf=auto to measure

@@ -39,13 +39,14 @@ def _main() -> int:
         raise ValueError(f"--output {options.output}: expected a JSON file; CSV and HTML are written beside it")
     if options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
-    if options.images and not options.images.is_dir():
-        raise ValueError(f"--images {options.images}: no such folder")
+    if options.images:  # says what is wrong with them before the work
+        cases = list(in_folder(options.predictions, "--predictions"))
+        images_of(options.predictions, options.references, options.images, cases)
     tolerance_mm = naming.tolerances(options.tolerance_mm)
     _check_writable(options.output)
     result = evaluate(options.predictions, options.references, options.compare, tolerance_mm, options.workers)
     write(result, options.output)
-    print(table(result))
+    print(commands.shown(table(result)))
     write_text(options.output.with_suffix(".html"), report(result, options.images))
     print(f"\nper case: {options.output} and {options.output.with_suffix('.csv')}")
     print(f"report:   {options.output.with_suffix('.html')}")
@@ -160,7 +161,7 @@ def _one(prediction: Path, reference: Path, targets: Targets | None, tolerance: 
         targets = naming.numbered(set(np.union1d(found, wanted).tolist()))
     naming.check_declared(prediction, found, targets)
     naming.check_declared(reference, wanted, targets, targets.ignore)
-    return measure(found, wanted, wanted_grid.spacing_mm, targets, tolerance.of(targets.names))
+    return measure(found, wanted, wanted_grid, targets, tolerance.of(targets.names))
 
 
 def _summary(predictions: Path, rows: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
@@ -200,11 +201,12 @@ def _number(value: float | None, digits: int, width: int) -> str:
 
 
 def _check_writable(path: Path) -> None:
-    """Before the work, not after it. Raises: ValueError: nothing can be written there."""
+    """Before the work, not after it. Raises: ValueError: nothing can be written there, or beside it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        for one in (path, path.with_suffix(".csv"), path.with_suffix(".html")):
+            if one.is_dir():
+                raise ValueError(f"--output {one}: cannot be written ({os.strerror(errno.EISDIR)})")
         probe = path.with_name(f".{os.getpid()}.{path.name}")
         probe.touch()
         probe.unlink()

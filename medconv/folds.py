@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from medconv import metrics
@@ -22,6 +23,7 @@ from medconv.runfolder import FREE, RunFolder, short_hash
 
 JSON, CSV = "folds.json", "folds.csv"
 _MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # by run.resume=never
+_NUMBER = re.compile(r"[0-9]{1,4}")
 _PER_FOLD = ("data.fold", "facts.train_cases")
 
 
@@ -39,6 +41,11 @@ class Fold:
     @property
     def name(self) -> str:
         return self.folder.path.name
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Of what it validated."""
+        return tuple(next(iter(self.rows.values()), {}))
 
     @property
     def done(self) -> bool:
@@ -140,9 +147,10 @@ def _runs(home: Path) -> Iterator[Fold]:
     for path in sorted(home.iterdir()) if home.is_dir() else []:
         if not (path / "config.yaml").is_file() or _MOVED_ASIDE.search(path.name):
             continue
-        folder = RunFolder(path)
-        values, summary = _config(path / "config.yaml"), folder.summary()
+        folder, values = RunFolder(path), _config(path / "config.yaml")
         if str(values.get("data.fold", "all")) != "all":
+            _check_folds(values, path / "config.yaml")
+            summary = folder.summary()
             status = str(summary.get("status") or "not begun")
             rows, skipped = summary.get("val/cases") or {}, summary.get("skipped_cases") or {}
             yield Fold(str(values["data.fold"]), folder, values, status, rows, skipped)
@@ -151,8 +159,17 @@ def _runs(home: Path) -> Iterator[Fold]:
 def _config(path: Path) -> dict[str, Any]:
     try:
         return flat(OmegaConf.to_container(OmegaConf.load(path)))
-    except (OSError, YAMLError) as error:
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise ValueError(f"{path}: not a readable config ({' '.join(str(error).split())})") from error
+
+
+def _check_folds(values: Mapping[str, Any], path: Path) -> None:
+    """Raises: ValueError: no number of folds, or of one of them, which becomes part of a folder's name."""
+    fold, count = values["data.fold"], values.get("data.num_folds")
+    if not _NUMBER.fullmatch(str(fold)):
+        raise ValueError(f"{path}: data.fold must be `all` or a number, got {fold!r:.80}")
+    if values.get("data.splits") is None and not _NUMBER.fullmatch(str(count)):
+        raise ValueError(f"{path}: data.num_folds must be a number of folds, got {count!r:.80}")
 
 
 def _identity(fold: Fold) -> dict[str, Any]:
@@ -169,11 +186,15 @@ def _group(key: str, label: str, runs: Sequence[Fold]) -> CrossValidation:
             warnings.append(f"fold {fold.number} was trained twice; {fold.name} counts, {done[fold.number].name} does not")
         if fold.done:
             done[fold.number] = fold
+    states, expected = {fold.number: fold.status for fold in runs}, _expected(runs[0].values)
+    first = min(done, key=_place, default="")
+    for number in [number for number in done if done[number].classes != done[first].classes]:
+        states[number] = f"other classes: {', '.join(done.pop(number).classes)}"
     folds = tuple(done[number] for number in sorted(done, key=_place))
-    states = {fold.number: fold.status for fold in runs}
-    missing = {
-        n: states.get(n, "not there") for n in sorted({*states, *_expected(runs[0].values)}, key=_place) if n not in done
-    }
+    missing = {n: states.get(n, "not there") for n in sorted({*states, *(expected or ())}, key=_place) if n not in done}
+    if expected is None:
+        splits = runs[0].values["data.splits"]
+        warnings.append(f"data.splits={splits} cannot be read, so that folds may be missing that nothing here tells of")
     if missing:
         said = ", ".join(f"{number} ({'stopped' if state == 'running' else state})" for number, state in missing.items())
         count = sum(len(fold.rows) for fold in folds)
@@ -218,14 +239,15 @@ def _difference(one: Fold, other: Fold) -> list[str]:
     return [f"{k}={one.values.get(k)} and {other.values.get(k)}" for k in keys if one.values.get(k) != other.values.get(k)]
 
 
-def _expected(values: Mapping[str, Any]) -> list[str]:
-    """The folds that there are to be, as far as known."""
+def _expected(values: Mapping[str, Any]) -> list[str] | None:
+    """The folds that there are to be; None where the file that says so cannot be read."""
     if values.get("data.splits") is None:
-        return [str(number) for number in range(int(values.get("data.num_folds", 0)))]
+        return [str(number) for number in range(int(values["data.num_folds"]))]
     try:
-        return [str(number) for number in range(len(json.loads(Path(values["data.splits"]).read_text())))]
-    except (OSError, ValueError, TypeError):
-        return []
+        path = Path(values["data.splits"])
+        return [str(number) for number in range(len(json.loads(path.read_text())))] if path.is_file() else None
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
 
 
 def _written(home: Path) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ class SlidingWindow:
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < 1:
-            raise ValueError(f"task.overlap must lie between 0 and 1 (exclusive), got {self.overlap}")
+            raise ValueError(f"task.overlap must be at least 0 and below 1, got {self.overlap}")
         if type(self.batch_size) is not int or self.batch_size < 1:
             raise ValueError(f"task.window_batch_size must be a whole number of at least 1, got {self.batch_size}")
         check_axes("task.mirror_axes", self.mirror_axes, len(self.patch_size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
@@ -15,6 +16,7 @@ from medconv.targets import Targets
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _ALIKE = 1e-4  # relative; a loss that shuffled voxels change by less does not look at where they lie
+_EDGE, _FEW = 16, 4  # voxels along each axis of what a loss is tried on; few where shuffling samples must show
 
 
 class DiceCrossEntropy(nn.Module):
@@ -29,11 +31,15 @@ class DiceCrossEntropy(nn.Module):
         *spatial) with reference the same of 0 and 1; known (batch, 1, *spatial) bool -> scalar, computed in fp32.
     Args: dice_weight, ce_weight: of the two terms. smooth: added to the Dice ratio's counts, in voxels. Of `forward`: known:
         where the loss looks; elsewhere the gradient is 0. None: everywhere.
+    Raises: ValueError: a weight or smooth that is no number of 0 or more.
     Source: Milletari et al. 2016, arXiv:1606.04797; the sum as in Isensee et al. 2021.
     """
 
     def __init__(self, dice_weight: float = 1.0, ce_weight: float = 1.0, smooth: float = 1e-5) -> None:
         super().__init__()
+        for name, value in (("dice_weight", dice_weight), ("ce_weight", ce_weight), ("smooth", smooth)):
+            if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+                raise ValueError(f"{name} must be a number of 0 or more, got {value}")
         self.dice_weight, self.ce_weight, self.smooth = dice_weight, ce_weight, smooth
 
     def forward(self, logits: Tensor, reference: Tensor, known: Tensor | None = None) -> Tensor:
@@ -83,18 +89,19 @@ class Targeted(nn.Module):
     """A loss of label maps, for any targets: it turns them into masks of regions, and leaves out what is to be ignored.
 
     A loss that takes `known`, as ours does, is told where to look. Any other is handed the known voxels alone, as one
-    sample in a row, which is exact for a loss that sums over the voxels of a batch wherever they lie. Whether it does is
-    tried on a few numbers.
+    sample in a row, which is exact for a loss that sums over the voxels of a batch wherever they lie. Whether it does, and
+    whether it takes such logits and label maps at all, is tried on a few numbers.
     Shape: logits (batch, outputs, *spatial), label (batch, 1, *spatial) -> scalar; 0 where no voxel is known.
+    Args: spatial_dims: of the images; None is 3 or 2, whichever the loss takes.
     Raises: ValueError: the loss cannot take such targets.
     """
 
-    def __init__(self, loss: Loss, targets: Targets) -> None:
+    def __init__(self, loss: Loss, targets: Targets, spatial_dims: int | None = None) -> None:
         super().__init__()
         self.loss, self.targets = loss, targets
         self.takes_known = "known" in signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
-        if targets.overlapping or targets.ignore is not None:
-            self._try()
+        if (error := self._refused(spatial_dims or 3)) and (spatial_dims or self._refused(2)):
+            raise error
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         reference, known = self.targets.reference(label), self.targets.known(label)
@@ -106,29 +113,47 @@ class Targeted(nn.Module):
             return logits[:0].sum()  # with a gradient, of 0
         return self.loss(_in_a_row(logits, known), _in_a_row(reference, known))
 
-    def _try(self) -> None:
-        """Raises: ValueError: it does not take masks, or minds where voxels lie."""
-        draw = torch.Generator().manual_seed(0)
-        logits = torch.randn(2, self.targets.num_outputs, 4, 4, 4, generator=draw)
-        label = torch.randint(self.targets.num_values, (2, 1, 4, 4, 4), generator=draw)
-        everywhere, name = torch.ones_like(label, dtype=torch.bool), type(self.loss).__name__
+    def _refused(self, spatial_dims: int) -> ValueError | None:
+        """What speaks against the loss: it does not take such masks or label maps, or minds where voxels lie."""
+        name = getattr(self.loss, "__name__", type(self.loss).__name__)
+        try:
+            found, shuffled = self._tried(spatial_dims)
+        except torch.OutOfMemoryError:  # no fault of the loss; if it lasts, the first step says what helps
+            return None
+        except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            told = (str(error).strip() or type(error).__name__).splitlines()[0]
+            refused = ValueError(f"loss: {name} cannot take {self._kind(spatial_dims)}: {told}")
+            refused.__cause__ = error
+            return refused
+        if not math.isfinite(found + shuffled):
+            return ValueError(f"loss: {name} is {found + shuffled} for {self._kind(spatial_dims)}, expected a finite number")
+        if abs(found - shuffled) <= _ALIKE * abs(found):
+            return None
+        return ValueError(
+            f"loss: {name} is not the same once the voxels of a batch are shuffled ({found:.4g}, {shuffled:.4g}), so "
+            "that the voxels to ignore cannot be left out of it; take loss.batch=true where it has that, or loss=dice_ce"
+        )
+
+    def _tried(self, spatial_dims: int) -> tuple[float, float]:
+        """The loss of random numbers, and of the same shuffled where it will be handed voxels in a row."""
+        shuffles = self.targets.ignore is not None and not self.takes_known
+        draw, size = torch.Generator().manual_seed(0), (_FEW if shuffles else _EDGE,) * spatial_dims
+        logits = torch.randn(2, self.targets.num_outputs, *size, generator=draw)
+        label = torch.randint(self.targets.num_values, (2, 1, *size), generator=draw)
         order = torch.randperm(label.numel(), generator=draw)
         reference = self.targets.reference(label)
-        try:
-            with torch.no_grad():
-                found = float(self.loss(logits, reference))
-                rows = [_in_a_row(values, everywhere)[:, :, order] for values in (logits, reference)]
-                shuffled = found if self.targets.ignore is None or self.takes_known else float(self.loss(*rows))
-        except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            kind = "regions that overlap, one mask each" if self.targets.overlapping else "classes, and voxels to ignore"
-            raise ValueError(f"loss: {name} cannot take {kind}: {str(error).strip().splitlines()[0]}") from error
-        if abs(found - shuffled) > _ALIKE * abs(found):
-            raise ValueError(
-                f"loss: {name} is not the same once the voxels of a batch are shuffled ({found:.4g}, {shuffled:.4g}), so "
-                "that the voxels to ignore cannot be left out of it; take loss.batch=true where it has that, or loss=dice_ce"
-            )
+        with torch.no_grad():
+            found = float(self.loss(logits, reference))
+            if not shuffles:
+                return found, found
+            everywhere = torch.ones_like(label, dtype=torch.bool)
+            return found, float(self.loss(*(_in_a_row(values, everywhere)[:, :, order] for values in (logits, reference))))
+
+    def _kind(self, spatial_dims: int) -> str:
+        if self.targets.overlapping:
+            return "regions that overlap, one mask each"
+        ignoring = "" if self.targets.ignore is None else ", and voxels to ignore"
+        return f"classes{ignoring}, as a label map (batch, 1, {', '.join('xyz'[:spatial_dims])})"
 
 
 def over_heads(loss: Loss, outputs: Any, label: Tensor, spatial_dims: int) -> Tensor:

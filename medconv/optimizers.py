@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +20,14 @@ _REPETITIONS = 5
 class Muon(Optimizer):
     """A kernel (out, in, *taps) is a matrix (out, in * taps); its update is the momentum with all singular values near 1.
 
-    So a step changes every direction of a kernel alike, where plain gradients follow the few that are strong. Parameters
-    with fewer than three axes (biases, norms) follow Adam.
+    So a step changes every direction of a kernel alike, where plain gradients follow the few that are strong. A transposed
+    convolution's kernel is (in, out, *taps), its matrix so (in, out * taps). Parameters with fewer than three axes (biases,
+    norms) follow Adam.
     Args:
         lr: of both kinds: a kernel's update is scaled to the size that Adam's has as a rule, 0.2 per weight.
         momentum: of kernels, Nesterov's. betas, eps: Adam's.
         weight_decay: decoupled, of kernels alone.
-    Raises: ValueError: values out of range.
+    Raises: ValueError: no numbers, or values out of range.
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; scale of the update: Liu et al. 2025,
         arXiv:2502.16982.
     """
@@ -40,12 +41,10 @@ class Muon(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
-            if not value >= 0:
-                raise ValueError(f"{name} must be 0 or more, got {value}")
-        for name, value in (("momentum", momentum), ("betas[0]", betas[0]), ("betas[1]", betas[1])):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} must lie between 0 and 1 (exclusive), got {value}")
+        if not isinstance(betas, Sequence) or len(betas) != 2:
+            raise ValueError(f"betas must be two numbers, got {betas}")
+        _check({"lr": lr, "weight_decay": weight_decay, "eps": eps})
+        _check({"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}, below_one=True)
         params = list(params)
         kinds = {True: [p for p in params if p.ndim > 2], False: [p for p in params if p.ndim <= 2]}
         settings = {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
@@ -83,6 +82,16 @@ class Muon(Optimizer):
         mean = state["mean"].lerp_(gradient, 1 - first) / (1 - first ** state["step"])
         square = state["square"].lerp_(gradient.square(), 1 - second) / (1 - second ** state["step"])
         vector.addcdiv_(mean, square.sqrt_().add_(group["eps"]), value=-group["lr"])
+
+
+def _check(settings: dict[str, Any], below_one: bool = False) -> None:
+    for name, value in settings.items():
+        if not isinstance(value, (int, float)):
+            raise ValueError(f"{name} must be a number, got {value}")
+        if below_one and not 0 <= value < 1:
+            raise ValueError(f"{name} must lie between 0 and 1 (exclusive), got {value}")
+        if not value >= 0:
+            raise ValueError(f"{name} must be 0 or more, got {value}")
 
 
 def _orthogonal_kernel(kernel: Tensor) -> Tensor:

@@ -6,24 +6,26 @@ import argparse
 import hashlib
 import json
 import logging
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.utils import get_object
 from tqdm import tqdm
 
 from medconv import commands, evidence, folds, metrics
 from medconv import config as configs
 from medconv.atomic import write_text
-from medconv.data.case import Case
+from medconv.data import layout
+from medconv.data.case import Case, Dataset
 from medconv.data.files import check_same_grid, read_label
 from medconv.evidence import Decision, Sample
 from medconv.folds import CrossValidation, Fold
-from medconv.predict import predict
+from medconv.predict import predict, usable_device
 from medconv.predicting import Predictor
 from medconv.targets import Targets
 
@@ -41,7 +43,7 @@ def main() -> None:
 def _main() -> int:
     options = _parser().parse_args()
     commands.start_logging()
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = usable_device(options.device)
     everything = folds.read(options.runs)
     found = _chosen(everything, options.runs, options.only)
     ending = f"-{found.key}" if len(everything) > 1 else ""
@@ -54,12 +56,14 @@ def _main() -> int:
         tried = evidence.candidates(evidence.volumes(load, ids, targets, _bar), targets)
         decision = evidence.decide(load, ids, targets, tried, _bar)
     print(f"Dice over {len(ids)} cases, each predicted by the network that was not trained on it")
-    print(f"(1 where prediction and reference are both without the class)\n\n{evidence.table(decision)}\n")
+    print(f"(1 where prediction and reference are both without the class)\n\n{commands.shown(evidence.table(decision))}\n")
     for name, before in decision.before.items():
-        print(f"  {name:<20} {before:.4f} -> {decision.after[name]:.4f}")
+        print(commands.shown(f"  {name:<20} {before:.4f} -> {decision.after[name]:.4f}"))
     path = options.runs / f"postprocessing{ending}.json"
     _write(path, decision, targets, found)
     print(f"\nsteps kept: {len(decision.kept)}, in {path}")
+    words = ["medconv-predict", "--checkpoint", *(str(fold.folder.best) for fold in found.folds), "--postprocess", str(path)]
+    print(f"to predict with all folds:\n{commands.shown(shlex.join(words))} --input IMAGES --output PREDICTIONS")
     return commands.DONE
 
 
@@ -97,7 +101,7 @@ def _chosen(found: Sequence[CrossValidation], home: Path, only: str | None) -> C
     if len(chosen) != 1:
         said = "more than one cross-validation there" if only is None else f"none of them is --only {only!r}"
         raise ValueError(f"--runs {home}: {said}; choose by --only {names}")
-    print(folds.table(chosen[0]) + "\n")
+    print(commands.shown(folds.table(chosen[0])) + "\n")
     if chosen[0].missing:
         said = ", ".join(f"{number} ({state})" for number, state in chosen[0].missing.items())
         raise ValueError(f"--runs {home}: fold {said} is not trained to its end; the sweep's command trains what is missing")
@@ -120,14 +124,29 @@ def _cases(found: CrossValidation, home: Path, trusted: Sequence[str]) -> dict[s
     return {case: by_id[case] for case in wanted}
 
 
-def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Any:
-    """The dataset that a run's config names. Raises: ConfigError: its layout is a function of a package not trusted."""
+def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
+    """The dataset that a run's config names; its arguments are taken as they are, never as something to build or call.
+
+    Raises: ConfigError: its layout is a function of a package not trusted, or names more to be called.
+    """
     node = {key.removeprefix("data.layout."): value for key, value in values.items() if key.startswith("data.layout.")}
     target, allowed = str(node.get("_target_")), (_LAYOUTS, *trusted)
     home = getattr(get_object(target), "__module__", "") if target.startswith(tuple(f"{name}." for name in allowed)) else ""
     if not any(home == name or home.startswith(f"{name}.") for name in allowed):
         raise configs.ConfigError(f"data.layout._target_={target} is refused; trust your own package by --allow NAME")
-    return configs.build(node, "data.layout")
+    arguments = {key: value for key, value in node.items() if not key.startswith("_")}
+    for where, more in configs.targets(arguments, "data.layout"):
+        raise configs.ConfigError(f"{where}={more} is refused: a layout takes plain values")
+    function = get_object(target)
+    if function is layout.phantom:  # is there, or was not what was trained on: nothing is written here
+        function, arguments = layout.msd, {"root": arguments.get("root")}
+    try:
+        found = function(**arguments)
+    except (TypeError, AttributeError) as error:
+        raise configs.ConfigError(f"data.layout: {target} cannot be called with {arguments!r:.200} ({error})") from error
+    if not isinstance(found, Dataset):
+        raise configs.ConfigError(f"data.layout._target_={target} is no layout: it gives {type(found).__name__}")
+    return found
 
 
 def _predicted(
@@ -152,9 +171,10 @@ def _predicted(
 def _folder(home: Path, fold: Fold) -> Path:
     """Where a fold's predictions go; those of an earlier checkpoint of the same fold are removed."""
     with fold.folder.best.open("rb") as file:
-        name = f"fold{fold.number}-{hashlib.file_digest(file, 'sha256').hexdigest()[:8]}"
-    for other in home.glob(f"fold{fold.number}-*"):
-        if other.name != name:
+        name = f"fold{int(fold.number)}-{hashlib.file_digest(file, 'sha256').hexdigest()[:8]}"
+    ours = re.compile(f"fold{int(fold.number)}-[0-9a-f]{{8}}")
+    for other in home.iterdir() if home.is_dir() else ():
+        if ours.fullmatch(other.name) and other.name != name and not other.is_symlink():
             shutil.rmtree(other)
     return home / name
 

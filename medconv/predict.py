@@ -46,10 +46,12 @@ def _main() -> int:
     commands.start_logging()
     if options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
+    if options.overlap is not None and not 0 <= options.overlap < 1:
+        raise ValueError(f"--overlap must be at least 0 and below 1, got {options.overlap}")
     steps = postprocessing.read(options.postprocess) if options.postprocess else None
     predictor = Predictor.load(
         options.checkpoint,
-        _device(options.device),
+        usable_device(options.device),
         options.allow,
         options.mirror_axes,
         options.overlap,
@@ -86,13 +88,14 @@ def predict(
         done = stream(
             folder.claims(cases), partial(_load, predictor), predictor.scores, partial(_write, predictor, folder), workers
         )
-        for (case, release), error in done:
+        for ended, ((case, release), error) in enumerate(done, 1):
             release()
-            bar.update()
+            bar.update(ended + len(folder.skipped) - bar.n)
             if isinstance(error, Unwritable):
                 raise error
             if error is not None:
                 failed[case.id] = _reason(error)
+        bar.update(len(cases) - len(folder.elsewhere) - bar.n)  # those found done after the last
     return _report(folder, len(cases), failed)
 
 
@@ -182,7 +185,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _device(wanted: str | None) -> str:
+def usable_device(wanted: str | None) -> str:
     """Raises: ValueError: there is no such device here."""
     device = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -199,7 +202,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--input", type=Path, required=True, help="an image, a folder of images, or a list of cases (.txt or .json)")
     add("--output", type=Path, required=True, help="folder for the label maps")
     add("--probabilities", action="store_true", help="write them, too: OUTPUT/probabilities/CASE.nii.gz, 4D")
-    add("--overwrite", action="store_true", help="replace the results of these cases that --output holds")
+    add(
+        "--overwrite",
+        action="store_true",
+        help="replace the results of these cases that --output holds; goes on if it was stopped",
+    )
     add("--device", help="cpu, cuda, cuda:1, ...; the accelerator where there is one")
     add("--mirror-axes", type=int, nargs="*", metavar="AXIS", help="of test-time augmentation; none: without; as validated")
     add("--overlap", type=float, help="of windows, from 0 to below 1; as validated")

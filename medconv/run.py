@@ -58,6 +58,7 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
         content, given = checkpoint.read(Path(folder.resume)), f"run.resume={folder.resume}"
         checkpoint.need_alike(content, values["facts"], given, same_names=True)
         checkpoint.need_fit(task, content, given)
+        checkpoint.need_optimizer(content, str(values["optimizer"].get("_target_")), given)
     folder.begin(values)
     folder.write_summary(skipped_cases=prepared.skipped)
     with folder.recording(trainer, profiler), performance.naming_memory(values["data"]):
@@ -83,7 +84,7 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
         values["task"],
         "task",
         network=network,
-        loss=Targeted(configs.build(values["loss"], "loss"), prepared.targets),
+        loss=Targeted(configs.build(values["loss"], "loss"), prepared.targets, known["spatial_dims"]),
         optimizer=build_optimizer(values),
         scheduler=configs.naming("scheduler", configs.build(values["scheduler"], "scheduler")),
         targets=prepared.targets,

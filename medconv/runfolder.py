@@ -114,8 +114,15 @@ class RunFolder:
         return checkpoint.read(source)["medconv"]["config"]["facts"].get("memory_gb")
 
     def summary(self) -> dict[str, Any]:
+        """What `summary.json` says; nothing where there is none. Raises: ValueError: it is damaged, or none of medconv's."""
         path = self.path / "summary.json"
-        return json.loads(path.read_text()) if path.is_file() else {}
+        try:
+            content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except (OSError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: cannot be read ({error})") from error
+        if not _is_summary(content):
+            raise ValueError(f"{path}: not what medconv writes there, an object with a row of Dice per class for each case")
+        return content
 
     def write_summary(self, **values: Any) -> None:
         if is_rank_zero():
@@ -162,6 +169,19 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} holds a run of another config; choose another run.name, or run.resume=never\n{lines}"
             )
+
+
+def _is_summary(content: Any) -> bool:
+    """Whether what others rely on is as it was written: the scores, and the same classes in every case."""
+    if not isinstance(content, dict):
+        return False
+    cases, skipped = ({} if content.get(key) is None else content[key] for key in ("val/cases", "skipped_cases"))
+    if not isinstance(cases, dict) or not isinstance(skipped, dict):
+        return False
+    if not all(isinstance(row, dict) for row in cases.values()) or len({tuple(row) for row in cases.values()}) > 1:
+        return False
+    scores = [content.get("val/dice"), *(value for row in cases.values() for value in row.values())]
+    return all(score is None or type(score) in (int, float) for score in scores)
 
 
 def default_name(config: DictConfig, choices: Mapping[str, str]) -> str:

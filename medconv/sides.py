@@ -56,18 +56,35 @@ def check_equivariance(facts: dict[str, Any], equivariant: Sequence[int]) -> Non
 
 def warn_of_lookalikes(facts: dict[str, Any], mirrored: Sequence[int], equivariant: Sequence[int]) -> None:
     """One warning where left and right are exchanged, in training or by the network, and classes look like partners."""
-    axis, paired = left_right_axis(facts.get("slice_axis")), {n for pair in facts.get("label_pairs") or () for n in pair}
-    alone = [name for number, name in enumerate(facts["class_names"]) if number not in paired]
-    pairs = lookalikes(alone)
+    axis, pairs = left_right_axis(facts.get("slice_axis")), _unpaired(facts)
     if not pairs or axis not in (*mirrored, *equivariant):
         return
     if axis in equivariant:
         named = ", ".join(f"{a} from {b}" for a, b in pairs)
         log.warning("conv=mirror along axis %d, from left to right, makes a network that cannot tell %s", axis, named)
+    elif facts.get("overlapping"):
+        named = ", ".join(f"{a} and {b}" for a, b in pairs)
+        advice = "augment.mirror_axes=%s exchanges left and right but no regions: %s; mirror along other axes"
+        log.warning(advice, list(mirrored), named)
     else:
         named = ",".join(f"[{a},{b}]" for a, b in pairs)
         advice = "augment.mirror_axes=%s exchanges left and right but no labels; data.label_pairs=[%s] would"
         log.warning(advice, list(mirrored), named)
+
+
+def _unpaired(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Classes that look like partners and are none of `data.label_pairs`; of regions those that some region tells apart."""
+    names = facts["class_names"]
+    if facts.get("overlapping"):
+        regions = facts["targets"]
+        apart = [
+            (a, b)
+            for a, b in lookalikes(names)
+            if any((names.index(a) in values) != (names.index(b) in values) for values in regions["values"])
+        ]
+        return list(dict.fromkeys([*apart, *lookalikes(regions["names"])]))
+    paired = {n for pair in facts.get("label_pairs") or () for n in pair}
+    return lookalikes([name for number, name in enumerate(names) if number not in paired])
 
 
 def _unsided(name: str) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ _ALSO_TOLD = 2.0  # seconds for a job to end by a Ctrl-C that the terminal sent 
 
 @dataclass
 class Job:
-    """One config of a sweep. Args: flags: of the command line, such as `--config-dir`. code: its exit code, once it ran."""
+    """One config of a sweep. Args: flags: where its config comes from, such as `--config-dir`. code: its exit code."""
 
     overrides: tuple[str, ...]
     flags: tuple[str, ...]
@@ -38,8 +38,11 @@ class Job:
     @classmethod
     def of(cls, composed: DictConfig, settings: Any) -> Job:
         """From a composed config and Hydra's settings."""
-        sources = [s.path for s in settings.runtime.config_sources if s.provider == "command-line"]
-        flags = tuple(flag for path in sources for flag in ("--config-dir", path))
+        options = {"command-line": "--config-dir", "main": "--config-path"}
+        sources = [(options[s.provider], s.path) for s in settings.runtime.config_sources if s.provider in options]
+        pairs = [*sources, ("--config-name", settings.job.config_name)]
+        searched = [o for o in settings.overrides.hydra if _key(o) == "hydra.searchpath"]
+        flags = (*(flag for pair in pairs for flag in pair), *searched)
         return cls(tuple(str(o) for o in settings.overrides.task), flags, _home(composed))
 
     @property
@@ -72,7 +75,7 @@ def run(jobs: Sequence[Job]) -> int:
 def _over_folds(home: Path, labels: Mapping[Path, str], least: int) -> None:
     found = folds.read(home, labels, least)
     if found:
-        print("\n" + "\n\n".join(folds.table(one) for one in found))
+        print("\n" + commands.shown("\n\n".join(folds.table(one) for one in found)))
         print(f"\nper case: {folds.write(home, found)} and {folds.CSV}")
 
 

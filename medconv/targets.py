@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+HIGHEST = torch.iinfo(torch.int16).max  # of a label value
+
 
 @dataclass(frozen=True)
 class Targets:
@@ -35,10 +37,22 @@ class Targets:
         return cls(tuple(class_names[1:]), tuple((value,) for value in range(1, len(class_names))), (), ignore)
 
     @classmethod
-    def from_plain(cls, content: Mapping[str, Any]) -> Targets:
-        """From what `plain` gave."""
-        values = tuple(tuple(int(v) for v in group) for group in content["values"])
-        return cls(tuple(map(str, content["names"])), values, tuple(map(int, content["order"])), content["ignore"])
+    def from_plain(cls, content: Any) -> Targets:
+        """From what `plain` gave, in a file that somebody may have sent. Raises: ValueError: anything else."""
+        if not isinstance(content, Mapping) or not {"names", "values", "order", "ignore"} <= set(content):
+            raise ValueError("targets need names, values, order and ignore")
+        names, order, ignore = names_of(content["names"]), _label_values(content["order"]), content["ignore"]
+        groups = [_label_values(group) for group in _listed(content["values"])]
+        if len(groups) != len(names) or not all(groups):
+            raise ValueError("each name needs its label values")
+        writes = order or [value for group in groups for value in group]
+        if len(writes) != len(names) or len(set(writes)) < len(writes):
+            raise ValueError("each name needs a label value of its own, which for regions `order` gives")
+        if any(value not in group for value, group in zip(writes, groups, strict=True)):
+            raise ValueError("the label value that a region writes must lie in it")
+        if ignore is not None and _label_values([ignore])[0] in (v for group in groups for v in group):
+            raise ValueError("what is ignored must be no class")
+        return cls(names, tuple(map(tuple, groups)), tuple(order), ignore)
 
     def plain(self) -> dict[str, Any]:
         """Lists, names and numbers, as YAML, JSON and checkpoints hold them."""
@@ -91,6 +105,27 @@ class Targets:
     def probabilities(self, logits: Tensor) -> Tensor:
         """Shape: (outputs, *spatial) -> the same, float32, from 0 to 1."""
         return logits.float().sigmoid() if self.overlapping else logits.float().softmax(0)
+
+
+def names_of(content: Any) -> tuple[str, ...]:
+    """Names, from a file that somebody may have sent. Raises: ValueError: no list of different names."""
+    names = _listed(content)
+    if not all(isinstance(name, str) and name.strip() for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"class names must differ from each other and not be blank, got {names!r:.200}")
+    return tuple(names)
+
+
+def _listed(content: Any) -> list[Any]:
+    if not isinstance(content, (list, tuple)):
+        raise ValueError("expected a list")
+    return list(content)
+
+
+def _label_values(content: Any) -> list[int]:
+    values = _listed(content)
+    if not all(type(value) is int and 1 <= value <= HIGHEST for value in values):
+        raise ValueError(f"label values must be whole numbers from 1 to {HIGHEST}")
+    return values
 
 
 def highest(channels: Iterable[Tensor]) -> Tensor:

@@ -20,6 +20,9 @@ from medconv.data.preprocess import Recipe
 from medconv.inference import SlidingWindow
 from medconv.targets import Targets
 
+# What a record that somebody made up brings about in whatever is built from it.
+_DAMAGED = (LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError, MemoryError)
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -54,15 +57,15 @@ def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu", mirror_ax
     """
     content = checkpoint.read(path)
     try:
-        return _built(content, path, trusted, device, mirror_axes)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        model = _built(content, path, trusted, mirror_axes)
+    except _DAMAGED as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path}: damaged, or of another version: its record cannot be read ({reason})") from error
+    model.network.to(device)
+    return model
 
 
-def _built(
-    content: dict[str, Any], path: Path, trusted: Sequence[str], device: str, mirror_axes: Sequence[int] | None
-) -> Trained:
+def _built(content: dict[str, Any], path: Path, trusted: Sequence[str], mirror_axes: Sequence[int] | None) -> Trained:
     record, values = content["medconv"], content["medconv"]["config"]
     task = str(values["task"]["_target_"])
     if not task.endswith("Segmentation"):
@@ -75,7 +78,7 @@ def _built(
     fast = {key: values["perf"].get(key, False) for key in ("fast_norm", "fast_depthwise")}
     performance.apply_switches(network, channels_last=channels_last, **fast)
     return Trained(
-        network.to(device),
+        network,
         Recipe(**{key: configs.tuples(value) for key, value in record["recipe"].items()}),
         _window(values, axes),
         tuple(record["class_names"]),

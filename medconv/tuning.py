@@ -18,18 +18,21 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
+from torch import nn
 
 import medconv
 from medconv import config as configs
 from medconv.atomic import write_text
 from medconv.building import Values, build_network, build_optimizer
 from medconv.losses import Targeted, over_heads
+from medconv.networks import DeepSupervision
 from medconv.performance import autotune, hardware
 from medconv.performance.trial import Choice, Work
 from medconv.runfolder import RunFolder, is_rank_zero, short_hash
 from medconv.targets import Targets
 
 OPEN = ("perf.channels_last", "perf.fast_norm", "perf.checkpointing", "perf.compile", "trainer.precision")
+_LENGTH = ("max_time", "max_steps", "max_epochs", "limit_train_batches")  # of a run, in `trainer`
 _REPAID = 1800  # seconds of a run from which compiling is tried
 _PATIENCE = 600  # seconds that the other ranks wait for rank 0's choice
 
@@ -133,13 +136,26 @@ def _work(values: Values, device: torch.device) -> Work:
     known = values["facts"]
     network = build_network(values, known["patch_size"])
     targets = Targets.from_plain(known["targets"])
-    loss = Targeted(configs.build(values["loss"], "loss"), targets).to(device)
+    if values["task"].get("deep_supervision") is True:
+        network = _Supervised(network, targets.num_outputs)
+    dims = known["spatial_dims"]
+    loss = Targeted(configs.build(values["loss"], "loss"), targets, dims).to(device)
     shape = (values["data"]["batch_size"], 1, *known["patch_size"])
     image = torch.randn(shape[0], known["num_channels"], *shape[2:], device=device)
     label = torch.randint(targets.num_values, shape, device=device)
     optimizer = build_optimizer(values)
-    dims = known["spatial_dims"]
     return Work(network, lambda outputs, wanted: over_heads(loss, outputs, wanted, dims), optimizer, image, label)
+
+
+class _Supervised(nn.Module):
+    """The network with the heads of deep supervision: what the run's steps train."""
+
+    def __init__(self, network: nn.Module, num_outputs: int) -> None:
+        super().__init__()
+        self.network, self.supervision = network, DeepSupervision(network, num_outputs)
+
+    def forward(self, image: torch.Tensor) -> list[torch.Tensor]:
+        return self.supervision(self.network, image)
 
 
 def _planned_seconds(values: Values, step: float) -> float:
@@ -149,7 +165,10 @@ def _planned_seconds(values: Values, step: float) -> float:
     if trainer["max_time"] is not None:
         limits.append(configs.seconds(trainer["max_time"], "trainer.max_time"))
     if trainer["max_epochs"] is not None:
-        limits.append(step * trainer["max_epochs"] * data["samples_per_epoch"] / data["batch_size"])
+        batches, limit = data["samples_per_epoch"] / data["batch_size"], trainer["limit_train_batches"]
+        if limit is not None:  # Lightning's: a number of batches, or a share of them
+            batches = min(batches, limit) if isinstance(limit, int) else batches * limit
+        limits.append(step * trainer["max_epochs"] * batches)
     return min(limits, default=math.inf)
 
 
@@ -168,7 +187,9 @@ def _key(values: Values) -> dict[str, Any]:
         "precision": values["trainer"]["precision"],
         "shape": [values["data"]["batch_size"], values["facts"]["num_channels"], *values["facts"]["patch_size"]],
         "classes": values["facts"]["num_classes"],
-        "trainer": [values["trainer"][key] for key in ("max_time", "max_steps", "max_epochs", "deterministic", "devices")],
+        "deep_supervision": values["task"].get("deep_supervision"),
+        "samples_per_epoch": values["data"]["samples_per_epoch"],
+        "trainer": [values["trainer"][key] for key in (*_LENGTH, "deterministic", "devices")],
     }
 
 

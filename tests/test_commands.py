@@ -68,6 +68,8 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
             "data.patch_size must be divisible by (2, 2, 2) (plan.strides), got",
         ),
         ("plan.kernel_sizes=[3,2]", "plan.kernel_sizes needs 3 odd numbers for each of 2 stages, got [3, 2]"),
+        ("plan.kernel_sizes=3", "plan.kernel_sizes needs 3 odd numbers for each of 3 stages, got 3"),
+        ("plan.max_stages=2 plan.strides=[2,2,2]", "plan.strides=[2, 2, 2] makes 4 stages, plan.max_stages allows 2"),
         ("plan.channels=[8,8,8,8]", "plan.channels needs one number of 1 or more for each of 3 stages, got [8, 8, 8, 8]"),
         ("plan.max_stages=0", "plan.max_stages must be 1 or more, or null, got 0"),
         ("plan.max_batch_size=0", "plan.max_batch_size must be 1 or more, or null, got 0"),
@@ -123,8 +125,19 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
         ("trainer.devices=4096", "trainer.devices=4096: this machine has"),
         ("trainer.devices=0", "trainer.devices=0: on a CPU it is a number of processes"),
         ("trainer.strategy=fsdp perf.checkpointing=pointwise", "take perf.checkpointing=blocks"),
-        ("optimizer.lr=-1", "optimizer"),
-        ("optimizer.lr=fast", "given lr=fast"),
+        ("optimizer.lr=-1", "optimizer: lr must be 0 or more, got -1 (given lr=-1, weight_decay=0.01)"),
+        ("optimizer.lr=fast", "optimizer: lr must be a number, got fast (given lr=fast, weight_decay=0.01)"),
+        ("+optimizer.betas=[0.9]", "optimizer: betas must be two numbers, got [0.9] (given"),
+        (
+            "optimizer=adamw +optimizer.betas=[0.9]",
+            "optimizer: list index out of range (given lr=0.002, weight_decay=0.01, betas",
+        ),
+        ("loss.ce_weight=a", "loss: ce_weight must be a number of 0 or more, got a"),
+        (
+            "loss._target_=torch.nn.CrossEntropyLoss ~loss.dice_weight ~loss.ce_weight",
+            "loss: CrossEntropyLoss cannot take classes, as a label map (batch, 1, x, y, z): Expected target size",
+        ),
+        ("task.deep_supervision=maybe", "task.deep_supervision must be true or false, got maybe"),
         ("optimizer.momentum=0.9", "momentum"),
         ("task.overlap=1.5", "task.overlap"),
         ("augment.scale=2", "augment.scale must be a range [low, high] from 0.01 upwards, got [2]"),
@@ -329,6 +342,7 @@ class Payload:
     [
         (b"not a checkpoint at all", "no checkpoint|damaged"),
         (b"", "damaged|no checkpoint"),
+        (b"\x80\x02.", "damaged"),
     ],
 )
 def test_damaged_checkpoints_are_refused(
@@ -350,6 +364,29 @@ def test_a_payload_is_never_unpickled(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="refused|damaged"):
         checkpoint_file.read(tmp_path / "y.ckpt")
     assert not (tmp_path / "hit").exists()
+
+
+def test_a_flipped_bit_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
+    content = bytearray(checkpoint.read_bytes())
+    weights = next(iter(torch.load(checkpoint, weights_only=True)["state_dict"].values()))
+    content[content.index(weights.numpy().tobytes())] ^= 1
+    (tmp_path / "x.ckpt").write_bytes(content)
+    torch.load(tmp_path / "x.ckpt", weights_only=True)  # does not look
+    with pytest.raises(ValueError, match=r"x\.ckpt: damaged, the checksum of \S+/data/\d+ in it is another one"):
+        checkpoint_file.read(tmp_path / "x.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value"),
+    [("model", "channels", [-1, 4]), ("model", "channels", [10**30, 4]), ("facts", "num_channels", 10**9)],
+)
+def test_a_record_that_was_made_up_is_named(checkpoint: Path, tmp_path: Path, group: str, key: str, value: object) -> None:
+    content = torch.load(checkpoint, weights_only=True)
+    content["medconv"]["config"][group][key] = value
+    content["medconv"]["config"]["model"]["in_channels"] = value if key == "num_channels" else 1
+    torch.save(content, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError):
+        run.load(tmp_path / "x.ckpt")
 
 
 def test_a_checkpoint_that_is_not_ours(tmp_path: Path) -> None:

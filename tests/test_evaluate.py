@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,8 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["--output", "metrics.csv"], "--output metrics.csv: expected a JSON file; CSV and HTML are written beside it"),
         (["--output", "labelsTr/a.nii.gz/m.json"], "--output labelsTr/a.nii.gz/m.json: cannot be written (File exists)"),
         (["--output", "folder.json"], "--output folder.json: cannot be written (Is a directory)"),
+        (["--output", "other.json"], "--output other.csv: cannot be written (Is a directory)"),
+        (["--images", "elsewhere"], "--images elsewhere: no image of any case there, such as a.nii.gz"),
         (["--workers", 0], "--workers must be at least 1, got 0"),
         (["--images", "nowhere"], "--images nowhere: no such folder"),
         (["--compare", "nowhere"], "--compare nowhere: no such folder"),
@@ -297,12 +300,49 @@ def test_mistakes(
     wanted: str,
 ) -> None:
     folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
-    (tmp_path / "folder.json").mkdir()
+    save(tmp_path / "elsewhere/b.nii.gz", label_of(5))
+    for name in ("folder.json", "other.csv"):
+        (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
     given = ["--predictions", "predictions", "--references", "labelsTr", "--output", "metrics.json", *options]
     assert run_main(monkeypatch, *given) == 1
     assert capsys.readouterr().err.strip() == f"error: {wanted}"
     assert not (tmp_path / "metrics.json").exists()
+
+
+def test_references_where_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`.` has its dataset.json beside it, too; and an imagesTr without images is none."""
+    _, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"0": "background", "1": "liver"}}))
+    (tmp_path / "imagesTr").mkdir()
+    monkeypatch.chdir(references)
+    given = ["--predictions", "../predictions", "--references", ".", "--output", "../metrics.json"]
+    assert run_main(monkeypatch, *given) == 0, capsys.readouterr().err
+    assert list(json.loads((tmp_path / "metrics.json").read_text())["per_class"]) == ["liver"]
+
+
+def test_names_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Any bytes in the name of a file, and what a terminal would obey in that of a class."""
+    odd = "sp\udce4t"
+    predictions, references = folders(tmp_path, {odd: label_of(5)}, {odd: label_of(5), odd * 2: label_of(5)})
+    with_names(predictions, "background", "\x1b[2Jliver\udce4")
+    given = ["--predictions", predictions, "--references", references, "--output", tmp_path / "metrics.json"]
+    assert run_main(monkeypatch, *given) == 0, capfd.readouterr().err
+    printed = capfd.readouterr().out
+    assert "\\x1b[2Jliver\\udce4" in printed and "sp\\udce4tsp\\udce4t" in printed and "\x1b" not in printed
+    assert "sp\\udce4t" in (tmp_path / "metrics.csv").read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
+    (tmp_path / f".{os.getpid()}.metrics.csv").symlink_to("/dev/full")  # what is renamed when it is whole
+    given = ["--predictions", predictions, "--references", references, "--output", tmp_path / "metrics.json"]
+    assert run_main(monkeypatch, *given) == 1
+    wanted = f"error: {tmp_path}/metrics.csv: cannot be written (No space left on device)"
+    assert capsys.readouterr().err.strip() == wanted
 
 
 def touch(folder: Path, *names: str) -> Path:
@@ -340,12 +380,17 @@ def test_one_channel_with_its_number(tmp_path: Path) -> None:
     assert found(tmp_path, 1) == {"a": ["a_0000.nii.gz"], "b": ["b_0000.nii.gz"]}
 
 
-@pytest.mark.parametrize(
-    "names", [["case_0001"], ["case_0000", "case_0001", "case_0002"], ["a_0000", "b"], ["hippocampus_1234"]]
-)
+@pytest.mark.parametrize("names", [["case_0001"], ["hippocampus_1234"]])
 def test_names_that_merely_end_in_four_digits(tmp_path: Path, names: list[str]) -> None:
     touch(tmp_path, *(f"{name}.nii.gz" for name in names))
     assert found(tmp_path, 1) == {name: [f"{name}.nii.gz"] for name in names}
+
+
+@pytest.mark.parametrize("names", [["case_0000", "case_0001", "case_0002"], ["a_0000", "b"]])
+def test_a_folder_with_a_first_channel_holds_channels_and_nothing_else(tmp_path: Path, names: list[str]) -> None:
+    touch(tmp_path, *(f"{name}.nii.gz" for name in names))
+    with pytest.raises(ValueError, match=r"every case needs channels 0 to 0|expected a name that ends in a channel number"):
+        find_cases(tmp_path, 1)
 
 
 def test_4d_files_hold_several_channels(tmp_path: Path) -> None:

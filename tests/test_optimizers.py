@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -111,6 +112,15 @@ def test_it_trains_priors_whose_parameters_have_three_axes() -> None:
 @pytest.mark.parametrize("wrong", [{"lr": -1}, {"momentum": 1.0}, {"betas": (0.9, 1.0)}, {"weight_decay": float("nan")}])
 def test_values_out_of_range(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"(lr|momentum|betas\[1\]|weight_decay) must .*, got "):
+        Muon([nn.Parameter(torch.zeros(2, 2, 3, 3))], **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [({"lr": "fast"}, "lr must be a number, got fast"), ({"betas": [0.9]}, r"betas must be two numbers, got \[0\.9\]")],
+)
+def test_what_is_no_number(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         Muon([nn.Parameter(torch.zeros(2, 2, 3, 3))], **wrong)
 
 

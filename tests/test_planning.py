@@ -267,6 +267,41 @@ def test_a_given_batch_shrinks_the_patch() -> None:
     assert many.batch_size == 8 and prod(many.patch_size) < prod(PUBLISHED["liver"][5]) / 3
 
 
+def test_a_batch_is_never_larger_than_allowed() -> None:
+    """Six cases of 32^3 are less than 20 patches: 5 % of their voxels are no patch at all."""
+    few = fingerprint([(32,) * 3] * 6, [(1.0,) * 3] * 6)
+    assert (plan(few).batch_size, reason(plan(few), "batch")) == (2, "the least; 5 % of all voxels: 0")
+    assert plan(few, Wanted(max_batch_size=1)).batch_size == 1
+
+
+def test_where_one_is_allowed_the_patch_is_not_shrunk_for_two() -> None:
+    single, pair = (plan(published("liver"), Wanted(max_batch_size=n), NNUNET) for n in (1, 2))
+    assert single.batch_size == 1 and prod(single.patch_size) > prod(pair.patch_size)
+
+
+def test_slices_are_counted_as_they_are() -> None:
+    """9 volumes of 10 slices, most thicker than the target spacing, on which they would be 40; 5 % of 90 slices are 4.5."""
+    volumes = fingerprint([(64, 64, 10)] * 9, [(1.0, 1.0, mm) for mm in (*[2.0] * 4, *[8.0] * 5)])
+    assert target_spacing(volumes)[2] == 2.0
+    assert plan(volumes, Wanted(spatial_dims=2), NNUNET).batch_size == 4
+
+
+def test_a_patch_beyond_the_budget_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    plan(published("liver"), Wanted(patch_size=[128, 128, 128]), NNUNET)
+    assert not caplog.records
+    plan(published("liver"), Wanted(patch_size=[512, 512, 384]), NNUNET)
+    (record,) = caplog.records
+    assert "data.patch_size=[512,512,384] in a batch of 1 takes some" in record.getMessage()
+    assert "GB, the budget is 10 (" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("mm", "planned"), [(0.76761, 0.7676), (12.34567, 12.3457), (0.00025, 0.00025), (4.12345e-6, 4.123e-6)]
+)
+def test_spacings_keep_four_digits(mm: float, planned: float) -> None:
+    assert target_spacing(one((64, 64, 64), (mm,) * 3)) == (planned,) * 3
+
+
 def test_where_two_do_not_fit_there_is_one() -> None:
     data = one((16, 16, 16), (1, 1, 1))
     found = plan(data)
@@ -301,6 +336,8 @@ def test_memory_does_not_take_stages_that_were_asked_for() -> None:
         ({"strides": [2], "patch_size": [15, 16, 16]}, r"data\.patch_size must be divisible by \(2, 2, 2\)"),
         ({"kernel_sizes": [3, 3, 3, [3, 3, 2]]}, r"plan\.kernel_sizes needs 3 odd numbers for each of 4 stages"),
         ({"kernel_sizes": [3, 3, 3, 3, 3]}, r"plan\.kernel_sizes needs 3 odd numbers for each of 4 stages"),
+        ({"kernel_sizes": 3}, r"plan\.kernel_sizes needs 3 odd numbers for each of 4 stages, got 3"),
+        ({"max_stages": 2, "strides": [2, 2, 2]}, r"plan\.strides=\[2, 2, 2\] makes 4 stages, plan\.max_stages allows 2"),
         ({"channels": [8] * 9}, r"plan\.channels needs one number of 1 or more for each of 4 stages, got \[8, 8"),
         ({"channels": [8, 0]}, r"plan\.channels needs one number of 1 or more for each of 2 stages"),
         ({"normalisation": ["ct", "ct"]}, r"data\.normalisation needs one name"),

@@ -153,6 +153,23 @@ GOOD = {"operation": "remove_small", "of": "a", "min_mm3": 4.0}
         ({"steps": [], "targets": None}, "`targets` must give names, values and order"),
         ({"steps": [], "targets": {**CLASSES.plain(), "values": [[1]]}}, "`targets` must give"),
         ({"steps": [], "targets": {**CLASSES.plain(), "values": [[1], [70000]]}}, "`targets` must give"),
+        *(
+            ({"steps": [], "targets": {**CLASSES.plain(), **odd}}, "`targets` must give")
+            for odd in (
+                {"values": [[1], [math.inf]]},
+                {"values": [[1], [1.9]]},
+                {"values": [["1"], [2]]},
+                {"values": [[True], [2]]},
+                {"values": [[1], [1]]},
+                {"values": [[1, 2], [3]]},
+                {"names": "ab"},
+                {"names": ["a", "a"]},
+                {"names": ["a", None]},
+                {"order": [2, 1]},
+                {"ignore": "none"},
+                {"ignore": 2},
+            )
+        ),
         ({"steps": [GOOD, 3]}, "step 2: expected an object"),
         ({"steps": [{"operation": "keep_largest"}]}, "step 1: expected an object with the keys"),
         ({"steps": [{**GOOD, "code": "import os"}]}, "step 1: expected an object with the keys"),
@@ -164,6 +181,7 @@ GOOD = {"operation": "remove_small", "of": "a", "min_mm3": 4.0}
         ({"steps": [{**GOOD, "of": "c"}]}, "step 1: `of` is 'c', which is none of a, b, nor *"),
         ({"steps": [{**GOOD, "of": 1}]}, "`of` must be the name of a class or region"),
         ({"steps": [{**GOOD, "min_mm3": -1}]}, "`min_mm3` must be a positive number, got -1"),
+        ({"steps": [{**GOOD, "min_mm3": 10**400}]}, "`min_mm3` must be a positive number, got 1000"),
         ({"steps": [{**GOOD, "min_mm3": True}]}, "`min_mm3` must be a positive number, got True"),
         ({"steps": [{**GOOD, "min_mm3": math.nan}]}, "`min_mm3` must be a positive number, got nan"),
         ({"steps": [{**GOOD, "min_mm3": math.inf}]}, "`min_mm3` must be a positive number, got inf"),

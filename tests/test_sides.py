@@ -123,6 +123,28 @@ def test_another_axis_is_not_refused(kidneys: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("regions", "said"),
+    [
+        ({"both": [1, 3]}, None),
+        ({"left": [1], "both": [1, 3]}, "left_kidney and right_kidney"),
+        ({"l": [2], "r": [4]}, "l and r"),
+    ],
+)
+def test_with_regions_no_pairs_are_recommended(
+    regions: dict[str, list[int]], said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`data.label_pairs` does not go with regions; and what no region tells apart may be exchanged."""
+    targets = {"names": list(regions), "values": list(regions.values())}
+    sides.warn_of_lookalikes({"class_names": list(NAMES[:5]), "overlapping": True, "targets": targets}, (0,), ())
+    found = [record.getMessage() for record in caplog.records]
+    assert found == (
+        []
+        if said is None
+        else [f"augment.mirror_axes=[0] exchanges left and right but no regions: {said}; mirror along other axes"]
+    )
+
+
+@pytest.mark.parametrize(
     ("settings", "said"),
     [
         (["augment.mirror_axes=[0]"], "data.label_pairs=[[left_kidney,right_kidney]] would"),

@@ -19,6 +19,7 @@ import tiny
 
 from medconv import commands, folds, postprocessing, sweep
 from medconv.postprocess import main as postprocess_main
+from medconv.runfolder import RunFolder
 
 SLOW = ["trainer.max_steps=16", "augment._target_=tiny.SlowAugment"]  # 2 seconds and more
 
@@ -178,6 +179,65 @@ def test_folds_whose_data_was_prepared_in_two_ways_are_warned_of(home: Path) -> 
     assert found.warnings == ("fold 0 and fold 1: the data was prepared in two ways: facts.num_channels=1 and 2",)
 
 
+def rewritten(home: Path, old: str, new: str, folds: str = "012") -> None:
+    for number, path in by_fold(home).items():
+        if number in folds:
+            config = path / "config.yaml"
+            assert old in config.read_text()
+            config.write_text(config.read_text().replace(old, new))
+
+
+def test_splits_that_moved_are_said(home: Path) -> None:
+    rewritten(home, "  splits: null\n", "  splits: moved/splits.json\n")
+    shutil.rmtree(by_fold(home)["2"])
+    (found,) = folds.read(home)
+    assert found.warnings == (
+        "data.splits=moved/splits.json cannot be read, so that folds may be missing that nothing here tells of",
+    )
+
+
+@pytest.mark.parametrize("names", [("kiste", "hole"), ("hole", "box"), ("box", "hole", "more")])
+def test_folds_of_other_classes_are_not_averaged(home: Path, names: tuple[str, ...]) -> None:
+    cases = summaries(home)["1"]["val/cases"]
+    edit(by_fold(home)["1"] / "summary.json", **{"val/cases": {case: dict.fromkeys(names, 0.5) for case in cases}})
+    (found,) = folds.read(home)
+    assert found.missing == {"1": f"other classes: {', '.join(names)}"}
+    assert f"warning: without fold 1 (other classes: {', '.join(names)})" in folds.table(found)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", b"\xff\xfe", "[" * 100_000, '{"val/dice": "x"}', '{"val/cases": []}', '{"val/cases": {"a": 1}}'),
+        *('{"val/cases": {"a": {"x": "1"}}}', '{"val/cases": {"a": {"x": 1}, "b": {"y": 1}}}', '{"skipped_cases": [1]}'),
+    ],
+)
+def test_a_summary_that_is_none_is_named(content: str | bytes, tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=rf"^{path}: (cannot be read \(|not what medconv writes there)"):
+        RunFolder(tmp_path).summary()
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        (b"\xff\xfe", "not a readable config"),
+        (b"data: ${", "not a readable config"),
+        (b"data: {fold: 0, splits: null, num_folds: null}", "data.num_folds must be a number of folds, got None"),
+        (b"data: {fold: 0, num_folds: 100000}", "data.num_folds must be a number of folds, got 100000"),
+        (b"data: {fold: /../../precious, num_folds: 5}", "data.fold must be `all` or a number, got '/../../precious'"),
+        (b"data: {fold: '1*', num_folds: 5}", "data.fold must be `all` or a number, got '1*'"),
+    ],
+)
+def test_a_config_that_is_none_is_named(content: bytes, wanted: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        folds.read(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path}/run/config.yaml: ") and wanted in str(error.value)
+
+
 def test_cases_left_out_are_named(home: Path) -> None:
     edit(by_fold(home)["1"] / "summary.json", skipped_cases={"case_8": "broken"})
     assert folds.read(home)[0].warnings == ("case_8: left out as faulty by data.on_fault=skip, and so not validated",)
@@ -252,6 +312,19 @@ def test_a_job_has_its_folder_by_its_overrides_in_any_order() -> None:
     assert one.folder.path != sweep.Job(("a=1", "data.fold=1"), (), Path("runs/x")).folder.path
 
 
+def test_a_job_takes_its_config_where_the_sweep_takes_it(dataset: Path, tmp_path: Path) -> None:
+    """`--config-name`, `--config-dir` and a search path of the user's own; what it asks for fails at once, in the job."""
+    own, more = tmp_path / "own", tmp_path / "more"
+    (more / "perf").mkdir(parents=True)
+    (more / "perf/mine.yaml").write_text("matmul_precision: low\n")
+    own.mkdir()
+    (own / "mine.yaml").write_text("defaults:\n  - train\n  - override perf: mine\n  - _self_\n")
+    given = ["--config-dir", str(own), "--config-name", "mine", f"hydra.searchpath=[file://{more}]"]
+    done = tiny.command("train.py", "-m", *given, *tiny.overrides(dataset), "data.fold=0,1", cwd=tmp_path)
+    assert done.returncode == commands.USER, done.stderr
+    assert done.stderr.count("perf.matmul_precision must be highest, high or medium, got 'low'") == 2, done.stderr
+
+
 # Post-processing by cross-validation.
 
 
@@ -269,6 +342,8 @@ def test_postprocessing_is_decided_on_cases_not_trained_on(
     said = capsys.readouterr()
     assert "Dice over 7 cases" in said.out and "warning" not in said.out + said.err  # validation's own Dice
     assert "keep_largest" in said.out and "steps kept: " in said.out
+    best = " ".join(str(path / "checkpoints/best.ckpt") for _, path in sorted(by_fold(home).items()))
+    assert f"medconv-predict --checkpoint {best} --postprocess {home}/postprocessing.json --input" in said.out
     content = json.loads((home / "postprocessing.json").read_text())
     steps = postprocessing.read(home / "postprocessing.json")
     assert steps.targets.names == ("box", "hole")
@@ -299,6 +374,44 @@ def test_predictions_of_an_earlier_checkpoint_are_not_taken(
     assert postprocess(monkeypatch, "--runs", str(home)) == commands.DONE
     assert not stale.exists()
     assert f"warning: Dice of 1 cases is not what training found: {case}" in capsys.readouterr().out
+
+
+def test_a_run_folder_names_no_code_and_no_folder_to_delete(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fails(wanted: str, *arguments: str) -> None:
+        assert postprocess(monkeypatch, "--runs", str(home), *arguments) == commands.USER
+        said = capsys.readouterr().err
+        assert said.count("error:") == 1 and "Traceback" not in said and wanted in said
+
+    fails("--device quantum: cannot be used here", "--device", "quantum")
+    spoilt = Path(shutil.copytree(home, tmp_path / "spoilt"))
+    root = next(
+        line for line in (by_fold(home)["0"] / "config.yaml").read_text().splitlines() if line.startswith("    root:")
+    )
+    call = "{_target_: builtins.open, file: " + str(tmp_path / "hit") + ", mode: w}"
+    for value, wanted in (
+        (f"[{call}]", "data.layout.root[0]._target_=builtins.open is refused: a layout takes plain values"),
+        (call, "data.layout: medconv.data.layout.msd cannot be called with"),
+        ("[1]", "data.layout: medconv.data.layout.msd cannot be called with"),
+    ):
+        rewritten(home, root, f"    root: {value}")
+        fails(wanted)
+        assert not (tmp_path / "hit").exists()
+        shutil.rmtree(home)
+        shutil.copytree(spoilt, home)
+    rewritten(home, "medconv.data.layout.msd", "medconv.data.layout.class_names_of")
+    rewritten(home, root, root.replace("    root: ", "    root: !!python/name:os.system "))
+    fails("not a readable config")
+    shutil.rmtree(home)
+    shutil.copytree(spoilt, home)
+    precious = tmp_path / "precious"
+    for folder in (precious, home / "validation/fold0-notours", home / "validation/fold0-0123abcd"):
+        folder.mkdir(parents=True)
+    (home / "validation/fold0-00000000").symlink_to(precious)
+    assert postprocess(monkeypatch, "--runs", str(home)) == commands.DONE
+    assert precious.exists() and (home / "validation/fold0-notours").exists()
+    assert not (home / "validation/fold0-0123abcd").exists()
 
 
 def test_what_postprocessing_needs_is_named(

@@ -125,6 +125,34 @@ def test_a_loss_that_cannot_is_refused(loss: nn.Module, which: str, message: str
         Targeted(loss, ALL[which])
 
 
+@pytest.mark.parametrize("which", ["classes", "ignoring", "regions"])
+def test_a_loss_that_gives_no_number_is_refused(which: str) -> None:
+    def broken(logits: Tensor, reference: Tensor) -> Tensor:
+        return logits.mean() / 0 * 0
+
+    with pytest.raises(ValueError, match=r"loss: broken is nan for .*, expected a finite number"):
+        Targeted(broken, ALL[which])
+
+
+def test_a_loss_of_plain_classes_is_tried_too() -> None:
+    words = r"loss: CrossEntropyLoss cannot take classes, as a label map \(batch, 1, x, y, z\): "
+    with pytest.raises(ValueError, match=words):
+        Targeted(nn.CrossEntropyLoss(), CLASSES, 3)
+
+
+@pytest.mark.parametrize("which", ["classes", "ignoring", "regions"])
+def test_a_loss_for_slices_is_tried_on_slices(which: str) -> None:
+    def flat(logits: Tensor, reference: Tensor) -> Tensor:
+        if logits.ndim != 4:
+            raise ValueError("2D alone")
+        return DiceCrossEntropy()(logits, reference)
+
+    for dims in (2, None):
+        Targeted(flat, ALL[which], dims)
+    with pytest.raises(ValueError, match=r"loss: flat cannot take .*: 2D alone"):
+        Targeted(flat, ALL[which], 3)
+
+
 def test_a_loss_may_be_a_function() -> None:
     logits, label = example(REGIONS)
     function = partial(nn.functional.binary_cross_entropy_with_logits, reduction="mean")

@@ -105,6 +105,25 @@ def test_other_ranks_take_what_rank_zero_found(dataset: Path, tmp_path: Path, mo
     assert {key: tuning._get(found, key) for key in tuning.OPEN} == json.loads(record)["choice"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, 100_000), (1.0, 100_000), (0.25, 25_000), (5, 1000), (5000, 100_000), (1, 200)]
+)
+def test_a_run_of_fewer_batches_is_shorter(limit: Any, expected: float) -> None:
+    trainer = {"max_steps": -1, "max_time": None, "max_epochs": 100, "limit_train_batches": limit}
+    values = {"trainer": trainer, "data": {"samples_per_epoch": 1000, "batch_size": 2}}
+    assert tuning._planned_seconds(values, 2.0) == expected
+
+
+def test_heads_of_deep_supervision_are_measured_with_the_rest(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, work = [], tuning._work
+    monkeypatch.setattr(tuning, "_work", lambda *given: seen.append(work(*given)) or seen[-1])
+    deep = ["model.channels=[4,6,8,8]", "model.strides=[2,2,2]", "data.patch_size=[16,16,16]"]
+    tiny.train(dataset, tmp_path / "run", *AUTO, *deep, "task.deep_supervision=true", "trainer.max_steps=1")
+    assert [tuple(o.shape[2:]) for o in seen[0].network(seen[0].image)] == [(16,) * 3, (8,) * 3]
+
+
 def test_a_rank_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_PATIENCE", 0.3)
     with pytest.raises(

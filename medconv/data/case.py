@@ -38,6 +38,11 @@ class Grid:
         return x, y, z
 
     @property
+    def voxel_mm3(self) -> float:
+        """A voxel's volume, of sheared affines as well."""
+        return float(abs(np.linalg.det(self.matrix[:3, :3])))
+
+    @property
     def orientation(self) -> str:
         """Where the array's axes point, such as `RAS`."""
         return "".join(str(code) for code in nib.aff2axcodes(self.matrix))

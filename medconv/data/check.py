@@ -192,7 +192,7 @@ def _describe(image: np.ndarray, grid: Grid, label: np.ndarray, dataset: Dataset
     known = stored if ignore is None else stored[stored != ignore]
     report.class_voxels = tuple(int(n) for n in np.bincount(known.clip(max=num_classes - 1), minlength=num_classes))
     places = np.flatnonzero(stored if ignore is None else (stored > 0) & (stored != ignore))
-    places = places if len(places) else np.arange(stored.size)
+    places = places if len(places) else np.flatnonzero(stored != (-1 if ignore is None else ignore))
     places = places[:: max(1, len(places) // _SAMPLED)]
     report.intensities = np.stack([channel.T.reshape(-1)[places] for channel in image])
 
@@ -201,6 +201,8 @@ def measured(reports: Sequence[CaseReport]) -> Fingerprint:
     """The fingerprint of cases without faults."""
     spatial_dims = 2 if reports[0].flat else 3
     samples = np.concatenate([r.intensities for r in reports if r.intensities is not None], axis=1)
+    if not samples.shape[1]:
+        raise ValueError("nothing is known of any case: every voxel of all label maps is to be ignored")
     low, high = np.percentile(samples, [0.5, 99.5], axis=1)
     intensities = [
         {"percentile_00_5": float(a), "percentile_99_5": float(b), "mean": float(c.mean()), "std": float(c.std())}

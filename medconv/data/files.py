@@ -145,7 +145,7 @@ def write_label(path: Path, label: np.ndarray, like: Path) -> None:
     header = _header_like(source, dtype)
     image = Nifti1Image(label.reshape(source.shape[:3]).astype(dtype), source.affine, header)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
+    with replacing(path, durable=True) as partial:  # a label map that has its name counts as done
         nib.save(image, partial)
 
 
@@ -158,9 +158,9 @@ def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like:
     header = _header_like(source, np.float32)
     header.set_data_shape((*source.shape[:3], *(1,) * (3 - len(source.shape)), count))
     header.extensions.clear()
-    header["vox_offset"], header["magic"] = 352, b"n+1"
+    header["vox_offset"], header["magic"] = header.single_vox_offset, header.single_magic
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial, ImageOpener(str(partial), "wb") as file:
+    with replacing(path, durable=True) as partial, ImageOpener(str(partial), "wb") as file:
         header.write_to(file)
         written = 0
         for channel in channels:  # the fourth axis is the slowest in the file

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from medconv.data.case import Dataset
-from medconv.targets import Targets
+from medconv.targets import HIGHEST, Targets, names_of
 
 IGNORE = "ignore"  # the name by which a dataset.json marks that value
-_HIGHEST = 32767  # that label maps may hold
 Regions = dict[str, tuple[int, ...]]
 
 
@@ -24,7 +23,7 @@ def asked(dataset: Dataset, regions: Mapping[str, Any] | None, order: Sequence[i
         name or value of the last one, which then is none. None of all three: what the dataset itself says.
     Raises: ValueError: names the key at fault.
     """
-    names, unknown = dataset.class_names, dataset.targets.ignore
+    names, unknown = names_of(dataset.class_names), dataset.targets.ignore
     if ignore is not None and not (ignore == IGNORE and unknown is not None):
         names, unknown = _without(names, ignore)
     if regions:
@@ -49,6 +48,8 @@ def declared(labels: Any, order: Any, path: Path) -> tuple[tuple[str, ...], Targ
     if not isinstance(labels, dict) or len(labels) < 2:
         raise ValueError(f"{path}: key `labels` must name the background and at least one class, got {labels!r}")
     groups = _groups(labels, path)
+    if high := {name: max(values) for name, values in groups.items() if max(values) > HIGHEST}:
+        raise ValueError(f"{path}: label values must lie in 0 to {HIGHEST}, got {high}")
     unknown = groups.pop(IGNORE, (None,))[0]
     if any(len(values) > 1 for values in groups.values()):
         return _declared_regions(groups, unknown, order, path)
@@ -103,7 +104,7 @@ def _of_regions(
                 "writes into a prediction, later ones over earlier ones"
             )
         order = [values[0] for values in regions.values()]
-    fits = isinstance(order, Sequence) and not isinstance(order, str) and len(order) == len(regions)
+    fits = isinstance(order, Sequence) and len(order) == len(regions) and all(type(value) is int for value in order)
     if not fits or len(set(order)) < len(order) or any(v not in r for v, r in zip(order, regions.values(), strict=True)):
         raise ValueError(
             f"{order_key} must give each of {list(regions)} a label value of its own, one that lies in it, got {order}"
@@ -139,10 +140,8 @@ def _without(names: tuple[str, ...], ignore: Any) -> tuple[tuple[str, ...], int]
     """The classes that are left, and the value to ignore."""
     value = ignore if type(ignore) is int else _value_of(ignore, names, "data.ignore_label")
     last = len(names) - 1
-    if not max(2, last) <= value <= _HIGHEST:
+    if not max(2, last) <= value <= HIGHEST:
         named = f"class {names[value]}" if 0 <= value <= last else "no label value"
-        raise ValueError(
-            f"data.ignore_label must be above all classes, from {max(2, last)} ({names[last]}, which then is no class) to "
-            f"{_HIGHEST}, got {ignore}, {named}"
-        )
+        least = f"{last} ({names[last]}, which then is no class)" if last >= 2 else "2"
+        raise ValueError(f"data.ignore_label must be above all classes, from {least} to {HIGHEST}, got {ignore}, {named}")
     return (names[:-1] if value == last else names), value

@@ -13,10 +13,9 @@ import numpy as np
 
 from medconv.data import layout
 from medconv.predicting.folder import RECORD
-from medconv.targets import Targets
+from medconv.targets import Targets, names_of
 
 _RECORD_BYTES = 100_000_000  # a record names every image of every case; anything beyond this is something else
-_HIGHEST = np.iinfo(np.int16).max  # of a label value
 
 
 def targets_of(predictions: Path, references: Path) -> Targets | None:
@@ -27,8 +26,9 @@ def targets_of(predictions: Path, references: Path) -> Targets | None:
     record = predictions / RECORD
     if record.is_file():
         return _of_record(record)
-    if (references.parent / "dataset.json").is_file():
-        return layout.targets_of(references.parent)
+    root = references.absolute().parent  # of `.`, too
+    if (root / "dataset.json").is_file():
+        return layout.targets_of(root)
     return None
 
 
@@ -110,8 +110,8 @@ def _read(record: Path) -> Any:
 def _of_record(path: Path) -> Targets:
     try:
         content = _read(path)
-        names = _names(content["class_names"]) if "targets" not in content else ()
-        targets = Targets.of_classes(names) if names else _checked(content["targets"])
+        plain = "targets" in content
+        targets = Targets.from_plain(content["targets"]) if plain else Targets.of_classes(names_of(content["class_names"]))
         if not targets.names:
             raise ValueError("no class")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -120,30 +120,3 @@ def _of_record(path: Path) -> Targets:
             "stands for; without this file the classes are taken from dataset.json, or numbered"
         ) from error
     return targets
-
-
-def _checked(content: Any) -> Targets:
-    """`Targets.from_plain`, of a file that somebody may have sent."""
-    names, values, order, ignore = (content[key] for key in ("names", "values", "order", "ignore"))
-    groups = [_values(group) for group in values]
-    if len(_names(names)) != len(groups) or not all(groups) or not isinstance(values, list):
-        raise ValueError("each name needs its values")
-    if _values(order) and len(order) != len(groups):
-        raise ValueError("an order has one value for each region")
-    if ignore is not None:
-        _values([ignore])
-    return Targets.from_plain(content)
-
-
-def _names(names: Any) -> tuple[str, ...]:
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name.strip() for name in names):
-        raise ValueError("no list of names")
-    if len(set(names)) < len(names):
-        raise ValueError("a name that occurs twice")
-    return tuple(names)
-
-
-def _values(values: Any) -> list[int]:
-    if not isinstance(values, list) or not all(type(value) is int and 1 <= value <= _HIGHEST for value in values):
-        raise ValueError("no list of label values")
-    return values

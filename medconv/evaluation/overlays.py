@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,13 +44,24 @@ def images_of(predictions: Path, references: Path, folder: Path | None, cases: S
 
     Args: folder: None takes what the record beside the predictions names, else `imagesTr` beside `labelsTr` (or `imagesTs`
         beside `labelsTs`), if it is there.
+    Raises: ValueError: `folder` has the image of no case.
     """
     if folder is None and (recorded := recorded_images(predictions)):
         return recorded
-    folder = folder or references.with_name(references.name.replace("labels", "images"))
-    if folder == references or not folder.is_dir():
-        return {}
-    found = in_folder(folder, "--images")
+    if folder is not None:
+        known = _paired(in_folder(folder, "--images"), cases)
+        if not known:
+            raise ValueError(f"--images {folder}: no image of any case there, such as {cases[0]}.nii.gz")
+        return known
+    labels = references.absolute()  # of `.`, too
+    beside = labels.with_name(labels.name.replace("labels", "images"))
+    try:
+        return {} if beside == labels else _paired(in_folder(beside, "--images"), cases)
+    except ValueError:
+        return {}  # nothing there: pictures do without
+
+
+def _paired(found: Mapping[str, Path], cases: Sequence[str]) -> dict[str, Path]:
     pairs = {case: found.get(case) or found.get(f"{case}_0000") for case in cases}
     return {case: path for case, path in pairs.items() if path}
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.ndimage import find_objects
 
+from medconv.data.case import Grid
 from medconv.evaluation import surfaces
 from medconv.metrics import Row
 from medconv.targets import Targets
@@ -50,21 +51,24 @@ VOLUMES = ("volume_ml", "reference_volume_ml")  # are no error, but belong into 
 def measure(
     prediction: np.ndarray,
     reference: np.ndarray,
-    spacing_mm: Sequence[float],
+    grid: Grid,
     targets: Targets,
     tolerance_mm: Mapping[str, float],
 ) -> dict[str, Row]:
     """Metric to class to value. Voxels where the reference is `targets.ignore` belong to no class in either label map.
 
-    Shape: two label maps (X, Y, Z) of whole numbers; one slice is measured as the plane that it is.
-    Args: tolerance_mm: of the surface Dice, for each class.
+    Shape: two label maps (X, Y, Z) of whole numbers; one slice, whichever way it lies, is measured as the plane that it is.
+    Args: grid: of both. tolerance_mm: of the surface Dice, for each class.
     """
     if targets.ignore is not None:
         known = reference != targets.ignore
         prediction, reference = np.where(known, prediction, 0), np.where(known, reference, 0)
-    voxel_ml = float(np.prod(spacing_mm)) * _ML
-    if prediction.shape[-1] == 1:
-        prediction, reference, spacing_mm = prediction[..., 0], reference[..., 0], spacing_mm[:-1]
+    voxel_ml = grid.voxel_mm3 * _ML
+    spacing_mm: tuple[float, ...] = grid.spacing_mm
+    if 1 in grid.shape:
+        thin = 2 - grid.shape[::-1].index(1)  # the last such axis
+        prediction, reference = prediction.squeeze(thin), reference.squeeze(thin)
+        spacing_mm = (*spacing_mm[:thin], *spacing_mm[thin + 1 :])
     boxes = [find_objects(label, max_label=targets.num_values - 1) for label in (prediction, reference)]
     worst_mm = surfaces.diagonal_mm(prediction.shape, spacing_mm)
     rows: dict[str, Row] = {name: {} for name in (*(m.name for m in METRICS), *VOLUMES)}

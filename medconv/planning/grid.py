@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from medconv.data.check import Fingerprint
 
 _THICK = 3  # slices so many times as thick as the other axes' voxels are anisotropic; and so many times as few
+_DECIMALS = 4  # of a spacing in mm
 _FEWEST_SLICES = 4  # with fewer a 3D kernel sees hardly more than padding across them
 
 
@@ -26,7 +28,12 @@ def target_spacing(fingerprint: Fingerprint) -> tuple[float, ...]:
     if axis is not None:
         low = float(np.percentile(spacings[:, axis], 10))
         target[axis] = max(low, np.delete(target, axis).max())
-    return tuple(round(float(t), 4) for t in target)
+    return tuple(_rounded(float(t)) for t in target)
+
+
+def _rounded(mm: float) -> float:
+    """To 4 decimals, or 4 digits where that is more: microscopes have spacings of 0.00025 mm."""
+    return round(mm, max(_DECIMALS, _DECIMALS - 1 - math.floor(math.log10(mm))))
 
 
 def thick_axis(fingerprint: Fingerprint) -> int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from math import prod
+from statistics import median as middle
 from typing import Any
 
 from medconv.data.check import Fingerprint
@@ -39,6 +41,8 @@ _LEAST_BATCH = 2  # norms and the batch's Dice want more than one sample
 _DATA_SHARE = 0.05  # of all voxels, the most in one batch; nnU-Net's rule against overfitting
 # Short runs need many steps: with more samples a batch learns no faster per second.
 _QUICK_BATCH = {2: 12, 3: 4}
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,9 +96,9 @@ def plan(
     outputs = num_outputs or len(fingerprint.class_voxels[0])
     planner = _Planner(spacing, median, wanted, budget, len(fingerprint.intensities), outputs)
     network, patch = planner.network_and_patch()
-    slices = median_shape(fingerprint, target_spacing(fingerprint))[axis] if axis is not None else 1
-    voxels = prod(median) * slices * len(fingerprint.shapes)
-    batch, why = planner.batch(network, patch, voxels)
+    slices = middle(shape[axis] for shape in fingerprint.shapes) if axis is not None else 1  # which keep their own spacing
+    batch, why = planner.batch(network, patch, prod(median) * slices * len(fingerprint.shapes))
+    planner.warn(network, patch, batch)
     rows = [
         ("dimensions", f"{seen.spatial_dims}D", dims_reason(fingerprint, axis, wanted)),
         ("spacing", f"{by(spacing)} mm", spacing_reason(seen, wanted)),
@@ -133,6 +137,7 @@ class _Planner:
     ) -> None:
         self.spacing, self.median, self.wanted, self.budget = spacing, median, wanted, budget
         self.num_channels, self.num_classes, self.dims = num_channels, num_classes, len(spacing)
+        self.least_batch = min(_LEAST_BATCH, wanted.max_batch_size or _LEAST_BATCH)
 
     def gb(self, network: Network, patch: Sequence[int], batch: int) -> float:
         return step_bytes(network, patch, batch, self.num_channels, self.num_classes, self.budget) / GB
@@ -146,8 +151,8 @@ class _Planner:
             patch = tuple(self.wanted.patch_size)
             _need_axes("data.patch_size", patch, self.dims)
             return self._built(patch, exact=True)
-        least = (self.wanted.batch_size,) if self.wanted.batch_size else (_LEAST_BATCH, 1)
-        for batch in least:
+        given = self.wanted.batch_size
+        for batch in [given] if given else sorted({self.least_batch, 1}, reverse=True):
             network, patch = self._built(largest_patch(self.median, self.spacing))
             while self.gb(network, patch, batch) > self.budget.memory_gb:
                 smaller = self._smaller(patch)
@@ -165,10 +170,14 @@ class _Planner:
     def _built(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
         """The network for a patch, and the patch rounded up to what its strides divide."""
         wanted, dims = self.wanted, self.dims
-        given = [wanted.max_stages, *(v and len(v) for v in (wanted.channels, wanted.kernel_sizes))]
-        most = min((n for n in given if n), default=None)
+        lists = [v for v in (wanted.channels, wanted.kernel_sizes) if isinstance(v, (list, tuple))]
+        most = min((n for n in (wanted.max_stages, *map(len, lists)) if n), default=None)
         steps = halvings(patch, self.spacing, exact, most) if wanted.strides is None else need_strides(wanted.strides, dims)
         stages = len(steps) + 1
+        if wanted.max_stages is not None and stages > wanted.max_stages:
+            raise ValueError(
+                f"plan.strides={wanted.strides} makes {stages} stages, plan.max_stages allows {wanted.max_stages}"
+            )
         sizes, wide = wanted.kernel_sizes, wanted.channels
         network = Network(
             steps,
@@ -206,13 +215,22 @@ class _Planner:
         }
         most = self.wanted.max_batch_size
         limits["short runs need many steps" if most is None else "plan.max_batch_size"] = most or _QUICK_BATCH[self.dims]
-        if limits["memory"] < _LEAST_BATCH:
+        if limits["memory"] < self.least_batch:
             return 1, "memory holds no more"
         reason = min(limits, key=lambda name: limits[name])
         others = ", ".join(f"{name}: {n}" for name, n in limits.items() if name != reason)
-        if limits[reason] < _LEAST_BATCH and reason != "plan.max_batch_size":
-            return _LEAST_BATCH, f"the least; {reason}: {limits[reason]}"
+        if limits[reason] < self.least_batch:
+            return self.least_batch, f"the least; {reason}: {limits[reason]}"
         return limits[reason], f"{reason}; {others}"
+
+    def warn(self, network: Network, patch: Sequence[int], batch: int) -> None:
+        """Of a step that does not fit: a patch that was asked for is taken as it is."""
+        needed, budget = self.gb(network, patch, batch), self.budget
+        if needed > budget.memory_gb:
+            log.warning(
+                "data.patch_size=[%s] in a batch of %d takes some %.2g GB, the budget is %g (%s)",
+                *(",".join(map(str, patch)), batch, needed, budget.memory_gb, budget.origin),
+            )
 
 
 def _need_axes(key: str, values: Sequence[float], spatial_dims: int) -> None:

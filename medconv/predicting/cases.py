@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from medconv.data.case import Case
 from medconv.data.files import in_folder, stem
 from medconv.data.layout import group_channels
 
-_FIRST = "_0000"  # how the first of several channels ends
+_FIRST = "_0000"  # how the first channel's name ends
+_LONGEST = 200  # bytes of an id; most file systems allow names of 255, and a file being written has a longer one
 
 
 def find_cases(source: Path, num_channels: int) -> list[Case]:
-    """The cases in a file, a folder or a list; several channels are files CASE_0000, CASE_0001, ... or one 4D file.
+    """The cases in a file, a folder or a list; channels are files CASE_0000, CASE_0001, ... or one file has them all.
+
+    A folder with some name that ends in `_0000` holds such channels and nothing else.
 
     Lists: `.txt` has a case in each line, its channels divided by tabs; `.json` is an array of such cases (a path, or an
     array of paths), or an object of case id to them. Paths are relative to the list's folder.
@@ -27,19 +31,18 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
         lists = {".txt": _lines, ".json": _json}
         return _named(source, lists[source.suffix](source)) if source.suffix in lists else [_single(source, num_channels)]
     files = list(in_folder(source, "--input").values())
-    try:
-        return [Case(case, channels) for case, channels in group_channels(files, num_channels).items()]
-    except ValueError:
-        if num_channels > 1 and any(stem(path).endswith(_FIRST) for path in files):
-            raise
-        return [Case(stem(path), (path,)) for path in files]  # one file per case
+    if any(stem(path).endswith(_FIRST) for path in files):
+        found = group_channels(files, num_channels)
+    else:
+        found = {stem(path): (path,) for path in files}
+    return [Case(_checked(case, source), channels) for case, channels in found.items()]
 
 
 def _single(path: Path, num_channels: int) -> Case:
     """A file; of `CASE_0000` also the other channels beside it."""
-    if num_channels == 1 or not stem(path).endswith(_FIRST):
-        return Case(stem(path), (path,))
-    case, ending = stem(path).removesuffix(_FIRST), path.name.removeprefix(stem(path))
+    case, ending = _checked(_name(path), path), path.name.removeprefix(stem(path))
+    if not stem(path).endswith(_FIRST):
+        return Case(case, (path,))
     channels = tuple(path.with_name(f"{case}_{number:04d}{ending}") for number in range(num_channels))
     if lacking := [channel.name for channel in channels if not channel.is_file()]:
         raise ValueError(f"--input {path}: the network takes {num_channels} channels, {', '.join(lacking)} is not there")
@@ -53,10 +56,10 @@ def _lines(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:
 
 def _json(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:
     try:
-        content = json.loads(_text(source))
+        content = json.loads(_text(source), object_pairs_hook=tuple)  # a dict would lose a key that comes twice
     except (ValueError, RecursionError) as error:
         raise ValueError(f"--input {source}: not JSON ({error})") from error
-    entries = content.items() if isinstance(content, dict) else ((None, item) for item in _array(content, source))
+    entries = content if isinstance(content, tuple) else ((None, item) for item in _array(content, source))
     return [(case, _paths(item, source)) for case, item in entries]
 
 
@@ -75,22 +78,35 @@ def _array(content: Any, source: Path) -> list[Any]:
 
 def _text(source: Path) -> str:
     try:
-        return source.read_text(encoding="utf-8")
+        return source.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--input {source}: cannot be read as text ({error})") from error
 
 
 def _named(source: Path, entries: Sequence[tuple[str | None, tuple[str, ...]]]) -> list[Case]:
-    """A case without an id has the name of its first file, without `_0000` where there are several."""
     cases: dict[str, Case] = {}
     for given, paths in entries:
-        name = stem(Path(paths[0]))
-        case = given if given is not None else name.removesuffix(_FIRST) if len(paths) > 1 else name
-        if Path(case).name != case or case.startswith("."):
-            raise ValueError(f"--input {source}: a case id names a file and cannot be {case!r}")
+        case = _checked(_name(Path(paths[0])) if given is None else given, source)
         if case in cases:
-            raise ValueError(f"--input {source}: two cases are called {case}; a JSON object gives them ids")
+            advice = "; a JSON object gives them ids" if given is None else ""
+            raise ValueError(f"--input {source}: two cases are called {case}{advice}")
         cases[case] = Case(case, tuple(source.parent / path for path in paths))
     if not cases:
         raise ValueError(f"--input {source}: no case in it")
     return list(cases.values())
+
+
+def _name(first: Path) -> str:
+    """Of a case without an id: that of its first file, without `_0000`, as the files of a dataset are called."""
+    return stem(first).removesuffix(_FIRST)
+
+
+def _checked(case: str, source: Path) -> str:
+    try:
+        size = len(os.fsencode(case))
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= _LONGEST or Path(case).name != case or case[0] == "." or min(case) < " ":
+        shown = repr(case) if len(case) <= _LONGEST else f"one of {size} bytes, {case[:20]!r}..."
+        raise ValueError(f"--input {source}: a case id names a file, of at most {_LONGEST} bytes, and cannot be {shown}")
+    return case

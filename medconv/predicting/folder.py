@@ -12,7 +12,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from filelock import FileLock, Timeout
 
 from medconv.atomic import write_text
 from medconv.data.case import Case
+from medconv.predicting.record import RECORD, Entry, Found, differences, entry, read
 
-RECORD = "prediction.json"  # beside the predictions: what made them
 PROBABILITIES = "probabilities"
 _LABEL = ".nii.gz"
 _PARTIAL = re.compile(r"\.\d+\..*")  # what `atomic.replacing` leaves of a killed process
@@ -57,23 +57,23 @@ class Folder:
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
         """Inside, this process is one of those that work here.
 
-        Raises: ValueError: it holds other results, which `overwrite` removes as far as they belong to `cases`; or it cannot
-            be written.
+        Raises: ValueError: it holds other results, which `overwrite` removes as far as they belong to `cases` and the record
+            accounts for them; it is where the images are; or it cannot be written.
         """
-        images = {case.id: [str(path.absolute()) for path in case.images] for case in cases}
-        if own := [case for case, paths in images.items() if str(self.label(case).absolute()) in paths]:
-            raise ValueError(f"--output {self.path}: would replace the images themselves, such as {self.label(own[0])}")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._check_apart(cases)
             with self._lock:
-                self._begin(images, overwrite)
+                self._begin({case.id: entry(case.images) for case in cases}, overwrite)
         except (OSError, NotImplementedError) as error:  # the latter: no locks there
             raise ValueError(f"--output {self.path}: cannot be written ({_reason(error)})") from error
+        whole = False
         try:
             yield
+            whole = True
         finally:
             with self._lock:
-                self._end()
+                self._end(whole)
 
     def claims(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Callable[[], None]]]:
         """Cases to do, one after the other, each with a function to call when it is done or has failed.
@@ -101,61 +101,73 @@ class Folder:
             return False
         return True
 
-    def _begin(self, images: dict[str, list[str]], overwrite: bool) -> None:
-        known, busy = self._record(), self._others()
-        changed = _differences(known["settings"], self.settings) if known else []
-        fault = self._fault(known, changed, images, busy)
-        if fault and (busy or not overwrite):
-            advice = "another process is at work there" if busy else "take another folder, or --overwrite to replace them"
-            raise ValueError(f"--output {self.path}: {fault}; {advice}")
-        strangers = [case for case in self._there() if case in known.get("cases", {}) and case not in images]
-        if changed and strangers:
-            raise ValueError(
-                f"--output {self.path}: --overwrite would leave results there that were made otherwise, of cases that "
-                f"--input does not name: {_some(strangers)}; take another folder"
-            )
+    def _check_apart(self, cases: Sequence[Case]) -> None:
+        """Raises: ValueError: results would come to lie among the images; folders are told apart by what they are, not by
+        how they are called."""
+        ours = {_identity(self.path), _identity(self.path / PROBABILITIES)} - {None}
+        for path in (path for case in cases for path in case.images):
+            if ours & _homes(path):
+                raise ValueError(f"--output {self.path}: holds the images themselves, such as {path}; take another folder")
+
+    def _begin(self, cases: dict[str, Entry], overwrite: bool) -> None:
+        found = self._found()
+        renewed = found.renewed(cases)
+        replaced = [case for case in cases if case not in renewed] if overwrite else []
+        self._check(found, cases, overwrite, replaced)
         self._claims.mkdir(exist_ok=True)
-        if not busy:
-            self._clean([*images] if overwrite else [])
-        before = {} if changed else known.get("cases", {})
-        record = {**self.about, "settings": self.settings, "cases": {**before, **_entries(images)}}
-        write_text(self.path / RECORD, json.dumps(record, indent=2) + "\n")
+        if not found.busy:
+            self._clean(replaced)
+        kept = {} if found.differences else found.before
+        self._write_record({**kept, **cases}, sorted({*renewed, *replaced}))
         self._mine.acquire()
 
-    def _end(self) -> None:
+    def _check(self, found: Found, cases: dict[str, Entry], overwrite: bool, replaced: Sequence[str]) -> None:
+        """Raises: ValueError: what is here cannot stay beside new results, nor be replaced."""
+        if unknown := [case for case in found.there if case not in found.before]:
+            raise self._refusal(
+                f"holds label maps that no {RECORD} accounts for, such as {unknown[0]}{_LABEL}; take another folder, or "
+                "remove them"
+            )
+        fault = found.fault(cases, replaced)
+        if fault and (found.busy or not overwrite):
+            advice = (
+                "another process is at work there" if found.busy else "take another folder, or --overwrite to replace them"
+            )
+            raise self._refusal(f"{fault}; {advice}")
+        if found.differences and (strangers := [case for case in found.there if case not in cases]):
+            raise self._refusal(
+                "--overwrite would leave results there that were made otherwise, of cases that --input does not name: "
+                f"{_some(strangers)}; take another folder"
+            )
+
+    def _refusal(self, reason: str) -> ValueError:
+        return ValueError(f"--output {self.path}: {reason}")
+
+    def _end(self, whole: bool) -> None:
+        """Args: whole: this process came to its end, so that if it was the last one nothing is left to be replaced."""
         self._mine.release()
         Path(self._mine.lock_file).unlink(missing_ok=True)
         if not self._others():
             shutil.rmtree(self._claims, ignore_errors=True)
+            known = read(self.path) if whole else {}
+            if known.get("overwriting"):
+                with suppress(OSError):  # no room: all is done none the less
+                    self._write_record(known["cases"], [])
 
-    def _record(self) -> dict[str, Any]:
-        """Empty where there is none, or one of before settings were recorded, or none that can be read."""
-        try:
-            known = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
-            assert isinstance(known["settings"], dict)
-            known["cases"] = _entries({case: list(entry["images"]) for case, entry in known["cases"].items()})
-        except FileNotFoundError:
-            return {}
-        except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
-            return {}
-        return dict(known)
+    def _write_record(self, cases: dict[str, Entry], overwriting: Sequence[str]) -> None:
+        record = {**self.about, "settings": self.settings, "cases": cases, "overwriting": list(overwriting)}
+        write_text(self.path / RECORD, json.dumps(record, indent=2) + "\n")
 
-    def _there(self) -> list[str]:
-        return sorted(path.name.removesuffix(_LABEL) for path in self.path.glob(f"*{_LABEL}") if path.name[0] != ".")
-
-    def _fault(self, known: dict[str, Any], changed: Sequence[str], images: dict[str, list[str]], busy: bool) -> str | None:
-        """Why what is here, or about to be, cannot stay beside new results."""
-        there = self._there()
-        if not there and not busy:
-            return None
-        if not known:
-            return f"holds label maps that no {RECORD} accounts for, such as {there[0]}{_LABEL}" if there else None
-        if changed:
-            return f"holds results that were made otherwise ({'; '.join(changed)})"
-        before = {case: known["cases"][case]["images"] for case in there if case in known["cases"] and case in images}
-        if moved := [case for case, paths in before.items() if paths != images[case]]:
-            return f"holds a case {moved[0]} of another image, {before[moved[0]][0]}, not {images[moved[0]][0]}"
-        return None
+    def _found(self) -> Found:
+        known = read(self.path)
+        names = sorted(path.name.removesuffix(_LABEL) for path in self.path.glob(f"*{_LABEL}") if path.name[0] != ".")
+        return Found(
+            known.get("cases", {}),
+            known.get("overwriting", []),
+            differences(known["settings"], self.settings) if known else [],
+            names,
+            self._others(),
+        )
 
     def _others(self) -> bool:
         """Whether another process is at work here; locks of dead ones are removed."""
@@ -186,17 +198,25 @@ def _acquired(lock: FileLock) -> bool:
     return True
 
 
-def _entries(images: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    return {case: {"images": list(paths)} for case, paths in images.items()}
+def _homes(image: Path) -> set[tuple[int, int] | None]:
+    """The folder that a path names, and the one that its file lies in, should it be a link."""
+    try:
+        return {_identity(image.parent), _identity(Path(os.path.realpath(image)).parent)}
+    except ValueError:  # no possible name; such a case fails when it is read
+        return set()
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells a folder from all others, in whatever way it is called; None: it is not there."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
-
-
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    keys = dict.fromkeys([*here, *there])
-    return [f"{key}: {there.get(key)} there, {here.get(key)} now" for key in keys if there.get(key) != here.get(key)]
 
 
 def _some(names: Sequence[str]) -> str:

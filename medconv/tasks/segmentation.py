@@ -64,6 +64,8 @@ class Segmentation(LightningModule):
     ) -> None:
         super().__init__()
         self.network, self.loss = network, loss
+        if not isinstance(deep_supervision, bool):
+            raise ValueError(f"task.deep_supervision must be true or false, got {deep_supervision}")
         self.supervision = DeepSupervision(network, targets.num_outputs) if deep_supervision else None
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.targets, self.spatial_dims = targets, len(patch_size)

@@ -1,6 +1,7 @@
 """medconv/data/files.py: what a NIfTI file holds, what is wrong with it in words, and how a label map is written."""
 
 import gzip
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from makers import AFFINE, SHAPE, image_array, label_array, rotation, save, save_raw, truncate, unprivileged
 
-from medconv.data.files import read_array, read_header, read_image, read_label, stem, write_label
+from medconv.data.files import read_array, read_header, read_image, read_label, stem, write_channels, write_label
 
 
 @pytest.mark.parametrize(
@@ -286,6 +287,32 @@ def test_written_label_of_2d_and_4d_images(tmp_path: Path, shape: tuple[int, ...
     write_label(tmp_path / "label.nii.gz", label, source)
     assert nib.load(tmp_path / "label.nii.gz").shape == shape[:3]
     np.testing.assert_array_equal(read_label(tmp_path / "label.nii.gz")[0], label)
+
+
+@pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image])
+@pytest.mark.parametrize("name", ["image.nii", "image.nii.gz"])
+def test_written_channels(tmp_path: Path, kind: type, name: str) -> None:
+    nib.save(kind(image_array(0), np.diag([1, 2, 3, 1])), tmp_path / name)
+    volumes = [image_array(seed) for seed in range(2)]
+    write_channels(tmp_path / f"out_{name}", volumes, 2, tmp_path / name)
+    found, grid = read_array(tmp_path / f"out_{name}")
+    np.testing.assert_array_equal(found, np.stack(volumes, -1))
+    assert grid.spacing_mm == (1, 2, 3) and type(nib.load(tmp_path / f"out_{name}")) is kind
+
+
+def test_written_files_are_on_disk_before_they_have_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, flushed = save(tmp_path / "image.nii.gz", image_array(0)), []
+    sync = os.fsync
+
+    def note(number: int) -> None:
+        flushed.append((os.fstat(number).st_ino, {path.stat().st_ino for path in tmp_path.glob("[!.]*")}))
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_label(tmp_path / "label.nii.gz", label_array(0), source)
+    write_channels(tmp_path / "channels.nii.gz", [image_array(0)], 1, source)
+    assert [file for file, _ in flushed] == [(tmp_path / f"{n}.nii.gz").stat().st_ino for n in ("label", "channels")]
+    assert all(file not in named for file, named in flushed)
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

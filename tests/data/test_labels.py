@@ -110,6 +110,44 @@ def test_what_is_ignored_is_not_measured(tmp_path: Path) -> None:
     assert report.intensities is not None and report.intensities.shape[1] == (known > 0).sum()
 
 
+def test_where_there_is_no_foreground_the_known_background_is_measured(tmp_path: Path) -> None:
+    root = scribbled(tmp_path)
+    label = np.full_like(label_array(0), 3)
+    label[:2] = 0
+    save(root / "labelsTr/case_0.nii.gz", label, AFFINE)
+    dataset = msd(root)
+    report = examine(dataset.cases[0], dataset)
+    assert report.intensities is not None and report.intensities.shape[1] == (label == 0).sum()
+
+
+def test_a_dataset_of_which_nothing_is_known(tmp_path: Path) -> None:
+    root = scribbled(tmp_path)
+    for i in range(2):
+        save(root / f"labelsTr/case_{i}.nii.gz", np.full_like(label_array(i), 3), AFFINE)
+    with pytest.raises(ValueError, match=r"nothing is known of any case: every voxel of all label maps is to be ignored"):
+        check(msd(root), 1)
+
+
+@pytest.mark.parametrize("labels", [{**REGIONS, "small": 2_000_000_000}, {**REGIONS, "ignore": 2_000_000_000}])
+def test_values_that_no_label_map_holds(tmp_path: Path, labels: dict[str, Any]) -> None:
+    root = edit_json(write_nnunet(tmp_path), labels=labels, regions_class_order=[1, 2])
+    with pytest.raises(ValueError, match=r"dataset\.json: label values must lie in 0 to 32767, got {'\w+': 2000000000}"):
+        nnunet(root)
+
+
+@pytest.mark.parametrize("order", [[[1], [2]], ["1", "2"], "12", 1])
+def test_an_order_that_is_none(tmp_path: Path, order: Any) -> None:
+    root = edit_json(write_nnunet(tmp_path), labels=REGIONS, regions_class_order=order)
+    with pytest.raises(ValueError, match=r"regions_class_order must give each of \['whole', 'small'\] a label value"):
+        nnunet(root)
+
+
+def test_the_only_class_cannot_be_ignored(tmp_path: Path) -> None:
+    dataset = msd(edit_json(write_msd(tmp_path), labels={"0": "background", "1": "box"}))
+    with pytest.raises(ValueError, match=r"data\.ignore_label must be above all classes, from 2 to 32767, got 1, class box"):
+        asked(dataset, None, None, 1)
+
+
 @pytest.mark.parametrize(("value", "message"), [(3, "nothing is known, every voxel is to be ignored"), (0, "no foreground")])
 def test_warnings_of_labels_that_say_little(tmp_path: Path, value: int, message: str) -> None:
     root = scribbled(tmp_path)

@@ -55,7 +55,7 @@ def changed(**changes: Any) -> dict[str, Any]:
             changed(values=[[1], [True]]),
         ),
         *(changed(values=[1, 2]), changed(values={"1": 2}), changed(order=[1]), changed(order="12"), changed(order=[1, -2])),
-        *(changed(ignore=0), changed(ignore="4"), changed(ignore=[4]), {"targets": {"names": ["a"]}}),
+        *(changed(ignore=0), changed(ignore="4"), changed(ignore=[4]), changed(ignore=3), {"targets": {"names": ["a"]}}),
     ],
 )
 def test_a_damaged_record_is_named(tmp_path: Path, record: Any) -> None:

@@ -110,14 +110,17 @@ def test_overwrite_leaves_no_result_of_other_settings_behind(tmp_path: Path) -> 
         assert not (tmp_path / "a.nii.gz").exists()  # a case that now fails leaves none
 
 
-def test_results_of_unknown_origin_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_no_record_accounts_for_is_never_replaced(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "z.nii.gz").write_text("")
-    for content in (None, "{", "[]", '{"class_names": ["background"]}', '{"settings": {}, "cases": {"z": 3}}'):
+    rest = '"settings": {}, "overwriting": []'
+    entries = ("3", '{"images": [], "stamps": []}', '{"images": "z", "stamps": [null]}', '{"images": [3], "stamps": [null]}')
+    strange = [f'{{{rest}, "cases": {{"z": {entry}}}}}' for entry in entries]
+    for content in (None, "{", "[]", '{"class_names": ["background"]}', *strange):
         if content is not None:
             (tmp_path / RECORD).write_text(content)
-        with members.refused(rf"holds label maps that no {RECORD} accounts for, such as z\.nii\.gz; .* --overwrite"):
-            fill(folder(tmp_path), cases("a"))
-    assert fill(folder(tmp_path), cases("a"), overwrite=True) == ["a"]
+        with members.refused(rf"holds label maps that no {RECORD} accounts for, such as z\.nii\.gz; take another"):
+            fill(folder(tmp_path), cases("a", "z"), overwrite)
     assert (tmp_path / "z.nii.gz").exists()
 
 
@@ -127,24 +130,69 @@ def test_one_name_of_two_images_is_refused(tmp_path: Path) -> None:
         fill(folder(tmp_path), cases("a", "c", root="elsewhere"))
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_images_are_never_replaced(tmp_path: Path, overwrite: bool) -> None:
+def test_an_image_that_was_replaced_is_not_done(tmp_path: Path) -> None:
     (tmp_path / "a.nii.gz").write_text("image")
-    with members.refused(r"would replace the images themselves, such as \S+/a\.nii\.gz"):
-        fill(folder(tmp_path), cases("a", root=str(tmp_path)), overwrite)
-    assert (tmp_path / "a.nii.gz").read_text() == "image"
+    found, out = cases("a", root=str(tmp_path)), tmp_path / "out"
+    assert fill(folder(out), found) == ["a"] and fill(folder(out), found) == []
+    (tmp_path / "a.nii.gz").write_text("another")
+    with members.refused(r"holds a case a of an image that was replaced since, .*a\.nii\.gz; take another .* --overwrite"):
+        fill(folder(out), found)
+    assert fill(folder(out), found, overwrite=True) == ["a"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("way", ["same", "link", "..", "another's name", "other ending", "image is a link", "probabilities"])
+def test_the_folder_of_an_image_is_refused(tmp_path: Path, overwrite: bool, way: str) -> None:
+    """Whatever it is called; here with a record that accounts for the image as if it were a label map."""
+    images = tmp_path / "out/probabilities" if way == "probabilities" else tmp_path / "images"
+    fill(folder(images.parent if way == "probabilities" else images), cases("a"))
+    (image := images / ("b.nii" if way == "other ending" else "a.nii.gz")).parent.mkdir(exist_ok=True)
+    image.write_text("image")
+    (tmp_path / "link").symlink_to(images)
+    (tmp_path / "c.nii.gz").symlink_to(image)
+    outputs = {"link": tmp_path / "link", "..": images / "../images", "probabilities": images.parent}
+    given = Case("a" if way != "another's name" else "c", (tmp_path / "c.nii.gz" if way == "image is a link" else image,))
+    with members.refused(r"^--output \S+: holds the images themselves, such as \S+\.nii(\.gz)?; take another folder"):
+        fill(folder(outputs.get(way, images)), [given], overwrite)
+    assert image.read_text() == "image"
+
+
+def test_overwrite_goes_on_after_it_was_stopped(tmp_path: Path) -> None:
+    found = cases("a", "b", "c")
+    fill(folder(tmp_path), cases("a", "b", "c", "d"))
+    stopped = folder(tmp_path)
+    with pytest.raises(KeyboardInterrupt), stopped.open(found, overwrite=True):
+        case, release = next(stopped.claims(found))
+        stopped.label(case.id).write_text("new")
+        release()
+        raise KeyboardInterrupt
+    assert fill(folder(tmp_path), cases("b"), overwrite=True) == ["b"]  # only what it was not to replace yet, or lacks
+    assert record(tmp_path)["overwriting"] == []
+    with pytest.raises(KeyboardInterrupt), stopped.open(found, overwrite=True):
+        stopped.label("a").write_text("new")
+        raise KeyboardInterrupt
+    assert fill(folder(tmp_path), [*found, *cases("d")], overwrite=True) == ["b", "c", "d"]
+    assert (tmp_path / "a.nii.gz").read_text() == "new"
+    assert fill(folder(tmp_path), found, overwrite=True) == ["a", "b", "c"]  # it had ended, so this is another one
 
 
 def test_who_is_at_work_is_not_overwritten(tmp_path: Path) -> None:
     one = folder(tmp_path)
     with one.open(cases("a", "b")):
-        (mine, release), *_ = [next(one.claims(cases("a", "b")))]
+        mine, release = next(one.claims(cases("a", "b")))
         one.label(mine.id).write_text("done")
         release()
         with members.refused("overlap: 0.5 there, 0.25 now.*another process is at work there"):
             fill(folder(tmp_path, overlap=0.25), cases("a", "b"), overwrite=True)
-        assert fill(folder(tmp_path), cases("a", "b"), overwrite=True) == ["b"]  # joins it
-    assert fill(folder(tmp_path), cases("a", "b"), overwrite=True) == ["a", "b"]
+        with members.refused("holds results that --overwrite would replace; another process is at work there"):
+            fill(folder(tmp_path), cases("a", "b"), overwrite=True)
+    with one.open(cases("a", "b"), overwrite=True):
+        mine, release = next(one.claims(cases("a", "b")))
+        one.label(mine.id).write_text("done")
+        release()
+        assert fill(folder(tmp_path), cases("a", "b"), overwrite=True) == ["b"]  # the same command: it joins
+        assert record(tmp_path)["overwriting"] == ["a", "b"]
+    assert record(tmp_path)["overwriting"] == []
 
 
 def test_what_killed_processes_leave_is_cleaned_away(tmp_path: Path) -> None:

@@ -98,7 +98,20 @@ def test_channels_in_lists_and_beside_a_file(tmp_path: Path) -> None:
     assert (case.id, len(case.images)) == ("a", 2)
     with members.refused(r"the network takes 3 channels, a_0002\.nii\.gz is not there"):
         find_cases(tmp_path / "a_0000.nii.gz", 3)
-    assert find_cases(tmp_path / "a_0000.nii.gz", 1)[0].id == "a_0000"
+
+
+def test_a_case_has_one_name_however_it_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "p_0000.nii.gz"
+    path.touch()
+    (tmp_path / "list.txt").write_text(f"\ufeff{path.name}\n", encoding="utf-8")  # with the mark that Windows puts there
+    (tmp_path / "list.json").write_text(f'\ufeff["{path.name}"]', encoding="utf-8")
+    for source in (tmp_path, path, tmp_path / "list.txt", tmp_path / "list.json"):
+        assert [(case.id, case.images) for case in find_cases(source, 1)] == [("p", (path,))]
+    (tmp_path / "p_0001.nii.gz").touch()
+    with members.refused(r"every case needs channels 0 to 0: p has \[0, 1\]"):
+        find_cases(tmp_path, 1)
+    path.unlink()
+    assert [case.id for case in find_cases(tmp_path, 1)] == ["p_0001"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +121,13 @@ def test_channels_in_lists_and_beside_a_file(tmp_path: Path) -> None:
         ("a.json", "3", "a.json: expected an array of cases, or an object of case id to files"),
         ("a.json", "[[]]", "a case is a path, or an array of paths, one per channel; got []"),
         ("a.json", '{"a": 3}', "a case is a path, or an array of paths, one per channel; got 3"),
-        ("a.json", '{"../a": "x.nii"}', "a case id names a file and cannot be '../a'"),
+        ("a.json", '{"../a": "x.nii"}', "a case id names a file, of at most 200 bytes, and cannot be '../a'"),
+        ("a.json", '{"": "x.nii"}', "and cannot be ''"),
+        ("a.json", '["/"]', "and cannot be ''"),
+        ("a.json", r'{"a\u0000": "x.nii"}', r"and cannot be 'a\x00'"),
+        ("a.json", r'{"\ud800": "x.nii"}', r"and cannot be '\ud800'"),
+        ("a.json", json.dumps({"é" * 150: "x.nii"}), "and cannot be 'éé"),
+        ("a.json", '{"a": "x.nii", "a": "y.nii"}', "a.json: two cases are called a"),
         ("a.json", '["x/a.nii", "y/a.nii"]', "two cases are called a; a JSON object gives them ids"),
         ("a.txt", "# nothing\n", "a.txt: no case in it"),
     ],
@@ -124,7 +143,7 @@ def test_odd_lists(tmp_path: Path, name: str, content: str, wanted: str) -> None
     ("words", "wanted"),
     [
         (["--workers", "0"], "error: --workers must be at least 1, got 0"),
-        (["--overlap", "1"], "error: task.overlap must lie between 0 and 1 (exclusive), got 1.0"),
+        (["--overlap", "1"], "error: --overlap must be at least 0 and below 1, got 1.0"),
         (["--mirror-axes", "2"], "error: --mirror-axes=[2] needs a network that knows mirrored images: add [2] to"),
         (["--mirror-axes", "5"], "error: --mirror-axes must be different spatial axes from 0 to 2, got [5]"),
         (["--device", "quantum"], "error: --device quantum: cannot be used here"),
@@ -165,6 +184,7 @@ def test_cases_that_fail_are_named_and_the_rest_is_done(
         return scores(self, given)
 
     monkeypatch.setattr(Predictor, "scores", unlucky)
+    monkeypatch.setitem(predict._BAR, "disable", False)  # as on a terminal
     assert call(monkeypatch, made[1], images, "--output", tmp_path / "out") == 1
     said, err = capsys.readouterr()
     assert "2 of 7 predictions are in" in said and "Traceback" in said + err
@@ -181,7 +201,9 @@ def test_cases_that_fail_are_named_and_the_rest_is_done(
     for i in range(1, 6):
         shutil.copy(made[0] / f"case_{i}.nii.gz", images)
     assert call(monkeypatch, made[1], images, "--output", tmp_path / "out") == 0
-    assert "7 of 7 predictions are in" in (said := capsys.readouterr().out) and "5 made now, 2 before" in said
+    said, err = capsys.readouterr()
+    assert "7 of 7 predictions are in" in said and "5 made now, 2 before" in said
+    assert "100%" in err and "7/7" in err  # the bar counts those that were there, too
 
 
 def test_a_spacing_far_from_training_is_warned_of(

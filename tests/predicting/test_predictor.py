@@ -7,11 +7,13 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from medconv.data.case import Case
 from medconv.data.files import read_image
 from medconv.data.preprocess import preprocess, restore
 from medconv.predicting import Predictor
+from medconv.predicting.predictor import finite
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +139,27 @@ def test_mirror_axes_and_windows_can_be_other_than_validated(trained: tuple[Path
     assert not torch.allclose(*(p.scores(p.read(Case("x", (image,)))).logits[0] for p in (plain, other)), atol=1e-3)
     with members.refused(r"--mirror-axes=\[2\] needs a network that knows mirrored images: add \[2\]"):
         Predictor.load([trained[1]], mirror_axes=[2])
-    with members.refused("overlap must lie between 0 and 1"):
+    with members.refused("overlap must be at least 0 and below 1"):
         Predictor.load([trained[1]], overlap=1.5)
+
+
+def test_the_test_for_finite_logits_looks_at_one_channel_at_a_time() -> None:
+    class Sizes(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor) and not result._is_view():
+                self.largest = max(self.largest, result.numel())
+            return result
+
+    logits = torch.zeros(5, 4, 4, 4)
+    with Sizes() as sizes:
+        assert finite(logits)
+    assert 0 < sizes.largest <= 64
+    for odd in (torch.nan, torch.inf):
+        logits[3, 1, 2, 3] = odd
+        assert not finite(logits)
 
 
 @pytest.mark.parametrize(("factor", "warns"), [(1.9, False), (2.1, True), (0.52, False), (0.48, True)])

@@ -41,9 +41,7 @@ class Recipe:
     slice_axis: int | None = None
 
     def __post_init__(self) -> None:
-        unknown = [n for n in self.normalisation if n not in NORMALISATIONS]
-        if unknown:
-            raise ValueError(f"data.normalisation must be one of {NORMALISATIONS} per channel, got {unknown}")
+        _check_normalisation(self.normalisation)
         if len(self.spacing_mm) != self.spatial_dims or any(not s > 0 for s in self.spacing_mm):
             raise ValueError(f"data.spacing_mm needs {self.spatial_dims} positive numbers in mm, got {self.spacing_mm}")
 
@@ -67,14 +65,21 @@ def left_right_axis(slice_axis: int | None) -> int | None:
 def normalisation_for(wanted: str | Sequence[str] | None, modalities: Sequence[str]) -> tuple[str, ...]:
     """One normalisation per channel: as wanted (one name for all, or one each), else `ct` for CT and `zscore` for the rest.
 
-    Raises: ValueError: not as many names as channels.
+    Raises: ValueError: not as many names as channels, or unknown ones.
     """
     if wanted is None:
         return tuple("ct" if name.strip().lower() == "ct" else "zscore" for name in modalities)
     names = tuple(wanted) if isinstance(wanted, Sequence) and not isinstance(wanted, str) else (wanted,) * len(modalities)
     if len(names) != len(modalities):
         raise ValueError(f"data.normalisation needs one name, or one for each of {len(modalities)} channels, got {names}")
+    _check_normalisation(names)
     return names
+
+
+def _check_normalisation(names: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in NORMALISATIONS]
+    if unknown:
+        raise ValueError(f"data.normalisation must be one of {NORMALISATIONS} per channel, got {unknown}")
 
 
 @dataclass(frozen=True)

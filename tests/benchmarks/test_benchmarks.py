@@ -70,7 +70,7 @@ def test_timing_alternates_and_gives_ratios() -> None:
 
 def test_learning_compares_case_by_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "data", cases=10)
-    monkeypatch.setattr(learning, "CHANNELS", "model.channels=[4,8,8]")
+    monkeypatch.setattr(learning, "CHANNELS", "model.channels=[8,16,16]")
     arguments = ["learning", "--root", str(dataset), "--output", str(tmp_path / "runs"), "--variants", "plain", "ball"]
     arguments += ["--cases", "3", "--seeds", "1", "--steps", "2"]
     found = benchmark(monkeypatch, tmp_path, *arguments)

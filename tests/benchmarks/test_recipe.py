@@ -119,7 +119,9 @@ def test_options_that_do_not_fit(
         ("--cores", "one"): r"--cores must be some of [\d,]+, got one",
         ("--pairs",): r"--pairs needs two cores, got \d+",
         ("--minutes", "0"): "--minutes must be more than 0, got 0",
-        ("--fold", "5"): r"data.fold must be `all` or lie in 0..4, got 5",
+        ("--fold", "5"): "--fold must lie between 0 and 4, got 5",
+        ("--contestants", "medconv", "medconv"): "--contestants must be named once each",
+        ("--minutes", "0.01"): "--minutes must be at least 0.05, got 0.01",
         ("--contestants", "nnunet"): "contestant nnunet needs --nnunet-python",
     }.items():
         assert re.search(expected, refused(monkeypatch, capsys, *given, *more))
@@ -148,7 +150,7 @@ def test_a_step_is_taken_where_half_of_it_fits(monkeypatch: pytest.MonkeyPatch) 
 
 def test_time_left_out_is_not_of_the_budget() -> None:
     budget = TimeBudget(10.0)
-    budget.on_train_start(SimpleNamespace(global_step=0, estimated_stepping_batches=9), None)
+    budget.on_train_start(SimpleNamespace(global_step=0, estimated_stepping_batches=9, lr_scheduler_configs=[]), None)
     time.sleep(0.1)
     budget.leave_out(0.1)
     assert budget.state_dict()["spent"] == pytest.approx(0, abs=0.05)

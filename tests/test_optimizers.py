@@ -132,6 +132,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert any("momentum" in state for state in content["optimizer_states"][0]["state"].values())
 
 
+@pytest.mark.slow
 def test_kernels_divided_over_processes_move_as_whole_ones(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
     found = []

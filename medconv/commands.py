@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -88,6 +88,11 @@ def message(error: BaseException) -> str:
 def shown(text: str) -> str:
     """A text whose names come from files, without the codes that a terminal would obey or cannot print."""
     return re.sub(r"[^\n\t -~\xa0-\ud7ff\ue000-\U0010ffff]", lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def some(items: Sequence[str], most: int = 5) -> str:
+    """The first of them in words, and how many more there are."""
+    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
 def start_logging(rank_zero: bool = True) -> None:

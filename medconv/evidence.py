@@ -224,6 +224,6 @@ def _means(scores: np.ndarray, targets: Targets) -> metrics.Row:
 
 def _parts(targets: Targets) -> dict[str, tuple[int, ...]]:
     """Classes or regions, and the whole foreground where none of them is all of it; with their label values."""
-    parts = dict(zip(targets.names, targets.values, strict=True))
+    parts = targets.by_name
     whole = tuple(sorted({value for values in targets.values for value in values}))
     return parts if any(set(values) == set(whole) for values in targets.values) else {**parts, WHOLE: whole}

@@ -17,6 +17,7 @@ from yaml import YAMLError
 
 from medconv import metrics
 from medconv.atomic import write_text
+from medconv.commands import some
 from medconv.config import flat
 from medconv.evaluation.statistics import describe
 from medconv.runfolder import FREE, RunFolder, short_hash
@@ -210,14 +211,14 @@ def _disagreements(folds: Sequence[Fold]) -> Iterator[str]:
             where.setdefault(case, []).append(fold.number)
     twice = [f"{case} (fold {' and '.join(numbers)})" for case, numbers in where.items() if len(numbers) > 1]
     if twice:
-        yield f"{_some(twice)}: validated more than once, and counted as often"
+        yield f"{some(twice)}: validated more than once, and counted as often"
     for fold in folds[1:]:
         differing = _difference(folds[0], fold)
         if differing:
-            yield f"fold {folds[0].number} and fold {fold.number}: the data was prepared in two ways: {_some(differing)}"
+            yield f"fold {folds[0].number} and fold {fold.number}: the data was prepared in two ways: {some(differing)}"
     skipped = sorted({case for fold in folds for case in fold.skipped})
     if skipped:
-        yield f"{_some(skipped)}: left out as faulty by data.on_fault=skip, and so not validated"
+        yield f"{some(skipped)}: left out as faulty by data.on_fault=skip, and so not validated"
 
 
 def _set_apart(one: CrossValidation, found: Sequence[CrossValidation]) -> CrossValidation:
@@ -227,7 +228,7 @@ def _set_apart(one: CrossValidation, found: Sequence[CrossValidation]) -> CrossV
     for other in found:
         theirs = {fold.number for fold in other.folds}
         if other is not one and one.missing and other.missing and not numbers & theirs:
-            differing = _some(_difference(one.folds[0], other.folds[0]))
+            differing = some(_difference(one.folds[0], other.folds[0]))
             warnings.append(
                 f"fold {', '.join(sorted(theirs))} was trained with another config, and is not counted: {differing}"
             )
@@ -285,7 +286,3 @@ def _number(value: float | None) -> str:
 
 def _place(number: str) -> tuple[int, str]:
     return (int(number), "") if number.isdecimal() else (2**31, number)
-
-
-def _some(items: Sequence[str], most: int = 5) -> str:
-    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")

@@ -23,7 +23,7 @@ def dice(prediction: np.ndarray, reference: np.ndarray, targets: Targets) -> Row
     size = 1 + int(max(targets.num_values, prediction.max(initial=0), reference.max(initial=0)))
     pairs = np.bincount((prediction.astype(np.int64) * size + reference).ravel(), minlength=size**2).reshape(size, size)
     row: Row = {}
-    for name, values in zip(targets.names, targets.values, strict=True):
+    for name, values in targets.by_name.items():
         total = pairs[list(values)].sum() + pairs[:, list(values)].sum()
         row[name] = float(2 * pairs[np.ix_(values, values)].sum() / total) if total else None
     return row

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import logging
 import re
@@ -25,7 +24,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.files import check_same_grid, read_label
 from medconv.evidence import Decision, Sample
 from medconv.folds import CrossValidation, Fold
-from medconv.predict import predict, usable_device
+from medconv.predict import digest, predict, usable_device
 from medconv.predicting import Predictor
 from medconv.targets import Targets
 
@@ -170,8 +169,7 @@ def _predicted(
 
 def _folder(home: Path, fold: Fold) -> Path:
     """Where a fold's predictions go; those of an earlier checkpoint of the same fold are removed."""
-    with fold.folder.best.open("rb") as file:
-        name = f"fold{int(fold.number)}-{hashlib.file_digest(file, 'sha256').hexdigest()[:8]}"
+    name = f"fold{int(fold.number)}-{digest(fold.folder.best)[:8]}"
     ours = re.compile(f"fold{int(fold.number)}-[0-9a-f]{{8}}")
     for other in home.iterdir() if home.is_dir() else ():
         if ours.fullmatch(other.name) and other.name != name and not other.is_symlink():

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import ndimage
 
 from medconv.data.case import Grid
+from medconv.data.preprocess import content_box
 from medconv.targets import Targets
 
 WHOLE = "*"  # stands for the whole foreground, in the place of a class or region
@@ -96,8 +97,8 @@ class Steps:
     def check(self, targets: Targets) -> None:
         """Raises: ValueError: they were decided for other classes than these."""
         if (self.targets.names, self.targets.values, self.targets.order) != (targets.names, targets.values, targets.order):
-            there, here = (", ".join(f"{n}={'+'.join(map(str, v))}" for n, v in _named(t)) for t in (self.targets, targets))
-            raise ValueError(f"{self.source or 'post-processing'}: was decided for {there}; the network has {here}")
+            name = self.source or "post-processing"
+            raise ValueError(f"{name}: was decided for {self.targets.words}; the network has {targets.words}")
 
     def apply(self, label: np.ndarray, grid: Grid, targets: Targets) -> np.ndarray:
         """The label map after all steps; the one given is left as it is.
@@ -134,13 +135,7 @@ def read(path: Path) -> Steps:
 
 def bounding_box(mask: np.ndarray) -> tuple[slice, ...] | None:
     """The smallest box that holds all true voxels; None: there is none."""
-    found = []
-    for axis in range(mask.ndim):
-        (places,) = np.nonzero(mask.any(axis=tuple(a for a in range(mask.ndim) if a != axis)))
-        if not len(places):
-            return None
-        found.append(slice(int(places[0]), int(places[-1]) + 1))
-    return tuple(found)
+    return content_box(mask[None]) if mask.any() else None
 
 
 def component_volumes(mask: np.ndarray, grid: Grid) -> np.ndarray:
@@ -210,13 +205,13 @@ def _without(
 
 def _remaining(value: int, values: Sequence[int], targets: Targets) -> int:
     """What a voxel of `value` becomes that no longer belongs to `values`."""
-    others = (v for v, (_, held) in zip(targets.order, _named(targets), strict=False) if value in held and v not in values)
+    others = (v for v, held in zip(targets.order, targets.values, strict=False) if value in held and v not in values)
     return max(others, key=targets.order.index, default=0)
 
 
 def _holding(value: int, targets: Targets) -> set[str]:
     """The classes or regions that a label value belongs to."""
-    return {name for name, values in _named(targets) if value in values}
+    return {name for name, values in targets.by_name.items() if value in values}
 
 
 def _value(name: str, targets: Targets) -> int:
@@ -230,11 +225,7 @@ def _values(of: str, targets: Targets) -> tuple[int, ...]:
         return tuple(sorted({value for values in targets.values for value in values}))
     if of not in targets.names:
         raise ValueError(f"`of` is {of!r:.80}, which is none of {', '.join(targets.names)}, nor {WHOLE}")
-    return targets.values[targets.names.index(of)]
-
-
-def _named(targets: Targets) -> list[tuple[str, tuple[int, ...]]]:
-    return list(zip(targets.names, targets.values, strict=True))
+    return targets.by_name[of]
 
 
 def _targets(content: Any, path: Path) -> Targets:

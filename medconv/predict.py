@@ -61,7 +61,7 @@ def _main() -> int:
     if steps:
         steps.check(predictor.targets)
     cases = find_cases(options.input, len(predictor.modalities))
-    made = {"postprocess": _digest(options.postprocess) if options.postprocess else None}
+    made = {"postprocess": digest(options.postprocess) if options.postprocess else None}
     return predict(predictor, cases, options.output, options.probabilities, options.overwrite, options.workers, made)
 
 
@@ -163,7 +163,7 @@ def _settings(predictor: Predictor) -> dict[str, Any]:
     """What decides the results, and so must be the same for all cases of a folder."""
     windows = [member.window for member in predictor.members]
     return {
-        "checkpoints": [_digest(member.path)[:16] for member in predictor.members if member.path],
+        "checkpoints": [digest(member.path)[:16] for member in predictor.members if member.path],
         "overlap": [window.overlap for window in windows],
         "mirror_axes": [list(window.mirror_axes) for window in windows],
     }
@@ -180,7 +180,8 @@ def _about(predictor: Predictor) -> dict[str, Any]:
     }
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -60,6 +60,16 @@ class Targets:
         return {"names": list(self.names), "values": values, "order": list(self.order), "ignore": self.ignore}
 
     @property
+    def by_name(self) -> dict[str, tuple[int, ...]]:
+        """Name to the label values it stands for."""
+        return dict(zip(self.names, self.values, strict=True))
+
+    @property
+    def words(self) -> str:
+        """For messages, such as `whole=1+2, core=2`."""
+        return ", ".join(f"{name}={'+'.join(map(str, values))}" for name, values in self.by_name.items())
+
+    @property
     def overlapping(self) -> bool:
         return bool(self.order)
 
@@ -101,10 +111,6 @@ class Targets:
             label.masked_fill_(region > 0, value)
         assert label is not None
         return label
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Shape: (outputs, *spatial) -> the same, float32, from 0 to 1."""
-        return logits.float().sigmoid() if self.overlapping else logits.float().softmax(0)
 
 
 def names_of(content: Any) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ def asked(dataset: Dataset, regions: Mapping[str, Any] | None, order: Sequence[i
         raise ValueError(f"data.regions_order={list(order)} needs data.regions, which is not set")
     elif dataset.targets.overlapping:
         targets = replace(dataset.targets, ignore=unknown)
-        _check_values(dict(zip(targets.names, targets.values, strict=True)), names, unknown, "data.ignore_label")
+        _check_values(targets.by_name, names, unknown, "data.ignore_label")
     else:
         targets = Targets.of_classes(names, unknown)
     return replace(dataset, class_names=names, wanted=targets)

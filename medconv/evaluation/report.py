@@ -211,7 +211,7 @@ def _case(score: float, row: Mapping[str, Any], labels: tuple[Path, ...], image:
 def _painted(targets: Targets) -> dict[int, str]:
     """Label value to what it means, as the pictures show it; more than seven share colours."""
     values = sorted({value for group in targets.values for value in group})[:_NAMED]
-    known = {v: [n for n, group in zip(targets.names, targets.values, strict=True) if v in group] for v in values}
+    known = {v: [n for n, group in targets.by_name.items() if v in group] for v in values}
     return {value: " + ".join(names) for value, names in known.items()}
 
 

@@ -72,7 +72,7 @@ def measure(
     boxes = [find_objects(label, max_label=targets.num_values - 1) for label in (prediction, reference)]
     worst_mm = surfaces.diagonal_mm(prediction.shape, spacing_mm)
     rows: dict[str, Row] = {name: {} for name in (*(m.name for m in METRICS), *VOLUMES)}
-    for name, values in zip(targets.names, targets.values, strict=True):
+    for name, values in targets.by_name.items():
         box = _around([found[value - 1] for found in boxes for value in values])
         found, wanted = (_mask(label[box], values) if box else np.zeros(0, bool) for label in (prediction, reference))
         for metric, value in _one_class(found, wanted, spacing_mm, tolerance_mm[name], voxel_ml, worst_mm).items():

@@ -19,13 +19,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from medconv.atomic import write_text
+from medconv.commands import some
 from medconv.data.case import Case
 from medconv.predicting.record import RECORD, Entry, Found, differences, entry, read
 
 PROBABILITIES = "probabilities"
 _LABEL = ".nii.gz"
 _PARTIAL = re.compile(r"\.\d+\..*")  # what `atomic.replacing` leaves of a killed process
-_SHOWN = 5
 
 
 class Folder:
@@ -137,7 +137,7 @@ class Folder:
         if found.differences and (strangers := [case for case in found.there if case not in cases]):
             raise self._refusal(
                 "--overwrite would leave results there that were made otherwise, of cases that --input does not name: "
-                f"{_some(strangers)}; take another folder"
+                f"{some(strangers)}; take another folder"
             )
 
     def _refusal(self, reason: str) -> ValueError:
@@ -217,7 +217,3 @@ def _identity(folder: Path) -> tuple[int, int] | None:
 
 def _reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from medconv.data.case import Case, Grid
 from medconv.data.files import read_image
 from medconv.data.preprocess import Placement, Recipe, on_content_grid, preprocess, to_native
+from medconv.performance.hardware import autocast_dtype
 from medconv.targets import Targets
 from medconv.trained import Trained, load, with_window
 
@@ -195,10 +195,10 @@ class Predictor:
         return None
 
 
-def autocast(precision: str, device: str) -> Any:
+def autocast(precision: str, device: str) -> torch.autocast:
     """The autocast that Lightning's `trainer.precision` means."""
-    dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
-    return torch.autocast(torch.device(device).type, dtype) if dtype else nullcontext()
+    dtype = autocast_dtype(precision)
+    return torch.autocast(torch.device(device).type, dtype, enabled=dtype is not None)
 
 
 def finite(logits: Tensor) -> bool:
@@ -230,7 +230,4 @@ def _check_same(first: Trained, other: Trained) -> None:
 
 
 def _values(targets: Targets) -> str:
-    groups = ("+".join(map(str, group)) for group in targets.values)
-    return ", ".join(f"{name}={values}" for name, values in zip(targets.names, groups, strict=True)) + (
-        f", in order {list(targets.order)}" if targets.overlapping else ""
-    )
+    return targets.words + (f", in order {list(targets.order)}" if targets.overlapping else "")

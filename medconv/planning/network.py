@@ -8,6 +8,7 @@ from itertools import pairwise
 from math import prod
 
 MIN_EDGE = 4  # voxels along an axis at the coarsest stage
+_THICK = 3  # times the finest voxel: slices that are seldom halved, as neighbours have little in common
 _EVEN = 2  # axes whose voxels differ by less than this factor are pooled together, and get kernels of 3 together
 _BASE_CHANNELS, _MAX_CHANNELS = 32, {2: 512, 3: 320}
 _PATCH_EDGE = {2: 2048, 3: 256}  # the largest patch holds as many voxels as a square or cube of this edge
@@ -33,15 +34,17 @@ class Network:
 
 def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_stages: int | None) -> Steps:
     """Strides: an axis is halved while it keeps `MIN_EDGE` voxels and its voxels are below twice as long as the finest
-    of those that can be halved; so never across thick slices until the voxels have evened out.
+    of those that can be halved; so never across thick slices until the voxels have evened out, and only while there
+    are 3 * `MIN_EDGE` of them.
 
     Args: exact: the patch stays as it is, and only even numbers are halved; else it is rounded up afterwards.
-    Source: nnU-Net's rules; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
+    Source: nnU-Net's rules but for the last; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
     size, voxel = list(patch), [float(s) for s in spacing]
+    least = [MIN_EDGE * (3 if v >= _THICK * min(voxel) else 2) for v in voxel]
     steps: list[tuple[int, ...]] = []
     while max_stages is None or len(steps) < max_stages - 1:
-        can = [a for a, n in enumerate(size) if n >= 2 * MIN_EDGE and not (exact and n % 2)]
+        can = [a for a, n in enumerate(size) if n >= least[a] and not (exact and n % 2)]
         halve = [a for a in can if voxel[a] < _EVEN * min(voxel[b] for b in can)]
         if not halve or (len(halve) == 1 and size[halve[0]] < 3 * MIN_EDGE):
             break

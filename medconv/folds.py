@@ -25,7 +25,7 @@ from medconv.runfolder import FREE, RunFolder, short_hash
 JSON, CSV = "folds.json", "folds.csv"
 _MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # by run.resume=never
 _NUMBER = re.compile(r"[0-9]{1,4}")
-_PER_FOLD = ("data.fold", "facts.train_cases")
+_PER_FOLD = ("data.fold", "facts.train_cases", "facts.memory_gb")  # the last: of the machine
 
 
 @dataclass(frozen=True)

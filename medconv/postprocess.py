@@ -103,7 +103,7 @@ def _chosen(found: Sequence[CrossValidation], home: Path, only: str | None) -> C
     print(commands.shown(folds.table(chosen[0])) + "\n")
     if chosen[0].missing:
         said = ", ".join(f"{number} ({state})" for number, state in chosen[0].missing.items())
-        raise ValueError(f"--runs {home}: fold {said} is not trained to its end; the sweep's command trains what is missing")
+        raise ValueError(f"--runs {home}: fold {said} is missing; every fold must be trained to its end, on the same classes")
     for fold in chosen[0].folds:
         if not fold.folder.best.is_file():
             raise ValueError(f"{fold.folder.best}: no such checkpoint, which fold {fold.number} is to be predicted by")
@@ -118,7 +118,7 @@ def _cases(found: CrossValidation, home: Path, trusted: Sequence[str]) -> dict[s
     if lost:
         root = found.folds[0].values.get("data.root") or found.folds[0].values.get("data.images")
         raise ValueError(
-            f"{root}: not the dataset of {home}, it lacks {len(lost)} of {len(wanted)} cases: {', '.join(lost[:5])}"
+            f"{root}: not the dataset of {home}, it lacks {len(lost)} of {len(wanted)} cases: {commands.some(lost)}"
         )
     return {case: by_id[case] for case in wanted}
 
@@ -186,8 +186,8 @@ def _compare_with_training(found: CrossValidation, load: Loader, targets: Target
         if any(abs((now.get(name) or 0) - (value or 0)) > _APART for name, value in row.items()):
             other.append(case)
     if other:
-        some = ", ".join(other[:5])
-        log.warning("Dice of %d cases is not what training found: %s; were their files replaced since?", len(other), some)
+        names = commands.some(other)
+        log.warning("Dice of %d cases is not what training found: %s; were their files replaced since?", len(other), names)
 
 
 def _write(path: Path, decision: Decision, targets: Targets, found: CrossValidation) -> None:

@@ -1,16 +1,20 @@
 """Learning-rate schedules over the progress of a run, 0 to 1, whether its end is a step count or a time.
 
-lr = base lr * warm-up * shape(progress). Steps are optimizer steps.
+lr = base lr * warm-up * shape(progress). Steps are optimizer steps. Milestones are shares of the run, since its end may be
+a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+
+_ROUNDING = 1e-9  # progress is a sum over steps
 
 
 class ProgressSchedule(LRScheduler):
@@ -52,6 +56,64 @@ class ProgressSchedule(LRScheduler):
             group["lr"] = rate
 
 
+class Waiting:
+    """Counts validations without progress; for what happens once there have been too many of them in a row.
+
+    Args: patience: how many. min_delta: what counts as progress, beyond the best value so far. mode: max or min.
+    """
+
+    def __init__(self, patience: int, min_delta: float = 0.0, mode: str = "max") -> None:
+        if type(patience) is not int or patience < 1:
+            raise ValueError(f"patience must be a whole number of validations, 1 or more, got {patience}")
+        if not 0 <= min_delta < math.inf:
+            raise ValueError(f"min_delta must be 0 or more, got {min_delta}")
+        if mode not in ("max", "min"):
+            raise ValueError(f"mode must be max or min, got {mode}")
+        self.patience, self.min_delta, self.sign = patience, min_delta, 1 if mode == "max" else -1
+        self.best, self.waited = -math.inf, 0
+
+    def over(self, value: float) -> bool:
+        """Whether this validation makes them too many; NaN is no progress."""
+        if self.sign * value > self.best + self.min_delta:
+            self.best, self.waited = self.sign * value, 0
+        else:
+            self.waited += 1
+        return self.waited >= self.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = state["best"], state["waited"]
+
+
+class PlateauSchedule(ProgressSchedule):
+    """Lower by `factor` after every `patience` validations without progress of `monitor`, never below `min_factor`."""
+
+    def __init__(
+        self, optimizer: Optimizer, waiting: Waiting, monitor: str, factor: float, min_factor: float, warmup_steps: int
+    ) -> None:
+        self.waiting, self.monitor, self.factor, self.min_factor = waiting, monitor, factor, min_factor
+        self.level = 1.0
+        super().__init__(optimizer, lambda progress: self.level, warmup_steps)
+
+    def validated(self, value: float) -> None:
+        """Counts a validation; what follows from it holds from the next step on."""
+        if self.waiting.over(value):
+            self.level, self.waiting.waited = max(self.min_factor, self.level * self.factor), 0
+            self._last_lr = self.get_lr()
+            for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+                group["lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "level": self.level, "waiting": self.waiting.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.level = state_dict["level"]
+        self.waiting.load_state_dict(state_dict["waiting"])
+        super().load_state_dict({k: v for k, v in state_dict.items() if k not in ("level", "waiting")})
+
+
 def cosine(optimizer: Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
     """One half cosine down to 0. Source: Loshchilov & Hutter 2017, arXiv:1608.03983, without restarts."""
     return ProgressSchedule(optimizer, _cosine, warmup_steps)
@@ -65,6 +127,77 @@ def poly(optimizer: Optimizer, warmup_steps: int = 0, power: float = 0.9) -> Pro
 def constant(optimizer: Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
     """The base learning rate after the warm-up."""
     return ProgressSchedule(optimizer, lambda progress: 1.0, warmup_steps)
+
+
+def step(optimizer: Optimizer, warmup_steps: int = 0, every: float = 0.3, gamma: float = 0.1) -> ProgressSchedule:
+    """Times `gamma` at every multiple of `every`, a share of the run; torch's StepLR."""
+    _share("every", every)
+    _positive("gamma", gamma)
+    return ProgressSchedule(optimizer, lambda progress: gamma ** int(progress / every + _ROUNDING), warmup_steps)
+
+
+def multi_step(
+    optimizer: Optimizer, warmup_steps: int = 0, milestones: Sequence[float] = (0.5, 0.75, 0.9), gamma: float = 0.1
+) -> ProgressSchedule:
+    """Times `gamma` at each milestone, a share of the run; torch's MultiStepLR."""
+    if isinstance(milestones, (str, int, float)) or list(milestones) != sorted(milestones):
+        raise ValueError(f"milestones must be a list of rising shares of the run, got {milestones}")
+    for milestone in milestones:
+        _share("milestones", milestone)
+    _positive("gamma", gamma)
+    places = list(milestones)
+    return ProgressSchedule(optimizer, lambda p: gamma ** bisect_right(places, p + _ROUNDING), warmup_steps)
+
+
+def exponential(optimizer: Optimizer, warmup_steps: int = 0, final: float = 0.01) -> ProgressSchedule:
+    """The same factor each step, down to `final` of the base learning rate at the end; torch's ExponentialLR."""
+    _positive("final", final)
+    return ProgressSchedule(optimizer, lambda progress: final**progress, warmup_steps)
+
+
+def one_cycle(
+    optimizer: Optimizer, warmup_steps: int = 0, rise: float = 0.3, initial: float = 0.04, final: float = 4e-6
+) -> ProgressSchedule:
+    """Up from `initial` of the base learning rate to all of it at `rise`, a share of the run, then down to `final`.
+
+    Both ways by a cosine. torch's OneCycleLR with `max_lr` the base learning rate; momentum stays as it is.
+    Source: Smith & Topin 2018, arXiv:1708.07120.
+    """
+    _share("rise", rise)
+    _positive("initial", initial)
+    _positive("final", final)
+
+    def shape(progress: float) -> float:
+        if progress < rise:
+            return 1 + (initial - 1) * _cosine(progress / rise)
+        return final + (1 - final) * _cosine((progress - rise) / (1 - rise))
+
+    return ProgressSchedule(optimizer, shape, warmup_steps)
+
+
+def plateau(
+    optimizer: Optimizer,
+    warmup_steps: int = 0,
+    monitor: str = "val/dice",
+    mode: str = "max",
+    patience: int = 5,
+    min_delta: float = 0.0,
+    factor: float = 0.5,
+    min_factor: float = 1e-3,
+) -> PlateauSchedule:
+    """Lower after `patience` validations without progress; torch's ReduceLROnPlateau, whose patience is one less."""
+    _share("factor", factor)
+    return PlateauSchedule(optimizer, Waiting(patience, min_delta, mode), monitor, factor, min_factor, warmup_steps)
+
+
+def _share(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must lie between 0 and 1, got {value}")
+
+
+def _positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive, got {value}")
 
 
 def _cosine(progress: float) -> float:

@@ -1,19 +1,34 @@
 """medconv/schedules.py: learning rates over a run whose end may move."""
 
 import math
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny
 import torch
 from torch import nn
+from torch.optim import lr_scheduler as lr
 
 from medconv import checkpoint
 from medconv.callbacks import steps_between_validations
-from medconv.schedules import ProgressSchedule, constant, cosine, poly
+from medconv.schedules import (
+    PlateauSchedule,
+    ProgressSchedule,
+    Waiting,
+    constant,
+    cosine,
+    exponential,
+    multi_step,
+    one_cycle,
+    plateau,
+    poly,
+    step,
+)
 
 
 def make(build: Callable[..., ProgressSchedule], total: float, base: float = 0.1, **arguments) -> ProgressSchedule:
@@ -45,6 +60,112 @@ def test_poly_and_constant() -> None:
     assert rates(make(poly, 10), 10) == pytest.approx([0.1 * (1 - k / 10) ** 0.9 for k in range(10)], abs=1e-9)
     assert rates(make(poly, 10, power=2.0), 10) == pytest.approx([0.1 * (1 - k / 10) ** 2 for k in range(10)], abs=1e-9)
     assert rates(make(constant, 10), 15) == [0.1] * 15
+
+
+def of_torch(build: Callable[..., Any], steps: int, **arguments: Any) -> list[float]:
+    """The curve of one of torch's schedulers."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
+    schedule, found = build(optimizer, **arguments), []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize("total", [10, 40, 997])
+def test_the_curves_are_those_of_torch(total: int) -> None:
+    every = total // 10 * 3
+    for ours, theirs in (
+        (make(step, total, every=every / total, gamma=0.2), (lr.StepLR, {"step_size": every, "gamma": 0.2})),
+        (
+            make(multi_step, total, milestones=[every / total, 0.9], gamma=0.5),
+            (lr.MultiStepLR, {"milestones": [every, math.ceil(0.9 * total)], "gamma": 0.5}),
+        ),
+        (make(exponential, total, final=0.01), (lr.ExponentialLR, {"gamma": 0.01 ** (1 / total)})),
+        (make(cosine, total), (lr.CosineAnnealingLR, {"T_max": total})),
+        (make(poly, total), (lr.PolynomialLR, {"total_iters": total, "power": 0.9})),
+        (
+            make(one_cycle, total, rise=0.25),
+            # torch counts the first and the last step, and its phases from the first one
+            (lr.OneCycleLR, {"max_lr": 0.1, "total_steps": total + 1, "pct_start": (0.25 * total + 1) / (total + 1)}),
+        ),
+    ):
+        assert rates(ours, total) == pytest.approx(of_torch(theirs[0], total, **theirs[1]), abs=1e-9), theirs[0]
+
+
+@pytest.mark.parametrize("build", [step, multi_step, exponential, one_cycle, plateau])
+def test_all_have_a_warmup(build: Callable[..., ProgressSchedule]) -> None:
+    shape = rates(make(build, 100), 8)
+    warm = rates(make(build, 100, warmup_steps=4), 8)
+    assert warm == pytest.approx([s * f for s, f in zip(shape, [0.25, 0.5, 0.75, 1, 1, 1, 1, 1], strict=True)], abs=1e-9)
+
+
+def test_milestones_move_with_the_end() -> None:
+    schedule = make(step, 100, every=0.5)
+    rates(schedule, 20)
+    schedule.total_steps = 40
+    assert rates(schedule, 20) == pytest.approx([0.1] * 8 + [0.01] * 12)  # half of the run: 0.2 + 0.8 * 8/20 > 0.5
+
+
+SCORES = [0.1, 0.2, 0.2, 0.205, 0.3, 0.3, 0.29, 0.3, 0.31, 0.1, math.nan, 0.2, 0.2, 0.2]
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_plateau_is_that_of_torch(mode: str) -> None:
+    scores = [s if mode == "max" else -s for s in SCORES]
+    ours = make(plateau, 100, mode=mode, patience=3, min_delta=0.01, factor=0.5, min_factor=0.2)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
+    theirs = lr.ReduceLROnPlateau(optimizer, mode, factor=0.5, patience=2, threshold=0.01, threshold_mode="abs", min_lr=0.02)
+    found, expected = [], []
+    for score in scores:
+        ours.validated(score)
+        theirs.step(score)
+        found += rates(ours, 2)
+        expected += [optimizer.param_groups[0]["lr"]] * 2
+    assert found == pytest.approx(expected) and found[-1] == pytest.approx(0.02)
+
+
+def test_plateau_goes_on_from_its_state() -> None:
+    def fed(schedule: ProgressSchedule, scores: list[float]) -> list[float]:
+        found = []
+        for score in scores:
+            assert isinstance(schedule, PlateauSchedule)
+            schedule.validated(score)
+            found += rates(schedule, 1)
+        return found
+
+    expected = fed(make(plateau, 100, patience=2), SCORES)
+    for split in range(1, len(SCORES)):
+        first, second = make(plateau, 100, patience=2), make(plateau, 100, patience=2)
+        fed(first, SCORES[:split])
+        second.load_state_dict(first.state_dict())
+        assert fed(second, SCORES[split:]) == pytest.approx(expected[split:])
+
+
+def test_validations_without_progress_are_counted() -> None:
+    waiting = Waiting(2, min_delta=0.1)
+    assert [waiting.over(v) for v in (0.5, 0.55, 0.61, 0.6, math.nan)] == [False, False, False, False, True]
+    assert waiting.best == 0.61
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments", "wanted"),
+    [
+        (step, {"every": 30}, "every must lie between 0 and 1, got 30"),
+        (step, {"gamma": 0}, "gamma must be positive, got 0"),
+        (multi_step, {"milestones": [0.9, 0.5]}, "milestones must be a list of rising shares of the run, got [0.9, 0.5]"),
+        (multi_step, {"milestones": [100, 200]}, "milestones must lie between 0 and 1, got 100"),
+        (exponential, {"final": 0}, "final must be positive, got 0"),
+        (one_cycle, {"rise": 1}, "rise must lie between 0 and 1, got 1"),
+        (plateau, {"patience": 0}, "patience must be a whole number of validations, 1 or more, got 0"),
+        (plateau, {"mode": "up"}, "mode must be max or min, got up"),
+        (plateau, {"min_delta": -1}, "min_delta must be 0 or more, got -1"),
+    ],
+)
+def test_what_a_schedule_needs_is_named(build: Callable[..., Any], arguments: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(wanted)}"):
+        make(build, 10, **arguments)
 
 
 @pytest.mark.parametrize("ends", [(60, 80), (200, 50), (1000, 41)])

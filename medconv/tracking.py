@@ -1,0 +1,53 @@
+"""`logger=wandb` and `logger=mlflow`: services whose packages are extras, writing to the disk alone until told otherwise.
+
+Each start of a run is a run of its own there, under the name of its folder. Pictures go to TensorBoard only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+
+_FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"  # what recent versions ask for
+
+
+def wandb(save_dir: str, project: str = "medconv", offline: bool = True, **more: Any) -> WandbLogger:
+    """Weights & Biases, in the run's folder; `wandb sync FOLDER/wandb/offline-run-*` sends it.
+
+    Raises: ValueError: its package is not there.
+    """
+    settings = _needed("wandb", "wandb").Settings(silent=True)
+    name = Path(save_dir).resolve().name
+    return WandbLogger(save_dir=save_dir, project=project, name=name, group=name, offline=offline, settings=settings, **more)
+
+
+def mlflow(save_dir: str, experiment: str = "medconv", tracking_uri: str | None = None) -> MLFlowLogger:
+    """MLflow, by default in a folder `mlruns` beside the run's, so that runs are compared.
+
+    Args: tracking_uri: of a server or a database instead.
+    Raises: ValueError: its package is not there.
+    """
+    if tracking_uri is None:
+        os.environ.setdefault(_FILES_ALLOWED, "true")
+        tracking_uri = (Path(save_dir).resolve().parent / "mlruns").as_uri()
+    _needed("mlflow", "mlflow")
+    return _Dotted(experiment, run_name=Path(save_dir).resolve().name, tracking_uri=tracking_uri)
+
+
+class _Dotted(MLFlowLogger):
+    """With `val.dice` and `val.dice.liver`: in MLflow's files `val/dice` cannot be a value and a folder of values."""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        super().log_metrics({name.replace("/", "."): value for name, value in metrics.items()}, step)
+
+
+def _needed(package: str, extra: str) -> Any:
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"logger={extra} needs the package {package}: pip install 'medconv[{extra}]'") from error

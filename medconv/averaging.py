@@ -32,6 +32,7 @@ class AverageWeights(WeightAveraging):
         if type(every) is not int or every < 1:
             raise ValueError(f"averaging.every must be a whole number of at least 1, got {every}")
         self.power, self.begin, self.every = power, begin, every
+        self.left_out = -1  # the last step that was not taken, counted from 0
         super().__init__(multi_avg_fn=self._update)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -39,7 +40,9 @@ class AverageWeights(WeightAveraging):
         super().setup(trainer, pl_module, stage)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        return step_idx is not None and (step_idx < self.begin or step_idx % self.every == 0)
+        if step_idx is None or step_idx == self.left_out:
+            return False
+        return step_idx < self.begin or step_idx % self.every == 0
 
     @torch.no_grad()
     def _update(self, mean: list[Tensor], now: list[Tensor], count: Tensor) -> None:

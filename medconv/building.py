@@ -30,7 +30,7 @@ def build_network(
     """The `model` with its `conv`, tried once on an empty patch.
 
     Args:
-        build: `configs.build_trusted` for a config that came with a file.
+        build: `trust.build_trusted` for a config that came with a file.
         pretrained: a checkpoint to start from: of the plain network where `conv.keep_weight` projects its weights into
             the convolution, else of the network as it is.
     Raises: ConfigError: arguments that do not fit, or a network that cannot take the patch or returns another shape.

@@ -27,6 +27,8 @@ class Muon(Optimizer):
         lr: of both kinds: a kernel's update is scaled to the size that Adam's has as a rule, 0.2 per weight.
         momentum: of kernels, Nesterov's. betas, eps: Adam's.
         weight_decay: decoupled, of kernels alone.
+    Where its attribute `found_inf`, a number on the device, is 1, a step changes nothing but the count of steps, and the
+    host need not know. Not of parameters that FSDP divides.
     Raises: ValueError: no numbers, or values out of range.
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; scale of the update: Liu et al. 2025,
         arXiv:2502.16982.
@@ -46,6 +48,7 @@ class Muon(Optimizer):
         _check({"lr": lr, "weight_decay": weight_decay, "eps": eps})
         _check({"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}, below_one=True)
         params = list(params)
+        self.heeds_found_inf = not any(isinstance(p, DTensor) for p in params)
         kinds = {True: [p for p in params if p.ndim > 2], False: [p for p in params if p.ndim <= 2]}
         settings = {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
         super().__init__([{"params": found, "kernels": kind} for kind, found in kinds.items() if found], settings)
@@ -57,16 +60,24 @@ class Muon(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            update = self._kernel if group["kernels"] else self._vector
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    update(parameter, parameter.grad, group)
+                    self._update(parameter, parameter.grad, group)
         return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state, found_inf = self.state[parameter], getattr(self, "found_inf", None)
+        if not state:
+            names = ["momentum"] if group["kernels"] else ["mean", "square"]
+            state.update({name: torch.zeros_like(parameter) for name in names}, **({} if group["kernels"] else {"step": 0}))
+        changed = [] if found_inf is None else [parameter, *(value for value in state.values() if isinstance(value, Tensor))]
+        before = [tensor.clone() for tensor in changed]
+        (self._kernel if group["kernels"] else self._vector)(parameter, gradient, group)
+        for tensor, old in zip(changed, before, strict=True):
+            tensor.copy_(torch.where(found_inf.bool(), old, tensor))  # type: ignore[union-attr]
 
     def _kernel(self, kernel: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[kernel]
-        if not state:
-            state["momentum"] = torch.zeros_like(kernel)
         momentum = state["momentum"].lerp_(gradient, 1 - group["momentum"])
         ahead = gradient.lerp(momentum, group["momentum"])
         update = _divided_as(kernel, _orthogonal_kernel(_whole(ahead)))
@@ -75,8 +86,6 @@ class Muon(Optimizer):
 
     def _vector(self, vector: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[vector]
-        if not state:
-            state.update(step=0, mean=torch.zeros_like(vector), square=torch.zeros_like(vector))
         state["step"] += 1
         first, second = group["betas"]
         mean = state["mean"].lerp_(gradient, 1 - first) / (1 - first ** state["step"])

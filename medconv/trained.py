@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from medconv import checkpoint, performance
+from medconv import checkpoint, performance, trust
 from medconv import config as configs
 from medconv.building import Values, build_network, test_time_axes
 from medconv.config import ConfigError
@@ -21,7 +21,7 @@ from medconv.inference import SlidingWindow
 from medconv.targets import Targets
 
 # What a record that somebody made up brings about in whatever is built from it.
-_DAMAGED = (LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError, MemoryError)
+DAMAGED = (LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu", mirror_ax
     content = checkpoint.read(path)
     try:
         model = _built(content, path, trusted, mirror_axes)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path}: damaged, or of another version: its record cannot be read ({reason})") from error
     model.network.to(device)
@@ -70,7 +70,7 @@ def _built(content: dict[str, Any], path: Path, trusted: Sequence[str], mirror_a
     task = str(values["task"]["_target_"])
     if not task.endswith("Segmentation"):
         raise ValueError(f"{path}: its task is {task}, expected medconv.tasks.Segmentation")
-    network = build_network(values, values["facts"]["patch_size"], partial(configs.build_trusted, trusted=trusted))
+    network = build_network(values, values["facts"]["patch_size"], partial(trust.build_trusted, trusted=trusted))
     checkpoint.load_weights(network, content, path)
     axes = _mirror_axes(values, network, mirror_axes)
     network = fold_convs(network).eval()

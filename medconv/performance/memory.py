@@ -1,4 +1,4 @@
-"""Running out of memory, in this process or in a loader worker, in words about what helps."""
+"""Running out of memory, and loader workers that a signal ends, in words about what helps."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from medconv.performance.hardware import memory_advice
 def naming_memory(data: Mapping[str, Any]) -> Iterator[None]:
     """Around training. Args: data: the values of the config's `data`, which the words refer to.
 
-    Raises: ValueError: memory ran out; SIGTERMException: a worker was told to stop, as all processes of a preempted job are.
+    Raises: ValueError: memory ran out, or a worker was ended; SIGTERMException: a worker was told to stop, as all processes
+        of a preempted job are.
     """
     try:
         yield
-    except RuntimeError as error:
-        pid, ended_by = faults.ended_worker(error) or ("", "")
-        if ended_by == "Terminated":
-            raise SIGTERMException from error
-        if (words := faults.advice(pid, ended_by, data)) is not None:
-            raise ValueError(words) from error
+    except (RuntimeError, MemoryError) as error:
+        if (ended := faults.ended_worker(error)) is not None:
+            if ended[1] == "SIGTERM":
+                raise SIGTERMException from error
+            raise ValueError(faults.advice(*ended, data)) from error
         if (words := memory_advice(error)) is not None:
-            raise ValueError(f"{words} ({str(error).strip().splitlines()[0]})") from error
+            said = str(error).strip() or type(error).__name__
+            raise ValueError(f"{words} ({said.splitlines()[0]})") from error
         raise

@@ -13,6 +13,7 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -75,17 +76,21 @@ class Segmentation(LightningModule):
         self.to_native, self.record, self.memory_format = to_native, record, memory_format
         self.rows: dict[str, metrics.Row] = {}
         self.case_losses: dict[str, float | None] = {}  # None where no voxel of the case is known
+        self.gradient_seen: Callable[[Tensor, Optimizer], None] = lambda norm, optimizer: None  # a guard's
         self._sharded = False
 
     def forward(self, image: Tensor) -> Any:
         return self.network(image.contiguous(memory_format=self.memory_format))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self.loss_of(batch)
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        return _telling(loss)
+
+    def loss_of(self, batch: Batch) -> Tensor:
         image = batch["image"].contiguous(memory_format=self.memory_format)
         outputs = self.network(image) if self.supervision is None else self.supervision(self.network, image)
-        loss = over_heads(self.loss, outputs, batch["label"], self.spatial_dims)
-        self.log("train/loss", loss.detach(), prog_bar=True)
-        return loss
+        return over_heads(self.loss, outputs, batch["label"], self.spatial_dims)
 
     def on_validation_epoch_start(self) -> None:
         self.rows, self.case_losses = {}, {}
@@ -133,12 +138,20 @@ class Segmentation(LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """Also for a fused optimizer, which Lightning refuses for the sake of fp16's loss scaling, where there is none."""
-        plugin = self.trainer.precision_plugin
-        if getattr(plugin, "scaler", None) is None:
-            Precision.clip_gradients(plugin, optimizer, gradient_clip_val or 0.0, gradient_clip_algorithm or _NORM)
-        else:
+        """Also for a fused optimizer, which Lightning refuses for the sake of fp16's loss scaling, where there is none.
+
+        The norm that clipping needs also tells whether all gradients are finite.
+        """
+        plugin, clip, by = self.trainer.precision_plugin, gradient_clip_val or 0.0, gradient_clip_algorithm or _NORM
+        parameters = [p for p in plugin.main_params(optimizer) if p.grad is not None]
+        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if getattr(plugin, "scaler", None) is not None:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif by == _NORM and clip > 0:
+            clip_grads_with_norm_(parameters, clip, norm)
+        else:
+            Precision.clip_gradients(plugin, optimizer, clip, by)
+        self.gradient_seen(norm, optimizer)
 
     def configure_model(self) -> None:
         """Under `trainer.strategy=fsdp` the network and its heads are divided over the ranks here."""
@@ -147,6 +160,11 @@ class Segmentation(LightningModule):
             for part in self._trained:
                 shard(part, self.device_mesh["data_parallel"])
             self._sharded = True
+
+
+def _telling(loss: Tensor) -> Tensor:
+    """The same loss; where it is not finite all gradients are NaN, of themselves they might not tell."""
+    return loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)
 
 
 def _gather(mine: dict[str, Any]) -> dict[str, Any]:

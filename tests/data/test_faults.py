@@ -1,6 +1,8 @@
 """medconv/data/faults.py: an error in a loader worker names the case, keeps its traceback, and says one thing to a user."""
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 import tiny
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from makers import recipe
 from makers import tiny as tiny_dataset
 
@@ -16,21 +19,37 @@ from medconv import commands
 from medconv.data import faults
 from medconv.data.datamodule import DataModule
 from medconv.data.prepare import prepare
+from medconv.performance import naming_memory
 
 
 class Failing:
     """An augmentation that fails at one sample. Args: how: to fail. The others are whatever a config has."""
 
+    reads = False  # whether it fails while the sample is read
+
     def __init__(self, sample: int, how: str, **ignored: Any) -> None:
         self.sample, self.how = sample, how
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        if self.sample in batch["sample"].tolist():
-            if self.how in ("SIGKILL", "SIGTERM", "SIGSEGV"):
+        if self.sample in batch["sample"].tolist() and not self.reads:
+            if self.how.startswith("SIG"):
                 os.kill(os.getpid(), getattr(signal, self.how))
+            if self.how == "SIGTERM":
+                return batch
+            if self.how == "exit":
+                os._exit(3)
             kinds = {"ValueError": ValueError, "TypeError": TypeError, "MemoryError": MemoryError}
             raise kinds[self.how]("the rotation went wrong")
         return batch
+
+
+class FailingRead(Failing):
+    reads = True
+
+    def read_size(self, sample: int) -> tuple[int, ...]:
+        if sample == self.sample:
+            os.kill(os.getpid(), getattr(signal, self.how))
+        return (16, 16, 12)
 
 
 def module(folder: Path, augment: Any, workers: int) -> DataModule:
@@ -73,9 +92,9 @@ def test_an_error_that_only_whole_batches_make_names_the_first(tmp_path: Path) -
         list(loader)
 
 
-def command(dataset: Path, folder: Path, how: str) -> subprocess.CompletedProcess[str]:
+def command(dataset: Path, folder: Path, how: str, kind: str = "Failing") -> subprocess.CompletedProcess[str]:
     """A run with two workers, one of which ends in this way at sample 5."""
-    augment = ["augment._target_=test_faults.Failing", "+augment.sample=5", f"+augment.how={how}"]
+    augment = [f"augment._target_=test_faults.{kind}", "+augment.sample=5", f"+augment.how={how}"]
     arguments = [*tiny.overrides(dataset), "data.num_workers=2", f"run.dir={folder}", *augment]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return tiny.command("train.py", *arguments, cwd=folder.parent, env=environment)
@@ -91,28 +110,65 @@ def test_a_users_fault_is_one_message_and_the_traceback_is_in_the_log(dataset: P
     assert "ValueError: the rotation went wrong" in log and "in __call__" in log and "Traceback" in log
 
 
-def test_a_killed_worker_is_one_message_that_says_what_helps(dataset: Path, tmp_path: Path) -> None:
-    """By the signal of the out-of-memory killer."""
-    done = command(dataset, tmp_path / "run", "SIGKILL")
+def test_a_killed_worker_is_one_message_with_its_case_and_what_helps(dataset: Path, tmp_path: Path) -> None:
+    """By the signal of the out-of-memory killer, while it reads."""
+    done = command(dataset, tmp_path / "run", "SIGKILL", "FailingRead")
     assert done.returncode == commands.USER, done.stderr
     assert "Traceback" not in done.stderr and done.stderr.count("error:") == 1, done.stderr
-    assert "was killed, most likely because memory ran out" in done.stderr
+    wanted = r"error: loader worker \d+ was ended by SIGKILL while reading case case_\d \(training sample 5\), most likely because"
+    assert re.search(wanted, done.stderr), done.stderr
     assert "data.num_workers (now 2)" in done.stderr and "data.prefetch_factor (now 2)" in done.stderr
 
 
-def test_a_worker_that_is_told_to_stop_preempts_the_run(dataset: Path, tmp_path: Path) -> None:
-    """A cluster tells all processes of a job at once; the workers may hear it first."""
-    done = command(dataset, tmp_path / "run", "SIGTERM")
-    assert done.returncode == commands.PREEMPTED, done.stderr
-    assert done.stderr.splitlines()[-1] == "stopped by SIGTERM; the same command goes on", done.stderr
+@pytest.mark.parametrize(
+    ("how", "ended_by"), [("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV"), ("SIGABRT", "SIGABRT"), ("exit", "exit code 3")]
+)
+@pytest.mark.parametrize("kind", [Failing, FailingRead])
+def test_what_is_known_of_a_worker_that_ended(tmp_path: Path, kind: type[Failing], how: str, ended_by: str) -> None:
+    if kind is FailingRead and how == "exit":
+        pytest.skip("it ends by signals alone")
+    augment = kind(5, how) if kind is Failing else Small(5, how)
+    data = module(tmp_path, augment, 2)
+    loader = data.train_dataloader()
+    words = [f"case {loader.dataset.dataset.case_of(n)} (training sample {n})" for n in (4, 5)]
+    with pytest.raises(RuntimeError) as caught:
+        list(loader)
+    with contextlib.suppress(RuntimeError):  # of another worker, which is ended with this one
+        loader._iterator._shutdown_workers()
+    ended = faults.ended_worker(caught.value)
+    assert ended is not None and ended[1] == ended_by
+    doing = f"while augmenting {', '.join(words)}" if kind is Failing else f"while reading {words[1]}"
+    assert faults.advice(*ended, SETTINGS).startswith(f"loader worker {ended[0]} was ended by {ended_by} {doing}")
+
+
+class Small(FailingRead):
+    """For images of `makers.tiny`."""
+
+    def read_size(self, sample: int) -> tuple[int, ...]:
+        super().read_size(sample)
+        return (6, 5, 4)
+
+
+SETTINGS = {"num_workers": 4, "prefetch_factor": 2, "batch_size": 8, "patch_size": [96, 96, 96]}
+
+
+def test_a_worker_that_is_told_to_stop_leaves_it_to_the_run(tmp_path: Path) -> None:
+    """A cluster tells all processes of a job at once, and the run still needs its workers then."""
+    loader = module(tmp_path, Failing(5, "SIGTERM"), 2).train_dataloader()
+    assert [n for batch in loader for n in batch["sample"].tolist()] == list(range(8))
+
+
+def test_a_worker_that_heard_it_too_early_preempts_the_run() -> None:
+    with pytest.raises(SIGTERMException), naming_memory(SETTINGS):
+        raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Terminated. ")
 
 
 @pytest.mark.parametrize(
     ("said", "found"),
     [
-        ("DataLoader worker (pid 12) is killed by signal: Killed. ", ("12", "Killed")),
-        ("DataLoader worker (pid(s) 12, 13) exited unexpectedly", ("12, 13", "Killed")),
-        ("DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that", ("12", "Bus error")),
+        ("DataLoader worker (pid 12) is killed by signal: Killed. ", (12, "SIGKILL")),
+        ("DataLoader worker (pid(s) 12, 13) exited unexpectedly", (12, "SIGKILL")),
+        ("DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that", (12, "SIGBUS")),
         ("mat1 and mat2 shapes cannot be multiplied", None),
     ],
 )
@@ -120,11 +176,14 @@ def test_what_torch_says_of_dead_workers(said: str, found: tuple[str, str] | Non
     assert faults.ended_worker(RuntimeError(said)) == found
     outer = RuntimeError("DataLoader worker (pid(s) 12) exited unexpectedly")
     outer.__cause__ = RuntimeError("DataLoader worker (pid 12) is killed by signal: Bus error. ")
-    assert faults.ended_worker(outer) == ("12", "Bus error")
+    assert faults.ended_worker(outer) == (12, "SIGBUS")
+    outer = RuntimeError("DataLoader worker (pid 13) is killed by signal: Terminated. ")
+    outer.__context__ = RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
+    assert faults.ended_worker(outer) == (12, "SIGKILL")
 
 
-def test_advice_is_for_what_memory_did_alone() -> None:
-    settings = {"num_workers": 4, "prefetch_factor": 2, "batch_size": 8, "patch_size": [96, 96, 96]}
-    assert "/dev/shm" in str(faults.advice("1", "Bus error", settings))
-    assert "data.patch_size (now [96, 96, 96])" in str(faults.advice("1", "Killed", settings))
-    assert faults.advice("1", "Segmentation fault", settings) is None
+def test_advice_fits_the_signal() -> None:
+    """Of a worker that no dataset knows, as well."""
+    assert "/dev/shm" in faults.advice(1, "SIGBUS", SETTINGS)
+    assert "data.patch_size (now [96, 96, 96])" in faults.advice(1, "SIGKILL", SETTINGS)
+    assert faults.advice(1, "SIGSEGV", SETTINGS).startswith("loader worker 1 was ended by SIGSEGV: a library crashed")

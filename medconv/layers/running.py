@@ -1,0 +1,34 @@
+"""Running statistics of batch norms, to be taken back where a step is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class RunningStatistics:
+    """Those of batch norms, which a forward pass changes before anybody knows whether its numbers are finite."""
+
+    def __init__(self, module: nn.Module) -> None:
+        norms: list[Any] = [part for part in module.modules() if isinstance(getattr(part, "running_mean", None), Tensor)]
+        values = [[value for norm in norms for value in (norm.running_mean, norm.running_var)]]
+        values.append([norm.num_batches_tracked for norm in norms])
+        self._groups: list[list[Tensor]] = [group for group in values if group]
+
+    def now(self) -> list[Tensor]:
+        """A copy of them all."""
+        return [_flat(group) for group in self._groups]
+
+    def restore(self, kept: Sequence[Tensor], where: Tensor | None = None) -> None:
+        """Make them what `now` returned. Args: where: on the device, whether to; None: yes."""
+        for group, old in zip(self._groups, kept, strict=True):
+            wanted = old if where is None else torch.where(where, old, _flat(group))
+            parts = wanted.split([one.numel() for one in group])
+            torch._foreach_copy_(group, [part.view_as(one) for part, one in zip(parts, group, strict=True)])
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])

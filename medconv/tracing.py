@@ -1,0 +1,133 @@
+"""One pass through a network under watch: what each layer gave, and what came back. Run only once something is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+INPUT, OUTPUT, LOSS, GRADIENT, WEIGHT = "input", "output", "loss", "gradient of output", "gradient of weights"
+_ORDER = (INPUT, OUTPUT, LOSS, GRADIENT, WEIGHT)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tensor of the pass. Args: bad: how many of its `total` values are not finite. low, high: of the finite ones."""
+
+    name: str
+    kind: str
+    what: str
+    bad: int
+    total: int
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, name: str, kind: str, what: str, tensor: Tensor) -> Row:
+        values = tensor.detach()
+        finite = values[values.isfinite()]
+        low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (None, None)
+        return cls(name, kind, what, values.numel() - finite.numel(), values.numel(), low, high)
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def words(self) -> str:
+        if self.what == LOSS:
+            return "the loss alone"
+        return f"{self.name} ({self.kind}), {self.what}, {self.bad} of {self.total} values"
+
+
+def severity(row: Row | None) -> int:
+    """Where on the way through the network it is: 0 the batch, ...; one more than the last for None."""
+    return len(_ORDER) if row is None else _ORDER.index(row.what)
+
+
+def first_bad(rows: Sequence[Row]) -> Row | None:
+    """The first in the order of computation whose values are not all finite."""
+    return next((row for row in rows if row.bad), None)
+
+
+def inputs(batch: Mapping[str, Any]) -> list[Row]:
+    return [Row.of(k, "batch", INPUT, v) for k, v in batch.items() if isinstance(v, Tensor) and v.is_floating_point()]
+
+
+def trace(module: nn.Module, batch: Mapping[str, Any], loss_of: Callable[[], Tensor], scale: float = 1.0) -> list[Row]:
+    """Rows of one pass forward and back, in the order of computation. Leaves gradients of parameters as they are.
+
+    Args:
+        loss_of: runs the module on the batch. scale: the loss is multiplied by it before the way back, as in fp16 training.
+    """
+    rows = inputs(batch)
+    back: list[Row] = []
+    with torch.inference_mode(False), torch.enable_grad(), _training(module), _watched(module, rows, back):
+        loss = loss_of()
+        rows.append(Row.of("loss", "loss", LOSS, loss))
+        known = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        found = torch.autograd.grad(loss * scale, [p for _, p in known], allow_unused=True) if loss.requires_grad else []
+    weights = [Row.of(name, "parameter", WEIGHT, g) for (name, _), g in zip(known, found, strict=False) if g is not None]
+    return [*rows, *back, *weights]
+
+
+@contextmanager
+def _watched(module: nn.Module, rows: list[Row], back: list[Row]) -> Iterator[None]:
+    """Inside, every part of the module writes what it gives into `rows`, and the gradient of it into `back`."""
+    seen: set[str] = set()  # activation checkpointing calls a layer once more on the way back
+
+    def watch(name: str, kind: str) -> Callable[..., None]:
+        def hook(layer: nn.Module, given: Any, output: Any) -> None:
+            if name in seen:
+                return
+            seen.add(name)
+            for tensor in _tensors(output):
+                rows.append(Row.of(name, kind, OUTPUT, tensor))
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda gradient: back.append(Row.of(name, kind, GRADIENT, gradient)))
+
+        return hook
+
+    parts = [(name, part) for name, part in module.named_modules() if name and not name.startswith("loss")]
+    hooks = [part.register_forward_hook(watch(name, type(part).__name__)) for name, part in parts]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _training(module: nn.Module) -> Iterator[None]:
+    """Inside, all of it trains, and nothing is compiled: hooks of what a compiled module holds would not be called."""
+    before = {part: (part.training, part._compiled_call_impl) for part in module.modules()}
+    module.train()
+    for part in before:
+        part._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for part, (training, call) in before.items():
+            part.training, part._compiled_call_impl = training, call
+
+
+def generators(device: torch.device) -> list[Tensor]:
+    """States of the random numbers that a forward pass may draw, such as dropout's."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def set_generators(states: Sequence[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """The floating-point tensors in what a layer gave."""
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    return [tensor for item in output for tensor in _tensors(item)] if isinstance(output, (list, tuple)) else []

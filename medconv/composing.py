@@ -37,6 +37,8 @@ def composed(job: Callable[[DictConfig, Any], None]) -> None:
 
 def _explained(error: ConfigCompositionException) -> Exception:
     """A key that does not exist, with the nearest ones that do; any other error as it is."""
+    if "'BasicSweeperConf'" in str(error):
+        return config.ConfigError("sweep=NAME is a search space for Optuna: add hydra/sweeper=optuna")
     unknown = re.match(r"Could not override '([^']+)'", str(error))
     if unknown is None:
         return error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 
 import lightning as L
@@ -13,6 +15,8 @@ from medconv import performance
 from medconv.building import Values
 from medconv.planning import Plan, table
 from medconv.runfolder import RunFolder
+
+OF_A_SWEEP = "MEDCONV_SWEEP"  # in the environment of a sweep's job: what tells it from the others, JSON
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +51,27 @@ def announce(
 
 
 def hyperparameters(trainer: L.Trainer, values: Values, folder: RunFolder) -> None:
-    """TensorBoard's hparams page: choices, with the final metric."""
+    """TensorBoard's hparams page: choices, with the final metric; for other loggers the choices.
+
+    In a sweep's job, what tells it from the others: the page shows the first few, in the order of the alphabet.
+    """
     groups = {k: v for k, v in values.items() if k in ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")}
     params = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in configs.flat(groups).items()}
+    in_sweep = {k: _number(v) for k, v in json.loads(os.environ.get(OF_A_SWEEP) or "{}").items()}
     final = folder.summary().get("val/dice")
     for logger in trainer.loggers:
         if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):
-            logger.log_hyperparams(params, {"hparams/val_dice": final} if final is not None else {})
+            logger.log_hyperparams(in_sweep or params, {"hparams/val_dice": final} if final is not None else {})
             logger.finalize("success")
+        else:
+            logger.log_hyperparams(params)
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _by(numbers: Sequence[float]) -> str:

@@ -5,9 +5,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,27 +14,16 @@ import nibabel as nib
 import numpy as np
 import pytest
 import tiny
+from forked import Forked, until
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from medconv import commands, folds, postprocessing, sweep
 from medconv.postprocess import main as postprocess_main
 from medconv.runfolder import RunFolder
 
-SLOW = ["trainer.max_steps=16", "augment._target_=tiny.SlowAugment"]  # 2 seconds and more
-
-
-def begun(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    """A sweep as a user starts it, in the background."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    command = [sys.executable, str(tiny.ROOT / "train.py"), "-m", *arguments]
-    return subprocess.Popen(command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def until(found: Callable[[], Any], seconds: float = 400) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := found()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert value
-    return value
+STEPS = 12
+SLOW = [f"trainer.max_steps={STEPS}", "augment._target_=tiny.SlowAugment"]  # a tenth of a second each, and more
 
 
 def by_fold(home: Path) -> dict[str, Path]:
@@ -52,25 +39,24 @@ def swept(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
         o for o in tiny.overrides(dataset) if not o.startswith("trainer.max_steps=")
     ]  # no key twice: the last would win
     arguments = [*small, *SLOW, "run.name=cv", "data.fold=0,1,2"]
-    first = begun(*arguments, cwd=cwd)
-    until(lambda: len(list(home.glob("*/checkpoints/last.ckpt"))) == 2 or first.poll() is not None)
-    first.send_signal(signal.SIGTERM)
-    said, _ = first.communicate(timeout=120)
-    assert first.returncode == commands.PREEMPTED, said
+    first = Forked("-m", *arguments, cwd=cwd)
+    until(lambda: len(list(home.glob("*/checkpoints/last.ckpt"))) == 2 or first.ended())
+    os.kill(first.pid, signal.SIGTERM)
+    code, said = first.wait()
+    assert code == commands.PREEMPTED, said
     assert "stopped by SIGTERM" in said
     assert running(home) == []  # the job has ended, and the third has not begun
     done, stopped = by_fold(home)["0"], by_fold(home)["1"]
     assert set(by_fold(home)) == {"0", "1"}
-    assert json.loads((stopped / "summary.json").read_text())["status"] == "interrupted"
+    assert json.loads((stopped / "summary.json").read_text())["status"] == "preempted"
     before = (done / "checkpoints/last.ckpt").stat().st_mtime_ns
     steps = len(tiny.losses(stopped))
     assert steps > 0
-    second = begun(*arguments[::-1], cwd=cwd)
-    said, _ = second.communicate(timeout=300)
-    assert second.returncode == commands.DONE, said
+    code, said = Forked("-m", *arguments[::-1], cwd=cwd).wait()
+    assert code == commands.DONE, said
     assert (done / "checkpoints/last.ckpt").stat().st_mtime_ns == before
     assert by_fold(home)["1"] == stopped
-    assert 16 <= len(tiny.losses(stopped)) <= 16 + steps  # went on from its checkpoint, in the same metrics.csv
+    assert STEPS <= len(tiny.losses(stopped)) <= STEPS + steps  # went on from its checkpoint, in the same metrics.csv
     return home, said
 
 
@@ -302,7 +288,7 @@ def test_a_job_that_was_stopped_stops_the_sweep(code: int, tmp_path: Path) -> No
 
 def test_a_job_that_the_system_killed_is_said_to_be() -> None:
     code = sweep._apart([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
-    assert sweep._failure(code) == "  killed by SIGKILL"
+    assert sweep.Job((), (), Path("runs/x"), code).reason == "killed by SIGKILL"
     assert sweep._exit_code(code) == commands.USER
     assert sweep._exit_code(-signal.SIGSEGV) == commands.BUG
 
@@ -321,9 +307,36 @@ def test_a_job_takes_its_config_where_the_sweep_takes_it(dataset: Path, tmp_path
     own.mkdir()
     (own / "mine.yaml").write_text("defaults:\n  - train\n  - override perf: mine\n  - _self_\n")
     given = ["--config-dir", str(own), "--config-name", "mine", f"hydra.searchpath=[file://{more}]"]
-    done = tiny.command("train.py", "-m", *given, *tiny.overrides(dataset), "data.fold=0,1", cwd=tmp_path)
-    assert done.returncode == commands.USER, done.stderr
-    assert done.stderr.count("perf.matmul_precision must be highest, high or medium, got 'low'") == 2, done.stderr
+    code, said = Forked("-m", *given, *tiny.overrides(dataset), "data.fold=0", cwd=tmp_path).wait()
+    reason = "perf.matmul_precision must be highest, high or medium, got 'low'"
+    assert code == commands.USER and said.count(f"error: {reason}") == 1, said
+    assert f"failed, exit code 1: {reason}\n" in said
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_a_dry_run_shows_what_would_be_run(many: bool, dataset: Path, tmp_path: Path) -> None:
+    arguments = [*tiny.overrides(dataset), "run.name=planned", "run.dry_run=true"]
+    code, said = Forked(*(["-m", "seed=1,2"] if many else []), *arguments, cwd=tmp_path).wait()
+    assert code == commands.DONE and not (tmp_path / "runs/planned").exists(), said
+    if many:
+        first, second = said.splitlines()
+        assert first.startswith("medconv-train ") and " seed=1 " in first and " seed=2 " in second
+        assert "run.dry_run" not in said and "run.dir=" in first
+    else:
+        assert said.startswith("# runs/planned\n") and "max_steps: 4" in said
+
+
+def test_the_hparams_page_shows_what_tells_the_runs_apart(swept: tuple[Path, str]) -> None:
+    seen = {}
+    for number, path in by_fold(swept[0]).items():
+        events = EventAccumulator(str(path / "tensorboard")).Reload()
+        data = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        seen[number] = dict(HParamsPluginData.FromString(data).session_start_info.hparams)
+        score = json.loads((path / "summary.json").read_text())["val/dice"]
+        assert events.Scalars("hparams/val_dice")[-1].value == pytest.approx(score)
+    assert {number: {k: v.number_value for k, v in page.items()} for number, page in seen.items()} == {
+        number: {"data.fold": float(number)} for number in "012"
+    }
 
 
 # Post-processing by cross-validation.
@@ -431,12 +444,12 @@ def test_what_postprocessing_needs_is_named(
     assert f"{best}: no such checkpoint, which fold 1 is to be predicted by" in fails("--runs", str(home))
     best.with_suffix(".away").rename(best)
     edit(runs["1"] / "summary.json", status="failed")
-    assert "fold 1 (failed) is not trained to its end" in fails("--runs", str(home))
+    assert "fold 1 (failed) is missing; each must be trained to its end" in fails("--runs", str(home))
     edit(runs["1"] / "summary.json", status="done")
     config = runs["0"] / "config.yaml"
     whole = config.read_text()
     config.write_text(whole.replace("medconv.data.layout.msd", "os.path.join"))
-    assert "is not trained to its end" in fails("--runs", str(home))  # another config than the other folds'
+    assert "is missing; each must" in fails("--runs", str(home))  # another config than the other folds'
     for path in runs.values():
         text = (path / "config.yaml").read_text()
         (path / "config.yaml").write_text(text.replace("medconv.data.layout.msd", "os.path.join"))

@@ -1,0 +1,41 @@
+"""What Hydra looks for in this namespace: `hydra/launcher=slurm` and `hydra/sweeper=optuna`. The work is medconv's own.
+
+Every Hydra program of the environment imports this file, so it imports nothing of medconv before it is asked to.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class Slurm(BasicLauncher):
+    """Composes the jobs, as Hydra's own launcher; medconv sends them once all are known."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+
+
+class Optuna(Sweeper):
+    """Asks Optuna for jobs and tells it what came of them."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.context, self.config = hydra_context, config
+
+    def sweep(self, arguments: list[str]) -> None:
+        from medconv import search
+
+        def compose(overrides: list[str]) -> DictConfig:
+            return self.context.config_loader.load_sweep_config(self.config, overrides)
+
+        code = search.run(arguments, self.settings, compose)
+        if code:
+            sys.exit(code)

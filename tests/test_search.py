@@ -1,0 +1,149 @@
+"""`hydra/sweeper=optuna`: searches that are stopped and go on, and what they search."""
+
+import csv
+import json
+import math
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+from forked import Forked, until
+
+from medconv import commands, search
+from medconv.config import ConfigError
+from medconv.jobs import Job
+
+optuna = pytest.importorskip("optuna")
+SPACE = "# @package hydra.sweeper\nn_trials: 2\nparams:\n  optimizer.lr: tag(log,interval(1e-3,1e-2))\n"
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> list[str]:
+    """A user's own search space, and the options that name it."""
+    (tmp_path / "own/sweep").mkdir(parents=True)
+    (tmp_path / "own/sweep/mine.yaml").write_text(SPACE)
+    return ["-m", "--config-dir", str(tmp_path / "own"), "hydra/sweeper=optuna", "sweep=mine", "run.name=found"]
+
+
+def test_a_search_goes_on_where_it_was_stopped(dataset: Path, tmp_path: Path, space: list[str]) -> None:
+    arguments = [*space, *tiny.overrides(dataset), "callbacks=none", "model.norm=choice(batch,instance)"]
+    home = tmp_path / "runs/found"
+    first = Forked(*arguments, cwd=tmp_path)
+    until(lambda: "[trial 1]" in first.said.read_text() or first.ended())
+    os.kill(first.pid, signal.SIGTERM)
+    code, said = first.wait()
+    assert code == commands.PREEMPTED, said
+    tried = said[said.index("[trial 1]") :].splitlines()[0]
+    code, said = Forked(*arguments, cwd=tmp_path).wait()
+    assert code == commands.DONE, said
+    assert f"\n{tried}\n" in said and said.count("\n[trial 2]") == 1 and "[trial 3]" not in said, said  # the same again
+    with (home / "sweep.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    study = optuna.load_study(study_name="medconv", storage=storage(home))
+    scores = {trial.params["optimizer.lr"]: trial.value for trial in study.trials}
+    assert {float(row["optimizer.lr"]): float(row["val/dice"]) for row in rows} == scores
+    assert len(scores) == 2 and all(1e-3 <= rate <= 1e-2 for rate in scores)
+    assert [row["val/dice"] for row in rows] == sorted((row["val/dice"] for row in rows), reverse=True)
+    code, said = Forked(*arguments, cwd=tmp_path).wait()  # all trials are there
+    assert code == commands.DONE and "[trial" not in said and "sweep, best first" in said
+
+
+@pytest.mark.parametrize(
+    ("code", "score", "state"),
+    [(0, 0.5, "COMPLETE"), (0, None, "FAIL"), (0, math.nan, "FAIL"), (1, 0.5, "FAIL"), (-9, None, "FAIL")],
+)
+def test_what_came_of_a_trial_is_told(code: int, score: float | None, state: str, tmp_path: Path) -> None:
+    settings = {"n_trials": 3, "n_jobs": 2, "seed": 0}
+    study = search._study(tmp_path, settings, optuna)
+    space = {"seed": optuna.distributions.IntDistribution(0, 9)}
+    trials = search._next(study, space, ["a=1"], settings, optuna)
+    assert [trial.user_attrs["overrides"][0] for trial in trials] == ["a=1", "a=1"]
+    job = Job(tuple(trials[0].user_attrs["overrides"]), (), tmp_path, code)
+    job.folder.path.mkdir()
+    (job.folder.path / "summary.json").write_text(json.dumps({"val/dice": score}))
+    again = search._study(tmp_path, settings, optuna)  # as after a kill
+    assert [t.params for t in search._next(again, space, ["a=1"], settings, optuna)] == [t.params for t in trials]
+    search._tell(again, trials[0], job, optuna)
+    (told,) = [trial for trial in again.trials if trial.state.is_finished()]
+    assert (told.state.name, told.value, told.user_attrs["exit_code"]) == (
+        state,
+        score if state == "COMPLETE" else None,
+        code,
+    )
+    assert [t.number for t in search._next(again, space, ["a=1"], settings, optuna)] == [1]
+
+
+def storage(home: Path) -> object:
+    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(home / search.STUDY)))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "values"),
+    [
+        ("x=choice(a,b)", "CategoricalDistribution", {"choices": ("a", "b")}),
+        ("x=a,b", "CategoricalDistribution", {"choices": ("a", "b")}),
+        ("x=choice([4,8],[8])", "CategoricalDistribution", {"choices": ("[4,8]", "[8]")}),
+        ("x=range(1,9,3)", "CategoricalDistribution", {"choices": (1, 4, 7)}),
+        ("x=interval(0.2,0.8)", "FloatDistribution", {"low": 0.2, "high": 0.8, "log": False}),
+        ("x=int(interval(1,8))", "IntDistribution", {"low": 1, "high": 8, "log": False}),
+        ("x=tag(log,interval(1e-4,1e-2))", "FloatDistribution", {"low": 1e-4, "high": 1e-2, "log": True}),
+    ],
+)
+def test_hydra_s_ranges_become_optuna_s(given: str, kind: str, values: dict[str, object]) -> None:
+    (override,) = search._parsed(["x=1", given, "sweep=mine"])
+    found = search._distribution(override, optuna)
+    assert type(found).__name__ == kind
+    assert {name: getattr(found, name) for name in values} == values
+
+
+def test_the_last_of_a_key_counts() -> None:
+    found = search._parsed(["a=choice(1,2)", "b=3", "a=4"])
+    assert sorted(o.input_line for o in found) == ["a=4", "b=3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["run.name=x"], "hydra/sweeper=optuna has no search space: give sweep=NAME, or KEY=choice(A,B)"),
+        (["sweep=recipe", "hydra/sweeper=basic"], "sweep=NAME is a search space for Optuna: add hydra/sweeper=optuna"),
+        (["seed=interval(2,1)"], "hydra/sweeper=optuna: seed=interval(2,1): "),
+        (["seed=1,2", "hydra.sweeper.n_trials=0"], "hydra.sweeper.n_trials must be a whole number of 1 or more, got 0"),
+        (["optimizer.rate=interval(0,1)"], "there is no key optimizer.rate"),
+        (["optimizer.lr=interval(0,1)", "data.bach_size=2"], "there is no key data.bach_size; did you mean data.batch_size"),
+    ],
+)
+def test_what_a_search_needs_is_named(arguments: list[str], wanted: str, tmp_path: Path) -> None:
+    code, said = Forked("-m", "hydra/sweeper=optuna", *arguments, cwd=tmp_path).wait()
+    assert code == commands.USER and f"error: {wanted}" in said and "Traceback" not in said, said
+
+
+def test_a_dry_run_shows_the_space_and_runs_nothing(tmp_path: Path, space: list[str]) -> None:
+    code, said = Forked(*space, "model.norm=batch,instance", "run.dry_run=true", cwd=tmp_path).wait()
+    assert code == commands.DONE
+    assert said.splitlines() == [
+        "2 trials by Optuna for the best val/dice, into runs/found, over",
+        "  optimizer.lr=tag(log,interval(1e-3,1e-2))",
+        "  model.norm=batch,instance",
+    ]
+    assert not (tmp_path / "runs/found").exists()
+
+
+def test_without_optuna_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(
+        ConfigError, match="hydra/sweeper=optuna needs the package optuna: pip install 'medconv\\[optuna\\]'"
+    ):
+        search.run(["seed=1,2"], {}, lambda overrides: None)  # type: ignore[arg-type,return-value]
+
+
+def test_a_search_that_goes_on_tries_something_else(tmp_path: Path) -> None:
+    settings, tried = {"n_trials": 3, "n_jobs": 1, "seed": 0}, []
+    for _ in range(3):
+        study = search._study(tmp_path, settings, optuna)
+        (trial,) = search._next(study, {"lr": optuna.distributions.FloatDistribution(0, 1)}, [], settings, optuna)
+        study.tell(trial.number, 0.5)
+        tried.append(trial.params["lr"])
+    assert len(set(tried)) == 3

@@ -1,11 +1,13 @@
 """medconv/performance/hardware.py: what is not there is said before any work."""
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from medconv.performance import benchmark_kernels, check_devices, memory_advice, without_effect
+from medconv.performance import benchmark_kernels, check_devices, memory_advice, naming_memory, without_effect
 from medconv.performance.hardware import apply_backends, compiler_missing
 
 TRAINER = {"accelerator": "cpu", "devices": 1, "benchmark": None, "sync_batchnorm": False}
@@ -51,7 +53,15 @@ def test_switches_without_effect_are_named_with_the_reason() -> None:
 def test_memory_advice_is_for_memory_only() -> None:
     assert "perf.checkpointing=pointwise" in str(memory_advice(torch.OutOfMemoryError("CUDA out of memory")))
     assert "data.batch_size" in str(memory_advice(RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 bytes")))
+    for said in ("CUDA error: out of memory", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED"):
+        assert "task.window_batch_size=1" in str(memory_advice(RuntimeError(said)))
     assert memory_advice(RuntimeError("shapes cannot be multiplied")) is None
+
+
+@pytest.mark.parametrize("claim", [lambda: torch.empty(1 << 50), lambda: np.empty(1 << 50), lambda: bytearray(1 << 60)])
+def test_no_memory_for_torch_numpy_or_python_names_the_switches(claim: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match=r"does not fit into memory.*\(\S+.*\)$"), naming_memory({}):
+        claim()
 
 
 def test_backends() -> None:

@@ -1,4 +1,4 @@
-"""What runs beside the training loop: the time budget, checkpoints, pictures, the progress bar."""
+"""What runs beside the training loop: the time budget, the last validation, pictures, the progress bar."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
@@ -32,6 +31,7 @@ class TimeBudget(Callback):
     """
 
     _UNSEEN = 3  # first steps, which warm up and say nothing of the rest
+    _SLOW = 0.2  # of the time: where the first steps take more, they have to do
 
     def __init__(self, seconds: float) -> None:
         if not seconds > 0:
@@ -67,6 +67,8 @@ class TimeBudget(Callback):
         if self.total_steps is None:  # begun, or made longer or shorter than it was
             for schedule in _schedules(trainer):
                 schedule.progress = min(1.0, self.spent / self.seconds)
+        owed = getattr(trainer.fit_loop.epoch_loop, "owed", False)
+        self._stop_at_the_end(trainer, unless=owed)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validating = time.monotonic()
@@ -78,6 +80,7 @@ class TimeBudget(Callback):
             seconds = seconds / share if share else 0.0
         else:
             self._mark += seconds
+            self._stop_at_the_end(trainer)
         self._validation = seconds
 
     def on_train_batch_end(
@@ -88,14 +91,22 @@ class TimeBudget(Callback):
         now, self._seen = time.monotonic(), trainer.global_step
         self._steps.append(now - self._mark)
         self._mark = now
-        if self._seen >= self._next:
+        if self._seen >= self._next or (self.total_steps is None and self._are_slow(trainer)):
             self._agree(trainer)
-        if self.total_steps is not None and self._seen >= self.total_steps:
+        self._stop_at_the_end(trainer)
+
+    def _stop_at_the_end(self, trainer: Trainer, unless: bool = False) -> None:
+        """Args: unless: there is a validation to be done first."""
+        if self.total_steps is not None and self._seen >= self.total_steps and not unless:
             trainer.should_stop = True
+
+    def _are_slow(self, trainer: Trainer) -> bool:
+        """Whether so few steps took so much of the time that the next must not be waited for; by rank 0's clock."""
+        return bool(trainer.strategy.broadcast(self._elapsed() > self._SLOW * self.seconds))
 
     def _agree(self, trainer: Trainer) -> None:
         """Rank 0's estimate, and the step at which to estimate again, become everybody's."""
-        recent = list(self._steps)[self._UNSEEN if len(self._steps) < 50 else 0 :]
+        recent = list(self._steps)[min(self._UNSEEN, len(self._steps) - 1) if len(self._steps) < 50 else 0 :]
         step = max(1e-6, statistics.fmean(recent))
         estimate = (self._seen + self._fitting(trainer, step), self._seen + max(1, round(self._every / step)))
         total, self._next = trainer.strategy.broadcast(estimate)
@@ -151,20 +162,6 @@ class EndWithValidation(Callback):
         if trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True
             trainer.check_val_every_n_epoch = 1
-
-
-def checkpoints(folder: Path, validates: bool) -> list[ModelCheckpoint]:
-    """`best.ckpt`, by `val/dice`, and `last.ckpt` after every validation; without one `last.ckpt` alone, after every epoch.
-
-    Two callbacks: Lightning's `save_last` writes only when a new best is saved, and so is not the last.
-    """
-    last = ModelCheckpoint(folder, "last", enable_version_counter=False, save_on_train_epoch_end=not validates)
-    if not validates:
-        return [last]
-    best = ModelCheckpoint(
-        folder, "best", monitor="val/dice", mode="max", enable_version_counter=False, save_on_train_epoch_end=False
-    )
-    return [best, last]
 
 
 class Pictures(Callback):

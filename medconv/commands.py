@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import OmegaConfBaseException
 
 from medconv.atomic import NO_ROOM
+from medconv.performance.cluster import Lost
 
 DONE, USER, BUG, PREEMPTED, INTERRUPTED = 0, 1, 70, 75, 130
 _USERS = (ValueError, HydraException, OmegaConfBaseException, MisconfigurationException)
@@ -39,8 +40,12 @@ def guard(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except SIGTERMException:
-        print("stopped by SIGTERM; the same command goes on", file=sys.stderr)
+    except SIGTERMException as error:
+        number = getattr(error, "number", signal.SIGTERM)
+        print(f"stopped by {signal.Signals(number).name}; the same command goes on", file=sys.stderr)
+        return INTERRUPTED if number == signal.SIGINT else PREEMPTED
+    except Lost as error:
+        print(f"error: {shown(str(error))}", file=sys.stderr)
         return PREEMPTED
     except SystemExit as error:
         if isinstance(error.__context__, KeyboardInterrupt):  # Lightning turns the one into the other

@@ -1,13 +1,14 @@
 """The schema of what the framework itself reads, where `conf/` is, and how a config becomes objects.
 
-Groups whose content belongs to somebody else (`model`, `conv`, `loss`, `optimizer`, `scheduler`, `averaging`, `augment`,
-`task`, `logger`, `callbacks`) are free; everything else is typed here, so that a typo or a wrong type fails before any work.
+Groups whose content belongs to somebody else (`model`, `conv`, `loss`, `optimizer`, `scheduler`, `averaging`, `stopping`,
+`augment`, `task`, `logger`, `callbacks`) are free; everything else is typed here, so that a typo or a wrong type fails
+before any work.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,8 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
-from torch import nn
 
 PACKAGE = Path(__file__).parent
-NETWORKS = ("medconv", "monai.networks", "torch.nn")  # whose network classes a checkpoint may name
 
 
 class ConfigError(ValueError):
@@ -72,8 +71,8 @@ class TrainerConfig:
     """Lightning's own keys and meanings; `max_time` also bounds validation and fits the schedule."""
 
     accelerator: str = "auto"
-    devices: Any = 1
-    num_nodes: int = 1
+    devices: Any = None
+    num_nodes: int | None = None
     strategy: Any = "auto"
     precision: Any = "auto"
     max_time: str | None = None
@@ -116,6 +115,7 @@ class PerfConfig:
     fused_optimizer: bool = True
     matmul_precision: str = "high"
     agree_every: int = 20
+    timeout_seconds: float = 1800.0
     profile: bool = False
     auto_seconds: float = 30.0
     auto_batch_size: bool = False
@@ -126,6 +126,10 @@ class RunConfig:
     name: str | None = None
     dir: str | None = None
     resume: str = "auto"
+    dry_run: bool = False
+    checkpoint_every: str = "00:00:10:00"
+    on_nonfinite: str = "stop"
+    max_skipped: int = 10
 
 
 @dataclass
@@ -147,6 +151,7 @@ class Config:
     optimizer: dict[str, Any] = MISSING
     scheduler: dict[str, Any] = MISSING
     averaging: dict[str, Any] = field(default_factory=dict)
+    stopping: dict[str, Any] = field(default_factory=dict)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     perf: PerfConfig = field(default_factory=PerfConfig)
     logger: dict[str, Any] = field(default_factory=dict)
@@ -184,7 +189,7 @@ def checked(config: DictConfig) -> DictConfig:
     """
     typed = OmegaConf.merge(OmegaConf.structured(Config), config)
     assert isinstance(typed, DictConfig)
-    for group in ("task", "model", "conv", "loss", "optimizer", "scheduler", "averaging", "augment"):
+    for group in ("task", "model", "conv", "loss", "optimizer", "scheduler", "averaging", "stopping", "augment"):
         for key, target in targets(OmegaConf.to_container(typed[group], resolve=False), group):
             _importable(key, target)
     return typed
@@ -240,26 +245,6 @@ def naming(key: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return named
 
 
-def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()) -> Any:
-    """As `build`, for a node that came with a file, which must not choose code: nothing else is imported or called.
-
-    Every `_target_` in it must be an `nn.Module` class of `NETWORKS`, one of medconv's convolutions, or from a package that
-    the user named. The object itself is looked at: a name that starts well, such as `torch.nn.x.os.system`, does not pass.
-    Args: trusted: the packages that the user named.
-    Raises: ConfigError: any other target.
-    """
-    for where, target in targets(node, key):
-        found = get_object(target) if _below(target, [*NETWORKS, *trusted]) else None
-        home = getattr(found, "__module__", None) or ""
-        network = isinstance(found, type) and issubclass(found, nn.Module) and _below(home, NETWORKS)
-        if not (network or (callable(found) and _below(home, ["medconv.convs", *trusted]))):
-            raise ConfigError(
-                f"{where}={target} is refused: a checkpoint may name network classes of {', '.join(NETWORKS)} only; "
-                "trust your own package by --allow NAME"
-            )
-    return build(node, key)
-
-
 def targets(node: Any, key: str) -> Iterator[tuple[str, str]]:
     """Every `_target_` in a nested node, with its full key."""
     if isinstance(node, Mapping):
@@ -285,10 +270,6 @@ def _importable(key: str, target: str) -> None:
         get_object(target)
     except Exception as error:  # whatever importing a user's module raises
         raise ConfigError(f"{key}={target}: cannot be imported ({_first_line(error)})") from error
-
-
-def _below(module: str, roots: Sequence[str]) -> bool:
-    return any(module == root or module.startswith(root + ".") for root in roots)
 
 
 def _first_line(error: BaseException) -> str:

@@ -103,7 +103,7 @@ def _chosen(found: Sequence[CrossValidation], home: Path, only: str | None) -> C
     print(commands.shown(folds.table(chosen[0])) + "\n")
     if chosen[0].missing:
         said = ", ".join(f"{number} ({state})" for number, state in chosen[0].missing.items())
-        raise ValueError(f"--runs {home}: fold {said} is missing; every fold must be trained to its end, on the same classes")
+        raise ValueError(f"--runs {home}: fold {said} is missing; each must be trained to its end, on the same classes")
     for fold in chosen[0].folds:
         if not fold.folder.best.is_file():
             raise ValueError(f"{fold.folder.best}: no such checkpoint, which fold {fold.number} is to be predicted by")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
 from omegaconf import DictConfig
 
-from medconv import checkpoint, performance, reports, sides, tuning
+from medconv import checkpoint, performance, reports, resuming, sides, signals, stopping, tuning
 from medconv import config as configs
 from medconv.building import Values, build_network, build_optimizer, test_time_axes, training_axes
-from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget, checkpoints
+from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget
 from medconv.convs import mirror_axes
 from medconv.data.datamodule import DataModule
 from medconv.data.preprocess import restore
@@ -23,9 +25,11 @@ from medconv.dataset import Prepared, data_module, facts, prepare_data
 from medconv.layers import swap_pools
 from medconv.loggers import CsvLogger
 from medconv.losses import Targeted
-from medconv.performance import parallel
+from medconv.nonfinite import FiniteGuard
+from medconv.performance import cluster, parallel
 from medconv.performance.hardware import uses_gpu
 from medconv.runfolder import RunFolder, is_rank_zero
+from medconv.saving import AtomicIO, Checkpoints
 from medconv.trained import Trained as Trained
 from medconv.trained import load as load
 
@@ -39,21 +43,33 @@ log = logging.getLogger(__name__)
 def train(config: DictConfig, folder: RunFolder) -> Values:
     """One training job, from a composed config to a filled run folder; returns the summary.
 
-    Raises: ValueError: the user's data or configuration is at fault.
+    Raises: ValueError: the user's data or configuration is at fault. signals.Stopped: it was told to stop, and did.
     """
+    try:
+        with signals.raising():
+            return _train(config, folder)
+    except signals.Stopped as stopped:
+        if stopped.number == signal.SIGUSR1 and is_rank_zero():
+            signals.requeue()
+        raise
+
+
+def _train(config: DictConfig, folder: RunFolder) -> Values:
     if config.seed < 0:
         raise configs.ConfigError(f"seed must be 0 or more, got {config.seed}")
     L.seed_everything(config.seed, workers=True, verbose=False)
+    config = _launched(config)
     prepared = prepare_data(config, memory_gb=folder.planned_memory())
     values = configs.resolved(config, facts(prepared))
     values["data"]["batch_size"] = prepared.plan.batch_size
-    values["trainer"]["devices"] = performance.check_devices(values["trainer"])
+    values["trainer"]["devices"] = performance.check_devices(values["trainer"], cluster.launcher() is not None)
     values["trainer"]["precision"] = performance.resolve_precision(config.trainer.precision, config.trainer.accelerator)
     values = tuning.settle(values, folder)
     if folder.finished(values):
         log.info("this run is finished; run.resume=never trains it anew")
         return folder.summary()
-    trainer, task, data, profiler = assemble(values, prepared, folder)
+    asked = signals.Asked()
+    trainer, task, data, profiler = assemble(values, prepared, folder, asked)
     if folder.resume not in ("auto", "never"):
         content, given = checkpoint.read(Path(folder.resume)), f"run.resume={folder.resume}"
         checkpoint.need_alike(content, values["facts"], given, same_names=True)
@@ -61,8 +77,10 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
         checkpoint.need_optimizer(content, str(values["optimizer"].get("_target_")), given)
     folder.begin(values)
     folder.write_summary(skipped_cases=prepared.skipped)
-    with folder.recording(trainer, profiler), performance.naming_memory(values["data"]):
-        trainer.fit(task, data, ckpt_path=folder.resume_from(), weights_only=True)
+    with folder.recording(trainer, profiler), cluster.naming_lost(), performance.naming_memory(values["data"]):
+        with asked.noted():
+            trainer.fit(task, data, ckpt_path=folder.resume_from(), weights_only=True)
+        folder.write_summary(stopped_early=stopping.ended(trainer))
     if profiler.training_seconds > _WORTH_A_WORD:
         verdict = performance.verdict(profiler.shares(), values, len(os.sched_getaffinity(0)))
         folder.write_summary(verdict=verdict)
@@ -71,8 +89,17 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
     return folder.summary()
 
 
-def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.Trainer, Any, DataModule, Any]:
-    """Trainer, task, data and step timer of a resolved config."""
+def _launched(config: DictConfig) -> DictConfig:
+    """The config with the numbers of machines and devices that the run has."""
+    config = config.copy()
+    config.trainer.num_nodes, config.trainer.devices = cluster.processes(config.trainer.num_nodes, config.trainer.devices)
+    return config
+
+
+def assemble(
+    values: Values, prepared: Prepared, folder: RunFolder, asked: signals.Asked
+) -> tuple[L.Trainer, Any, DataModule, Any]:
+    """Trainer, task, data and step timer of a resolved config. Args: asked: what the training looks at to stop."""
     known, perf = values["facts"], values["perf"]
     network = build_network(values, known["patch_size"], pretrained=values["init"]["pretrained"])
     sides.warn_of_lookalikes(known, training_axes(values), mirror_axes(network))
@@ -97,8 +124,9 @@ def assemble(values: Values, prepared: Prepared, folder: RunFolder) -> tuple[L.T
         label_pairs=configs.tuples(known["label_pairs"] or []),
     )
     profiler = performance.StepProfiler(perf["profile"])
-    trainer = _trainer(values, folder, profiler, bool(prepared.val))
+    trainer = _trainer(values, folder, profiler, bool(prepared.val), asked)
     data = data_module(values, prepared)
+    data.stopped = lambda: asked.number != 0
     reports.announce(values, prepared.dataset.name, len(prepared.train), len(prepared.val), network, trainer, folder)
     return trainer, task, data, profiler
 
@@ -126,7 +154,16 @@ def _averaging(values: Values) -> list[L.Callback]:
     return [configs.build(values["averaging"], "averaging")]
 
 
-def _trainer(values: Values, folder: RunFolder, profiler: Any, validates: bool) -> L.Trainer:
+def _watching(values: Values, validates: bool) -> list[L.Callback]:
+    """What looks at each validation's scores."""
+    waits = "scheduler=plateau" if str(values["scheduler"].get("_target_")).endswith("plateau") else ""
+    stops = values["stopping"] if "_target_" in values["stopping"] else {}
+    if not validates and (waits or stops):
+        raise configs.ConfigError(f"{waits or 'stopping=patience'} looks at validations, and there are no cases to validate")
+    return [stopping.Plateau(), *([configs.build(stops, "stopping")] if stops else [])]
+
+
+def _trainer(values: Values, folder: RunFolder, profiler: Any, validates: bool, asked: signals.Asked) -> L.Trainer:
     settings, perf = dict(values["trainer"]), values["perf"]
     max_time = settings.pop("max_time")
     accumulates = any("Accumulation" in str(node.get("_target_")) for node in values["callbacks"].values())
@@ -134,28 +171,37 @@ def _trainer(values: Values, folder: RunFolder, profiler: Any, validates: bool) 
     settings["benchmark"] = performance.benchmark_kernels(
         settings["benchmark"], settings["accelerator"], settings["deterministic"]
     )
-    callbacks = [*checkpoints(folder.checkpoints, validates), profiler, *_averaging(values)]
-    callbacks += [parallel.SameBuffers(), parallel.WholeWeights()]
+    guard = FiniteGuard(folder.path / "nonfinite", values["run"]["on_nonfinite"], values["run"]["max_skipped"])
+    writer = AtomicIO()
+    every = configs.seconds(values["run"]["checkpoint_every"], "run.checkpoint_every")
+    keeper = Checkpoints(folder.checkpoints, writer, every)
+    callbacks = [keeper, resuming.DrawsByNumber(values["seed"]), profiler, guard, *_averaging(values)]
+    callbacks += [cluster.SameStart(), parallel.SameBuffers(), parallel.WholeWeights()]
     if perf["profile"]:
         callbacks.append(performance.Trace(folder.path / "tensorboard" / "trace"))
     if max_time is not None:
         callbacks.append(TimeBudget(configs.seconds(max_time, "trainer.max_time")))
-    callbacks.append(EndWithValidation())
+    callbacks += [*_watching(values, validates), EndWithValidation()]
     if settings["enable_progress_bar"]:
         rate = 20 if uses_gpu(settings["accelerator"]) else 1  # the bar reads the loss, for which a GPU is waited for
         callbacks.append(ProgressBar(refresh_rate=rate) if sys.stderr.isatty() else ProgressLines())
         settings["enable_progress_bar"] = sys.stderr.isatty()
     callbacks += [configs.build(node, f"callbacks.{name}") for name, node in values["callbacks"].items()]
     loggers = [configs.build(node, f"logger.{name}", save_dir=str(folder.path)) for name, node in values["logger"].items()]
+    agreement = parallel.AgreedStop(perf["agree_every"])
+    leaving = resuming.LeavesValidation(asked, agreement)
     if settings["max_epochs"] is None:
         bounded = max_time is not None or settings["max_steps"] != -1
         settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS
     trainer = L.Trainer(
         **settings,
-        callbacks=callbacks,
+        callbacks=[*callbacks, leaving],
+        plugins=[plugin for plugin in (cluster.environment(), writer) if plugin is not None],
+        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),  # ours is none of Lightning's
         logger=[*loggers, CsvLogger(folder.path / "metrics.csv")],
         default_root_dir=folder.path,
         use_distributed_sampler=False,
     )
-    parallel.AgreedStop(trainer, perf["agree_every"]).install()
+    agreement.device = trainer.strategy.root_device if trainer.world_size > 1 else None
+    resuming.install(trainer, keeper, asked, agreement)
     return trainer

@@ -19,25 +19,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from medconv import checkpoint, metrics
+from medconv import checkpoint, curves, metrics
 from medconv.atomic import write_text
 from medconv.commands import log_into
 from medconv.config import PACKAGE, ConfigError, flat
+from medconv.performance import cluster
+from medconv.signals import Stopped
 
 log = logging.getLogger(__name__)
 # What may change when a run is continued: none of it changes what is trained.
 FREE = (
     *("run.", "logger.", "callbacks.", "data.cache", "data.num_workers", "data.prefetch_factor", "data.persistent_workers"),
-    *("data.prepare_workers", "trainer.enable_progress_bar", "trainer.log_every_n_steps"),
+    *("perf.timeout_seconds", "data.prepare_workers", "trainer.enable_progress_bar", "trainer.log_every_n_steps"),
 )
 _PACKAGES = ("medconv", "torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "tensorboard")
 
 
 def is_rank_zero() -> bool:
     """Whether this process writes: the first of the run, however it was launched; known before `fit` as well."""
-    return not any(int(os.environ.get(name, "0") or 0) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    return cluster.is_first()
 
 
 @dataclass
@@ -45,12 +50,13 @@ class RunFolder:
     """One run's folder. Only rank 0 writes to it.
 
     Args: resume: `auto` continues from `checkpoints/last.ckpt` where there is one, `never` moves an old run aside,
-        anything else is the checkpoint to continue from.
+        anything else is the checkpoint to continue from. A damaged `last.ckpt` gives way to the one before it.
     """
 
     path: Path
     resume: str = "auto"
     begun: float = field(default_factory=time.monotonic)
+    _found: tuple[Path | None, dict[str, int]] | None = None  # what to continue from, and how long its curves were
 
     @classmethod
     def of(cls, config: DictConfig, choices: Mapping[str, str]) -> RunFolder:
@@ -72,45 +78,90 @@ class RunFolder:
     def last(self) -> Path:
         return self.checkpoints / "last.ckpt"
 
+    @property
+    def previous(self) -> Path:
+        return self.checkpoints / "previous.ckpt"
+
     def finished(self, values: dict[str, Any]) -> bool:
         """Whether this very run has been trained to its end here.
 
         Raises: ConfigError: what was trained here had another config; the message shows the difference.
         """
-        if self.resume == "never" or not self.last.is_file():
+        if self.resume == "never" or not self._has_own():
             return False
-        self._need_same(OmegaConf.to_container(OmegaConf.load(self.path / "config.yaml")), values)
+        self._need_same(self._config(), values)
         return self.resume == "auto" and self.summary().get("status") == "done"
 
     def begin(self, values: dict[str, Any]) -> None:
-        """Make the folder and write `config.yaml`. The curves of an attempt that never came to a checkpoint are removed."""
+        """Make the folder and write `config.yaml`. Curves are cut back to the checkpoint to go on from, if there is one."""
         if not is_rank_zero():
             return
         if self.resume == "never" and self.path.is_dir():
             aside = self.path.with_name(f"{self.path.name}.{time.strftime('%Y%m%d-%H%M%S')}")
             self.path.rename(aside)
             log.info("moved the earlier run to %s", aside)
-        elif not self.last.is_file():
-            (self.path / "metrics.csv").unlink(missing_ok=True)
-            shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        source = self.resume_from()
+        if source is None:
+            shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+        elif source == self.previous and self.last.is_file():  # or it would become the one before the next
+            self.last.replace(self.last.with_name("damaged.ckpt"))
+        curves.rewind(self.path, self._found[1] if self._found else {})
+        for partial in self.checkpoints.glob(".*.ckpt"):  # what a killed process was writing
+            partial.unlink(missing_ok=True)
         write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(values)))
         log_into(self.path / "train.log")
 
     def resume_from(self) -> Path | None:
-        if self.resume == "never":
-            return None
+        """The checkpoint to continue from, read once and found to be whole; None for a new run.
+
+        Raises: ValueError: there is none that is whole.
+        """
+        if self._found is None:
+            self._found = self._find()
+        return self._found[0]
+
+    def _find(self) -> tuple[Path | None, dict[str, int]]:
+        if self.resume == "never" or (self.resume == "auto" and not self._has_own()):
+            return None, {}
         if self.resume != "auto":
-            return Path(self.resume)
-        return self.last if self.last.is_file() else None
+            path = Path(self.resume)
+            own = path.resolve().parent == self.checkpoints.resolve()
+            return path, checkpoint.read(path).get("curves", {}) if own else {}
+        try:
+            return self.last, checkpoint.read(self.last).get("curves", {})
+        except ValueError as error:
+            if not self.previous.is_file():
+                raise ConfigError(f"{error}; there is none before it, run.resume=never begins anew") from error
+            log.warning("%s; going on from the one before, %s", error, self.previous)
+        return self.previous, checkpoint.read(self.previous).get("curves", {})
+
+    def _has_own(self) -> bool:
+        return self.last.is_file() or self.previous.is_file()
+
+    def _config(self) -> dict[str, Any]:
+        """What the run in this folder was begun with. Raises: ConfigError: missing, empty or damaged."""
+        path = self.path / "config.yaml"
+        try:
+            content = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else None
+        except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+            content, reason = None, f"damaged ({' '.join(str(error).split())})"
+        else:
+            reason = "empty, or no config" if path.is_file() else "missing"
+        if not isinstance(content, dict) or not isinstance(content.get("facts"), dict):
+            raise ConfigError(
+                f"{path}: {reason}; the run in this folder cannot go on without it. Its checkpoints are whole: "
+                f"run.resume={self.last} with another run.name goes on from there, run.resume=never begins anew"
+            )
+        return content  # type: ignore[return-value]
 
     def planned_memory(self) -> float | None:
         """GB that the run to be continued was planned for, so that another machine keeps its plan; None for a new run."""
-        source, own = self.resume_from(), self.path / "config.yaml"
+        source = self.resume_from()
         if source is None:
             return None
-        if source == self.last and own.is_file():
-            return OmegaConf.select(OmegaConf.load(own), "facts.memory_gb")
+        if self.resume == "auto":
+            return self._config()["facts"].get("memory_gb")
         return checkpoint.read(source)["medconv"]["config"]["facts"].get("memory_gb")
 
     def summary(self) -> dict[str, Any]:
@@ -138,8 +189,9 @@ class RunFolder:
         try:
             yield
             status = "done"
-        except (KeyboardInterrupt, SystemExit):
-            status = "interrupted"
+        except (KeyboardInterrupt, SystemExit) as error:
+            by_hand = not isinstance(error, SIGTERMException) or (isinstance(error, Stopped) and error.by_hand)
+            status = "interrupted" if by_hand else "preempted"
             raise
         finally:
             self.write_summary(

@@ -6,9 +6,11 @@ import sys
 from typing import Any
 
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from medconv import commands, composing, config, run, sweep
+from medconv.jobs import Job, note_failure
+from medconv.performance import cluster
 from medconv.runfolder import RunFolder, is_rank_zero
 
 
@@ -18,27 +20,40 @@ def main() -> None:
 
 def _main() -> int:
     commands.start_logging(is_rank_zero())
-    jobs: list[sweep.Job] = []
+    jobs: list[Job] = []
+    launcher: dict[str, Any] = {}
     errors: list[BaseException] = []
 
     def take(composed: DictConfig, settings: Any) -> None:
         if settings.mode == RunMode.MULTIRUN:
-            jobs.append(sweep.Job.of(composed, settings))  # to be run once all are known to compose
+            jobs.append(Job.of(composed, settings))  # to be run once all are known to compose
+            launcher.update(settings.launcher, dry_run=composed.run.dry_run)
             return
         try:
             _train(composed, settings)
-        except BaseException as error:  # kept for `guard`: Hydra would print it in its own way
-            errors.append(error)
+        except BaseException as error:
+            note_failure(composed, error)
+            errors.append(error)  # for `guard`: Hydra would print it in its own way
 
     composing.composed(take)
     for error in errors:
         raise error
-    return sweep.run(jobs) if jobs else commands.DONE
+    if jobs and (started := cluster.launcher()) is not None:
+        raise config.ConfigError(f"-m is a sweep, whose jobs start processes of their own; start it without {started.name}")
+    if jobs and launcher["dry_run"]:
+        print(sweep.plan(jobs, launcher))
+    elif jobs:
+        sweep.run(jobs, launcher)
+        return sweep.finish(jobs)
+    return commands.DONE
 
 
 def _train(composed: DictConfig, settings: Any) -> None:
     checked = config.checked(composed)
     folder = RunFolder.of(checked, dict(settings.runtime.choices))
+    if checked.run.dry_run:
+        print(f"# {folder.path}\n{OmegaConf.to_yaml(composed)}", end="")
+        return
     summary = run.train(checked, folder)
     if is_rank_zero():
         print(result_table(summary, folder))
@@ -62,6 +77,7 @@ def result_table(summary: dict[str, Any], folder: RunFolder) -> str:
             f"{summary.get('samples_per_second') or 0:.1f} samples/s, "
             f"{100 * (summary.get('data_wait_share') or 0):.1f} % of the time waiting for data",
             *([f"{summary['verdict']}"] if summary.get("verdict") else []),
+            *([f"stopped early: {summary['stopped_early']['reason']}"] if summary.get("stopped_early") else []),
             f"checkpoint  {best}",
             f"summary     {folder.path / 'summary.json'}",
             f"TensorBoard tensorboard --logdir {folder.path}",

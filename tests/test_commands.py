@@ -1,5 +1,6 @@
 """What a user meets on the command line: bad input in one message and exit code 1, sweeps, exit codes, trust."""
 
+import csv
 import json
 import os
 import pickle
@@ -76,6 +77,8 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
         ("plan.memory=8", "there is no key plan.memory; did you mean plan.memory_gb"),
         ("data.fold=7", "data.fold must be `all` or lie in 0..2, got 7"),
         ("data.fold=first", "data.fold"),
+        ("scheduler=step scheduler.every=30", "scheduler: every must lie between 0 and 1, got 30 (given warmup_steps=30"),
+        ("scheduler=cosin", "constant cosine exponential multi_step one_cycle plateau poly step"),
         ("data.num_folds=100", "data.num_folds"),
         ("data.batch_size=0", "data.batch_size must be at least 1, got 0"),
         ("data.persistent_workers=true", "data.persistent_workers=true needs workers"),
@@ -123,6 +126,8 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
         ("perf.compile=maybe", "perf.compile: Value 'maybe' is not a valid bool"),
         ("perf=auto perf.auto_seconds=0", "perf.auto_seconds must be positive, got 0"),
         ("trainer.devices=4096", "trainer.devices=4096: this machine has"),
+        ("trainer.num_nodes=2", "trainer.num_nodes=2, but this process was started alone, on 1 machine; start it on all of"),
+        ("perf.timeout_seconds=0", "perf.timeout_seconds must be positive, got 0"),
         ("trainer.devices=0", "trainer.devices=0: on a CPU it is a number of processes"),
         ("trainer.strategy=fsdp perf.checkpointing=pointwise", "take perf.checkpointing=blocks"),
         ("optimizer.lr=-1", "optimizer: lr must be 0 or more, got -1 (given lr=-1, weight_decay=0.01)"),
@@ -180,6 +185,7 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
             "task.mirror_axes must be different spatial axes from 0 to 2, got [0, 0]",
         ),
         ("run.resume=sometimes", "run.resume must be auto, never or a checkpoint"),
+        ("run.checkpoint_every=soon", "run.checkpoint_every must be written DD:HH:MM:SS"),
         ("init.pretrained=nowhere.ckpt", "nowhere.ckpt: no such checkpoint"),
         ("loss._target_=torch.nn.CrossEntropyLos", "loss._target_"),
         ("scheduler.power=2", "power"),
@@ -246,7 +252,19 @@ def test_a_sweep_leaves_a_folder_per_job_and_survives_a_failed_one(dataset: Path
     (summary,) = [json.loads(p.read_text()) for p in (tmp_path / "runs/both").glob("*/summary.json")]
     assert summary["status"] == "done"
     assert "sweep, best first" in done.stdout
-    assert "failed with exit code 1" in done.stdout
+    reason = "exit code 1: model: norm must be one of ['batch', 'instance'], got 'nonsense'"
+    assert f"model.norm=nonsense  failed, {reason}\n" in done.stdout
+    with (tmp_path / "runs/both/sweep.csv").open(newline="") as file:
+        best, failed = csv.DictReader(file)
+    assert best["model.norm"] == "batch" and float(best["val/dice"]) == summary["val/dice"]
+    assert float(best["val/dice/box"]) == summary["val/dice_per_class"]["box"] and best["val/dice/hole"]
+    assert (
+        best["steps"] == "2"
+        and best["status"] == "done"
+        and Path(best["folder"]) in [p.relative_to(tmp_path) for p in folders]
+    )
+    assert float(best["samples_per_second"]) == summary["samples_per_second"] and best["wall_seconds"]
+    assert (failed["status"], failed["reason"], failed["val/dice"]) == ("failed", reason, "")
 
 
 def test_a_sweep_over_two_processes_each(dataset: Path, tmp_path: Path) -> None:

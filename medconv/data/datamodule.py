@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -56,6 +59,7 @@ class DataModule(LightningDataModule):
         self.num_workers, self.prefetch_factor, self.persistent_workers = num_workers, prefetch_factor, persistent_workers
         self.slice_axis = slice_axis
         self.mark: Callable[[str], None] = lambda phase: None  # a profiler's: called with the part of a step that ends
+        self.stopped: Callable[[], bool] = lambda: False  # whether the run is to end, so that no further case is validated
         self._check()
 
     def _check(self) -> None:
@@ -95,7 +99,9 @@ class DataModule(LightningDataModule):
         """
         cases = list(self.val_cases)
         mine = CaseDataset(self.store, cases[self._rank :: self._world_size] or cases[:1])
-        return self._loader(mine, batch_size=1, shuffle=False, collate_fn=_only_item)
+        loader = self._loader(mine, batch_size=1, shuffle=False, collate_fn=_only_item)
+        loader.stopped = lambda: self.stopped()
+        return loader
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Sample numbers stay here: to read them back from a device would wait for all that it has in work."""
@@ -110,9 +116,10 @@ class DataModule(LightningDataModule):
 
     def _loader(self, dataset: Any, collate_fn: Callable[[list[Sample]], Batch], **settings: Any) -> _Loader:
         workers = self._workers
+        guarded = Guarded(dataset, workers)
         return _Loader(
-            Guarded(dataset),
-            collate_fn=GuardedCollate(collate_fn, dataset),
+            guarded,
+            collate_fn=GuardedCollate(collate_fn, guarded),
             num_workers=workers,
             pin_memory=self._augments_on_device,
             prefetch_factor=self.prefetch_factor if workers else None,
@@ -145,10 +152,16 @@ class _Loader(DataLoader):
     """Says when it begins to wait for a batch, and when it has one; raises what went wrong in making it."""
 
     mark: Callable[[str], None] | None = None
+    stopped: Callable[[], bool] | None = None  # asked before each batch: whether to end here
+
+    def begin_at(self, batch: int) -> None:
+        """The next epoch begins at this batch of it; those before are not made. Where iteration has begun it is too late."""
+        self.sampler.first_batch = batch  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         batches = super().__iter__()
-        while True:
+        self.dataset.processes = getattr(batches, "_workers", ())  # type: ignore[attr-defined]
+        while self.stopped is None or not self.stopped():
             if self.mark is not None:
                 self.mark("logging")
             try:
@@ -192,7 +205,25 @@ def _only_item(samples: list[Sample]) -> Sample:
 def _settle(worker: int) -> None:
     """One thread for each worker, also in numpy and scipy, and no garbage collection of what came from the main process.
 
-    A collection writes into every object that it looks at, and so would copy all of them into each worker.
+    A collection writes into every object that it looks at, and so would copy all of them into each worker. Signals to the
+    run, which a terminal and Slurm also send to its workers, are heeded by the main process, which still needs them then.
     """
     threadpool_limits(1)  # torch's own threads are capped by its worker loop
     gc.freeze()
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """SIGTERM from the main process, which so ends a worker that hangs, is obeyed; from anybody else it is not.
+
+    Workers also end when the main process is gone, which torch finds out only where it started them itself.
+    """
+    parent = multiprocessing.parent_process()
+    while parent is not None and parent.is_alive():
+        told = signal.sigtimedwait({signal.SIGTERM}, 5.0)
+        if told is not None and told.si_pid == parent.pid:
+            break
+    os._exit(0)

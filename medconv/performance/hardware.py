@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 log = logging.getLogger(__name__)
+# As torch's allocator on a CPU, CUDA, cuBLAS and cuDNN say it, where it is no error of its own kind.
+_NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED", "CUDA out of memory")
 
 
 def uses_gpu(accelerator: str) -> bool:
@@ -42,9 +44,10 @@ def autocast_dtype(precision: Any) -> torch.dtype | None:
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(precision))
 
 
-def check_devices(trainer: Mapping[str, Any]) -> Any:
+def check_devices(trainer: Mapping[str, Any], launched: bool = False) -> Any:
     """`trainer.devices` as a number, `auto` or a list of GPUs.
 
+    Args: launched: the processes are there already; each may be bound to cores of its own, and sees no others.
     Raises: ValueError: what this machine has not; a CPU's devices are processes, at most one for each core.
     """
     wanted, gpu = trainer["devices"], uses_gpu(trainer["accelerator"])
@@ -58,13 +61,14 @@ def check_devices(trainer: Mapping[str, Any]) -> Any:
             return 1
         if not isinstance(given, int) or given < 1:
             raise ValueError(f"trainer.devices={wanted}: on a CPU it is a number of processes, 1 or more")
-        if given > cores:
+        if given > cores and not launched:
             raise ValueError(f"trainer.devices={wanted}: this machine has {cores} cores, and no GPU")
         return given
     there = torch.cuda.device_count()
     number = max((int(n) for n in given), default=-1) + 1 if isinstance(given, list) else given
     if given not in ("auto", -1) and not (isinstance(number, int) and 1 <= number <= there):
-        raise ValueError(f"trainer.devices={wanted}: this machine has {there} GPUs")
+        hidden = "; srun's --gpus-per-task hides those of other tasks, take --gpus-per-node" if launched else ""
+        raise ValueError(f"trainer.devices={wanted}: this machine has {there} GPUs{hidden}")
     return given
 
 
@@ -125,11 +129,12 @@ def need_compiler() -> None:
 
 def memory_advice(error: BaseException) -> str | None:
     """What helps where memory ran out; None for any other error. Numbers: `python scripts/benchmark.py step`."""
-    full = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(said in str(error) for said in _NO_MEMORY)
     if not full:
         return None
     return (
         "the step does not fit into memory. What helps, as measured on a 3D U-Net: perf.checkpointing=pointwise "
         "(64 % of the activations kept, 12 % slower), perf.checkpointing=blocks (41 %, 25 % slower), "
-        "data.batch_size halved with trainer.accumulate_grad_batches doubled (half of them), a smaller data.patch_size"
+        "data.batch_size halved with trainer.accumulate_grad_batches doubled (half of them), a smaller data.patch_size; "
+        "in a validation, task.window_batch_size=1"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import distributed, nn
 
+from medconv.performance import cluster
 from medconv.performance.hardware import uses_gpu
 
 log = logging.getLogger(__name__)
@@ -25,9 +24,9 @@ def strategy(trainer: Mapping[str, Any], perf: Mapping[str, Any], accumulates: b
     DDP's gradients are views of its buckets (no copy, and their memory once); buffers are not broadcast in every forward,
     see `SameBuffers`; the graph is static unless gradients are accumulated.
     Args: accumulates: gradients, by a callback.
-    Raises: ValueError: `fsdp` with `perf.checkpointing=pointwise`.
+    Raises: ValueError: `fsdp` with `perf.checkpointing=pointwise`; `perf.timeout_seconds` is not positive.
     """
-    wanted = trainer["strategy"]
+    wanted, timeout = trainer["strategy"], cluster.timeout(perf)
     processes = _devices(trainer) * trainer["num_nodes"]
     if wanted == "fsdp" and perf["checkpointing"] == "pointwise":
         raise ValueError(
@@ -35,13 +34,13 @@ def strategy(trainer: Mapping[str, Any], perf: Mapping[str, Any], accumulates: b
             "take perf.checkpointing=blocks"
         )
     if wanted == "fsdp":  # `auto` sizes would mean tensor parallelism within a node
-        return ModelParallelStrategy(processes, tensor_parallel_size=1, save_distributed_checkpoint=False)
+        return ModelParallelStrategy(processes, tensor_parallel_size=1, save_distributed_checkpoint=False, timeout=timeout)
     if wanted == "ddp" or (wanted == "auto" and processes > 1):
         static = trainer["accumulate_grad_batches"] == 1 and not accumulates and not perf["compile"]
         known = signature(nn.parallel.DistributedDataParallel.__init__).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # until torch 2.12
         quiet: dict[str, Any] = {buffers: False}
-        return DDPStrategy(gradient_as_bucket_view=True, static_graph=static, **quiet)
+        return DDPStrategy(gradient_as_bucket_view=True, static_graph=static, timeout=timeout, **quiet)
     return wanted
 
 
@@ -85,51 +84,47 @@ class WholeWeights(Callback):
             module.set_reshard_after_forward(False, recurse=False)
             module.unshard()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for module in _sharded(pl_module):
             module.reshard()
             module.set_reshard_after_forward(True, recurse=False)
 
 
 class AgreedStop:
-    """SIGTERM on any rank stops all of them at the same batch, agreed upon every few batches.
+    """What any rank was told, and what rank 0 wants, become known to all ranks at the same batch, every few batches.
 
     Lightning broadcasts and waits for the device in every batch, and its signal handler broadcasts while the other ranks
-    may be in another collective. Here the handler only takes note.
+    may be in another collective.
+    `device` is this rank's; None for a single process, which asks nobody.
     Args: every: batches.
+    Raises: ValueError: every is less than 1.
     """
 
-    def __init__(self, trainer: Trainer, every: int) -> None:
+    device: torch.device | None = None
+
+    def __init__(self, every: int) -> None:
         if every < 1:
             raise ValueError(f"perf.agree_every must be at least 1, got {every}")
-        self._trainer, self._every, self._batch, self._asked = trainer, every, 0, False
+        self._every, self._batch = every, 0
 
-    def install(self) -> None:
-        """In place of Lightning's own; with one process there is nothing to thin out, and nothing is done."""
-        loop, signals = self._trainer.fit_loop.epoch_loop, self._trainer._signal_connector
-        if self._trainer.world_size == 1:
-            return
-        if not (hasattr(loop, "_broadcast_sigterm_tensor") and hasattr(signals, "_sigterm_notifier_fn")):
-            log.debug("this version of Lightning asks for signals in another way; left as it is")
-            return
-        loop._broadcast_sigterm_tensor = self._agree  # type: ignore[method-assign]
-        signals._sigterm_notifier_fn = self._note  # type: ignore[method-assign, assignment]
+    def agree(self, number: int, due: bool) -> tuple[int, bool]:
+        """Called once per batch on all ranks; between agreements nothing is asked for.
 
-    def _note(self, signum: int, frame: Any) -> None:
-        launcher = self._trainer.strategy.launcher
-        if launcher is not None and not self._asked and hasattr(launcher, "kill"):
-            launcher.kill(signal.Signals(signum))  # to the processes that this one started
-        self._asked = True
-
-    def _agree(self) -> None:
+        Args: number: of the signal that this rank was sent, or 0. due: whether, by its clock, it is time to act.
+        Returns: the largest number of any rank, and whether rank 0 says that it is time.
+        """
         self._batch += 1
-        if self._batch % self._every:
-            return
-        asked = torch.tensor([int(self._asked)], device=self._trainer.strategy.root_device)
-        distributed.all_reduce(asked, op=distributed.ReduceOp.MAX)
-        if asked.item():
-            self._trainer._signal_connector.received_sigterm = True
-            raise SIGTERMException()
+        if self.device is not None and self._batch % self._every:
+            return 0, False
+        return self.now(number, due)
+
+    def now(self, number: int, due: bool) -> tuple[int, bool]:
+        """The same, at once."""
+        if self.device is None:
+            return number, due
+        said = torch.tensor([number, int(due and distributed.get_rank() == 0)], device=self.device)
+        distributed.all_reduce(said, op=distributed.ReduceOp.MAX)
+        return int(said[0]), bool(said[1])
 
 
 def _sharded(module: nn.Module) -> list[Any]:

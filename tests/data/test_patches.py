@@ -189,6 +189,17 @@ def test_case_without_foreground_gives_random_places(tmp_path: Path) -> None:
     assert len({found[n]["image"].sum().item() for n in range(10)}) > 5
 
 
+def test_an_epoch_goes_on_at_any_batch() -> None:
+    """Once; the next one is whole again. Nothing before it is drawn."""
+    order = SampleOrder(6, 2)
+    order.set_epoch(3)
+    order.first_batch = 2
+    assert list(order) == [22, 23]
+    assert list(order) == [18, 19, 20, 21, 22, 23]
+    order.first_batch = 3
+    assert list(order) == []
+
+
 @pytest.mark.parametrize(("batch_size", "world_size", "per_epoch"), [(1, 1, 7), (2, 2, 8), (3, 2, 20), (4, 3, 1)])
 def test_ranks_share_each_global_batch(batch_size: int, world_size: int, per_epoch: int) -> None:
     ranks = [SampleOrder(per_epoch, batch_size, rank, world_size) for rank in range(world_size)]

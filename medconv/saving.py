@@ -1,0 +1,204 @@
+"""Checkpoints on disk: `last.ckpt`, the one before it, and `best.ckpt`; written whole or not at all, beside the training."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+from medconv import curves
+from medconv.atomic import replacing
+
+BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
+
+
+class AtomicIO(TorchCheckpointIO):
+    """Writes checkpoints in a thread, from a copy of the tensors: under another name, flushed to the disk, renamed.
+
+    The archive that torch writes holds a CRC-32 of each of its parts, which `checkpoint.read` compares. A `last.ckpt` keeps
+    the one before it as `previous.ckpt`. What goes wrong in the thread is raised by the next call.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: list[Future[None]] = []
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        self.wait()  # one copy in memory at a time
+        self._submit(_write, _copied(checkpoint), Path(path))
+
+    def also_as(self, path: Path, other: Path) -> None:
+        """Once what is being written is there, give it a second name, without a second copy on the disk."""
+        self._submit(_name_written, self._pending[-1] if self._pending else None, path, other)
+
+    def check(self) -> None:
+        """Raises: what went wrong in writing, as far as that has ended."""
+        done, self._pending = [f for f in self._pending if f.done()], [f for f in self._pending if not f.done()]
+        for future in done:
+            future.result()
+
+    def wait(self) -> None:
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
+
+    def teardown(self) -> None:
+        self._thread.shutdown(wait=True)
+
+    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._pending.append(self._thread.submit(work, *arguments))
+
+
+class Checkpoints(Callback):
+    """Says when a checkpoint is due, after each validation and after a time, and makes it where the loop allows it.
+
+    Only between two optimizer steps, or with a validation due but not done, is a run's state small enough to be told by its
+    number of batches; so the loop (`resuming.ExactLoop`) calls `save`. All ranks call it alike, rank 0 writes.
+    Args: folder: of the checkpoints, in the run's folder. every: seconds from one to the next.
+    """
+
+    def __init__(self, folder: Path, io: AtomicIO, every: float) -> None:
+        self.folder, self.io, self.every = folder, io, every
+        self.best: float | None = None
+        self._validated = self._is_best = False
+        self._saved_at, self._saved_batches = time.monotonic(), -1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best = state_dict["best"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._saved_at, self._saved_batches = time.monotonic(), _batches(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        self._validated = True
+        score = float(trainer.callback_metrics.get("val/dice", math.nan))
+        score = -math.inf if math.isnan(score) else score
+        if self.best is None or score > self.best:
+            self.best, self._is_best = score, True
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Before others put the mean of the weights in the place of the weights, so this stands first."""
+        if self._validated or _batches(trainer) != self._saved_batches:
+            self.save(trainer)
+        self.io.wait()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.flush()
+            checkpoint["curves"] = curves.measure(self.folder.parent)
+
+    @property
+    def validated(self) -> bool:
+        """Whether there was a validation since the last checkpoint, which all ranks know alike."""
+        return self._validated
+
+    @property
+    def due(self) -> bool:
+        """By this rank's clock."""
+        return time.monotonic() - self._saved_at >= self.every
+
+    def save(self, trainer: Trainer) -> None:
+        trainer.save_checkpoint(self.folder / LAST, weights_only=False)  # the optimizer, too
+        if self._is_best and trainer.is_global_zero:
+            self.io.also_as(self.folder / LAST, self.folder / BEST)
+        self._validated = self._is_best = False
+        self._saved_at, self._saved_batches = time.monotonic(), _batches(trainer)
+
+    def save_now(self, trainer: Trainer) -> None:
+        """Before the run stops in the middle; nothing where nothing is new."""
+        if self._validated or _batches(trainer) != self._saved_batches:
+            self.save(trainer)
+        self.io.wait()
+        trainer.strategy.barrier("checkpoint")
+
+
+def _batches(trainer: Trainer) -> int:
+    total: Any = trainer.fit_loop.epoch_loop.batch_progress.total
+    return int(total.processed)
+
+
+def _copied(value: Any) -> Any:
+    """The same with tensors of its own, in memory: training goes on with the others."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        copy = type(value)((key, _copied(item)) for key, item in value.items())
+        if hasattr(value, "_metadata"):  # versions of a module's state
+            copy._metadata = value._metadata  # type: ignore[attr-defined]
+        return copy
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item) for item in value)
+    return value
+
+
+def _write(content: dict[str, Any], path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, durable=True) as partial:
+            with partial.open("wb") as file:
+                _Recording(file).save(content)
+            if path.name == LAST and path.is_file():
+                _name_also(path, path.with_name(PREVIOUS))
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _name_written(write: Future[None] | None, path: Path, other: Path) -> None:
+    if write is None or write.exception() is None:  # else `path` is the one before
+        _name_also(path, other)
+
+
+def _name_also(path: Path, other: Path) -> None:
+    if other.is_file() and other.samefile(path):
+        return  # renaming one of two names of a file to the other would leave both
+    with replacing(other) as partial:
+        partial.unlink(missing_ok=True)
+        try:
+            os.link(path, partial)
+        except OSError:  # not on every file system
+            shutil.copyfile(path, partial)
+
+
+class _Recording:
+    """A file that remembers why it could not be written; torch says only that it could not."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._error: OSError | None = None
+
+    def save(self, content: dict[str, Any]) -> None:
+        try:
+            torch.save(content, self)  # type: ignore[arg-type]
+        except Exception:
+            if self._error is not None:
+                raise self._error from None
+            raise
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self._error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()

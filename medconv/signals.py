@@ -1,0 +1,96 @@
+"""What a run is told by signals: SIGTERM and Slurm's SIGUSR1 (make room, it goes on later), Ctrl-C; and Slurm's requeue."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+log = logging.getLogger(__name__)
+PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Stopped(SIGTERMException):
+    """A run ended because it was told to; what it had reached is in its checkpoint. Args: number: of the signal."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__()
+        self.number = number
+
+    @property
+    def by_hand(self) -> bool:
+        return self.number == signal.SIGINT
+
+
+class Asked:
+    """What this process has been told so far: the number of a signal, 0 as long as there was none."""
+
+    number = 0
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Inside, signals are only noted; the run looks at the note where it can stop. A second Ctrl-C stops it at once."""
+        with _handled(self._note, *PREEMPTING), _handled(self._interrupt, signal.SIGINT):
+            yield
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.number = number
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        if self.number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.number = signal.SIGINT
+        log.info("interrupted: the run stops after this step and keeps it; once more stops it now")
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    """Inside, SIGTERM and SIGUSR1 raise `Stopped` wherever the process is: before training there is nothing to keep."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped(number)
+
+    with _handled(stop, *PREEMPTING):
+        yield
+
+
+def requeue() -> None:
+    """Ask Slurm to start this job again; without effect outside of a job. What Slurm refuses is said, and no error."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if not job:
+        return
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
+    try:
+        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60, check=False)
+        problem = done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
+    except (OSError, subprocess.SubprocessError) as error:
+        problem = str(error)
+    if problem:
+        log.warning("Slurm does not requeue job %s: %s", job, problem)
+    else:
+        log.info("Slurm requeues job %s", job)
+
+
+@contextmanager
+def _handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """Signals go to the handler; not those that are ignored, as a shell has it for Ctrl-C in its background jobs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, old in before.items():
+        if old is not signal.SIG_IGN:
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

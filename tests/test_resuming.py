@@ -1,0 +1,292 @@
+"""Runs that are killed at any moment and started again by the same command end as one that was never killed, bit for bit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from lightning import Callback
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from medconv import checkpoint, commands, signals
+from medconv.data import datamodule
+
+STEPS = [
+    "data.num_workers=2",
+    "data.samples_per_epoch=14",  # seven batches: an epoch's last step has fewer of them where gradients are accumulated
+    "trainer.max_steps=17",
+    "run.checkpoint_every=00:00:00:00",
+    "model._target_=test_resuming.Dropping",
+    "averaging.begin=4",
+    "averaging.every=3",
+    "+callbacks.beat._target_=test_resuming.Beat",
+]
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["tiny", "medconv.train", "torch.utils.tensorboard"])
+KILLED = -signal.SIGKILL
+
+
+class Beat(Callback):
+    """Adds a byte to a file for each training batch, and for each case that is validated. Args: pause: seconds for a case."""
+
+    def __init__(self, path: str, pause: float = 0.0) -> None:
+        self.path, self.pause = path, pause
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self._beat("t")
+
+    def on_validation_batch_start(self, trainer: Any, *args: Any) -> None:
+        if not trainer.sanity_checking:
+            self._beat("v")
+            time.sleep(self.pause)
+
+    def _beat(self, what: str) -> None:
+        with Path(self.path).open("a") as file:
+            file.write(what)
+
+
+class Dropping(tiny.Net):
+    """Draws random numbers in each forward pass of the training, as networks with dropout do."""
+
+    def forward(self, image: torch.Tensor, *arguments: Any, **settings: Any) -> Any:
+        return super().forward(torch.nn.functional.dropout(image, 0.3, self.training), *arguments, **settings)
+
+
+def start(dataset: Path, folder: Path, settings: Sequence[str], **environment: str) -> Any:
+    """A process that trains, from a server that has imported all: it begins at once."""
+    process = SERVER.Process(target=_train, args=(dataset, folder, settings, environment))
+    process.start()
+    return process
+
+
+def _train(dataset: Path, folder: Path, settings: Sequence[str], environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # of the loaders' workers, as in the command
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # multiprocessing's server ignores it
+    beat = f"+callbacks.beat.path={beats(folder)}"
+    sys.exit(commands.guard(lambda: tiny.train(dataset, folder, *settings, beat) and commands.DONE))
+
+
+def beats(folder: Path) -> Path:
+    return folder.with_suffix(".beats")
+
+
+def wait_for(process: Any, folder: Path, number: int, kind: str = "tv") -> None:
+    """Until the process has done so many more batches of a kind, or ended."""
+    before = _counted(folder, kind)
+    while process.is_alive() and _counted(folder, kind) < before + number:
+        time.sleep(0.005)
+
+
+def _counted(folder: Path, kind: str) -> int:
+    text = beats(folder).read_text() if beats(folder).is_file() else ""
+    return sum(text.count(letter) for letter in kind)
+
+
+def train(dataset: Path, folder: Path, settings: Sequence[str], kills: int = 0, seed: int = 0) -> int:
+    """One run to its end, killed up to so many times; returns how often it was."""
+    rng, done = random.Random(seed), 0
+    while True:
+        process = start(dataset, folder, settings)
+        if done < kills:
+            wait_for(process, folder, rng.randint(1, 8))
+            time.sleep(rng.random() * 0.05)
+            process.kill()
+        process.join(120)
+        done += process.exitcode == KILLED
+        if process.exitcode != KILLED:
+            assert process.exitcode == commands.DONE
+            return done
+
+
+def same(one: Any, other: Any, where: str = "") -> None:
+    """Every tensor and value, to the last bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            same(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), where
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            same(a, b, f"{where}.{index}")
+    else:
+        assert one == other, where
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    """Of `metrics.csv`, without how long things took."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [{k: v for k, v in row.items() if v and not k.startswith("perf/")} for row in csv.DictReader(file)]
+
+
+def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    read = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    read.Reload()
+    tags = [tag for tag in read.Tags()["scalars"] if not tag.startswith("perf/")]
+    return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in tags}
+
+
+def assert_the_same_run(one: Path, other: Path) -> None:
+    for name in ("last", "best"):
+        a, b = (checkpoint.read(folder / f"checkpoints/{name}.ckpt") for folder in (one, other))
+        for key in (
+            "state_dict",
+            "current_model_state",
+            "averaging_state",
+            "optimizer_states",
+            "lr_schedulers",
+            "global_step",
+        ):
+            same(a[key], b[key], f"{name} {key}")
+        same(a["medconv"]["validation"], b["medconv"]["validation"], name)
+    assert rows(one) == rows(other)
+    assert events(one) == events(other)
+
+
+def status(folder: Path) -> str:
+    return json.loads((folder / "summary.json").read_text())["status"]
+
+
+def last(folder: Path) -> dict[str, Any]:
+    return checkpoint.read(folder / "checkpoints/last.ckpt")
+
+
+@pytest.fixture(scope="module")
+def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(dataset, folder, STEPS)
+    return folder
+
+
+def test_a_run_that_was_killed_ends_as_one_that_was_not(dataset: Path, whole: Path, tmp_path: Path) -> None:
+    assert train(dataset, tmp_path / "run", STEPS, kills=2) == 2
+    assert_the_same_run(whole, tmp_path / "run")
+
+
+MANY = {
+    "every batch": [],
+    "accumulated": ["trainer.accumulate_grad_batches=2"],
+    "validated within epochs": ["trainer.val_check_interval=3"],
+    "every second": ["run.checkpoint_every=00:00:00:01", "trainer.check_val_every_n_epoch=3", "data.num_workers=1"],
+    "by epochs, accumulated": ["trainer.accumulate_grad_batches=2", "trainer.max_steps=-1", "trainer.max_epochs=4"],
+    "by another optimizer and schedule": ["scheduler=step", "optimizer=adamw"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", MANY)
+def test_runs_that_were_killed_often(dataset: Path, tmp_path: Path, how: str) -> None:
+    """Six configurations, killed five times each, in training, validation, writing, or starting."""
+    settings = [*STEPS, "trainer.max_steps=25", *MANY[how]]
+    train(dataset, tmp_path / "whole", settings)
+    assert train(dataset, tmp_path / "run", settings, kills=5, seed=len(how)) == 5
+    assert_the_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_told_to_stop_while_it_validates(dataset: Path, whole: Path, tmp_path: Path) -> None:
+    """By Slurm. The last validation, of the last step, is given up and done after the restart; the job is put back."""
+    folder, said = tmp_path / "run", tmp_path / "said"
+    scontrol = tmp_path / "bin/scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f'#!/bin/sh\necho "$@" > {said}; cp {folder}/summary.json {tmp_path}/then.json\n')
+    scontrol.chmod(0o755)
+    environment = {"SLURM_JOB_ID": "4711", "PATH": f"{scontrol.parent}:{os.environ['PATH']}"}
+    process = start(dataset, folder, [*STEPS, "+callbacks.beat.pause=1"], **environment)
+    wait_for(process, folder, 7, "v")  # the first case of the third validation, after steps 7, 14 and 17
+    os.kill(process.pid, signal.SIGUSR1)
+    begun = time.monotonic()
+    process.join(60)
+    assert time.monotonic() - begun < 10
+    assert process.exitcode == commands.PREEMPTED
+    assert said.read_text().split() == ["requeue", "4711"]
+    assert json.loads((tmp_path / "then.json").read_text())["status"] == status(folder) == "preempted"
+    assert last(folder)["global_step"] == 17
+    train(dataset, folder, STEPS)
+    assert_the_same_run(whole, folder)
+
+
+def test_ctrl_c_keeps_the_step_and_a_second_one_does_not_wait(dataset: Path, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    once = start(dataset, folder, [*STEPS, "run.checkpoint_every=00:01:00:00"])
+    wait_for(once, folder, 3, "t")
+    os.kill(once.pid, signal.SIGINT)
+    once.join(60)
+    assert (once.exitcode, status(folder)) == (commands.INTERRUPTED, "interrupted")
+    reached = last(folder)["global_step"]
+    assert 3 <= reached <= 5  # no other checkpoint was due
+    twice = start(dataset, folder, [*STEPS, "run.checkpoint_every=00:01:00:00", "+callbacks.beat.pause=20"])
+    wait_for(twice, folder, 1, "v")
+    os.kill(twice.pid, signal.SIGINT)
+    time.sleep(0.3)
+    os.kill(twice.pid, signal.SIGINT)
+    begun = time.monotonic()
+    twice.join(60)
+    assert time.monotonic() - begun < 10
+    assert (twice.exitcode, status(folder)) == (commands.INTERRUPTED, "interrupted")
+    assert last(folder)["global_step"] == reached
+    train(dataset, folder, STEPS)
+    assert_the_same_run(whole, folder)
+
+
+def test_workers_end_when_they_are_told_to_or_left_alone(dataset: Path, tmp_path: Path) -> None:
+    """They heed SIGTERM of the main process, as multiprocessing ends what hangs, and outlive a killed one by seconds."""
+    process = start(dataset, tmp_path / "run", [*STEPS, "trainer.max_steps=100000"])
+    wait_for(process, tmp_path / "run", 1)
+    workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    assert len(workers) >= 2
+    process.kill()
+    process.join(60)
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").is_dir() for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    worker = multiprocessing.get_context("fork").Process(target=_idle_worker, daemon=True)
+    worker.start()
+    time.sleep(0.5)
+    os.kill(worker.pid or 0, signal.SIGINT)  # as a terminal sends it to all
+    os.kill(worker.pid or 0, signal.SIGUSR1)
+    worker.join(0.5)
+    assert worker.is_alive()
+    worker.terminate()
+    worker.join(20)
+    assert worker.exitcode == 0
+
+
+def _idle_worker() -> None:
+    datamodule._settle(0)
+    time.sleep(60)
+
+
+def test_a_signal_before_training_ends_the_process_at_once() -> None:
+    for number in signals.PREEMPTING:
+        with pytest.raises(signals.Stopped) as caught, signals.raising():
+            os.kill(os.getpid(), number)
+        assert caught.value.number == number
+
+
+def test_what_slurm_refuses_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    signals.requeue()  # no job
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    signals.requeue()
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'slurm_requeue: disabled' >&2; exit 1\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    signals.requeue()
+    assert ["No such file" in caplog.messages[0], "disabled" in caplog.messages[1], len(caplog.messages)] == [True, True, 2]

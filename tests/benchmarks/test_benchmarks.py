@@ -110,3 +110,12 @@ def test_metrics_stand_beside_monais(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     found = benchmark(monkeypatch, tmp_path, "evaluation", *given)
     assert len(found) == 4 and all(set(row) >= KEYS for row in found)
     assert all(row["furthest_apart"] < 1e-4 for row in found)
+
+
+def test_streamed_predictions_stand_beside_serial_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "tiny")
+    tiny.train(dataset, tmp_path / "run", "trainer.max_steps=1")
+    given = ["--checkpoint", str(tmp_path / "run/checkpoints/last.ckpt"), "--input", str(dataset / "imagesTr")]
+    found = benchmark(monkeypatch, tmp_path, "prediction", *given, "--cases", "3", "--pairs", "1")
+    assert [row["variant"] for row in found] == ["one after another", "streamed, 1 loading", "streamed, 2 loading"]
+    assert all(set(row) >= KEYS and row["seconds_per_case"] == row["seconds"] / 3 for row in found)

@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--score-cases", type=int, help="validation cases of all snapshots but the last; default: all")
     parser.add_argument("--picture", type=Path, help="an SVG of Dice against time")
+    parser.add_argument("--beside", type=Path, nargs="+", default=[], help="--json of earlier calls, to be drawn as well")
 
 
 def run(options: argparse.Namespace) -> list[Row]:
@@ -54,6 +55,7 @@ def run(options: argparse.Namespace) -> list[Row]:
 
     Raises: ValueError: options that do not fit, or contestants that failed; the others are finished by then.
     """
+    earlier = _earlier(options.beside)
     slots, bench = _slots(options), _Bench.of(options)
     entries = [bench.entry(name, minutes, len(slots[0])) for minutes in options.minutes for name in options.contestants]
     waiting = [entry for entry in entries if entry.result() is None]
@@ -75,7 +77,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     rows = [_row(entry, bench, len(slots[0])) for entry in entries]
     if options.picture:
         note = f"; small dots: {options.score_cases} of the cases" if options.score_cases else ""
-        picture.draw([_curve(row) for row in rows], options.picture, rows[0]["case"] + note)
+        picture.draw([_curve(row) for row in [*rows, *earlier]], options.picture, rows[0]["case"] + note)
     return rows
 
 
@@ -188,6 +190,18 @@ def _dice(row: Row) -> list[tuple[str, float]]:
 def _curve(row: Row) -> picture.Curve:
     points = tuple((point["seconds"], point["dice"] or 0.0) for point in row["curve"])
     return picture.Curve(row["variant"], points, row["dice"] or 0.0)
+
+
+def _earlier(files: Sequence[Path]) -> list[Row]:
+    """Raises: ValueError: a file that is not there, or none of this benchmark's."""
+    rows: list[Row] = []
+    for path in files:
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            rows += [{key: row[key] for key in ("variant", "curve", "dice")} for row in found]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"--beside {path}: no rows of this benchmark ({error})") from error
+    return rows
 
 
 def _command(name: str, nnunet_python: str | None) -> tuple[str, ...]:

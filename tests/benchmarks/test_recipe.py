@@ -217,3 +217,14 @@ def test_the_picture_spaces_dice_by_its_distance_from_one(tmp_path: Path) -> Non
     assert lines[0].attrib["stroke"] == lines[2].attrib["stroke"] != lines[1].attrib["stroke"]
     with pytest.raises(ValueError, match="there is no curve to draw yet"):
         picture.draw([], tmp_path / "q.svg", "nothing")
+
+
+def test_rows_of_earlier_calls_are_drawn_as_well(tmp_path: Path) -> None:
+    row = {"variant": "a", "curve": [{"seconds": 10, "dice": 0.5}, {"seconds": 20, "dice": None}], "dice": 0.8, "more": 1}
+    (tmp_path / "rows.json").write_text(json.dumps([row]))
+    (tmp_path / "others.json").write_text(json.dumps([{"variant": "nn.Conv", "ratio": 1}]))
+    (found,) = recipe._earlier([tmp_path / "rows.json"])
+    assert recipe._curve(found) == picture.Curve("a", ((10, 0.5), (20, 0.0)), 0.8)
+    for name in ("others.json", "none.json"):
+        with pytest.raises(ValueError, match=f"--beside .*{name}: no rows of this benchmark"):
+            recipe._earlier([tmp_path / name])

@@ -1,5 +1,6 @@
 """medconv/benchmarks/recipe.py at a tiny size: real trainings of a few seconds, and what their numbers stand on."""
 
+import json
 import os
 import re
 import sys

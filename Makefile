@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+# processes that share the tests; each of them starts trainings of its own
+JOBS ?= 2
 
 .PHONY: train test lint types check clean
 
@@ -9,7 +11,7 @@ train: $(VENV)/.installed
 	$(VENV)/bin/python train.py $(ARGS)
 
 test: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .

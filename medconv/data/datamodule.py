@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from medconv.data.patches import CaseDataset, PatchDataset, Sample, SampleOrder
 from medconv.data.store import Store
 
 Batch = dict[str, Any]
+_DYING = 2.0  # seconds for a worker to be gone once its connection is
 
 
 class DataModule(LightningDataModule):
@@ -168,6 +170,9 @@ class _Loader(DataLoader):
                 batch = next(batches)
             except StopIteration:
                 return
+            except (ConnectionError, EOFError):  # a worker ended while it handed over a batch
+                time.sleep(_DYING)  # its end is noticed by a signal, and torch's handler raises which one it was
+                raise
             if self.mark is not None:
                 self.mark("data_wait")
             if isinstance(batch, Fault):

@@ -152,7 +152,9 @@ def test_a_step_is_taken_where_half_of_it_fits(monkeypatch: pytest.MonkeyPatch) 
 
 def test_time_left_out_is_not_of_the_budget() -> None:
     budget = TimeBudget(10.0)
-    budget.on_train_start(SimpleNamespace(global_step=0, estimated_stepping_batches=9, lr_scheduler_configs=[]), None)
+    loops = SimpleNamespace(epoch_loop=None)
+    trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=9, lr_scheduler_configs=[], fit_loop=loops)
+    budget.on_train_start(trainer, None)
     time.sleep(0.1)
     budget.leave_out(0.1)
     assert budget.state_dict()["spent"] == pytest.approx(0, abs=0.05)

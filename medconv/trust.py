@@ -45,7 +45,8 @@ def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
     """Every text in a nested node, names of keys among them, with its full key."""
     if isinstance(node, Mapping):
         for name, child in node.items():
-            yield from ((key, name) for _ in range(isinstance(name, str)))
+            if isinstance(name, str):
+                yield key, name
             yield from _texts(child, f"{key}.{name}")
     elif isinstance(node, (list, tuple)):
         for index, child in enumerate(node):

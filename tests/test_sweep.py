@@ -262,7 +262,7 @@ told = []
 def note(number, frame):
     told.append(number)
     pathlib.Path(sys.argv[1]).write_text(" ".join(map(str, told)))
-signal.signal(signal.SIGTERM, note), signal.signal(signal.SIGINT, note)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT): signal.signal(number, note)
 pathlib.Path(sys.argv[1] + ".begun").touch()
 while not told:
     time.sleep(0.02)

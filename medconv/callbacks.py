@@ -67,6 +67,7 @@ class TimeBudget(Callback):
         if self.total_steps is None:  # begun, or made longer or shorter than it was
             for schedule in _schedules(trainer):
                 schedule.progress = min(1.0, self.spent / self.seconds)
+                schedule.move_end(float(self._limit))  # until there is an estimate; what a checkpoint says is of other times
         owed = getattr(trainer.fit_loop.epoch_loop, "owed", False)
         self._stop_at_the_end(trainer, unless=owed)
 
@@ -112,7 +113,7 @@ class TimeBudget(Callback):
         total, self._next = trainer.strategy.broadcast(estimate)
         first, self.total_steps = self.total_steps is None, total
         for schedule in _schedules(trainer):
-            schedule.total_steps = min(float(total), float(self._limit))
+            schedule.move_end(min(float(total), float(self._limit)))
         if first:
             log.info("%d steps fit into the %.0f seconds of trainer.max_time", total, self.seconds)
 

@@ -46,7 +46,7 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
     Raises: ValueError: the user's data or configuration is at fault. signals.Stopped: it was told to stop, and did.
     """
     try:
-        with signals.raising():
+        with signals.raising(), cluster.blaming(folder.path):
             return _train(config, folder)
     except signals.Stopped as stopped:
         if stopped.number == signal.SIGUSR1 and is_rank_zero():
@@ -77,7 +77,11 @@ def _train(config: DictConfig, folder: RunFolder) -> Values:
         checkpoint.need_optimizer(content, str(values["optimizer"].get("_target_")), given)
     folder.begin(values)
     folder.write_summary(skipped_cases=prepared.skipped)
-    with folder.recording(trainer, profiler), cluster.naming_lost(), performance.naming_memory(values["data"]):
+    with (
+        folder.recording(trainer, profiler),
+        cluster.naming_lost(trainer.world_size > 1),
+        performance.naming_memory(values["data"]),
+    ):
         with asked.noted():
             trainer.fit(task, data, ckpt_path=folder.resume_from(), weights_only=True)
         folder.write_summary(stopped_early=stopping.ended(trainer))
@@ -158,7 +162,7 @@ def _watching(values: Values, validates: bool) -> list[L.Callback]:
     """What looks at each validation's scores."""
     waits = "scheduler=plateau" if str(values["scheduler"].get("_target_")).endswith("plateau") else ""
     stops = values["stopping"] if "_target_" in values["stopping"] else {}
-    if not validates and (waits or stops):
+    if not (validates and values["trainer"]["limit_val_batches"] != 0) and (waits or stops):
         raise configs.ConfigError(f"{waits or 'stopping=patience'} looks at validations, and there are no cases to validate")
     return [stopping.Plateau(), *([configs.build(stops, "stopping")] if stops else [])]
 

@@ -64,7 +64,10 @@ class RunFolder:
         if config.run.resume not in ("auto", "never") and not Path(config.run.resume).is_file():
             raise ConfigError(f"run.resume must be auto, never or a checkpoint, got {config.run.resume}: no such file")
         name = config.run.name or default_name(config, choices)
-        return cls(Path(config.run.dir) if config.run.dir else Path("runs") / name, config.run.resume)
+        folder = cls(Path(config.run.dir) if config.run.dir else Path("runs") / name, config.run.resume)
+        if cluster.restarted() and folder._has_own() and folder.summary().get("job") == cluster.job():
+            folder.resume = "auto"  # a job that begins anew, or at another run's checkpoint, at each restart never ends
+        return folder
 
     @property
     def checkpoints(self) -> Path:
@@ -268,6 +271,7 @@ def _circumstances(trainer: Any) -> dict[str, Any]:
         },
         "git_commit": git_commit(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "job": cluster.job(),
     }
 
 

@@ -37,7 +37,7 @@ class Asked:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Inside, signals are only noted; the run looks at the note where it can stop. A second Ctrl-C stops it at once."""
-        with _handled(self._note, *PREEMPTING), _handled(self._interrupt, signal.SIGINT):
+        with handled(self._note, *PREEMPTING), handled(self._interrupt, signal.SIGINT):
             yield
 
     def _note(self, number: int, frame: Any) -> None:
@@ -57,14 +57,21 @@ def raising() -> Iterator[None]:
     def stop(number: int, frame: Any) -> None:
         raise Stopped(number)
 
-    with _handled(stop, *PREEMPTING):
+    with handled(stop, *PREEMPTING):
         yield
 
 
 def requeue() -> None:
-    """Ask Slurm to start this job again; without effect outside of a job. What Slurm refuses is said, and no error."""
+    """Ask Slurm to start this job again; without effect outside of a job. What Slurm refuses is said, and no error.
+
+    At most `MAX_RESTARTS` times, a variable of the environment that scripts/slurm/train.sbatch sets; 50 where it is not set.
+    """
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
+        return
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    if restarts >= int(os.environ.get("MAX_RESTARTS") or 50):
+        log.warning("Slurm has started job %s again %d times, and is not asked once more (MAX_RESTARTS)", job, restarts)
         return
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
@@ -80,7 +87,7 @@ def requeue() -> None:
 
 
 @contextmanager
-def _handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+def handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
     """Signals go to the handler; not those that are ignored, as a shell has it for Ctrl-C in its background jobs."""
     if threading.current_thread() is not threading.main_thread():
         yield

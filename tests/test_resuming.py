@@ -290,3 +290,19 @@ def test_what_slurm_refuses_is_a_warning(
     (tmp_path / "scontrol").chmod(0o755)
     signals.requeue()
     assert ["No such file" in caplog.messages[0], "disabled" in caplog.messages[1], len(caplog.messages)] == [True, True, 2]
+
+
+def test_a_job_is_put_back_so_many_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one whose time is up each time before it has done anything."""
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    for most, restarts in (("", "49"), ("", "50"), ("3", "2"), ("3", "3")):
+        monkeypatch.setenv("MAX_RESTARTS", most)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+        signals.requeue()
+    assert (tmp_path / "said").read_text() == "requeue 12\n" * 2
+    assert [m for m in caplog.messages if "MAX_RESTARTS" in m][1].startswith("Slurm has started job 12 again 3 times")

@@ -167,7 +167,7 @@ NODES: dict[str, Any] = {
     "an address": {"_target_": "monai.networks.nets.HoVerNet", "pretrained_url": "http://127.0.0.1:9/a"},
     "an address by its place": {
         "_target_": "monai.networks.nets.HoVerNet",
-        "_args_": ["fast", 3, 0, "relu", "batch", False, 0.0, "http://127.0.0.1:9/a"],
+        "_args_": ["fast", 3, 0, 2, "relu", "batch", False, 0.0, "http://127.0.0.1:9/a"],
     },
     "a repository": {"_target_": "monai.networks.nets.Transchex", "path_or_repo_id": "a/b"},
     "a file": {"_target_": "monai.networks.nets.CellSamWrapper", "checkpoint": "HIT"},

@@ -288,7 +288,8 @@ def test_curves_are_cut_back_to_where_they_were(tmp_path: Path) -> None:
 
 
 def _holds(folder: Path, resume: str, ready: Any) -> None:
-    RunFolder(folder, resume).begin({"facts": {}})
+    held = RunFolder(folder, resume)  # as long as this is there
+    held.begin({"facts": {}})
     if os.fork():
         ready.set()
     time.sleep(30)  # the child, as a worker would, outlives a parent that is killed

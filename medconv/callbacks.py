@@ -121,7 +121,7 @@ class TimeBudget(Callback):
         """The most further steps that fit, with the validations that fall between and after them."""
         left = self.seconds - self._elapsed()
         between = steps_between_validations(trainer)
-        validation = (self._validation or 0.0) if sum(trainer.num_val_batches) else 0.0  # type: ignore[arg-type]
+        validation = self._validation or 0.0
         done = self._seen % between
         for validations in range(1, 1 + int(math.ceil(left / step) / between) + 2 if left > 0 else 1):
             steps = max(0, int((left - validations * validation) / step))
@@ -153,14 +153,11 @@ class EndWithValidation(Callback):
     Lightning alone ends at `max_steps` in the middle of an epoch with neither.
     """
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.current_epoch + 1 == trainer.max_epochs:
-            trainer.check_val_every_n_epoch = 1
-
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step:
+        last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
+        if trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step or (last_epoch and trainer.is_last_batch):
             trainer.should_stop = True
             trainer.check_val_every_n_epoch = 1
 

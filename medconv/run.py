@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 from omegaconf import DictConfig
 
-from medconv import checkpoint, performance, reports, resuming, sides, signals, stopping, tuning
+from medconv import checkpoint, commands, performance, reports, resuming, sides, signals, stopping, tuning
 from medconv import config as configs
 from medconv.building import Values, build_network, build_optimizer, test_time_axes, training_axes
 from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget
@@ -46,11 +47,13 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
     Raises: ValueError: the user's data or configuration is at fault. signals.Stopped: it was told to stop, and did.
     """
     try:
-        with signals.raising(), cluster.blaming(folder.path):
+        with signals.raising(), closing(folder), cluster.blaming(folder.path):
             return _train(config, folder)
     except signals.Stopped as stopped:
         if stopped.number == signal.SIGUSR1 and is_rank_zero():
             signals.requeue()
+        if stopped.agreed and not is_rank_zero() and cluster.launcher() is None:
+            raise SystemExit(commands.DONE) from None  # Lightning kills the first where one it started ends with an error
         raise
 
 
@@ -72,6 +75,7 @@ def _train(config: DictConfig, folder: RunFolder) -> Values:
     trainer, task, data, profiler = assemble(values, prepared, folder, asked)
     if folder.resume not in ("auto", "never"):
         content, given = checkpoint.read(Path(folder.resume)), f"run.resume={folder.resume}"
+        checkpoint.need_state(content, given)
         checkpoint.need_alike(content, values["facts"], given, same_names=True)
         checkpoint.need_fit(task, content, given)
         checkpoint.need_optimizer(content, str(values["optimizer"].get("_target_")), given)
@@ -127,7 +131,7 @@ def assemble(
         slice_axis=known["slice_axis"],
         label_pairs=configs.tuples(known["label_pairs"] or []),
     )
-    profiler = performance.StepProfiler(perf["profile"])
+    profiler = performance.StepProfiler(perf["profile"], folder.begun)
     trainer = _trainer(values, folder, profiler, bool(prepared.val), asked)
     data = data_module(values, prepared)
     data.stopped = lambda: asked.number != 0

@@ -18,11 +18,14 @@ PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stopped(SIGTERMException):
-    """A run ended because it was told to; what it had reached is in its checkpoint. Args: number: of the signal."""
+    """A run ended because it was told to; what it had reached is in its checkpoint.
 
-    def __init__(self, number: int = signal.SIGTERM) -> None:
+    Args: number: of the signal. agreed: whether all processes of the run end with it.
+    """
+
+    def __init__(self, number: int = signal.SIGTERM, agreed: bool = False) -> None:
         super().__init__()
-        self.number = number
+        self.number, self.agreed = number, agreed
 
     @property
     def by_hand(self) -> bool:
@@ -33,18 +36,22 @@ class Asked:
     """What this process has been told so far: the number of a signal, 0 as long as there was none."""
 
     number = 0
+    heard = False  # whether the run looks at the note; before, as it waits for other machines or workers, nobody would
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, signals are only noted; the run looks at the note where it can stop. A second Ctrl-C stops it at once."""
+        """Inside, once the run looks at the note, signals are only noted. A second Ctrl-C stops it at once."""
         with handled(self._note, *PREEMPTING), handled(self._interrupt, signal.SIGINT):
             yield
 
     def _note(self, number: int, frame: Any) -> None:
-        self.number = number
+        if not self.heard:
+            raise Stopped(number)
+        if self.number != signal.SIGUSR1:  # which asks for more, that the job is put back
+            self.number = number
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        if self.number == signal.SIGINT:
+        if self.number == signal.SIGINT or not self.heard:
             raise KeyboardInterrupt
         self.number = signal.SIGINT
         log.info("interrupted: the run stops after this step and keeps it; once more stops it now")
@@ -100,4 +107,4 @@ def handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
         yield
     finally:
         for number, old in before.items():
-            signal.signal(number, old)
+            signal.signal(number, signal.SIG_DFL if old is None else old)  # None: one that Python did not set

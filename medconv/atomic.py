@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk is full, or a user's share of it, or files may not grow
+NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextmanager

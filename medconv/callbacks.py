@@ -67,6 +67,7 @@ class TimeBudget(Callback):
         if self.total_steps is None:  # begun, or made longer or shorter than it was
             for schedule in _schedules(trainer):
                 schedule.progress = min(1.0, self.spent / self.seconds)
+                schedule.move_end(float(self._limit))  # until there is an estimate; what a checkpoint says is of other times
         owed = getattr(trainer.fit_loop.epoch_loop, "owed", False)
         self._stop_at_the_end(trainer, unless=owed)
 
@@ -112,7 +113,7 @@ class TimeBudget(Callback):
         total, self._next = trainer.strategy.broadcast(estimate)
         first, self.total_steps = self.total_steps is None, total
         for schedule in _schedules(trainer):
-            schedule.total_steps = min(float(total), float(self._limit))
+            schedule.move_end(min(float(total), float(self._limit)))
         if first:
             log.info("%d steps fit into the %.0f seconds of trainer.max_time", total, self.seconds)
 
@@ -120,7 +121,7 @@ class TimeBudget(Callback):
         """The most further steps that fit, with the validations that fall between and after them."""
         left = self.seconds - self._elapsed()
         between = steps_between_validations(trainer)
-        validation = (self._validation or 0.0) if sum(trainer.num_val_batches) else 0.0  # type: ignore[arg-type]
+        validation = self._validation or 0.0
         done = self._seen % between
         for validations in range(1, 1 + int(math.ceil(left / step) / between) + 2 if left > 0 else 1):
             steps = max(0, int((left - validations * validation) / step))
@@ -152,14 +153,11 @@ class EndWithValidation(Callback):
     Lightning alone ends at `max_steps` in the middle of an epoch with neither.
     """
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.current_epoch + 1 == trainer.max_epochs:
-            trainer.check_val_every_n_epoch = 1
-
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step:
+        last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
+        if trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step or (last_epoch and trainer.is_last_batch):
             trainer.should_stop = True
             trainer.check_val_every_n_epoch = 1
 

@@ -65,6 +65,15 @@ def need_alike(content: Mapping[str, Any], facts: Mapping[str, Any], given: str,
         raise ValueError(f"{given}: a checkpoint of another task: it is for {_words(theirs)}, this run for {_words(facts)}")
 
 
+def need_state(content: Mapping[str, Any], given: str) -> None:
+    """Raises: ValueError: a checkpoint without what a run goes on from, such as the one of a single batch."""
+    if not {"loops", "optimizer_states", "lr_schedulers", "global_step"} <= set(content):
+        raise ValueError(
+            f"{given}: holds weights, but not where a run stood; take one of its checkpoints/, or init.pretrained to begin "
+            "anew from these weights"
+        )
+
+
 def need_fit(module: nn.Module, content: Mapping[str, Any], given: str) -> None:
     """Raises: ValueError: a checkpoint's weights are not those of this module; names the first that differ."""
     theirs, own = content["state_dict"], module.state_dict()

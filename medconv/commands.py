@@ -19,7 +19,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import OmegaConfBaseException
 
-from medconv.atomic import NO_ROOM
+from medconv.atomic import NO_ACCESS, NO_ROOM
 from medconv.performance.cluster import Lost
 
 DONE, USER, BUG, PREEMPTED, INTERRUPTED = 0, 1, 70, 75, 130
@@ -53,12 +53,24 @@ def guard(command: Callable[[], int]) -> int:
         return USER if error.code == 2 else int(error.code or 0)  # argparse exits with 2
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
-            print(shown(f"error: {error.filename or 'a file'}: cannot be written ({error.strerror})"), file=sys.stderr)
+            print(shown(f"error: {_file_of(error)}: cannot be written ({error.strerror})"), file=sys.stderr)
             return USER
         log.debug("the error came from", exc_info=True)
+        if isinstance(error, OSError) and error.errno in NO_ACCESS and error.filename:
+            print(shown(f"error: {error.filename}: no access ({error.strerror})"), file=sys.stderr)
+            return USER
         traceback.print_exc()
         print("error: this is a bug in medconv, please report it with the lines above", file=sys.stderr)
         return BUG
+
+
+def _file_of(error: BaseException | None) -> str:
+    """That an error names, or the one before it: where a disk is full, ending fails as well."""
+    while error is not None:
+        if isinstance(error, OSError) and error.filename:
+            return str(error.filename)
+        error = error.__context__
+    return "a file"
 
 
 @contextmanager
@@ -114,6 +126,7 @@ def start_logging(rank_zero: bool = True) -> None:
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
     logging.captureWarnings(True)
+    threading.excepthook = _thread_ended
     if not rank_zero:
         warnings.simplefilter("ignore")
     _silence()
@@ -121,11 +134,22 @@ def start_logging(rank_zero: bool = True) -> None:
 
 def log_into(path: Path) -> None:
     """From now on messages also go to this file, those since the start first."""
-    file = logging.FileHandler(path)
+    file = _Log(path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     _kept.setTarget(file)
     _kept.flush()
     _kept.flushLevel = logging.NOTSET
+
+
+def _thread_ended(args: threading.ExceptHookArgs) -> None:
+    """Threads that write raise what went wrong in the one that trains as well."""
+    if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in NO_ROOM):
+        threading.__excepthook__(args)
+
+
+class _Log(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A disk that is full is said by whatever needs it; by default each message would be a traceback."""
 
 
 class _Plain(logging.Formatter):

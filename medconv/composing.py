@@ -42,7 +42,8 @@ def _explained(error: ConfigCompositionException) -> Exception:
     unknown = re.match(r"Could not override '([^']+)'", str(error))
     if unknown is None:
         return error
-    groups = [o for o in sys.argv[1:] if re.match(r"[\w/]+=[\w-]+$", o) and (config.conf_dir() / o.split("=")[0]).is_dir()]
+    chosen = [o for o in sys.argv[1:] if re.match(r"[\w/]+=[\w-]+$", o)]
+    groups = [o for o in chosen if (config.conf_dir() / f"{o.replace('=', '/')}.yaml").is_file()]  # none of the user's own
     with hydra.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         known = list(config.keys(OmegaConf.to_container(hydra.compose("train", groups), resolve=False)))
     near = difflib.get_close_matches(unknown[1], known, n=3, cutoff=0.7)

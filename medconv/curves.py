@@ -10,7 +10,7 @@ from pathlib import Path
 
 from medconv.atomic import replacing
 
-_CSV, _EVENTS = "metrics.csv", "events.out.tfevents.*"
+_CSV, _TENSORBOARD, _EVENTS = "metrics.csv", "tensorboard", "events.out.tfevents.*"
 
 
 def measure(folder: Path) -> dict[str, int]:
@@ -41,4 +41,5 @@ def rewind(folder: Path, measured: Mapping[str, int]) -> None:
 
 
 def _events(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob(_EVENTS)) if path.is_file())
+    """Of this run alone: other runs may have their folders in it."""
+    return (path for path in sorted((folder / _TENSORBOARD).rglob(_EVENTS)) if path.is_file())

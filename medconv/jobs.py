@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from hydra.core.override_parser.types import Quote, QuotedString
+from omegaconf import DictConfig, OmegaConf
 
 from medconv.atomic import write_text
 from medconv.commands import message, shown
@@ -19,17 +20,21 @@ from medconv.reports import OF_A_SWEEP
 from medconv.runfolder import RunFolder, is_rank_zero, short_hash
 
 _NOT_OF_THE_RUN = ("sweep", "run.dry_run")  # overrides that say nothing of what is trained
-_SAME_SWEEP = (*_NOT_OF_THE_RUN, "data.fold", "hydra.sweeper.n_trials", "hydra.sweeper.n_jobs")
+_SAME_SWEEP = ("run.dry_run", "data.fold", "hydra.sweeper.n_trials", "hydra.sweeper.n_jobs", "hydra/launcher")
 
 
 @dataclass
 class Job:
-    """One config of a sweep. Args: flags: where its config comes from, such as `--config-dir`. code: its exit code."""
+    """One config of a sweep.
+
+    Args: flags: where its config comes from, such as `--config-dir`. code: its exit code. config: a hash of what is trained.
+    """
 
     overrides: tuple[str, ...]
     flags: tuple[str, ...]
     home: Path
     code: int | None = None
+    config: str = ""
 
     @classmethod
     def of(cls, composed: DictConfig, settings: Any) -> Job:
@@ -39,7 +44,10 @@ class Job:
         pairs = [*sources, ("--config-name", settings.job.config_name)]
         searched = [o for o in settings.overrides.hydra if key(o) == "hydra.searchpath"]
         flags = (*(flag for pair in pairs for flag in pair), *searched)
-        return cls(tuple(str(o) for o in settings.overrides.task if key(o) not in _NOT_OF_THE_RUN), flags, home(composed))
+        overrides = tuple(str(o) for o in settings.overrides.task if key(o) not in _NOT_OF_THE_RUN)
+        content: Any = OmegaConf.to_container(composed, resolve=False)
+        trained = short_hash({k: v for k, v in content.items() if k not in ("run", "hydra")})
+        return cls(overrides, flags, home(composed), config=trained)
 
     @property
     def folder(self) -> RunFolder:
@@ -48,9 +56,9 @@ class Job:
 
     @property
     def arguments(self) -> list[str]:
-        """Of `medconv-train`."""
-        run_dir = str(self.folder.path).replace("\\", "\\\\").replace("'", "\\'")
-        return [*self.flags, *self.overrides, f"run.dir='{run_dir}'"]
+        """Of `medconv-train`; a config of the user's own may say that it is a sweep, and its jobs are none."""
+        run_dir = QuotedString(str(self.folder.path), Quote.single).with_quotes()
+        return [*self.flags, "hydra.mode=RUN", *self.overrides, f"run.dir={run_dir}"]
 
     @property
     def command(self) -> list[str]:
@@ -64,6 +72,11 @@ class Job:
     def note(self, reason: str) -> None:
         """Why it failed, for the table."""
         _note(self.folder.path, reason)
+
+    @property
+    def noted(self) -> bool:
+        """Whether it left word of why it failed. A job that was told to stop leaves none."""
+        return _error_file(self.folder.path).is_file()
 
     @property
     def status(self) -> str:
@@ -90,7 +103,8 @@ def home(composed: DictConfig) -> Path:
     """`run.dir`, `runs/<run.name>`, or a name that the same command line finds again, whichever folds it asks for."""
     if composed.run.dir:
         return Path(composed.run.dir)
-    arguments = sorted(a for a in sys.argv[1:] if not a.startswith("-") and key(a) not in _SAME_SWEEP)
+    given = [a for a in sys.argv[1:] if not a.startswith("-") and not key(a).startswith("hydra.launcher.")]
+    arguments = sorted(a for a in given if key(a) not in _SAME_SWEEP)
     return Path("runs") / (composed.run.name or f"sweep-{short_hash(arguments)}")
 
 
@@ -98,6 +112,11 @@ def note_failure(composed: DictConfig, error: BaseException) -> None:
     """In a job of a sweep: leave word of what went wrong in its folder, for the table."""
     if OF_A_SWEEP in os.environ and composed.run.dir and isinstance(error, Exception) and is_rank_zero():
         _note(Path(composed.run.dir), shown(message(error)))
+
+
+def unique(jobs: Sequence[Job]) -> list[Job]:
+    """One for each folder: equal jobs are the same run."""
+    return list({job.folder.path: job for job in jobs}.values())
 
 
 def varied(jobs: Sequence[Job]) -> list[str]:

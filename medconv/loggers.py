@@ -48,8 +48,12 @@ class CsvLogger(Logger):
         new = [name for name in row if name not in self.columns]
         if new:
             self._add_columns(new)
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self.columns).writerow(row)
+        try:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self.columns).writerow(row)
+        except OSError as error:
+            error.filename = str(self.path)  # a full disk's has none
+            raise
 
     def _known_columns(self) -> list[str]:
         """Of the rows from before a restart; a line that a kill cut is dropped, or the next row would be glued to it."""

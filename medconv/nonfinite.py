@@ -24,6 +24,7 @@ from medconv import commands, tracing
 from medconv.atomic import replacing
 from medconv.averaging import AverageWeights
 from medconv.layers import RunningStatistics
+from medconv.performance import cluster
 
 log = logging.getLogger(__name__)
 CHOICES = ("stop", "skip")
@@ -48,6 +49,7 @@ class _Step:
     """An optimizer step, until its gradient is known to be finite.
 
     Args: statistics: the batch norms' before it. bad: whether the gradient is not finite, on the device.
+    scale: of the loss. scaled: whether fp16's scaler takes the step.
     """
 
     number: int
@@ -55,6 +57,7 @@ class _Step:
     statistics: list[Tensor] = field(default_factory=list)
     bad: Tensor | None = None
     scale: float = 1.0
+    scaled: bool = False
 
 
 class FiniteGuard(Callback):
@@ -105,7 +108,7 @@ class FiniteGuard(Callback):
         self.settle()
         scaler = getattr(self._trainer.precision_plugin, "scaler", None)
         if not self._reads_late(optimizer, scaler):
-            step.scale = 1.0 if scaler is None else float(scaler.get_scale())
+            step.scale, step.scaled = (1.0, False) if scaler is None else (float(scaler.get_scale()), True)
             self._handle(step, optimizer)
             return
         self._statistics.restore(step.statistics, step.bad)
@@ -113,8 +116,9 @@ class FiniteGuard(Callback):
         self._pending, self._optimizer = step, optimizer
 
     def _reads_late(self, optimizer: Optimizer, scaler: Any) -> bool:
-        """The scaler of fp16 reads in every step itself."""
-        if scaler is not None or not can_leave_out(optimizer):
+        """The scaler of fp16 reads in every step itself. Where the first step is left out, momentum would be undefined."""
+        begins = not optimizer.state and any(group.get("momentum") for group in optimizer.param_groups)
+        if scaler is not None or begins or not can_leave_out(optimizer):
             return False
         return self._module.device.type == "cuda" if self.late is None else self.late
 
@@ -169,15 +173,18 @@ class FiniteGuard(Callback):
         self.skipped += 1
         for mean in _means(self._trainer):
             mean.left_out = step.number - 1
-        if optimizer is not None:
+        if optimizer is not None and step.scaled and getattr(optimizer, "_step_supports_amp_scaling", False):
+            for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+                parameter.grad.fill_(torch.nan)  # the scaler looks at them as late as in the step, and leaves that out
+        elif optimizer is not None:
             optimizer.zero_grad(set_to_none=True)  # optimizers leave alone what has no gradient
         log.warning("skipped (%d of at most %d): %s", self.skipped, self.max_skipped, words)
 
     def _stop(self, words: str) -> None:
-        """One message of all ranks."""
+        """One message of all ranks. Lightning kills the first where one that it started ends with an error."""
         if self._trainer.is_global_zero:
             raise NonFinite(words)
-        raise SystemExit(commands.USER)
+        raise SystemExit(commands.DONE if cluster.launcher() is None else commands.USER)
 
     def _found(self, step: _Step) -> dict[str, Any]:
         """What is wrong with this rank's part of the step: of the pass whose fault is the first on the way to a gradient."""
@@ -185,18 +192,8 @@ class FiniteGuard(Callback):
         return min(found, key=lambda fault: fault["severity"])
 
     def _looked(self, step: _Step, index: int) -> dict[str, Any]:
-        held, module = step.held[index], self._module
-        before, statistics = tracing.generators(module.device), self._statistics.now()
-        if any(isinstance(p, DTensor) for p in module.parameters()):  # FSDP knows its own way back alone
-            loss = [] if held.loss is None else [tracing.Row.of("loss", "loss", tracing.LOSS, held.loss)]
-            rows = [*tracing.inputs(held.batch), *loss]
-        else:
-            tracing.set_generators(held.rng, module.device)
-            with self._trainer.precision_plugin.forward_context():
-                rows = tracing.trace(module, held.batch, lambda: module.loss_of(held.batch), step.scale)  # type: ignore[operator]
-            tracing.set_generators(before, module.device)
-            self._statistics.restore(statistics)
-        bad = tracing.first_bad(rows)
+        held = step.held[index]
+        bad = tracing.first_bad(self._traced(held, step.scale))
         numbers = _numbers(held.batch)
         inside = [n for n, image in zip(numbers, held.batch["image"], strict=True) if not bool(image.isfinite().all())]
         describe = self._trainer.train_dataloader.dataset.dataset.describe  # type: ignore[union-attr]
@@ -209,6 +206,25 @@ class FiniteGuard(Callback):
             "samples": inside or numbers,
             "cases": ["{} ({})".format(*describe(n)) for n in inside or numbers],
         }
+
+    def _traced(self, held: _Held, scale: float) -> list[tracing.Row]:
+        """Of the pass, run once more; where that cannot be, of what is known of it, for other ranks wait for an answer."""
+        module = self._module
+        loss = [] if held.loss is None else [tracing.Row.of("loss", "loss", tracing.LOSS, held.loss)]
+        known = [*tracing.inputs(held.batch), *loss]
+        if any(isinstance(p, DTensor) for p in module.parameters()):  # FSDP knows its own way back alone
+            return known
+        before, statistics = tracing.generators(module.device), self._statistics.now()
+        try:
+            tracing.set_generators(held.rng, module.device)
+            with self._trainer.precision_plugin.forward_context():
+                return tracing.trace(module, held.batch, lambda: module.loss_of(held.batch), scale)  # type: ignore[operator]
+        except (RuntimeError, MemoryError):  # it takes more memory than the step did
+            log.debug("the step is not looked at layer by layer", exc_info=True)
+            return known
+        finally:
+            tracing.set_generators(before, module.device)
+            self._statistics.restore(statistics)
 
     def _of_all_ranks(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
         if self._trainer.world_size == 1:

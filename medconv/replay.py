@@ -34,8 +34,7 @@ def _main() -> int:
     commands.start_logging()
     logging.getLogger("medconv.building").setLevel(logging.WARNING)
     about, rows = replay(options.file, options.allow, usable_device(options.device))
-    print(f"step {about['step']}, rank {about['rank']}: {commands.some(about['cases'])}")
-    print(commands.shown(table(rows)))
+    print(commands.shown(f"{heading(about)}\n{table(rows)}"))
     bad = tracing.first_bad(rows)
     if bad is None:
         raise ValueError(f"{options.file}: does not occur again here, all numbers are finite; another --device may show it")
@@ -59,10 +58,15 @@ def replay(path: Path, trusted: Sequence[str] = (), device: str = "cpu") -> tupl
         checkpoint.need_fit(task, content, str(path))
         task.load_state_dict(content["state_dict"])
         task.to(device)
+        heading(about)
         return about, _rows(task, about, str(values["trainer"]["precision"]))
     except DAMAGED as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path}: damaged, or of another version: its step cannot be run ({reason})") from error
+
+
+def heading(about: Values) -> str:
+    return f"step {int(about['step'])}, rank {int(about['rank'])}: {commands.some([str(case) for case in about['cases']])}"
 
 
 def table(rows: Sequence[tracing.Row]) -> str:

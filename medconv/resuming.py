@@ -8,6 +8,7 @@ no random state, and a run that goes on from one draws and computes what one tha
 from __future__ import annotations
 
 import random
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from medconv.performance.parallel import AgreedStop
 from medconv.saving import Checkpoints
 from medconv.signals import Asked, Stopped
+
+# What is Lightning's own, and no promise of it: where one of these has another name, ours would silently not be called.
+_OF_THE_LOOP = (
+    *("done", "update_restart_stage", "reset", "advance", "on_advance_end", "on_save_checkpoint", "on_load_checkpoint"),
+    *("_should_check_val_fx", "_broadcast_sigterm_tensor", "_should_accumulate"),
+)
 
 
 class ExactLoop(_TrainingEpochLoop):
@@ -34,7 +41,7 @@ class ExactLoop(_TrainingEpochLoop):
         super().__init__(trainer, **bounds)
         self._keeper, self._asked, self._agreement = keeper, asked, agreement
         self._first = 0  # the batch to begin the epoch at
-        self._stop = 0  # the signal that all ranks stop for
+        self._stop, self._due = 0, False  # agreed on, until it is done: the signal to stop for; a checkpoint
 
     @property
     def max_steps(self) -> int:
@@ -104,22 +111,26 @@ class ExactLoop(_TrainingEpochLoop):
         self._owed = state_dict.get("owed", False)
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
-        return self._owed or super()._should_check_val_fx(data_fetcher)
+        due = self._owed or super()._should_check_val_fx(data_fetcher)
+        by_time = self.trainer._val_check_time_interval is not None  # of each rank's clock
+        return bool(self.trainer.strategy.broadcast(due)) if by_time else due
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Lightning would do this in every batch; `AgreedStop` does it now and then."""
 
     def _between_steps(self) -> None:
         """Make a checkpoint if one is due, and stop if that was asked for, unless gradients are being accumulated."""
-        self._stop, due = self._agreement.agree(self._stop or self._asked.number, self._keeper.due)
+        stop, due = self._agreement.agree(self._stop or self._asked.number, self._keeper.due)
+        self._stop, self._due = self._stop or stop, self._due or due  # most agreements may fall between gradients
         if self.batch_progress.current.ready % self.trainer.accumulate_grad_batches:
             return
         self._keeper.io.check()
         if self._stop:
             self._keeper.save_now(self.trainer)
-            raise Stopped(self._stop)
-        if due or self._keeper.validated:
+            raise Stopped(self._stop, agreed=True)
+        if self._due or self._keeper.validated:
             self._keeper.save(self.trainer)
+            self._due = False
 
 
 class DrawsByNumber(Callback):
@@ -149,14 +160,21 @@ class LeavesValidation(Callback):
     def __init__(self, asked: Asked, agreement: AgreedStop) -> None:
         self._asked, self._agreement = asked, agreement
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._asked.heard = True
+
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         number, _ = self._agreement.now(self._asked.number, False)
         if number:
-            raise Stopped(number)
+            raise Stopped(number, agreed=True)
 
 
 def install(trainer: Trainer, keeper: Checkpoints, asked: Asked, agreement: AgreedStop) -> None:
     """Put the loop into a trainer; signals are then ours, and Slurm's requeue, too."""
+    known = [(_TrainingEpochLoop, name) for name in _OF_THE_LOOP]
+    for owner, name in [*known, (trainer._signal_connector, "register_signal_handlers"), (trainer.fit_loop, "epoch_loop")]:
+        if not hasattr(owner, name):
+            raise ValueError(f"lightning {version('lightning')} has no {name}, which medconv builds on; take one below 2.7")
     old = trainer.fit_loop.epoch_loop
     trainer.fit_loop.epoch_loop = ExactLoop(
         trainer, keeper, asked, agreement, min_steps=old.min_steps, max_steps=old.max_steps

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 from omegaconf import DictConfig
 
-from medconv import checkpoint, performance, reports, resuming, sides, signals, stopping, tuning
+from medconv import checkpoint, commands, performance, reports, resuming, sides, signals, stopping, tuning
 from medconv import config as configs
 from medconv.building import Values, build_network, build_optimizer, test_time_axes, training_axes
 from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget
@@ -46,11 +47,13 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
     Raises: ValueError: the user's data or configuration is at fault. signals.Stopped: it was told to stop, and did.
     """
     try:
-        with signals.raising():
+        with signals.raising(), closing(folder), cluster.blaming(folder.path):
             return _train(config, folder)
     except signals.Stopped as stopped:
         if stopped.number == signal.SIGUSR1 and is_rank_zero():
             signals.requeue()
+        if stopped.agreed and not is_rank_zero() and cluster.launcher() is None:
+            raise SystemExit(commands.DONE) from None  # Lightning kills the first where one it started ends with an error
         raise
 
 
@@ -72,12 +75,17 @@ def _train(config: DictConfig, folder: RunFolder) -> Values:
     trainer, task, data, profiler = assemble(values, prepared, folder, asked)
     if folder.resume not in ("auto", "never"):
         content, given = checkpoint.read(Path(folder.resume)), f"run.resume={folder.resume}"
+        checkpoint.need_state(content, given)
         checkpoint.need_alike(content, values["facts"], given, same_names=True)
         checkpoint.need_fit(task, content, given)
         checkpoint.need_optimizer(content, str(values["optimizer"].get("_target_")), given)
     folder.begin(values)
     folder.write_summary(skipped_cases=prepared.skipped)
-    with folder.recording(trainer, profiler), cluster.naming_lost(), performance.naming_memory(values["data"]):
+    with (
+        folder.recording(trainer, profiler),
+        cluster.naming_lost(trainer.world_size > 1),
+        performance.naming_memory(values["data"]),
+    ):
         with asked.noted():
             trainer.fit(task, data, ckpt_path=folder.resume_from(), weights_only=True)
         folder.write_summary(stopped_early=stopping.ended(trainer))
@@ -123,7 +131,7 @@ def assemble(
         slice_axis=known["slice_axis"],
         label_pairs=configs.tuples(known["label_pairs"] or []),
     )
-    profiler = performance.StepProfiler(perf["profile"])
+    profiler = performance.StepProfiler(perf["profile"], folder.begun)
     trainer = _trainer(values, folder, profiler, bool(prepared.val), asked)
     data = data_module(values, prepared)
     data.stopped = lambda: asked.number != 0
@@ -158,7 +166,7 @@ def _watching(values: Values, validates: bool) -> list[L.Callback]:
     """What looks at each validation's scores."""
     waits = "scheduler=plateau" if str(values["scheduler"].get("_target_")).endswith("plateau") else ""
     stops = values["stopping"] if "_target_" in values["stopping"] else {}
-    if not validates and (waits or stops):
+    if not (validates and values["trainer"]["limit_val_batches"] != 0) and (waits or stops):
         raise configs.ConfigError(f"{waits or 'stopping=patience'} looks at validations, and there are no cases to validate")
     return [stopping.Plateau(), *([configs.build(stops, "stopping")] if stops else [])]
 

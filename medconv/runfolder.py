@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import logging
-import os
-import platform
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from medconv import checkpoint, curves, metrics
+from medconv import checkpoint, circumstances, curves, metrics
 from medconv.atomic import write_text
 from medconv.commands import log_into
-from medconv.config import PACKAGE, ConfigError, flat
+from medconv.config import ConfigError, flat
 from medconv.performance import cluster
 from medconv.signals import Stopped
 
@@ -37,7 +33,6 @@ FREE = (
     *("run.", "logger.", "callbacks.", "data.cache", "data.num_workers", "data.prefetch_factor", "data.persistent_workers"),
     *("perf.timeout_seconds", "data.prepare_workers", "trainer.enable_progress_bar", "trainer.log_every_n_steps"),
 )
-_PACKAGES = ("medconv", "torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "tensorboard")
 
 
 def is_rank_zero() -> bool:
@@ -57,6 +52,7 @@ class RunFolder:
     resume: str = "auto"
     begun: float = field(default_factory=time.monotonic)
     _found: tuple[Path | None, dict[str, int]] | None = None  # what to continue from, and how long its curves were
+    _lock: IO[bytes] | None = None
 
     @classmethod
     def of(cls, config: DictConfig, choices: Mapping[str, str]) -> RunFolder:
@@ -64,7 +60,10 @@ class RunFolder:
         if config.run.resume not in ("auto", "never") and not Path(config.run.resume).is_file():
             raise ConfigError(f"run.resume must be auto, never or a checkpoint, got {config.run.resume}: no such file")
         name = config.run.name or default_name(config, choices)
-        return cls(Path(config.run.dir) if config.run.dir else Path("runs") / name, config.run.resume)
+        folder = cls(Path(config.run.dir) if config.run.dir else Path("runs") / name, config.run.resume)
+        if cluster.restarted() and folder._has_own() and folder.summary().get("job") == cluster.job():
+            folder.resume = "auto"  # a job that begins anew, or at another run's checkpoint, at each restart never ends
+        return folder
 
     @property
     def checkpoints(self) -> Path:
@@ -87,20 +86,25 @@ class RunFolder:
 
         Raises: ConfigError: what was trained here had another config; the message shows the difference.
         """
-        if self.resume == "never" or not self._has_own():
+        if self.resume == "never" or not self.has_own():
             return False
         self._need_same(self._config(), values)
         return self.resume == "auto" and self.summary().get("status") == "done"
 
     def begin(self, values: dict[str, Any]) -> None:
-        """Make the folder and write `config.yaml`. Curves are cut back to the checkpoint to go on from, if there is one."""
+        """Make the folder and write `config.yaml`. Curves are cut back to the checkpoint to go on from, if there is one.
+
+        Raises: ConfigError: another process is at work there; until `close`, this one is.
+        """
         if not is_rank_zero():
             return
         if self.resume == "never" and self.path.is_dir():
+            self._claim()
             aside = self.path.with_name(f"{self.path.name}.{time.strftime('%Y%m%d-%H%M%S')}")
             self.path.rename(aside)
             log.info("moved the earlier run to %s", aside)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self._claim()
         source = self.resume_from()
         if source is None:
             shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
@@ -112,6 +116,24 @@ class RunFolder:
         write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(values)))
         log_into(self.path / "train.log")
 
+    def _claim(self) -> None:
+        """By a lock of the system's, which ends with the process, however that ends; loader workers do not share it."""
+        self.close()
+        self._lock = (self.path / ".lock").open("ab")
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise ConfigError(
+                    f"{self.path}: another process is training there; wait for its end, or choose another run.name"
+                ) from error
+            log.debug("%s: not known whether another process is at work there (%s)", self.path, error)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
     def resume_from(self) -> Path | None:
         """The checkpoint to continue from, read once and found to be whole; None for a new run.
 
@@ -122,7 +144,7 @@ class RunFolder:
         return self._found[0]
 
     def _find(self) -> tuple[Path | None, dict[str, int]]:
-        if self.resume == "never" or (self.resume == "auto" and not self._has_own()):
+        if self.resume == "never" or (self.resume == "auto" and not self.has_own()):
             return None, {}
         if self.resume != "auto":
             path = Path(self.resume)
@@ -136,7 +158,8 @@ class RunFolder:
             log.warning("%s; going on from the one before, %s", error, self.previous)
         return self.previous, checkpoint.read(self.previous).get("curves", {})
 
-    def _has_own(self) -> bool:
+    def has_own(self) -> bool:
+        """Whether a run has left a checkpoint here."""
         return self.last.is_file() or self.previous.is_file()
 
     def _config(self) -> dict[str, Any]:
@@ -183,33 +206,36 @@ class RunFolder:
     @contextmanager
     def recording(self, trainer: Any, profiler: Any) -> Iterator[None]:
         """Keep `summary.json` true while the block trains, also when it ends by an exception."""
-        before = self.summary().get("wall_seconds") or 0.0 if self.resume_from() else 0.0
-        self.write_summary(status="running", **_circumstances(trainer))
-        status = "failed"
+        self.write_summary(status="running", **circumstances.of(trainer))
         try:
             yield
-            status = "done"
-        except (KeyboardInterrupt, SystemExit) as error:
-            by_hand = not isinstance(error, SIGTERMException) or (isinstance(error, Stopped) and error.by_hand)
-            status = "interrupted" if by_hand else "preempted"
+        except BaseException as error:
+            with suppress(OSError):  # a disk that is full is said once
+                self._conclude(_ended(error), trainer, profiler)
             raise
-        finally:
-            self.write_summary(
-                status=status,
-                steps=trainer.global_step,
-                wall_seconds=round(before + time.monotonic() - self.begun, 1),
-                samples_per_second=profiler.samples_per_second,
-                data_wait_share=profiler.data_wait_share,
-                step_shares=profiler.shares(),
-                peak_memory_bytes=_peak_memory(),
-                **self._scores(),
-            )
+        self._conclude("done", trainer, profiler)
+
+    def _conclude(self, status: str, trainer: Any, profiler: Any) -> None:
+        self.write_summary(
+            status=status,
+            steps=trainer.global_step,
+            wall_seconds=round(profiler.wall_seconds, 1),
+            samples_per_second=profiler.samples_per_second,
+            data_wait_share=profiler.data_wait_share,
+            step_shares=profiler.shares(),
+            peak_memory_bytes=circumstances.peak_memory(),
+            **self._scores(),
+        )
 
     def _scores(self) -> dict[str, Any]:
         """Of the best checkpoint, from what it says of itself."""
         if not (is_rank_zero() and self.best.is_file()):
             return {}
-        rows = checkpoint.read(self.best)["medconv"]["validation"]
+        try:
+            rows = checkpoint.read(self.best)["medconv"]["validation"]
+        except ValueError as error:
+            log.warning("%s; summary.json has no scores of it", error)
+            return {}
         per_class = metrics.mean_per_class(list(rows.values()))
         return {"val/dice": metrics.mean(per_class), "val/dice_per_class": per_class, "val/cases": rows}
 
@@ -221,6 +247,13 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} holds a run of another config; choose another run.name, or run.resume=never\n{lines}"
             )
+
+
+def _ended(error: BaseException) -> str:
+    """The status of a run that an exception ended."""
+    if isinstance(error, (SIGTERMException, cluster.Lost)):
+        return "interrupted" if isinstance(error, Stopped) and error.by_hand else "preempted"
+    return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
 
 
 def _is_summary(content: Any) -> bool:
@@ -252,40 +285,3 @@ def _undefined() -> dict[str, Any]:
     return dict.fromkeys(
         (*keys, "step_shares", "verdict", "peak_memory_bytes", "status", "versions", "hardware", "git_commit", "command")
     )
-
-
-def _circumstances(trainer: Any) -> dict[str, Any]:
-    device = trainer.strategy.root_device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.cpu.get_capabilities().get("cpu_name")
-    return {
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
-        "hardware": {
-            "device": device.type,
-            "name": name or platform.processor(),
-            "devices": trainer.world_size,
-            "cores": len(os.sched_getaffinity(0)),
-            "torch_threads": torch.get_num_threads(),
-        },
-        "git_commit": git_commit(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-    }
-
-
-def git_commit() -> str | None:
-    """Of the checkout that medconv runs from; None where it is installed."""
-    if not (PACKAGE.parent / ".git").exists():
-        return None
-    command = ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _peak_memory() -> int:
-    """Bytes: of the accelerator, or resident on a CPU."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

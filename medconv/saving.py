@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import shutil
@@ -28,7 +29,11 @@ class AtomicIO(TorchCheckpointIO):
 
     The archive that torch writes holds a CRC-32 of each of its parts, which `checkpoint.read` compares. A `last.ckpt` keeps
     the one before it as `previous.ckpt`. What goes wrong in the thread is raised by the next call.
+    `also` is a second name for the next checkpoint, without a second copy on the disk. It has it first: a run that is killed
+    between the two names goes on from the checkpoint before, and finds the same best again.
     """
+
+    also: Path | None = None
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -36,17 +41,13 @@ class AtomicIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         self.wait()  # one copy in memory at a time
-        self._submit(_write, _copied(checkpoint), Path(path))
-
-    def also_as(self, path: Path, other: Path) -> None:
-        """Once what is being written is there, give it a second name, without a second copy on the disk."""
-        self._submit(_name_written, self._pending[-1] if self._pending else None, path, other)
+        also, self.also = self.also, None
+        self._submit(_write, _copied(checkpoint), Path(path), also)
 
     def check(self) -> None:
         """Raises: what went wrong in writing, as far as that has ended."""
-        done, self._pending = [f for f in self._pending if f.done()], [f for f in self._pending if not f.done()]
-        for future in done:
-            future.result()
+        while self._pending and self._pending[0].done():
+            self._pending.pop(0).result()
 
     def wait(self) -> None:
         pending, self._pending = self._pending, []
@@ -73,6 +74,7 @@ class Checkpoints(Callback):
         self.best: float | None = None
         self._validated = self._is_best = False
         self._saved_at, self._saved_batches = time.monotonic(), -1
+        self._curves: dict[str, int] = {}  # when the last validation began
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
@@ -82,6 +84,12 @@ class Checkpoints(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at, self._saved_batches = time.monotonic(), _batches(trainer)
+        if not (self.folder / BEST).is_file():  # a checkpoint from elsewhere knows a best that is not here
+            self.best = None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero and not trainer.sanity_checking:
+            self._curves = self._measured(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
@@ -99,11 +107,9 @@ class Checkpoints(Callback):
         self.io.wait()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.is_global_zero:
-            for logger in trainer.loggers:
-                if isinstance(logger, TensorBoardLogger):
-                    logger.experiment.flush()
-            checkpoint["curves"] = curves.measure(self.folder.parent)
+        if trainer.is_global_zero:  # of a validation that is given up the pictures are cut off: it shows them again
+            owed = getattr(trainer.fit_loop.epoch_loop, "owed", False)
+            checkpoint["curves"] = self._curves if owed else self._measured(trainer)
 
     @property
     def validated(self) -> bool:
@@ -116,9 +122,8 @@ class Checkpoints(Callback):
         return time.monotonic() - self._saved_at >= self.every
 
     def save(self, trainer: Trainer) -> None:
+        self.io.also = self.folder / BEST if self._is_best else None
         trainer.save_checkpoint(self.folder / LAST, weights_only=False)  # the optimizer, too
-        if self._is_best and trainer.is_global_zero:
-            self.io.also_as(self.folder / LAST, self.folder / BEST)
         self._validated = self._is_best = False
         self._saved_at, self._saved_batches = time.monotonic(), _batches(trainer)
 
@@ -128,6 +133,12 @@ class Checkpoints(Callback):
             self.save(trainer)
         self.io.wait()
         trainer.strategy.barrier("checkpoint")
+
+    def _measured(self, trainer: Trainer) -> dict[str, int]:
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.flush()
+        return curves.measure(self.folder.parent)
 
 
 def _batches(trainer: Trainer) -> int:
@@ -140,37 +151,36 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        copy = type(value)((key, _copied(item)) for key, item in value.items())
-        if hasattr(value, "_metadata"):  # versions of a module's state
-            copy._metadata = value._metadata  # type: ignore[attr-defined]
-        return copy
+        copied = copy.copy(value)  # of its own kind, with its attributes: versions of a module's state
+        for key, item in value.items():
+            copied[key] = _copied(item)
+        return copied
     if type(value) in (list, tuple):
         return type(value)(_copied(item) for item in value)
     return value
 
 
-def _write(content: dict[str, Any], path: Path) -> None:
+def _write(content: dict[str, Any], path: Path, also: Path | None) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, durable=True) as partial:
+        with replacing(path) as partial:
             with partial.open("wb") as file:
                 _Recording(file).save(content)
+                file.flush()
+                os.fsync(file.fileno())  # before it has a name
             if path.name == LAST and path.is_file():
                 _name_also(path, path.with_name(PREVIOUS))
+            if also is not None:
+                _name_also(partial, also)
     except OSError as error:
         error.filename = str(path)
         raise
 
 
-def _name_written(write: Future[None] | None, path: Path, other: Path) -> None:
-    if write is None or write.exception() is None:  # else `path` is the one before
-        _name_also(path, other)
-
-
 def _name_also(path: Path, other: Path) -> None:
     if other.is_file() and other.samefile(path):
         return  # renaming one of two names of a file to the other would leave both
-    with replacing(other) as partial:
+    with replacing(other, durable=True) as partial:
         partial.unlink(missing_ok=True)
         try:
             os.link(path, partial)

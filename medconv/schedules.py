@@ -26,8 +26,15 @@ class ProgressSchedule(LRScheduler):
     def __init__(self, optimizer: Optimizer, shape: Callable[[float], float], warmup_steps: int = 0) -> None:
         self.shape, self.warmup_steps = shape, warmup_steps
         self.total_steps: float = math.inf
+        self.configured: float | None = None  # the config's length, where a time budget has moved the end
         self.progress = 0.0
         super().__init__(optimizer)
+
+    def move_end(self, total_steps: float) -> None:
+        """To where a time budget has it; what the config says of the length is remembered."""
+        if self.configured is None:
+            self.configured = self.total_steps
+        self.total_steps = total_steps
 
     def step(self, epoch: int | None = None) -> None:
         if self.last_epoch >= 0:
@@ -41,14 +48,16 @@ class ProgressSchedule(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         keys = ("total_steps", "progress", "last_epoch", "base_lrs", "_last_lr", "_step_count")
-        return {key: getattr(self, key) for key in keys}
+        configured = self.total_steps if self.configured is None else self.configured
+        return {**{key: getattr(self, key) for key in keys}, "configured": configured}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The place of a run that goes on; what its config says now, learning rate and length, stays."""
         rates, steps = self.base_lrs, self.total_steps
         super().load_state_dict(state_dict)
         self.base_lrs = rates
-        if math.isfinite(steps) and steps != state_dict["total_steps"]:
+        self.configured = steps
+        if math.isfinite(steps) and steps != state_dict.get("configured", state_dict["total_steps"]):
             self.total_steps = steps
             self.progress = min(1.0, self.last_epoch / steps)
         self._last_lr = self.get_lr()
@@ -60,9 +69,10 @@ class Waiting:
     """Counts validations without progress; for what happens once there have been too many of them in a row.
 
     Args: patience: how many. min_delta: what counts as progress, beyond the best value so far. mode: max or min.
+        monitor: whose values they are.
     """
 
-    def __init__(self, patience: int, min_delta: float = 0.0, mode: str = "max") -> None:
+    def __init__(self, patience: int, min_delta: float = 0.0, mode: str = "max", monitor: str = "") -> None:
         if type(patience) is not int or patience < 1:
             raise ValueError(f"patience must be a whole number of validations, 1 or more, got {patience}")
         if not 0 <= min_delta < math.inf:
@@ -70,7 +80,7 @@ class Waiting:
         if mode not in ("max", "min"):
             raise ValueError(f"mode must be max or min, got {mode}")
         self.patience, self.min_delta, self.sign = patience, min_delta, 1 if mode == "max" else -1
-        self.best, self.waited = -math.inf, 0
+        self.best, self.waited, self.monitor = -math.inf, 0, monitor
 
     def over(self, value: float) -> bool:
         """Whether this validation makes them too many; NaN is no progress."""
@@ -78,22 +88,26 @@ class Waiting:
             self.best, self.waited = self.sign * value, 0
         else:
             self.waited += 1
+        return self.exhausted
+
+    @property
+    def exhausted(self) -> bool:
         return self.waited >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited}
+        return {"best": self.best, "waited": self.waited, "monitor": self.monitor, "sign": self.sign}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited = state["best"], state["waited"]
+        """What another metric had reached says nothing of this one."""
+        if (state.get("monitor", self.monitor), state.get("sign", self.sign)) == (self.monitor, self.sign):
+            self.best, self.waited = state["best"], state["waited"]
 
 
 class PlateauSchedule(ProgressSchedule):
-    """Lower by `factor` after every `patience` validations without progress of `monitor`, never below `min_factor`."""
+    """Lower by `factor` after every `patience` validations without progress, never below `min_factor`."""
 
-    def __init__(
-        self, optimizer: Optimizer, waiting: Waiting, monitor: str, factor: float, min_factor: float, warmup_steps: int
-    ) -> None:
-        self.waiting, self.monitor, self.factor, self.min_factor = waiting, monitor, factor, min_factor
+    def __init__(self, optimizer: Optimizer, waiting: Waiting, factor: float, min_factor: float, warmup_steps: int) -> None:
+        self.waiting, self.factor, self.min_factor = waiting, factor, min_factor
         self.level = 1.0
         super().__init__(optimizer, lambda progress: self.level, warmup_steps)
 
@@ -109,8 +123,9 @@ class PlateauSchedule(ProgressSchedule):
         return {**super().state_dict(), "level": self.level, "waiting": self.waiting.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.level = state_dict["level"]
-        self.waiting.load_state_dict(state_dict["waiting"])
+        self.level = state_dict.get("level", self.level)  # not there where the run had another schedule
+        if "waiting" in state_dict:
+            self.waiting.load_state_dict(state_dict["waiting"])
         super().load_state_dict({k: v for k, v in state_dict.items() if k not in ("level", "waiting")})
 
 
@@ -187,7 +202,9 @@ def plateau(
 ) -> PlateauSchedule:
     """Lower after `patience` validations without progress; torch's ReduceLROnPlateau, whose patience is one less."""
     _share("factor", factor)
-    return PlateauSchedule(optimizer, Waiting(patience, min_delta, mode), monitor, factor, min_factor, warmup_steps)
+    if not 0 <= min_factor <= 1:
+        raise ValueError(f"min_factor must be a share of the learning rate, 0 to 1, got {min_factor}")
+    return PlateauSchedule(optimizer, Waiting(patience, min_delta, mode, monitor), factor, min_factor, warmup_steps)
 
 
 def _share(name: str, value: float) -> None:

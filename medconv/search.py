@@ -13,15 +13,20 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from medconv import sweep
+from medconv import commands, sweep
 from medconv.config import ConfigError
 from medconv.jobs import Job, home, key
+from medconv.runfolder import FREE
 
 STUDY = "optuna.journal"
 Compose = Callable[[list[str]], DictConfig]
-_OVERRIDES, _CODE = "overrides", "exit_code"  # what is noted of a trial
+_OVERRIDES, _CODE, _LOST, _SETTINGS = "overrides", "exit_code", "lost", "settings"  # what is noted of a trial, or the study
+_NO_CONFIG = (HydraException, OmegaConfBaseException, ConfigError)
+_TRIED = 10  # points of a space: if none of them makes a config, the mistake is not in a combination of values
 
 
 def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose) -> int:
@@ -31,26 +36,62 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
     Raises: ConfigError: no Optuna, no space, or one that does not fit an earlier start. What `sweep.run` raises.
     """
     optuna = _optuna()
+    sweep.need_alone()
     params = [f"{name}={given}" for name, given in (settings.get("params") or {}).items()]
     overrides = _parsed([*params, *arguments])
     fixed = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
     space = {o.get_key_element(): _distribution(o, optuna) for o in overrides if o.is_sweep_override()}
     if not space:
         raise ConfigError("hydra/sweeper=optuna has no search space: give sweep=NAME, or KEY=choice(A,B)")
-    composed = compose(fixed)
-    launcher: Any = OmegaConf.to_container(composed.hydra.launcher)
+    composed = _need_config(space, fixed, compose, optuna)
+    launcher: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
     folder = home(composed)
     if composed.run.dry_run:
         print(f"{settings['n_trials']} trials by Optuna for the best val/dice, into {folder}, over")
         print("\n".join(f"  {o.input_line}" for o in overrides if o.is_sweep_override()))
         return 0
     study = _study(folder, settings, optuna)
+    _need_same(study, folder, fixed, space)
     while trials := _next(study, space, fixed, settings, optuna):
-        jobs = [_job(trial, compose) for trial in trials]
-        sweep.run(jobs, launcher, keys=[key(name) for name in space], first=trials[0].number + 1)
-        for trial, job in zip(trials, jobs, strict=True):
-            _tell(study, trial, job, optuna)
-    return sweep.finish([_job(trial, compose) for trial in study.get_trials() if _OVERRIDES in trial.user_attrs])
+        jobs = _jobs(study, trials, compose, optuna)
+        if jobs:
+            sweep.run(list(jobs.values()), launcher, [key(name) for name in space], [number + 1 for number in jobs])
+        for trial in trials:
+            if trial.number in jobs:
+                _tell(study, trial, jobs[trial.number], optuna)
+    return sweep.finish([_job(trial, compose) for trial in study.get_trials() if _CODE in trial.user_attrs])
+
+
+def _need_config(space: Mapping[str, Any], fixed: list[str], compose: Compose, optuna: Any) -> DictConfig:
+    """A config of the search. Raises: what composing says of every one that was tried; ConfigError: nothing to compare."""
+    if "data.fold" in space:
+        raise ConfigError("hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one of them")
+    samples = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    error: Exception | None = None
+    for _ in range(_TRIED):
+        try:
+            composed = compose([*fixed, *_chosen(samples.ask(dict(space)).params)])
+        except _NO_CONFIG as problem:
+            error = problem
+            continue
+        if composed.data.fold == "all":
+            raise ConfigError("hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no val/dice to compare")
+        return composed
+    assert error is not None
+    raise error
+
+
+def _need_same(study: Any, folder: Path, fixed: Sequence[str], space: Mapping[str, Any]) -> None:
+    """Raises: ConfigError: the study was begun with another space, or with settings that change what is trained."""
+    now = {key(o): o.partition("=")[2] for o in fixed if not f"{key(o)}.".startswith(FREE)}
+    now |= {name: str(distribution) for name, distribution in space.items()}
+    there = study.user_attrs.get(_SETTINGS)
+    if there is None:
+        study.set_user_attr(_SETTINGS, now)
+    elif there != now:
+        changed = [k for k in sorted({*there, *now}) if there.get(k) != now.get(k)]
+        lines = "\n".join(f"  {k}: {there.get(k, 'nothing')} there, {now.get(k, 'nothing')} now" for k in changed)
+        raise ConfigError(f"{folder} holds another search; choose another run.name\n{lines}")
 
 
 def _next(study: Any, space: Mapping[str, Any], fixed: list[str], settings: Mapping[str, Any], optuna: Any) -> list[Any]:
@@ -61,16 +102,34 @@ def _next(study: Any, space: Mapping[str, Any], fixed: list[str], settings: Mapp
     ended = len([t for t in study.get_trials() if t.state.is_finished() and _OVERRIDES in t.user_attrs])
     trials = []
     for _ in range(min(settings["n_jobs"], settings["n_trials"] - ended)):
-        try:
-            trial = study.ask(dict(space))
-        except ValueError as error:
-            raise ConfigError(f"hydra/sweeper=optuna: {error}; a space that has changed needs another run.name") from error
-        trial.set_user_attr(_OVERRIDES, [*fixed, *(f"{name}={value}" for name, value in trial.params.items())])
+        trial = study.ask(dict(space))
+        trial.set_user_attr(_OVERRIDES, [*fixed, *_chosen(trial.params)])
         trials.append(trial)
     return trials
 
 
+def _chosen(params: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in params.items()]
+
+
+def _jobs(study: Any, trials: Sequence[Any], compose: Compose, optuna: Any) -> dict[int, Job]:
+    """By number those whose values make a config; the other trials have failed."""
+    jobs = {}
+    for trial in trials:
+        try:
+            jobs[trial.number] = _job(trial, compose)
+        except _NO_CONFIG as error:
+            reason = f"{' '.join(_chosen(trial.params))}: makes no config: {commands.message(error)}"
+            print(f"\n[trial {trial.number + 1}] {commands.shown(reason)}", flush=True)
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return jobs
+
+
 def _tell(study: Any, trial: Any, job: Job, optuna: Any) -> None:
+    """What came of a trial; one that lost a process of its own is tried once more first."""
+    if job.code == commands.PREEMPTED and _LOST not in trial.user_attrs:
+        study._storage.set_trial_user_attr(trial._trial_id, _LOST, True)
+        return
     score = job.folder.summary().get("val/dice")
     study._storage.set_trial_user_attr(trial._trial_id, _CODE, job.code)
     if job.code == 0 and score is not None and math.isfinite(score):
@@ -87,16 +146,29 @@ def _job(trial: Any, compose: Compose) -> Job:
 
 
 def _study(folder: Path, settings: Mapping[str, Any], optuna: Any) -> Any:
+    """Raises: ConfigError: the settings, or the file, are damaged."""
     for name in ("n_trials", "n_jobs"):
         if type(settings.get(name)) is not int or settings[name] < 1:
             raise ConfigError(f"hydra.sweeper.{name} must be a whole number of 1 or more, got {settings.get(name)}")
     folder.mkdir(parents=True, exist_ok=True)
-    backend = optuna.storages.journal.JournalFileBackend(str(folder / STUDY))
-    storage = optuna.storages.JournalStorage(backend)
-    study = optuna.create_study(storage=storage, study_name="medconv", direction="maximize", load_if_exists=True)
+    path = folder / STUDY
+    _cut(path)
+    try:
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+        study = optuna.create_study(storage=storage, study_name="medconv", direction="maximize", load_if_exists=True)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: damaged ({error}); another run.name begins a new search") from error
     # another seed for each start: the same one would propose the same trials again
-    study.sampler = optuna.samplers.TPESampler(seed=settings["seed"] + len(study.get_trials()))
+    study.sampler = optuna.samplers.TPESampler(seed=settings["seed"] + len(study.get_trials()), constant_liar=True)
     return study
+
+
+def _cut(path: Path) -> None:
+    """An unfinished last line, of a process that was killed as it wrote, would spoil the one that follows."""
+    content = path.read_bytes() if path.is_file() else b""
+    if content and not content.endswith(b"\n"):
+        with path.open("ab") as file:
+            file.truncate(content.rfind(b"\n") + 1)
 
 
 def _parsed(arguments: Sequence[str]) -> list[Override]:

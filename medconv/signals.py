@@ -18,11 +18,14 @@ PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stopped(SIGTERMException):
-    """A run ended because it was told to; what it had reached is in its checkpoint. Args: number: of the signal."""
+    """A run ended because it was told to; what it had reached is in its checkpoint.
 
-    def __init__(self, number: int = signal.SIGTERM) -> None:
+    Args: number: of the signal. agreed: whether all processes of the run end with it.
+    """
+
+    def __init__(self, number: int = signal.SIGTERM, agreed: bool = False) -> None:
         super().__init__()
-        self.number = number
+        self.number, self.agreed = number, agreed
 
     @property
     def by_hand(self) -> bool:
@@ -33,18 +36,22 @@ class Asked:
     """What this process has been told so far: the number of a signal, 0 as long as there was none."""
 
     number = 0
+    heard = False  # whether the run looks at the note; before, as it waits for other machines or workers, nobody would
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, signals are only noted; the run looks at the note where it can stop. A second Ctrl-C stops it at once."""
-        with _handled(self._note, *PREEMPTING), _handled(self._interrupt, signal.SIGINT):
+        """Inside, once the run looks at the note, signals are only noted. A second Ctrl-C stops it at once."""
+        with handled(self._note, *PREEMPTING), handled(self._interrupt, signal.SIGINT):
             yield
 
     def _note(self, number: int, frame: Any) -> None:
-        self.number = number
+        if not self.heard:
+            raise Stopped(number)
+        if self.number != signal.SIGUSR1:  # which asks for more, that the job is put back
+            self.number = number
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        if self.number == signal.SIGINT:
+        if self.number == signal.SIGINT or not self.heard:
             raise KeyboardInterrupt
         self.number = signal.SIGINT
         log.info("interrupted: the run stops after this step and keeps it; once more stops it now")
@@ -57,14 +64,21 @@ def raising() -> Iterator[None]:
     def stop(number: int, frame: Any) -> None:
         raise Stopped(number)
 
-    with _handled(stop, *PREEMPTING):
+    with handled(stop, *PREEMPTING):
         yield
 
 
 def requeue() -> None:
-    """Ask Slurm to start this job again; without effect outside of a job. What Slurm refuses is said, and no error."""
+    """Ask Slurm to start this job again; without effect outside of a job. What Slurm refuses is said, and no error.
+
+    At most `MAX_RESTARTS` times, a variable of the environment that scripts/slurm/train.sbatch sets; 50 where it is not set.
+    """
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
+        return
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    if restarts >= int(os.environ.get("MAX_RESTARTS") or 50):
+        log.warning("Slurm has started job %s again %d times, and is not asked once more (MAX_RESTARTS)", job, restarts)
         return
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
@@ -80,7 +94,7 @@ def requeue() -> None:
 
 
 @contextmanager
-def _handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+def handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
     """Signals go to the handler; not those that are ignored, as a shell has it for Ctrl-C in its background jobs."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -93,4 +107,4 @@ def _handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
         yield
     finally:
         for number, old in before.items():
-            signal.signal(number, old)
+            signal.signal(number, signal.SIG_DFL if old is None else old)  # None: one that Python did not set

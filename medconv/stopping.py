@@ -20,7 +20,7 @@ class EarlyStopping(Callback):
     """
 
     def __init__(self, monitor: str = "val/dice", patience: int = 20, min_delta: float = 0.0, mode: str = "max") -> None:
-        self.monitor, self.waiting = monitor, Waiting(patience, min_delta, mode)
+        self.waiting = Waiting(patience, min_delta, mode, monitor)
         self.reason: str | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -29,16 +29,23 @@ class EarlyStopping(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.waiting.load_state_dict(state_dict)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run may have been killed after its last validation, before it said that it had ended."""
+        if self.waiting.exhausted and not getattr(trainer.fit_loop.epoch_loop, "owed", False):
+            self._stop(trainer)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking:
+        if not trainer.sanity_checking and self.waiting.over(_value(trainer, self.waiting.monitor, "stopping.monitor")):
+            self._stop(trainer)
+
+    def _stop(self, trainer: Trainer) -> None:
+        """Not before it may: Lightning keeps a wish to stop, also when a later validation is better."""
+        if _ends_anyway(trainer) or not trainer.fit_loop._can_stop_early:
             return
-        if self.waiting.over(_value(trainer, self.monitor, "stopping.monitor")):
-            trainer.should_stop = True
-            self.reason = (
-                f"{self.monitor} was not better than {self.waiting.sign * self.waiting.best:.4f} in the last "
-                f"{self.waiting.waited} validations"
-            )
-            log.info("epoch %d, step %d: stopped early, %s", trainer.current_epoch, trainer.global_step, self.reason)
+        trainer.should_stop, waiting = True, self.waiting
+        best = waiting.sign * waiting.best
+        self.reason = f"{waiting.monitor} was not better than {best:.4f} in the last {waiting.waited} validations"
+        log.info("epoch %d, step %d: stopped early, %s", trainer.current_epoch, trainer.global_step, self.reason)
 
 
 class Plateau(Callback):
@@ -49,7 +56,7 @@ class Plateau(Callback):
             schedule = config.scheduler
             if isinstance(schedule, PlateauSchedule) and not trainer.sanity_checking:
                 level = schedule.level
-                schedule.validated(_value(trainer, schedule.monitor, "scheduler.monitor"))
+                schedule.validated(_value(trainer, schedule.waiting.monitor, "scheduler.monitor"))
                 if schedule.level < level:
                     log.info("step %d: learning rate lowered to %.3g of what it was", trainer.global_step, schedule.level)
 
@@ -60,6 +67,12 @@ def ended(trainer: Trainer) -> dict[str, Any] | None:
         if isinstance(callback, EarlyStopping) and callback.reason:
             return {"step": trainer.global_step, "reason": callback.reason}
     return None
+
+
+def _ends_anyway(trainer: Trainer) -> bool:
+    in_last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
+    at_its_end = in_last_epoch and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+    return trainer.should_stop or at_its_end or 0 <= trainer.max_steps <= trainer.global_step
 
 
 def _value(trainer: Trainer, monitor: str, key: str) -> float:

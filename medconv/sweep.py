@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-
-from medconv import commands, folds, slurm, sweeptable
-from medconv.jobs import Job, told, value, varied
+from medconv import commands, config, folds, signals, slurm, sweeptable
+from medconv.jobs import Job, told, unique, value, varied
+from medconv.performance import cluster
 from medconv.reports import OF_A_SWEEP
 
 # What launchers leave behind, which would make a sweep's next job believe that it is a rank of the last one.
@@ -25,28 +24,39 @@ _LAUNCHED = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MA
 _ALSO_TOLD = 2.0  # seconds for a job to end by a Ctrl-C that the terminal sent to it as well
 
 
-def run(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str] = (), first: int = 1) -> None:
-    """Run the jobs, one after another or by Slurm; a job that fails leaves the others alone.
+def run(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str] = (), numbers: Sequence[int] = ()) -> None:
+    """Run the jobs, one after another or by Slurm; a job that fails leaves the others alone, equal ones are run once.
 
-    Args: launcher: Hydra's settings of it. keys: in which the sweep's jobs differ, if these are not all. first: number.
-    Raises: KeyboardInterrupt, SIGTERMException: the sweep, or a job, was stopped; the job has ended by then.
+    Args: launcher: Hydra's settings of it. keys: in which the sweep's jobs differ, if these are not all. numbers: of trials.
+    Raises: KeyboardInterrupt, signals.Stopped: the sweep, or a job, was stopped; the job has ended by then.
     """
-    with commands.stoppable():
-        titles = [f"[{i} of {len(jobs)}] {' '.join(job.overrides)}" for i, job in enumerate(jobs, 1)]
-        if keys:
-            titles = [f"[trial {i}] {' '.join(f'{k}={value(job, k)}' for k in keys)}" for i, job in enumerate(jobs, first)]
+    titles = [f"[{i} of {len(jobs)}] {' '.join(job.overrides)}" for i, job in enumerate(jobs, 1)]
+    if numbers:
+        own = [" ".join(f"{k}={value(job, k)}" for k in keys) for job in jobs]
+        titles = [f"[trial {number}] {said}" for number, said in zip(numbers, own, strict=True)]
+    once = {job.folder.path: (title, job) for title, job in zip(titles, jobs, strict=True)}
+    with signals.raising():
         if slurm.wanted(launcher):
             print("\n".join(titles), flush=True)
-            slurm.run(jobs, launcher, keys or varied(jobs))
-            return
-        for title, job in zip(titles, jobs, strict=True):
-            print(f"\n{title}", flush=True)
-            job.begin()
-            job.code = _apart(job.command, told(job, keys or varied(jobs)))
+            slurm.run([job for _, job in once.values()], launcher, keys or varied(jobs))
+        else:
+            for title, job in once.values():
+                print(f"\n{title}", flush=True)
+                _run(job, told(job, keys or varied(jobs)))
+    for job in jobs:
+        job.code = once[job.folder.path][1].code
+
+
+def need_alone() -> None:
+    """Raises: ConfigError: a launcher of several processes started this one."""
+    started = cluster.launcher()
+    if started is not None:
+        raise config.ConfigError(f"-m is a sweep, whose jobs start processes of their own; start it without {started.name}")
 
 
 def finish(jobs: Sequence[Job]) -> int:
     """Print and write what came of the jobs. Returns: the exit code."""
+    jobs = unique(jobs)
     print(f"\n{sweeptable.text(jobs)}")
     keys = [key for key in varied(jobs) if key != "data.fold"]
     labels = {job.folder.path: " ".join(f"{k}={value(job, k)}" for k in keys if value(job, k)) for job in jobs}
@@ -59,6 +69,7 @@ def finish(jobs: Sequence[Job]) -> int:
 
 def plan(jobs: Sequence[Job], launcher: Mapping[str, Any]) -> str:
     """What `run` would start."""
+    jobs = unique(jobs)
     if slurm.wanted(launcher):
         return slurm.script(jobs, launcher, varied(jobs))
     return "\n".join(shlex.join(["medconv-train", *job.arguments]) for job in jobs)
@@ -71,41 +82,47 @@ def _over_folds(home: Path, labels: Mapping[Path, str], least: int) -> None:
         print(f"\nper case: {folds.write(home, found)} and {folds.CSV}")
 
 
+def _run(job: Job, told: str) -> None:
+    """Raises: KeyboardInterrupt, signals.Stopped: it was stopped. One that lost a process of its own has failed instead."""
+    job.begin()
+    job.code = _apart(job.command, told)
+    if job.code in (commands.INTERRUPTED, -signal.SIGINT):
+        raise KeyboardInterrupt
+    if job.code in (commands.PREEMPTED, *(-number for number in signals.PREEMPTING)) and not job.noted:
+        raise signals.Stopped
+
+
 def _apart(command: list[str], told: str = "") -> int:
-    """The exit code of a command in a process of its own, which is told of SIGTERM and Ctrl-C and waited for."""
+    """The exit code of a command in a process of its own, which is told of signals and Ctrl-C and waited for."""
     process: subprocess.Popen[bytes] | None = None
-    stopped = False
+    stopped = 0
 
-    def stop(*_: object) -> None:
+    def stop(number: int, frame: object) -> None:
         nonlocal stopped
-        stopped = True
+        stopped = number
         if process is not None:
-            process.terminate()
+            process.send_signal(number)
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with signals.handled(stop, *signals.PREEMPTING):
         clean = {k: v for k, v in os.environ.items() if k not in _LAUNCHED and not k.startswith("TORCHELASTIC_")}
         process = subprocess.Popen(command, env={**clean, OF_A_SWEEP: told})
         if stopped:  # before there was a process to tell
-            process.terminate()
+            process.send_signal(stopped)
         code = _waited(process)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    if stopped or code in (commands.PREEMPTED, -signal.SIGTERM):
-        raise SIGTERMException
-    if code in (commands.INTERRUPTED, -signal.SIGINT):
-        raise KeyboardInterrupt
+    if stopped:
+        raise signals.Stopped(stopped)
     return code
 
 
 def _waited(process: subprocess.Popen[bytes]) -> int:
+    """Raises: KeyboardInterrupt: by a Ctrl-C. A second one would make the job give up its step, so SIGTERM follows."""
     try:
         return process.wait()
     except KeyboardInterrupt:
         try:
             process.wait(_ALSO_TOLD)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             process.wait()
         raise
 

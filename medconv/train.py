@@ -10,7 +10,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from medconv import commands, composing, config, run, sweep
 from medconv.jobs import Job, note_failure
-from medconv.performance import cluster
 from medconv.runfolder import RunFolder, is_rank_zero
 
 
@@ -27,7 +26,7 @@ def _main() -> int:
     def take(composed: DictConfig, settings: Any) -> None:
         if settings.mode == RunMode.MULTIRUN:
             jobs.append(Job.of(composed, settings))  # to be run once all are known to compose
-            launcher.update(settings.launcher, dry_run=composed.run.dry_run)
+            launcher.update(OmegaConf.to_container(settings.launcher, resolve=True), dry_run=composed.run.dry_run)  # type: ignore[arg-type]
             return
         try:
             _train(composed, settings)
@@ -38,8 +37,8 @@ def _main() -> int:
     composing.composed(take)
     for error in errors:
         raise error
-    if jobs and (started := cluster.launcher()) is not None:
-        raise config.ConfigError(f"-m is a sweep, whose jobs start processes of their own; start it without {started.name}")
+    if jobs:
+        sweep.need_alone()
     if jobs and launcher["dry_run"]:
         print(sweep.plan(jobs, launcher))
     elif jobs:

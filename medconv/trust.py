@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 from hydra.utils import get_object
 from torch import nn
 
-from medconv.config import ConfigError, build, targets
+from medconv.config import ConfigError, build
 
 NETWORKS = ("medconv", "monai.networks", "torch.nn")  # whose network classes a checkpoint may name
+_HUB = ("monai.losses.perceptual",)  # imports what it finds in a folder that its arguments may name
+_FILES = ("cache_dir", "checkpoint", "filename", "path_or_repo_id")  # arguments that name what a class would read or fetch
 
 
 def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = (), homes: Sequence[str] = NETWORKS) -> Any:
@@ -19,26 +22,56 @@ def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
 
     Every `_target_` in it must be an `nn.Module` class of `homes`, one of medconv's convolutions, or from a package that
     the user named. The object itself is looked at: a name that starts well, such as `torch.nn.x.os.system`, does not pass.
-    Nor does an interpolation, of which a run's config has none left: `${oc.create:...}` would make further nodes.
+    Nor does an interpolation, of which a run's config has none left: `${oc.create:...}` would make further nodes; nor a
+    name of a file, a folder or an address, that a class would take first weights from: a checkpoint holds the weights.
     Args: trusted: the packages that the user named. homes: the modules that classes may be defined in.
-    Raises: ConfigError: any other target.
+    Raises: ConfigError: any other target, or argument.
     """
     for where, text in _texts(node, key):
         if "${" in text:
             raise ConfigError(
                 f"{where} is refused: a checkpoint's config holds values, and this is an interpolation, {text!r}"
             )
-    for where, target in targets(node, key):
-        found = _found(target) if _below(target, [*homes, *trusted]) else None
-        home = getattr(found, "__module__", None)
-        home = home if isinstance(home, str) else ""
-        network = isinstance(found, type) and issubclass(found, nn.Module) and _below(home, homes)
-        if not (network or (callable(found) and _below(home, ["medconv.convs", *trusted]))):
-            raise ConfigError(
-                f"{where}={target} is refused: a checkpoint may name network classes of {', '.join(homes)} only; "
-                "trust your own package by --allow NAME"
-            )
+    for where, part in _nodes(node, key):
+        _need_harmless(where, part, trusted, homes)
     return build(node, key)
+
+
+def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str], homes: Sequence[str]) -> None:
+    target = str(node["_target_"])
+    found = _found(target) if _below(target, [*homes, *trusted]) else None
+    home = getattr(found, "__module__", None)
+    home = home if isinstance(home, str) else ""
+    if callable(found) and _below(home, trusted):
+        return
+    network = isinstance(found, type) and issubclass(found, nn.Module) and _below(home, homes) and not _below(home, _HUB)
+    if not (network or (callable(found) and _below(home, ["medconv.convs"]))):
+        raise ConfigError(
+            f"{key}._target_={target} is refused: a checkpoint may name network classes of {', '.join(homes)} only"
+            f"{f', none of {_HUB[0]}' if _below(home, _HUB) else ''}; trust your own package by --allow NAME"
+        )
+    for name, value in _arguments(found, node).items():
+        if isinstance(value, str) and (name in _FILES or str(name).startswith("pretrained")):
+            raise ConfigError(f"{key}.{name}={value} is refused: a checkpoint may not name what its network would fetch")
+
+
+def _arguments(function: Any, node: Mapping[str, Any]) -> dict[str, Any]:
+    """A node's arguments by name, those without one too."""
+    given = node.get("_args_", ())
+    placed = zip(signature(function).parameters, given, strict=False) if isinstance(given, (list, tuple)) else ()
+    return {**dict(placed), **node}
+
+
+def _nodes(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every node with a `_target_` in a nested one, itself included, with its full key."""
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield key, node
+        for name, child in node.items():
+            yield from _nodes(child, f"{key}.{name}")
+    elif isinstance(node, (list, tuple)):
+        for index, child in enumerate(node):
+            yield from _nodes(child, f"{key}[{index}]")
 
 
 def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:

@@ -48,7 +48,7 @@ def settle(values: Values, folder: RunFolder) -> Values:
     if not unsettled:
         return values
     earlier = folder.path / "config.yaml"
-    if folder.resume != "never" and folder.last.is_file() and earlier.is_file():
+    if folder.resume != "never" and folder.has_own() and earlier.is_file():
         return _with(values, _recorded(OmegaConf.to_container(OmegaConf.load(earlier)), values, unsettled))
     path = _memory(values)
     found = _remembered(path)

@@ -29,7 +29,7 @@ class Forked:
         os.dup2(output, 1), os.dup2(output, 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         os.chdir(cwd)
-        os.environ.update(environment, PYTHONPATH=str(Path(__file__).parent))
+        os.environ.update(environment, PYTHONPATH=f"{Path(__file__).parent}{os.pathsep}{tiny.ROOT}")
         sys.argv = [str(tiny.ROOT / "train.py"), *arguments]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = commands.guard(train_main)

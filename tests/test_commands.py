@@ -1,6 +1,7 @@
 """What a user meets on the command line: bad input in one message and exit code 1, sweeps, exit codes, trust."""
 
 import csv
+import errno
 import json
 import os
 import pickle
@@ -232,6 +233,22 @@ def test_our_own_bugs_show_a_traceback(capsys: pytest.CaptureFixture[str]) -> No
 
     assert commands.guard(broken) == commands.BUG
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_without_access_is_one_line(capsys: pytest.CaptureFixture[str], number: int) -> None:
+    def refused() -> int:
+        raise OSError(number, os.strerror(number), "runs/x")
+
+    assert commands.guard(refused) == commands.USER
+    assert capsys.readouterr().err == f"error: runs/x: no access ({os.strerror(number)})\n"
+
+    def blocked() -> int:
+        Path("/sys/medconv").mkdir()  # which nobody may
+        return commands.DONE
+
+    assert commands.guard(blocked) == commands.USER
+    assert capsys.readouterr().err.startswith("error: /sys/medconv: no access (")
 
 
 def test_ctrl_c_exits_with_130() -> None:

@@ -44,6 +44,7 @@ ORDER = [
     "postprocessing",
     "trained",
     "predicting",
+    "circumstances",
     "runfolder",
     "reports",
     "dataset",

@@ -5,6 +5,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -110,7 +111,17 @@ def test_weights_that_grow_name_the_first_layer(
     code, said = shown(file, monkeypatch, capsys)
     assert code == commands.DONE
     assert "shown again, first: network.encoder.0.3 (Conv3d), output" in said and "network.encoder.0.1 (BatchNorm3d)" in said
+    with pytest.raises(ValueError, match=r"run\.resume=.*step2\.ckpt: holds weights, but not where a run stood"):
+        tiny.train(dataset, tmp_path / "other", f"run.resume={file}")
     content = torch.load(file, weights_only=True)
+    content["nonfinite"]["cases"] = ["\033[31ma"]
+    torch.save(content, file)
+    assert "\033" not in shown(file, monkeypatch, capsys)[1]
+    del content["nonfinite"]["rank"]
+    torch.save(content, file)
+    code, said = shown(file, monkeypatch, capsys)
+    assert code == commands.USER and "damaged, or of another version" in said
+    content["nonfinite"]["rank"] = 0
     content["state_dict"] = {k: torch.zeros_like(v) for k, v in content["state_dict"].items()}
     torch.save(content, file)
     code, said = shown(file, monkeypatch, capsys)
@@ -242,9 +253,9 @@ def test_settings_out_of_range(dataset: Path, tmp_path: Path, override: str, wan
 class Line(L.LightningModule):
     """A line through one point, whose loss becomes NaN at a step."""
 
-    def __init__(self, fails_at: int) -> None:
+    def __init__(self, fails_at: int, fused: bool = False) -> None:
         super().__init__()
-        self.layer, self.fails_at, self.record = torch.nn.Linear(1, 1), fails_at, {}
+        self.layer, self.fails_at, self.record, self.fused = torch.nn.Linear(1, 1), fails_at, {}, fused
         self.gradient_seen: Any = None
 
     def loss_of(self, batch: dict[str, Any]) -> torch.Tensor:
@@ -255,7 +266,11 @@ class Line(L.LightningModule):
     configure_gradient_clipping = Segmentation.configure_gradient_clipping
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 1e-3)
+        return (
+            torch.optim.AdamW(self.parameters(), 1e-3, fused=True)
+            if self.fused
+            else torch.optim.SGD(self.parameters(), 1e-3)
+        )
 
 
 class Point(torch.utils.data.Dataset):
@@ -281,6 +296,66 @@ def test_what_the_loss_scale_skips_is_no_fault(tmp_path: Path, fails_at: int) ->
     else:
         with pytest.raises(NonFinite, match="step 31: the loss is not finite, of case point"):
             trainer.fit(module, torch.utils.data.DataLoader(Point()))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_is_skipped_under_a_loss_scale(tmp_path: Path, fused: bool) -> None:
+    """Also where the optimizer takes the scale itself, and the scaler so looks at gradients as late as in the step."""
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**4))  # type: ignore[attr-defined]
+    guard, module = FiniteGuard(tmp_path / "nonfinite", "skip"), Line(3, fused)
+    trainer = line_trainer(guard, max_epochs=1, limit_train_batches=6, plugins=[plugin])
+    trainer.fit(module, torch.utils.data.DataLoader(Point()))
+    assert guard.skipped == 1 and trainer.global_step == 6
+    assert module.layer.weight.isfinite().all()
+
+
+def line_trainer(guard: FiniteGuard, **settings: Any) -> L.Trainer:
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return L.Trainer(accelerator="cpu", callbacks=[guard], enable_model_summary=False, **quiet, **settings)
+
+
+class Greedy(Line):
+    """Its pass runs out of memory when it is run once more."""
+
+    passes = 0
+
+    def loss_of(self, batch: dict[str, Any]) -> torch.Tensor:
+        self.passes += 1
+        if self.passes == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return super().loss_of(batch)
+
+
+def test_a_second_pass_without_memory_does_not_hide_what_is_known(tmp_path: Path) -> None:
+    trainer = line_trainer(FiniteGuard(tmp_path / "nonfinite"), max_steps=4)
+    with pytest.raises(NonFinite, match=r"step 2: the loss is not finite, of case point .*that is not: the loss alone"):
+        trainer.fit(Greedy(1), torch.utils.data.DataLoader(Point()))
+
+
+def test_a_first_step_of_momentum_is_read_at_once(tmp_path: Path) -> None:
+    """Fused SGD leaves its buffers undefined where the device leaves that step out."""
+    guard, parameter = FiniteGuard(tmp_path, late=True), torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.ones(2)
+    for momentum, late in [(0.9, False), (0.0, True)]:
+        optimizer = torch.optim.SGD([parameter], 0.1, momentum, fused=True)
+        assert guard._reads_late(optimizer, None) == late
+        optimizer.step()
+        assert guard._reads_late(optimizer, None)
+
+
+def test_of_processes_that_lightning_started_one_alone_ends_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = FiniteGuard(tmp_path)
+    guard._trainer = SimpleNamespace(is_global_zero=False)  # type: ignore[assignment]
+    with pytest.raises(SystemExit) as ended:
+        guard._stop("")
+    assert ended.value.code == commands.DONE
+    for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(SystemExit) as ended:
+        guard._stop("")
+    assert ended.value.code == commands.USER
 
 
 def test_what_an_optimizer_leaves_out_by_itself() -> None:

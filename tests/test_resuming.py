@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from lightning import Callback
+from lightning import Callback, Trainer
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from medconv import checkpoint, commands, signals
+from medconv import checkpoint, commands, resuming, signals
 from medconv.data import datamodule
+from medconv.resuming import ExactLoop
 
 STEPS = [
     "data.num_workers=2",
@@ -135,10 +137,11 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    read = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    read = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0})
     read.Reload()
     tags = [tag for tag in read.Tags()["scalars"] if not tag.startswith("perf/")]
-    return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in tags}
+    pictures = {tag: [(event.step, 0.0) for event in read.Images(tag)] for tag in read.Tags()["images"]}
+    return {**pictures, **{tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in tags}}
 
 
 def assert_the_same_run(one: Path, other: Path) -> None:
@@ -154,6 +157,9 @@ def assert_the_same_run(one: Path, other: Path) -> None:
         ):
             same(a[key], b[key], f"{name} {key}")
         same(a["medconv"]["validation"], b["medconv"]["validation"], name)
+        assert a["callbacks"].keys() == b["callbacks"].keys()
+        for key in a["callbacks"].keys() - {"StepProfiler"}:  # how long things took
+            same(a["callbacks"][key], b["callbacks"][key], f"{name} {key}")
     assert rows(one) == rows(other)
     assert events(one) == events(other)
 
@@ -279,6 +285,69 @@ def test_a_signal_before_training_ends_the_process_at_once() -> None:
         assert caught.value.number == number
 
 
+class Told(Callback):
+    """This process is told to stop before it trains, and leaves word when it goes on nevertheless."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_sanity_check_start(self, *_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        Path(self.path).touch()
+
+
+def test_a_signal_before_the_first_batch_is_not_put_off(dataset: Path, tmp_path: Path) -> None:
+    """As a run waits for other machines, workers or a compiler, and looks at no note."""
+    told = ["+callbacks.told._target_=test_resuming.Told", f"+callbacks.told.path={tmp_path / 'went_on'}"]
+    with pytest.raises(signals.Stopped) as caught:
+        tiny.train(dataset, tmp_path / "run", "logger=none", *told)
+    assert not caught.value.agreed and status(tmp_path / "run") == "preempted"
+    assert not (tmp_path / "went_on").exists()
+
+
+def test_signals_are_noted_once_somebody_looks_at_the_note() -> None:
+    asked = signals.Asked()
+    with pytest.raises(KeyboardInterrupt), asked.noted():
+        os.kill(os.getpid(), signal.SIGINT)
+    asked.heard = True
+    with asked.noted():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked.number == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked.number == signal.SIGUSR1  # the job is put back, though it is told to end as well
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def layout_that_stops(agreed: bool, **_: Any) -> None:
+    raise signals.Stopped(signal.SIGTERM, agreed)
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_a_process_that_lightning_started_ends_well_where_all_do(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agreed: bool
+) -> None:
+    """Else Lightning kills the first, which may still be writing; where it ends alone the first must be told."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    layout = ["data.layout._target_=test_resuming.layout_that_stops", f"+data.layout.agreed={agreed}"]
+    with pytest.raises(SystemExit) as caught:
+        tiny.train(dataset, tmp_path / "run", *layout)
+    assert isinstance(caught.value, signals.Stopped) != agreed
+    assert agreed == (caught.value.code == commands.DONE)
+
+
+def test_what_is_not_there_of_lightnings_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its own names that the loop replaces, which would otherwise silently not be called."""
+    own = {"owed", "max_steps", "_between_steps"}
+    assert {name for name in vars(ExactLoop) if not name.startswith("__")} - own <= set(resuming._OF_THE_LOOP)
+    trainer: Any = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    monkeypatch.delattr(_TrainingEpochLoop, "_should_check_val_fx")
+    with pytest.raises(ValueError, match=r"lightning [\d.]+ has no _should_check_val_fx.*below 2\.7"):
+        resuming.install(trainer, *([None] * 3))  # type: ignore[arg-type]
+
+
 def test_what_slurm_refuses_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -290,3 +359,19 @@ def test_what_slurm_refuses_is_a_warning(
     (tmp_path / "scontrol").chmod(0o755)
     signals.requeue()
     assert ["No such file" in caplog.messages[0], "disabled" in caplog.messages[1], len(caplog.messages)] == [True, True, 2]
+
+
+def test_a_job_is_put_back_so_many_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one whose time is up each time before it has done anything."""
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    for most, restarts in (("", "49"), ("", "50"), ("3", "2"), ("3", "3")):
+        monkeypatch.setenv("MAX_RESTARTS", most)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+        signals.requeue()
+    assert (tmp_path / "said").read_text() == "requeue 12\n" * 2
+    assert [m for m in caplog.messages if "MAX_RESTARTS" in m][1].startswith("Slurm has started job 12 again 3 times")

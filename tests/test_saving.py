@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
+import os
 import random
 import re
 import resource
+import signal
 import threading
+import time
+from collections import Counter, defaultdict
+from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +24,12 @@ import torch
 from lightning import Callback
 
 from medconv import checkpoint, commands, curves, saving
+from medconv.config import ConfigError
+from medconv.performance import StepProfiler
+from medconv.performance.cluster import Lost
 from medconv.runfolder import RunFolder
 from medconv.saving import AtomicIO
+from medconv.signals import Stopped
 
 CONTENT = {"medconv": {"config": {}}, "state_dict": {"weight": torch.arange(2000.0)}, "curves": {"metrics.csv": 3}}
 
@@ -112,13 +124,45 @@ def test_without_a_whole_one_nothing_is_trained(tmp_path: Path) -> None:
 def test_the_best_is_a_second_name_and_stays_when_the_last_is_written_anew(tmp_path: Path) -> None:
     io, last, best = AtomicIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
     for number in (1.0, 2.0, 3.0):
+        io.also = best if number < 3 else None
         io.save_checkpoint({**CONTENT, "state_dict": {"weight": torch.full((1,), number)}}, last)
-        if number < 3:
-            io.also_as(last, best)
-            io.also_as(last, best)
     io.wait()
     assert (first(last), first(best), best.stat().st_nlink) == (3, 2, 2)  # with previous.ckpt
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_best_is_there_before_the_last_that_knows_of_it(tmp_path: Path) -> None:
+    """So one that is killed between the two is met by a run that is still to find it."""
+    io, last, best = AtomicIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    last.mkdir()  # what comes after cannot be done
+    io.also = best
+    io.save_checkpoint(CONTENT, last)
+    with pytest.raises(OSError, match="last.ckpt"):
+        io.wait()
+    assert checkpoint.read(best)["curves"] == CONTENT["curves"]
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "best.ckpt"}
+
+
+def test_copies_are_of_the_kind_of_what_they_copy() -> None:
+    tree: Any = defaultdict(list, a=[torch.ones(1)])
+    copied = saving._copied({"tree": tree, "counted": Counter("aab")})
+    assert copied["counted"] == Counter("aab") and copied["tree"]["b"] == []
+    assert torch.equal(copied["tree"]["a"][0], torch.ones(1)) and copied["tree"]["a"][0] is not tree["a"][0]
+
+
+def test_a_run_from_elsewhere_keeps_a_best_of_its_own(dataset: Path, tmp_path: Path) -> None:
+    """Though it is not as good as that of the run that it goes on from; and its totals are those of all its steps."""
+    tiny.train(dataset, tmp_path / "one", "logger=none", "trainer.max_steps=2", "data.samples_per_epoch=4")
+    content = checkpoint.read(tmp_path / "one/checkpoints/last.ckpt")
+    content["callbacks"]["Checkpoints"]["best"] = 2.0
+    torch.save(content, tmp_path / "x.ckpt")
+    more = ["trainer.max_steps=4", f"run.resume={tmp_path / 'x.ckpt'}", "data.samples_per_epoch=4"]
+    summary = tiny.train(dataset, tmp_path / "two", "logger=none", *more)
+    assert summary["val/dice"] is not None
+    callbacks = checkpoint.read(tmp_path / "two/checkpoints/best.ckpt")["callbacks"]
+    assert callbacks["Checkpoints"]["best"] <= 1
+    assert callbacks["StepProfiler"]["samples"] == 2 * 4
+    assert summary["wall_seconds"] > content["callbacks"]["StepProfiler"]["wall_seconds"] > 0
 
 
 def test_where_a_file_cannot_have_two_names_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,20 +175,26 @@ def test_where_a_file_cannot_have_two_names_it_is_copied(tmp_path: Path, monkeyp
 
 
 class Full(Callback):
-    """From the third step on no file may grow beyond what a checkpoint needs: the writer meets it in the midst of one."""
+    """From the third step on no file may grow beyond so many bytes: the writer meets it in the midst of a checkpoint."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         if trainer.global_step == 3:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.room, resource.RLIM_INFINITY))
+
+
+FULL = ["trainer.max_steps=8", "run.checkpoint_every=00:00:00:00", "+callbacks.full._target_=test_saving.Full"]
 
 
 def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(
     dataset: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings = ["trainer.max_steps=8", "run.checkpoint_every=00:00:00:00", "+callbacks.full._target_=test_saving.Full"]
+    settings = [*FULL, "+callbacks.full.room=30000", "logger=none"]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        code = commands.guard(lambda: commands.DONE * bool(tiny.train(dataset, tmp_path / "run", "logger=none", *settings)))
+        code = commands.guard(lambda: commands.DONE * bool(tiny.train(dataset, tmp_path / "run", *settings)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     last = tmp_path / "run/checkpoints/last.ckpt"
@@ -152,6 +202,16 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(
     assert (code, said) == (commands.USER, [f"error: {last}: cannot be written (File too large)"])
     assert checkpoint.read(last)["global_step"] in (2, 3)
     assert {path.name for path in last.parent.iterdir()} == {"last.ckpt", "previous.ckpt"}
+
+
+def test_where_nothing_at_all_can_be_written_one_line_says_so(dataset: Path, tmp_path: Path) -> None:
+    """Neither curves nor the log nor the summary: the first of them that fails."""
+    environment = {**os.environ, "PYTHONPATH": f"{tiny.ROOT}:{Path(__file__).parent}"}
+    arguments = tiny.overrides(dataset, *FULL, "+callbacks.full.room=1", f"run.dir={tmp_path / 'run'}")
+    done = tiny.command("train.py", *arguments, cwd=tmp_path, env=environment)
+    assert done.returncode == commands.USER, done.stderr
+    assert re.fullmatch(r"error: \S+/run/\S+: cannot be written \(File too large\)\n", done.stderr)
+    assert checkpoint.read(tmp_path / "run/checkpoints/last.ckpt")["global_step"] in (2, 3)
 
 
 class Small:
@@ -186,13 +246,35 @@ def test_what_goes_wrong_in_the_thread_is_raised(tmp_path: Path) -> None:
     io.check()  # said once
 
 
+def test_what_ends_while_it_is_looked_at_is_not_forgotten() -> None:
+    class Late(Future):
+        """Done from the second look on."""
+
+        looks = 0
+
+        def done(self) -> bool:
+            self.looks += 1
+            return self.looks > 1
+
+    io, late = AtomicIO(), Late()
+    late.set_exception(OSError("no room"))
+    io._pending.append(late)
+    io.check()
+    with pytest.raises(OSError, match="no room"):
+        io.wait()
+
+
 def test_curves_are_cut_back_to_where_they_were(tmp_path: Path) -> None:
     events = tmp_path / "tensorboard/events.out.tfevents.1"
     events.parent.mkdir()
     events.write_bytes(b"12345")
+    other = tmp_path / "longer/tensorboard/events.out.tfevents.3"  # of another run, whose folder is in this one
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"123")
     (tmp_path / "metrics.csv").write_text("step,loss\n0,1.0\n1,2.0\n")
     measured = curves.measure(tmp_path)
     events.write_bytes(b"12345678")
+    other.write_bytes(b"123456")
     (events.parent / "events.out.tfevents.2").write_bytes(b"1")
     (events.parent / "hparams.yaml").touch()
     (tmp_path / "metrics.csv").write_text("step,loss,dice\n0,1.0,\n1,2.0,\n2,3.0,0.5\n3,0.")
@@ -202,6 +284,45 @@ def test_curves_are_cut_back_to_where_they_were(tmp_path: Path) -> None:
     assert sorted(path.name for path in events.parent.iterdir()) == [events.name, "hparams.yaml"]
     curves.rewind(tmp_path, {})
     assert not events.exists() and not (tmp_path / "metrics.csv").exists()
+    assert other.read_bytes() == b"123456"
+
+
+def _holds(folder: Path, resume: str, ready: Any) -> None:
+    held = RunFolder(folder, resume)  # as long as this is there
+    held.begin({"facts": {}})
+    if os.fork():
+        ready.set()
+    time.sleep(30)  # the child, as a worker would, outlives a parent that is killed
+    os._exit(0)
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path, resume: str) -> None:
+    saved(tmp_path / "run", 1)
+    fork = multiprocessing.get_context("fork")
+    ready = fork.Event()
+    there = fork.Process(target=_holds, args=(tmp_path / "run", "auto", ready))
+    there.start()
+    assert ready.wait(60)
+    with pytest.raises(ConfigError, match=r"run: another process is training there; .*choose another run\.name"):
+        RunFolder(tmp_path / "run", resume).begin({"facts": {}})
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    worker = int(Path(f"/proc/{there.pid}/task/{there.pid}/children").read_text())
+    there.kill()
+    there.join()
+    with closing(RunFolder(tmp_path / "run", resume)) as folder:
+        folder.begin({"facts": {}})
+    os.kill(worker, signal.SIGKILL)
+
+
+def test_a_best_that_is_damaged_hides_no_error(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    saved(tmp_path, 1).with_name("best.ckpt").write_bytes(b"")
+    about = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), world_size=1, global_step=3)
+    for error, status in [(KeyError("the first"), "failed"), (Lost("gone"), "preempted"), (Stopped(), "preempted")]:
+        with pytest.raises(type(error)), folder.recording(about, StepProfiler()):
+            raise error
+        assert folder.summary()["status"] == status and folder.summary()["steps"] == 3
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import lr_scheduler as lr
 
 from medconv import checkpoint
-from medconv.callbacks import steps_between_validations
+from medconv.callbacks import TimeBudget, steps_between_validations
 from medconv.schedules import (
     PlateauSchedule,
     ProgressSchedule,
@@ -161,6 +161,7 @@ def test_validations_without_progress_are_counted() -> None:
         (plateau, {"patience": 0}, "patience must be a whole number of validations, 1 or more, got 0"),
         (plateau, {"mode": "up"}, "mode must be max or min, got up"),
         (plateau, {"min_delta": -1}, "min_delta must be 0 or more, got -1"),
+        (plateau, {"min_factor": 2}, "min_factor must be a share of the learning rate, 0 to 1, got 2"),
     ],
 )
 def test_what_a_schedule_needs_is_named(build: Callable[..., Any], arguments: dict[str, Any], wanted: str) -> None:
@@ -259,12 +260,56 @@ def test_the_config_says_the_learning_rate_of_a_run_that_goes_on() -> None:
     assert rates(other, 6) == pytest.approx([r / 100 for r in rates(begun, 6)]) and before[0] == 0.1
 
 
-def test_a_moving_end_is_kept_by_a_run_that_goes_on() -> None:
-    """Under `trainer.max_time` the length is not in the config."""
+@pytest.mark.parametrize("configured", [20.0, math.inf])
+def test_a_moving_end_is_kept_by_a_run_that_goes_on(configured: float) -> None:
+    """Under `trainer.max_time`, alone or beside `trainer.max_steps`; also by one that goes on twice."""
+    begun = make(cosine, configured)
+    rates(begun, 5)
+    begun.move_end(14)
+    rates(begun, 2)
+    begun.move_end(12)
+    again = continued(begun.state_dict(), configured)
+    assert rates(continued(again.state_dict(), configured), 5) == pytest.approx(rates(begun, 5))
+    assert continued(again.state_dict(), 28).progress == pytest.approx(7 / 28)  # made longer
+
+
+def test_a_plateau_goes_on_from_another_schedule_and_another_metric() -> None:
+    """What was best by another metric is no measure; the learning rate stays where it is."""
     begun = make(cosine, 20)
     rates(begun, 5)
-    begun.total_steps = 12
-    assert rates(continued(begun.state_dict(), math.inf), 7) == pytest.approx(rates(begun, 7))
+    schedule = make(plateau, 20)
+    schedule.load_state_dict(begun.state_dict())
+    assert isinstance(schedule, PlateauSchedule)
+    assert (schedule.last_epoch, schedule.level, schedule.waiting.best) == (5, 1.0, -math.inf)
+    for score in (0.9, 0.8, 0.8):
+        schedule.waiting.patience = 2
+        schedule.validated(score)
+    for other, best in (
+        ({}, 0.9),
+        ({"monitor": "val/cross_entropy", "mode": "min"}, -math.inf),
+        ({"mode": "min"}, -math.inf),
+    ):
+        later = make(plateau, 20, **other)
+        later.load_state_dict(schedule.state_dict())
+        assert isinstance(later, PlateauSchedule) and (later.level, later.waiting.best) == (0.5, best)
+
+
+@pytest.mark.parametrize("limit", [100000.0, math.inf])
+def test_with_more_time_a_schedule_goes_on_before_the_first_estimate(limit: float) -> None:
+    """Its old end is behind it, and the first step would take it to the new one."""
+    begun = make(cosine, limit)
+    begun.move_end(40)
+    rates(begun, 40)
+    schedule, budget = continued(begun.state_dict(), limit), TimeBudget(10)
+    budget.load_state_dict({"seconds": 5, "spent": 5, "validation": 0.1, "total_steps": 40})
+    configs = [SimpleNamespace(scheduler=schedule)]
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(owed=False))
+    trainer: Any = SimpleNamespace(
+        global_step=40, estimated_stepping_batches=limit, lr_scheduler_configs=configs, fit_loop=loop
+    )
+    budget.on_train_start(trainer, None)  # type: ignore[arg-type]
+    rates(schedule, 5)
+    assert schedule.progress == pytest.approx(0.5, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -289,3 +334,13 @@ def test_a_run_that_is_given_more_time_trains_on(tmp_path: Path) -> None:
     content = checkpoint.read(tmp_path / "long/checkpoints/last.ckpt")
     assert content["global_step"] > 1.5 * first
     assert content["callbacks"]["TimeBudget"]["seconds"] == 5 and content["lr_schedulers"][0]["progress"] > 0.9
+
+
+def test_a_run_bounded_by_steps_and_time_goes_on_at_its_learning_rate(tmp_path: Path) -> None:
+    """Its end is an estimate, and the config's length no news."""
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    both = ["trainer.max_steps=100000", "trainer.max_time=00:00:00:02", "data.samples_per_epoch=1000000"]
+    tiny.train(dataset, tmp_path / "run", *both, "logger=none", "callbacks=none")
+    state = checkpoint.read(tmp_path / "run/checkpoints/last.ckpt")["lr_schedulers"][0]
+    assert state["total_steps"] < 100000 and state["progress"] > 0.9
+    assert continued(state, 100000).progress == state["progress"]

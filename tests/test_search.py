@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import tiny
 from forked import Forked, until
+from hydra.errors import ConfigCompositionException
+from omegaconf import DictConfig, OmegaConf
 
 from medconv import commands, search
 from medconv.config import ConfigError
@@ -113,11 +115,19 @@ def test_the_last_of_a_key_counts() -> None:
         (["seed=1,2", "hydra.sweeper.n_trials=0"], "hydra.sweeper.n_trials must be a whole number of 1 or more, got 0"),
         (["optimizer.rate=interval(0,1)"], "there is no key optimizer.rate"),
         (["optimizer.lr=interval(0,1)", "data.bach_size=2"], "there is no key data.bach_size; did you mean data.batch_size"),
+        (["data.fold=0,1"], "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one of"),
+        (["seed=1,2", "data.fold=all"], "hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no val/dice"),
     ],
 )
 def test_what_a_search_needs_is_named(arguments: list[str], wanted: str, tmp_path: Path) -> None:
     code, said = Forked("-m", "hydra/sweeper=optuna", *arguments, cwd=tmp_path).wait()
     assert code == commands.USER and f"error: {wanted}" in said and "Traceback" not in said, said
+    assert not list(tmp_path.glob("runs/*/*.journal"))  # nothing that a corrected command would meet
+
+
+def test_a_misspelt_key_beside_options_of_one_s_own(tmp_path: Path, space: list[str]) -> None:
+    code, said = Forked(*space, "data.bach_size=2", cwd=tmp_path).wait()
+    assert code == commands.USER and "error: there is no key data.bach_size; did you mean data.batch_size" in said, said
 
 
 def test_a_dry_run_shows_the_space_and_runs_nothing(tmp_path: Path, space: list[str]) -> None:
@@ -147,3 +157,111 @@ def test_a_search_that_goes_on_tries_something_else(tmp_path: Path) -> None:
         study.tell(trial.number, 0.5)
         tried.append(trial.params["lr"])
     assert len(set(tried)) == 3
+
+
+def composed(folder: Path, overrides: list[str]) -> DictConfig:
+    """What Hydra would make of them. A model that has no kernel size, and a value for it, make no config."""
+    if "misspelt=1" in overrides or (
+        "model=unet" in overrides and any(o.startswith("model.kernel_size=") for o in overrides)
+    ):
+        key = "misspelt" if "misspelt=1" in overrides else "model.kernel_size"
+        raise ConfigCompositionException(f"Could not override '{key}'")
+    settings = {"launcher": {}, "runtime": {"config_sources": []}, "job": {"config_name": "train"}}
+    told = {"overrides": {"task": overrides, "hydra": []}}
+    run = {"dir": str(folder), "name": None, "dry_run": False}
+    return OmegaConf.create({"run": run, "data": {"fold": 0}, "hydra": {**settings, **told}})
+
+
+WELL = """
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir(exist_ok=True)
+with (folder / "count").open("a") as file: file.write("x")
+(folder / "summary.json").write_text(json.dumps({"val/dice": 0.5}))
+"""
+LOST = WELL + '(folder / "error.txt").write_text("another process is gone"); sys.exit(75)'
+
+
+def searched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, line: str = WELL, trials: int = 4, n_jobs: int = 1
+) -> int:
+    """A search whose jobs run a line of Python, with their folder as argument, in place of training."""
+    command = property(lambda job: [sys.executable, "-c", line, str(job.folder.path)])
+    monkeypatch.setattr(Job, "command", command)
+    settings = {"n_trials": trials, "n_jobs": n_jobs, "seed": 0}
+    return search.run(arguments, settings, lambda overrides: composed(folder, overrides))
+
+
+def states(folder: Path) -> list[str]:
+    return [trial.state.name for trial in optuna.load_study(study_name="medconv", storage=storage(folder)).trials]
+
+
+def test_a_trial_that_makes_no_config_fails_and_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = ["model=choice(unet,customconv)", "model.kernel_size=range(3,8,2)"]
+    assert searched(tmp_path, monkeypatch, *space, trials=8) == commands.DONE
+    said = capsys.readouterr().out
+    assert set(states(tmp_path)) == {"COMPLETE", "FAIL"} and len(states(tmp_path)) == 8
+    assert said.count("makes no config: Could not override 'model.kernel_size'") == states(tmp_path).count("FAIL")
+    assert "model=unet" not in said[said.index("sweep, best first") :]
+    with pytest.raises(ConfigCompositionException, match="misspelt"):  # of every trial: a mistake, and nothing is kept
+        searched(tmp_path / "other", monkeypatch, *space, "misspelt=1")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_trial_that_lost_a_process_is_tried_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert searched(tmp_path, monkeypatch, "seed=range(0,9)", line=LOST, trials=2) == commands.PREEMPTED
+    assert states(tmp_path) == ["FAIL", "FAIL"]
+    said = capsys.readouterr().out
+    assert said.count("[trial 1]") == said.count("[trial 2]") == 2
+    assert "exit code 75: another process is gone" in said
+
+
+def test_equal_trials_at_the_same_time_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert searched(tmp_path, monkeypatch, "seed=choice(0,1)", n_jobs=4) == commands.DONE
+    assert states(tmp_path) == ["COMPLETE"] * 4
+    assert len(list(tmp_path.glob("*/count"))) <= 2 and {p.read_text() for p in tmp_path.glob("*/count")} == {"x"}
+
+
+def test_one_folder_holds_one_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = ["seed=choice(0,1)", "optimizer.lr=1e-3", "data.num_workers=2"]
+    searched(tmp_path, monkeypatch, *begun, trials=1)
+    searched(tmp_path, monkeypatch, begun[1], begun[0], "data.num_workers=4", trials=2)  # changes nothing that is trained
+    assert len(states(tmp_path)) == 2
+    for other, wanted in (
+        (["seed=choice(0,1)", "optimizer.lr=1e-2"], "optimizer.lr: 1e-3 there, 1e-2 now"),
+        (["seed=choice(0,1)"], "optimizer.lr: 1e-3 there, nothing now"),
+        ([*begun, "optimizer.lr=interval(0,1)"], "optimizer.lr: 1e-3 there, FloatDistribution"),
+        ([*begun, "seed=interval(0,9)"], "seed: CategoricalDistribution.* there, FloatDistribution"),
+        ([*begun, "model=a,b"], "model: nothing there, CategoricalDistribution"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{tmp_path} holds another search; choose another run.name\n.*{wanted}"):
+            searched(tmp_path, monkeypatch, *other)
+    assert len(states(tmp_path)) == 2
+
+
+def test_a_search_is_not_started_by_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(
+        ConfigError, match="-m is a sweep, whose jobs start processes of their own; start it without torchrun"
+    ):
+        search.run(["seed=1,2"], {}, lambda overrides: None)  # type: ignore[arg-type,return-value]
+
+
+def test_a_study_whose_last_line_was_cut_goes_on_and_a_damaged_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / search.STUDY
+    searched(tmp_path, monkeypatch, "seed=range(0,9)", trials=1)
+    with path.open("a") as file:
+        file.write('{"op_code": 4, "worker')
+    searched(tmp_path, monkeypatch, "seed=range(0,9)", trials=2)
+    assert states(tmp_path) == ["COMPLETE"] * 2  # also what was written after it can be read
+    path.write_text(path.read_text().replace('{"op_code', '{"op', 1).replace('"op_code', "op_code", 1))
+    with pytest.raises(ConfigError, match=f"^{path}: damaged \\(.*another run.name begins a new search"):
+        searched(tmp_path, monkeypatch, "seed=range(0,9)", trials=3)

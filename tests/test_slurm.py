@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,11 @@ output=$(sed -n 's/^#SBATCH --output=//p' "$script" | sed 's/%A/7/')
     wait
 ) > /dev/null 2>&1 &
 echo $! > "$QUEUE"
-echo "7;cluster"
+sed 's/--job-name=//' <<< "$2" > "$QUEUE.name"
+exec ${SLOW:-echo "7;cluster"}
 """
 SQUEUE = """#!/usr/bin/env bash
+[ "$2" = --name ] && [ "$3" = "$(cat "$QUEUE.name")" ] && { kill -0 "$(cat "$QUEUE")" 2> /dev/null && echo 7; exit 0; }
 [ "$3" = 7 ] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
 kill -0 "$(cat "$QUEUE")" 2> /dev/null && echo "7_0 RUNNING" || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
 """
@@ -97,7 +100,7 @@ def test_a_sweep_that_is_stopped_leaves_its_array_and_finds_it_again(
     arguments = array(dataset, "seed=1,2")
     (tmp_path / "busy").write_text(f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done\n")
     first = Forked(*arguments, cwd=tmp_path, INSTEAD=f"bash {tmp_path}/busy", **cluster)
-    until((tmp_path / "runs/array/slurm.json").exists)
+    until(lambda: "array 7 with 2 jobs" in first.said.read_text() or first.ended())
     queued = (tmp_path / "queue").read_text()
     os.kill(first.pid, signal.SIGINT)
     code, said = first.wait()
@@ -120,9 +123,137 @@ def test_a_job_that_slurm_ended_is_said_to_be(
         monkeypatch.setenv(name, value)
     (tmp_path / "bin/srun").write_text("#!/bin/sh\nkill -9 $PPID\n")
     job = Job(("seed=1",), (), tmp_path / "home")
+    monkeypatch.setattr(slurm, "_LATE", 0.1)
     slurm.run([job], {"poll_seconds": 0.1}, [])
     assert job.code == commands.USER and job.status == "failed"
     assert job.reason.startswith("exit code 1: ended by Slurm, such as for its time or memory, or cancelled")
+
+
+# Leaves what a run leaves: its folder's summary and, as the array's script, its exit code.
+ENDED = """#!/usr/bin/env bash
+folder=$(echo "$@" | sed "s/.*run.dir='\\([^']*\\)'.*/\\1/")
+echo "$folder" >> "$QUEUE.ran"
+case "$*" in *"seed=$FAILS "*) exit 1 ;; esac
+echo '{"status": "done", "val/dice": 0.5}' > "$folder/summary.json"
+"""
+
+
+@pytest.fixture
+def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: dict[str, str]) -> list[Job]:
+    """Jobs of a cluster whose srun leaves what a run leaves; of seed=2 a failure."""
+    for name, value in {**cluster, "FAILS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "bin/srun").write_text(ENDED)
+    return [Job((f"seed={seed}",), (), tmp_path / "home", config="abc") for seed in (1, 2, 3)]
+
+
+def sent(tmp_path: Path) -> list[str]:
+    """The folders of the jobs that ran since the last call."""
+    ran = tmp_path / "queue.ran"
+    found = ran.read_text().splitlines() if ran.is_file() else []
+    ran.unlink(missing_ok=True)
+    return sorted(Path(line).name for line in found)
+
+
+def test_what_an_array_has_trained_is_not_sent_again(
+    tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nobody waited for its end. A failed job is, one of another config now, and one that is to begin anew."""
+    first, second, third = (job.folder.path.name for job in three)
+    slurm.run(three, {"poll_seconds": 0.1}, [])
+    assert [job.code for job in three] == [0, 1, 0] and sent(tmp_path) == sorted([first, second, third])
+    (tmp_path / "home/slurm.json").write_text(json.dumps({"array": "6", "jobs": [first, second, third]}))
+    monkeypatch.setenv("FAILS", "0")
+    slurm.run(three, {"poll_seconds": 0.1}, [])
+    assert [job.code for job in three] == [0, 0, 0] and sent(tmp_path) == [second]
+    three[2].config = "other"
+    anew = Job(("seed=1", "run.resume=never"), (), tmp_path / "home", config="abc")
+    for _ in range(2):
+        slurm.run([anew], {"poll_seconds": 0.1}, [])
+        assert sent(tmp_path) == [anew.folder.path.name]
+    slurm.run(three, {"poll_seconds": 0.1}, [])
+    assert sent(tmp_path) == [third]
+
+
+def test_an_exit_code_that_is_seen_late_counts(tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared file system may show another machine's files a while later; a run that says it is done is done."""
+    script = slurm._TEMPLATE
+    monkeypatch.setattr(slurm, "_LATE", 20)
+    monkeypatch.setattr(
+        slurm,
+        "_TEMPLATE",
+        script.replace('echo "$code" >', '(sleep 1.5; echo "$code" >').replace('exit_code"\n', 'exit_code") &\n'),
+    )
+    slurm.run(three[1:2], {"poll_seconds": 0.1}, [])
+    assert three[1].code == 1 and not three[1].noted
+    monkeypatch.setattr(slurm, "_LATE", 0.1)
+    monkeypatch.setattr(slurm, "_TEMPLATE", script.replace('echo "$code" >', ": #"))
+    slurm.run(three[:1], {"poll_seconds": 0.1}, [])
+    assert three[0].code == 0
+
+
+def test_an_array_that_sbatch_did_not_tell_of_is_found_by_its_name(
+    tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_ANSWER", 1)
+    monkeypatch.setenv("SLOW", "sleep 60")
+    waits = f"#!/usr/bin/env bash\nwhile [ ! -e {tmp_path}/go ]; do sleep 0.1; done\n"
+    (tmp_path / "bin/srun").write_text(ENDED.replace("#!/usr/bin/env bash\n", waits))
+    with pytest.raises(ConfigError, match="sbatch did not answer"):
+        slurm.run(three, {"poll_seconds": 0.1}, [])
+    monkeypatch.delenv("SLOW")
+    threading.Timer(1, (tmp_path / "go").touch).start()
+    slurm.run(three, {"poll_seconds": 0.1}, [])
+    assert [job.code for job in three] == [0, 1, 0]
+    assert len(sent(tmp_path)) == 3  # nothing was sent twice
+
+
+def test_without_squeue_nobody_waits(tmp_path: Path, three: list[Job]) -> None:
+    (tmp_path / "bin/squeue").unlink()
+    with pytest.raises(ConfigError, match="^hydra/launcher=slurm: there is no squeue on this machine"):
+        slurm.run(three, {"poll_seconds": 0.1}, [])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "wanted"),
+    [
+        ({"setup": "module load cuda"}, r"hydra.launcher.setup must be a list, as in hydra.launcher.setup=\['module load"),
+        ({"options": "--exclusive"}, r"hydra.launcher.options must be a list, as in .*=\['--exclusive'\], got '--excl"),
+        ({"time": 43200}, "hydra.launcher.time must be quoted, as '04:00:00'; without quotes YAML reads 43200"),
+    ],
+)
+def test_settings_of_another_type_are_named(launcher: dict[str, Any], wanted: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=wanted):
+        slurm.script([Job(("seed=1",), (), tmp_path)], launcher, [])
+
+
+def test_values_are_quoted_for_sbatch(tmp_path: Path) -> None:
+    """A `#` would begin a comment, a blank end the value, and a % be filled in."""
+    home = tmp_path / 'a #1 50% "b\\c"'
+    lines = slurm.script([Job(("seed=1",), (), home)], {"partition": "gpu"}, []).splitlines()
+    quoted = 'a #1 50{} \\"b\\\\c\\"'
+    assert f'#SBATCH --output="{tmp_path}/{quoted.format("%%")}/slurm-%A_%a.log"' in lines
+    assert f'#SBATCH --job-name="medconv-{quoted.format("%")}"' in lines
+    assert "#SBATCH --partition=gpu" in lines
+
+
+def test_srun_takes_the_cores_that_the_job_has(tmp_path: Path, cluster: dict[str, str]) -> None:
+    """Where the cluster gives them by GPU, no variable says how many, and srun must not be told another number."""
+    job = Job(("seed=1",), (), tmp_path / "home")
+    job.folder.path.mkdir(parents=True)
+    (tmp_path / "bin/srun").write_text('#!/bin/sh\necho "$1"\n')
+    given = []
+    for cores in ({}, {"SLURM_CPUS_PER_TASK": "6"}):
+        done = subprocess.run(
+            ["bash"],
+            input=slurm.script([job], {}, []),
+            text=True,
+            capture_output=True,
+            check=True,
+            env={**os.environ, **cluster, "SLURM_ARRAY_TASK_ID": "0", **cores},
+        )
+        given.append(done.stdout.strip())
+    assert given == ["--kill-on-bad-exit=0", "--cpus-per-task=6"]
 
 
 @pytest.mark.parametrize(

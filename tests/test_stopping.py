@@ -3,11 +3,13 @@
 import csv
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from lightning import Callback
 
 from medconv import checkpoint
 from medconv.config import ConfigError
@@ -48,6 +50,49 @@ def test_a_run_that_goes_on_keeps_its_count(dataset: Path, tmp_path: Path) -> No
     assert longer["steps"] == longer["stopped_early"]["step"] == 6
 
 
+class Scores(Callback):
+    """Validations with these values of `val/score`, one after another, then the last again."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = list(values)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            pl_module.log("val/score", self.values.pop(0) if len(self.values) > 1 else self.values[0])
+
+
+SCORED = [
+    *("stopping=patience", "stopping.patience=2", "stopping.monitor=val/score", "callbacks=none", "logger=none"),
+    "+callbacks.scores._target_=test_stopping.Scores",
+]
+
+
+def test_before_its_least_number_of_steps_nothing_is_decided(dataset: Path, tmp_path: Path) -> None:
+    """It got better after two validations without progress, so it goes on."""
+    least = ["trainer.min_steps=14", "+callbacks.scores.values=[0.5,0.4,0.4,0.6,0.7,0.6,0.6]", "trainer.max_steps=60"]
+    summary = tiny.train(dataset, tmp_path / "run", *SCORED, *least)
+    assert summary["steps"] == summary["stopped_early"]["step"] == 28  # the seventh validation
+    assert len(validations(tmp_path / "run")) == 7
+
+
+def test_a_run_that_ends_anyway_has_not_stopped_early(dataset: Path, tmp_path: Path) -> None:
+    for name, end in (("steps", "trainer.max_steps=12"), ("epochs", "trainer.max_epochs=3")):
+        given = ["trainer.max_steps=-1", end, "+callbacks.scores.values=[0.5,0.4,0.4]"]
+        summary = tiny.train(dataset, tmp_path / name, *SCORED, *given)
+        assert (summary["steps"], summary["stopped_early"]) == (12, None)
+
+
+def test_a_run_that_was_killed_as_it_stopped_has_ended(dataset: Path, tmp_path: Path) -> None:
+    folder, given = tmp_path / "run", [*SCORED, "+callbacks.scores.values=[0.5,0.4,0.4]", "trainer.max_steps=60"]
+    first = tiny.train(dataset, folder, *given)
+    assert first["steps"] == 12
+    kept = {key: value for key, value in first.items() if key not in ("status", "stopped_early")}
+    (folder / "summary.json").write_text(json.dumps({**kept, "status": "running"}))
+    again = tiny.train(dataset, folder, *given)
+    assert (again["status"], again["steps"], again["stopped_early"]) == ("done", 12, first["stopped_early"])
+    assert len(validations(folder)) == 3
+
+
 def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> None:
     """By a metric that rank 0 alone has."""
     alone = ["stopping.monitor=val/cross_entropy", "stopping.mode=min", "scheduler.monitor=val/cross_entropy"]
@@ -68,6 +113,7 @@ def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> No
         (["scheduler=plateau", "scheduler.monitor=val/f1"], "scheduler.monitor=val/f1: no such metric; there are "),
         (["stopping=patience", "data.fold=all"], "stopping=patience looks at validations, and there are no cases to"),
         (["scheduler=plateau", "data.fold=all"], "scheduler=plateau looks at validations, and there are no cases to"),
+        (["stopping=patience", "trainer.limit_val_batches=0"], "stopping=patience looks at validations, and there are no"),
         (["stopping=patience", "stopping.patience=0"], "stopping: patience must be a whole number of validations, 1"),
     ],
 )

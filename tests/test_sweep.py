@@ -15,10 +15,13 @@ import numpy as np
 import pytest
 import tiny
 from forked import Forked, until
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from medconv import commands, folds, postprocessing, sweep
+from medconv import commands, folds, jobs, postprocessing, signals, sweep
+from medconv.performance.cluster import Lost
 from medconv.postprocess import main as postprocess_main
 from medconv.runfolder import RunFolder
 
@@ -259,7 +262,7 @@ told = []
 def note(number, frame):
     told.append(number)
     pathlib.Path(sys.argv[1]).write_text(" ".join(map(str, told)))
-signal.signal(signal.SIGTERM, note), signal.signal(signal.SIGINT, note)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT): signal.signal(number, note)
 pathlib.Path(sys.argv[1] + ".begun").touch()
 while not told:
     time.sleep(0.02)
@@ -268,22 +271,84 @@ sys.exit(int(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, commands.PREEMPTED), (signal.SIGINT, commands.INTERRUPTED)])
-def test_a_stopped_sweep_stops_its_job_and_waits_for_it(number: int, code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "all_of_them", "heard", "code"),
+    [
+        (signal.SIGTERM, False, [signal.SIGTERM], commands.PREEMPTED),
+        (signal.SIGUSR1, False, [signal.SIGUSR1], commands.PREEMPTED),
+        (signal.SIGINT, False, [signal.SIGTERM], commands.INTERRUPTED),
+        (signal.SIGINT, True, [signal.SIGINT, signal.SIGTERM], commands.INTERRUPTED),  # as a terminal sends it
+    ],
+)
+def test_a_stopped_sweep_stops_its_job_and_waits_for_it(
+    number: int, all_of_them: bool, heard: list[int], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never by a second Ctrl-C, for which a run gives up its step."""
+    monkeypatch.setattr(sweep, "_ALSO_TOLD", 0.2)
     told = tmp_path / "told"
-    pid = forked(lambda: sweep._apart([sys.executable, "-c", JOB, str(told), "0"]))
+    pid = forked(lambda: os.setpgid(0, 0) or sweep._apart([sys.executable, "-c", JOB, str(told), "0"]))
     until((tmp_path / "told.begun").exists)
-    os.kill(pid, number)
+    (os.killpg if all_of_them else os.kill)(pid, number)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == code
-    assert told.read_text() == str(int(number))  # once
+    assert told.read_text() == " ".join(str(int(one)) for one in heard)
 
 
-@pytest.mark.parametrize("code", [commands.PREEMPTED, commands.INTERRUPTED])
-def test_a_job_that_was_stopped_stops_the_sweep(code: int, tmp_path: Path) -> None:
-    pid = forked(lambda: sweep._apart([sys.executable, "-c", f"raise SystemExit({code})"]))
+class Short(sweep.Job):
+    """Runs its first override, a line of Python, with its folder as argument."""
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", self.overrides[0], str(self.folder.path)]
+
+
+@pytest.mark.parametrize(
+    ("code", "ends"),
+    [
+        (commands.PREEMPTED, commands.PREEMPTED),
+        (commands.INTERRUPTED, commands.INTERRUPTED),
+        (-signal.SIGUSR1, commands.PREEMPTED),
+    ],
+)
+def test_a_job_that_was_stopped_stops_the_sweep(code: int, ends: int, tmp_path: Path) -> None:
+    end = f"raise SystemExit({code})" if code > 0 else f"import os; os.kill(os.getpid(), {-code})"
+    both = [Short((end,), (), tmp_path), Short(("import sys; open(sys.argv[1], 'w')",), (), tmp_path)]
+    pid = forked(lambda: sweep.run(both, {}) or commands.DONE)
     _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == code
+    assert os.waitstatus_to_exitcode(status) == ends
+    assert not both[1].folder.path.exists()
+
+
+LOST = "import sys, pathlib as p; f = p.Path(sys.argv[1]); f.mkdir(exist_ok=True); (f / 'error.txt').write_text('gone'); sys.exit(75)"
+
+
+def test_a_job_that_lost_a_process_leaves_the_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = [Short((LOST,), (), tmp_path), Short(("pass",), (), tmp_path)]
+    sweep.run(both, {})
+    assert [job.code for job in both] == [commands.PREEMPTED, commands.DONE]
+    assert sweep.finish(both) == commands.PREEMPTED and "failed, exit code 75: gone\n" in capsys.readouterr().out
+
+
+def test_only_a_failure_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By this a sweep tells a job that lost a process from one that was stopped; both end with 75."""
+    monkeypatch.setenv("MEDCONV_SWEEP", "")
+    job = sweep.Job(("a=1",), (), tmp_path)
+    composed = OmegaConf.create({"run": {"dir": str(job.folder.path)}})
+    jobs.note_failure(composed, signals.Stopped())
+    assert not job.noted
+    jobs.note_failure(composed, Lost("another process is gone"))
+    assert job.noted and job.begin() is None and not job.noted
+
+
+def test_equal_jobs_are_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They share a folder."""
+    count = "import sys; open(sys.argv[1] + '.count', 'a').write('x')"
+    same = [Short((count,), (), tmp_path) for _ in range(3)]
+    sweep.run(same, {})
+    assert same[0].folder.path.with_suffix(".count").read_text() == "x" and [job.code for job in same] == [0, 0, 0]
+    assert sweep.plan(same, {}).count("medconv-train") == 1
+    sweep.finish(same)
+    assert capsys.readouterr().out.count(f"  -     {same[0].folder.path}") == 1
 
 
 def test_a_job_that_the_system_killed_is_said_to_be() -> None:
@@ -299,15 +364,33 @@ def test_a_job_has_its_folder_by_its_overrides_in_any_order() -> None:
     assert one.folder.path != sweep.Job(("a=1", "data.fold=1"), (), Path("runs/x")).folder.path
 
 
+@pytest.mark.parametrize("name", ["it's", "a\\b", "a\\", "a\\'b", 'a "b"', "a b,c=[1]"])
+def test_a_folder_of_any_name_reaches_the_job(name: str) -> None:
+    job = sweep.Job(("a=1",), (), Path(name))
+    (given,) = [one for one in job.arguments if one.startswith("run.dir=")]
+    assert OverridesParser.create().parse_override(given).value() == str(job.folder.path)
+
+
+def test_a_sweep_without_a_name_has_one_by_what_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home(*arguments: str) -> Path:
+        monkeypatch.setattr(sys, "argv", ["train.py", "-m", "seed=1,2", *arguments])
+        return jobs.home(OmegaConf.create({"run": {"dir": None, "name": None}}))
+
+    same = ["hydra/launcher=slurm", "hydra.launcher.time='01:00:00'", "data.fold=0,1", "hydra.sweeper.n_trials=3"]
+    assert {home(one) for one in same} == {home()}
+    assert len({home(), home("sweep=recipe"), home("sweep=mine")}) == 3
+
+
 def test_a_job_takes_its_config_where_the_sweep_takes_it(dataset: Path, tmp_path: Path) -> None:
     """`--config-name`, `--config-dir` and a search path of the user's own; what it asks for fails at once, in the job."""
     own, more = tmp_path / "own", tmp_path / "more"
     (more / "perf").mkdir(parents=True)
     (more / "perf/mine.yaml").write_text("matmul_precision: low\n")
     own.mkdir()
-    (own / "mine.yaml").write_text("defaults:\n  - train\n  - override perf: mine\n  - _self_\n")
+    lines = ["defaults:", "  - train", "  - override perf: mine", "  - _self_", "hydra:", "  mode: MULTIRUN"]
+    (own / "mine.yaml").write_text("\n".join(lines) + "\n")
     given = ["--config-dir", str(own), "--config-name", "mine", f"hydra.searchpath=[file://{more}]"]
-    code, said = Forked("-m", *given, *tiny.overrides(dataset), "data.fold=0", cwd=tmp_path).wait()
+    code, said = Forked(*given, *tiny.overrides(dataset), "data.fold=0", cwd=tmp_path).wait()
     reason = "perf.matmul_precision must be highest, high or medium, got 'low'"
     assert code == commands.USER and said.count(f"error: {reason}") == 1, said
     assert f"failed, exit code 1: {reason}\n" in said

@@ -1,5 +1,6 @@
 """Whole runs on a tiny dataset: what a run leaves, that it agrees with predict and evaluate, restarts, equal results."""
 
+import csv
 import dataclasses
 import json
 import math
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -17,6 +20,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from medconv import evaluate, predict, run
+from medconv.callbacks import TimeBudget
 from medconv.config import ConfigError
 from medconv.predicting import Predictor
 
@@ -119,6 +123,20 @@ def test_the_last_step_is_validated_and_saved(dataset: Path, tmp_path: Path, end
     assert len(summary["val/cases"]) == 3
     saved = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
     assert saved["global_step"] == summary["steps"] == (3 if "steps" in end else 8)
+
+
+@pytest.mark.parametrize(
+    ("between", "validations"),
+    [
+        (["trainer.val_check_interval=3"], 3),  # after 3 of 4 batches, of both epochs, and at the end
+        (["trainer.val_check_interval=8", "trainer.check_val_every_n_epoch=null"], 1),  # counted across epochs
+    ],
+)
+def test_the_last_batch_is_validated_once(dataset: Path, tmp_path: Path, between: list[str], validations: int) -> None:
+    tiny.train(dataset, tmp_path / "run", "logger=none", "trainer.max_steps=-1", "trainer.max_epochs=2", *between)
+    with (tmp_path / "run/metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("val/dice")]
+    assert len(rows) == validations and int(rows[-1]["step"]) in (7, 8)
 
 
 def test_two_dimensions(tmp_path: Path) -> None:
@@ -338,6 +356,15 @@ def test_a_time_budget_is_not_waited_for_by_a_few_slow_steps(dataset: Path, tmp_
     slow = "+callbacks.slow={_target_:tiny.Slow,seconds:1.0}"
     summary = tiny.train(dataset, tmp_path / "run", "trainer.max_steps=-1", "trainer.max_time=00:00:00:03", slow)
     assert summary["steps"] <= 3  # and not the five after which the first estimate is made otherwise
+
+
+def test_a_run_that_goes_on_leaves_time_for_validations_it_has_not_seen() -> None:
+    """Lightning knows of no validation batches until it validates, nor does a run that goes on in an epoch without."""
+    budget = TimeBudget(100.0)
+    budget.load_state_dict({"spent": 0.0, "validation": 10.0, "total_steps": None})
+    settings: Any = {"num_training_batches": 50, "accumulate_grad_batches": 1, "val_check_batch": 50}
+    trainer: Any = SimpleNamespace(**settings, check_val_every_n_epoch=1, num_val_batches=[])
+    assert budget._fitting(trainer, 1.0) == 80  # two validations
 
 
 def test_a_killed_run_continues(dataset: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What comes with a file runs no code: no loader unpickles objects, no command takes a payload, no config names code."""
 
 import ast
+import json
 import os
 import shutil
 import sys
@@ -163,6 +164,13 @@ NODES: dict[str, Any] = {
     "made of text in a list": {"_target_": "torch.nn.Identity", "a": ["${oc.create:{_target_: os.mkdir, path: HIT}}"]},
     "a target of text": {"_target_": "${b}", "b": "os.mkdir", "path": "HIT"},
     "the environment": {"_target_": "torch.nn.Identity", "a": "${oc.env:HOME}"},
+    "an address": {"_target_": "monai.networks.nets.HoVerNet", "pretrained_url": "http://127.0.0.1:9/a"},
+    "an address by its place": {
+        "_target_": "monai.networks.nets.HoVerNet",
+        "_args_": ["fast", 3, 0, 2, "relu", "batch", False, 0.0, "http://127.0.0.1:9/a"],
+    },
+    "a repository": {"_target_": "monai.networks.nets.Transchex", "path_or_repo_id": "a/b"},
+    "a file": {"_target_": "monai.networks.nets.CellSamWrapper", "checkpoint": "HIT"},
 }
 
 
@@ -205,3 +213,34 @@ def test_networks_and_what_the_user_trusts_pass() -> None:
     assert trust.build_trusted(loss, "loss", homes=("monai.losses",)).sigmoid
     with pytest.raises(ConfigError, match="is refused"):
         trust.build_trusted({"_target_": "tiny.write_dataset", "root": "x"}, "model", homes=("tiny",))
+
+
+PERCEPTUAL = {"_target_": "monai.losses.PerceptualLoss", "spatial_dims": 2, "network_type": "radimagenet_resnet50"}
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {**PERCEPTUAL, "cache_dir": "HUB"},
+        PERCEPTUAL,
+        {"_target_": "monai.losses.perceptual.RadImageNetPerceptualSimilarity", "cache_dir": "HUB"},
+        {"_target_": "monai.losses.DeepSupervisionLoss", "loss": {**PERCEPTUAL, "cache_dir": "HUB"}},
+    ],
+)
+def test_a_loss_that_imports_what_a_folder_holds_is_refused(tmp_path: Path, node: Any) -> None:
+    """MONAI's loads its network by torch.hub, which runs the folder's own hubconf.py."""
+    home = tmp_path / "hub/Project-MONAI_perceptual-models_main"
+    home.mkdir(parents=True)
+    code = (
+        f"import os, torch\nos.mkdir({str(tmp_path / 'hit')!r})\ndef radimagenet_resnet50(**_): return torch.nn.Identity()\n"
+    )
+    (home / "hubconf.py").write_text(code)
+    text = json.dumps(node).replace("HUB", str(tmp_path / "hub"))
+    with pytest.raises(ConfigError, match=r"^loss.*is refused: .*none of monai\.losses\.perceptual"):
+        trust.build_trusted(json.loads(text), "loss", homes=replay._LOSSES)
+    assert not (tmp_path / "hit").exists()
+
+
+def test_whether_a_network_began_with_known_weights_is_no_choice_of_code() -> None:
+    node = {"_target_": "monai.networks.nets.DenseNet121", "spatial_dims": 3, "in_channels": 1, "out_channels": 2}
+    assert trust.build_trusted({**node, "pretrained": False}, "model")

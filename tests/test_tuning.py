@@ -165,3 +165,17 @@ def test_a_cache_that_takes_nothing_costs_the_memory_only(
     (dataset.parent / "prepared/autotune").write_text("in the way")
     assert tiny.train(dataset, tmp_path / "run", *AUTO)["status"] == "done"
     assert "the choice cannot be kept for later runs" in caplog.text
+
+
+def test_a_run_whose_last_checkpoint_is_gone_keeps_its_choice(tmp_path: Path) -> None:
+    """It goes on from the one before."""
+    values: dict[str, Any] = {"perf": {"auto_batch_size": False}, "trainer": {}}
+    recorded = json.loads(json.dumps(values))
+    for key in tuning.OPEN:
+        group, name = key.split(".")
+        values[group][name], recorded[group][name] = None, f"my {name}"
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    folder.previous.touch()
+    OmegaConf.save(OmegaConf.create(recorded), tmp_path / "config.yaml")
+    assert tuning.settle(values, folder) == recorded

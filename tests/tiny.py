@@ -148,10 +148,13 @@ class Buffers(Callback):
 
 
 class Pids(Callback):
-    """Writes each rank's process id after the fifth batch."""
+    """Writes each rank's process id after the fifth step. Args: lingers: seconds that the first takes to end."""
 
-    def __init__(self, path: str) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str, lingers: float = 0.0) -> None:
+        self.path, self.lingers = Path(path), lingers
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        time.sleep(self.lingers if trainer.is_global_zero else 0)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == 5:

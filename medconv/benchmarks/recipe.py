@@ -16,10 +16,11 @@ from medconv.benchmarks import datasets, picture
 from medconv.benchmarks.peers import training
 from medconv.benchmarks.rows import Row, conditions, table
 from medconv.benchmarks.trainings import Entry, Processes
+from medconv.circumstances import git_commit
 from medconv.data import layout
 from medconv.data.case import Case, Dataset
 from medconv.data.files import read_label
-from medconv.runfolder import git_commit, short_hash
+from medconv.runfolder import short_hash
 from medconv.targets import Targets
 
 OURS = "medconv"

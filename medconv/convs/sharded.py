@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import is_parametrized
 
-from medconv.convs.prior import CONVS, TRANSPOSED
+from medconv.convs.prior import CONVS, TRANSPOSED, has_own_forward
 
 WAYS = ("out", "in", "pair")
 # What a channel becomes depends on no other channel, so that a split needs not be gathered for it
@@ -46,24 +47,27 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
         mesh: one dimension; its processes share the layers.
         plan: regular expression (`re.search` in a module's dotted name) to `out`, `in` or `pair`; the first that matches.
     Returns: name of each module that was divided to its way.
-    Raises: ValueError: names the layer that cannot be divided, and why; a pattern that matches none.
+    Raises: ValueError: names the layer that cannot be divided, and why, or a pattern that matches none; nothing has changed.
     """
     _check(mesh, plan)
     found: dict[str, str] = {}
     unused, owners = set(plan), Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
-    for name, module in list(network.named_modules()):
+    taken: set[int] = set()
+    for name, module in network.named_modules():
         pattern = next((p for p in plan if re.search(p, name) and _meant(module, plan[p])), None)
         if pattern is not None:
             unused.discard(pattern)
             try:
                 if any(owners[id(parameter)] > 1 for parameter in module.parameters()):
                     raise ValueError("another layer has the same weights")
-                _divide(module, plan[pattern], mesh)
+                _need_layers(module, plan[pattern], mesh, taken)
             except ValueError as error:
                 raise ValueError(f"layer {name}: {error}" if name else str(error)) from error
             found[name] = plan[pattern]
     if unused:
         raise ValueError(f"plan: {min(unused)!r} matches no layer for {plan[min(unused)]!r} of {type(network).__name__}")
+    for name, way in found.items():
+        _divide(network.get_submodule(name), way, mesh)
     for tensor in (*network.parameters(), *network.buffers()):
         if not isinstance(tensor, DTensor):
             distributed.broadcast(tensor.data, group_src=0, group=mesh.get_group())
@@ -73,6 +77,8 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
 def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
     """As `nn.utils.clip_grad_norm_`, which takes no mixture of whole and divided gradients. Returns: the norm before."""
     grads = [p.grad for p in network.parameters() if p.grad is not None]
+    if not grads:
+        return torch.tensor(0.0)
     kinds = [[grad for grad in grads if isinstance(grad, DTensor) == divided] for divided in (True, False)]
     norms: list[Any] = [nn.utils.get_total_norm(kind) for kind in kinds if kind]
     total = torch.linalg.vector_norm(torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]))
@@ -91,6 +97,7 @@ class _Spread(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
+    @once_differentiable  # what is exchanged has no second derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return _sum(grad, ctx.mesh), None
 
@@ -103,6 +110,7 @@ class _Summed(torch.autograd.Function):
         return _sum(x, mesh)
 
     @staticmethod
+    @once_differentiable  # what is exchanged has no second derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return grad, None
 
@@ -116,6 +124,7 @@ class _Gathered(torch.autograd.Function):
         return _gather(x, channels, mesh)
 
     @staticmethod
+    @once_differentiable  # what is exchanged has no second derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         return _own(grad, ctx.mesh), None, None
 
@@ -129,6 +138,7 @@ class _Taken(torch.autograd.Function):
         return _own(x, mesh)
 
     @staticmethod
+    @once_differentiable  # what is exchanged has no second derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return _gather(grad, ctx.channels, ctx.mesh), None
 
@@ -165,8 +175,6 @@ def _divide(module: Any, way: str, mesh: DeviceMesh) -> None:
         _divide_conv(module, way, mesh, whole=True)
         return
     first, *between, second = _pair(module)
-    for layer, way_in_pair in ((first, "out"), (second, "in")):
-        _need_shares(layer, way_in_pair, mesh)  # of both, before either is changed
     _divide_conv(first, "out", mesh, whole=False)
     for norm in between:
         for values in (norm._parameters, norm._buffers):
@@ -179,7 +187,6 @@ def _divide(module: Any, way: str, mesh: DeviceMesh) -> None:
 
 
 def _divide_conv(layer: Any, way: str, mesh: DeviceMesh, whole: bool) -> None:
-    _need_shares(layer, way, mesh)
     layer._parameters["weight"] = _divided(layer.weight, 0 if way == "out" else 1, mesh)
     if way == "out" and layer.bias is not None:
         layer._parameters["bias"] = _divided(layer.bias, 0, mesh)
@@ -201,6 +208,20 @@ def _pair(block: nn.Sequential) -> list[Any]:
     return [layers[at[0]], *norms, layers[at[1]]]
 
 
+def _need_layers(module: Any, way: str, mesh: DeviceMesh, taken: set[int]) -> None:
+    """Raises: ValueError: a convolution of it cannot be divided. Args: taken: those that will be; these join them."""
+    if way == "pair":
+        first, *_, second = _pair(module)
+        layers = [(first, "out"), (second, "in")]
+    else:
+        layers = [(module, way)]
+    for layer, its_way in layers:
+        if id(layer) in taken:
+            raise ValueError("it is divided already")
+        _need_shares(layer, its_way, mesh)
+        taken.add(id(layer))
+
+
 def _need_shares(layer: Any, way: str, mesh: DeviceMesh) -> None:
     """Raises: ValueError: the layer cannot be divided so."""
     if isinstance(layer, TRANSPOSED) or layer.groups != 1:
@@ -210,6 +231,8 @@ def _need_shares(layer: Any, way: str, mesh: DeviceMesh) -> None:
         raise ValueError("it is divided already")
     if is_parametrized(layer):
         raise ValueError("its weight is computed from others; fold_convs makes a plain convolution of it")
+    if has_own_forward(layer):
+        raise ValueError(f"{type(layer).__name__} has a forward of its own, which would be lost")
     channels = layer.out_channels if way == "out" else layer.in_channels
     if -(-channels // mesh.size()) * (mesh.size() - 1) >= channels:
         raise ValueError(f"{channels} {way}put channels cannot be divided over {mesh.size()} processes, some would get none")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from torch import distributed
+
+from medconv.atomic import write_text
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 # What gloo, NCCL and their stores say of a peer that ended, was cut off, or did not come
@@ -20,6 +24,9 @@ _GONE = re.compile(
     r"gloo/|NCCL|Connection (closed|reset|refused)|Broken pipe|No route to host|Socket Timeout|[Tt]imed out (waiting|after)|"
     r"client socket has (timed out|failed)|TCPStore|DistStoreError"
 )
+_OWN_FAULT = re.compile(r"ncclInvalidUsage|ncclInvalidArgument|DataLoader timed out")
+_FAULT = "fault.txt"  # in the run's folder: why a process failed
+_LATE = 5.0  # seconds until a file that another machine wrote is seen here
 
 
 class Lost(ConnectionError):
@@ -45,9 +52,25 @@ def launcher() -> Launcher | None:
     if "TORCHELASTIC_RUN_ID" in env:
         return _even("torchrun", *(int(env[name]) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")))
     if _tasks() == 1:
+        if int(env.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:  # each would take itself for the first
+            raise ValueError(
+                f"mpirun started {env['OMPI_COMM_WORLD_SIZE']} processes; start them by torchrun or srun instead"
+            )
         return None
     nodes, each = int(env["SLURM_STEP_NUM_NODES"]), env["SLURM_STEP_TASKS_PER_NODE"]  # such as 4(x2), or 4(x2),1
-    return _even("srun", _tasks(), nodes, int(each.partition("(")[0].partition(",")[0]))
+    counts = {int(part.partition("(")[0]) for part in each.split(",")}
+    return _even("srun", _tasks(), nodes, max(counts) if len(counts) == 1 else 0)
+
+
+def job() -> str:
+    """What a job that is started again has in common with its earlier attempts; empty where nothing starts it again."""
+    return next((f"{name}={os.environ[name]}" for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID") if name in os.environ), "")
+
+
+def restarted() -> bool:
+    """Whether this is a later attempt of a job."""
+    counts = (os.environ.get(name) or "0" for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+    return any(int(count) > 0 for count in counts)
 
 
 def is_first() -> bool:
@@ -147,17 +170,64 @@ def timeout(perf: Any) -> timedelta:
 
 
 @contextmanager
-def naming_lost() -> Iterator[None]:
-    """Around training. Raises: Lost: a collective failed since another process is gone."""
+def naming_lost(several: bool = True) -> Iterator[None]:
+    """Around training. Args: several: whether the run has other processes.
+
+    Raises: Lost: a collective failed since another process is gone.
+    """
     try:
         yield
     except (distributed.DistError, RuntimeError) as error:
-        if not (isinstance(error, distributed.DistError) or _GONE.search(str(error))):
+        gone = isinstance(error, distributed.DistError) or _GONE.search(str(error))
+        if not (several and gone) or _OWN_FAULT.search(str(error)):
             raise
         raise Lost(
             f"another process of this run is gone or does not answer ({_said(error)}); why is among the messages of its own "
             "machine. The same command goes on from the last checkpoint"
         ) from error
+
+
+@contextmanager
+def blaming(folder: Path) -> Iterator[None]:
+    """Around a run. A process that fails says why in the run's folder, for the others, which lose it and end for that.
+
+    srun returns the highest code: without this a mistake of the user's would come back as a lost machine, to be tried again.
+    Raises: ValueError: in place of `Lost` where another process of this step said why it failed.
+    """
+    try:
+        yield
+    except Lost as lost:
+        why = _said_why(folder / _FAULT)
+        if why:
+            raise ValueError(f"another process of this run failed: {why}") from lost
+        raise
+    except Exception as error:
+        if _attempt():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / _FAULT, f"{_attempt()}\n{' '.join(str(error).split()) or type(error).__name__}\n")
+        raise
+
+
+def _said_why(path: Path) -> str:
+    deadline = time.monotonic() + _LATE
+    while _attempt():
+        try:
+            attempt, why = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError):
+            attempt = why = ""
+        if attempt == _attempt():
+            return why
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.2)
+    return ""
+
+
+def _attempt() -> str:
+    """This start of a step of srun's; empty without one: torchrun starts again whatever the code."""
+    if launcher() is None or "TORCHELASTIC_RUN_ID" in os.environ:
+        return ""
+    return " ".join(os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
 
 
 def _even(name: str, total: int, nodes: int, here: int) -> Launcher:

@@ -26,19 +26,34 @@ PHASES = ("data_wait", "copy_to_device", "augment", "forward", "backward", "opti
 class StepProfiler(Callback):
     """Shares of the training time by phase, in TensorBoard as `perf/…_share`, and their totals for the summary.
 
+    The totals are in each checkpoint: of a run that goes on they are those of all of it, but for what a kill undid.
     Args:
         ranges: also name the phases for torch.profiler and, on CUDA, as NVTX ranges.
+        begun: when the run began in this process, by `time.monotonic`; None: now.
     """
 
-    def __init__(self, ranges: bool = False) -> None:
+    def __init__(self, ranges: bool = False, begun: float | None = None) -> None:
         self.seconds: Counter[str] = Counter()
         self.samples = 0
+        self._begun, self._before = time.monotonic() if begun is None else begun, 0.0
         self._ranges = ranges
         self._open: ExitStack | None = None
         self._clock: Any = None
         self._pending: deque[tuple[int, list[tuple[str, Any]]]] = deque()  # samples and marks that are not added up yet
         self._marks: list[tuple[str, Any]] = []  # name of the phase that ends, and when
         self._recent: tuple[int, Mapping[str, float]] = (0, Counter())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": dict(self.seconds), "samples": self.samples, "wall_seconds": self.wall_seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seconds, self.samples, self._before = Counter(state["seconds"]), state["samples"], state["wall_seconds"]
+        self._recent = (self.samples, self.seconds.copy())
+
+    @property
+    def wall_seconds(self) -> float:
+        """From the start of the run to now, preparation included."""
+        return self._before + time.monotonic() - self._begun
 
     @property
     def training_seconds(self) -> float:

@@ -158,6 +158,27 @@ def traffic(way: str, mesh: Any) -> None:
     assert (forward.bytes, backward.bytes) == (parts[0] * y.nbytes / 2, parts[1] * x.nbytes / 2)
 
 
+class Standardised(nn.Conv2d):
+    """Of its weight it takes another one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
+
+
+def second_derivative(mesh: Any) -> None:
+    """It would lack what the processes exchange."""
+    network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh())
+    shard_convs(network, mesh, {"0": "out"})
+    x = torch.randn(1, 2, 5, 5, requires_grad=True)
+    (first,) = torch.autograd.grad(network(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.square().sum().backward()
+
+
+def no_gradients(mesh: Any) -> None:
+    assert clip_grad_norm(nn.Conv2d(2, 4, 3), 1.0) == 0
+
+
 def refusals(mesh: Any) -> None:
     conv = nn.Conv2d
     for network, plan, words in (
@@ -178,9 +199,21 @@ def refusals(mesh: Any) -> None:
             {"0": "in"},
             "layer 0: its weight is computed",
         ),
+        (
+            nn.Sequential(Standardised(4, 4, 3)),
+            {"0": "in"},
+            "layer 0: Standardised has a forward of its own, which would be",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             shard_convs(network, mesh, plan)
+    half = nn.Sequential(conv(4, 4, 3), conv(4, 1, 3))
+    for plan in ({".": "out"}, {"0": "in", "2": "in"}):
+        with pytest.raises(ValueError):
+            shard_convs(half, mesh, plan)
+    assert type(half[0]) is conv and not isinstance(half[0].weight, DTensor)
+    with pytest.raises(ValueError, match="layer 0: it is divided already"):
+        shard_convs(nn.Sequential(conv(4, 4, 3), conv(4, 4, 3)), mesh, {"^$": "pair", "0": "out"})
     twice = nn.Sequential(conv(4, 4, 3))
     shard_convs(twice, mesh, {"0": "in"})
     with pytest.raises(ValueError, match="layer 0: it is divided already"):
@@ -192,6 +225,8 @@ TESTS: dict[str, Callable[[Any], None]] = {
     **{f"bytes of {way}": lambda mesh, way=way: traffic(way, mesh) for way in ("out", "in", "pair")},  # type: ignore[misc]
     "Muon": with_muon,
     "refusals": refusals,
+    "second derivative": second_derivative,
+    "no gradients": no_gradients,
 }
 
 

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from medconv import train
 from medconv.config import ConfigError
 from medconv.performance import cluster, hardware, parallel
+from medconv.runfolder import RunFolder
 
 
 @pytest.fixture
@@ -16,7 +18,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
     """As if a launcher had started this process, with these variables."""
 
     def launch(**variables: Any) -> None:
-        for key in [k for k in os.environ if k.startswith(("SLURM_", "TORCHELASTIC_")) or k in (*RANKS, "WORLD_SIZE")]:
+        others = ("SLURM_", "TORCHELASTIC_", "OMPI_")
+        for key in [k for k in os.environ if k.startswith(others) or k in (*RANKS, "WORLD_SIZE")]:
             monkeypatch.delenv(key)
         for key, value in variables.items():
             monkeypatch.setenv(key, str(value))
@@ -71,6 +74,14 @@ def test_machines_with_different_numbers_of_processes_are_refused(launched: Any)
     launched(**{**STEP, "SLURM_STEP_NUM_TASKS": 7, "SLURM_STEP_TASKS_PER_NODE": "4,3"})
     with pytest.raises(ValueError, match="srun started 7 processes on 2 machines; it must be the same number on each"):
         cluster.processes(None, None)
+    launched(**{**STEP, "SLURM_STEP_NUM_TASKS": 6, "SLURM_STEP_NUM_NODES": 3, "SLURM_STEP_TASKS_PER_NODE": "2,1,3"})
+    with pytest.raises(ValueError, match="srun started 6 processes on 3 machines; it must be the same number on each"):
+        cluster.processes(None, None)
+    launched(OMPI_COMM_WORLD_SIZE=2)
+    with pytest.raises(ValueError, match="mpirun started 2 processes; start them by torchrun or srun instead"):
+        cluster.processes(None, None)
+    launched(**TORCHRUN, OMPI_COMM_WORLD_SIZE=2)
+    assert cluster.processes(None, None) == (2, 4)
     launched(**{**TORCHRUN, "WORLD_SIZE": 6})
     with pytest.raises(ValueError, match="torchrun started 6 processes on 2 machines"):
         cluster.processes(None, None)
@@ -137,3 +148,65 @@ def test_only_lost_processes_are_called_so() -> None:
         raise RuntimeError("shapes differ")
     with pytest.raises(cluster.Lost, match=r"\(Timed out waiting 9ms for recv\)"), cluster.naming_lost():
         raise RuntimeError("[../third_party/gloo/unbound_buffer.cc:81] Timed out waiting 9ms for recv. Ask us.\nmore")
+
+
+@pytest.mark.parametrize(
+    ("several", "said"),
+    [
+        (False, "Timed out waiting 9ms for recv"),
+        (False, "DataLoader timed out after 5 seconds"),
+        (True, "DataLoader timed out after 5 seconds"),
+        (True, "NCCL error in: x.cpp, ncclInvalidUsage: Duplicate GPU detected"),
+    ],
+)
+def test_a_process_without_others_loses_none_and_a_fault_of_its_own_stays_one(several: bool, said: str) -> None:
+    with pytest.raises(RuntimeError, match="^" + said[:9]), cluster.naming_lost(several):
+        raise RuntimeError(said)
+
+
+def test_those_that_lose_a_process_end_for_its_reason(
+    launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun returns the highest code: 75 would send a user's mistake into the queue again."""
+    monkeypatch.setattr(cluster, "_LATE", 0.3)
+    folder = tmp_path / "run"
+
+    def ends(error: Exception, **more: Any) -> str:
+        launched(**STEP, SLURM_STEP_ID=0, **more)
+        with pytest.raises(type(error)), cluster.blaming(folder):
+            raise error
+        with pytest.raises((ValueError, cluster.Lost)) as found, cluster.blaming(folder):
+            raise cluster.Lost("gone")
+        return str(found.value)
+
+    assert ends(cluster.Lost("gone")) == "gone"
+    assert ends(ValueError("case a:\n no such file")) == "another process of this run failed: case a: no such file"
+    assert ends(cluster.Lost("gone"), SLURM_RESTART_COUNT=1) == "gone"  # what an earlier attempt said is of the past
+    assert ends(KeyError(), SLURM_RESTART_COUNT=1) == "another process of this run failed: KeyError"
+    (folder / cluster._FAULT).unlink()
+    launched()
+    with pytest.raises(ValueError), cluster.blaming(folder):
+        raise ValueError("alone")
+    assert not (folder / cluster._FAULT).exists()
+
+
+@pytest.mark.parametrize("given", ["never", "PATH"])
+def test_a_job_that_is_started_again_goes_on(launched: Any, tmp_path: Path, given: str) -> None:
+    """Whatever it began with; but not in what another job had left there."""
+    folder = RunFolder(tmp_path / "run")
+    folder.checkpoints.mkdir(parents=True)
+    folder.last.touch()
+    (tmp_path / "other.ckpt").touch()
+    asked = "never" if given == "never" else str(tmp_path / "other.ckpt")
+    composed = OmegaConf.create({"run": {"dir": str(folder.path), "name": "x", "resume": asked}})
+    found = []
+    for job, restarts in ((12, 0), (12, 1), (13, 1)):
+        (folder.path / "summary.json").write_text('{"job": "SLURM_JOB_ID=12"}')
+        launched(SLURM_JOB_ID=job, SLURM_RESTART_COUNT=restarts)
+        found.append(RunFolder.of(composed, {}).resume)
+    assert found == [asked, "auto", asked]
+    launched(TORCHELASTIC_RUN_ID="x", TORCHELASTIC_RESTART_COUNT=2)
+    (folder.path / "summary.json").write_text('{"job": "TORCHELASTIC_RUN_ID=x"}')
+    assert RunFolder.of(composed, {}).resume == "auto"
+    folder.last.unlink()
+    assert RunFolder.of(composed, {}).resume == asked  # it was stopped before its first checkpoint

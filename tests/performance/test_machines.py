@@ -167,7 +167,7 @@ def test_a_machine_that_is_lost_ends_the_job_and_the_same_command_goes_on(datase
     said = (tmp_path / "err0").read_text()
     assert said.startswith(LOST)
     assert said.count("\n") == 1 and said.endswith("The same command goes on from the last checkpoint\n")
-    assert _summary(tmp_path)["status"] == "failed"
+    assert _summary(tmp_path)["status"] == "preempted"
     reached = torch.load(last, weights_only=True)["global_step"]
     assert 0 < reached < 60
     with slurm(tmp_path, *arguments, RESTART_COUNT="1") as job:

@@ -9,6 +9,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
 
 from lightning import LightningDataModule
@@ -22,6 +24,7 @@ from medconv.data.patches import CaseDataset, PatchDataset, Sample, SampleOrder
 from medconv.data.store import Store
 
 Batch = dict[str, Any]
+_TOLD = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # by a terminal, by Slurm: to all processes of a run at once
 _DYING = 2.0  # seconds for a worker to be gone once its connection is
 
 
@@ -161,7 +164,8 @@ class _Loader(DataLoader):
         self.sampler.first_batch = batch  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        batches = super().__iter__()
+        with _deaf():
+            batches = super().__iter__()
         self.dataset.processes = getattr(batches, "_workers", ())  # type: ignore[attr-defined]
         while self.stopped is None or not self.stopped():
             if self.mark is not None:
@@ -178,6 +182,20 @@ class _Loader(DataLoader):
             if isinstance(batch, Fault):
                 raise batch.error()
             yield batch
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes started inside never hear what is said to the run, in none of their threads: a mask is inherited.
+
+    Blocked later, in the worker, it would not hold for the threads that libraries have begun by then.
+    """
+    resource_tracker.ensure_running()  # `spawn` starts it first otherwise, and then takes SIGTERM off the mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Always:
@@ -215,9 +233,7 @@ def _settle(worker: int) -> None:
     """
     threadpool_limits(1)  # torch's own threads are capped by its worker loop
     gc.freeze()
-    for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -135,6 +135,9 @@ class RunConfig:
 @dataclass
 class InitConfig:
     pretrained: str | None = None
+    to_3d: str | None = None
+    freeze: list[str] | None = None
+    lr_factors: dict[str, float] | None = None
 
 
 @dataclass

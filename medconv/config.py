@@ -136,7 +136,7 @@ class RunConfig:
 class InitConfig:
     pretrained: str | None = None
     to_3d: str | None = None
-    freeze: list[str] | None = None
+    freeze: Any = None
     lr_factors: dict[str, float] | None = None
 
 

@@ -19,6 +19,8 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
     A batch norm whose parameters are all frozen uses and keeps its running statistics, in training as well.
     Raises: ConfigError: a pattern is no regular expression or matches nothing, or nothing is left to train.
     """
+    if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ConfigError(f"init.freeze must be a list of regular expressions, such as [encoder], got {patterns}")
     parameters = dict(network.named_parameters())
     for pattern in patterns:
         for name in _found("init.freeze", pattern, parameters):

@@ -67,6 +67,7 @@ def test_norms_without_parameters_are_known_by_their_statistics() -> None:
         (["encodr"], r"init\.freeze: 'encodr' matches no parameter to train; there are encoder"),
         (["backbone"], "there are encoder, down, up, decoder, head"),
         ([r"^decoder\.4"], r"there are decoder\.0"),
+        ("encoder", r"init\.freeze must be a list of regular expressions, such as \[encoder\], got encoder"),
         (["("], r"init\.freeze: '\(' is no regular expression"),
         (["encoder", "e", "up", "down", "head"], "freezes the whole network, nothing is left to train"),
     ],

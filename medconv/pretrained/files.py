@@ -19,12 +19,10 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     begin is for `matching` to find. Of our checkpoints it is the state dict alone: what a run is validated with.
     Raises: ValueError: missing, damaged, carrying objects, or without tensors.
     """
-    if path.suffix == ".safetensors":
-        content, record = _safetensors(path), {}
-    else:
-        content, record = checkpoint.unpickled(path), {}
-        if checkpoint.is_ours(content):
-            content, record = content["state_dict"], content["medconv"]
+    content: Any = _safetensors(path) if path.suffix == ".safetensors" else checkpoint.unpickled(path)
+    record: Any = {}
+    if checkpoint.is_ours(content):
+        content, record = content["state_dict"], content["medconv"]
     if not isinstance(content, Mapping):
         raise ValueError(f"{path}: holds a {type(content).__name__}, expected tensors by name (a state dict)")
     tensors = dict(_tensors(content, "", set()))

@@ -6,14 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from medconv import checkpoint, sides
 from medconv import config as configs
+from medconv import sides
 from medconv.config import ConfigError
 from medconv.convs import mirror_axes, plain, swap_convs
 from medconv.data.sampling import check_axes, mirrored_axes
@@ -25,22 +24,22 @@ Builder = Callable[[Values, str], Any]
 
 
 def build_network(
-    values: Values, patch_size: Sequence[int], build: Builder = configs.build, pretrained: str | None = None
+    values: Values, patch_size: Sequence[int], build: Builder = configs.build, load: Callable[[nn.Module], Any] | None = None
 ) -> nn.Module:
     """The `model` with its `conv`, tried once on an empty patch.
 
     Args:
         build: `trust.build_trusted` for a config that came with a file.
-        pretrained: a checkpoint to start from: of the plain network where `conv.keep_weight` projects its weights into
-            the convolution, else of the network as it is.
+        load: puts first weights into the plain network where `conv.keep_weight` projects them into the convolution, else
+            into the network as it is.
     Raises: ConfigError: arguments that do not fit, or a network that cannot take the patch or returns another shape.
     """
     network = build(values["model"], "model")
     _probe(network, values["facts"], patch_size)
     settings = dict(values["conv"])
     projects = bool(settings.get("keep_weight"))
-    if projects:
-        _load_pretrained(network, pretrained, values["facts"])
+    if projects and load is not None:
+        load(network)
     where, spacing_mm = settings.pop("where", None), settings.pop("spacing_mm", None)
     conv = build(settings, "conv")
     if getattr(conv, "func", conv) is not plain:
@@ -51,8 +50,8 @@ def build_network(
             raise ConfigError(f"conv: {error}") from error
         _probe(network, values["facts"], patch_size)
     sides.check_equivariance(values["facts"], mirror_axes(network))
-    if not projects:
-        _load_pretrained(network, pretrained, values["facts"])
+    if not projects and load is not None:
+        load(network)
     return network
 
 
@@ -113,11 +112,3 @@ def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None
     wanted = (1, known["num_classes"], *patch_size)
     if shape != wanted:
         raise ConfigError(f"model must return logits of shape {wanted} (batch, classes, *patch_size), it returns {shape}")
-
-
-def _load_pretrained(network: nn.Module, path: str | None, known: Values) -> None:
-    if path is not None:
-        content = checkpoint.read(Path(path))
-        checkpoint.need_alike(content, known, f"init.pretrained={path}")
-        checkpoint.load_weights(network, content, Path(path))
-        log.info("weights loaded from %s", path)

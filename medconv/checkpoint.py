@@ -19,6 +19,18 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises: ValueError: missing, damaged, carrying objects, or not medconv's.
     """
+    content = unpickled(path)
+    if not is_ours(content):
+        raise ValueError(f"{path}: not a medconv checkpoint, the keys `medconv` and `state_dict` are not in it")
+    return content
+
+
+def is_ours(content: Any) -> bool:
+    return isinstance(content, dict) and {"medconv", "state_dict"} <= set(content)
+
+
+def unpickled(path: Path) -> Any:
+    """What torch saved into a file, anybody's. Raises: ValueError: missing, damaged, or carrying objects."""
     if not path.is_file():
         raise ValueError(f"{path}: no such checkpoint")
     try:
@@ -30,8 +42,6 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: damaged or not a checkpoint ({type(error).__name__})") from error
     if broken:
         raise ValueError(f"{path}: damaged, the checksum of {broken} in it is another one")
-    if not isinstance(content, dict) or not {"medconv", "state_dict"} <= set(content):
-        raise ValueError(f"{path}: not a medconv checkpoint, the keys `medconv` and `state_dict` are not in it")
     return content
 
 
@@ -53,15 +63,15 @@ def load_weights(network: nn.Module, content: dict[str, Any], path: Path) -> Non
         raise ValueError(f"{path}: its weights do not fit this network: {reasons}") from error
 
 
-def need_alike(content: Mapping[str, Any], facts: Mapping[str, Any], given: str, same_names: bool = False) -> None:
-    """Whether a checkpoint is of a task like this run's, which `facts` describe.
+def need_alike(content: Mapping[str, Any], facts: Mapping[str, Any], given: str) -> None:
+    """Whether a checkpoint is of a task like this run's, which `facts` describe; its classes must be called the same.
 
-    Args: given: the key and what it was set to. same_names: the classes must also be called the same.
+    Args: given: the key and what it was set to.
     Raises: ValueError: it is not; names both.
     """
     theirs = content["medconv"].get("config", {}).get("facts", {})
     alike = all(theirs.get(key) == facts[key] for key in ("spatial_dims", "num_channels", "num_classes"))
-    if not alike or (same_names and _names(theirs) != _names(facts)):
+    if not alike or names_of(theirs) != names_of(facts):
         raise ValueError(f"{given}: a checkpoint of another task: it is for {_words(theirs)}, this run for {_words(facts)}")
 
 
@@ -94,12 +104,25 @@ def need_optimizer(content: Mapping[str, Any], target: str, given: str) -> None:
         )
 
 
-def _names(facts: Mapping[str, Any]) -> list[str]:
+def need_same_learning(content: Mapping[str, Any], init: Mapping[str, Any], given: str) -> None:
+    """Raises: ValueError: other parameters were frozen, or learned at other rates, than `init` says."""
+    theirs = content["medconv"].get("config", {}).get("init", {})  # without these keys in older checkpoints
+    for key in ("freeze", "lr_factors"):
+        if (theirs.get(key) or None) != (init[key] or None):
+            raise ValueError(
+                f"{given}: was trained with init.{key}={theirs.get(key)}, this run has {init[key]}; take the same, or "
+                "init.pretrained to begin anew from its weights"
+            )
+
+
+def names_of(facts: Mapping[str, Any]) -> list[str]:
+    """What the outputs are called, without the background; nothing where facts do not say."""
     targets = facts.get("targets")  # absent in checkpoints of before there was such a thing
-    return list(targets["names"] if targets else facts.get("class_names", [])[1:])
+    names = targets.get("names") if isinstance(targets, Mapping) else (facts.get("class_names") or [])[1:]
+    return list(names or [])
 
 
 def _words(facts: Mapping[str, Any]) -> str:
     channels, outputs = facts.get("num_channels"), facts.get("num_classes")
-    names = ", ".join(_names(facts)) or "nothing that it names"
+    names = ", ".join(names_of(facts)) or "nothing that it names"
     return f"{names} ({outputs} outputs) in {facts.get('spatial_dims')}D images of {channels} channel{'s'[: channels != 1]}"

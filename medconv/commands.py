@@ -165,6 +165,7 @@ def _silence() -> None:
         ".*Checkpoint directory .* exists and is not empty.*",
         ".*The number of training batches .* is smaller than the logging interval.*",
         ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
+        ".*module\\(s\\) in eval mode at the start of training.*",  # frozen norms
         ".*WeightAveraging callback with a model that overrides the configure_model.*",
         ".*You called `self.log\\('.*', ..., rank_zero_only=True\\)`.*",
         ".*It is recommended to use `self.log\\(.*sync_dist=True\\)`.*",

@@ -135,6 +135,9 @@ class RunConfig:
 @dataclass
 class InitConfig:
     pretrained: str | None = None
+    to_3d: str | None = None
+    freeze: Any = None
+    lr_factors: dict[str, float] | None = None
 
 
 @dataclass

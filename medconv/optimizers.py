@@ -1,8 +1,9 @@
-"""Muon for convolutional networks: kernels follow orthogonalised momentum, everything else Adam."""
+"""Muon for convolutional networks: kernels follow orthogonalised momentum, everything else Adam; rates of single layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class Muon(Optimizer):
     convolution's kernel is (in, out, *taps), its matrix so (in, out * taps). Parameters with fewer than three axes (biases,
     norms) follow Adam.
     Args:
+        params: parameters, or groups of them as in torch's optimizers.
         lr: of both kinds: a kernel's update is scaled to the size that Adam's has as a rule, 0.2 per weight.
         momentum: of kernels, Nesterov's. betas, eps: Adam's.
         weight_decay: decoupled, of kernels alone.
@@ -36,7 +38,7 @@ class Muon(Optimizer):
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter],
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         lr: float = 5e-3,
         momentum: float = 0.95,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -47,11 +49,17 @@ class Muon(Optimizer):
             raise ValueError(f"betas must be two numbers, got {betas}")
         _check({"lr": lr, "weight_decay": weight_decay, "eps": eps})
         _check({"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}, below_one=True)
-        params = list(params)
-        self.heeds_found_inf = not any(isinstance(p, DTensor) for p in params)
-        kinds = {True: [p for p in params if p.ndim > 2], False: [p for p in params if p.ndim <= 2]}
+        given: list[Any] = list(params)
+        groups = [{**g, "params": list(g["params"])} for g in given if isinstance(g, dict)] or [{"params": given}]
+        self.heeds_found_inf = not any(isinstance(p, DTensor) for group in groups for p in group["params"])
+        divided = [
+            {**group, "params": found, "kernels": kernels}
+            for group in groups
+            for kernels in (True, False)
+            if (found := [p for p in group["params"] if (p.ndim > 2) == kernels])
+        ]
         settings = {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
-        super().__init__([{"params": found, "kernels": kind} for kind, found in kinds.items() if found], settings)
+        super().__init__(divided, settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -91,6 +99,31 @@ class Muon(Optimizer):
         mean = state["mean"].lerp_(gradient, 1 - first) / (1 - first ** state["step"])
         square = state["square"].lerp_(gradient.square(), 1 - second) / (1 - second ** state["step"])
         vector.addcdiv_(mean, square.sqrt_().add_(group["eps"]), value=-group["lr"])
+
+
+def with_factors(
+    make: Callable[..., Optimizer], network: nn.Module, factors: Mapping[str, float]
+) -> Callable[..., Optimizer]:
+    """A function of parameters, as `make` is, in whose optimizers layers learn at rates of their own.
+
+    Whatever the optimizer's class and the schedule: groups keep their factor as `lr_factor`, and a schedule takes their
+    learning rates for its base.
+    Args: factors: by regular expressions on names in the network; the first that is found in one counts, else 1.
+    """
+
+    def made(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        names = {id(parameter): name for name, parameter in network.named_parameters()}  # by now, FSDP makes others
+        groups: dict[float, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            name = names.get(id(parameter))
+            found = (factor for pattern, factor in factors.items() if name is not None and re.search(pattern, name))
+            groups.setdefault(next(found, 1.0), []).append(parameter)
+        optimizer = make([{"params": found, "lr_factor": factor} for factor, found in groups.items()])
+        for group in optimizer.param_groups:
+            group["lr"] *= group["lr_factor"]
+        return optimizer
+
+    return made if factors else make
 
 
 def _check(settings: dict[str, Any], below_one: bool = False) -> None:

@@ -17,6 +17,7 @@ from medconv.building import Values, build_network
 from medconv.losses import Targeted
 from medconv.performance.hardware import autocast_dtype
 from medconv.predict import usable_device
+from medconv.pretrained import freeze
 from medconv.targets import Targets
 from medconv.tasks import Segmentation
 from medconv.trained import DAMAGED
@@ -83,6 +84,8 @@ def table(rows: Sequence[tracing.Row]) -> str:
 def _task(values: Values, record: Values, trusted: Sequence[str]) -> Segmentation:
     known, perf = values["facts"], values["perf"]
     network = build_network(values, known["patch_size"], partial(trust.build_trusted, trusted=trusted))
+    if frozen := values.get("init", {}).get("freeze"):
+        freeze(network, frozen)  # whose norms do not look at the batch
     fast = {key: perf[key] for key in ("channels_last", "fast_norm", "fast_depthwise")}
     performance.apply_switches(network, **fast)
     targets = Targets.from_plain(record["targets"])

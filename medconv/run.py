@@ -6,8 +6,10 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 from omegaconf import DictConfig
 
-from medconv import checkpoint, commands, performance, reports, resuming, sides, signals, stopping, tuning
+from medconv import checkpoint, commands, performance, pretrained, reports, resuming, sides, signals, stopping, tuning
 from medconv import config as configs
 from medconv.building import Values, build_network, build_optimizer, test_time_axes, training_axes
 from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget
@@ -27,6 +29,7 @@ from medconv.layers import swap_pools
 from medconv.loggers import CsvLogger
 from medconv.losses import Targeted
 from medconv.nonfinite import FiniteGuard
+from medconv.optimizers import with_factors
 from medconv.performance import cluster, parallel
 from medconv.performance.hardware import uses_gpu
 from medconv.runfolder import RunFolder, is_rank_zero
@@ -72,11 +75,12 @@ def _train(config: DictConfig, folder: RunFolder) -> Values:
         log.info("this run is finished; run.resume=never trains it anew")
         return folder.summary()
     asked = signals.Asked()
-    trainer, task, data, profiler = assemble(values, prepared, folder, asked)
+    trainer, task, data, profiler = assemble(values, prepared, folder, asked, _first_weights(config, values, folder))
     if folder.resume not in ("auto", "never"):
         content, given = checkpoint.read(Path(folder.resume)), f"run.resume={folder.resume}"
         checkpoint.need_state(content, given)
         checkpoint.need_alike(content, values["facts"], given, same_names=True)
+        checkpoint.need_same_learning(content, values["init"], given)
         checkpoint.need_fit(task, content, given)
         checkpoint.need_optimizer(content, str(values["optimizer"].get("_target_")), given)
     folder.begin(values)
@@ -97,6 +101,16 @@ def _train(config: DictConfig, folder: RunFolder) -> Values:
     return folder.summary()
 
 
+def _first_weights(config: DictConfig, values: Values, folder: RunFolder) -> Callable[..., Any] | None:
+    """What puts them into the network; None where they stay as drawn, or are those of a checkpoint to go on from."""
+    init, known = values["init"], values["facts"]
+    if init["pretrained"] is None or folder.resume_from() is not None:
+        return None
+    more = (configs.resolved(config, {**known, key: known[key] + 1})["model"] for key in ("num_channels", "num_classes"))
+    layers = pretrained.layers_of(values["model"], *more)
+    return partial(pretrained.load, path=Path(init["pretrained"]), facts=known, layers=layers, to_3d=init["to_3d"])
+
+
 def _launched(config: DictConfig) -> DictConfig:
     """The config with the numbers of machines and devices that the run has."""
     config = config.copy()
@@ -105,11 +119,18 @@ def _launched(config: DictConfig) -> DictConfig:
 
 
 def assemble(
-    values: Values, prepared: Prepared, folder: RunFolder, asked: signals.Asked
+    values: Values, prepared: Prepared, folder: RunFolder, asked: signals.Asked, load: Callable[..., Any] | None = None
 ) -> tuple[L.Trainer, Any, DataModule, Any]:
-    """Trainer, task, data and step timer of a resolved config. Args: asked: what the training looks at to stop."""
-    known, perf = values["facts"], values["perf"]
-    network = build_network(values, known["patch_size"], pretrained=values["init"]["pretrained"])
+    """Trainer, task, data and step timer of a resolved config.
+
+    Args: asked: what the training looks at to stop. load: puts first weights into the network.
+    """
+    known, perf, init = values["facts"], values["perf"], values["init"]
+    network = build_network(values, known["patch_size"], load=load)
+    if init["freeze"]:
+        log.info("%s stay as they are", pretrained.freeze(network, init["freeze"]))
+    factors = init["lr_factors"] or {}
+    pretrained.check_factors(factors, network)
     sides.warn_of_lookalikes(known, training_axes(values), mirror_axes(network))
     performance.apply_backends(perf)
     performance.apply_switches(network, **{key: perf[key] for key in _SWITCHES})
@@ -120,7 +141,7 @@ def assemble(
         "task",
         network=network,
         loss=Targeted(configs.build(values["loss"], "loss"), prepared.targets, known["spatial_dims"]),
-        optimizer=build_optimizer(values),
+        optimizer=with_factors(build_optimizer(values), network, factors),
         scheduler=configs.naming("scheduler", configs.build(values["scheduler"], "scheduler")),
         targets=prepared.targets,
         patch_size=known["patch_size"],

@@ -28,6 +28,7 @@ from medconv.losses import Targeted, over_heads
 from medconv.networks import DeepSupervision
 from medconv.performance import autotune, hardware
 from medconv.performance.trial import Choice, Work
+from medconv.pretrained import freeze
 from medconv.runfolder import RunFolder, is_rank_zero, short_hash
 from medconv.targets import Targets
 
@@ -135,6 +136,8 @@ def _work(values: Values, device: torch.device) -> Work:
     """The run's own network, loss, optimizer and shapes; the numbers in the image do not matter."""
     known = values["facts"]
     network = build_network(values, known["patch_size"])
+    if values["init"]["freeze"]:
+        freeze(network, values["init"]["freeze"])
     targets = Targets.from_plain(known["targets"])
     if values["task"].get("deep_supervision") is True:
         network = _Supervised(network, targets.num_outputs)
@@ -186,6 +189,7 @@ def _key(values: Values) -> dict[str, Any]:
         "values": {key: values[key] for key in ("model", "conv", "loss", "optimizer", "perf")},
         "precision": values["trainer"]["precision"],
         "shape": [values["data"]["batch_size"], values["facts"]["num_channels"], *values["facts"]["patch_size"]],
+        "freeze": values["init"]["freeze"],
         "classes": values["facts"]["num_classes"],
         "deep_supervision": values["task"].get("deep_supervision"),
         "samples_per_epoch": values["data"]["samples_per_epoch"],

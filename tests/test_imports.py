@@ -37,6 +37,7 @@ ORDER = [
     "composing",
     "commands",
     "checkpoint",
+    "pretrained",
     "tracing",
     "nonfinite",
     "sides",

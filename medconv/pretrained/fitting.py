@@ -1,0 +1,122 @@
+"""Making a tensor of a file fit a network: other input channels, and 2D kernels in 3D."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medconv import config as configs
+from medconv.convs import acs
+
+TO_3D = ("inflate", "acs")
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Which layers a dataset decides the size of; dotted names of modules.
+
+    Args: image: that see the images' channels. head: that make the outputs.
+    """
+
+    image: frozenset[str] = frozenset()
+    head: frozenset[str] = frozenset()
+
+
+def layers_of(model: Mapping[str, Any], more_channels: Mapping[str, Any], more_outputs: Mapping[str, Any]) -> Layers:
+    """Those of a `model` node, from the same node for one channel more and for one output more.
+
+    Whichever network it is, and whatever its layers are called: what changes its size is what is meant.
+    """
+    return Layers(_changed(model, more_channels), _changed(model, more_outputs))
+
+
+def _changed(model: Mapping[str, Any], other: Mapping[str, Any]) -> frozenset[str]:
+    """Modules with parameters of another size; none where the other network cannot be built."""
+    try:
+        sizes, others = _sizes(model), _sizes(other)
+    except Exception:  # whatever a network raises that has no such version
+        return frozenset()
+    return frozenset(module_of(name) for name, shape in sizes.items() if others.get(name, shape) != shape)
+
+
+def _sizes(model: Mapping[str, Any]) -> dict[str, torch.Size]:
+    with torch.random.fork_rng([]), torch.device("meta"):  # no memory, and no random numbers that others would miss
+        return {name: value.shape for name, value in configs.build(model, "model").named_parameters(remove_duplicate=False)}
+
+
+def module_of(name: str) -> str:
+    """The layer that a parameter belongs to, also where the layer computes its weight from it."""
+    return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
+
+
+def within(name: str, modules: frozenset[str]) -> bool:
+    """Whether a parameter belongs to one of these modules, or to what was put in its place."""
+    module = module_of(name)
+    return any(module == one or (one and module.startswith(f"{one}.")) for one in modules)
+
+
+def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None:
+    """Weights of a layer that sees the image, for another number of channels: all the same, W' = sum of W / channels.
+
+    An image whose channels are all alike gives the same response as before; of one channel it is the sum, so that a grey
+    image gives what it gave in all channels.
+    Returns: None: this is not what differs.
+    """
+    if value.ndim != len(shape):
+        return None
+    differs = [axis for axis, (old, new) in enumerate(zip(value.shape, shape, strict=True)) if old != new]
+    if len(differs) != 1 or differs[0] == 0 or shape[differs[0]] != num_channels:
+        return None
+    return (value.double().sum(differs[0], keepdim=True) / num_channels).to(value.dtype).expand(*shape)
+
+
+def new_axis(shapes: Sequence[tuple[Shape, Shape]], first: int = 2) -> int:
+    """The spatial axis (0 to 2) that 2D kernels lack, the same for all layers: that along which most of them fit.
+
+    Args: shapes: 2D and 3D, of kernels. first: what is taken where several fit as well.
+    """
+
+    def fits(axis: int) -> int:
+        return sum(tuple(flat[2:]) == _without(solid, axis) for flat, solid in shapes)
+
+    return max([first, *(axis for axis in (2, 1, 0) if axis != first)], key=fits)
+
+
+def to_3d(value: Tensor, layer: Any, how: str, axis: int) -> Tensor | None:
+    """A 2D layer's kernel for a 3D one.
+
+    Shape: value (out, in, k, k) -> (out, in, k, k, k), of a transposed convolution (in, out, ...).
+    Args:
+        how: `inflate` repeats it along the new axis and divides by the taps that a voxel sees, so that an image that is
+            constant along that axis gives what the 2D layer gave; `acs` puts it, as it is, into axial, coronal and sagittal
+            planes, a third of the outputs each, and inflates what has no odd cubic kernel.
+        axis: spatial, the new one.
+    Returns: None: the other axes differ.
+    Source: Carreira & Zisserman 2017, arXiv:1705.07750; Yang et al. 2021, arXiv:1911.10477.
+    """
+    size = tuple(layer.kernel_size)
+    if tuple(value.shape[2:]) != _without((0, 0, *size), axis):
+        return None
+    planes = how == "acs" and isinstance(layer, nn.Conv3d) and len(set(size)) == 1 and size[0] % 2 == 1
+    if planes:
+        return _planes(value, size[0])
+    taps = size[axis]
+    seen = max(1.0, taps / layer.stride[axis]) if layer.transposed else taps
+    return value.unsqueeze(2 + axis).repeat_interleave(taps, 2 + axis) / seen
+
+
+def _planes(value: Tensor, size: int) -> Tensor:
+    """As `conv=acs` has them."""
+    with torch.random.fork_rng([]):
+        conv: Any = acs(nn.Conv3d(value.shape[1], len(value), size, bias=False), weight_2d=value.float())
+    return conv.weight.detach().to(value.dtype)
+
+
+def _without(shape: Shape, axis: int) -> tuple[int, ...]:
+    spatial = list(shape[2:])
+    return tuple(spatial[:axis] + spatial[axis + 1 :])

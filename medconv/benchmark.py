@@ -10,7 +10,7 @@ from pathlib import Path
 from medconv import commands
 from medconv.benchmarks import rows
 
-NAMES = ("convs", "learning", "layers", "step", "scaling", "data", "workers", "recipe", "evaluation")
+NAMES = ("convs", "learning", "layers", "step", "scaling", "data", "workers", "recipe", "evaluation", "export")
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ Parts = dict[str, bytes]  # of an archive, by their names below its top folder
 
 _PLUMBING = r"(\.data/)?version|byteorder|\.data/serialization_id|\.format_version|\.storage_alignment"
 _TORCHSCRIPT = re.compile(
-    rf"{_PLUMBING}|data\.pkl|constants\.pkl|(data|constants)/\d+|code/__torch__[\w./]*\.py(\.debug_pkl)?"
+    rf"{_PLUMBING}|data\.pkl|constants\.pkl|(data|constants)/\d+|traced_inputs(\.pkl|/\d+)|code/__torch__[\w./]*\.py(\.debug_pkl)?"
 )
 _EXPORT = re.compile(
     rf"{_PLUMBING}|archive_format|archive_version|models/model\.json|data/sample_inputs/model\.pt|data/weights/weight_\d+"
@@ -34,9 +34,11 @@ _GLOBAL = re.compile(  # what the pickles of a TorchScript file name: its own cl
     r"|torch\.jit\._pickle \w+|torch \w+Storage|torch (device|Size)"
 )
 _TEXT = re.compile(r"[\w.:+-]*")  # names and numbers: nothing that a generated line of code could be left by
-_SIZE = re.compile(  # a sum or product of sizes, with small powers; each number one token
-    r"(?:[su]?\d+(?!\d)|\*\*[1-9](?!\d)|\*(?!\*)|[-+/(), <>=]|(?<!\w)(?:FloorDiv|Mod|PythonMod|CeilToInt|Max|Min|Eq|Ne)\b)*"
+_SIZE = re.compile(  # sums, products and quotients of sizes, as sympy spells them
+    r"(?:Symbol\('[su]\d+'(?:, (?:positive|nonnegative|integer)=True)*\)|Integer\(-?\d+\)"
+    r"|(?<!\w)(?:Add|Mul|FloorDiv|Mod|PythonMod|CeilToInt|Max|Min|Eq|Ne|Equality|Unequality)\(|\)|, )+"
 )
+_RANGE = re.compile(r"[\w*+/() -]*")  # the same in plain, where it is a name only
 _CONTAINERS = {None, "builtins.tuple", "builtins.list", "builtins.dict"}
 
 
@@ -46,9 +48,10 @@ def torchscript(path: Path) -> io.BytesIO:
     for name, content in parts.items():
         if name.endswith(".py"):
             _check_code(content, path)
-        elif name.endswith(".pkl") and not name.startswith("code/"):
+        elif name in ("data.pkl", "constants.pkl"):
             _check_pickle(content, path)
-    return _packed({name: content for name, content in parts.items() if not name.endswith(".debug_pkl")})
+    needless = re.compile(r".*\.debug_pkl|traced_inputs.*")
+    return _packed({name: content for name, content in parts.items() if not needless.fullmatch(name)})
 
 
 def export(path: Path) -> io.BytesIO:
@@ -159,7 +162,8 @@ def _check_graph(value: Any, path: Path, key: str = "") -> None:
         if "target" in value and "inputs" in value and not _operates(value["target"]):
             raise refused(path, f"a call of {value['target']!r:.60}")
         for name, child in value.items():
-            if not _TEXT.fullmatch(name) or (name in ("as_operator", "as_custom_obj", "as_graph") and child is not None):
+            plain = _RANGE if key == "range_constraints" else _TEXT
+            if not plain.fullmatch(name) or (name in ("as_operator", "as_custom_obj", "as_graph") and child is not None):
                 raise refused(path, f"{name!r:.60}")
             _check_graph(child, path, name)
     elif isinstance(value, list):

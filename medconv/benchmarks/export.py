@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=int, default=15, help="rounds of all variants in turn")
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def run(options: argparse.Namespace) -> list[rows.Row]:
     """On a CPU; `difference` is the largest one to the reference's logits."""
     fast, plain = (trained.load(options.checkpoint, plain=plain) for plain in (False, True))
@@ -59,14 +59,11 @@ def show(found: Sequence[rows.Row]) -> str:
 
 
 def _files(plain: trained.Trained, formats: Sequence[str], folder: Path) -> list[tuple[str, nn.Module, float]]:
-    with torch.inference_mode(False):
-        captured = exporting.capture(plain)
-    found = []
+    captured, found = exporting.capture(plain), []
     for name in formats:
         path = folder / name
-        with torch.inference_mode(False):
-            exporting.write_network(captured, name, path, exporting.OPSETS[0])
-            network = read_network(path, name, "cpu")
+        exporting.write_network(captured, name, path, exporting.OPSETS[0])
+        network = read_network(path, name, "cpu")
         found.append((f"{name}, by {'ONNX runtime' if name == 'onnx' else 'PyTorch'}", network, path.stat().st_size / 1e6))
     return found
 

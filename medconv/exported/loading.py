@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ def quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             logging.disable(logging.ERROR)
-            yield
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # some of it is printed, whole graphs too
+                yield
     finally:
         logging.disable(before)
 

@@ -91,7 +91,7 @@ def _built(
     axes, equivariant = _mirror_axes(values, network, mirror_axes), mirror_axes_of(network)
     network = fold_convs(network).eval()
     channels_last, dims = values["perf"]["channels_last"] and not plain, values["facts"]["spatial_dims"]
-    fast = {key: values["perf"].get(key, False) and not plain for key in ("fast_norm", "fast_depthwise")}
+    fast: dict[str, Any] = {key: values["perf"].get(key, False) and not plain for key in ("fast_norm", "fast_depthwise")}
     performance.apply_switches(network, channels_last=channels_last, **fast)
     return Trained(
         network,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,7 +49,7 @@ def _export(captured: Captured, path: Path, _: int) -> None:
 
 
 def _onnx(captured: Captured, path: Path, opset: int) -> None:
-    names = {"input_names": [INPUT], "output_names": [OUTPUT], "verbose": False}
+    names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "verbose": False}
     torch.onnx.export(captured.program, (), str(path), dynamo=True, external_data=False, opset_version=opset, **names)
     onnx, _ = need(("onnx", "onnxscript"), "--format onnx")
     given = {entry.domain: entry.version for entry in onnx.load(str(path)).opset_import}[""]

@@ -206,8 +206,8 @@ def _sizes(card: Card) -> tuple[list[int], list[int]]:
 
 def _readme(model: Trained, name: str) -> str:
     differs = [
-        "Resampling: MONAI keeps the spacing to the last digit, medconv a whole number of voxels between the image's edges; no "
-        "difference where the image has the network's spacing already.",
+        "Resampling: MONAI keeps the spacing to the last digit, medconv a whole number of voxels between the image's edges; "
+        "no difference where the image has the network's spacing already.",
         "The logits go back to the image's grid by the same splines, where medconv interpolates linearly.",
     ]
     if model.window.mirror_axes:

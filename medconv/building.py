@@ -78,19 +78,27 @@ def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
 
     Raises: ConfigError: an axis along which the network never saw a mirrored image, so that a mean over flips would harm.
     """
-    axes, seen = values["task"].get("mirror_axes"), training_axes(values)
-    dims = values["facts"]["spatial_dims"]
-    wanted = check_axes("task.mirror_axes", range(dims) if axes == "all" else () if axes is None else axes, dims)
-    equivariant = mirror_axes(network)
-    if skipped := [axis for axis in wanted if axis in equivariant]:
+    axes, dims = values["task"].get("mirror_axes"), values["facts"]["spatial_dims"]
+    wanted = range(dims) if axes == "all" else () if axes is None else axes
+    return usable_axes(wanted, dims, training_axes(values), mirror_axes(network))
+
+
+def usable_axes(wanted: Sequence[int], dims: int, seen: Sequence[int], equivariant: Sequence[int]) -> tuple[int, ...]:
+    """Of the axes wanted for mirror test-time augmentation, those that can change something.
+
+    Args: seen: axes along which the network saw mirrored images in training. equivariant: by construction.
+    Raises: ConfigError: an axis that is neither.
+    """
+    axes = check_axes("task.mirror_axes", wanted, dims)
+    if skipped := [axis for axis in axes if axis in equivariant]:
         log.info("task.mirror_axes: %s skipped, the network is equivariant along them", skipped)
-    unseen = [axis for axis in wanted if axis not in (*seen, *equivariant)]
+    unseen = [axis for axis in axes if axis not in (*seen, *equivariant)]
     if unseen:
         raise ConfigError(
-            f"task.mirror_axes={list(wanted)} needs a network that knows mirrored images: add {unseen} to "
+            f"task.mirror_axes={list(axes)} needs a network that knows mirrored images: add {unseen} to "
             f"augment.mirror_axes (now {list(seen)}), or take conv=mirror along them"
         )
-    return tuple(axis for axis in wanted if axis not in equivariant)
+    return tuple(axis for axis in axes if axis not in equivariant)
 
 
 def training_axes(values: Values) -> tuple[int, ...]:

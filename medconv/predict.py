@@ -1,9 +1,8 @@
-"""`medconv-predict`: label NIfTIs on the grids of the inputs, from one checkpoint or several."""
+"""`medconv-predict`: label NIfTIs on the grids of the inputs, from one network or several."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import logging
 import shutil
 import sys
@@ -23,6 +22,7 @@ from medconv import commands, postprocessing
 from medconv.atomic import NO_ROOM
 from medconv.data.case import Case
 from medconv.data.files import write_channels, write_label
+from medconv.exported import digest as digest
 from medconv.predicting.cases import find_cases
 from medconv.predicting.folder import RECORD as RECORD
 from medconv.predicting.folder import Folder
@@ -49,6 +49,8 @@ def _main() -> int:
     if options.overlap is not None and not 0 <= options.overlap < 1:
         raise ValueError(f"--overlap must be at least 0 and below 1, got {options.overlap}")
     steps = postprocessing.read(options.postprocess) if options.postprocess else None
+    if not options.checkpoint and not options.model:
+        raise ValueError("--checkpoint or --model is needed: the networks to predict with")
     predictor = Predictor.load(
         options.checkpoint,
         usable_device(options.device),
@@ -57,6 +59,7 @@ def _main() -> int:
         options.overlap,
         options.window_batch_size,
         steps.apply if steps else None,
+        options.model,
     )
     if steps:
         steps.check(predictor.targets)
@@ -163,7 +166,7 @@ def _settings(predictor: Predictor) -> dict[str, Any]:
     """What decides the results, and so must be the same for all cases of a folder."""
     windows = [member.window for member in predictor.members]
     return {
-        "checkpoints": [digest(member.path)[:16] for member in predictor.members if member.path],
+        "checkpoints": [digest(member.card or member.path)[:16] for member in predictor.members if member.path],
         "overlap": [window.overlap for window in windows],
         "mirror_axes": [list(window.mirror_axes) for window in windows],
     }
@@ -180,12 +183,6 @@ def _about(predictor: Predictor) -> dict[str, Any]:
     }
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def usable_device(wanted: str | None) -> str:
     """Raises: ValueError: there is no such device here."""
     device = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -199,7 +196,8 @@ def usable_device(wanted: str | None) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("medconv-predict", description=__doc__)
     add = parser.add_argument
-    add("--checkpoint", type=Path, nargs="+", required=True, help="a run's checkpoints/best.ckpt; the mean of several")
+    add("--checkpoint", type=Path, nargs="+", default=[], help="a run's checkpoints/best.ckpt; the mean of several")
+    add("--model", type=Path, nargs="+", default=[], help="exported networks, with their cards; they join the mean")
     add("--input", type=Path, required=True, help="an image, a folder of images, or a list of cases (.txt or .json)")
     add("--output", type=Path, required=True, help="folder for the label maps")
     add("--probabilities", action="store_true", help="write them, too: OUTPUT/probabilities/CASE.nii.gz, 4D")

@@ -165,6 +165,7 @@ def _record(values: Values, prepared: Prepared) -> Values:
     return {
         "config": values,
         "recipe": {key: configs.plain(value) for key, value in asdict(prepared.recipe).items()},
+        "dataset": prepared.dataset.name,
         "class_names": list(prepared.dataset.class_names),
         "targets": prepared.targets.plain(),
         "modalities": list(prepared.dataset.modalities),

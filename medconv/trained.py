@@ -13,9 +13,10 @@ from torch import nn
 
 from medconv import checkpoint, performance, trust
 from medconv import config as configs
-from medconv.building import Values, build_network, test_time_axes
+from medconv.building import Values, build_network, test_time_axes, training_axes
 from medconv.config import ConfigError
 from medconv.convs import fold_convs
+from medconv.convs import mirror_axes as mirror_axes_of
 from medconv.data.preprocess import Recipe
 from medconv.inference import SlidingWindow
 from medconv.targets import Targets
@@ -31,7 +32,10 @@ class Trained:
     Args:
         spacing_range_mm: smallest and largest spacing of the training cases along each axis (right, anterior, superior);
             empty where a checkpoint does not say.
-        path: the checkpoint.
+        path: the checkpoint, or the exported file.
+        seen_axes: along which the network saw mirrored images.
+        equivariant_axes: along which it gives them mirrored logits by construction.
+        card: beside an exported file, what says all of this.
     """
 
     network: nn.Module
@@ -44,20 +48,30 @@ class Trained:
     memory_format: torch.memory_format
     spacing_range_mm: tuple[tuple[float, float], ...] = ()
     path: Path | None = None
+    seen_axes: tuple[int, ...] = ()
+    equivariant_axes: tuple[int, ...] = ()
+    card: Path | None = None
 
 
-def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu", mirror_axes: Sequence[int] | None = None) -> Trained:
+def load(
+    path: Path,
+    trusted: Sequence[str] = (),
+    device: str = "cpu",
+    mirror_axes: Sequence[int] | None = None,
+    plain: bool = False,
+) -> Trained:
     """Read a checkpoint back: its network, priors folded, and its preprocessing.
 
     Args:
         trusted: packages of your own that its network may come from.
         mirror_axes: of test-time augmentation, in the place of those that it was validated with; spatial axes.
+        plain: without the fast layers and layouts of `perf`, which are this package's own, so that it can be exported.
     Raises: ValueError: missing, damaged, not medconv's, of another task, naming a class that is not allowed, or axes along
         which the network never saw a mirrored image.
     """
     content = checkpoint.read(path)
     try:
-        model = _built(content, path, trusted, mirror_axes)
+        model = _built(content, path, trusted, mirror_axes, plain)
     except DAMAGED as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path}: damaged, or of another version: its record cannot be read ({reason})") from error
@@ -65,17 +79,19 @@ def load(path: Path, trusted: Sequence[str] = (), device: str = "cpu", mirror_ax
     return model
 
 
-def _built(content: dict[str, Any], path: Path, trusted: Sequence[str], mirror_axes: Sequence[int] | None) -> Trained:
+def _built(
+    content: dict[str, Any], path: Path, trusted: Sequence[str], mirror_axes: Sequence[int] | None, plain: bool
+) -> Trained:
     record, values = content["medconv"], content["medconv"]["config"]
     task = str(values["task"]["_target_"])
     if not task.endswith("Segmentation"):
         raise ValueError(f"{path}: its task is {task}, expected medconv.tasks.Segmentation")
     network = build_network(values, values["facts"]["patch_size"], partial(trust.build_trusted, trusted=trusted))
     checkpoint.load_weights(network, content, path)
-    axes = _mirror_axes(values, network, mirror_axes)
+    axes, equivariant = _mirror_axes(values, network, mirror_axes), mirror_axes_of(network)
     network = fold_convs(network).eval()
-    channels_last, dims = values["perf"]["channels_last"], values["facts"]["spatial_dims"]
-    fast = {key: values["perf"].get(key, False) for key in ("fast_norm", "fast_depthwise")}
+    channels_last, dims = values["perf"]["channels_last"] and not plain, values["facts"]["spatial_dims"]
+    fast: dict[str, Any] = {key: values["perf"].get(key, False) and not plain for key in ("fast_norm", "fast_depthwise")}
     performance.apply_switches(network, channels_last=channels_last, **fast)
     return Trained(
         network,
@@ -88,6 +104,8 @@ def _built(content: dict[str, Any], path: Path, trusted: Sequence[str], mirror_a
         performance.memory_format(channels_last, dims),
         tuple((float(low), float(high)) for low, high in record.get("spacing_range_mm", ())),
         path,
+        training_axes(values),
+        equivariant,
     )
 
 

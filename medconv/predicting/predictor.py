@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medconv import exported
 from medconv.data.case import Case, Grid
 from medconv.data.files import read_image
 from medconv.data.preprocess import Placement, Recipe, on_content_grid, preprocess, to_native
@@ -113,12 +114,15 @@ class Predictor:
         overlap: float | None = None,
         window_batch_size: int | None = None,
         finish: Finish | None = None,
+        models: Sequence[Path | str] = (),
     ) -> Predictor:
-        """From checkpoints; None keeps what each was validated with. Raises: ValueError: as `trained.load`."""
-        members = [
-            with_window(load(Path(path), trusted, device, mirror_axes), overlap, window_batch_size) for path in checkpoints
-        ]
-        return cls(members, device, finish)
+        """From checkpoints and exported files; None keeps what each was validated with.
+
+        Raises: ValueError: as `trained.load` and `exported.load`.
+        """
+        members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
+        members += [exported.load(Path(path), device, mirror_axes) for path in models]
+        return cls([with_window(member, overlap, window_batch_size) for member in members], device, finish)
 
     def __call__(self, *images: Path | str) -> np.ndarray:
         """The label map of a case, (X, Y, Z) int16, from its files: one per channel, or one with all of them.

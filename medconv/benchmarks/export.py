@@ -1,0 +1,72 @@
+"""A checkpoint's network beside its exported files: seconds for a batch of windows, in fp32, and how far logits differ."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medconv import exporting, trained
+from medconv.benchmarks import rows
+from medconv.exported.loading import read_network
+from medconv.networks import full_resolution
+
+REFERENCE = "PyTorch, as predict runs it"
+_FORMATS = tuple(name for name in exporting.FORMATS if name != "bundle")
+_SHOWN = ["case", "variant", "seconds", "ratio", "spread", "difference", "megabytes"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--formats", nargs="+", choices=_FORMATS, default=_FORMATS)
+    parser.add_argument("--batch", type=int, help="windows in a forward pass; as validated")
+    parser.add_argument("--pairs", type=int, default=15, help="rounds of all variants in turn")
+
+
+@torch.no_grad()
+def run(options: argparse.Namespace) -> list[rows.Row]:
+    """On a CPU; `difference` is the largest one to the reference's logits."""
+    fast, plain = (trained.load(options.checkpoint, plain=plain) for plain in (False, True))
+    patch, batch = plain.window.patch_size, options.batch or plain.window.batch_size
+    image = torch.randn(batch, len(plain.modalities), *patch, generator=torch.Generator().manual_seed(0))
+    calls: dict[str, Callable[[], Tensor]] = {
+        REFERENCE: partial(_forward, fast.network, image.contiguous(memory_format=fast.memory_format)),
+        "PyTorch, plain modules": partial(_forward, plain.network, image),
+    }
+    sizes: dict[str, float] = {}
+    with TemporaryDirectory() as folder:
+        for name, network, size in _files(plain, options.formats, Path(folder)):
+            calls[name], sizes[name] = partial(_forward, network, image), size
+        wanted = calls[REFERENCE]()
+        differences = {name: float((call() - wanted).abs().max()) for name, call in calls.items()}
+        timed = rows.alternate(calls, REFERENCE, options.pairs)
+    case = f"{type(plain.network).__name__}, {rows.by(patch)} voxels, batch {batch}"
+    kind = {"benchmark": "export", "case": case, "reference": REFERENCE, **rows.conditions(), "device": "cpu"}
+    return [
+        {**kind, "variant": name, **timed[name], "difference": differences[name], "megabytes": sizes.get(name)}
+        for name in calls
+    ]
+
+
+def show(found: Sequence[rows.Row]) -> str:
+    return rows.table(found, _SHOWN)
+
+
+def _files(plain: trained.Trained, formats: Sequence[str], folder: Path) -> list[tuple[str, nn.Module, float]]:
+    captured, found = exporting.capture(plain), []
+    for name in formats:
+        path = folder / name
+        exporting.write_network(captured, name, path, exporting.OPSETS[0])
+        network = read_network(path, name, "cpu")
+        found.append((f"{name}, by {'ONNX runtime' if name == 'onnx' else 'PyTorch'}", network, path.stat().st_size / 1e6))
+    return found
+
+
+def _forward(network: Callable[[Tensor], Any], image: Tensor) -> Tensor:
+    return full_resolution(network(image))

@@ -1,0 +1,131 @@
+"""A network from a TorchScript, torch.export or ONNX file, as a module like any other."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medconv.exported import archives, card
+from medconv.trained import Trained
+
+INPUT, OUTPUT = "image", "logits"  # what they are called in an ONNX file
+
+
+def load(path: Path, device: str = "cpu", mirror_axes: Sequence[int] | None = None) -> Trained:
+    """An exported file with its card.
+
+    Args: mirror_axes: of test-time augmentation, in the place of the card's; spatial axes.
+    Raises: ValueError: the file or its card is missing, damaged, another's or no network; a package is missing.
+    """
+    found = card.read(path)
+    network = read_network(path, str(found.get("format")), device)
+    return card.as_trained(found, network, path, mirror_axes)
+
+
+def read_network(path: Path, format: str, device: str) -> nn.Module:
+    """Raises: ValueError: as `load`."""
+    readers = {"torchscript": _torchscript, "pt2": _export, "onnx": _onnx}
+    if format not in readers:
+        raise ValueError(f"{card.card_path(path)}: its format must be one of {', '.join(readers)}, got {format!r:.40}")
+    return readers[format](path, device)
+
+
+def need(packages: Sequence[str], purpose: str) -> list[Any]:
+    """Packages of the extra `onnx`. Raises: ValueError: one is missing."""
+    try:
+        return [import_module(name) for name in packages]
+    except ImportError as error:
+        raise ValueError(f"{purpose} needs {error.name}: pip install 'medconv[onnx]'") from error
+
+
+def _torchscript(path: Path, device: str) -> nn.Module:
+    content = archives.torchscript(path)
+    return _attempt(path, lambda: torch.jit.load(content, map_location=device).eval())
+
+
+def _export(path: Path, device: str) -> nn.Module:
+    content = archives.export(path)
+    # Without guards, which are lines of Python.
+    return _attempt(path, lambda: torch.export.load(content).module(check_guards=False).to(device))
+
+
+def _attempt(path: Path, read: Callable[[], Any]) -> Any:
+    try:
+        with quiet():
+            return read()
+    except Exception as error:  # whatever a damaged file brings about; torch, protobuf and the runtime have no common class
+        raise ValueError(f"{path}: damaged, or of another version ({first_line(error)})") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch says of formats that it will not develop further, and of its progress."""
+    before = logging.root.manager.disable
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logging.disable(logging.ERROR)
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # some of it is printed, whole graphs too
+                yield
+    finally:
+        logging.disable(before)
+
+
+def first_line(error: Exception) -> str:
+    """Kind and first line of an error that is not ours, for a message of one line."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {line:.200}".removesuffix(": ")
+
+
+def _onnx(path: Path, device: str) -> nn.Module:
+    onnx, runtime = need(("onnx", "onnxruntime"), f"{path}: an ONNX file")
+    content = path.read_bytes()
+    model = _attempt(path, lambda: onnx.load_model_from_string(content))
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(model.graph)):
+        raise archives.refused(path, "a reference to other files")
+    settings = runtime.SessionOptions()
+    settings.intra_op_num_threads, settings.log_severity_level = torch.get_num_threads(), 3
+    providers = _providers(runtime, device)
+    return OnnxNetwork(_attempt(path, lambda: runtime.InferenceSession(content, settings, providers=providers)))
+
+
+def _providers(runtime: Any, device: str) -> list[str]:
+    wanted = ["CUDAExecutionProvider"] if device.startswith("cuda") else []
+    return [*(name for name in wanted if name in runtime.get_available_providers()), "CPUExecutionProvider"]
+
+
+def _tensors(graph: Any) -> list[Any]:
+    """All constants of a graph and of those inside it."""
+    found = list(graph.initializer) + [
+        part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices)
+    ]
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        found += [attribute.t, *attribute.tensors]
+        for inner in [attribute.g, *attribute.graphs]:
+            found += _tensors(inner) if inner.ByteSize() else []
+    return found
+
+
+class OnnxNetwork(nn.Module):
+    """A session of the ONNX runtime as a module; on its own threads, and without gradients.
+
+    Shape: (batch, channels, *spatial) -> (batch, outputs, *spatial) float32, on the device of the input.
+    """
+
+    def __init__(self, session: Any) -> None:
+        super().__init__()
+        self.session = session
+
+    def forward(self, image: Tensor) -> Tensor:
+        given = image.detach().float().cpu().contiguous().numpy()
+        (logits,) = self.session.run([OUTPUT], {INPUT: given})
+        return torch.from_numpy(logits).to(image.device)

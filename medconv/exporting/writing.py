@@ -1,0 +1,57 @@
+"""A captured network into a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medconv.exported.loading import INPUT, OUTPUT, first_line, need, quiet
+from medconv.exporting.capture import Captured
+
+FORMATS = ("torchscript", "onnx", "pt2", "bundle")
+OPSETS = range(18, 24)  # of ONNX: torch's operations are written for 18, which later ones are made from
+
+
+def write_network(captured: Captured, format: str, path: Path, opset: int) -> None:
+    """Args: opset: of ONNX alone.
+
+    Raises: ValueError: torch cannot write it in this format, or a package is missing.
+    """
+    writers = {"torchscript": _torchscript, "pt2": _export, "onnx": _onnx}
+    if format == "onnx":
+        need(("onnx", "onnxscript"), "--format onnx")
+    try:
+        with quiet(), torch.no_grad():
+            writers[format](captured, path, opset)
+    except (OSError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # torch has many classes for what it cannot write
+        raise ValueError(f"the network cannot be written as {format} ({first_line(error)})") from error
+
+
+def check_opset(opset: int) -> None:
+    """Raises: ValueError: not one that is supported."""
+    if opset not in OPSETS:
+        raise ValueError(f"--opset must lie between {OPSETS[0]} and {OPSETS[-1]}, got {opset}")
+
+
+def _torchscript(captured: Captured, path: Path, _: int) -> None:
+    # A trace follows one way through the code; that there is no other, capturing has shown.
+    traced = torch.jit.trace(captured.module, captured.example, check_trace=False)
+    torch.jit.save(traced, str(path))
+
+
+def _export(captured: Captured, path: Path, _: int) -> None:
+    with path.open("wb") as file:
+        torch.export.save(captured.program, file)
+
+
+def _onnx(captured: Captured, path: Path, opset: int) -> None:
+    names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "verbose": False}
+    torch.onnx.export(captured.program, (), str(path), dynamo=True, external_data=False, opset_version=opset, **names)
+    onnx, _ = need(("onnx", "onnxscript"), "--format onnx")
+    given = {entry.domain: entry.version for entry in onnx.load(str(path)).opset_import}[""]
+    if given != opset:  # torch keeps what it could not convert
+        raise ValueError(f"it can only be written for opset {given}, not {opset}")

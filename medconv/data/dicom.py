@@ -108,7 +108,7 @@ def _check_alike(frames: Sequence[Frame]) -> None:
                 )
         if len(frames) > 1 and None in (frame.position_mm, frame.orientation):
             raise ValueError(
-                f"{frame.path}: has no place (ImagePositionPatient, ImageOrientationPatient), expected one of each of "
+                f"{frame.path}: has no place (ImagePositionPatient, ImageOrientationPatient), expected one in each of "
                 f"{len(frames)} slices"
             )
         if frame.uid and (other := seen.setdefault((frame.uid, frame.number), frame)) is not frame:
@@ -195,7 +195,10 @@ def _lacking(content: Any) -> str:
     syntax = content.file_meta.TransferSyntaxUID
     if not syntax.is_compressed or get_decoder(syntax).is_available:
         return ""
-    return f"compressed as {syntax.name}, which needs a decoder: pip install 'medconv[dicom]'"
+    return (
+        f"compressed as {syntax.name}, which no decoder here reads; pip install 'medconv[dicom]' brings those of JPEG, "
+        "JPEG-LS and JPEG 2000"
+    )
 
 
 def _scaled(frame: Frame, pixels: np.ndarray) -> np.ndarray:

@@ -160,7 +160,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
         "its `space` must be left-posterior-superior or alike, got ''",
     ),
     "NRRD in scanner axes": (
-        lambda p: nrrd(p, image_array(0), **{"space": "scanner-xyz"}),
+        lambda p: nrrd(p, image_array(0), space="scanner-xyz"),
         "its `space` must be left-posterior-superior or alike, got 'scanner-xyz'",
     ),
     "NRRD in metres": (

@@ -52,6 +52,7 @@ def _segmentation(highdicom: Any, label: np.ndarray, like: Path, class_names: Se
     if len(files) < len(volume):  # one file of many frames, in whose order SEG counts them
         slices = slices[np.argsort([frame.number for frame in volume])]
     uid, step_mm = highdicom.UID, float(np.linalg.norm(dicom.affine(volume)[:3, 2]))
+    assert volume[0].spacing_mm is not None  # `affine` has asked for it
     measures = highdicom.PixelMeasuresSequence(  # those of the places, not what headers say of them
         pixel_spacing=volume[0].spacing_mm[::-1], slice_thickness=volume[0].thickness_mm, spacing_between_slices=step_mm
     )

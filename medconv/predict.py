@@ -1,4 +1,4 @@
-"""`medconv-predict`: label NIfTIs on the grids of the inputs, from one network or several."""
+"""`medconv-predict`: label NIfTIs (and DICOM SEG) on the grids of the inputs, from one network or several."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tqdm import tqdm
 import medconv
 from medconv import commands, postprocessing
 from medconv.atomic import NO_ROOM
+from medconv.data import dicomseg
 from medconv.data.case import Case
 from medconv.data.files import write_channels, write_label
 from medconv.exported import digest as digest
@@ -64,8 +65,11 @@ def _main() -> int:
     if steps:
         steps.check(predictor.targets)
     cases = find_cases(options.input, len(predictor.modalities))
+    if options.dicom_seg:
+        dicomseg.check([case.images[0] for case in cases])
     made = {"postprocess": digest(options.postprocess) if options.postprocess else None}
-    return predict(predictor, cases, options.output, options.probabilities, options.overwrite, options.workers, made)
+    also = (options.probabilities, options.overwrite, options.workers, made, options.dicom_seg)
+    return predict(predictor, cases, options.output, *also)
 
 
 def predict(
@@ -76,15 +80,17 @@ def predict(
     overwrite: bool = False,
     workers: int = 1,
     settings: dict[str, Any] | None = None,
+    dicom_seg: bool = False,
 ) -> int:
     """Write one label map per case that has none yet and is in no other process's hands; a case that fails is named at
     the end, the rest is done.
 
-    Args: probabilities: written, too. workers: cases that are loaded at once. settings: what else decides the results.
+    Args: probabilities, dicom_seg: written, too. workers: cases that are loaded at once. settings: what else decides the
+        results.
     Returns: the exit code.
     Raises: ValueError: `output` holds other results, cases failed, or the disk is full.
     """
-    folder = Folder(output, {**_settings(predictor), **(settings or {})}, _about(predictor), probabilities)
+    folder = Folder(output, {**_settings(predictor), **(settings or {})}, _about(predictor), probabilities, dicom_seg)
     failed: dict[str, str] = {}
     limits = threadpool_limits(1, user_api="blas")  # loading beside the network; each does its own matrix products
     with commands.stoppable(), folder.open(cases, overwrite), limits, tqdm(total=len(cases), **_BAR) as bar:
@@ -121,6 +127,8 @@ def _write(predictor: Predictor, folder: Folder, claimed: Claimed, scores: Score
         if folder.writes_probabilities:
             path, count = folder.probabilities(case.id), predictor.targets.num_outputs
             with_room(scores, lambda kept: write_channels(path, kept.probabilities(), count, case.images[0]))
+        if folder.writes_dicom_seg:
+            dicomseg.write(folder.dicom_seg(case.id), label, case.images[0], predictor.class_names)
         write_label(folder.label(case.id), label, case.images[0])
     except OSError as error:
         raise Unwritable(_unwritable(folder.path, case.id, error)) from error
@@ -198,9 +206,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--checkpoint", type=Path, nargs="+", default=[], help="a run's checkpoints/best.ckpt; the mean of several")
     add("--model", type=Path, nargs="+", default=[], help="exported networks, with their cards; they join the mean")
-    add("--input", type=Path, required=True, help="an image, a folder of images, or a list of cases (.txt or .json)")
+    add("--input", type=Path, required=True, help="an image, a folder of images or DICOM, or a list (.txt or .json)")
     add("--output", type=Path, required=True, help="folder for the label maps")
     add("--probabilities", action="store_true", help="write them, too: OUTPUT/probabilities/CASE.nii.gz, 4D")
+    add("--dicom-seg", action="store_true", help="of DICOM, write OUTPUT/dicomseg/CASE.dcm, too, which refers to the slices")
     add(
         "--overwrite",
         action="store_true",

@@ -43,6 +43,12 @@ class Grid:
         return float(abs(np.linalg.det(self.matrix[:3, :3])))
 
     @property
+    def shear(self) -> float:
+        """How far its axes are from right angles, in degrees."""
+        unit = self.matrix[:3, :3] / np.linalg.norm(self.matrix[:3, :3], axis=0)
+        return float(np.rad2deg(np.arcsin(np.abs(unit.T @ unit - np.eye(3)).max().clip(0, 1))))
+
+    @property
     def orientation(self) -> str:
         """Where the array's axes point, such as `RAS`."""
         return "".join(str(code) for code in nib.aff2axcodes(self.matrix))
@@ -56,7 +62,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class Case:
-    """One patient's examination: an image file per channel (or one file with the channels last) and its label."""
+    """One patient's examination: an image per channel (or one with the channels last) and its label.
+
+    Args: images: files; of DICOM, a series' folder, or a file that stands for its series.
+    """
 
     id: str
     images: tuple[Path, ...]

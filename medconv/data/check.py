@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from medconv.data.case import Case, Dataset, Grid
-from medconv.data.files import check_same_grid, read_header, read_image, read_label
+from medconv.data.files import check_same_grid, nifti_header, read_image, read_label
 from medconv.data.pool import each
 from medconv.data.preprocess import content_box, to_canonical
 
+_SHEARED = 0.5  # degrees: beyond rounding, a gantry that was tilted
 _SAMPLED = 5_000  # foreground voxels per case that stand for its intensities
 _ODD = {True: "one slice only, while most cases are volumes", False: "a volume, while most cases are one slice only"}
 
@@ -143,6 +145,8 @@ def _image(case: Case, num_channels: int, report: CaseReport) -> tuple[np.ndarra
     report.low, report.high = min(low for low, _ in ranges), max(high for _, high in ranges)
     report.grid, report.channels = grid, len(image)
     report.warnings += [w for p in case.images for w in _disagreeing_forms(p)]
+    if grid.shear > _SHEARED:
+        report.warnings.append(f"{path}: its axes are {grid.shear:.1f} degrees off a right angle; it is used as it is")
     return image, grid
 
 
@@ -168,8 +172,10 @@ def _label(case: Case, num_classes: int, ignore: int | None, report: CaseReport)
     return label, grid
 
 
-def _disagreeing_forms(path: object) -> list[str]:
-    header = read_header(path).header  # type: ignore[arg-type]
+def _disagreeing_forms(path: Path) -> list[str]:
+    header = nifti_header(path)
+    if header is None:
+        return []
     try:
         (sform, s_code), (qform, q_code) = header.get_sform(coded=True), header.get_qform(coded=True)
     except ValueError as error:  # a quaternion that is none

@@ -1,8 +1,10 @@
-"""Reading and writing of NIfTI files; everything that touches a medical file goes through here."""
+"""Reading and writing of images: NIfTI and MGH by nibabel, NRRD, DICOM series; all that touches their files starts here.
+
+What is written is NIfTI, on the grid of the image it belongs to; of DICOM see `dicomseg`, too.
+"""
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,28 +12,46 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
-from nibabel.filebasedimages import ImageFileError
-from nibabel.nifti1 import Nifti1Image
+from nibabel.nifti1 import Nifti1Image, Nifti1Pair
 from nibabel.openers import ImageOpener
-from nibabel.spatialimages import HeaderDataError
 
 from medconv.atomic import replacing
+from medconv.data import dicom, nifti, nrrdfile, series
 from medconv.data.case import Grid
+from medconv.data.frames import is_dicom
+from medconv.data.nifti import read_header
 
-SUFFIXES = (".nii.gz", ".nii")
-_DAMAGED = (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib.error)  # what nibabel raises
+SUFFIXES = (".nii.gz", ".nii", ".hdr", ".mgz", ".mgh", nrrdfile.SUFFIX)  # of a pair, the header stands for both files
+_STEMS = (*SUFFIXES, ".img")
+WHOLE = 1e-3  # how far a label value may be from a whole number: scaled integers read as 0.99999997
 
 
 def stem(path: Path) -> str:
-    """The file's name without `.nii.gz` or `.nii`."""
-    for suffix in SUFFIXES:
+    """The file's name without the ending of its format; that of a folder as it is."""
+    for suffix in _STEMS:
         if path.name.endswith(suffix):
             return path.name[: -len(suffix)]
-    return path.stem
+    return path.name if path.is_dir() else path.stem
+
+
+def stamp(path: Path) -> list[int]:
+    """What tells that an image was replaced: size in bytes and time of change in ns; of several files, a checksum of them.
+
+    Raises: OSError: not there. ValueError: a DICOM file, and its series cannot be told.
+    """
+    if not path.name.endswith(_STEMS) and is_dicom(path):
+        return series.stamp(path)
+    found = path.stat()
+    beside = path.with_suffix(nifti.PAIR.get(path.suffix, path.suffix))
+    if beside == path or not beside.exists():
+        return [found.st_size, found.st_mtime_ns]
+    other = beside.stat()
+    times = sorted([(path.name, found.st_mtime_ns), (beside.name, other.st_mtime_ns)])
+    return [found.st_size + other.st_size, zlib.crc32(repr(times).encode())]
 
 
 def in_folder(folder: Path, option: str) -> dict[str, Path]:
-    """The NIfTI files of a folder by their stems, in order; hidden files are left out.
+    """The image files of a folder, DICOM apart, by their stems, in order; hidden files are left out.
 
     Args: option: what the user gave the folder by, for messages.
     Raises: ValueError: no such folder, no such file in it, or two files of one stem.
@@ -40,7 +60,7 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
         raise ValueError(f"{option} {folder}: no such folder")
     files = sorted(p for p in folder.iterdir() if p.name.endswith(SUFFIXES) and not p.name.startswith("."))
     if not files:
-        raise ValueError(f"{option} {folder}: no {' or '.join(SUFFIXES)} file there")
+        raise ValueError(f"{option} {folder}: no image there ({', '.join(SUFFIXES)})")
     found = {stem(path): path for path in files}
     if len(found) < len(files):
         twice = sorted({stem(path) for path in files if found[stem(path)] != path})
@@ -48,43 +68,23 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
     return found
 
 
-def read_header(path: Path) -> Nifti1Image:
-    """Open a file without reading its voxels. Raises: ValueError: missing, empty, or not NIfTI."""
-    try:
-        if not path.is_file():
-            raise ValueError(f"{path}: no such file")
-        if path.stat().st_size == 0:
-            raise ValueError(f"{path}: the file is empty (0 bytes)")
-        path.open("rb").close()  # of a lack of permission nibabel does not speak
-    except PermissionError as error:
-        raise ValueError(f"{path}: no permission to read it") from error
-    try:
-        image = nib.load(path)
-    except _DAMAGED as error:
-        raise ValueError(f"{path}: not a readable NIfTI file ({_reason(error)})") from error
-    if not isinstance(image, Nifti1Image):
-        raise ValueError(f"{path}: expected NIfTI, got {type(image).__name__}")
-    return image
+def nifti_header(path: Path) -> Any:
+    """Its header, of a NIfTI file or pair; None: another format. Raises: ValueError: as `read_header`."""
+    image = read_header(path) if _format(path) == "nibabel" else None
+    return image.header if isinstance(image, Nifti1Pair) else None
 
 
 def read_array(path: Path) -> tuple[np.ndarray, Grid]:
-    """Voxels as stored (scaled if the header says so) and their grid.
+    """Voxels as stored (scaled if the header says so) and their grid; of DICOM, a folder or a file of its series.
 
-    Raises: ValueError: missing, truncated, not NIfTI, not real numbers, or with an affine that maps nowhere.
+    Raises: ValueError: missing, truncated, of no known format, not real numbers, or with an affine that maps nowhere.
     """
-    image = read_header(path)
-    if not 2 <= len(image.shape) <= 4 or min(image.shape) < 1:
-        raise ValueError(f"{path}: expected 2, 3 or 4 axes of at least one voxel, got shape {image.shape}")
-    try:
-        array = _voxels(path, image)
-    except (*_DAMAGED, MemoryError) as error:
-        raise ValueError(f"{path}: damaged or truncated, its voxels cannot be read ({_reason(error)})") from error
+    array, affine = _read(path)
     if array.dtype.kind not in "iufb":
         raise ValueError(f"{path}: expected voxels that are real numbers, got {array.dtype}")
-    grid = Grid.of(array.shape, image.affine)
+    grid = Grid.of(array.shape, affine)
     if not np.isfinite(grid.matrix).all() or abs(np.linalg.det(grid.matrix[:3, :3])) <= 1e-6 * np.prod(grid.spacing_mm):
         raise ValueError(f"{path}: its affine is singular, so it has no spacing: {grid.affine}")
-    _check_spacing(path, image)
     return array, grid
 
 
@@ -107,7 +107,10 @@ def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
 
 
 def read_label(path: Path) -> tuple[np.ndarray, Grid]:
-    """A label map. Shape: (X, Y, Z) int16. Raises: ValueError: as `read_array`, or values that are not whole numbers."""
+    """A label map; values within `WHOLE` of whole numbers are rounded. Shape: (X, Y, Z) int16.
+
+    Raises: ValueError: as `read_array`, or values that are no whole numbers; the worst one and its place are named.
+    """
     array, grid = read_array(path)
     if array.size != np.prod(grid.shape):
         raise ValueError(f"{path}: a label map has one value per voxel, got shape {array.shape}")
@@ -115,8 +118,13 @@ def read_label(path: Path) -> tuple[np.ndarray, Grid]:
         if not np.isfinite(array).all():
             raise ValueError(f"{path}: {_count_nonfinite(array)} label values are not finite")
         whole = np.rint(array)
-        if np.abs(array - whole).max() > 1e-3:
-            raise ValueError(f"{path}: label values must be whole numbers, found {float(array[array != whole][0])}")
+        off = np.abs(array - whole)
+        if off.max() > WHOLE:
+            place = tuple(map(int, np.unravel_index(off.argmax(), off.shape)))
+            raise ValueError(
+                f"{path}: label values must be whole numbers, found {float(array[place]):.9g} at voxel {place}; within "
+                f"{WHOLE} of one they are rounded"
+            )
         array = whole
     if array.min() < 0 or array.max() > np.iinfo(np.int16).max:
         raise ValueError(f"{path}: label values must lie in 0..32767, found {array.min()} to {array.max()}")
@@ -136,11 +144,12 @@ def check_same_grid(path: Path, grid: Grid, other_path: Path, other: Grid, toler
 
 
 def write_label(path: Path, label: np.ndarray, like: Path) -> None:
-    """Write a label map as NIfTI, atomically, with shape, affine and header (sform, qform, units) of the image `like`.
+    """Write a label map as NIfTI, atomically, with shape, affine and header (sform, qform, units) of the image `like`,
+    which may be of another format: then sform and qform say its place.
 
     Shape: label (X, Y, Z). Raises: OSError: no room, or no permission.
     """
-    source = read_header(like)
+    source = _template(like)
     dtype = np.uint8 if label.max(initial=0) < 256 else np.int16
     header = _header_like(source, dtype)
     image = Nifti1Image(label.reshape(source.shape[:3]).astype(dtype), source.affine, header)
@@ -154,7 +163,7 @@ def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like:
 
     Shape: `count` times (X, Y, Z); a 2D image becomes 4D, too, with Z = 1.
     """
-    source = read_header(like)
+    source = _template(like)
     header = _header_like(source, np.float32)
     header.set_data_shape((*source.shape[:3], *(1,) * (3 - len(source.shape)), count))
     header.extensions.clear()
@@ -169,40 +178,53 @@ def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like:
         assert written == count
 
 
+def _format(path: Path) -> str:
+    """By the name where that says it, else by the content."""
+    if path.name.endswith(nrrdfile.SUFFIX):
+        return "nrrd"
+    return "dicom" if not path.name.endswith(_STEMS) and is_dicom(path) else "nibabel"
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Voxels and affine, by the reader of the format."""
+    kind = _format(path)
+    if kind == "nibabel":
+        return nifti.read(path)
+    if kind == "dicom":
+        return dicom.read(path)
+    nifti.check_readable(path)
+    array, affine = nrrdfile.read(path)
+    nifti.check_shape(path, array.shape)
+    return array, affine
+
+
+def _template(like: Path) -> Nifti1Image:
+    """A NIfTI image with the grid of any image; its voxels are not read."""
+    kind = _format(like)
+    if kind == "nibabel" and isinstance(source := read_header(like), Nifti1Image):
+        return source
+    if kind == "nibabel":
+        shape, affine = source.shape, source.affine
+    elif kind == "nrrd":
+        shape, affine = nrrdfile.grid(like)
+    else:
+        volume = dicom.volumes(like)[0]
+        shape, affine = dicom.shape(volume), dicom.affine(volume)
+    image = Nifti1Image(np.broadcast_to(np.uint8(0), shape[:3]), affine)
+    image.set_sform(affine, code="scanner")
+    directions = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
+    if np.allclose(directions.T @ directions, np.eye(3), atol=1e-4):  # a qform has no shear
+        image.set_qform(affine, code="scanner")
+    image.header.set_xyzt_units("mm")
+    return image
+
+
 def _header_like(source: Nifti1Image, dtype: type) -> Any:
     header = source.header.copy()
     header.set_data_dtype(dtype)
     header.set_slope_inter(1, 0)
     header["cal_min"] = header["cal_max"] = 0
     return header
-
-
-def _voxels(path: Path, image: Nifti1Image) -> np.ndarray:
-    """As `image.dataobj`, but a compressed file is read to its end, where its checksum stands; nibabel stops before."""
-    if path.suffix != ".gz":
-        return np.asanyarray(image.dataobj)
-    with gzip.open(path) as file:
-        array = np.asanyarray(type(image).from_stream(file).dataobj)
-        while file.read(1 << 20):
-            pass
-    return array
-
-
-def _check_spacing(path: Path, image: Nifti1Image) -> None:
-    """Where the affine comes from `pixdim`, nibabel turns 0 into 1 mm and drops a minus; one slice may have no thickness."""
-    if image.header["sform_code"]:
-        return
-    with ImageOpener(str(path)) as file:
-        stored = image.header_class.from_fileobj(file, check=False)["pixdim"][1:4]
-    wrong = [axis for axis, (n, mm) in enumerate(zip(image.shape[:3], stored, strict=False)) if n > 1 and not mm > 0]
-    if wrong:
-        found = ", ".join(f"{stored[axis]:g} mm along axis {axis}" for axis in wrong)
-        raise ValueError(f"{path}: its spacing is {found}, expected more than 0")
-
-
-def _reason(error: BaseException) -> str:
-    """An error on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _count_nonfinite(array: np.ndarray) -> int:

@@ -73,7 +73,8 @@ def phantom(root: str | Path, spatial_dims: int, num_cases: int, seed: int = 0) 
 
 
 def folder(images: str, labels: str, class_names: Sequence[str] | None = None, modality: str = "MRI") -> Dataset:
-    """Pairs from two glob patterns; what the `*` of each stands for is the case's id and must be the same in both.
+    """Pairs from two glob patterns; what the `*` of each stands for is the case's id and must be the same in both. A folder
+    that matches is a DICOM series.
 
     Args: class_names: background first; None numbers as many classes as the first 20 labels show.
     """

@@ -138,7 +138,7 @@ def _sources(dataset: Dataset) -> list[Any]:
 def _signature(case: Case) -> list[list[Any]] | None:
     try:
         return signature(case)
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from medconv.atomic import NO_ROOM, replacing, write_text
 from medconv.data.case import Case, Grid
+from medconv.data.files import stamp
 from medconv.data.preprocess import Placement
 
 _ARRAYS = ("image", "label", "foreground")
@@ -135,8 +136,11 @@ class Store:
 
 
 def signature(case: Case) -> list[list[Any]]:
-    """What tells whether a case's files changed: path, size in bytes and time of change of each."""
-    return [[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns] for p in case.files]
+    """What tells whether a case's files changed: path, and the `stamp` of each.
+
+    Raises: OSError, ValueError: a file that cannot be looked at.
+    """
+    return [[str(path.resolve()), *stamp(path)] for path in case.files]
 
 
 class _Summing:

@@ -1,25 +1,30 @@
-"""Which cases `--input` means: a file, a folder, or a list of files."""
+"""Which cases `--input` means: a file, a folder of images or of DICOM, or a list of files."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from medconv.data import series
 from medconv.data.case import Case
-from medconv.data.files import in_folder, stem
+from medconv.data.files import SUFFIXES, in_folder, stem
+from medconv.data.frames import is_dicom
 from medconv.data.layout import group_channels
 
 _FIRST = "_0000"  # how the first channel's name ends
 _LONGEST = 200  # bytes of an id; most file systems allow names of 255, and a file being written has a longer one
+log = logging.getLogger(__name__)
 
 
 def find_cases(source: Path, num_channels: int) -> list[Case]:
     """The cases in a file, a folder or a list; channels are files CASE_0000, CASE_0001, ... or one file has them all.
 
-    A folder with some name that ends in `_0000` holds such channels and nothing else.
+    A folder with some name that ends in `_0000` holds such channels and nothing else. One without any image of another
+    format, but with DICOM in it or below it, has a case in each series.
 
     Lists: `.txt` has a case in each line, its channels divided by tabs; `.json` is an array of such cases (a path, or an
     array of paths), or an object of case id to them. Paths are relative to the list's folder.
@@ -30,12 +35,44 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     if source.is_file():
         lists = {".txt": _lines, ".json": _json}
         return _named(source, lists[source.suffix](source)) if source.suffix in lists else [_single(source, num_channels)]
+    if not any(path.name.endswith(SUFFIXES) for path in source.iterdir()):
+        if found := _in_dicom(source):
+            return found
+        raise ValueError(f"--input {source}: no image there ({', '.join(SUFFIXES)}), nor DICOM below")
     files = list(in_folder(source, "--input").values())
     if any(stem(path).endswith(_FIRST) for path in files):
-        found = group_channels(files, num_channels)
+        channels = group_channels(files, num_channels)
     else:
-        found = {stem(path): (path,) for path in files}
-    return [Case(_checked(case, source), channels) for case, channels in found.items()]
+        channels = {stem(path): (path,) for path in files}
+    return [Case(_checked(case, source), paths) for case, paths in channels.items()]
+
+
+def _in_dicom(source: Path) -> list[Case]:
+    """A case for each series, called as its folder below `source`; of several in one folder, by number and description.
+
+    Localizers, colour images and what is no image are left out.
+    Raises: ValueError: series of several modalities, or two that would be called the same.
+    """
+    entries: list[tuple[str | None, tuple[str, ...]]] = []
+    modalities: dict[str, list[str]] = {}
+    below = sorted(path for path in source.rglob("*") if path.is_dir())
+    for folder in (path for path in (source, *below) if is_dicom(path)):
+        if any(part.startswith(".") for part in folder.relative_to(source).parts):
+            continue
+        found = series.find(folder)
+        if found.left_out:
+            log.info("--input %s: left out %s", folder, series.words(found.left_out))
+        for name, path, modality in series.cases(found, folder):
+            case = "_".join([*folder.relative_to(source).parts, *([name] if name else [])]) or source.absolute().name
+            entries.append((case, (str(path.absolute()),)))
+            modalities.setdefault(modality, []).append(case)
+    modalities.pop("", None)
+    if len(modalities) > 1:
+        kinds = ", ".join(f"{name} (such as {cases[0]})" for name, cases in modalities.items())
+        raise ValueError(
+            f"--input {source}: series of several modalities, {kinds}; expected one, or a list (.txt, .json) of those meant"
+        )
+    return _named(source, entries) if entries else []
 
 
 def _single(path: Path, num_channels: int) -> Case:
@@ -86,9 +123,9 @@ def _text(source: Path) -> str:
 def _named(source: Path, entries: Sequence[tuple[str | None, tuple[str, ...]]]) -> list[Case]:
     cases: dict[str, Case] = {}
     for given, paths in entries:
-        case = _checked(_name(Path(paths[0])) if given is None else given, source)
+        case = _checked(_name(source.parent / paths[0]) if given is None else given, source)
         if case in cases:
-            advice = "; a JSON object gives them ids" if given is None else ""
+            advice = "; a JSON object gives them ids" if given is None or source.is_dir() else ""
             raise ValueError(f"--input {source}: two cases are called {case}{advice}")
         cases[case] = Case(case, tuple(source.parent / path for path in paths))
     if not cases:

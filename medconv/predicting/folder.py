@@ -24,6 +24,7 @@ from medconv.data.case import Case
 from medconv.predicting.record import RECORD, Entry, Found, differences, entry, read
 
 PROBABILITIES = "probabilities"
+DICOM_SEG = "dicomseg"
 _LABEL = ".nii.gz"
 _PARTIAL = re.compile(r"\.\d+\..*")  # what `atomic.replacing` leaves of a killed process
 
@@ -34,14 +35,20 @@ class Folder:
     Args:
         settings: what decides the results, by name; a folder has one set of them.
         about: what else its record says.
-        probabilities: whether they are written, too.
+        probabilities, dicom_seg: whether they are written, too.
     """
 
     def __init__(
-        self, path: Path, settings: Mapping[str, Any], about: Mapping[str, Any], probabilities: bool = False
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        about: Mapping[str, Any],
+        probabilities: bool = False,
+        dicom_seg: bool = False,
     ) -> None:
-        self.path, self.about, self.writes_probabilities = path, dict(about), probabilities
-        self.settings = json.loads(json.dumps({**settings, "probabilities": probabilities}))
+        self.path, self.about, self.writes_probabilities, self.writes_dicom_seg = path, dict(about), probabilities, dicom_seg
+        also = {"dicom_seg": True} if dicom_seg else {}  # records from before it was there have none
+        self.settings = json.loads(json.dumps({**settings, "probabilities": probabilities, **also}))
         self.skipped: list[str] = []
         self.elsewhere: list[str] = []
         self._claims, self._lock = path / ".claims", FileLock(path / ".lock")
@@ -52,6 +59,9 @@ class Folder:
 
     def probabilities(self, case: str) -> Path:
         return self.path / PROBABILITIES / f"{case}{_LABEL}"
+
+    def dicom_seg(self, case: str) -> Path:
+        return self.path / DICOM_SEG / f"{case}.dcm"
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
@@ -104,7 +114,7 @@ class Folder:
     def _check_apart(self, cases: Sequence[Case]) -> None:
         """Raises: ValueError: results would come to lie among the images; folders are told apart by what they are, not by
         how they are called."""
-        ours = {_identity(self.path), _identity(self.path / PROBABILITIES)} - {None}
+        ours = {_identity(self.path), *(_identity(self.path / name) for name in (PROBABILITIES, DICOM_SEG))} - {None}
         for path in (path for case in cases for path in case.images):
             if ours & _homes(path):
                 raise ValueError(f"--output {self.path}: holds the images themselves, such as {path}; take another folder")
@@ -182,12 +192,14 @@ class Folder:
         return alive
 
     def _clean(self, replaced: Sequence[str]) -> None:
-        for path in [*self.path.glob(f".*{_LABEL}"), *(self.path / PROBABILITIES).glob(f".*{_LABEL}")]:
+        kinds = {"": _LABEL, PROBABILITIES: _LABEL, DICOM_SEG: ".dcm"}
+        for path in [path for name, ending in kinds.items() for path in (self.path / name).glob(f".*{ending}")]:
             if _PARTIAL.fullmatch(path.name):
                 path.unlink()
         for case in replaced:
             self.label(case).unlink(missing_ok=True)
             self.probabilities(case).unlink(missing_ok=True)
+            self.dicom_seg(case).unlink(missing_ok=True)
 
 
 def _acquired(lock: FileLock) -> bool:
@@ -199,9 +211,9 @@ def _acquired(lock: FileLock) -> bool:
 
 
 def _homes(image: Path) -> set[tuple[int, int] | None]:
-    """The folder that a path names, and the one that its file lies in, should it be a link."""
+    """The folder that a path names, and the one that its file lies in, should it be a link; of a series, itself as well."""
     try:
-        return {_identity(image.parent), _identity(Path(os.path.realpath(image)).parent)}
+        return {_identity(image.parent), _identity(Path(os.path.realpath(image)).parent), _identity(image)}
     except ValueError:  # no possible name; such a case fails when it is read
         return set()
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medconv.data.files import stamp
+
 RECORD = "prediction.json"  # beside the predictions: what made them
 Entry = dict[str, Any]  # a case's images, as the record has them
 
@@ -68,12 +70,10 @@ def entry(images: Sequence[Path]) -> Entry:
 
 
 def _stamp(path: Path) -> list[int] | None:
-    """Size, and time of change in ns."""
     try:
-        found = path.stat()
+        return stamp(path)
     except (OSError, ValueError):  # not there, or no possible name; such a case fails when it is read
         return None
-    return [found.st_size, found.st_mtime_ns]
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

@@ -56,9 +56,9 @@ def folder(path: Path) -> Path:
     return path
 
 
-def mgh(path: Path) -> Path:
-    nib.save(nib.MGHImage(np.zeros(SHAPE, np.float32), AFFINE), path.with_name("scan.mgz"))
-    return path.with_name("scan.mgz")
+def gifti(path: Path) -> Path:
+    nib.save(nib.GiftiImage(), path.with_name("scan.gii"))
+    return path.with_name("scan.gii")
 
 
 def zero_spacing(path: Path) -> Path:
@@ -76,12 +76,12 @@ def linked_axes(path: Path) -> Path:
 
 BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "missing": (lambda p: p, "no such file"),
-    "folder": (folder, "no such file"),
+    "folder": (folder, "a folder without a DICOM file, expected an image or a series"),
     "zero bytes": (zero_bytes, r"empty \(0 bytes\)"),
     "text": (text, r"not a readable NIfTI file \(.*not a gzip"),
     "zipped text": (zipped_text, "not a readable NIfTI file"),
     "wrong magic": (lambda p: save_raw(p, set_fields(magic=b"abc", sizeof_hdr=5)), "not a readable NIfTI file"),
-    "other format": (mgh, "expected NIfTI, got MGHImage"),
+    "other format": (gifti, "expected NIfTI or MGH, got GiftiImage"),
     "unknown datatype": (lambda p: save_raw(p, set_fields(datatype=999)), "not a readable NIfTI file .*999"),
     "infinite intercept": (lambda p: save_raw(p, set_fields(scl_slope=1, scl_inter=np.inf)), "not a readable NIfTI file"),
     "cut in the header": (lambda p: truncate(save(p, image_array(0)), 0.01), "not a readable NIfTI file"),

@@ -1,0 +1,95 @@
+"""NIfTI, as one file or a pair, and MGH, by nibabel: headers, voxels, and what is wrong with them in words."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+from nibabel.filebasedimages import ImageFileError, SerializableImage
+from nibabel.freesurfer import MGHImage
+from nibabel.nifti1 import Nifti1Pair
+from nibabel.openers import ImageOpener
+from nibabel.spatialimages import HeaderDataError, SpatialImage
+
+PAIR = {".hdr": ".img", ".img": ".hdr"}
+_DAMAGED = (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib.error)  # what nibabel raises
+
+
+def read_header(path: Path) -> SpatialImage:
+    """Open NIfTI (one file, or a pair) or MGH without reading the voxels.
+
+    Raises: ValueError: missing, empty, or of another kind.
+    """
+    check_readable(path)
+    try:
+        image = nib.load(path)
+    except _DAMAGED as error:
+        raise ValueError(f"{path}: not a readable NIfTI file ({_reason(error)})") from error
+    if not isinstance(image, (Nifti1Pair, MGHImage)):
+        hint = ", which does not say where left and right are" if path.suffix in PAIR else ""
+        raise ValueError(f"{path}: expected NIfTI or MGH, got {type(image).__name__}{hint}")
+    return image
+
+
+def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Voxels as stored (scaled if the header says so), and the affine. Raises: ValueError: named, with what is wrong."""
+    image = read_header(path)
+    check_shape(path, image.shape)
+    try:
+        array = _voxels(path, image)
+    except (*_DAMAGED, MemoryError) as error:
+        raise ValueError(f"{path}: damaged or truncated, its voxels cannot be read ({_reason(error)})") from error
+    _check_spacing(path, image)
+    return array, image.affine
+
+
+def check_readable(path: Path) -> None:
+    """Raises: ValueError: missing, empty, a folder, or without permission."""
+    try:
+        if path.is_dir():
+            raise ValueError(f"{path}: a folder without a DICOM file, expected an image or a series")
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file")
+        if path.stat().st_size == 0:
+            raise ValueError(f"{path}: the file is empty (0 bytes)")
+        path.open("rb").close()  # of a lack of permission nibabel does not speak
+    except PermissionError as error:
+        raise ValueError(f"{path}: no permission to read it") from error
+
+
+def check_shape(path: Path, shape: Sequence[int]) -> None:
+    """Raises: ValueError: neither an image nor a volume, with or without channels."""
+    if not 2 <= len(shape) <= 4 or min(shape) < 1:
+        raise ValueError(f"{path}: expected 2, 3 or 4 axes of at least one voxel, got shape {tuple(shape)}")
+
+
+def _voxels(path: Path, image: SpatialImage) -> np.ndarray:
+    """As `image.dataobj`, but a compressed file is read to its end, where its checksum stands; nibabel stops before."""
+    if path.suffix not in (".gz", ".mgz") or not isinstance(image, SerializableImage):
+        return np.asanyarray(image.dataobj)
+    with gzip.open(path) as file:
+        array = np.asanyarray(type(image).from_stream(file).dataobj)
+        while file.read(1 << 20):
+            pass
+    return array
+
+
+def _check_spacing(path: Path, image: SpatialImage) -> None:
+    """Where the affine comes from `pixdim`, nibabel turns 0 into 1 mm and drops a minus; one slice may have no thickness."""
+    if not isinstance(image, Nifti1Pair) or image.header["sform_code"]:
+        return
+    with ImageOpener(str(path.with_suffix(".hdr") if path.suffix == ".img" else path)) as file:
+        stored = image.header_class.from_fileobj(file, check=False)["pixdim"][1:4]
+    wrong = [axis for axis, (n, mm) in enumerate(zip(image.shape[:3], stored, strict=False)) if n > 1 and not mm > 0]
+    if wrong:
+        found = ", ".join(f"{stored[axis]:g} mm along axis {axis}" for axis in wrong)
+        raise ValueError(f"{path}: its spacing is {found}, expected more than 0")
+
+
+def _reason(error: BaseException) -> str:
+    """An error on one line."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -15,6 +15,7 @@ ORDER = [
     "layers",
     "networks",
     "targets",
+    "outcomes",
     "data",
     "losses",
     "metrics",

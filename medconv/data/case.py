@@ -10,6 +10,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 
+from medconv.outcomes import Outcome
 from medconv.targets import Targets
 
 
@@ -85,6 +86,7 @@ class Dataset:
         modalities: one per channel.
         faults: case id to what its layout shows to be wrong with it, such as a missing channel.
         wanted: what a network is asked for; None: each class.
+        outcome: what is asked of whole images; None: label maps.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Dataset:
     modalities: tuple[str, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
     wanted: Targets | None = None
+    outcome: Outcome | None = None
 
     @property
     def targets(self) -> Targets:

@@ -63,14 +63,22 @@ class Grid:
 
 @dataclass(frozen=True)
 class Case:
-    """One patient's examination: an image per channel (or one with the channels last) and its label.
+    """One patient's examination: an image per channel (or one with the channels last) and what is known of it.
 
-    Args: images: files; of DICOM, a series' folder, or a file that stands for its series.
+    Args:
+        images: files; of DICOM, a series' folder, or a file that stands for its series.
+        label: a label map, of segmentation.
+        values: of the whole image, as `Outcome` says.
+        group: what must not be divided between training and validation, such as a patient; empty: the case alone.
+        part: where the dataset says so, `train`, `val` or `test`.
     """
 
     id: str
     images: tuple[Path, ...]
     label: Path | None = None
+    values: tuple[float, ...] | None = None
+    group: str = ""
+    part: str = ""
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -18,6 +18,7 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
 
     A killed process leaves a hidden file behind. Keeps the ending of the name, which some writers go by.
     Args: durable: the content is on disk before the file has its name, so that no power cut leaves a name without it.
+    Raises: OSError: with the name of the file, where it came without one, as a full disk's, or with that of the partial one.
     """
     partial = path.with_name(f".{os.getpid()}.{path.name}")
     try:
@@ -25,22 +26,17 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
         if durable:
             _flush(partial)
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(partial)):
+            error.filename = str(path)
         raise
 
 
 def write_text(path: Path, text: str) -> None:
-    """As `Path.write_text`, atomically. Of names that are no text (files' may be any bytes) the bytes are spelled out.
-
-    Raises: OSError: with the name of the file.
-    """
-    try:
-        with replacing(path) as partial:
-            partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        error.filename = str(path)  # not that of the partial one, or, of a full disk, none
-        raise
+    """As `Path.write_text`, atomically. Of names that are no text (files' may be any bytes) the bytes are spelled out."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def _flush(path: Path) -> None:

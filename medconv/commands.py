@@ -9,8 +9,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
@@ -71,23 +70,6 @@ def _file_of(error: BaseException | None) -> str:
             return str(error.filename)
         error = error.__context__
     return "a file"
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """Inside, SIGTERM raises what `guard` turns into its exit code; Lightning sees to it only in training."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise SIGTERMException
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def message(error: BaseException) -> str:

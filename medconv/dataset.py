@@ -8,8 +8,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from medconv import commands, reports, sides
 from medconv import config as configs
+from medconv import reports, sides, signals
 from medconv.building import Values
 from medconv.config import ConfigError
 from medconv.data import labels, layout
@@ -72,7 +72,7 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
     if pairs and dataset.targets.overlapping:
         raise ConfigError("data.label_pairs exchanges classes, and this run has regions instead; one of them must go")
     home = dataset_folder(Path(data.cache), dataset)
-    with commands.stoppable():
+    with signals.raising():
         found, skipped = fingerprint(dataset, home, workers, skip=data.on_fault == "skip")
     train, val = ([case for case in part if case.id not in skipped] for part in parts)
     if skipped:
@@ -84,7 +84,7 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
     reports.planned(planned)
     axis, names = planned.slice_axis, planned.normalisation
     recipe = Recipe(planned.spatial_dims, planned.spacing_mm, names, found.intensities, axis)
-    with commands.stoppable():
+    with signals.raising():
         store = prepare(dataset, recipe, home, workers, verify)
     spacings = tuple((min(mm), max(mm)) for mm in zip(*found.spacings_mm, strict=True))
     return Prepared(dataset, train, val, recipe, planned, store, dataset.targets, pairs, skipped, spacings)

@@ -16,7 +16,7 @@ from typing import Any
 from hydra.utils import get_object
 from tqdm import tqdm
 
-from medconv import commands, evidence, folds, metrics
+from medconv import commands, evidence, folds, metrics, signals
 from medconv import config as configs
 from medconv.atomic import write_text
 from medconv.data import layout
@@ -47,7 +47,7 @@ def _main() -> int:
     found = _chosen(everything, options.runs, options.only)
     ending = f"-{found.key}" if len(everything) > 1 else ""
     labelled = _cases(found, options.runs, options.allow)
-    with commands.stoppable():
+    with signals.raising():
         predictions, targets = _predicted(found, labelled, options.runs / f"validation{ending}", options.allow, device)
         load = Loader(predictions, {case: labelled[case].label for case in labelled})
         _compare_with_training(found, load, targets)

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 import medconv
-from medconv import commands, postprocessing
+from medconv import commands, postprocessing, signals
 from medconv.atomic import NO_ROOM
 from medconv.data import dicomseg
 from medconv.data.case import Case
@@ -93,7 +93,7 @@ def predict(
     folder = Folder(output, {**_settings(predictor), **(settings or {})}, _about(predictor), probabilities, dicom_seg)
     failed: dict[str, str] = {}
     limits = threadpool_limits(1, user_api="blas")  # loading beside the network; each does its own matrix products
-    with commands.stoppable(), folder.open(cases, overwrite), limits, tqdm(total=len(cases), **_BAR) as bar:
+    with signals.raising(), folder.open(cases, overwrite), limits, tqdm(total=len(cases), **_BAR) as bar:
         done = stream(
             folder.claims(cases), partial(_load, predictor), predictor.scores, partial(_write, predictor, folder), workers
         )

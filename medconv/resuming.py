@@ -112,7 +112,7 @@ class ExactLoop(_TrainingEpochLoop):
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         due = self._owed or super()._should_check_val_fx(data_fetcher)
-        by_time = self.trainer._val_check_time_interval is not None  # of each rank's clock
+        by_time = getattr(self.trainer, "_val_check_time_interval", None) is not None  # of each rank's clock
         return bool(self.trainer.strategy.broadcast(due)) if by_time else due
 
     def _broadcast_sigterm_tensor(self) -> None:

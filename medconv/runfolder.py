@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from medconv import checkpoint, circumstances, curves, metrics
-from medconv.atomic import write_text
+from medconv.atomic import NO_ROOM, write_text
 from medconv.commands import log_into
 from medconv.config import ConfigError, flat
 from medconv.performance import cluster
@@ -61,7 +61,7 @@ class RunFolder:
             raise ConfigError(f"run.resume must be auto, never or a checkpoint, got {config.run.resume}: no such file")
         name = config.run.name or default_name(config, choices)
         folder = cls(Path(config.run.dir) if config.run.dir else Path("runs") / name, config.run.resume)
-        if cluster.restarted() and folder._has_own() and folder.summary().get("job") == cluster.job():
+        if cluster.restarted() and folder.has_own() and folder.summary().get("job") == cluster.job():
             folder.resume = "auto"  # a job that begins anew, or at another run's checkpoint, at each restart never ends
         return folder
 
@@ -210,6 +210,8 @@ class RunFolder:
         try:
             yield
         except BaseException as error:
+            if isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None:  # TensorBoard's thread's
+                error.filename = str(self.path)
             with suppress(OSError):  # a disk that is full is said once
                 self._conclude(_ended(error), trainer, profiler)
             raise

@@ -132,7 +132,7 @@ def _waiting(home: Path, jobs: Sequence[Job], left: Sequence[Job]) -> str | None
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if name:
-        number = (_slurm("squeue", "--noheader", "--name", name, "--format=%F").split() or [None])[0]
+        number = next(iter(_slurm("squeue", "--noheader", "--name", name, "--format=%F").split()), None)
     if not number or not _in_queue(number):
         return None
     if not {job.folder.path.name for job in left} <= set(names) <= {job.folder.path.name for job in jobs}:

@@ -306,6 +306,14 @@ def test_a_signal_before_the_first_batch_is_not_put_off(dataset: Path, tmp_path:
 
 
 def test_signals_are_noted_once_somebody_looks_at_the_note() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored
+    try:
+        _note_signals()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _note_signals() -> None:
     asked = signals.Asked()
     with pytest.raises(KeyboardInterrupt), asked.noted():
         os.kill(os.getpid(), signal.SIGINT)

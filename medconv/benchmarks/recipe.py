@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medconv import commands, metrics
+from medconv import metrics, signals
 from medconv.atomic import write_text
 from medconv.benchmarks import datasets, picture
 from medconv.benchmarks.peers import training
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     entries = [bench.entry(name, minutes, len(slots[0])) for minutes in options.minutes for name in options.contestants]
     waiting = [entry for entry in entries if entry.result() is None]
     processes = Processes()
-    with commands.stoppable():
+    with signals.raising():
         for entry in waiting:
             processes.run("prepare", [entry], [sorted({core for slot in slots for core in slot})])
         for first in range(0, len(waiting), len(slots)):

@@ -127,7 +127,7 @@ def _check_directions(frame: Frame) -> None:
 
 def _places(frames: Sequence[Frame]) -> list[Volume]:
     """Frames along the normal, those of one place together."""
-    row, column = np.reshape(frames[0].orientation, (2, 3))
+    row, column = np.array(frames[0].orientation, np.float64).reshape(2, 3)
     along = _positions(frames) @ np.cross(row, column)
     order = np.argsort(along, kind="stable")
     starts = [0, *(i for i in range(1, len(order)) if along[order[i]] - along[order[i - 1]] > _SAME_MM), len(order)]

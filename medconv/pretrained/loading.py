@@ -150,7 +150,8 @@ class _Fit:
 
     def __call__(self, name: str, value: Tensor, own: Tensor) -> tuple[Tensor | None, str]:
         """What to load and what was done to it, or None and the reason."""
-        there, done = tuple(value.shape), []
+        there = tuple(value.shape)
+        done: list[str] = []
         if self.other_classes and fitting.within(name, self.layers.head):
             return None, "head of other classes"
         if self.how and (value.ndim, own.ndim) == (4, 5) and (layer := _convolution(self.network, name)) is not None:

@@ -169,7 +169,7 @@ def test_a_prediction_lies_on_its_picture_and_looks_like_it(tmp_path: Path) -> N
 def test_pairs_of_pictures_and_masks_are_a_dataset(tmp_path: Path) -> None:
     for i in range(4):
         save(tmp_path / f"images/case{i}.jpg", np.roll(RGB, i, 0))
-        save(tmp_path / f"masks/case{i}.png", np.where(GREY > 100 + i, 255, 0).astype(np.uint8))
+        save(tmp_path / f"masks/case{i}.png", np.where(100 + i < GREY, 255, 0).astype(np.uint8))
     found = image_mask(str(tmp_path / "images"), str(tmp_path / "masks"))
     assert [case.id for case in found.cases] == ["case0", "case1", "case2", "case3"]
     assert found.modalities == ("red", "green", "blue") and found.class_names == ("background", "1")

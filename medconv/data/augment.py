@@ -63,8 +63,8 @@ class Augment(Sampling):
         out = image[0].new_empty((len(image), len(image[0]), *self.patch_size))
         out_label = None if label is None else label[0].new_empty((len(label), 1, *self.patch_size))
         moves = [getattr(parameters, name) for name in MOVES]
-        plain = label is None and len(self.patch_size) == 2
-        if isinstance(image, Tensor) and not isinstance(label, Sequence) and not resample.one_by_one(image.device, plain):
+        stack = resample.plain(label, len(self.patch_size)) or not resample.one_by_one(image[0].device)
+        if stack and isinstance(image, Tensor) and not isinstance(label, Sequence):
             self._place(image, label, moves, out, out_label)
         else:
             for i in range(len(image)):

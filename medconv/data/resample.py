@@ -34,7 +34,7 @@ def resample(
         for `field`, which is where the image is.
     Args: label: None of images that have no map.
     """
-    if not one_by_one(image.device, label is None and image.ndim == 4):
+    if plain(label, image.ndim - 2) or not one_by_one(image.device):
         grid = _grid(image, matrix, shift, field, size)
         seen = F.grid_sample(image, grid, mode="bilinear", align_corners=False)
         if label is None:
@@ -49,12 +49,14 @@ def resample(
     return out, out_label
 
 
-def one_by_one(device: torch.device, plain: bool = False) -> bool:
-    """Whether samples are quicker one at a time, without copies, than as one stack with few calls.
+def one_by_one(device: torch.device) -> bool:
+    """Whether samples are quicker one at a time, without copies, than as one stack with few calls."""
+    return device.type == "cpu"
 
-    Args: plain: 2D without label maps, where torch's own is quicker for small pictures.
-    """
-    return device.type == "cpu" and not plain
+
+def plain(label: object, spatial_dims: int) -> bool:
+    """Whether there are pictures without label maps, of which a stack is quicker in any case."""
+    return label is None and spatial_dims == 2
 
 
 def reach(matrix: Array, shift: Array, size: Sequence[int]) -> Array:

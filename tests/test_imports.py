@@ -16,6 +16,8 @@ ORDER = [
     "networks",
     "targets",
     "outcomes",
+    "scoring",
+    "outcome_pictures",
     "data",
     "losses",
     "metrics",

@@ -27,6 +27,7 @@ ORDER = [
     "performance",
     "optimizers",
     "pictures",
+    "saliency",
     "tasks",
     "averaging",
     "callbacks",

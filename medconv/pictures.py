@@ -37,6 +37,24 @@ def overlay(
     return _join([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows], 0)
 
 
+def heat(image: np.ndarray, strength: np.ndarray, spacing_mm: Sequence[float]) -> np.ndarray:
+    """One row per plane: the image, and the image with a map of what mattered over it, from red to yellow.
+
+    Shape: image (channels, *spatial), of which three of a 2D image are red, green and blue and else the first is shown;
+    strength (*spatial), from 0 to 1 -> (height, width, 3) uint8. The planes cross where the map is highest.
+    """
+    rows = []
+    for axis, index in _planes((strength > 0) & (strength == strength.max())):
+        colours = len(image) if len(image) == 3 and axis is None else 1
+        bare = _shaded(np.stack([_cut(channel, axis, index) for channel in image[:colours]], -1))
+        share = _cut(strength, axis, index)[..., None]
+        warm = bare * (1 - 0.6 * share) + 0.6 * share * ((1 - share) * _COLOURS[5] + share * _COLOURS[3])
+        pixel = [s for a, s in enumerate(spacing_mm) if a != axis]
+        rows.append(_join([_upright(panel, pixel) for panel in (bare, warm)], 1))
+    width = max(row.shape[1] for row in rows)
+    return _join([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows], 0)
+
+
 def colour(value: int) -> str:
     """What a label value is painted with, as HTML writes it; values share seven colours."""
     return "#" + "".join(f"{int(part):02x}" for part in _COLOURS[(value - 1) % len(_COLOURS)])
@@ -58,9 +76,14 @@ def _cut(array: np.ndarray, axis: int | None, index: int) -> np.ndarray:
 
 
 def _grey(plane: np.ndarray) -> np.ndarray:
+    return _shaded(plane[..., None])
+
+
+def _shaded(plane: np.ndarray) -> np.ndarray:
+    """(width, height, 1 or 3) -> (width, height, 3), from 0 to 255."""
     low, high = np.percentile(plane, [1, 99])
     scaled = ((plane - low) / max(float(high - low), 1e-8)).clip(0, 1) * 255
-    return np.repeat(scaled[..., None], 3, axis=2)
+    return np.broadcast_to(scaled, (*plane.shape[:2], 3))
 
 
 def _painted(grey: np.ndarray, label: np.ndarray) -> np.ndarray:

@@ -169,7 +169,7 @@ class EndWithValidation(Callback):
 class Pictures(Callback):
     """In TensorBoard: the first training samples, as augmented, and image, reference and prediction of validation cases.
 
-    Of whole images all validation cases in one picture, and at the end where the network looked in those that are most wrong.
+    Of whole images all validation cases in one picture, at the end where the network looked in the most wrong ones.
     Args: cases: how many, on rank 0. spacing_mm: of training samples.
     """
 

@@ -132,4 +132,5 @@ def _words(facts: Mapping[str, Any]) -> str:
     channels, outputs = facts.get("num_channels"), facts.get("num_classes")
     names = ", ".join(names_of(facts)) or "nothing that it names"
     kind = f"{_kind(facts)} " if _kind(facts) else ""
-    return f"{kind}{names} ({outputs} outputs) in {facts.get('spatial_dims')}D images of {channels} channel{'s'[: channels != 1]}"
+    images = f"{facts.get('spatial_dims')}D images of {channels} channel{'s'[: channels != 1]}"
+    return f"{kind}{names} ({outputs} outputs) in {images}"

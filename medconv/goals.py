@@ -1,4 +1,4 @@
-"""What a run is judged by: which number of its validations, and whether more of it is better. All that compares asks here."""
+"""What a run is judged by: which number of its validations, and whether more is better. All that compares asks here."""
 
 from __future__ import annotations
 

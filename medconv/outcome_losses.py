@@ -39,6 +39,8 @@ class CrossEntropy(nn.Module):
     Raises: ValueError: values out of range, or `balanced` without counts or with a class that is in no case.
     """
 
+    weights: Tensor | None
+
     def __init__(
         self,
         exclusive: bool = True,
@@ -105,6 +107,9 @@ class ForOutcome(nn.Module):
     Raises: ValueError: the loss cannot take such outputs, or is another kind's.
     """
 
+    means: Tensor
+    stds: Tensor
+
     def __init__(
         self,
         loss: Loss,
@@ -170,9 +175,8 @@ class ForOutcome(nn.Module):
 
 def _need_alike(outputs: Tensor, target: Tensor) -> None:
     if outputs.ndim != 2 or outputs.shape != target.shape:
-        raise ValueError(
-            f"needs outputs and targets (batch, outputs), of whole images, got {tuple(outputs.shape)} and {tuple(target.shape)}"
-        )
+        got = f"{tuple(outputs.shape)} and {tuple(target.shape)}"
+        raise ValueError(f"needs outputs and targets (batch, outputs), of whole images, got {got}")
 
 
 def _weights(
@@ -191,5 +195,6 @@ def _weights(
 def _balanced(exclusive: bool, counts: Sequence[int] | None, num_cases: int | None) -> list[float]:
     total = num_cases or sum(counts or ())
     if not counts or not all(counts) or (not exclusive and max(counts) >= total):
-        raise ValueError(f"loss.class_weights=balanced needs training cases of each, with and without, got {counts} of {total}")
+        wanted = "training cases of each class" if exclusive else "training cases with each finding and without"
+        raise ValueError(f"loss.class_weights=balanced needs {wanted}, got {counts} of {total}")
     return [total / (len(counts) * n) if exclusive else (total - n) / n for n in counts]

@@ -84,4 +84,3 @@ def _errors(outcome: Outcome, outputs: np.ndarray, values: np.ndarray) -> np.nda
     if outcome.kind == "numbers":
         return np.abs(outputs - values).mean(1)
     return scoring.errors(outcome, outputs, values)
-

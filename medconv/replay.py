@@ -87,7 +87,8 @@ def _task(values: Values, record: Values, trusted: Sequence[str]) -> Task:
         freeze(network, frozen)  # whose norms do not look at the batch
     fast = {key: perf[key] for key in ("channels_last", "fast_norm", "fast_depthwise")}
     performance.apply_switches(network, **fast)
-    loss = fitted_loss(trust.build_trusted(values["loss"], "loss", trusted, _LOSSES), {**known, "targets": record["targets"]})
+    built = trust.build_trusted(values["loss"], "loss", trusted, _LOSSES)
+    loss = fitted_loss(built, {**known, "targets": record["targets"]})
     layout = performance.memory_format(perf["channels_last"], known["spatial_dims"])
     common: Values = {"optimizer": _unused, "scheduler": _unused, "record": {}, "memory_format": layout}
     task = _kind(values, record)(network, loss, **common)

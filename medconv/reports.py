@@ -61,9 +61,10 @@ def hyperparameters(trainer: L.Trainer, values: Values, folder: RunFolder) -> No
     summary = folder.summary()
     goal = goals.of_summary(summary)
     final = summary.get(goal.name)
+    scored = {} if final is None else {f"hparams/{goal.name.replace('/', '_')}": final}
     for logger in trainer.loggers:
         if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):
-            logger.log_hyperparams(in_sweep or params, {f"hparams/{goal.name.replace('/', '_')}": final} if final is not None else {})
+            logger.log_hyperparams(in_sweep or params, scored)
             logger.finalize("success")
         else:
             logger.log_hyperparams(params)

@@ -103,7 +103,7 @@ def _train(config: DictConfig, folder: RunFolder) -> Values:
     if folder.resume not in ("auto", "never"):
         content, given = checkpoint.read(Path(folder.resume)), f"run.resume={folder.resume}"
         checkpoint.need_state(content, given)
-        checkpoint.need_alike(content, values["facts"], given, same_names=True)
+        checkpoint.need_alike(content, values["facts"], given)
         checkpoint.need_same_learning(content, values["init"], given)
         checkpoint.need_fit(task, content, given)
         checkpoint.need_optimizer(content, str(values["optimizer"].get("_target_")), given)

@@ -64,7 +64,7 @@ class RunFolder:
             raise ConfigError(f"run.resume must be auto, never or a checkpoint, got {config.run.resume}: no such file")
         name = config.run.name or default_name(config, choices)
         folder = cls(Path(config.run.dir) if config.run.dir else Path("runs") / name, config.run.resume)
-        if cluster.restarted() and folder._has_own() and folder.summary().get("job") == cluster.job():
+        if cluster.restarted() and folder.has_own() and folder.summary().get("job") == cluster.job():
             folder.resume = "auto"  # a job that begins anew, or at another run's checkpoint, at each restart never ends
         return folder
 

@@ -38,8 +38,8 @@ class Trained:
         seen_axes: along which the network saw mirrored images.
         equivariant_axes: along which it gives them mirrored logits by construction.
         card: beside an exported file, what says all of this.
-        outcome: what it is asked of whole images, which are all of `window.patch_size`; there are no targets then. None: label
-            maps. Of test-time augmentation along `window.mirror_axes` what the outputs mean is averaged.
+        outcome: what it is asked of whole images; None: label maps. There are no targets then, all images have the size
+            `window.patch_size`, and over flips along `window.mirror_axes` what the outputs mean is averaged.
     """
 
     network: nn.Module

@@ -46,8 +46,8 @@ class EfficientNet(nets.EfficientNetBN):
 class SEResNet(nets.SEResNet50):
     """MONAI's SE-ResNet, its weights drawn. Args: stem: as of `stem_for`; None: the usual one. The others as MONAI's."""
 
-    def __init__(self, *args: Any, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
-        super().__init__(*args, pretrained=False, **settings)
+    def __init__(self, *, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        super().__init__(**{**settings, "pretrained": False})
         if stem is not None:
             self.layer0.conv1 = _restarted(self.layer0.conv1, stem)  # type: ignore[arg-type]
             _without_pool(self.layer0, "pool", stem)

@@ -35,7 +35,6 @@ from medconv.building import (
     Values,
     build_network,
     build_optimizer,
-    check_task,
     fitted_loss,
     model_of,
     outcome_of,
@@ -88,7 +87,6 @@ def _train(config: DictConfig, folder: RunFolder) -> Values:
     L.seed_everything(config.seed, workers=True, verbose=False)
     config = _launched(config)
     prepared = prepare_data(config, memory_gb=folder.planned_memory())
-    check_task(config.task, prepared.dataset.outcome, prepared.dataset.name)
     values = configs.resolved(config, _facts(config, prepared))
     values["model"] = model_of(values)
     values["data"]["batch_size"] = prepared.plan.batch_size
@@ -138,12 +136,7 @@ def _first_weights(config: DictConfig, values: Values, folder: RunFolder) -> Cal
 def _facts(config: DictConfig, prepared: Prepared) -> Values:
     """`facts`, with what follows from them and the task for losses, networks, stopping and schedules to refer to."""
     found, goal = facts(prepared), goals.of_task(str(config.task._target_))
-    outcome = prepared.dataset.outcome
-    if outcome is not None:
-        found |= {"exclusive": outcome.kind == "classes", "overlapping": outcome.kind == "findings"}
-    wanted = dict.fromkeys(("outcome", "class_counts", "value_means", "value_stds"))
     return {
-        **wanted,
         **found,
         "score": goal.name,
         "score_mode": goal.mode,

@@ -44,6 +44,13 @@ class DataConfig:
     regions: dict[str, Any] | None = None
     regions_order: list[int] | None = None
     ignore_label: Any = None
+    path_column: str = "path"
+    label_columns: Any = None
+    split_column: str | None = None
+    group_column: str | None = None
+    kind: str | None = None
+    resize: list[int] | None = None
+    balance: bool = False
     batch_size: int | None = None
     samples_per_epoch: int = MISSING
     foreground_share: float = MISSING

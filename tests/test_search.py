@@ -116,7 +116,7 @@ def test_the_last_of_a_key_counts() -> None:
         (["optimizer.rate=interval(0,1)"], "there is no key optimizer.rate"),
         (["optimizer.lr=interval(0,1)", "data.bach_size=2"], "there is no key data.bach_size; did you mean data.batch_size"),
         (["data.fold=0,1"], "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one of"),
-        (["seed=1,2", "data.fold=all"], "hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no val/dice"),
+        (["seed=1,2", "data.fold=all"], "hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no score"),
     ],
 )
 def test_what_a_search_needs_is_named(arguments: list[str], wanted: str, tmp_path: Path) -> None:

@@ -37,13 +37,15 @@ class Augment(Sampling):
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Shape: image (batch, channels, *spatial), label (batch, 1, *spatial); sample (batch,) numbers. Image and label
-        may also be lists of samples of different sizes. They come back with `patch_size`."""
+        may also be lists of samples of different sizes. They come back with `patch_size`. A label of values stays as it is:
+        (batch, values)."""
         numbers = torch.as_tensor(batch["sample"])
         parameters = self.sample(numbers.tolist(), len(batch["image"][0]))
-        image, label = self.apply(batch["image"], batch["label"], parameters)
-        return {**batch, "image": image, "label": label, "sample": numbers}
+        values = isinstance(batch["label"], Tensor) and batch["label"].ndim == 2
+        image, label = self.apply(batch["image"], None if values else batch["label"], parameters)
+        return {**batch, "image": image, "label": batch["label"] if values else label, "sample": numbers}
 
-    def apply(self, image: Batch, label: Batch, parameters: Parameters) -> tuple[Tensor, Tensor]:
+    def apply(self, image: Batch, label: Batch | None, parameters: Parameters) -> tuple[Tensor, Tensor | None]:
         """Image by linear, label by nearest-neighbour interpolation; 0 comes in from outside. The input stays as it is."""
         moved, label = self.place(image, label, parameters)
         values = moved.float()
@@ -56,34 +58,42 @@ class Augment(Sampling):
         intensity.bend(rows, of_rows["gamma"], inverted=False)
         return values.to(moved.dtype), label
 
-    def place(self, image: Batch, label: Batch, parameters: Parameters) -> tuple[Tensor, Tensor]:
+    def place(self, image: Batch, label: Batch | None, parameters: Parameters) -> tuple[Tensor, Tensor | None]:
         """The part of `apply` that moves voxels."""
         out = image[0].new_empty((len(image), len(image[0]), *self.patch_size))
-        out_label = label[0].new_empty((len(label), 1, *self.patch_size))
+        out_label = None if label is None else label[0].new_empty((len(label), 1, *self.patch_size))
         moves = [getattr(parameters, name) for name in MOVES]
-        if isinstance(image, Tensor) and isinstance(label, Tensor) and not resample.one_by_one(image.device):
+        plain = label is None and len(self.patch_size) == 2
+        if isinstance(image, Tensor) and not isinstance(label, Sequence) and not resample.one_by_one(image.device, plain):
             self._place(image, label, moves, out, out_label)
         else:
             for i in range(len(image)):
                 one = slice(i, i + 1)
-                self._place(image[i][None], label[i][None], [move[one] for move in moves], out[one], out_label[one])
-        if self.label_pairs and self.left_right_axis is not None:
+                pair = (None, None) if label is None or out_label is None else (label[i][None], out_label[one])
+                self._place(image[i][None], pair[0], [move[one] for move in moves], out[one], pair[1])
+        if out_label is not None and self.label_pairs and self.left_right_axis is not None:
             self._swap(out_label, parameters.flips[:, self.left_right_axis])
         return out, out_label
 
-    def _place(self, image: Tensor, label: Tensor, moves: Sequence[Tensor], out: Tensor, out_label: Tensor) -> None:
+    def _place(
+        self, image: Tensor, label: Tensor | None, moves: Sequence[Tensor], out: Tensor, out_label: Tensor | None
+    ) -> None:
         """Into `out`; alike samples at once, so that an accelerator is asked few times."""
         moved, matrix, shift, flips, elastic = moves
         if bool(moved.any()):
             which, field = _index(moved, image.device), self._field(elastic[moved], image.device)
             share = shift[moved] * torch.tensor(self.patch_size)
-            seen = resample.resample(image[which].float(), label[which], matrix[moved], share, field, self.patch_size)
-            out[which], out_label[which] = seen[0].to(out.dtype), seen[1]
+            own = None if label is None else label[which]
+            seen, seen_label = resample.resample(image[which].float(), own, matrix[moved], share, field, self.patch_size)
+            out[which] = seen.to(out.dtype)
+            if out_label is not None and seen_label is not None:
+                out_label[which] = seen_label
         for pattern in {tuple(row) for row in flips[~moved].tolist()}:
             which = _index((flips == torch.tensor(pattern)).all(1) & ~moved, image.device)
             dims = [2 + axis for axis, flipped in enumerate(pattern) if flipped]
             for source, target in ((image, out), (label, out_label)):
-                target[which] = centre(source, self.patch_size)[which].flip(dims)
+                if source is not None and target is not None:
+                    target[which] = centre(source, self.patch_size)[which].flip(dims)
 
     def _swap(self, label: Tensor, which: Tensor) -> None:
         """Left becomes right."""

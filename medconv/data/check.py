@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,11 +12,13 @@ import numpy as np
 
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.files import check_same_grid, nifti_header, read_image, read_label
+from medconv.data.picture import pictures
 from medconv.data.pool import each
 from medconv.data.preprocess import content_box, to_canonical
 
 _SHEARED = 0.5  # degrees: beyond rounding, a gantry that was tilted
 _SAMPLED = 5_000  # foreground voxels per case that stand for its intensities
+_FEWEST, _IN_ALL = 100, 20_000_000  # of a whole image, where there are very many cases; and of all of them together
 _ODD = {True: "one slice only, while most cases are volumes", False: "a volume, while most cases are one slice only"}
 
 
@@ -27,6 +30,7 @@ class CaseReport:
         grid, channels, low, high: as its files have it; lowest and highest intensity of all channels.
         shape, spacing_mm: of the content, in canonical (RAS) axis order.
         class_voxels: one count per class; voxels to ignore are not counted. intensities: (channels, sampled voxels).
+        content: of a whole image, a hash of its voxels.
     """
 
     case: str
@@ -41,6 +45,7 @@ class CaseReport:
     flat: bool = False
     class_voxels: tuple[int, ...] = ()
     intensities: np.ndarray | None = None
+    content: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,10 @@ class Fingerprint:
 
     Args:
         shapes, spacings_mm: one per case, of its content.
-        intensities: per channel, of the foreground of all cases: percentile_00_5, percentile_99_5, mean, std.
-        class_voxels: per case, one count per class.
+        intensities: per channel, of the foreground of all cases (of pictures and whole images of all voxels):
+            percentile_00_5, percentile_99_5, mean, std.
+        class_voxels: per case, one count per class; none of whole images.
+        contents: per case, of whole images, a hash of the voxels.
     """
 
     spatial_dims: int
@@ -58,6 +65,7 @@ class Fingerprint:
     spacings_mm: tuple[tuple[float, ...], ...]
     intensities: tuple[dict[str, float], ...]
     class_voxels: tuple[tuple[int, ...], ...]
+    contents: tuple[str, ...] = ()
 
 
 class Checked(NamedTuple):
@@ -115,6 +123,9 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
         report.faults.append(dataset.faults[case.id])
         return report
     image = _image(case, len(dataset.modalities), report)
+    if dataset.outcome is not None:
+        _whole(case, image, dataset, report)
+        return report
     label = _label(case, len(dataset.class_names), dataset.targets.ignore, report)
     if image is not None and label is not None:
         try:
@@ -124,6 +135,26 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
             return report
         _describe(image[0], image[1], label[0], dataset, report)
     return report
+
+
+def _whole(case: Case, image: tuple[np.ndarray, Grid] | None, dataset: Dataset, report: CaseReport) -> None:
+    """A case that has values and no label map."""
+    assert dataset.outcome is not None
+    fault = "has no values" if case.values is None else dataset.outcome.fault(case.values)
+    report.faults += [fault] if fault else []
+    if image is None:
+        return
+    voxels, grid = image
+    canonical, report.spacing_mm = to_canonical(voxels, grid)
+    report.flat, report.shape = grid.shape[2] == 1, canonical.shape[1:]
+    report.content = blake2b(voxels.tobytes(), digest_size=8, key=repr(grid.shape).encode()).hexdigest()
+    report.intensities = _every(voxels, max(_FEWEST, min(_SAMPLED, _IN_ALL // len(dataset.cases))))
+
+
+def _every(image: np.ndarray, most: int) -> np.ndarray:
+    """Voxels spread evenly over the image: (channels, X, Y, Z) -> (channels, up to some more than `most`)."""
+    flat = image.reshape(len(image), -1)
+    return flat[:, :: max(1, flat.shape[1] // most)].copy()
 
 
 def _image(case: Case, num_channels: int, report: CaseReport) -> tuple[np.ndarray, Grid] | None:
@@ -193,10 +224,14 @@ def _describe(image: np.ndarray, grid: Grid, label: np.ndarray, dataset: Dataset
     box = content_box(canonical)
     report.shape = tuple(s.stop - s.start for s in box)
     report.spacing_mm = spacing
+    if pictures(dataset.modalities):
+        report.intensities = _every(image, _SAMPLED)
     stored = label.T.reshape(-1)  # as files have it, the first axis fastest
     num_classes, ignore = len(dataset.class_names), dataset.targets.ignore
     known = stored if ignore is None else stored[stored != ignore]
     report.class_voxels = tuple(int(n) for n in np.bincount(known.clip(max=num_classes - 1), minlength=num_classes))
+    if report.intensities is not None:
+        return
     places = np.flatnonzero(stored if ignore is None else (stored > 0) & (stored != ignore))
     places = places if len(places) else np.flatnonzero(stored != (-1 if ignore is None else ignore))
     places = places[:: max(1, len(places) // _SAMPLED)]
@@ -220,4 +255,5 @@ def measured(reports: Sequence[CaseReport]) -> Fingerprint:
         tuple(r.spacing_mm[:spatial_dims] for r in reports),
         tuple(intensities),
         tuple(r.class_voxels for r in reports),
+        tuple(r.content for r in reports) if any(r.content for r in reports) else (),
     )

@@ -22,6 +22,7 @@ from medconv.data.case import Case
 from medconv.data.faults import Fault, Guarded, GuardedCollate
 from medconv.data.patches import CaseDataset, PatchDataset, Sample, SampleOrder
 from medconv.data.store import Store
+from medconv.data.whole import WholeCases, WholeDataset
 
 Batch = dict[str, Any]
 _TOLD = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # by a terminal, by Slurm: to all processes of a run at once
@@ -35,6 +36,8 @@ class DataModule(LightningDataModule):
         batch_size: per device. samples_per_epoch: over all devices.
         augment: called with a training batch: on the device where that is an accelerator, else inside the workers.
         slice_axis: where the patches are 2D and the cases volumes, the axis across the slices.
+        draw_from: of whole images, which are those whose cases have values: places in `train`, class by class, so that each
+            class is drawn equally often; None draws each case so.
         num_workers: loader processes per device; None is half of the cores, shared by the devices, at most 8.
         persistent_workers: keep them between epochs; None is yes wherever there are workers.
     Raises: ValueError: no training case, or values that do not fit together.
@@ -56,13 +59,14 @@ class DataModule(LightningDataModule):
         prefetch_factor: int = 2,
         persistent_workers: bool | None = None,
         slice_axis: int | None = None,
+        draw_from: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__()
         self.store, self.train_cases, self.val_cases, self.patch_size = store, train, val, patch_size
         self.augment, self.seed, self.batch_size = augment, seed, batch_size
         self.samples_per_epoch, self.foreground_share = samples_per_epoch, foreground_share
         self.num_workers, self.prefetch_factor, self.persistent_workers = num_workers, prefetch_factor, persistent_workers
-        self.slice_axis = slice_axis
+        self.slice_axis, self.draw_from = slice_axis, draw_from
         self.mark: Callable[[str], None] = lambda phase: None  # a profiler's: called with the part of a step that ends
         self.stopped: Callable[[], bool] = lambda: False  # whether the run is to end, so that no further case is validated
         self._check()
@@ -81,15 +85,25 @@ class DataModule(LightningDataModule):
             raise ValueError("data.persistent_workers=true needs workers that persist, got data.num_workers=0")
 
     def train_dataloader(self) -> DataLoader:
-        ids = [c.id for c in self.train_cases]
-        dataset = PatchDataset(
-            self.store, ids, self.patch_size, self.seed, self.foreground_share, self.slice_axis, self._read_size()
-        )
+        dataset = self._samples()
         order = SampleOrder(self.samples_per_epoch, self.batch_size, self._rank, self._world_size)
         collate = default_collate if self._augments_on_device else _Augmenting(self.augment)
         loader = self._loader(dataset, sampler=order, batch_size=self.batch_size, collate_fn=collate)
         loader.mark = lambda phase: self.mark(phase)  # whose it is by then
         return loader
+
+    def _samples(self) -> WholeDataset | PatchDataset:
+        if self.whole:
+            return WholeDataset(self.store, self.train_cases, self.seed, self.draw_from)
+        ids = [case.id for case in self.train_cases]
+        return PatchDataset(
+            self.store, ids, self.patch_size, self.seed, self.foreground_share, self.slice_axis, self._read_size()
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether samples are whole images with values, not patches with label maps."""
+        return self.train_cases[0].values is not None
 
     def _read_size(self) -> Callable[[int], Sequence[int]] | None:
         """What the augmentation wants to see of a sample; one size for all where a batch is copied to a device first."""
@@ -98,13 +112,18 @@ class DataModule(LightningDataModule):
         return getattr(self.augment, "read_size", None)
 
     def val_dataloader(self) -> DataLoader:
-        """Each case on exactly one rank; ranks may have different numbers of them.
+        """Each case on exactly one rank; ranks may have different numbers of them. Whole images come in batches.
 
         A rank that would have none repeats the first, which counts once all the same: results are kept by case id.
         """
         cases = list(self.val_cases)
-        mine = CaseDataset(self.store, cases[self._rank :: self._world_size] or cases[:1])
-        loader = self._loader(mine, batch_size=1, shuffle=False, collate_fn=_only_item)
+        mine = cases[self._rank :: self._world_size] or cases[:1]
+        if self.whole:
+            loader = self._loader(
+                WholeCases(self.store, mine), batch_size=self.batch_size, shuffle=False, collate_fn=default_collate
+            )
+        else:
+            loader = self._loader(CaseDataset(self.store, mine), batch_size=1, shuffle=False, collate_fn=_only_item)
         loader.stopped = lambda: self.stopped()
         return loader
 

@@ -1,6 +1,7 @@
-"""Reading and writing of images: NIfTI and MGH by nibabel, NRRD, DICOM series; all that touches their files starts here.
+"""Reading and writing of images: NIfTI and MGH by nibabel, NRRD, DICOM series, pictures; all that touches their files starts
+here.
 
-What is written is NIfTI, on the grid of the image it belongs to; of DICOM see `dicomseg`, too.
+What is written is NIfTI, on the grid of the image it belongs to; PNG for pictures; of DICOM see `dicomseg`, too.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from nibabel.nifti1 import Nifti1Image, Nifti1Pair
 from nibabel.openers import ImageOpener
 
 from medconv.atomic import replacing
-from medconv.data import dicom, nifti, nrrdfile, series
+from medconv.data import dicom, nifti, nrrdfile, picture, series
 from medconv.data.case import Grid
 from medconv.data.frames import is_dicom
 from medconv.data.nifti import read_header
 
-SUFFIXES = (".nii.gz", ".nii", ".hdr", ".mgz", ".mgh", nrrdfile.SUFFIX)  # of a pair, the header stands for both files
+VOLUMES = (".nii.gz", ".nii", ".hdr", ".mgz", ".mgh", nrrdfile.SUFFIX)  # of a pair, the header stands for both files
+SUFFIXES = (*VOLUMES, *picture.SUFFIXES)
 _STEMS = (*SUFFIXES, ".img")
+KNOWN = ", ".join(suffix for suffix in SUFFIXES if suffix.islower())
 WHOLE = 1e-3  # how far a label value may be from a whole number: scaled integers read as 0.99999997
 
 
@@ -51,7 +54,8 @@ def stamp(path: Path) -> list[int]:
 
 
 def in_folder(folder: Path, option: str) -> dict[str, Path]:
-    """The image files of a folder, DICOM apart, by their stems, in order; hidden files are left out.
+    """The image files of a folder, DICOM apart, by their stems, in order; hidden files are left out, and pictures beside
+    volumes.
 
     Args: option: what the user gave the folder by, for messages.
     Raises: ValueError: no such folder, no such file in it, or two files of one stem.
@@ -60,7 +64,8 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
         raise ValueError(f"{option} {folder}: no such folder")
     files = sorted(p for p in folder.iterdir() if p.name.endswith(SUFFIXES) and not p.name.startswith("."))
     if not files:
-        raise ValueError(f"{option} {folder}: no image there ({', '.join(SUFFIXES)})")
+        raise ValueError(f"{option} {folder}: no image there ({KNOWN})")
+    files = [path for path in files if not picture.is_picture(path)] or files
     found = {stem(path): path for path in files}
     if len(found) < len(files):
         twice = sorted({stem(path) for path in files if found[stem(path)] != path})
@@ -111,7 +116,7 @@ def read_label(path: Path) -> tuple[np.ndarray, Grid]:
 
     Raises: ValueError: as `read_array`, or values that are no whole numbers; the worst one and its place are named.
     """
-    array, grid = read_array(path)
+    array, grid = _read_mask(path) if picture.is_picture(path) else read_array(path)
     if array.size != np.prod(grid.shape):
         raise ValueError(f"{path}: a label map has one value per voxel, got shape {array.shape}")
     if array.dtype.kind == "f":
@@ -145,10 +150,15 @@ def check_same_grid(path: Path, grid: Grid, other_path: Path, other: Grid, toler
 
 def write_label(path: Path, label: np.ndarray, like: Path) -> None:
     """Write a label map as NIfTI, atomically, with shape, affine and header (sform, qform, units) of the image `like`,
-    which may be of another format: then sform and qform say its place.
+    which may be of another format: then sform and qform say its place. Where `path` ends in .png, as a picture.
 
     Shape: label (X, Y, Z). Raises: OSError: no room, or no permission.
     """
+    if picture.is_picture(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, durable=True) as partial:
+            picture.write_mask(partial, label)
+        return
     source = _template(like)
     dtype = np.uint8 if label.max(initial=0) < 256 else np.int16
     header = _header_like(source, dtype)
@@ -178,8 +188,15 @@ def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like:
         assert written == count
 
 
+def num_channels(path: Path) -> int:
+    """How many channels an image file holds; of a picture, from its header. Raises: ValueError: as `read_array`."""
+    return picture.channels(path) if picture.is_picture(path) else len(read_image([path])[0])
+
+
 def _format(path: Path) -> str:
     """By the name where that says it, else by the content."""
+    if picture.is_picture(path):
+        return "picture"
     if path.name.endswith(nrrdfile.SUFFIX):
         return "nrrd"
     return "dicom" if not path.name.endswith(_STEMS) and is_dicom(path) else "nibabel"
@@ -192,10 +209,17 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         return nifti.read(path)
     if kind == "dicom":
         return dicom.read(path)
+    if kind == "picture":
+        return picture.read(path), np.eye(4)
     nifti.check_readable(path)
     array, affine = nrrdfile.read(path)
     nifti.check_shape(path, array.shape)
     return array, affine
+
+
+def _read_mask(path: Path) -> tuple[np.ndarray, Grid]:
+    mask = picture.read_mask(path)
+    return mask, Grid.of(mask.shape, np.eye(4))
 
 
 def _template(like: Path) -> Nifti1Image:
@@ -207,6 +231,8 @@ def _template(like: Path) -> Nifti1Image:
         shape, affine = source.shape, source.affine
     elif kind == "nrrd":
         shape, affine = nrrdfile.grid(like)
+    elif kind == "picture":
+        shape, affine = (*picture.size(like), 1), np.eye(4)
     else:
         volume = dicom.volumes(like)[0]
         shape, affine = dicom.shape(volume), dicom.affine(volume)

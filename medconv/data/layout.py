@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Case, Dataset
-from medconv.data.files import SUFFIXES, read_label, stem
+from medconv.data.files import SUFFIXES, in_folder, read_label, stem
 from medconv.data.labels import declared
 from medconv.data.phantom import write_phantom
 from medconv.targets import Targets
@@ -74,13 +74,13 @@ def phantom(root: str | Path, spatial_dims: int, num_cases: int, seed: int = 0) 
 
 def folder(images: str, labels: str, class_names: Sequence[str] | None = None, modality: str = "MRI") -> Dataset:
     """Pairs from two glob patterns; what the `*` of each stands for is the case's id and must be the same in both. A folder
-    that matches is a DICOM series.
+    that matches is a DICOM series. In the place of a pattern a folder of images, which are called by their stems.
 
     Args: class_names: background first; None numbers as many classes as the first 20 labels show.
     """
     if not images or not labels:
         raise ValueError("data=folder needs both data.images and data.labels, as glob patterns such as 'scans/*_t1.nii.gz'")
-    image_files, label_files = _by_wildcard(images, "data.images"), _by_wildcard(labels, "data.labels")
+    image_files, label_files = _files(images, "data.images"), _files(labels, "data.labels")
     if not set(image_files) & set(label_files):
         stands = f"{', '.join(list(image_files)[:3])} in images, for {', '.join(list(label_files)[:3])} in labels"
         raise ValueError(f"data=folder: no case has both an image and a label; the `*` stands for {stands}")
@@ -135,25 +135,27 @@ def split(
     """Training and validation cases of a fold; fold `all` trains on every case and validates on none.
 
     Sorted case ids, shuffled once with seed 12345 and cut into `num_folds`: the split of nnU-Net, so that fold k
-    means the same cases there and here.
+    means the same cases there and here. A group takes the place of its cases' ids.
     Args: splits: a `splits_final.json` (list of {"train": ids, "val": ids}) that takes the place of the rule.
     """
     ordered = sorted(cases, key=lambda case: case.id)
+    units = sorted({case.group or case.id for case in ordered})
     if fold == "all":
         return ordered, []
     number = int(fold) if str(fold).isdecimal() else -1
     if splits is not None:
         return _from_file(ordered, number, splits)
-    if not 2 <= num_folds <= len(ordered):
-        raise ValueError(f"data.num_folds must lie between 2 and the number of cases, {len(ordered)}, got {num_folds}")
+    if not 2 <= num_folds <= len(units):
+        what = "groups" if any(case.group for case in ordered) else "cases"
+        raise ValueError(f"data.num_folds must lie between 2 and the number of {what}, {len(units)}, got {num_folds}")
     if not 0 <= number < num_folds:
         raise ValueError(f"data.fold must be `all` or lie in 0..{num_folds - 1}, got {fold}")
-    shuffled = np.arange(len(ordered))
+    shuffled = np.arange(len(units))
     np.random.RandomState(12345).shuffle(shuffled)
-    held_out = set(np.array_split(shuffled, num_folds)[number].tolist())
+    held_out = {units[i] for i in np.array_split(shuffled, num_folds)[number]}
     return (
-        [case for i, case in enumerate(ordered) if i not in held_out],
-        [case for i, case in enumerate(ordered) if i in held_out],
+        [case for case in ordered if (case.group or case.id) not in held_out],
+        [case for case in ordered if (case.group or case.id) in held_out],
     )
 
 
@@ -224,9 +226,13 @@ def _labels(meta: Mapping[str, Any], path: Path) -> tuple[tuple[str, ...], Targe
     return declared(meta.get("labels"), meta.get("regions_class_order"), path)
 
 
+def _files(pattern: str, key: str) -> dict[str, Path]:
+    return in_folder(Path(pattern), key) if "*" not in pattern and Path(pattern).is_dir() else _by_wildcard(pattern, key)
+
+
 def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:
     if "*" not in pattern:
-        raise ValueError(f"{key}={pattern}: needs a `*` where the case's name stands")
+        raise ValueError(f"{key}={pattern}: needs a `*` where the case's name stands, or a folder of images")
     if "**" in pattern:
         raise ValueError(f"{key}={pattern}: `**` is not supported, one `*` stands for one part of a name")
     matcher = re.compile("([^/]*)".join(re.escape(part) for part in pattern.split("*")))

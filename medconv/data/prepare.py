@@ -23,7 +23,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.check import Checked, Fingerprint, check, still_faulty
 from medconv.data.files import check_same_grid, read_image, read_label
 from medconv.data.pool import each
-from medconv.data.preprocess import Recipe, preprocess, preprocess_label
+from medconv.data.preprocess import OF_ALL, Recipe, preprocess, preprocess_label
 from medconv.data.store import Entry, Store, signature
 
 _VERSION = 3  # part of every recipe's hash: raise it when preprocessing changes what it writes
@@ -68,7 +68,8 @@ def prepare(dataset: Dataset, recipe: Recipe, folder: Path, workers: int, verify
     Args: verify: read every entry again and compare its checksums.
     Raises: ValueError: a file at fault, or no room; what was prepared stays.
     """
-    store = Store(folder / _hash([_VERSION, _decisive(recipe), dataset.class_names, *_ignored(dataset)]))
+    meant = [] if dataset.outcome else [dataset.class_names, *_ignored(dataset)]
+    store = Store(folder / _hash([_VERSION, _decisive(recipe), *meant]))
     with _lock(folder):
         whole = each(lambda case: store.has(case, verify), dataset.cases, workers, "verifying" if verify else "looking")
         missing = [case for case, there in zip(dataset.cases, list(whole), strict=True) if not there]
@@ -86,27 +87,38 @@ def prepare_case(case: Case, recipe: Recipe, num_classes: int, ignore: int | Non
     Args: ignore: the label value of voxels of which nothing is known.
     Raises: ValueError: files that were replaced since they were checked, and are at fault now.
     """
-    assert case.label is not None
+    if case.label is None:
+        return _prepare_whole(case, recipe)
     (native, grid), (native_label, label_grid) = read_image(case.images), read_label(case.label)
     check_same_grid(case.images[0], grid, case.label, label_grid)
     if not np.isfinite(native).all() or native_label[native_label != ignore].max(initial=0) >= num_classes:
-        raise ValueError(
-            f"case {case.id}: its files have changed since they were checked, and are at fault now; start again"
-        )
+        raise _changed(case)
     image, placement = preprocess(native, grid, recipe)
     label = preprocess_label(native_label, placement, recipe, max(num_classes, 1 + (ignore or 0)))
     return Entry(image, label, _places(label, num_classes, ignore), placement)
 
 
+def _prepare_whole(case: Case, recipe: Recipe) -> Entry:
+    native, grid = read_image(case.images)
+    if not np.isfinite(native).all():
+        raise _changed(case)
+    return Entry.whole(*preprocess(native, grid, recipe))
+
+
+def _changed(case: Case) -> ValueError:
+    return ValueError(f"case {case.id}: its files have changed since they were checked, and are at fault now; start again")
+
+
 def _decisive(recipe: Recipe) -> dict[str, Any]:
-    """What a prepared case depends on: intensities of the dataset only where `ct` uses them."""
-    used = [known if name == "ct" else None for name, known in zip(recipe.normalisation, recipe.intensities, strict=True)]
-    return {**asdict(recipe), "intensities": used}
+    """What a prepared case depends on: intensities of the dataset only where they are used."""
+    used = [known if name in OF_ALL else None for name, known in zip(recipe.normalisation, recipe.intensities, strict=True)]
+    of_whole = {key for key in ("frame", "resize") if getattr(recipe, key) is None}  # stores from before know of none
+    return {key: value for key, value in {**asdict(recipe), "intensities": used}.items() if key not in of_whole}
 
 
 def _ignored(dataset: Dataset) -> list[int]:
     """What is added to what identifies a dataset, where some voxels are to be ignored."""
-    return [] if dataset.targets.ignore is None else [dataset.targets.ignore]
+    return [] if dataset.outcome or dataset.targets.ignore is None else [dataset.targets.ignore]
 
 
 def _add(store: Store, case: Case, recipe: Recipe, dataset: Dataset) -> None:
@@ -132,6 +144,8 @@ def _sources(dataset: Dataset) -> list[Any]:
     """As JSON gives it back; a file that cannot be looked at has no signature, and `check` says so."""
     files = [_signature(case) for case in dataset.cases]
     of_dataset = [dataset.class_names, dataset.modalities, dict(dataset.faults), files, *_ignored(dataset)]
+    if dataset.outcome:
+        of_dataset.append([dataset.outcome.plain(), [case.values for case in dataset.cases]])
     return json.loads(json.dumps([_VERSION, *of_dataset]))
 
 
@@ -173,6 +187,7 @@ def _from_json(known: dict[str, Any]) -> Fingerprint:
         tuple(tuple(s) for s in known["spacings_mm"]),
         tuple(known["intensities"]),
         tuple(tuple(c) for c in known["class_voxels"]),
+        tuple(known.get("contents", ())),
     )
 
 

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 import nibabel as nib
 import numpy as np
+from scipy.ndimage import gaussian_filter
 from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.data.case import Grid
+from medconv.data.picture import pictures
 from medconv.data.zoom import zoom, zoom_label
 from medconv.targets import highest
 
-NORMALISATIONS = ("zscore", "ct", "rescale", "none")
+NORMALISATIONS = ("zscore", "ct", "dataset", "rescale", "none")
+OF_ALL = ("ct", "dataset")  # that use the intensities of all cases
 Box = tuple[slice, ...]
 
 
@@ -29,9 +32,12 @@ class Recipe:
         spatial_dims: of what the network sees.
         spacing_mm: the grid to resample to, one number per spatial axis (right, anterior, superior) that the network sees.
         normalisation: one name of `NORMALISATIONS` per channel.
-        intensities: per channel the dataset's foreground statistics (see `Fingerprint`), which `ct` uses.
+        intensities: per channel the dataset's foreground statistics (see `Fingerprint`), which `ct` and `dataset` use.
         slice_axis: where a 2D network takes slices of volumes, the axis across them, along which every case keeps its own
             spacing; None: the network sees what the data is.
+        frame: of whole images, which keep their borders, the voxels that each has in the end: its middle is cut out, or it
+            is padded with 0 on both sides; None: images are cropped to their content and differ in size.
+        resize: voxels that each image is scaled to, in the place of `spacing_mm`.
     """
 
     spatial_dims: int
@@ -39,6 +45,8 @@ class Recipe:
     normalisation: tuple[str, ...]
     intensities: tuple[dict[str, float], ...]
     slice_axis: int | None = None
+    frame: tuple[int, ...] | None = None
+    resize: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         _check_normalisation(self.normalisation)
@@ -63,11 +71,14 @@ def left_right_axis(slice_axis: int | None) -> int | None:
 
 
 def normalisation_for(wanted: str | Sequence[str] | None, modalities: Sequence[str]) -> tuple[str, ...]:
-    """One normalisation per channel: as wanted (one name for all, or one each), else `ct` for CT and `zscore` for the rest.
+    """One normalisation per channel: as wanted (one name for all, or one each), else `ct` for CT, `dataset` for pictures and
+    `zscore` for the rest.
 
     Raises: ValueError: not as many names as channels, or unknown ones.
     """
     if wanted is None:
+        if pictures(tuple(modalities)):
+            return ("dataset",) * len(modalities)
         return tuple("ct" if name.strip().lower() == "ct" else "zscore" for name in modalities)
     names = tuple(wanted) if isinstance(wanted, Sequence) and not isinstance(wanted, str) else (wanted,) * len(modalities)
     if len(names) != len(modalities):
@@ -130,13 +141,29 @@ def preprocess(image: np.ndarray, grid: Grid, recipe: Recipe) -> tuple[np.ndarra
     Shape: (channels, X, Y, Z) -> (channels, *spatial) float32, spatial being 2 or 3 axes.
     """
     canonical, spacing = to_canonical(image, grid)
-    box = content_box(canonical)
+    box = content_box(canonical) if recipe.frame is None else tuple(slice(0, n) for n in canonical.shape[1:])
     cropped = canonical[(slice(None), *box)]
     placement = Placement(grid, canonical.shape[1:], tuple((s.start, s.stop) for s in box))
     normalised = np.stack([_normalise(c, i, recipe) for i, c in enumerate(cropped)])
-    shape = resampled_shape(cropped.shape[1:], spacing, recipe.target_mm(spacing))
-    resampled = np.stack([zoom(c, shape) for c in normalised])
-    return _drop_slice(resampled, recipe.image_dims), placement
+    if recipe.resize is not None:
+        prepared = np.stack([_scaled(c, (*recipe.resize, 1)[: c.ndim]) for c in normalised])
+    else:
+        shape = resampled_shape(cropped.shape[1:], spacing, recipe.target_mm(spacing))
+        prepared = np.stack([zoom(c, shape) for c in normalised])
+    prepared = _drop_slice(prepared, recipe.image_dims)
+    return (prepared if recipe.frame is None else framed(prepared, recipe.frame)).astype(np.float32), placement
+
+
+def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """The middle of an image, padded with 0 where it is smaller: (channels, *spatial) -> (channels, *size)."""
+    out = np.zeros((len(image), *size), image.dtype)
+    spare = [n - wanted for n, wanted in zip(image.shape[1:], size, strict=True)]
+    source = tuple(
+        slice(max(0, s) // 2, max(0, s) // 2 + min(n, n - s)) for s, n in zip(spare, image.shape[1:], strict=True)
+    )
+    place = tuple(slice(max(0, -s) // 2, max(0, -s) // 2 + min(n, n + s)) for s, n in zip(spare, size, strict=True))
+    out[(slice(None), *place)] = image[(slice(None), *source)]
+    return out
 
 
 def preprocess_label(label: np.ndarray, placement: Placement, recipe: Recipe, num_classes: int) -> np.ndarray:
@@ -189,6 +216,15 @@ def resampled_shape(shape: Sequence[int], spacing: Sequence[float], target: Sequ
     return (*scaled, *shape[len(target) :])
 
 
+def _scaled(channel: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """To another number of voxels; softened first along axes that shrink, so that fine patterns leave no coarse ones.
+
+    Source: the width of the Gaussian is scikit-image's, `transform.resize(anti_aliasing=True)`.
+    """
+    sigma = [max(0.0, (n / new - 1) / 2) for n, new in zip(channel.shape, shape, strict=True)]
+    return zoom(gaussian_filter(channel, sigma, mode="nearest") if any(sigma) else channel, shape)
+
+
 def _normalise(channel: np.ndarray, index: int, recipe: Recipe) -> np.ndarray:
     name = recipe.normalisation[index]
     if name == "zscore":
@@ -200,6 +236,8 @@ def _normalise(channel: np.ndarray, index: int, recipe: Recipe) -> np.ndarray:
         known = recipe.intensities[index]
         clipped = channel.clip(known["percentile_00_5"], known["percentile_99_5"])
         return (clipped - known["mean"]) / max(known["std"], 1e-8)
+    if name == "dataset":
+        return (channel - recipe.intensities[index]["mean"]) / max(recipe.intensities[index]["std"], 1e-8)
     return channel
 
 

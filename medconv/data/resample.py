@@ -22,8 +22,8 @@ _EXACT = 2**24  # whole numbers that float32 holds
 
 
 def resample(
-    image: Tensor, label: Tensor, matrix: Tensor, shift: Tensor, field: Tensor | None, size: Sequence[int]
-) -> tuple[Tensor, Tensor]:
+    image: Tensor, label: Tensor | None, matrix: Tensor, shift: Tensor, field: Tensor | None, size: Sequence[int]
+) -> tuple[Tensor, Tensor | None]:
     """Image by linear, label by nearest-neighbour interpolation; 0 comes in from outside.
 
     The output voxel at p, counted from the centre of the output, shows the input at matrix @ p + shift + field(p),
@@ -32,21 +32,29 @@ def resample(
     Shape: image (batch, channels, *source) float32, label (batch, 1, *source) -> the same with *size.
         matrix (batch, axes, axes), shift (batch, axes), field (batch, axes, *size) or None: all in voxels, on a CPU but
         for `field`, which is where the image is.
+    Args: label: None of images that have no map.
     """
-    if not one_by_one(image.device):
+    if not one_by_one(image.device, label is None and image.ndim == 4):
         grid = _grid(image, matrix, shift, field, size)
         seen = F.grid_sample(image, grid, mode="bilinear", align_corners=False)
+        if label is None:
+            return seen, None
         return seen, F.grid_sample(label.float(), grid, mode="nearest", align_corners=False).to(label.dtype)
-    out = image.new_empty((*image.shape[:2], *size)), label.new_empty((*label.shape[:2], *size))
+    out = image.new_empty((*image.shape[:2], *size))
+    out_label = None if label is None else label.new_empty((*label.shape[:2], *size))
     for i in range(len(image)):
         own = None if field is None else field[i]
-        _gather(image[i], label[i], matrix[i].double(), shift[i].double(), own, (out[0][i], out[1][i]))
-    return out
+        pair = (None, None) if label is None or out_label is None else (label[i], out_label[i])
+        _gather(image[i], pair[0], matrix[i].double(), shift[i].double(), own, (out[i], pair[1]))
+    return out, out_label
 
 
-def one_by_one(device: torch.device) -> bool:
-    """Whether samples are quicker one at a time, without copies, than as one stack with few calls."""
-    return device.type == "cpu"
+def one_by_one(device: torch.device, plain: bool = False) -> bool:
+    """Whether samples are quicker one at a time, without copies, than as one stack with few calls.
+
+    Args: plain: 2D without label maps, where torch's own is quicker for small pictures.
+    """
+    return device.type == "cpu" and not plain
 
 
 def reach(matrix: Array, shift: Array, size: Sequence[int]) -> Array:
@@ -94,18 +102,24 @@ def _grid(image: Tensor, matrix: Tensor, shift: Tensor, field: Tensor | None, si
 
 
 def _gather(
-    image: Tensor, label: Tensor, matrix: Tensor, shift: Tensor, field: Tensor | None, out: tuple[Tensor, Tensor]
+    image: Tensor,
+    label: Tensor | None,
+    matrix: Tensor,
+    shift: Tensor,
+    field: Tensor | None,
+    out: tuple[Tensor, Tensor | None],
 ) -> None:
     """One sample, in pieces along the first axis, into `out`."""
     size, axes = out[0].shape[1:], image.ndim - 1
     far = reach(matrix, shift, size) + (0 if field is None else field.abs().flatten(1).amax(1))
     if any(far[i] > (image.shape[1 + i] - 1) / 2 - 1e-3 for i in range(axes)):
-        image, label = (F.pad(x, (1,) * 2 * axes) for x in (image, label))  # a frame of what comes in from outside
+        image = F.pad(image, (1,) * 2 * axes)  # a frame of what comes in from outside
+        label = None if label is None else F.pad(label, (1,) * 2 * axes)
     source = image.shape[1:]
     strides = [prod(source[i + 1 :]) for i in range(axes)]
     lines = _lines(matrix, shift, source, size)
-    flat, rows = (image.reshape(len(image), -1), label.reshape(-1)), max(1, _PIECE // prod(size[1:]))
-    pieces = [x.reshape(len(x), -1) for x in out]
+    flat, rows = image.reshape(len(image), -1), max(1, _PIECE // prod(size[1:]))
+    pieces = out[0].reshape(len(image), -1)
     for start in range(0, size[0], rows):
         stop = min(size[0], start + rows)
         place = slice(start * prod(size[1:]), stop * prod(size[1:]))
@@ -113,8 +127,9 @@ def _gather(
         if field is not None:
             here = [position + field[i, start:stop] for i, position in enumerate(here)]
         corner, nearest, weights = _neighbours(here, source, strides)
-        torch.index_select(flat[1], 0, nearest, out=pieces[1][0, place])
-        for channel, values in zip(flat[0], pieces[0], strict=True):
+        if label is not None and out[1] is not None:
+            torch.index_select(label.reshape(-1), 0, nearest, out=out[1].reshape(-1)[place])
+        for channel, values in zip(flat, pieces, strict=True):
             values[place] = _blend(channel, corner, strides, weights)
 
 

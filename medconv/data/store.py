@@ -23,9 +23,15 @@ from medconv.data.files import stamp
 from medconv.data.preprocess import Placement
 
 _ARRAYS = ("image", "label", "foreground")
+_LIGHT = (
+    128 * 1024
+)  # bytes; a whole image below that is not flushed to the disk, but compared with its checksum at each start
 # What reading a record raises that is absent, or holds anything but what was written
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _DTYPES = ("<f4", "|u1", "<i2", "<i4")
+
+
+_NONE = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -33,13 +39,18 @@ class Entry:
     """One prepared case; the arrays are read-only memory maps.
 
     Shape: image (channels, *spatial) float32; label (*spatial); foreground (voxels, 1 + spatial axes): class and
-    position of up to some thousand voxels per class; where some voxels are to be ignored, class 0 is any that is not.
+    position of up to some thousand voxels per class; where some voxels are to be ignored, class 0 is any that is not. Of a
+    whole image, whose values stand in its `Case`, label and foreground are empty and not written.
     """
 
     image: np.ndarray
     label: np.ndarray
     foreground: np.ndarray
     placement: Placement
+
+    @classmethod
+    def whole(cls, image: np.ndarray, placement: Placement) -> Entry:
+        return cls(image, _NONE, _NONE, placement)
 
 
 class Store:
@@ -63,8 +74,10 @@ class Store:
             if record["recipe"] != self.folder.name or record["sources"] != signature(case):
                 return False
             known = record["arrays"]
-            found = {n: _state(self._path(case.id, f"{n}.npy"), known[n], verify) for n in _ARRAYS}
-            if any(found[n]["crc32"] != known[n]["crc32"] for n in _ARRAYS):
+            names = _ARRAYS[:1] if case.label is None else _ARRAYS
+            light = case.label is None and known["image"]["size"] < _LIGHT
+            found = {n: _state(self._path(case.id, f"{n}.npy"), known[n], verify or light) for n in names}
+            if any(found[n]["crc32"] != known[n]["crc32"] for n in names):
                 return False
             if found != known:
                 with suppress(OSError):  # a store that may only be read is read all the same
@@ -79,11 +92,13 @@ class Store:
         Args: sources: the files' `signature` from before they were read; None: as they are now.
         Raises: ValueError: the folder cannot be written to, or has no room.
         """
-        arrays = {name: getattr(entry, name) for name in _ARRAYS}
+        whole = entry.label is _NONE
+        arrays = {name: getattr(entry, name) for name in (_ARRAYS[:1] if whole else _ARRAYS)}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._path(case.id, "json").unlink(missing_ok=True)
-            written = {name: _save(self._path(case.id, f"{name}.npy"), array) for name, array in arrays.items()}
+            light = whole and entry.image.nbytes < _LIGHT - 1024  # which a header is shorter than
+            written = {name: _save(self._path(case.id, f"{name}.npy"), array, not light) for name, array in arrays.items()}
             record = {
                 "recipe": self.folder.name,
                 "sources": sources or signature(case),
@@ -105,7 +120,11 @@ class Store:
         """Raises: ValueError: the case is not in the store, or its files are damaged."""
         try:
             record = self._record(case_id)
-            arrays = {n: _mapped(self._path(case_id, f"{n}.npy"), record["arrays"][n]) for n in _ARRAYS}
+            arrays = {
+                n: _mapped(self._path(case_id, f"{n}.npy"), record["arrays"][n]) for n in record["arrays"] if n in _ARRAYS
+            }
+            if list(arrays) == ["image"]:
+                return Entry.whole(arrays["image"], _placement(record))
             if arrays["image"].shape[1:] != arrays["label"].shape or arrays["foreground"].ndim != 2:
                 raise ValueError("image, label and places do not belong together")
             return Entry(**arrays, placement=_placement(record))
@@ -164,9 +183,9 @@ def _placement(record: dict[str, Any]) -> Placement:
     )
 
 
-def _save(path: Path, array: np.ndarray) -> dict[str, Any]:
+def _save(path: Path, array: np.ndarray, durable: bool) -> dict[str, Any]:
     """Write an array; what the record keeps of the file."""
-    with replacing(path, durable=True) as partial:
+    with replacing(path, durable) as partial:
         with partial.open("wb") as file:
             summing = _Summing(file)
             np.lib.format.write_array(summing, np.ascontiguousarray(array), allow_pickle=False)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from math import prod
+from math import log2, prod, sqrt
 from statistics import median as middle
 from typing import Any
 
@@ -41,6 +41,7 @@ _LEAST_BATCH = 2  # norms and the batch's Dice want more than one sample
 _DATA_SHARE = 0.05  # of all voxels, the most in one batch; nnU-Net's rule against overfitting
 # Short runs need many steps: with more samples a batch learns no faster per second.
 _QUICK_BATCH = {2: 12, 3: 4}
+_WHOLE_ROOT = 4700  # of whole images: over the root of an image's voxels, samples in a batch
 
 log = logging.getLogger(__name__)
 
@@ -87,12 +88,15 @@ def plan(
     Source: the rules follow Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the differences.
     """
     wanted, budget = wanted or Wanted(), budget or Budget()
-    axis = slice_axis(fingerprint, wanted.spatial_dims)
+    if wanted.whole:
+        _check_whole(fingerprint, wanted)
+    axis = None if wanted.whole else slice_axis(fingerprint, wanted.spatial_dims)
     seen = fingerprint if axis is None else across(fingerprint, axis)
     names = normalisation_for(wanted.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
     spacing = tuple(float(s) for s in wanted.spacing_mm) if wanted.spacing_mm else target_spacing(seen)
     _need_axes("data.spacing_mm", spacing, seen.spatial_dims)
-    median = median_shape(seen, spacing)
+    median = tuple(wanted.resize) if wanted.resize is not None else median_shape(seen, spacing)
+    _need_axes("data.resize", median, seen.spatial_dims)
     outputs = num_outputs or len(fingerprint.class_voxels[0])
     planner = _Planner(spacing, median, wanted, budget, len(fingerprint.intensities), outputs)
     network, patch = planner.network_and_patch()
@@ -151,6 +155,8 @@ class _Planner:
             patch = tuple(self.wanted.patch_size)
             _need_axes("data.patch_size", patch, self.dims)
             return self._built(patch, exact=True)
+        if self.wanted.whole:
+            return self._built(self.median)
         given = self.wanted.batch_size
         for batch in [given] if given else sorted({self.least_batch, 1}, reverse=True):
             network, patch = self._built(largest_patch(self.median, self.spacing))
@@ -214,7 +220,8 @@ class _Planner:
             f"{100 * _DATA_SHARE:g} % of all voxels": round(_DATA_SHARE * voxels / prod(patch)),
         }
         most = self.wanted.max_batch_size
-        limits["short runs need many steps" if most is None else "plan.max_batch_size"] = most or _QUICK_BATCH[self.dims]
+        quick = _whole_batch(patch) if self.wanted.whole else _QUICK_BATCH[self.dims]
+        limits["short runs need many steps" if most is None else "plan.max_batch_size"] = most or quick
         if limits["memory"] < self.least_batch:
             return 1, "memory holds no more"
         reason = min(limits, key=lambda name: limits[name])
@@ -231,6 +238,20 @@ class _Planner:
                 "data.patch_size=[%s] in a batch of %d takes some %.2g GB, the budget is %g (%s)",
                 *(",".join(map(str, patch)), batch, needed, budget.memory_gb, budget.origin),
             )
+
+
+def _whole_batch(patch: Sequence[int]) -> int:
+    """A power of two from 2 to 128: 128 pictures of 28 x 28, 32 volumes of 28 x 28 x 28, 16 pictures of 224 x 224."""
+    return int(min(128, max(2, 2 ** round(log2(_WHOLE_ROOT / sqrt(prod(patch)))))))
+
+
+def _check_whole(fingerprint: Fingerprint, wanted: Wanted) -> None:
+    """Raises: ValueError: slices are asked for."""
+    if wanted.spatial_dims not in (None, fingerprint.spatial_dims):
+        raise ValueError(
+            f"data.spatial_dims must be {fingerprint.spatial_dims} or null, as the network takes whole images and these are "
+            f"{fingerprint.spatial_dims}D, got {wanted.spatial_dims}"
+        )
 
 
 def _need_axes(key: str, values: Sequence[float], spatial_dims: int) -> None:

@@ -34,6 +34,10 @@ def patch_reason(
         hint = f"; {100 * seen:.2g} % of it: data.spacing_mm=[{','.join(f'{s:.2g}' for s in coarser)}] would show more"
     if wanted.patch_size is not None:
         return f"data.patch_size; the median image is {whole}{hint}"
+    if wanted.resize is not None:
+        return f"data.resize, {whole}, padded to what the strides divide"
+    if wanted.whole:
+        return f"the median image, {whole}, rounded up to what the strides divide; others are cut or padded at their borders"
     if all(p >= m for p, m in zip(patch, median, strict=True)):
         return f"the median image, {whole}, rounded up to what the strides divide"
     start = rounded_up(largest_patch(median, spacing), network.divisor(dims))
@@ -44,6 +48,8 @@ def patch_reason(
 def dims_reason(fingerprint: Fingerprint, axis: int | None, wanted: Wanted) -> str:
     if wanted.spatial_dims is not None:
         return "data.spatial_dims"
+    if wanted.whole:
+        return "the images are volumes" if fingerprint.spatial_dims == 3 else "the images are pictures or single slices"
     if axis is not None:
         return f"slice by slice across the {_AXES[axis]} axis: so few slices give a 3D kernel nothing to see"
     return "the images are volumes" if fingerprint.spatial_dims == 3 else "the images are single slices"

@@ -11,7 +11,7 @@ from typing import Any
 
 from medconv.data import series
 from medconv.data.case import Case
-from medconv.data.files import SUFFIXES, in_folder, stem
+from medconv.data.files import KNOWN, SUFFIXES, VOLUMES, in_folder, stem
 from medconv.data.frames import is_dicom
 from medconv.data.layout import group_channels
 
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 def find_cases(source: Path, num_channels: int) -> list[Case]:
     """The cases in a file, a folder or a list; channels are files CASE_0000, CASE_0001, ... or one file has them all.
 
-    A folder with some name that ends in `_0000` holds such channels and nothing else. One without any image of another
-    format, but with DICOM in it or below it, has a case in each series.
+    A folder with some name that ends in `_0000` holds such channels and nothing else. One without volumes of another
+    format, but with DICOM in it or below it, has a case in each series. Pictures count where there is nothing else.
 
     Lists: `.txt` has a case in each line, its channels divided by tabs; `.json` is an array of such cases (a path, or an
     array of paths), or an object of case id to them. Paths are relative to the list's folder.
@@ -35,10 +35,11 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     if source.is_file():
         lists = {".txt": _lines, ".json": _json}
         return _named(source, lists[source.suffix](source)) if source.suffix in lists else [_single(source, num_channels)]
-    if not any(path.name.endswith(SUFFIXES) for path in source.iterdir()):
+    if not any(path.name.endswith(VOLUMES) for path in source.iterdir()):
         if found := _in_dicom(source):
             return found
-        raise ValueError(f"--input {source}: no image there ({', '.join(SUFFIXES)}), nor DICOM below")
+        if not any(path.name.endswith(SUFFIXES) for path in source.iterdir()):
+            raise ValueError(f"--input {source}: no image there ({KNOWN}), nor DICOM below")
     files = list(in_folder(source, "--input").values())
     if any(stem(path).endswith(_FIRST) for path in files):
         channels = group_channels(files, num_channels)

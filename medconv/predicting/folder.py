@@ -21,11 +21,12 @@ from filelock import FileLock, Timeout
 from medconv.atomic import write_text
 from medconv.commands import some
 from medconv.data.case import Case
+from medconv.data.picture import is_picture
 from medconv.predicting.record import RECORD, Entry, Found, differences, entry, read
 
 PROBABILITIES = "probabilities"
 DICOM_SEG = "dicomseg"
-_LABEL = ".nii.gz"
+_VOLUME, _PICTURE = ".nii.gz", ".png"
 _PARTIAL = re.compile(r"\.\d+\..*")  # what `atomic.replacing` leaves of a killed process
 
 
@@ -49,27 +50,29 @@ class Folder:
         self.path, self.about, self.writes_probabilities, self.writes_dicom_seg = path, dict(about), probabilities, dicom_seg
         also = {"dicom_seg": True} if dicom_seg else {}  # records from before it was there have none
         self.settings = json.loads(json.dumps({**settings, "probabilities": probabilities, **also}))
+        self._ending = _VOLUME  # of label maps, until the cases are known
         self.skipped: list[str] = []
         self.elsewhere: list[str] = []
         self._claims, self._lock = path / ".claims", FileLock(path / ".lock")
         self._mine = FileLock(self._claims / f"{socket.gethostname()}-{os.getpid()}-{id(self)}.process", thread_local=False)
 
     def label(self, case: str) -> Path:
-        return self.path / f"{case}{_LABEL}"
+        return self.path / f"{case}{self._ending}"
 
     def probabilities(self, case: str) -> Path:
-        return self.path / PROBABILITIES / f"{case}{_LABEL}"
+        return self.path / PROBABILITIES / f"{case}{_VOLUME}"
 
     def dicom_seg(self, case: str) -> Path:
         return self.path / DICOM_SEG / f"{case}.dcm"
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
-        """Inside, this process is one of those that work here.
+        """Inside, this process is one of those that work here. Label maps are PNG where all images are pictures.
 
         Raises: ValueError: it holds other results, which `overwrite` removes as far as they belong to `cases` and the record
             accounts for them; it is where the images are; or it cannot be written.
         """
+        self._ending = _PICTURE if all(is_picture(path) for case in cases for path in case.images) else _VOLUME
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._check_apart(cases)
@@ -135,8 +138,8 @@ class Folder:
         """Raises: ValueError: what is here cannot stay beside new results, nor be replaced."""
         if unknown := [case for case in found.there if case not in found.before]:
             raise self._refusal(
-                f"holds label maps that no {RECORD} accounts for, such as {unknown[0]}{_LABEL}; take another folder, or "
-                "remove them"
+                f"holds label maps that no {RECORD} accounts for, such as {unknown[0]}{self._ending}; take another folder, "
+                "or remove them"
             )
         fault = found.fault(cases, replaced)
         if fault and (found.busy or not overwrite):
@@ -170,7 +173,7 @@ class Folder:
 
     def _found(self) -> Found:
         known = read(self.path)
-        names = sorted(path.name.removesuffix(_LABEL) for path in self.path.glob(f"*{_LABEL}") if path.name[0] != ".")
+        names = sorted(p.name.removesuffix(self._ending) for p in self.path.glob(f"*{self._ending}") if p.name[0] != ".")
         return Found(
             known.get("cases", {}),
             known.get("overwriting", []),
@@ -192,7 +195,7 @@ class Folder:
         return alive
 
     def _clean(self, replaced: Sequence[str]) -> None:
-        kinds = {"": _LABEL, PROBABILITIES: _LABEL, DICOM_SEG: ".dcm"}
+        kinds = {"": self._ending, PROBABILITIES: _VOLUME, DICOM_SEG: ".dcm"}
         for path in [path for name, ending in kinds.items() for path in (self.path / name).glob(f".*{ending}")]:
             if _PARTIAL.fullmatch(path.name):
                 path.unlink()

@@ -1,0 +1,116 @@
+"""Which cases are trained on, validated on and kept for a test: as the dataset says, else by folds."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from medconv.data.case import Case
+from medconv.data.layout import split
+from medconv.outcomes import Outcome
+
+_NAMED = 20  # cases in one line
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Args: test: never seen in training."""
+
+    train: list[Case]
+    val: list[Case]
+    test: list[Case]
+
+
+def divide(cases: Sequence[Case], fold: int | str, num_folds: int, splits: Path | None = None) -> Parts:
+    """The parts that the cases name; where none is for validation, or none is named, a fold is.
+
+    Raises: ValueError: as `split`, or a group in two parts.
+    """
+    named: dict[str, list[Case]] = {
+        part: [case for case in cases if case.part == part] for part in ("train", "val", "test", "")
+    }
+    rest = [*named["train"], *named[""]]
+    if not named["val"] or fold == "all" or splits is not None:
+        parts = Parts(*split([*rest, *named["val"]], fold, num_folds, splits), named["test"])
+    else:
+        parts = Parts(rest, named["val"], named["test"])
+        if str(fold) != "0":
+            log.warning("data.fold=%s is not used: the dataset says itself what is for training and for validation", fold)
+    _check_groups(parts)
+    return parts
+
+
+def without(parts: Parts, skipped: Mapping[str, str]) -> Parts:
+    """Less some cases, by id."""
+    return Parts(*([case for case in part if case.id not in skipped] for part in (parts.train, parts.val, parts.test)))
+
+
+def without_copies(parts: Parts, contents: Mapping[str, str]) -> Parts:
+    """Less those training cases whose image is also one of validation or test; a warning names them.
+
+    Args: contents: case id to a hash of its voxels.
+    """
+    elsewhere = {contents[case.id]: case.id for case in [*parts.test, *parts.val] if case.id in contents}
+    copies = {c.id: elsewhere[contents[c.id]] for c in parts.train if contents.get(c.id) in elsewhere}
+    if not copies:
+        return parts
+    pairs = [f"{case} ({other})" for case, other in list(copies.items())[:_NAMED]]
+    more = f" and {len(copies) - _NAMED} more" if len(copies) > _NAMED else ""
+    log.warning(
+        "%d images are both in training and in validation or test, and are left out of training: %s%s",
+        len(copies),
+        ", ".join(pairs),
+        more,
+    )
+    return replace(parts, train=[case for case in parts.train if case.id not in copies])
+
+
+def check_examples(parts: Parts, outcome: Outcome) -> None:
+    """Raises: ValueError: a class or finding without an example in training, or a class without one in validation."""
+    if outcome.kind == "numbers":
+        return
+    for part, cases in (("training", parts.train), ("validation", parts.val)):
+        lacking = [n for n, count in zip(outcome.names, class_counts(cases, outcome), strict=True) if not count]
+        if part == "validation" and outcome.kind == "findings" and cases and lacking:
+            log.warning("no case of validation has %s, which has no score there", ", ".join(lacking))
+        elif cases and lacking:
+            raise ValueError(
+                f"no case of {part} has class {', '.join(lacking)}, expected at least one of each; other data.fold or "
+                "data.num_folds, or data.class_names without it, may help"
+            )
+
+
+def class_counts(cases: Sequence[Case], outcome: Outcome) -> list[int]:
+    """How many cases have each class or finding."""
+    values = np.array([case.values for case in cases]).reshape(len(cases), outcome.num_values)
+    if outcome.kind == "classes":
+        return [int((values == index).sum()) for index in range(len(outcome.names))]
+    return [int(count) for count in (values == 1).sum(0)]
+
+
+def members(cases: Sequence[Case], outcome: Outcome) -> list[list[int]]:
+    """The places of the cases of each class; of findings, of those that have it, and at last of those without any."""
+    values = [case.values or () for case in cases]
+    if outcome.kind == "classes":
+        return [[i for i, v in enumerate(values) if v[0] == index] for index in range(len(outcome.names))]
+    found = [[i for i, v in enumerate(values) if v[index]] for index in range(len(outcome.names))]
+    return [*found, [i for i, v in enumerate(values) if not any(v)]]
+
+
+def _check_groups(parts: Parts) -> None:
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, cases in (("training", parts.train), ("validation", parts.val), ("test", parts.test)):
+        for case in cases:
+            if case.group:
+                found[case.group].setdefault(name, case.id)
+    for group, where in found.items():
+        if len(where) > 1:
+            told = ", ".join(f"{case} in {name}" for name, case in where.items())
+            raise ValueError(f"group {group} is in more than one part: {told}; expected all of its cases in one")

@@ -39,20 +39,21 @@ def overlay(
     return _join([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows], 0)
 
 
-def heat(image: np.ndarray, strength: np.ndarray, spacing_mm: Sequence[float]) -> np.ndarray:
-    """One row per plane: the image, and the image with a map of what mattered over it, from red to yellow.
+def heat(image: np.ndarray, strength: np.ndarray | None, spacing_mm: Sequence[float]) -> np.ndarray:
+    """One row per plane: the image, and the image with a map of what mattered over it, from red to yellow; None: the image
+    alone, in its middle planes.
 
     Shape: image (channels, *spatial), of which three of a 2D image are red, green and blue and else the first is shown;
     strength (*spatial), from 0 to 1 -> (height, width, 3) uint8. The planes cross where the map is highest.
     """
     rows = []
-    for axis, index in _planes((strength > 0) & (strength == strength.max())):
+    focus = np.zeros(image.shape[1:], bool) if strength is None else (strength > 0) & (strength == strength.max())
+    for axis, index in _planes(focus):
         colours = len(image) if len(image) == 3 and axis is None else 1
         bare = _shaded(np.stack([_cut(channel, axis, index) for channel in image[:colours]], -1))
-        share = _cut(strength, axis, index)[..., None]
-        warm = bare * (1 - 0.6 * share) + 0.6 * share * ((1 - share) * _COLOURS[5] + share * _COLOURS[3])
+        panels = [bare] if strength is None else [bare, _warmed(bare, _cut(strength, axis, index)[..., None])]
         pixel = [s for a, s in enumerate(spacing_mm) if a != axis]
-        rows.append(_join([_upright(panel, pixel) for panel in (bare, warm)], 1))
+        rows.append(_join([_upright(panel, pixel) for panel in panels], 1))
     width = max(row.shape[1] for row in rows)
     return _join([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows], 0)
 
@@ -104,6 +105,10 @@ def _shaded(plane: np.ndarray) -> np.ndarray:
 def _painted(grey: np.ndarray, label: np.ndarray) -> np.ndarray:
     colour = _COLOURS[(label.astype(int) - 1) % len(_COLOURS)]
     return np.where(label[..., None] > 0, 0.45 * grey + 0.55 * colour, grey)
+
+
+def _warmed(bare: np.ndarray, share: np.ndarray) -> np.ndarray:
+    return bare * (1 - 0.6 * share) + 0.6 * share * ((1 - share) * _COLOURS[5] + share * _COLOURS[3])
 
 
 def _upright(panel: np.ndarray, pixel_mm: Sequence[float]) -> np.ndarray:

@@ -95,7 +95,7 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
         memory_gb: that a run to be continued was planned for, in place of what this machine has.
     """
     data, (dataset, workers) = config.data, find_data(config)
-    divided = parts.divide(dataset.cases, data.fold, data.num_folds, Path(data.splits) if data.splits else None)
+    divided = divided_cases(dataset, data)
     pairs = sides.label_pairs(data.label_pairs, dataset.class_names)
     if pairs and dataset.targets.overlapping:
         raise ConfigError("data.label_pairs exchanges classes, and this run has regions instead; one of them must go")
@@ -109,7 +109,7 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
         if not divided.train:
             raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all of them are faulty")
     if dataset.outcome is not None:
-        divided = _checked(divided, dataset, found, data)
+        divided = checked_parts(divided, dataset, found, data)
     planned = planned_for(config, dataset, found, memory_gb)
     reports.planned(planned)
     axis, names = planned.slice_axis, planned.normalisation
@@ -135,8 +135,16 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
     )
 
 
-def _checked(divided: Parts, dataset: Dataset, found: Fingerprint, data: DictConfig) -> Parts:
-    """The parts of whole images, without copies. Raises: ValueError: a class without examples, or mixed sizes."""
+def divided_cases(dataset: Dataset, data: DictConfig) -> Parts:
+    """As the dataset or a fold of it says. Raises: ValueError: as `parts.divide`."""
+    return parts.divide(dataset.cases, data.fold, data.num_folds, Path(data.splits) if data.splits else None)
+
+
+def checked_parts(divided: Parts, dataset: Dataset, found: Fingerprint, data: DictConfig) -> Parts:
+    """The parts of whole images, without copies.
+
+    Args: found: of all cases of `dataset`. Raises: ValueError: a class without examples, or mixed sizes.
+    """
     assert dataset.outcome is not None
     divided = parts.without_copies(divided, dict(zip([case.id for case in dataset.cases], found.contents, strict=True)))
     parts.check_examples(divided, dataset.outcome)

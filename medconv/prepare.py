@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from medconv import commands, composing, config, planning
 from medconv.data.case import Dataset
 from medconv.data.check import CaseReport, complaint, measured, survey
-from medconv.dataset import find_data, planned_for, prepare_data
+from medconv.dataset import checked_parts, divided_cases, find_data, planned_for, prepare_data
 
 
 def main() -> None:
@@ -48,26 +48,40 @@ def _check(found: DictConfig) -> int:
     faults = {report.case: report.faults for report in reports if report.faults}
     if faults:
         raise ValueError(complaint(dataset, faults))
-    print(f"\n{planning.table(planned_for(found, dataset, measured(reports)).rows)}")
+    known = measured(reports)
+    if dataset.outcome is not None:
+        checked_parts(divided_cases(dataset, found.data), dataset, known, found.data)
+    print(f"\n{planning.table(planned_for(found, dataset, known).rows)}")
     print(f"\nno fault in {len(reports)} cases of {dataset.name}")
     return commands.DONE
 
 
 def table(dataset: Dataset, reports: list[CaseReport]) -> str:
-    """One line per case: its grid as its files have it, its intensities, and how much of it each class takes."""
+    """One line per case: its grid as its files have it, its intensities, and how much of it each class takes, or
+    what is known of the whole image."""
     head = ["case", "shape", "spacing mm", "axes", "channels", "intensities", *dataset.class_names, ""]
-    rows = [head, *[_row(report, len(dataset.class_names)) for report in reports]]
+    values = {case.id: _values(case.values, dataset) for case in dataset.cases}
+    rows = [head, *[_row(report, values[report.case]) for report in reports]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def _row(report: CaseReport, num_classes: int) -> list[str]:
+def _values(values: tuple[float, ...] | None, dataset: Dataset) -> list[str]:
+    """What is known of a whole image, in a column for each name; of label maps, or a case without values, dashes."""
+    if dataset.outcome is None or values is None:
+        return ["-"] * len(dataset.class_names)
+    if dataset.outcome.kind == "classes":
+        return ["x" if values[0] == index else "" for index in range(len(dataset.class_names))]
+    return [f"{value:.4g}" for value in values]
+
+
+def _row(report: CaseReport, values: list[str]) -> list[str]:
     grid, known = report.grid, ["-"] * 5
     if grid is not None:
         known = [_by(grid.shape), _by(grid.spacing_mm), grid.orientation, str(report.channels)]
         known.append(f"{report.low:.4g} to {report.high:.4g}")
     total = sum(report.class_voxels)
-    shares = [f"{100 * n / total:.2f} %" for n in report.class_voxels] or ["-"] * num_classes
+    shares = [f"{100 * n / total:.2f} %" for n in report.class_voxels] or values
     return [report.case, *known, *shares, f"{len(report.faults)} faults" if report.faults else ""]
 
 

@@ -156,7 +156,7 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
         ),
         (
             "data.normalisation=3",
-            "data.normalisation must be one of ('zscore', 'ct', 'rescale', 'none') per channel, got [3]",
+            "data.normalisation must be one of ('zscore', 'ct', 'dataset', 'rescale', 'none') per channel, got [3]",
         ),
         ("data.spacing_mm=[inf,1,1]", "data.spacing_mm needs 3 positive numbers, one per spatial axis, got [inf, 1.0, 1.0]"),
         ("augment.p.noise=2", "augment.p gives probabilities from 0 to 1 of rotation, scale"),

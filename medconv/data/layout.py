@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Case, Dataset
-from medconv.data.files import SUFFIXES, in_folder, read_label, stem
+from medconv.data.files import VOLUMES, in_folder, read_label, stem
 from medconv.data.labels import declared
 from medconv.data.phantom import write_phantom
 from medconv.targets import Targets
@@ -54,8 +54,8 @@ def nnunet(root: str | Path) -> Dataset:
     path = root / "dataset.json"
     modalities = _numbered(meta.get("channel_names"), path, "channel_names")
     ending = str(meta.get("file_ending", ".nii.gz"))
-    if ending not in SUFFIXES:
-        raise ValueError(f"{path}: file_ending must be one of {SUFFIXES}, got {ending!r}")
+    if ending not in VOLUMES:
+        raise ValueError(f"{path}: file_ending must be one of {VOLUMES}, got {ending!r}")
     images = sorted(p for p in (root / "imagesTr").glob(f"*{ending}") if not p.name.startswith("."))
     if not images:
         raise ValueError(f"{root / 'imagesTr'}: no *{ending} file there; an nnU-Net dataset keeps CASE_0000{ending} in it")
@@ -91,7 +91,8 @@ def folder(images: str, labels: str, class_names: Sequence[str] | None = None, m
         for case in {**image_files, **label_files}
     ]
     names = tuple(class_names) if class_names else _names_in(list(label_files.values())[:20])
-    return _dataset(Path(images).parent.name or "folder", cases, names, None, (modality,), Path(images), faults)
+    home = Path(images) if "*" not in images else Path(images).parent
+    return _dataset(home.name or "folder", cases, names, None, (modality,), Path(images), faults)
 
 
 def group_channels(files: Sequence[Path], num_channels: int) -> dict[str, tuple[Path, ...]]:

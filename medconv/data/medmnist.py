@@ -88,6 +88,8 @@ def _write(folder: Path, name: str, image: np.ndarray) -> str:
 
 
 def _arrays(path: Path) -> Arrays:
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"data.root={path}: not a MedMNIST file, expected .npz with plain arrays")
     wanted = [f"{part}_{what}" for part in _PARTS for what in ("images", "labels")]
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -79,8 +79,9 @@ def read_mask(path: Path) -> np.ndarray:
             )
         pixels = pixels[..., 0]
     values = np.unique(pixels)
-    if len(values) > _CLASSES:
-        also = "; JPEG blurs the values of a mask, PNG keeps them" if path.suffix.lower() in (".jpg", ".jpeg") else ""
+    blurred = path.suffix.lower() in (".jpg", ".jpeg")
+    if len(values) > (2 if blurred else _CLASSES):
+        also = "; JPEG blurs the values of a mask, PNG keeps them" if blurred else ""
         raise ValueError(f"{path}: {len(values)} different values, expected a mask of label values, not a photograph{also}")
     if values[-1] >= _ALONE and not (values[:-1] != 0).any():
         pixels = (pixels == values[-1]).astype(np.uint8)

@@ -183,7 +183,7 @@ def _placement(record: dict[str, Any]) -> Placement:
     )
 
 
-def _save(path: Path, array: np.ndarray, durable: bool) -> dict[str, Any]:
+def _save(path: Path, array: np.ndarray, durable: bool = True) -> dict[str, Any]:
     """Write an array; what the record keeps of the file."""
     with replacing(path, durable) as partial:
         with partial.open("wb") as file:

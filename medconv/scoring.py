@@ -69,19 +69,33 @@ def intervals(
     A sample in which a number is undefined (of a rare class, no case) has no part. Fewer than two cases have no interval.
     Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
-    outputs, truth = _checked(outcome, outputs, truth)
     known = measure(outcome, outputs, truth)
-    if len(truth) < 2:
-        return {}
-    parts = [_columns(outcome, outputs, truth, counts) for counts in _resamples(len(truth), samples, seed)]
-    found = {}
-    for name in (name for name, value in known.items() if value is not None):
-        values = np.concatenate([part[name] for part in parts])
-        values = values[~np.isnan(values)]
-        if len(values):
-            low, high = np.percentile(values, [2.5, 97.5])
-            found[name] = (float(low), float(high))
-    return found
+    drawn = _bootstrap(outcome, outputs, truth, samples, seed)
+    found = {name: _middle(drawn[name]) for name, value in known.items() if value is not None}
+    return {name: ends for name, ends in found.items() if ends is not None}
+
+
+def paired(
+    outcome: Outcome, outputs: np.ndarray, others: np.ndarray, truth: np.ndarray, samples: int = 1000, seed: int = 0
+) -> dict[str, dict[str, float | None]]:
+    """Two sets of answers to the same cases, by the same bootstrap samples: `value` and `value_compare`, their `difference`
+    with `low` and `high` (95 %), and `p`, twice the share of samples in which it is not of its own sign, at least
+    2 / (samples + 1). None where a number is undefined in one of both."""
+    first, second = measure(outcome, outputs, truth), measure(outcome, others, truth)
+    drawn = [_bootstrap(outcome, part, truth, samples, seed) for part in (outputs, others)]
+    rows = {}
+    for name, (value, other) in ((name, (first[name], second[name])) for name in first):
+        row: dict[str, float | None] = {
+            "value": value,
+            "value_compare": other,
+            **dict.fromkeys(("difference", "low", "high", "p")),
+        }
+        if value is not None and other is not None and (ends := _middle(off := drawn[0][name] - drawn[1][name])) is not None:
+            off = off[~np.isnan(off)]
+            share = min((np.sum(off <= 0) + 1) / (len(off) + 1), (np.sum(off >= 0) + 1) / (len(off) + 1))
+            row |= {"difference": value - other, "low": ends[0], "high": ends[1], "p": min(1.0, 2 * float(share))}
+        rows[name] = row
+    return rows
 
 
 def decided(outcome: Outcome, outputs: np.ndarray) -> np.ndarray:
@@ -128,6 +142,20 @@ def _checked(outcome: Outcome, outputs: np.ndarray, truth: np.ndarray) -> tuple[
     return outputs, truth
 
 
+def _bootstrap(outcome: Outcome, outputs: np.ndarray, truth: np.ndarray, samples: int, seed: int) -> Columns:
+    """The same samples of as many cases, whatever the outputs are; none of fewer than two cases."""
+    outputs, truth = _checked(outcome, outputs, truth)
+    drawn = _resamples(len(truth), samples if len(truth) > 1 else 0, seed)
+    parts = [_columns(outcome, outputs, truth, counts) for counts in drawn]
+    return {name: np.concatenate([np.zeros(0), *(part[name] for part in parts)]) for name in METRICS[outcome.kind]}
+
+
+def _middle(values: np.ndarray) -> tuple[float, float] | None:
+    """What 95 % of them lie between; None where none is defined."""
+    values = values[~np.isnan(values)]
+    return tuple(float(end) for end in np.percentile(values, [2.5, 97.5])) if len(values) else None  # type: ignore[return-value]
+
+
 def _plain(columns: Columns, names: tuple[str, ...]) -> dict[str, float | None]:
     values = {name: float(np.ravel(columns[name])[0]) for name in names}
     return {name: value if np.isfinite(value) else None for name, value in values.items()}
@@ -135,7 +163,7 @@ def _plain(columns: Columns, names: tuple[str, ...]) -> dict[str, float | None]:
 
 def _resamples(cases: int, samples: int, seed: int) -> Iterator[np.ndarray]:
     """How often each case counts; (some samples, cases), until there are `samples`."""
-    rng, at_once = np.random.default_rng(seed), max(1, _AT_ONCE // cases)
+    rng, at_once = np.random.default_rng(seed), max(1, _AT_ONCE // max(1, cases))
     for start in range(0, samples, at_once):
         size = min(at_once, samples - start)
         drawn = rng.integers(cases, size=(size, cases)) + cases * np.arange(size)[:, None]

@@ -153,3 +153,21 @@ def test_the_worst_case_is_the_one_most_wrong() -> None:
     assert scoring.errors(FINDINGS, np.array([[0.1, 0.8, 0.5]]), np.array([[0, 1, 1.0]])) == pytest.approx([0.5])
     spread = np.array([[0.0, 0.0], [2.0, 20.0]])
     assert scoring.errors(NUMBERS, spread + [1, 0], spread) == pytest.approx([0.5, 0.5])
+
+
+def test_two_sets_of_answers_to_the_same_cases() -> None:
+    outputs, truth = drawn(TWO, 150)
+    worse = scoring.decided(TWO, outputs) * 0.2 + outputs * 0.1 + np.random.default_rng(1).dirichlet([1, 1], 150) * 0.7
+    found, back = scoring.paired(TWO, outputs, worse, truth), scoring.paired(TWO, worse, outputs, truth)
+    ours, theirs = scoring.measure(TWO, outputs, truth), scoring.measure(TWO, worse, truth)
+    for name, row in found.items():
+        assert (row["value"], row["value_compare"]) == (ours[name], theirs[name])
+        assert row["low"] <= row["difference"] <= row["high"] or name == "calibration_error"
+        assert back[name]["difference"] == pytest.approx(-row["difference"]) and back[name]["low"] == pytest.approx(
+            -row["high"]
+        )
+    assert found["auc"]["difference"] > 0.1 and found["auc"]["p"] == pytest.approx(2 / 1001) and found["auc"]["low"] > 0
+    same = scoring.paired(TWO, outputs, outputs, truth)["auc"]
+    assert (same["difference"], same["low"], same["high"], same["p"]) == (0, 0, 0, 1)
+    alone = scoring.paired(TWO, outputs[:3], worse[:3], np.zeros((3, 1)))["auc"]
+    assert set(alone.values()) == {None}

@@ -45,7 +45,8 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
         raise ConfigError("hydra/sweeper=optuna has no search space: give sweep=NAME, or KEY=choice(A,B)")
     composed = _need_config(space, fixed, compose, optuna)
     launcher: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
-    folder, goal = home(composed), goals.of_task(str(composed.task._target_))
+    folder, target = home(composed), OmegaConf.select(composed, "task._target_")
+    goal = goals.of_task(str(target)) if target else goals.DICE
     if composed.run.dry_run:
         print(f"{settings['n_trials']} trials by Optuna for the best {goal.name}, into {folder}, over")
         print("\n".join(f"  {o.input_line}" for o in overrides if o.is_sweep_override()))

@@ -1,4 +1,4 @@
-"""The network of a config (`model`, with its `conv`, and its first weights), and its optimizer."""
+"""The network of a config (`model`, with its `conv`, and its first weights), its loss and its optimizer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from inspect import signature
 from typing import Any
 
 import torch
+from hydra.utils import get_object
 from torch import nn
 
 from medconv import config as configs
@@ -16,11 +17,16 @@ from medconv import sides
 from medconv.config import ConfigError
 from medconv.convs import mirror_axes, plain, swap_convs
 from medconv.data.sampling import check_axes, mirrored_axes
-from medconv.networks.outputs import full_resolution
+from medconv.losses import Targeted
+from medconv.networks import full_resolution, in_units
+from medconv.outcome_losses import ForOutcome
+from medconv.outcomes import Outcome
+from medconv.targets import Targets
 
 log = logging.getLogger(__name__)
 Values = dict[str, Any]
 Builder = Callable[[Values, str], Any]
+_WITH_DECODER, _WITHOUT = "medconv.networks.UNet", "medconv.networks.Encoder"
 
 
 def build_network(
@@ -47,12 +53,51 @@ def build_network(
         try:
             log.info("conv: %s", swap_convs(network, conv, where, spacing_mm=spacing_mm, example=example))
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"conv: {error}") from error
+            turned = values["facts"].get("outcome") and "Mirror cannot" in str(error)
+            raise ConfigError(f"conv: {error}{'; model=encoder keeps the symmetry' if turned else ''}") from error
         _probe(network, values["facts"], patch_size)
     sides.check_equivariance(values["facts"], mirror_axes(network))
     if not projects and load is not None:
         load(network)
+    outcome = outcome_of(values["facts"])
+    if outcome is not None and outcome.kind == "numbers":
+        in_units(network, values["facts"]["value_means"], values["facts"]["value_stds"])
     return network
+
+
+def outcome_of(facts: Values) -> Outcome | None:
+    """What is asked of whole images; None: label maps."""
+    plain = facts.get("outcome")  # absent in checkpoints of before there was such a thing
+    return None if plain is None else Outcome.from_plain(plain)
+
+
+def check_task(task: Values, outcome: Outcome | None, dataset: str) -> None:
+    """Raises: ConfigError: a task that is not for what a dataset has; says which is."""
+    kinds = getattr(get_object(str(task["_target_"])), "kinds", None)
+    if kinds is None or (outcome.kind in kinds if outcome else not kinds):
+        return
+    has = f"{outcome.kind} of whole images ({', '.join(outcome.names[:5])})" if outcome else "label maps"
+    fitting = "segmentation" if outcome is None else "regression" if outcome.kind == "numbers" else "classification"
+    wanted = " or ".join(kinds) + " of whole images" if kinds else "label maps"
+    raise ConfigError(
+        f"task: {task['_target_']} is for {wanted}, and {dataset} has {has}; take task={fitting}"
+        + ("" if outcome else ", or data=imagefolder, csv or medmnist")
+    )
+
+
+def model_of(values: Values) -> Values:
+    """The `model` node; of whole images our U-Net is its encoder, whose arguments are the same."""
+    node = values["model"]
+    without = values["facts"].get("outcome") is not None and node.get("_target_") == _WITH_DECODER
+    return {**node, "_target_": _WITHOUT} if without else node
+
+
+def fitted_loss(loss: Any, facts: Values) -> nn.Module:
+    """A loss made to fit what the network is asked for. Raises: ValueError: it cannot be."""
+    outcome = outcome_of(facts)
+    if outcome is None:
+        return Targeted(loss, Targets.from_plain(facts["targets"]), facts["spatial_dims"])
+    return ForOutcome(loss, outcome, facts.get("value_means"), facts.get("value_stds"))
 
 
 def build_optimizer(values: Values) -> Any:
@@ -117,6 +162,9 @@ def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None
         raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {reason}") from error
     finally:
         network.train(was_training)
-    wanted = (1, known["num_classes"], *patch_size)
+    whole = known.get("outcome") is not None
+    wanted = (1, known["num_classes"], *(() if whole else patch_size))
     if shape != wanted:
-        raise ConfigError(f"model must return logits of shape {wanted} (batch, classes, *patch_size), it returns {shape}")
+        meant = "(batch, outputs)" if whole else "(batch, classes, *patch_size)"
+        near = "model=resnet, densenet, efficientnet, senet or encoder" if whole else "model=customconv"
+        raise ConfigError(f"model must return logits of shape {wanted} {meant}, it returns {shape}; {near} does")

@@ -16,8 +16,12 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from medconv.goals import DICE, Goal
+from medconv.outcome_pictures import pictures
+from medconv.outcome_views import Worst, card, said
 from medconv.pictures import overlay
 from medconv.schedules import ProgressSchedule
+from medconv.tasks.whole import arrays
 
 log = logging.getLogger(__name__)
 
@@ -165,30 +169,60 @@ class EndWithValidation(Callback):
 class Pictures(Callback):
     """In TensorBoard: the first training samples, as augmented, and image, reference and prediction of validation cases.
 
+    Of whole images all validation cases in one picture, at the end where the network looked in the most wrong ones.
     Args: cases: how many, on rank 0. spacing_mm: of training samples.
     """
 
     def __init__(self, spacing_mm: Sequence[float], cases: int = 3) -> None:
         self.spacing_mm, self.cases, self._samples = tuple(spacing_mm), cases, 0
+        self._worst = Worst(cases)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._samples >= self.cases or trainer.global_step or not trainer.is_global_zero:
             return
-        for image, label, number in zip(batch["image"], batch["label"], batch["sample"].tolist(), strict=True):
-            if self._samples < self.cases:
-                self._samples += 1
-                picture = overlay(image[0].float().cpu().numpy(), [_known(label[0], pl_module)], self.spacing_mm)
+        outcome = getattr(pl_module, "outcome", None)
+        for image, label, number in zip(batch["image"], batch["label"], map(int, batch["sample"]), strict=True):
+            if self._samples >= self.cases:
+                return
+            self._samples += 1
+            array = image[0].float().cpu().numpy()
+            if outcome is None:
+                picture = overlay(array, [_known(label[0], pl_module)], self.spacing_mm)
                 self._show(trainer, f"training/sample {number} (image, label)", picture)
+            else:
+                picture = overlay(array, [], self.spacing_mm, focus=np.zeros(array.shape, bool))
+                self._show(trainer, f"training/sample {number} ({said(outcome, label.tolist())})", picture)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._worst = Worst(self.cases)
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if batch_idx >= self.cases or trainer.sanity_checking or not trainer.is_global_zero:
+        if trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        if getattr(pl_module, "outcome", None) is not None:
+            self._worst.see(pl_module.outcome, batch, outputs["outputs"])  # type: ignore[arg-type]
+            return
+        if batch_idx >= self.cases:
             return
         image = batch["image"][0, 0].float().cpu().numpy()
         labels = [_known(label, pl_module) for label in (batch["label"][0, 0], outputs["prediction"])]
         picture = overlay(image, labels, batch["spacing_mm"])
         self._show(trainer, f"validation/{outputs['case']} (image, reference, prediction)", picture)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        outcome, rows = getattr(pl_module, "outcome", None), getattr(pl_module, "rows", {})
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        if outcome is None or not rows or trainer.sanity_checking or not (trainer.is_global_zero and loggers):
+            return
+        for name, picture in pictures(outcome, *arrays(rows)).items():
+            self._show(trainer, f"validation/{name}", picture)
+        for logger in loggers:
+            logger.experiment.add_text("validation/scores", card(outcome, *arrays(rows)), trainer.global_step)
+        if trainer.should_stop:  # the last one
+            for tag, picture in self._worst.pictures(pl_module, self.spacing_mm):
+                self._show(trainer, tag, picture)
 
     @staticmethod
     def _show(trainer: Trainer, tag: str, picture: np.ndarray) -> None:
@@ -232,7 +266,8 @@ class ProgressLines(Callback):
             self._said, self._samples = now, 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and "val/dice" in trainer.callback_metrics:
-            dice = float(trainer.callback_metrics["val/dice"])
-            log.info("epoch %d, step %d: validation Dice %.4f", trainer.current_epoch, trainer.global_step, dice)
+        goal: Goal = getattr(pl_module, "goal", DICE)
+        if not trainer.sanity_checking and goal.name in trainer.callback_metrics:
+            score, where = float(trainer.callback_metrics[goal.name]), (trainer.current_epoch, trainer.global_step)
+            log.info("epoch %d, step %d: validation %s %.4f", *where, goal.words, score)
         self._said, self._samples = time.monotonic(), 0

@@ -71,7 +71,7 @@ def need_alike(content: Mapping[str, Any], facts: Mapping[str, Any], given: str)
     """
     theirs = content["medconv"].get("config", {}).get("facts", {})
     alike = all(theirs.get(key) == facts[key] for key in ("spatial_dims", "num_channels", "num_classes"))
-    if not alike or names_of(theirs) != names_of(facts):
+    if not alike or names_of(theirs) != names_of(facts) or _kind(theirs) != _kind(facts):
         raise ValueError(f"{given}: a checkpoint of another task: it is for {_words(theirs)}, this run for {_words(facts)}")
 
 
@@ -117,12 +117,20 @@ def need_same_learning(content: Mapping[str, Any], init: Mapping[str, Any], give
 
 def names_of(facts: Mapping[str, Any]) -> list[str]:
     """What the outputs are called, without the background; nothing where facts do not say."""
-    targets = facts.get("targets")  # absent in checkpoints of before there was such a thing
+    targets = facts.get("outcome") or facts.get("targets")  # absent in checkpoints of before there was such a thing
     names = targets.get("names") if isinstance(targets, Mapping) else (facts.get("class_names") or [])[1:]
     return list(names or [])
+
+
+def _kind(facts: Mapping[str, Any]) -> Any:
+    """Of outcome; None: label maps."""
+    outcome = facts.get("outcome")
+    return outcome.get("kind") if isinstance(outcome, Mapping) else None
 
 
 def _words(facts: Mapping[str, Any]) -> str:
     channels, outputs = facts.get("num_channels"), facts.get("num_classes")
     names = ", ".join(names_of(facts)) or "nothing that it names"
-    return f"{names} ({outputs} outputs) in {facts.get('spatial_dims')}D images of {channels} channel{'s'[: channels != 1]}"
+    kind = f"{_kind(facts)} " if _kind(facts) else ""
+    images = f"{facts.get('spatial_dims')}D images of {channels} channel{'s'[: channels != 1]}"
+    return f"{kind}{names} ({outputs} outputs) in {images}"

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from medconv import config as configs
 from medconv import reports, sides, signals
-from medconv.building import Values
+from medconv.building import Values, check_task
 from medconv.config import ConfigError
 from medconv.data import labels, parts
 from medconv.data.case import Case, Dataset
@@ -65,6 +65,7 @@ def find_data(config: DictConfig) -> tuple[Dataset, int]:
     if workers < 1:
         raise ConfigError(f"data.prepare_workers must be at least 1, got {workers}")
     dataset = configs.build(OmegaConf.to_container(data.layout, resolve=True), "data.layout")  # type: ignore[arg-type]
+    check_task(config.task, dataset.outcome, dataset.name)
     if dataset.outcome is not None:
         _check_of_maps(data)
         return dataset, workers

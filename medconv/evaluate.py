@@ -1,4 +1,7 @@
-"""`medconv-evaluate`: predicted against reference label maps; a table, all as JSON, cases as CSV, a report as HTML."""
+"""`medconv-evaluate`: predicted against reference label maps, or answers for whole images against a table of labels.
+
+A table, all as JSON, cases as CSV, a report as HTML.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,16 @@ from medconv import commands, metrics
 from medconv.atomic import write_text
 from medconv.data.files import check_same_grid, in_folder, read_label
 from medconv.data.pool import each
-from medconv.evaluation import naming, statistics
+from medconv.evaluation import naming, statistics, whole
+from medconv.evaluation.naming import recorded_images
 from medconv.evaluation.overlays import images_of
 from medconv.evaluation.report import write_report
 from medconv.evaluation.scores import METRICS, VOLUMES, measure
+from medconv.evaluation.whole_report import write_report as write_whole_report
+from medconv.predicting.answers import TABLE
 from medconv.targets import Targets
 
+_OF_TABLES = ("label_columns", "part", "split_column")  # options
 _COLUMNS = (*(metric.name for metric in METRICS), *VOLUMES)
 
 
@@ -39,6 +46,12 @@ def _main() -> int:
         raise ValueError(f"--output {options.output}: expected a JSON file; CSV and HTML are written beside it")
     if options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
+    if options.labels is not None or options.predictions.suffix == ".csv":
+        return _of_whole_images(options)
+    if options.references is None:
+        raise ValueError("--references is needed: the folder of reference label maps; of whole images --labels, a table")
+    if wrong := [f"--{name.replace('_', '-')}" for name in _OF_TABLES if getattr(options, name)]:
+        raise ValueError(f"{wrong[0]} is for answers about whole images, whose --predictions is a table (.csv)")
     if options.images:  # says what is wrong with them before the work
         cases = list(in_folder(options.predictions, "--predictions"))
         images_of(options.predictions, options.references, options.images, cases)
@@ -48,9 +61,35 @@ def _main() -> int:
     write(result, options.output)
     print(commands.shown(table(result)))
     write_text(options.output.with_suffix(".html"), report(result, options.images))
-    print(f"\nper case: {options.output} and {options.output.with_suffix('.csv')}")
-    print(f"report:   {options.output.with_suffix('.html')}")
+    _say_where(options.output)
     return commands.DONE
+
+
+def _of_whole_images(options: argparse.Namespace) -> int:
+    if options.labels is None or options.references is not None or options.tolerance_mm:
+        raise ValueError(
+            f"--predictions {options.predictions}: answers about whole images are measured against --labels, a table "
+            "(.csv), without --references and --tolerance-mm"
+        )
+    if options.predictions.is_dir():
+        options.predictions = options.predictions / TABLE
+    _check_writable(options.output)
+    columns = (options.label_columns, options.part, options.split_column or "split")
+    result = whole.evaluate(options.predictions, options.labels, options.compare, *columns)
+    whole.write(result, options.output)
+    print(commands.shown(whole.table(result)))
+    images = {case: Path(path) for case, path in result["images"].items()} | recorded_images(options.predictions.parent)
+    if options.images:
+        known = in_folder(options.images, "--images")
+        images = {row["case"]: known[row["case"]] for row in result["cases"] if row["case"] in known}
+    write_text(options.output.with_suffix(".html"), write_whole_report(result, images))
+    _say_where(options.output)
+    return commands.DONE
+
+
+def _say_where(output: Path) -> None:
+    print(f"\nper case: {output} and {output.with_suffix('.csv')}")
+    print(f"report:   {output.with_suffix('.html')}")
 
 
 def evaluate(
@@ -217,12 +256,16 @@ def _check_writable(path: Path) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("medconv-evaluate", description=__doc__)
     add = parser.add_argument
-    add("--predictions", type=Path, required=True, help="folder of predicted label maps")
-    add("--references", type=Path, required=True, help="folder of reference label maps, same names")
+    add("--predictions", type=Path, required=True, help="folder of predicted label maps, or predictions.csv")
+    add("--references", type=Path, help="folder of reference label maps, same names")
+    add("--labels", type=Path, help="of whole images, a table (.csv) with a column `path` or `case`, and the labels")
+    add("--label-columns", nargs="+", default=[], metavar="NAME", help="of --labels; `label`, or those of the predictions")
+    add("--part", choices=("train", "val", "test"), help="of --labels, the rows of this part alone")
+    add("--split-column", metavar="NAME", help="of --labels, which names the part; `split`")
     add(
         "--output", type=Path, required=True, help="JSON file; a CSV of the cases and a report in HTML are written beside it"
     )
-    add("--compare", type=Path, metavar="PREDICTIONS", help="another folder of predictions, compared by a paired test")
+    add("--compare", type=Path, metavar="PREDICTIONS", help="other predictions, compared by a paired test")
     add("--tolerance-mm", action="append", default=[], metavar="MM|NAME=MM", help="of the surface Dice; 1, for every class")
     add(
         "--images",

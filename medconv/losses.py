@@ -116,6 +116,8 @@ class Targeted(nn.Module):
     def _refused(self, spatial_dims: int) -> ValueError | None:
         """What speaks against the loss: it does not take such masks or label maps, or minds where voxels lie."""
         name = getattr(self.loss, "__name__", type(self.loss).__name__)
+        if kinds := getattr(self.loss, "kinds", ()):
+            return ValueError(f"loss: {name} is for whole images ({' and '.join(kinds)}), not label maps; take loss=dice_ce")
         try:
             found, shuffled = self._tried(spatial_dims)
         except torch.OutOfMemoryError:  # no fault of the loss; if it lasts, the first step says what helps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,9 +39,41 @@ def overlay(
     return _join([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows], 0)
 
 
+def heat(image: np.ndarray, strength: np.ndarray | None, spacing_mm: Sequence[float]) -> np.ndarray:
+    """One row per plane: the image, and the image with a map of what mattered over it, from red to yellow; None: the image
+    alone, in its middle planes.
+
+    Shape: image (channels, *spatial), of which three of a 2D image are red, green and blue and else the first is shown;
+    strength (*spatial), from 0 to 1 -> (height, width, 3) uint8. The planes cross where the map is highest.
+    """
+    rows = []
+    focus = np.zeros(image.shape[1:], bool) if strength is None else (strength > 0) & (strength == strength.max())
+    for axis, index in _planes(focus):
+        colours = len(image) if len(image) == 3 and axis is None else 1
+        bare = _shaded(np.stack([_cut(channel, axis, index) for channel in image[:colours]], -1))
+        panels = [bare] if strength is None else [bare, _warmed(bare, _cut(strength, axis, index)[..., None])]
+        pixel = [s for a, s in enumerate(spacing_mm) if a != axis]
+        rows.append(_join([_upright(panel, pixel) for panel in panels], 1))
+    width = max(row.shape[1] for row in rows)
+    return _join([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows], 0)
+
+
 def colour(value: int) -> str:
     """What a label value is painted with, as HTML writes it; values share seven colours."""
     return "#" + "".join(f"{int(part):02x}" for part in _COLOURS[(value - 1) % len(_COLOURS)])
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """Shape: (height, width, 3) uint8. Source: PNG specification, W3C 2003: 8 bits, RGB, no filter."""
+    height, width, _ = pixels.shape
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, width * 3)], axis=1)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, content) for name, content in parts)
+
+
+def _chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
 def _planes(label: np.ndarray) -> list[tuple[int | None, int]]:
@@ -58,14 +92,23 @@ def _cut(array: np.ndarray, axis: int | None, index: int) -> np.ndarray:
 
 
 def _grey(plane: np.ndarray) -> np.ndarray:
+    return _shaded(plane[..., None])
+
+
+def _shaded(plane: np.ndarray) -> np.ndarray:
+    """(width, height, 1 or 3) -> (width, height, 3), from 0 to 255."""
     low, high = np.percentile(plane, [1, 99])
     scaled = ((plane - low) / max(float(high - low), 1e-8)).clip(0, 1) * 255
-    return np.repeat(scaled[..., None], 3, axis=2)
+    return np.broadcast_to(scaled, (*plane.shape[:2], 3))
 
 
 def _painted(grey: np.ndarray, label: np.ndarray) -> np.ndarray:
     colour = _COLOURS[(label.astype(int) - 1) % len(_COLOURS)]
     return np.where(label[..., None] > 0, 0.45 * grey + 0.55 * colour, grey)
+
+
+def _warmed(bare: np.ndarray, share: np.ndarray) -> np.ndarray:
+    return bare * (1 - 0.6 * share) + 0.6 * share * ((1 - share) * _COLOURS[5] + share * _COLOURS[3])
 
 
 def _upright(panel: np.ndarray, pixel_mm: Sequence[float]) -> np.ndarray:

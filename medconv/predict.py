@@ -1,12 +1,10 @@
-"""`medconv-predict`: label NIfTIs (and DICOM SEG) on the grids of the inputs, from one network or several."""
+"""`medconv-predict`: label maps on the grids of the inputs, or a table of answers for whole images."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import shutil
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -19,23 +17,22 @@ from tqdm import tqdm
 
 import medconv
 from medconv import commands, postprocessing, signals
-from medconv.atomic import NO_ROOM
 from medconv.data import dicomseg
 from medconv.data.case import Case
 from medconv.data.files import write_channels, write_label
 from medconv.exported import digest as digest
+from medconv.predicting.answering import predict_whole
 from medconv.predicting.cases import find_cases
+from medconv.predicting.failures import Unwritable, need_none, reason, unwritable
 from medconv.predicting.folder import RECORD as RECORD
 from medconv.predicting.folder import Folder
-from medconv.predicting.predictor import Input, Predictor, Scores, with_room
+from medconv.predicting.predictor import Input, Predictor, Scores, load_members, with_room
 from medconv.predicting.stream import stream
+from medconv.predicting.whole import WholePredictor
+from medconv.trained import Trained, with_window
 
 Claimed = tuple[Case, Callable[[], None]]
 log = logging.getLogger(__name__)
-
-
-class Unwritable(ValueError):
-    """No further case could be written either."""
 
 
 def main() -> None:
@@ -52,16 +49,14 @@ def _main() -> int:
     steps = postprocessing.read(options.postprocess) if options.postprocess else None
     if not options.checkpoint and not options.model:
         raise ValueError("--checkpoint or --model is needed: the networks to predict with")
-    predictor = Predictor.load(
-        options.checkpoint,
-        usable_device(options.device),
-        options.allow,
-        options.mirror_axes,
-        options.overlap,
-        options.window_batch_size,
-        steps.apply if steps else None,
-        options.model,
-    )
+    device = usable_device(options.device)
+    members = load_members(options.checkpoint, device, options.allow, options.mirror_axes, options.model)
+    if members[0].outcome is not None:
+        return _of_whole_images(members, device, options)
+    if options.saliency:
+        raise ValueError(f"--saliency: is for answers about whole images; {members[0].path} makes label maps")
+    members = [with_window(member, options.overlap, options.window_batch_size) for member in members]
+    predictor = Predictor(members, device, steps.apply if steps else None)
     if steps:
         steps.check(predictor.targets)
     cases = find_cases(options.input, len(predictor.modalities))
@@ -70,6 +65,26 @@ def _main() -> int:
     made = {"postprocess": digest(options.postprocess) if options.postprocess else None}
     also = (options.probabilities, options.overwrite, options.workers, made, options.dicom_seg)
     return predict(predictor, cases, options.output, *also)
+
+
+def _of_whole_images(members: Sequence[Trained], device: str, options: argparse.Namespace) -> int:
+    """Raises: ValueError: as `predict_whole`; options of label maps."""
+    given = {
+        "--probabilities": options.probabilities,
+        "--dicom-seg": options.dicom_seg,
+        "--postprocess": options.postprocess,
+        "--overlap": options.overlap is not None,
+    }
+    if wrong := [name for name, value in given.items() if value]:
+        raise ValueError(f"{wrong[0]}: is for label maps; {members[0].path} answers for whole images, into predictions.csv")
+    if options.window_batch_size is not None and options.window_batch_size < 1:
+        raise ValueError(f"--window-batch-size must be at least 1, got {options.window_batch_size}")
+    predictor = WholePredictor(members, device, options.window_batch_size)
+    cases = find_cases(options.input, len(predictor.modalities))
+    settings = {key: value for key, value in _settings(predictor).items() if key != "overlap"}
+    about = {key: value for key, value in _about(predictor).items() if key != "targets"}
+    also = (options.overwrite, options.workers, options.saliency)
+    return predict_whole(predictor, cases, options.output, settings, about, *also)
 
 
 def predict(
@@ -103,7 +118,7 @@ def predict(
             if isinstance(error, Unwritable):
                 raise error
             if error is not None:
-                failed[case.id] = _reason(error)
+                failed[case.id] = reason(error)
         bar.update(len(cases) - len(folder.elsewhere) - bar.n)  # those found done after the last
     return _report(folder, len(cases), failed)
 
@@ -131,17 +146,7 @@ def _write(predictor: Predictor, folder: Folder, claimed: Claimed, scores: Score
             dicomseg.write(folder.dicom_seg(case.id), label, case.images[0], predictor.class_names)
         write_label(folder.label(case.id), label, case.images[0])
     except OSError as error:
-        raise Unwritable(_unwritable(folder.path, case.id, error)) from error
-
-
-def _unwritable(path: Path, case: str, error: OSError) -> str:
-    if error.errno not in NO_ROOM:
-        return f"case {case}: cannot write to {path} ({error.strerror or error})"
-    free = shutil.disk_usage(path).free
-    return (
-        f"case {case}: no room in {path} ({error.strerror}), {free / 1e6:.1f} MB are free. What was written stays; make "
-        "room, and the same command goes on from there"
-    )
+        raise unwritable(folder.path, case.id, error) from error
 
 
 def _report(folder: Folder, number: int, failed: dict[str, str]) -> int:
@@ -152,22 +157,8 @@ def _report(folder: Folder, number: int, failed: dict[str, str]) -> int:
     )
     if left:
         log.info("%d cases are in the hands of other processes, such as %s", left, folder.elsewhere[0])
-    if failed:
-        lines = "\n".join(f"  case {case}: {reason}" for case, reason in failed.items())
-        raise ValueError(f"{len(failed)} of {number} cases could not be predicted\n{lines}")
+    need_none(failed, number)
     return commands.DONE
-
-
-def _reason(error: Exception) -> str:
-    """Why a case failed, on one line; of an error that is ours, the traceback goes to the log."""
-    if isinstance(error, ValueError):
-        return str(error)
-    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    text = f"{type(error).__name__}: {first}"
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
-        return f"memory ran out ({text}); what helps: --window-batch-size 1, --device cpu, fewer --workers"
-    log.error("%s", "".join(traceback.format_exception(error)))
-    return f"{text} (a bug in medconv, please report it with the lines above)"
 
 
 def _settings(predictor: Predictor) -> dict[str, Any]:
@@ -207,8 +198,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--checkpoint", type=Path, nargs="+", default=[], help="a run's checkpoints/best.ckpt; the mean of several")
     add("--model", type=Path, nargs="+", default=[], help="exported networks, with their cards; they join the mean")
     add("--input", type=Path, required=True, help="an image, a folder of images or DICOM, or a list (.txt or .json)")
-    add("--output", type=Path, required=True, help="folder for the label maps")
+    add("--output", type=Path, required=True, help="folder for the label maps, or predictions.csv")
     add("--probabilities", action="store_true", help="write them, too: OUTPUT/probabilities/CASE.nii.gz, 4D")
+    add("--saliency", action="store_true", help="of whole images, write OUTPUT/saliency/CASE.png, too: Grad-CAM")
     add("--dicom-seg", action="store_true", help="of DICOM, write OUTPUT/dicomseg/CASE.dcm, too, which refers to the slices")
     add(
         "--overwrite",
@@ -218,7 +210,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", help="cpu, cuda, cuda:1, ...; the accelerator where there is one")
     add("--mirror-axes", type=int, nargs="*", metavar="AXIS", help="of test-time augmentation; none: without; as validated")
     add("--overlap", type=float, help="of windows, from 0 to below 1; as validated")
-    add("--window-batch-size", type=int, metavar="N", help="windows in one forward pass; as validated")
+    add("--window-batch-size", type=int, metavar="N", help="windows, or whole images, in one forward pass")
     add("--workers", type=int, default=1, metavar="N", help="cases that are loaded at once; N + 2 are in memory")
     add("--postprocess", type=Path, metavar="FILE", help="steps to take after prediction, as medconv-postprocess wrote them")
     add("--allow", action="append", default=[], metavar="PACKAGE", help="trust network classes of a package")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from medconv import checkpoint, commands, performance, tracing, trust
-from medconv.building import Values, build_network
-from medconv.losses import Targeted
+from medconv.building import Values, build_network, fitted_loss, outcome_of
 from medconv.performance.hardware import autocast_dtype
 from medconv.predict import usable_device
 from medconv.pretrained import freeze
 from medconv.targets import Targets
-from medconv.tasks import Segmentation
+from medconv.tasks import Classification, Regression, Segmentation, Task
 from medconv.trained import DAMAGED
 
 _LOSSES = (*trust.NETWORKS, "monai.losses")  # whose classes a loss may be of
@@ -81,33 +80,40 @@ def table(rows: Sequence[tracing.Row]) -> str:
     return "\n".join(lines)
 
 
-def _task(values: Values, record: Values, trusted: Sequence[str]) -> Segmentation:
+def _task(values: Values, record: Values, trusted: Sequence[str]) -> Task:
     known, perf = values["facts"], values["perf"]
     network = build_network(values, known["patch_size"], partial(trust.build_trusted, trusted=trusted))
     if frozen := values.get("init", {}).get("freeze"):
         freeze(network, frozen)  # whose norms do not look at the batch
     fast = {key: perf[key] for key in ("channels_last", "fast_norm", "fast_depthwise")}
     performance.apply_switches(network, **fast)
-    targets = Targets.from_plain(record["targets"])
-    loss = trust.build_trusted(values["loss"], "loss", trusted, _LOSSES)
-    task = Segmentation(
-        network,
-        Targeted(loss, targets, known["spatial_dims"]),
-        optimizer=_unused,
-        scheduler=_unused,
-        targets=targets,
-        patch_size=known["patch_size"],
-        to_native=_unused,
-        record={},
-        deep_supervision=values["task"]["deep_supervision"],
-        memory_format=performance.memory_format(perf["channels_last"], known["spatial_dims"]),
-    )
+    built = trust.build_trusted(values["loss"], "loss", trusted, _LOSSES)
+    loss = fitted_loss(built, {**known, "targets": record["targets"]})
+    layout = performance.memory_format(perf["channels_last"], known["spatial_dims"])
+    common: Values = {"optimizer": _unused, "scheduler": _unused, "record": {}, "memory_format": layout}
+    task = _kind(values, record)(network, loss, **common)
     return task.to(_TRUE.get(str(values["trainer"]["precision"]), torch.float32))
 
 
-def _rows(task: Segmentation, about: Values, precision: str) -> list[tracing.Row]:
+def _kind(values: Values, record: Values) -> Callable[..., Task]:
+    """The task's class with what the record says that it is asked for."""
+    known, own, outcome = values["facts"], values["task"], outcome_of(values["facts"])
+    if outcome is not None:
+        kind = Regression if outcome.kind == "numbers" else Classification
+        mixing = {"seed": values["seed"], "mixup": own["mixup"]}
+        return partial(kind, outcome=outcome, spatial_dims=known["spatial_dims"], **mixing)
+    return partial(
+        Segmentation,
+        targets=Targets.from_plain(record["targets"]),
+        patch_size=known["patch_size"],
+        to_native=_unused,
+        deep_supervision=own["deep_supervision"],
+    )
+
+
+def _rows(task: Task, about: Values, precision: str) -> list[tracing.Row]:
     image, label = (about["batch"][key].to(task.device) for key in ("image", "label"))
-    batch = {"image": image, "label": label}
+    batch = {"image": image, "label": label, "sample": about["batch"].get("sample")}
     tracing.set_generators(about["rng"], task.device)
     kind = autocast_dtype(precision)
     with torch.autocast(task.device.type, dtype=kind, enabled=kind is not None):

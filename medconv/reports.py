@@ -11,7 +11,7 @@ import lightning as L
 from torch import nn
 
 from medconv import config as configs
-from medconv import performance
+from medconv import goals, performance
 from medconv.building import Values
 from medconv.planning import Plan, table
 from medconv.runfolder import RunFolder
@@ -58,10 +58,13 @@ def hyperparameters(trainer: L.Trainer, values: Values, folder: RunFolder) -> No
     groups = {k: v for k, v in values.items() if k in ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")}
     params = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in configs.flat(groups).items()}
     in_sweep = {k: _number(v) for k, v in json.loads(os.environ.get(OF_A_SWEEP) or "{}").items()}
-    final = folder.summary().get("val/dice")
+    summary = folder.summary()
+    goal = goals.of_summary(summary)
+    final = summary.get(goal.name)
+    scored = {} if final is None else {f"hparams/{goal.name.replace('/', '_')}": final}
     for logger in trainer.loggers:
         if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):
-            logger.log_hyperparams(in_sweep or params, {"hparams/val_dice": final} if final is not None else {})
+            logger.log_hyperparams(in_sweep or params, scored)
             logger.finalize("success")
         else:
             logger.log_hyperparams(params)

@@ -17,9 +17,30 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 from omegaconf import DictConfig
 
-from medconv import checkpoint, commands, performance, pretrained, reports, resuming, sides, signals, stopping, tuning
+from medconv import (
+    checkpoint,
+    commands,
+    goals,
+    performance,
+    pretrained,
+    reports,
+    resuming,
+    sides,
+    signals,
+    stopping,
+    tuning,
+)
 from medconv import config as configs
-from medconv.building import Values, build_network, build_optimizer, test_time_axes, training_axes
+from medconv.building import (
+    Values,
+    build_network,
+    build_optimizer,
+    fitted_loss,
+    model_of,
+    outcome_of,
+    test_time_axes,
+    training_axes,
+)
 from medconv.callbacks import EndWithValidation, ProgressBar, ProgressLines, TimeBudget
 from medconv.convs import mirror_axes
 from medconv.data.datamodule import DataModule
@@ -27,7 +48,7 @@ from medconv.data.preprocess import restore
 from medconv.dataset import Prepared, data_module, facts, prepare_data
 from medconv.layers import swap_pools
 from medconv.loggers import CsvLogger
-from medconv.losses import Targeted
+from medconv.networks import stem_for
 from medconv.nonfinite import FiniteGuard
 from medconv.optimizers import with_factors
 from medconv.performance import cluster, parallel
@@ -66,7 +87,8 @@ def _train(config: DictConfig, folder: RunFolder) -> Values:
     L.seed_everything(config.seed, workers=True, verbose=False)
     config = _launched(config)
     prepared = prepare_data(config, memory_gb=folder.planned_memory())
-    values = configs.resolved(config, facts(prepared))
+    values = configs.resolved(config, _facts(config, prepared))
+    values["model"] = model_of(values)
     values["data"]["batch_size"] = prepared.plan.batch_size
     values["trainer"]["devices"] = performance.check_devices(values["trainer"], cluster.launcher() is not None)
     values["trainer"]["precision"] = performance.resolve_precision(config.trainer.precision, config.trainer.accelerator)
@@ -84,7 +106,7 @@ def _train(config: DictConfig, folder: RunFolder) -> Values:
         checkpoint.need_fit(task, content, given)
         checkpoint.need_optimizer(content, str(values["optimizer"].get("_target_")), given)
     folder.begin(values)
-    folder.write_summary(skipped_cases=prepared.skipped)
+    folder.write_summary(skipped_cases=prepared.skipped, score=goals.of_task(values["task"]["_target_"]).plain())
     with (
         folder.recording(trainer, profiler),
         cluster.naming_lost(trainer.world_size > 1),
@@ -106,9 +128,21 @@ def _first_weights(config: DictConfig, values: Values, folder: RunFolder) -> Cal
     init, known = values["init"], values["facts"]
     if init["pretrained"] is None or folder.resume_from() is not None:
         return None
-    more = (configs.resolved(config, {**known, key: known[key] + 1})["model"] for key in ("num_channels", "num_classes"))
-    layers = pretrained.layers_of(values["model"], *more)
+    more = (configs.resolved(config, {**known, key: known[key] + 1}) for key in ("num_channels", "num_classes"))
+    layers = pretrained.layers_of(values["model"], *map(model_of, more))
     return partial(pretrained.load, path=Path(init["pretrained"]), facts=known, layers=layers, to_3d=init["to_3d"])
+
+
+def _facts(config: DictConfig, prepared: Prepared) -> Values:
+    """`facts`, with what follows from them and the task for losses, networks, stopping and schedules to refer to."""
+    found, goal = facts(prepared), goals.of_task(str(config.task._target_))
+    return {
+        **found,
+        "score": goal.name,
+        "score_mode": goal.mode,
+        "num_train_cases": len(prepared.train),
+        "stem": stem_for(found["patch_size"]),
+    }
 
 
 def _launched(config: DictConfig) -> DictConfig:
@@ -140,17 +174,13 @@ def assemble(
         values["task"],
         "task",
         network=network,
-        loss=Targeted(configs.build(values["loss"], "loss"), prepared.targets, known["spatial_dims"]),
+        loss=fitted_loss(configs.build(values["loss"], "loss"), known),
         optimizer=with_factors(build_optimizer(values), network, factors),
         scheduler=configs.naming("scheduler", configs.build(values["scheduler"], "scheduler")),
-        targets=prepared.targets,
-        patch_size=known["patch_size"],
-        to_native=lambda logits, case: restore(logits, prepared.store.placement(case), prepared.targets.decode),
         record=_record(values, prepared),
         memory_format=performance.memory_format(perf["channels_last"], known["spatial_dims"]),
         mirror_axes=test_time_axes(values, network),
-        slice_axis=known["slice_axis"],
-        label_pairs=configs.tuples(known["label_pairs"] or []),
+        **_asked(values, prepared),
     )
     profiler = performance.StepProfiler(perf["profile"], folder.begun)
     trainer = _trainer(values, folder, profiler, bool(prepared.val), asked)
@@ -160,6 +190,20 @@ def assemble(
     return trainer, task, data, profiler
 
 
+def _asked(values: Values, prepared: Prepared) -> Values:
+    """What a task is told of what the network is asked for."""
+    known, outcome = values["facts"], outcome_of(values["facts"])
+    if outcome is not None:
+        return {"outcome": outcome, "spatial_dims": known["spatial_dims"], "seed": values["seed"]}
+    return {
+        "targets": prepared.targets,
+        "patch_size": known["patch_size"],
+        "to_native": lambda logits, case: restore(logits, prepared.store.placement(case), prepared.targets.decode),
+        "slice_axis": known["slice_axis"],
+        "label_pairs": configs.tuples(known["label_pairs"] or []),
+    }
+
+
 def _record(values: Values, prepared: Prepared) -> Values:
     """What every checkpoint carries, plain values only."""
     return {
@@ -167,7 +211,8 @@ def _record(values: Values, prepared: Prepared) -> Values:
         "recipe": {key: configs.plain(value) for key, value in asdict(prepared.recipe).items()},
         "dataset": prepared.dataset.name,
         "class_names": list(prepared.dataset.class_names),
-        "targets": prepared.targets.plain(),
+        "targets": values["facts"]["targets"],
+        "outcome": values["facts"]["outcome"],
         "modalities": list(prepared.dataset.modalities),
         "spacing_range_mm": configs.plain(prepared.spacing_range_mm),
         "validation": {},

@@ -15,15 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from medconv import checkpoint, circumstances, curves, metrics
+from medconv import checkpoint, circumstances, curves, metrics, scoring
 from medconv.atomic import NO_ROOM, write_text
 from medconv.commands import log_into
 from medconv.config import ConfigError, flat
+from medconv.outcomes import Outcome
 from medconv.performance import cluster
 from medconv.signals import Stopped
 
@@ -32,6 +34,7 @@ log = logging.getLogger(__name__)
 FREE = (
     *("run.", "logger.", "callbacks.", "data.cache", "data.num_workers", "data.prefetch_factor", "data.persistent_workers"),
     *("perf.timeout_seconds", "data.prepare_workers", "trainer.enable_progress_bar", "trainer.log_every_n_steps"),
+    *("facts.score", "facts.stem", "facts.num_train_cases"),  # which other facts decide
 )
 
 
@@ -234,10 +237,13 @@ class RunFolder:
         if not (is_rank_zero() and self.best.is_file()):
             return {}
         try:
-            rows = checkpoint.read(self.best)["medconv"]["validation"]
+            record = checkpoint.read(self.best)["medconv"]
         except ValueError as error:
             log.warning("%s; summary.json has no scores of it", error)
             return {}
+        rows = record["validation"]
+        if record.get("outcome") is not None:
+            return {**_of_whole_images(Outcome.from_plain(record["outcome"]), rows), "val/cases": rows}
         per_class = metrics.mean_per_class(list(rows.values()))
         return {"val/dice": metrics.mean(per_class), "val/dice_per_class": per_class, "val/cases": rows}
 
@@ -249,6 +255,14 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} holds a run of another config; choose another run.name, or run.resume=never\n{lines}"
             )
+
+
+def _of_whole_images(outcome: Outcome, rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores over all cases, as they are logged."""
+    if not rows:
+        return {}
+    outputs, truth = (np.array([row[key] for row in rows.values()]) for key in ("outputs", "values"))
+    return {f"val/{name}": value for name, value in scoring.measure(outcome, outputs, truth).items()}
 
 
 def _ended(error: BaseException) -> str:
@@ -267,7 +281,9 @@ def _is_summary(content: Any) -> bool:
         return False
     if not all(isinstance(row, dict) for row in cases.values()) or len({tuple(row) for row in cases.values()}) > 1:
         return False
-    scores = [content.get("val/dice"), *(value for row in cases.values() for value in row.values())]
+    rows = [value for row in cases.values() for value in row.values()]
+    of_whole = [value for row in rows if isinstance(row, list) for value in row]  # outputs and truth of whole images
+    scores = [content.get("val/dice"), *of_whole, *(value for value in rows if not isinstance(value, list))]
     return all(score is None or type(score) in (int, float) for score in scores)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from medconv import curves
 from medconv.atomic import replacing
+from medconv.goals import DICE, Goal
 
 BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
 
@@ -95,9 +96,10 @@ class Checkpoints(Callback):
         if trainer.sanity_checking:
             return
         self._validated = True
-        score = float(trainer.callback_metrics.get("val/dice", math.nan))
-        score = -math.inf if math.isnan(score) else score
-        if self.best is None or score > self.best:
+        goal: Goal = getattr(pl_module, "goal", DICE)
+        score = float(trainer.callback_metrics.get(goal.name, math.nan))
+        score = goal.quality(-math.inf) if math.isnan(score) else score
+        if self.best is None or goal.quality(score) > goal.quality(self.best):
             self.best, self._is_best = score, True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""`hydra/sweeper=optuna`: Optuna chooses what the next jobs of a sweep try, for the best validation Dice.
+"""`hydra/sweeper=optuna`: Optuna chooses what the next jobs of a sweep try, for the best score.
 
 The study lies in the sweep's folder, so the same command goes on where it was stopped:
 first with the trials that were running.
@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from medconv import commands, sweep
+from medconv import commands, goals, sweep
 from medconv.config import ConfigError
 from medconv.jobs import Job, home, key
 from medconv.runfolder import FREE
@@ -45,12 +45,13 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
         raise ConfigError("hydra/sweeper=optuna has no search space: give sweep=NAME, or KEY=choice(A,B)")
     composed = _need_config(space, fixed, compose, optuna)
     launcher: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
-    folder = home(composed)
+    folder, target = home(composed), OmegaConf.select(composed, "task._target_")
+    goal = goals.of_task(str(target)) if target else goals.DICE
     if composed.run.dry_run:
-        print(f"{settings['n_trials']} trials by Optuna for the best val/dice, into {folder}, over")
+        print(f"{settings['n_trials']} trials by Optuna for the best {goal.name}, into {folder}, over")
         print("\n".join(f"  {o.input_line}" for o in overrides if o.is_sweep_override()))
         return 0
-    study = _study(folder, settings, optuna)
+    study = _study(folder, settings, goal, optuna)
     _need_same(study, folder, fixed, space)
     while trials := _next(study, space, fixed, settings, optuna):
         jobs = _jobs(study, trials, compose, optuna)
@@ -75,7 +76,7 @@ def _need_config(space: Mapping[str, Any], fixed: list[str], compose: Compose, o
             error = problem
             continue
         if composed.data.fold == "all":
-            raise ConfigError("hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no val/dice to compare")
+            raise ConfigError("hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no score to compare")
         return composed
     assert error is not None
     raise error
@@ -130,7 +131,8 @@ def _tell(study: Any, trial: Any, job: Job, optuna: Any) -> None:
     if job.code == commands.PREEMPTED and _LOST not in trial.user_attrs:
         study._storage.set_trial_user_attr(trial._trial_id, _LOST, True)
         return
-    score = job.folder.summary().get("val/dice")
+    summary = job.folder.summary()
+    score = summary.get(goals.of_summary(summary).name)
     study._storage.set_trial_user_attr(trial._trial_id, _CODE, job.code)
     if job.code == 0 and score is not None and math.isfinite(score):
         study.tell(trial.number, score)
@@ -145,7 +147,7 @@ def _job(trial: Any, compose: Compose) -> Job:
     return job
 
 
-def _study(folder: Path, settings: Mapping[str, Any], optuna: Any) -> Any:
+def _study(folder: Path, settings: Mapping[str, Any], goal: goals.Goal, optuna: Any) -> Any:
     """Raises: ConfigError: the settings, or the file, are damaged."""
     for name in ("n_trials", "n_jobs"):
         if type(settings.get(name)) is not int or settings[name] < 1:
@@ -155,7 +157,8 @@ def _study(folder: Path, settings: Mapping[str, Any], optuna: Any) -> Any:
     _cut(path)
     try:
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
-        study = optuna.create_study(storage=storage, study_name="medconv", direction="maximize", load_if_exists=True)
+        direction = "maximize" if goal.higher_is_better else "minimize"
+        study = optuna.create_study(storage=storage, study_name="medconv", direction=direction, load_if_exists=True)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: damaged ({error}); another run.name begins a new search") from error
     # another seed for each start: the same one would propose the same trials again

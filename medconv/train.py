@@ -8,7 +8,7 @@ from typing import Any
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from medconv import commands, composing, config, run, sweep
+from medconv import commands, composing, config, goals, run, scoring, sweep
 from medconv.jobs import Job, note_failure
 from medconv.runfolder import RunFolder, is_rank_zero
 
@@ -59,17 +59,21 @@ def _train(composed: DictConfig, settings: Any) -> None:
 
 
 def result_table(summary: dict[str, Any], folder: RunFolder) -> str:
-    """Dice per class of the best checkpoint, and where everything is."""
-    per_class = summary.get("val/dice_per_class") or {}
-    rows = [(name, _dice(value)) for name, value in per_class.items()]
-    rows += [("mean foreground", _dice(summary.get("val/dice")))] if per_class else []
+    """The scores of the best checkpoint, of segmentation per class, and where everything is."""
+    per_class, goal = summary.get("val/dice_per_class") or {}, goals.of_summary(summary)
+    rows = [(name, _score(value)) for name, value in per_class.items()]
+    rows += [("mean foreground", _score(summary.get("val/dice")))] if per_class else []
+    if goal != goals.DICE:
+        names = [name for kind in scoring.METRICS.values() for name in kind if f"val/{name}" in summary]
+        rows = [(name.replace("_", " "), _score(summary[f"val/{name}"])) for name in dict.fromkeys(names)]
+    what = "Dice" if goal == goals.DICE else "scores"
     width = max([len(name) for name, _ in rows], default=0)
     table = [f"  {name:<{width}}  {value}" for name, value in rows]
     best = folder.best if folder.best.is_file() else folder.last
     return "\n".join(
         [
             "",
-            f"Dice over {len(summary['val/cases'])} validation cases, best checkpoint" if rows else "no validation",
+            f"{what} over {len(summary['val/cases'])} validation cases, best checkpoint" if rows else "no validation",
             *table,
             "",
             f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, "
@@ -84,7 +88,7 @@ def result_table(summary: dict[str, Any], folder: RunFolder) -> str:
     )
 
 
-def _dice(value: float | None) -> str:
+def _score(value: float | None) -> str:
     return "  -   " if value is None else f"{value:.4f}"
 
 

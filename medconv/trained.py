@@ -13,14 +13,16 @@ from torch import nn
 
 from medconv import checkpoint, performance, trust
 from medconv import config as configs
-from medconv.building import Values, build_network, test_time_axes, training_axes
+from medconv.building import Values, build_network, outcome_of, test_time_axes, training_axes
 from medconv.config import ConfigError
 from medconv.convs import fold_convs
 from medconv.convs import mirror_axes as mirror_axes_of
 from medconv.data.preprocess import Recipe
 from medconv.inference import SlidingWindow
+from medconv.outcomes import Outcome
 from medconv.targets import Targets
 
+_TASKS = ("Segmentation", "Classification", "Regression")
 # What a record that somebody made up brings about in whatever is built from it.
 DAMAGED = (LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError, MemoryError)
 
@@ -36,6 +38,8 @@ class Trained:
         seen_axes: along which the network saw mirrored images.
         equivariant_axes: along which it gives them mirrored logits by construction.
         card: beside an exported file, what says all of this.
+        outcome: what it is asked of whole images; None: label maps. There are no targets then, all images have the size
+            `window.patch_size`, and over flips along `window.mirror_axes` what the outputs mean is averaged.
     """
 
     network: nn.Module
@@ -51,6 +55,7 @@ class Trained:
     seen_axes: tuple[int, ...] = ()
     equivariant_axes: tuple[int, ...] = ()
     card: Path | None = None
+    outcome: Outcome | None = None
 
 
 def load(
@@ -84,8 +89,8 @@ def _built(
 ) -> Trained:
     record, values = content["medconv"], content["medconv"]["config"]
     task = str(values["task"]["_target_"])
-    if not task.endswith("Segmentation"):
-        raise ValueError(f"{path}: its task is {task}, expected medconv.tasks.Segmentation")
+    if not task.endswith(_TASKS):
+        raise ValueError(f"{path}: its task is {task}, expected one of medconv.tasks: {', '.join(_TASKS)}")
     network = build_network(values, values["facts"]["patch_size"], partial(trust.build_trusted, trusted=trusted))
     checkpoint.load_weights(network, content, path)
     axes, equivariant = _mirror_axes(values, network, mirror_axes), mirror_axes_of(network)
@@ -106,6 +111,7 @@ def _built(
         path,
         training_axes(values),
         equivariant,
+        outcome=outcome_of(values["facts"]),
     )
 
 
@@ -130,8 +136,8 @@ def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
     task, known = values["task"], values["facts"]
     return SlidingWindow(
         tuple(known["patch_size"]),
-        task["overlap"],
-        task["window_batch_size"],
+        task.get("overlap", 0.5),  # these two are none of whole images'
+        task.get("window_batch_size", 4),
         axes,
         known.get("slice_axis"),  # absent in checkpoints of before there was such a thing
         configs.tuples(known.get("label_pairs") or []),
@@ -139,5 +145,7 @@ def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
 
 
 def _targets(record: Values) -> Targets:
+    if record.get("outcome") is not None:
+        return Targets((), ())
     known = record.get("targets")  # absent in checkpoints of before there was such a thing
     return Targets.of_classes(record["class_names"]) if known is None else Targets.from_plain(known)

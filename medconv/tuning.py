@@ -23,9 +23,10 @@ from torch import nn
 import medconv
 from medconv import config as configs
 from medconv.atomic import write_text
-from medconv.building import Values, build_network, build_optimizer
-from medconv.losses import Targeted, over_heads
+from medconv.building import Values, build_network, build_optimizer, fitted_loss, outcome_of
+from medconv.losses import over_heads
 from medconv.networks import DeepSupervision
+from medconv.outcome_losses import ForOutcome
 from medconv.performance import autotune, hardware
 from medconv.performance.trial import Choice, Work
 from medconv.pretrained import freeze
@@ -138,15 +139,18 @@ def _work(values: Values, device: torch.device) -> Work:
     network = build_network(values, known["patch_size"])
     if values["init"]["freeze"]:
         freeze(network, values["init"]["freeze"])
+    batch, dims, outcome = values["data"]["batch_size"], known["spatial_dims"], outcome_of(known)
+    loss = fitted_loss(configs.build(values["loss"], "loss"), known).to(device)
+    image = torch.randn(batch, known["num_channels"], *known["patch_size"], device=device)
+    optimizer = build_optimizer(values)
+    if outcome is not None:
+        assert isinstance(loss, ForOutcome)
+        label = loss.target(torch.randint(2, (batch, outcome.num_values), device=device))
+        return Work(network, loss, optimizer, image, label)
     targets = Targets.from_plain(known["targets"])
     if values["task"].get("deep_supervision") is True:
         network = _Supervised(network, targets.num_outputs)
-    dims = known["spatial_dims"]
-    loss = Targeted(configs.build(values["loss"], "loss"), targets, dims).to(device)
-    shape = (values["data"]["batch_size"], 1, *known["patch_size"])
-    image = torch.randn(shape[0], known["num_channels"], *shape[2:], device=device)
-    label = torch.randint(targets.num_values, shape, device=device)
-    optimizer = build_optimizer(values)
+    label = torch.randint(targets.num_values, (batch, 1, *known["patch_size"]), device=device)
     return Work(network, lambda outputs, wanted: over_heads(loss, outputs, wanted, dims), optimizer, image, label)
 
 

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from medconv import commands, search
 from medconv.config import ConfigError
+from medconv.goals import DICE
 from medconv.jobs import Job
 
 optuna = pytest.importorskip("optuna")
@@ -59,14 +60,14 @@ def test_a_search_goes_on_where_it_was_stopped(dataset: Path, tmp_path: Path, sp
 )
 def test_what_came_of_a_trial_is_told(code: int, score: float | None, state: str, tmp_path: Path) -> None:
     settings = {"n_trials": 3, "n_jobs": 2, "seed": 0}
-    study = search._study(tmp_path, settings, optuna)
+    study = search._study(tmp_path, settings, DICE, optuna)
     space = {"seed": optuna.distributions.IntDistribution(0, 9)}
     trials = search._next(study, space, ["a=1"], settings, optuna)
     assert [trial.user_attrs["overrides"][0] for trial in trials] == ["a=1", "a=1"]
     job = Job(tuple(trials[0].user_attrs["overrides"]), (), tmp_path, code)
     job.folder.path.mkdir()
     (job.folder.path / "summary.json").write_text(json.dumps({"val/dice": score}))
-    again = search._study(tmp_path, settings, optuna)  # as after a kill
+    again = search._study(tmp_path, settings, DICE, optuna)  # as after a kill
     assert [t.params for t in search._next(again, space, ["a=1"], settings, optuna)] == [t.params for t in trials]
     search._tell(again, trials[0], job, optuna)
     (told,) = [trial for trial in again.trials if trial.state.is_finished()]
@@ -116,7 +117,7 @@ def test_the_last_of_a_key_counts() -> None:
         (["optimizer.rate=interval(0,1)"], "there is no key optimizer.rate"),
         (["optimizer.lr=interval(0,1)", "data.bach_size=2"], "there is no key data.bach_size; did you mean data.batch_size"),
         (["data.fold=0,1"], "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one of"),
-        (["seed=1,2", "data.fold=all"], "hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no val/dice"),
+        (["seed=1,2", "data.fold=all"], "hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no score"),
     ],
 )
 def test_what_a_search_needs_is_named(arguments: list[str], wanted: str, tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_without_optuna_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_search_that_goes_on_tries_something_else(tmp_path: Path) -> None:
     settings, tried = {"n_trials": 3, "n_jobs": 1, "seed": 0}, []
     for _ in range(3):
-        study = search._study(tmp_path, settings, optuna)
+        study = search._study(tmp_path, settings, DICE, optuna)
         (trial,) = search._next(study, {"lr": optuna.distributions.FloatDistribution(0, 1)}, [], settings, optuna)
         study.tell(trial.number, 0.5)
         tried.append(trial.params["lr"])

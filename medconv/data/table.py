@@ -57,7 +57,7 @@ def csv(
     columns = (
         ["label"] if label_columns is None else [label_columns] if isinstance(label_columns, str) else list(label_columns)
     )
-    header, lines = _lines(path)
+    header, lines = read_rows(path)
     split_column = split_column or ("split" if "split" in header else None)
     group_column = group_column or ("group" if "group" in header else None)
     keys = ("data.path_column", *["data.label_columns"] * len(columns), "data.split_column", "data.group_column")
@@ -77,8 +77,8 @@ def _file(root: str | Path | None) -> Path:
     return Path(root)
 
 
-def _lines(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Column names, and each row with its number in the file."""
+def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Column names, and each row with its number in the file. Raises: ValueError: no table, or one without rows."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = file.readline()

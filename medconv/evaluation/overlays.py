@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -36,7 +34,7 @@ def case_png(paths: Sequence[Path], image: Path | None, ignore: int | None = Non
     box = _surroundings(np.stack(flat[: len(paths)]), spacing)
     labels = [array[box] for array in flat[: len(paths)]]
     wrong = np.any([label != labels[0] for label in labels[1:]], axis=0)
-    return png(pictures.overlay(flat[-1][box] if image else None, labels, spacing, wrong if wrong.any() else None))
+    return pictures.png(pictures.overlay(flat[-1][box] if image else None, labels, spacing, wrong if wrong.any() else None))
 
 
 def images_of(predictions: Path, references: Path, folder: Path | None, cases: Sequence[str]) -> dict[str, Path]:
@@ -64,19 +62,6 @@ def images_of(predictions: Path, references: Path, folder: Path | None, cases: S
 def _paired(found: Mapping[str, Path], cases: Sequence[str]) -> dict[str, Path]:
     pairs = {case: found.get(case) or found.get(f"{case}_0000") for case in cases}
     return {case: path for case, path in pairs.items() if path}
-
-
-def png(pixels: np.ndarray) -> bytes:
-    """Shape: (height, width, 3) uint8. Source: PNG specification, W3C 2003: 8 bits, RGB, no filter."""
-    height, width, _ = pixels.shape
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, width * 3)], axis=1)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = (b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, content) for name, content in parts)
-
-
-def _chunk(name: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
 def _surroundings(labels: np.ndarray, spacing_mm: Sequence[float]) -> tuple[slice, ...]:

@@ -6,7 +6,7 @@ Case ids, class names and paths come from files; each is escaped where it enters
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -57,6 +57,11 @@ def write_report(result: Mapping[str, Any], paths: Mapping[str, tuple[Path, ...]
         *(f"<dt><b>{name}</b></dt><dd>{text}</dd>" for name, text in _DEFINITIONS.items()),
         "</dl>",
     ]
+    return page(sections)
+
+
+def page(sections: Sequence[str]) -> str:
+    """HTML that needs nothing else. Args: sections: HTML, in which nothing of a file is left unescaped."""
     style = files("medconv.evaluation").joinpath("report.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Evaluation</title>\n'
@@ -103,7 +108,7 @@ def _per_class(result: Mapping[str, Any]) -> str:
     means = "".join(f"<td>{_number(result['mean'][metric.name], metric)}</td>" for metric in METRICS)
     rows.append(f'<tr class="mean"><td>mean over classes</td>{means}</tr>')
     note = "mean &plusmn; sd; below it the 95 % interval of the mean, the median, and the cases it is defined in"
-    return f'{_table(f"<th>class</th>{head}", rows)}<p class="note">{note}</p>'
+    return f'{table(f"<th>class</th>{head}", rows)}<p class="note">{note}</p>'
 
 
 def _cell(values: Mapping[str, Any], metric: Metric) -> str:
@@ -131,7 +136,7 @@ def _comparison(result: Mapping[str, Any]) -> str:
         "sign. Wilcoxon signed-rank test, two-sided; Holm's correction is over the classes of a metric. "
         "Green: A is better, red: B is, with p (Holm) below 0.05.</p>"
     )
-    return f"<h2>Comparison</h2>{_table(head, rows)}{note}"
+    return f"<h2>Comparison</h2>{table(head, rows)}{note}"
 
 
 def _difference(name: str, metric: Metric, values: Mapping[str, Any], result: Mapping[str, Any]) -> str:
@@ -199,12 +204,12 @@ def _case(score: float, row: Mapping[str, Any], labels: tuple[Path, ...], image:
         f"<tr><td>{escape(name)}</td>" + "".join(f"<td>{_number(row[m.name][name], m)}</td>" for m in shown) + "</tr>"
         for name, value in sorted(row["dice"].items(), key=lambda item: (item[1] is None, item[1]))[:8]
     ]
-    table = _table("<th>class</th>" + "".join(f"<th>{_title(m)}</th>" for m in shown), rows)
+    shown_table = table("<th>class</th>" + "".join(f"<th>{_title(m)}</th>" for m in shown), rows)
     source = base64.b64encode(content).decode()
     return (
         f"<figure><h3>{escape(row['case'])} &middot; Dice {score:.3f}</h3>"
         f'<img alt="" src="data:image/png;base64,{source}">'
-        f"<figcaption>{', '.join(columns)}{escape(lacking)}</figcaption>{table}</figure>"
+        f"<figcaption>{', '.join(columns)}{escape(lacking)}</figcaption>{shown_table}</figure>"
     )
 
 
@@ -215,7 +220,7 @@ def _painted(targets: Targets) -> dict[int, str]:
     return {value: " + ".join(names) for value, names in known.items()}
 
 
-def _table(head: str, rows: list[str]) -> str:
+def table(head: str, rows: list[str]) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 

@@ -17,6 +17,7 @@ from medconv.building import usable_axes
 from medconv.config import ConfigError
 from medconv.data.preprocess import Recipe
 from medconv.inference import SlidingWindow
+from medconv.outcomes import Outcome
 from medconv.targets import Targets
 from medconv.trained import DAMAGED, Trained
 
@@ -82,7 +83,10 @@ def as_trained(card: Card, network: nn.Module, model: Path, mirror_axes: Sequenc
 def _trained(card: Card, network: nn.Module, model: Path) -> Trained:
     inputs, windows, outputs = card["inputs"], card["windows"], card["outputs"]
     given = {key: configs.tuples(inputs[key]) for key in ("spatial_dims", "spacing_mm", "normalisation", "slice_axis")}
-    recipe = Recipe(**given, intensities=_numbers(inputs["intensities"]))
+    whole = {key: configs.tuples(inputs[key]) for key in ("frame", "resize") if inputs.get(key) is not None}
+    recipe = Recipe(**given, intensities=_numbers(inputs["intensities"]), **whole)
+    outcome = Outcome.from_plain(outputs["outcome"]) if "outcome" in outputs else None
+    targets = Targets((), ()) if outcome is not None else Targets.from_plain(outputs["targets"])
     window = SlidingWindow(
         tuple(windows["patch_size"]),
         windows["overlap"],
@@ -91,13 +95,13 @@ def _trained(card: Card, network: nn.Module, model: Path) -> Trained:
         recipe.slice_axis,
         configs.tuples(windows["label_pairs"]),
     )
-    _check(recipe, window, inputs, outputs)
+    _check(recipe, window, inputs, outcome or targets)
     return Trained(
         network,
         recipe,
         window,
         tuple(outputs["class_names"]),
-        Targets.from_plain(outputs["targets"]),
+        targets,
         tuple(inputs["channels"]),
         "32-true",
         torch.contiguous_format,
@@ -106,10 +110,11 @@ def _trained(card: Card, network: nn.Module, model: Path) -> Trained:
         tuple(windows["seen_axes"]),
         tuple(windows["equivariant_axes"]),
         card_path(model),
+        outcome,
     )
 
 
-def _check(recipe: Recipe, window: SlidingWindow, inputs: Card, outputs: Card) -> None:
+def _check(recipe: Recipe, window: SlidingWindow, inputs: Card, asked: Targets | Outcome) -> None:
     """Raises: ValueError: what does not fit together, and would fail later or not at all."""
     channels = inputs["channels"]
     if not all(isinstance(name, str) for name in channels) or not channels:
@@ -123,9 +128,11 @@ def _check(recipe: Recipe, window: SlidingWindow, inputs: Card, outputs: Card) -
     size = window.patch_size
     if len(size) != recipe.spatial_dims or not all(type(n) is int and n > 0 for n in size):
         raise ValueError(f"patch_size needs {recipe.spatial_dims} numbers of voxels, got {size}")
-    outputs_of = Targets.from_plain(outputs["targets"]).num_outputs
-    if any(not 0 <= index < outputs_of for pair in window.label_pairs for index in pair):
-        raise ValueError(f"label_pairs must name channels of {outputs_of}, got {window.label_pairs}")
+    for key, numbers in (("frame", recipe.frame), ("resize", recipe.resize)):
+        if numbers is not None and not (len(numbers) == len(size) and all(type(n) is int and n > 0 for n in numbers)):
+            raise ValueError(f"{key} needs {len(size)} numbers of voxels, got {numbers}")
+    if any(not 0 <= index < asked.num_outputs for pair in window.label_pairs for index in pair):
+        raise ValueError(f"label_pairs must name channels of {asked.num_outputs}, got {window.label_pairs}")
 
 
 def _numbers(content: Any) -> tuple[dict[str, float], ...]:

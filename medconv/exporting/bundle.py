@@ -33,6 +33,8 @@ Node = dict[str, Any]
 
 def check_bundle(model: Trained) -> None:
     """Raises: ValueError: MONAI has no transforms for what this network was trained on."""
+    if model.outcome is not None:
+        raise ValueError(f"{model.path}: a bundle makes label maps, this network is for whole images; take another --format")
     if model.recipe.image_dims == 2:
         raise ValueError(f"{model.path}: a bundle takes volumes, this network images of one slice; take another --format")
 

@@ -16,7 +16,8 @@ from medconv.trained import Trained
 
 
 class Logits(nn.Module):
-    """What a file holds of a network: (batch, channels, *spatial) -> logits (batch, outputs, *spatial), no other heads."""
+    """What a file holds of a network: (batch, channels, *spatial) -> logits (batch, outputs, *spatial), no other heads; of
+    whole images (batch, outputs)."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ def capture(model: Trained) -> Captured:
     module, patch, channels = Logits(model.network).eval(), model.window.patch_size, len(model.modalities)
     example = torch.randn(2, channels, *patch, generator=torch.Generator().manual_seed(0))
     divisor, reason = divisor_of(model.network, example), ""
-    open_axes = tuple(n % d == 0 and n >= 2 * d for n, d in zip(patch, divisor, strict=True))
+    open_axes = tuple(model.outcome is None and n % d == 0 and n >= 2 * d for n, d in zip(patch, divisor, strict=True))
     for dynamic in dict.fromkeys([open_axes, (False,) * len(patch)]):
         try:
             with quiet(), torch.no_grad():

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import medconv
-from medconv import metrics
+from medconv import metrics, scoring
 from medconv.config import plain
 from medconv.exported.card import VERSION, Card, digest
 from medconv.exporting.capture import Captured
+from medconv.outcomes import Outcome
 from medconv.trained import Trained
 
 _SOFTMAX = "softmax over the channels; a voxel's label is the number of the highest channel, the first of several"
+_FRAMED = "none; after resampling, or scaling to `resize`, the middle `frame` is cut out, or padded with 0 on both sides"
 _SIGMOID = (
     "a sigmoid for each channel; a region is where its logit is above 0; `order` gives the label value that each region "
     "writes, later ones over earlier ones, the rest is 0"
 )
+
+
+_OF_WHOLE = {
+    "classes": "softmax over the outputs: probabilities of classes that exclude each other",
+    "findings": "a sigmoid of each output: probabilities of findings that may come together",
+    "numbers": "the outputs are the numbers themselves, in the units of training",
+}
 
 
 def describe(
@@ -61,7 +72,9 @@ def _inputs(model: Trained, captured: Captured) -> Card:
         "spatial_dims": recipe.spatial_dims,
         "slice_axis": recipe.slice_axis,
         "orientation": "RAS",
-        "crop": "to the voxels that are not 0 in some channel",
+        "crop": "to the voxels that are not 0 in some channel" if recipe.frame is None else _FRAMED,
+        "frame": recipe.frame,
+        "resize": recipe.resize,
         "spacing_mm": recipe.spacing_mm,
         "resampling": "cubic splines, after normalisation; the outer edges of the first and last voxels stay where they are",
         "normalisation": recipe.normalisation,
@@ -87,6 +100,9 @@ def _windows(model: Trained) -> Card:
 
 
 def _outputs(model: Trained) -> Card:
+    if (outcome := model.outcome) is not None:
+        asked = {"outcome": outcome.plain(), "decode": _OF_WHOLE[outcome.kind]}
+        return {"name": "logits", "channels": outcome.names, "class_names": model.class_names, **asked}
     targets = model.targets
     background = [] if targets.overlapping else list(model.class_names[:1])
     return {
@@ -114,8 +130,16 @@ def _training(record: Mapping[str, Any]) -> Card:
 
 def _validation(record: Mapping[str, Any]) -> Card:
     rows = list(record.get("validation", {}).values())
+    if (plain := record.get("outcome")) is not None:
+        return {"cases": len(rows), "scores": _scores(Outcome.from_plain(plain), rows)}
     per_class = metrics.mean_per_class(rows)
     return {"cases": len(rows), "dice": metrics.mean(per_class), "dice_per_class": per_class}
+
+
+def _scores(outcome: Outcome, rows: Sequence[Mapping[str, Any]]) -> Card:
+    outputs, values = (np.array([row[key] for row in rows], float) for key in ("outputs", "values"))
+    shapes = (len(rows), outcome.num_outputs), (len(rows), outcome.num_values)
+    return scoring.measure(outcome, outputs.reshape(shapes[0]), values.reshape(shapes[1]))
 
 
 def in_words(card: Card, name: str) -> str:
@@ -129,16 +153,12 @@ def in_words(card: Card, name: str) -> str:
         "spacing": f"{_by(inputs['spacing_mm'])} mm; {inputs['resampling']}",
         "crop": inputs["crop"],
         "normalisation": "; ".join(_normalisation(*pair) for pair in _pairs(inputs)),
-        "windows": f"{_by(windows['patch_size'])} voxels, overlap {windows['overlap']:g}, weights {windows['weights']}",
+        **_of_windows(card),
         "sizes": f"any batch; along the axes: {', '.join(sizes)} of {_by(inputs['divisor'])}",
         "flips": str(windows["mirror_axes"] or "none"),
-        "output": f"logits of {', '.join(outputs['channels'])}; {outputs['decode']}; {outputs['restore']}",
-        "label values": ", ".join(
-            f"{n}: {v}" for n, v in zip(*(outputs["targets"][k] for k in ("names", "values")), strict=True)
-        ),
+        "output": "; ".join([f"{_meaning(outputs)} {', '.join(outputs['channels'])}", *_how(outputs)]),
         "trained on": f"{trained['dataset']}, {trained['cases']} cases",
-        "Dice, validation": f"{_number(valid['dice'])} over {valid['cases']} cases"
-        + "".join(f"; {name} {_number(value)}" for name, value in valid["dice_per_class"].items()),
+        **_validated(valid),
         "parity": f"logits differ by at most {card['parity']['largest_difference']:.2g} ({card['parity']['of']})",
         "versions": ", ".join(f"{package} {number}" for package, number in card["versions"].items()),
     }
@@ -146,6 +166,32 @@ def in_words(card: Card, name: str) -> str:
         rows["slices"] = f"a 2D network on slices across axis {inputs['slice_axis']} of volumes, each at its own distance"
     lines = [f"| {key} | {value.replace('|', '/')} |" for key, value in rows.items()]
     return "\n".join([f"# {name}", "", "| | |", "|---|---|", *lines, ""])
+
+
+def _meaning(outputs: Card) -> str:
+    return f"{outputs['outcome']['kind']} of the whole image:" if "outcome" in outputs else "logits of"
+
+
+def _how(outputs: Card) -> list[str]:
+    return [outputs[key] for key in ("decode", "restore") if key in outputs]
+
+
+def _of_windows(card: Card) -> dict[str, str]:
+    """Windows, or the size of whole images; and which value of a label map means what."""
+    windows, outputs = card["windows"], card["outputs"]
+    if "outcome" in outputs:
+        return {"image": f"{_by(windows['patch_size'])} voxels, as a whole"}
+    values = ", ".join(f"{n}: {v}" for n, v in zip(*(outputs["targets"][k] for k in ("names", "values")), strict=True))
+    size = f"{_by(windows['patch_size'])} voxels, overlap {windows['overlap']:g}, weights {windows['weights']}"
+    return {"windows": size, "label values": values}
+
+
+def _validated(valid: Card) -> dict[str, str]:
+    if "scores" in valid:
+        named = "; ".join(f"{name} {_number(value)}" for name, value in valid["scores"].items())
+        return {"validation": f"{valid['cases']} cases; {named}"}
+    named = "".join(f"; {name} {_number(value)}" for name, value in valid["dice_per_class"].items())
+    return {"Dice, validation": f"{_number(valid['dice'])} over {valid['cases']} cases{named}"}
 
 
 def _pairs(inputs: Card) -> list[tuple[str, str, dict[str, float]]]:
@@ -157,6 +203,7 @@ def _normalisation(channel: str, name: str, known: Mapping[str, float]) -> str:
         "zscore": "minus its mean, divided by its standard deviation, over the cropped image",
         "rescale": "its lowest value to 0, its highest to 1, over the cropped image",
         "none": "as it is",
+        "dataset": f"minus {known.get('mean', 0):g}, divided by {known.get('std', 1):g}",
     }.get(name)
     if how is None:
         how = (

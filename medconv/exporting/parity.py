@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from medconv.data.case import Case
 from medconv.exporting.capture import Captured
 from medconv.networks import full_resolution
 from medconv.predicting import Predictor, find_cases
+from medconv.predicting.whole import WholePredictor
 from medconv.trained import Trained
 
 
@@ -23,7 +26,9 @@ def on_patches(reference: Trained, exported: Trained, captured: Captured) -> flo
     for batch, size in ((1, patch), (3, patch), (1, larger)):
         image = torch.randn(batch, len(reference.modalities), *size, generator=generator)
         wanted = full_resolution(reference.network(image.contiguous(memory_format=reference.memory_format)))
-        largest = torch.maximum(largest, (exported.network(image) - wanted).abs().max())  # of nan, nan
+        largest = torch.maximum(
+            largest, (exported.network(image) - wanted).abs().max() / _unit(reference, wanted)
+        )  # of nan, nan
     return float(largest)
 
 
@@ -35,7 +40,23 @@ def on_case(reference: Trained, exported: Trained, case: Path) -> tuple[float, t
     found = find_cases(case, len(reference.modalities))
     if len(found) != 1:
         raise ValueError(f"--case {case}: expected one case, found {len(found)}")
+    if reference.outcome is not None:
+        return _of_whole(reference, exported, found[0])
     both = [Predictor([replace(member, precision="32-true")]) for member in (reference, exported)]
     read = both[0].read(found[0])
     wanted, got = (one.scores(read).logits[0] for one in both)
     return float((got - wanted).abs().max()), tuple(read.arrays[0].shape[1:])
+
+
+def _of_whole(reference: Trained, exported: Trained, case: Case) -> tuple[float, tuple[int, ...]]:
+    """Of probabilities, or numbers."""
+    both = [WholePredictor([replace(member, precision="32-true")]) for member in (reference, exported)]
+    read = both[0].read(case)
+    wanted, got = (torch.from_numpy(one.answers([read])) for one in both)
+    return float((got - wanted).abs().max() / _unit(reference, wanted)), tuple(read.arrays[0].shape[1:])
+
+
+def _unit(reference: Trained, wanted: Tensor) -> Tensor:
+    """What a difference is measured in: numbers may be thousands, of which fp32 knows seven digits."""
+    numbers = reference.outcome is not None and reference.outcome.kind == "numbers"
+    return wanted.abs().max().clamp(min=1) if numbers else torch.ones(())

@@ -14,6 +14,8 @@ from medconv.data.case import Case
 from medconv.data.files import KNOWN, SUFFIXES, VOLUMES, in_folder, stem
 from medconv.data.frames import is_dicom
 from medconv.data.layout import group_channels
+from medconv.data.listing import ids_of
+from medconv.data.table import read_rows
 
 _FIRST = "_0000"  # how the first channel's name ends
 _LONGEST = 200  # bytes of an id; most file systems allow names of 255, and a file being written has a longer one
@@ -26,14 +28,15 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     A folder with some name that ends in `_0000` holds such channels and nothing else. One without volumes of another
     format, but with DICOM in it or below it, has a case in each series. Pictures count where there is nothing else.
 
-    Lists: `.txt` has a case in each line, its channels divided by tabs; `.json` is an array of such cases (a path, or an
-    array of paths), or an object of case id to them. Paths are relative to the list's folder.
+    Lists: `.csv` has a row for each image, whose column `path` names its file; `.txt` has a case in each line, its channels
+    divided by tabs; `.json` is an array of such cases (a path, or an array of paths), or an object of case id to them. Paths
+    are relative to the list's folder.
     Raises: ValueError: nothing there, channels missing, or two cases of one name.
     """
     if not source.exists():
         raise ValueError(f"--input {source}: no such file or folder")
     if source.is_file():
-        lists = {".txt": _lines, ".json": _json}
+        lists = {".txt": _lines, ".json": _json, ".csv": _table}
         return _named(source, lists[source.suffix](source)) if source.suffix in lists else [_single(source, num_channels)]
     if not any(path.name.endswith(VOLUMES) for path in source.iterdir()):
         if found := _in_dicom(source):
@@ -90,6 +93,18 @@ def _single(path: Path, num_channels: int) -> Case:
 def _lines(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:
     lines = [line.strip() for line in _text(source).splitlines()]
     return [(None, tuple(line.split("\t"))) for line in lines if line and not line.startswith("#")]
+
+
+def _table(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:
+    """A row for each image, as `data=csv` reads them."""
+    header, rows = read_rows(source)
+    if "path" not in header:
+        raise ValueError(f"--input {source}: no column 'path', it has {', '.join(header)}")
+    if empty := [number for number, row in rows if not row["path"]]:
+        raise ValueError(f"--input {source}, row {empty[0]}: column 'path' is empty, expected an image file")
+    files = [source.parent / row["path"] for _, row in rows]
+    ids = [row["case"] for _, row in rows] if "case" in header else ids_of(files, source.parent, source)
+    return [(case, (row["path"],)) for case, (_, row) in zip(ids, rows, strict=True)]
 
 
 def _json(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:

@@ -120,8 +120,7 @@ class Predictor:
 
         Raises: ValueError: as `trained.load` and `exported.load`.
         """
-        members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
-        members += [exported.load(Path(path), device, mirror_axes) for path in models]
+        members = load_members(checkpoints, device, trusted, mirror_axes, models)
         return cls([with_window(member, overlap, window_batch_size) for member in members], device, finish)
 
     def __call__(self, *images: Path | str) -> np.ndarray:
@@ -199,6 +198,21 @@ class Predictor:
         return None
 
 
+def load_members(
+    checkpoints: Sequence[Path | str],
+    device: str = "cpu",
+    trusted: Sequence[str] = (),
+    mirror_axes: Sequence[int] | None = None,
+    models: Sequence[Path | str] = (),
+) -> list[Trained]:
+    """From checkpoints and exported files. Raises: ValueError: as `trained.load` and `exported.load`, or not of one kind."""
+    members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
+    members += [exported.load(Path(path), device, mirror_axes) for path in models]
+    for other in members[1:]:
+        _check_same(members[0], other)
+    return members
+
+
 def autocast(precision: str, device: str) -> torch.autocast:
     """The autocast that Lightning's `trainer.precision` means."""
     dtype = autocast_dtype(precision)
@@ -222,7 +236,8 @@ def with_room(scores: Scores, work: Callable[[Scores], Result]) -> Result:
 def _check_same(first: Trained, other: Trained) -> None:
     """Raises: ValueError: no mean can be taken over the two."""
     for name, of in (
-        ("classes", lambda m: f"{', '.join(m.class_names)} ({_values(m.targets)})"),
+        ("outputs", _asked),
+        ("classes", _names),
         ("channels", lambda m: f"{len(m.modalities)}: {', '.join(m.modalities)}"),
         ("images", lambda m: f"{m.recipe.image_dims}D"),
     ):
@@ -231,6 +246,15 @@ def _check_same(first: Trained, other: Trained) -> None:
                 f"{other.path}: cannot be averaged with {first.path}, its {name} are other ones: {of(other)}; "
                 f"there {of(first)}"
             )
+
+
+def _asked(member: Trained) -> str:
+    return "label maps" if member.outcome is None else f"{member.outcome.kind} of whole images"
+
+
+def _names(member: Trained) -> str:
+    names = ", ".join(member.class_names)
+    return names if member.outcome is not None else f"{names} ({_values(member.targets)})"
 
 
 def _values(targets: Targets) -> str:

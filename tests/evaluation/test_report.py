@@ -15,7 +15,8 @@ from PIL import Image
 
 from medconv.evaluate import evaluate, report
 from medconv.evaluation.charts import Series, distribution, ticks
-from medconv.evaluation.overlays import case_png, images_of, png
+from medconv.evaluation.overlays import case_png, images_of
+from medconv.pictures import png
 from medconv.predict import RECORD
 
 NASTY = '<script>alert("x")</script>&\'"'

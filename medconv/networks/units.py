@@ -1,0 +1,47 @@
+"""Outputs in their own units: a network that has learned standardised numbers gives millimetres, years or percent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_KINDS: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def in_units(network: nn.Module, means: Sequence[float], stds: Sequence[float]) -> nn.Module:
+    """The same network, in place, whose outputs are `stds * what it gave + means`; float32, whatever the precision.
+
+    It gets a subclass of its own class, so that its parameters keep their names; means and stds are no part of its state.
+    Shape: of the outputs (batch, numbers), a mean and a standard deviation for each.
+    """
+    network.register_buffer("value_means", torch.tensor(means, dtype=torch.float32), persistent=False)
+    network.register_buffer("value_stds", torch.tensor(stds, dtype=torch.float32), persistent=False)
+    network.__class__ = _with_units(type(network))
+    return network
+
+
+class _InUnits(nn.Module):
+    value_means: Tensor
+    value_stds: Tensor
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().forward(*args, **kwargs).float() * self.value_stds + self.value_means
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, (type(self).__bases__[1],), self.__dict__
+
+
+def _with_units(kind: type[nn.Module]) -> type[nn.Module]:
+    """Always the same class of the same one."""
+    if kind not in _KINDS:
+        _KINDS[kind] = type(kind.__name__, (_InUnits, kind), {})
+    return _KINDS[kind]
+
+
+def _blank(kind: type[nn.Module]) -> nn.Module:
+    """For copying and unpickling: the module before its state is put in."""
+    mixed = _with_units(kind)
+    return mixed.__new__(mixed)

@@ -62,10 +62,10 @@ def warn_of_lookalikes(facts: dict[str, Any], mirrored: Sequence[int], equivaria
     if axis in equivariant:
         named = ", ".join(f"{a} from {b}" for a, b in pairs)
         log.warning("conv=mirror along axis %d, from left to right, makes a network that cannot tell %s", axis, named)
-    elif facts.get("overlapping"):
-        named = ", ".join(f"{a} and {b}" for a, b in pairs)
-        advice = "augment.mirror_axes=%s exchanges left and right but no regions: %s; mirror along other axes"
-        log.warning(advice, list(mirrored), named)
+    elif facts.get("outcome") or facts.get("overlapping"):
+        named, what = ", ".join(f"{a} and {b}" for a, b in pairs), "labels" if facts.get("outcome") else "regions"
+        advice = "augment.mirror_axes=%s exchanges left and right but no %s: %s; mirror along other axes"
+        log.warning(advice, list(mirrored), what, named)
     else:
         named = ",".join(f"[{a},{b}]" for a, b in pairs)
         advice = "augment.mirror_axes=%s exchanges left and right but no labels; data.label_pairs=[%s] would"
@@ -75,6 +75,8 @@ def warn_of_lookalikes(facts: dict[str, Any], mirrored: Sequence[int], equivaria
 def _unpaired(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Classes that look like partners and are none of `data.label_pairs`; of regions those that some region tells apart."""
     names = facts["class_names"]
+    if facts.get("outcome"):
+        return lookalikes(names)
     if facts.get("overlapping"):
         regions = facts["targets"]
         apart = [

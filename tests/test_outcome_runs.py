@@ -21,6 +21,14 @@ from medconv.tasks.whole import arrays
 
 OURS = smallruns.OURS
 QUIET = ["callbacks=none", "logger=none"]
+FAST = [
+    "optimizer=adamw",
+    "optimizer.lr=0.02",
+    "scheduler=constant",
+    "scheduler.warmup_steps=0",
+    "averaging=none",
+    "augment=none",
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +38,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return smallruns.write_table(tmp_path_factory.mktemp("numbers") / "table", {"light": "number"})
+    return smallruns.write_table(tmp_path_factory.mktemp("numbers") / "table", {"label": "number"})
 
 
 def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None:
-    summary = smallruns.train(folder, tmp_path / "run", *OURS, "trainer.max_steps=24")
+    summary = smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24")
     assert summary["status"] == "done" and summary["val/auc"] > 0.9 and summary["val/dice"] is None
     assert summary["score"] == goals.AUC.plain()
     record = checkpoint.read(tmp_path / "run/checkpoints/best.ckpt")["medconv"]
     assert record["outcome"] == {"kind": "classes", "names": ["bright", "dark"]} and record["targets"] is None
-    assert record["validation"] == summary["val/cases"] and len(summary["val/cases"]) == 6
+    assert record["validation"] == summary["val/cases"] and len(summary["val/cases"]) == 7
     again = scoring.measure(Outcome.from_plain(record["outcome"]), *arrays(record["validation"]))
     assert {name: summary[f"val/{name}"] for name in again} == again
     shown = seen(tmp_path / "run")
@@ -49,7 +57,7 @@ def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None
     model = trained.load(tmp_path / "run/checkpoints/best.ckpt")
     assert model.outcome == Outcome("classes", ("bright", "dark")) and model.targets.names == ()
     assert model.network(torch.zeros(1, 1, *model.window.patch_size)).shape == (1, 2)
-    assert smallruns.train(folder, tmp_path / "run", *OURS, "trainer.max_steps=24") == summary  # finished
+    assert smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24") == summary  # finished
 
 
 def seen(run: Path) -> set[str]:
@@ -64,7 +72,7 @@ def seen(run: Path) -> set[str]:
 
 def test_numbers_keep_the_lowest_error(numbers: Path, tmp_path: Path) -> None:
     """In their own units, by the same model where it is said."""
-    stops = ["stopping=patience", "stopping.patience=50", *QUIET]
+    stops = ["stopping=patience", "stopping.patience=50", *QUIET, *FAST]
     summary = smallruns.train(numbers, tmp_path / "run", "task=regression", *OURS, *stops, "trainer.max_steps=30")
     assert summary["score"] == goals.MAE.plain() and summary["val/mae"] < 30
     outputs, truth = arrays(summary["val/cases"])
@@ -106,7 +114,7 @@ def test_every_model_takes_a_step(folder: Path, tmp_path: Path, model: str) -> N
     ours = [o for o in OURS if not o.startswith("model=")] if model in ("customconv", "encoder") else smaller.get(model, [])
     fast = ["trainer.max_steps=1", "perf.checkpointing=blocks", *QUIET]
     summary = smallruns.train(folder, tmp_path / "run", f"model={model}", *ours, *fast)
-    assert summary["status"] == "done" and len(summary["val/cases"]) == 6
+    assert summary["status"] == "done" and len(summary["val/cases"]) == 7
     assert trained.load(tmp_path / "run/checkpoints/last.ckpt").outcome is not None
 
 
@@ -140,7 +148,7 @@ def test_a_run_that_goes_on_ends_as_one_that_never_stopped(folder: Path, tmp_pat
     smallruns.train(folder, tmp_path / "half", *same, "scheduler=constant", "trainer.max_steps=3")
     more = [f"run.resume={tmp_path / 'half/checkpoints/last.ckpt'}", "trainer.max_steps=6"]
     rest = smallruns.train(folder, tmp_path / "rest", *same, "scheduler=constant", *more)
-    assert rest["val/cases"] == whole["val/cases"]
+    assert whole["steps"] == rest["steps"] == 6
     states = [torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in ("whole", "rest")]
     for key, value in states[0].items():
         torch.testing.assert_close(states[1][key], value, rtol=0, atol=0)
@@ -215,7 +223,7 @@ def test_label_maps_need_segmentation(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_task_is_refused(folder: Path, numbers: Path, tmp_path: Path) -> None:
     smallruns.train(numbers, tmp_path / "first", "task=regression", *OURS, *QUIET, "trainer.max_steps=1")
     path = tmp_path / "first/checkpoints/last.ckpt"
-    with pytest.raises(ValueError, match=r"another task: it is for numbers light .*this run for classes bright, dark"):
+    with pytest.raises(ValueError, match=r"another task: it is for numbers label .*this run for classes bright, dark"):
         smallruns.train(folder, tmp_path / "run", *OURS, *QUIET, f"run.resume={path}")
 
 

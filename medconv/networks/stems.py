@@ -40,7 +40,8 @@ class EfficientNet(nets.EfficientNetBN):
     def __init__(self, model_name: str, *, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(model_name, pretrained=False, **settings)
         if stem is not None and stem["stride"] == 1:  # it has a kernel of 3, and no pooling
-            self._conv_stem.stride = (1,) * self._conv_stem.weight[0, 0].ndim
+            self._conv_stem.stride = self._conv_stem.padding = (1,) * self._conv_stem.weight[0, 0].ndim
+            self._conv_stem_padding = nn.Identity()  # it was that of stride 2
 
 
 class SEResNet(nets.SEResNet50):

@@ -71,8 +71,8 @@ class CrossValidation:
     @property
     def outcome(self) -> Outcome | None:
         """What was asked of whole images; None: label maps."""
-        kind, names = (self.folds[0].values.get(f"facts.outcome.{key}") for key in ("kind", "names"))
-        return None if kind is None else Outcome.from_plain({"kind": kind, "names": names})
+        content = {key: self.folds[0].values.get(f"facts.outcome.{key}") for key in ("kind", "names")}
+        return None if content["kind"] is None else Outcome.from_plain(content)
 
     @property
     def rows(self) -> dict[str, dict[str, Any]]:
@@ -124,7 +124,7 @@ def table(found: CrossValidation) -> str:
 
 def plain(found: CrossValidation) -> dict[str, Any]:
     """As `folds.json` holds it; `mean`, `per_class` and `cases` as in what `evaluate` writes."""
-    said = {"key": found.key, "label": found.label, "missing": found.missing, "warnings": list(found.warnings)}
+    said = {key: getattr(found, key) for key in ("key", "label", "missing")} | {"warnings": list(found.warnings)}
     if found.outcome is not None:
         return {**said, **wholefolds.plain(found.outcome, found.rows, {fold.number: fold.name for fold in found.folds})}
     rows = [row for _, _, row in found.cases]
@@ -146,16 +146,13 @@ def write(home: Path, found: Sequence[CrossValidation]) -> Path:
     """`folds.json`, and the cases as `folds.csv`, into the runs' folder; returns the first."""
     content = [plain(one) for one in found]
     write_text(home / JSON, json.dumps({"crossvalidations": content}, indent=2) + "\n")
-    if any("outcome" in one for one in content):  # then of all: a folder's runs have one dataset
-        write_text(home / CSV, wholefolds.table_of(content))
-        return home / JSON
     classes = list(dict.fromkeys(name for one in content for name in one["per_class"]))
     writer = csv.writer(text := io.StringIO(newline=""), lineterminator="\n")
     writer.writerow(["crossvalidation", "fold", "case", *(f"dice/{name}" for name in classes)])
-    for one in content:
+    for one in (one for one in content if "outcome" not in one):
         for row in one["cases"]:
             writer.writerow([one["label"], row["fold"], row["case"], *(row["dice"].get(name) for name in classes)])
-    write_text(home / CSV, text.getvalue())
+    write_text(home / CSV, wholefolds.table_of(content) or text.getvalue())
     return home / JSON
 
 

@@ -54,7 +54,11 @@ def lines(outcome: Outcome, folds: Mapping[str, Rows]) -> list[str]:
 
 
 def table_of(content: Sequence[Mapping[str, Any]]) -> str:
-    """`folds.csv`: a row per case, its values and outputs."""
+    """`folds.csv`: a row per case, its values and outputs; of those of the first such outcome. Empty: there is none."""
+    content = [one for one in content if "outcome" in one]
+    content = [one for one in content if one["outcome"] == content[0]["outcome"]]
+    if not content:
+        return ""
     text, names = io.StringIO(newline=""), content[0]["outcome"]["names"]
     values = ["class"] if content[0]["outcome"]["kind"] == "classes" else names
     writer = csv.writer(text, lineterminator="\n")

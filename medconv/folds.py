@@ -75,10 +75,6 @@ class CrossValidation:
         return None if content["kind"] is None else Outcome.from_plain(content)
 
     @property
-    def rows(self) -> dict[str, dict[str, Any]]:
-        return {fold.number: fold.rows for fold in self.folds}
-
-    @property
     def cases(self) -> list[tuple[str, str, metrics.Row]]:
         """(fold, case, Dice per class, or outputs and values) of every validated case."""
         return [(fold.number, case, row) for fold in self.folds for case, row in fold.rows.items()]
@@ -104,7 +100,7 @@ def read(home: Path, labels: Mapping[Path, str] | None = None, least: int = 2) -
 def table(found: CrossValidation) -> str:
     """Dice per class of each fold; over all cases mean and sd; the mean of the folds' means; or scores of whole images."""
     if found.outcome is not None:
-        lines = wholefolds.lines(found.outcome, found.rows)
+        lines = wholefolds.lines(found.outcome, found.folds)
         return "\n".join([_title(found), *lines, *(f"warning: {warning}" for warning in found.warnings)])
     summary = plain(found)
     classes = list(summary["per_class"])
@@ -126,7 +122,7 @@ def plain(found: CrossValidation) -> dict[str, Any]:
     """As `folds.json` holds it; `mean`, `per_class` and `cases` as in what `evaluate` writes."""
     said = {key: getattr(found, key) for key in ("key", "label", "missing")} | {"warnings": list(found.warnings)}
     if found.outcome is not None:
-        return {**said, **wholefolds.plain(found.outcome, found.rows, {fold.number: fold.name for fold in found.folds})}
+        return {**said, **wholefolds.plain(found.outcome, found.folds)}
     rows = [row for _, _, row in found.cases]
     folds = [_fold(fold) for fold in found.folds]
     classes = list(metrics.mean_per_class(rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,12 +13,24 @@ from medconv import scoring
 from medconv.evaluation.statistics import describe
 from medconv.outcomes import Outcome
 
-Rows = Mapping[str, Mapping[str, Any]]  # case to `outputs` and `values`
+
+class Fold(Protocol):
+    """A run. Args: rows: case to `outputs` and `values`."""
+
+    @property
+    def number(self) -> str: ...
+
+    @property
+    def rows(self) -> dict[str, Any]: ...
+
+    @property
+    def name(self) -> str: ...
 
 
-def plain(outcome: Outcome, folds: Mapping[str, Rows], folders: Mapping[str, str]) -> dict[str, Any]:
+def plain(outcome: Outcome, runs: Sequence[Fold]) -> dict[str, Any]:
     """`mean` and `intervals` are those of all cases together, each answered by the network that was not trained on it;
-    `mean_of_folds` the mean of the folds' scores. Args: folds: number to case to row. folders: number to the run's name."""
+    `mean_of_folds` the mean of the folds' scores."""
+    folds, folders = {run.number: run.rows for run in runs}, {run.number: run.name for run in runs}
     outputs, values = _arrays(outcome, [row for rows in folds.values() for row in rows.values()])
     scores = {number: scoring.measure(outcome, *_arrays(outcome, list(rows.values()))) for number, rows in folds.items()}
     return {
@@ -37,9 +49,9 @@ def plain(outcome: Outcome, folds: Mapping[str, Rows], folders: Mapping[str, str
     }
 
 
-def lines(outcome: Outcome, folds: Mapping[str, Rows]) -> list[str]:
+def lines(outcome: Outcome, runs: Sequence[Fold]) -> list[str]:
     """A row for each fold, for all cases together with the interval, and for the mean of the folds."""
-    found = plain(outcome, folds, dict.fromkeys(folds, ""))
+    found = plain(outcome, runs)
     names = list(found["mean"])
     width = max(map(len, names)) + 2
     rows = [(f"fold {one['fold']}", one["cases"], one["scores"]) for one in found["folds"]]

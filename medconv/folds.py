@@ -15,11 +15,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from medconv import metrics
+from medconv import metrics, wholefolds
 from medconv.atomic import write_text
 from medconv.commands import some
 from medconv.config import flat
 from medconv.evaluation.statistics import describe
+from medconv.outcomes import Outcome
 from medconv.runfolder import FREE, RunFolder, short_hash
 
 JSON, CSV = "folds.json", "folds.csv"
@@ -68,8 +69,14 @@ class CrossValidation:
     warnings: tuple[str, ...] = ()
 
     @property
+    def outcome(self) -> Outcome | None:
+        """What was asked of whole images; None: label maps."""
+        content = {key: self.folds[0].values.get(f"facts.outcome.{key}") for key in ("kind", "names")}
+        return None if content["kind"] is None else Outcome.from_plain(content)
+
+    @property
     def cases(self) -> list[tuple[str, str, metrics.Row]]:
-        """(fold, case, Dice per class) of every validated case."""
+        """(fold, case, Dice per class, or outputs and values) of every validated case."""
         return [(fold.number, case, row) for fold in self.folds for case, row in fold.rows.items()]
 
 
@@ -91,7 +98,10 @@ def read(home: Path, labels: Mapping[Path, str] | None = None, least: int = 2) -
 
 
 def table(found: CrossValidation) -> str:
-    """Dice per class of each fold; over all cases mean and sd; the mean of the folds' means."""
+    """Dice per class of each fold; over all cases mean and sd; the mean of the folds' means; or scores of whole images."""
+    if found.outcome is not None:
+        lines = wholefolds.lines(found.outcome, found.folds)
+        return "\n".join([_title(found), *lines, *(f"warning: {warning}" for warning in found.warnings)])
     summary = plain(found)
     classes = list(summary["per_class"])
     widths = [max(7, len(name)) for name in (*classes, "mean")]
@@ -110,6 +120,9 @@ def table(found: CrossValidation) -> str:
 
 def plain(found: CrossValidation) -> dict[str, Any]:
     """As `folds.json` holds it; `mean`, `per_class` and `cases` as in what `evaluate` writes."""
+    said = {key: getattr(found, key) for key in ("key", "label", "missing")} | {"warnings": list(found.warnings)}
+    if found.outcome is not None:
+        return {**said, **wholefolds.plain(found.outcome, found.folds)}
     rows = [row for _, _, row in found.cases]
     folds = [_fold(fold) for fold in found.folds]
     classes = list(metrics.mean_per_class(rows))
@@ -117,11 +130,8 @@ def plain(found: CrossValidation) -> dict[str, Any]:
     mean = _over_cases([metrics.mean(row) for row in rows], [f["mean"] for f in folds])
     mean["dice"] = metrics.mean({name: value["dice"] for name, value in per_class.items()})  # as in summary.json
     return {
-        "key": found.key,
-        "label": found.label,
+        **said,
         "folds": folds,
-        "missing": found.missing,
-        "warnings": list(found.warnings),
         "mean": mean,
         "per_class": per_class,
         "cases": [{"case": case, "fold": fold, "dice": row} for fold, case, row in found.cases],
@@ -133,13 +143,12 @@ def write(home: Path, found: Sequence[CrossValidation]) -> Path:
     content = [plain(one) for one in found]
     write_text(home / JSON, json.dumps({"crossvalidations": content}, indent=2) + "\n")
     classes = list(dict.fromkeys(name for one in content for name in one["per_class"]))
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(text := io.StringIO(newline=""), lineterminator="\n")
     writer.writerow(["crossvalidation", "fold", "case", *(f"dice/{name}" for name in classes)])
-    for one in content:
+    for one in (one for one in content if "outcome" not in one):
         for row in one["cases"]:
             writer.writerow([one["label"], row["fold"], row["case"], *(row["dice"].get(name) for name in classes)])
-    write_text(home / CSV, text.getvalue())
+    write_text(home / CSV, wholefolds.table_of(content) or text.getvalue())
     return home / JSON
 
 

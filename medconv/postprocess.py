@@ -45,6 +45,8 @@ def _main() -> int:
     device = usable_device(options.device)
     everything = folds.read(options.runs)
     found = _chosen(everything, options.runs, options.only)
+    if found.outcome is not None:
+        raise ValueError(f"{options.runs}: its networks answer for whole images, and post-processing is of label maps")
     ending = f"-{found.key}" if len(everything) > 1 else ""
     labelled = _cases(found, options.runs, options.allow)
     with signals.raising():

@@ -66,6 +66,7 @@ ORDER = [
     "replay",
     "evaluation",
     "evaluate",
+    "wholefolds",
     "folds",
     "evidence",
     "jobs",

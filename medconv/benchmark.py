@@ -10,7 +10,19 @@ from pathlib import Path
 from medconv import commands
 from medconv.benchmarks import rows
 
-NAMES = ("convs", "learning", "layers", "step", "scaling", "data", "workers", "recipe", "evaluation", "prediction")
+NAMES = (
+    "convs",
+    "learning",
+    "layers",
+    "step",
+    "scaling",
+    "data",
+    "workers",
+    "recipe",
+    "evaluation",
+    "prediction",
+    "survival",
+)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from medconv import commands
 from medconv.benchmarks import rows
 
-NAMES = ("convs", "learning", "layers", "step", "scaling", "data", "workers", "recipe", "evaluation", "prediction", "export")
+NAMES = tuple("convs learning layers step scaling data workers recipe evaluation prediction export survival".split())
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ class AtomicIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         self.wait()  # one copy in memory at a time
         also, self.also = self.also, None
-        self._submit(_write, _copied(checkpoint), Path(path), also)
+        self._submit(_write, copied(checkpoint), Path(path), also)
 
     def check(self) -> None:
         """Raises: what went wrong in writing, as far as that has ended."""
@@ -148,17 +148,17 @@ def _batches(trainer: Trainer) -> int:
     return int(total.processed)
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """The same with tensors of its own, in memory: training goes on with the others."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        copied = copy.copy(value)  # of its own kind, with its attributes: versions of a module's state
+        twin = copy.copy(value)  # of its own kind, with its attributes: versions of a module's state
         for key, item in value.items():
-            copied[key] = _copied(item)
-        return copied
+            twin[key] = copied(item)
+        return twin
     if type(value) in (list, tuple):
-        return type(value)(_copied(item) for item in value)
+        return type(value)(copied(item) for item in value)
     return value
 
 

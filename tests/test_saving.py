@@ -145,7 +145,7 @@ def test_a_best_is_there_before_the_last_that_knows_of_it(tmp_path: Path) -> Non
 
 def test_copies_are_of_the_kind_of_what_they_copy() -> None:
     tree: Any = defaultdict(list, a=[torch.ones(1)])
-    copied = saving._copied({"tree": tree, "counted": Counter("aab")})
+    copied = saving.copied({"tree": tree, "counted": Counter("aab")})
     assert copied["counted"] == Counter("aab") and copied["tree"]["b"] == []
     assert torch.equal(copied["tree"]["a"][0], torch.ones(1)) and copied["tree"]["a"][0] is not tree["a"][0]
 

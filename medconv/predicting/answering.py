@@ -12,7 +12,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from medconv import commands
+from medconv import commands, signals
 from medconv.atomic import replacing
 from medconv.data.case import Case
 from medconv.pictures import png
@@ -48,7 +48,7 @@ def predict_whole(
         raise ValueError("--saliency needs a network from --checkpoint; exported files have no layers to look at")
     folder, failed = Answers(output, predictor.outcome, {**settings, "saliency": saliency}, about), dict[str, str]()
     limits = threadpool_limits(1, user_api="blas")
-    with commands.stoppable(), folder.open(cases, overwrite) as left, limits, _bar(len(cases)) as bar:
+    with signals.raising(), folder.open(cases, overwrite) as left, limits, _bar(len(cases)) as bar:
         bar.update(len(cases) - len(left))
         before = len(cases) - len(left)
         size = predictor.batch_size

@@ -119,3 +119,9 @@ def test_streamed_predictions_stand_beside_serial_ones(monkeypatch: pytest.Monke
     found = benchmark(monkeypatch, tmp_path, "prediction", *given, "--cases", "3", "--pairs", "1")
     assert [row["variant"] for row in found] == ["one after another", "streamed, 1 loading", "streamed, 2 loading"]
     assert all(set(row) >= KEYS and row["seconds_per_case"] == row["seconds"] / 3 for row in found)
+
+
+def test_what_surviving_costs_stands_beside_a_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = benchmark(monkeypatch, tmp_path, "survival", "--patch", "16", "16", "--features", "4", "8", "--pairs", "1")
+    assert len(found) == 6 and found[0]["variant"] == "forward and backward"
+    assert all(set(row) >= KEYS and row["seconds"] > 0 for row in found)

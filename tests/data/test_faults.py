@@ -14,6 +14,7 @@ import tiny
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from makers import recipe
 from makers import tiny as tiny_dataset
+from threadpoolctl import threadpool_limits
 
 from medconv import commands
 from medconv.data import faults
@@ -156,6 +157,30 @@ def test_a_worker_that_is_told_to_stop_leaves_it_to_the_run(tmp_path: Path) -> N
     """A cluster tells all processes of a job at once, and the run still needs its workers then."""
     loader = module(tmp_path, Failing(5, "SIGTERM"), 2).train_dataloader()
     assert [n for batch in loader for n in batch["sample"].tolist()] == list(range(8))
+
+
+class Deafness:
+    """An augmentation that counts the threads of its worker that SIGTERM reaches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        told = 1 << (signal.SIGTERM - 1)
+        said = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
+        masks = [int(line.split()[1], 16) for text in said for line in text.splitlines() if line.startswith("SigBlk")]
+        (self.folder / str(os.getpid())).write_text(str(sum(not mask & told for mask in masks)))
+        return batch
+
+
+def test_no_thread_of_a_worker_hears_what_is_said_to_the_run(tmp_path: Path) -> None:
+    """But for the one that waits for it, in which it looks as if it were let through."""
+    heard = tmp_path / "heard"
+    heard.mkdir()
+    with threadpool_limits(2):  # numpy's library then begins threads in each worker, before anything of ours
+        list(module(tmp_path / "data", Deafness(heard), 2).train_dataloader())
+    assert [path.read_text() for path in heard.iterdir()] == ["1", "1"]
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_a_worker_that_heard_it_too_early_preempts_the_run() -> None:

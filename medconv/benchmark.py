@@ -10,7 +10,20 @@ from pathlib import Path
 from medconv import commands
 from medconv.benchmarks import rows
 
-NAMES = tuple("convs learning layers step scaling data workers recipe evaluation prediction export survival".split())
+NAMES = (
+    "convs",
+    "learning",
+    "layers",
+    "step",
+    "scaling",
+    "data",
+    "workers",
+    "recipe",
+    "evaluation",
+    "prediction",
+    "export",
+    "survival",
+)
 
 
 def main() -> None:

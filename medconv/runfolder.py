@@ -15,17 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from medconv import checkpoint, circumstances, curves, metrics, scoring
+from medconv import checkpoint, circumstances, curves, summaries
 from medconv.atomic import NO_ROOM, write_text
 from medconv.commands import log_into
 from medconv.config import ConfigError, flat
-from medconv.outcomes import Outcome
 from medconv.performance import cluster
 from medconv.signals import Stopped
 
@@ -197,13 +195,13 @@ class RunFolder:
             content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{path}: cannot be read ({error})") from error
-        if not _is_summary(content):
+        if not summaries.is_whole(content):
             raise ValueError(f"{path}: not what medconv writes there, an object with a row of Dice per class for each case")
         return content
 
     def write_summary(self, **values: Any) -> None:
         if is_rank_zero():
-            known = {**_undefined(), **self.summary(), **values}
+            known = {**summaries.undefined(), **self.summary(), **values}
             write_text(self.path / "summary.json", json.dumps(known, indent=2) + "\n")
 
     @contextmanager
@@ -241,11 +239,7 @@ class RunFolder:
         except ValueError as error:
             log.warning("%s; summary.json has no scores of it", error)
             return {}
-        rows = record["validation"]
-        if record.get("outcome") is not None:
-            return {**_of_whole_images(Outcome.from_plain(record["outcome"]), rows), "val/cases": rows}
-        per_class = metrics.mean_per_class(list(rows.values()))
-        return {"val/dice": metrics.mean(per_class), "val/dice_per_class": per_class, "val/cases": rows}
+        return summaries.scores(record)
 
     def _need_same(self, known: Any, values: dict[str, Any]) -> None:
         old, new = flat(known), flat(values)
@@ -257,34 +251,11 @@ class RunFolder:
             )
 
 
-def _of_whole_images(outcome: Outcome, rows: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores over all cases, as they are logged."""
-    if not rows:
-        return {}
-    outputs, truth = (np.array([row[key] for row in rows.values()]) for key in ("outputs", "values"))
-    return {f"val/{name}": value for name, value in scoring.measure(outcome, outputs, truth).items()}
-
-
 def _ended(error: BaseException) -> str:
     """The status of a run that an exception ended."""
     if isinstance(error, (SIGTERMException, cluster.Lost)):
         return "interrupted" if isinstance(error, Stopped) and error.by_hand else "preempted"
     return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
-
-
-def _is_summary(content: Any) -> bool:
-    """Whether what others rely on is as it was written: the scores, and the same classes in every case."""
-    if not isinstance(content, dict):
-        return False
-    cases, skipped = ({} if content.get(key) is None else content[key] for key in ("val/cases", "skipped_cases"))
-    if not isinstance(cases, dict) or not isinstance(skipped, dict):
-        return False
-    if not all(isinstance(row, dict) for row in cases.values()) or len({tuple(row) for row in cases.values()}) > 1:
-        return False
-    rows = [value for row in cases.values() for value in row.values()]
-    of_whole = [value for row in rows if isinstance(row, list) for value in row]  # outputs and truth of whole images
-    scores = [content.get("val/dice"), *of_whole, *(value for value in rows if not isinstance(value, list))]
-    return all(score is None or type(score) in (int, float) for score in scores)
 
 
 def default_name(config: DictConfig, choices: Mapping[str, str]) -> str:
@@ -296,10 +267,3 @@ def default_name(config: DictConfig, choices: Mapping[str, str]) -> str:
 
 def short_hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
-
-
-def _undefined() -> dict[str, Any]:
-    keys = ("val/dice", "val/dice_per_class", "steps", "wall_seconds", "samples_per_second", "data_wait_share")
-    return dict.fromkeys(
-        (*keys, "step_shares", "verdict", "peak_memory_bytes", "status", "versions", "hardware", "git_commit", "command")
-    )

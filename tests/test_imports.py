@@ -54,6 +54,7 @@ ORDER = [
     "exported",
     "predicting",
     "circumstances",
+    "summaries",
     "exporting",
     "export",
     "runfolder",

@@ -23,6 +23,7 @@ NAMES = (
     "prediction",
     "export",
     "survival",
+    "whole",
 )
 
 

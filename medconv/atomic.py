@@ -28,7 +28,7 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, str(partial)):
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(partial)):
             error.filename = str(path)
         raise
 

@@ -46,7 +46,7 @@ def fails(main, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch
         ("+data.bach_size=2", "data.bach_size"),
         ("trainer.max_step=3", "did you mean trainer.max_steps"),
         ("data.batch_size=many", "data.batch_size"),
-        ("model=resnext", "customconv dynunet flexibleunet segresnet unet"),
+        ("model=resnext", "customconv densenet dynunet efficientnet encoder flexibleunet resnet segresnet senet unet"),
         ("perf=turbo", "turbo"),
         ("conv=magic", "magic"),
         ("model._target_=monai.networks.nets.Unet2", "model._target_=monai.networks.nets.Unet2"),

@@ -229,12 +229,15 @@ def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
     assert faults["affine"].startswith(f"{predictions}/affine.nii.gz: its affine puts the volume's corners")
     assert faults["broken"] == f"{references}/broken.nii.gz: the file is empty (0 bytes)"
     assert faults["value"] == f"{references}/value.nii.gz: label value 2 is not declared, expected 0 to 1"
-    assert faults["fraction"] == f"{predictions}/fraction.nii.gz: label values must be whole numbers, found 0.5"
+    assert (
+        faults["fraction"]
+        == f"{predictions}/fraction.nii.gz: label values must be whole numbers, found 0.5 at voxel (0, 0, 0); within 0.001 of one they are rounded"
+    )
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(1)}, {})
-    with pytest.raises(ValueError, match=rf"--references {references}: no \.nii\.gz or \.nii file there"):
+    with pytest.raises(ValueError, match=rf"--references {references}: no image there \(\.nii\.gz, \.nii, "):
         evaluate(predictions, references)
     with pytest.raises(ValueError, match=rf"--predictions {tmp_path}/gone: no such folder"):
         evaluate(tmp_path / "gone", references)
@@ -409,7 +412,7 @@ def test_input_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"--input {tmp_path}/gone: no such file or folder"):
         find_cases(tmp_path / "gone", 1)
     touch(tmp_path, "notes.txt")
-    with pytest.raises(ValueError, match=rf"--input {tmp_path}: no \.nii\.gz or \.nii file there"):
+    with pytest.raises(ValueError, match=rf"--input {tmp_path}: no image there \(\.nii\.gz, \.nii, "):
         find_cases(tmp_path, 1)
 
 

@@ -118,7 +118,7 @@ class DataModule(LightningDataModule):
         """
         cases = list(self.val_cases)
         mine = cases[self._rank :: self._world_size] or cases[:1]
-        if self.whole:
+        if self.whole and mine:
             loader = self._loader(
                 WholeCases(self.store, mine), batch_size=self.batch_size, shuffle=False, collate_fn=default_collate
             )

@@ -43,9 +43,8 @@ def ids_of(files: Sequence[Path], root: Path, source: Path) -> list[str]:
         ids = ["_".join((*_below(path, root), stem(path))) for path in files]
     if len(set(ids)) < len(ids):
         counts = Counter(ids)
-        raise ValueError(
-            f"{source}: images that are there more than once: {', '.join([i for i in counts if counts[i] > 1][:20])}"
-        )
+        twice = [str(path) for path, case in zip(files, ids, strict=True) if counts[case] > 1]
+        raise ValueError(f"{source}: images that would be one case: {', '.join(twice[:6])}; expected one of each name")
     return ids
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+from filelock import FileLock
 from tqdm import tqdm
 
 from medconv.data import picture
@@ -49,14 +50,29 @@ def medmnist(
     home = Path(cache) / f"{path.stem}-files-{identity}"
     if not (home / _TABLE).is_file():
         try:
-            _unpack(path, home)
+            home.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(home.with_name(f".{home.name}.lock")):  # of all processes that start at once one unpacks
+                if not home.exists():
+                    _unpack(path, home)
         except OSError as error:
             raise ValueError(f"data.cache: cannot write to {home} ({error.strerror})") from error
     columns = _columns(home)
-    if class_names is None and len(columns) == 1 and kind != "numbers" and not task.endswith("Regression"):
-        class_names = _all_classes(home)
-    found = csv(home / _TABLE, label_columns=columns, kind=kind, class_names=class_names, modality="grey", task=task)
-    return replace(found, name=path.stem)
+    classes = len(columns) == 1 and kind in (None, "classes") and not task.endswith("Regression")
+    numbered = _all_classes(home) if classes else None
+    found = csv(home / _TABLE, label_columns=columns, kind=kind, class_names=numbered, modality="grey", task=task)
+    return _named(replace(found, name=path.stem), class_names)
+
+
+def _named(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
+    """The same with these names, in the order of the numbers. Raises: ValueError: not a name for each."""
+    if not names:
+        return dataset
+    assert dataset.outcome is not None
+    if len(names) != len(dataset.outcome.names):
+        wanted = f"{len(dataset.outcome.names)} {dataset.outcome.kind}"
+        raise ValueError(f"data.class_names needs a name for each of {wanted}, got {list(names)}")
+    outcome = replace(dataset.outcome, names=tuple(map(str, names)))
+    return replace(dataset, outcome=outcome, class_names=outcome.names)
 
 
 def _unpack(path: Path, home: Path) -> None:
@@ -72,9 +88,10 @@ def _unpack(path: Path, home: Path) -> None:
             table.writerow(["path", "split", *(["label"] if wide == 1 else [f"finding_{i}" for i in range(wide)])])
             for part, (images, labels) in arrays.items():
                 for i, image in enumerate(tqdm(images, desc=f"unpacking {part}", unit="image", leave=False, disable=None)):
-                    table.writerow([_write(partial, f"images/{part}_{i:05d}", image), part, *labels[i].tolist()])
-        if not home.exists():  # another process may have been quicker
-            partial.replace(home)
+                    table.writerow(
+                        [_write(partial, f"images/{part}_{i:05d}", image), part, *labels[i].astype(np.int64).tolist()]
+                    )
+        partial.replace(home)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -113,7 +113,11 @@ def _opened(path: Path) -> Image.Image:
 
 def _upright(path: Path) -> Image.Image:
     with _opened(path) as image:
-        if (pages := getattr(image, "n_frames", 1)) > 1:
+        try:
+            pages = getattr(image, "n_frames", 1)
+        except (*_DAMAGED, KeyError) as error:
+            raise ValueError(f"{path}: damaged or truncated, its pages cannot be read ({_reason(error)})") from error
+        if pages > 1:
             raise ValueError(f"{path}: {pages} pages, expected one picture; save each page as a file, or a volume as NIfTI")
         try:
             image.load()

@@ -146,6 +146,8 @@ def _sources(dataset: Dataset) -> list[Any]:
     of_dataset = [dataset.class_names, dataset.modalities, dict(dataset.faults), files, *_ignored(dataset)]
     if dataset.outcome:
         of_dataset.append([dataset.outcome.plain(), [case.values for case in dataset.cases]])
+    if any(case.part for case in dataset.cases):
+        of_dataset.append([case.part for case in dataset.cases])
     return json.loads(json.dumps([_VERSION, *of_dataset]))
 
 

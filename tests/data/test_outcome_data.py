@@ -251,20 +251,9 @@ def test_plan(shape: tuple[int, ...], batch: int, stages: int) -> None:
 
 
 def composed(table: Path, *more: str) -> Any:
-    layout = [
-        "data.layout._target_=medconv.data.table.csv",
-        f"data.layout.root={table}",
-        "~data.layout.spatial_dims",
-        "~data.layout.num_cases",
-    ]
-    given = [
-        f"data.cache={table.parent.parent / 'cache'}",
-        "data.num_workers=0",
-        "trainer.accelerator=cpu",
-        "data.num_folds=2",
-    ]
+    given = ["data=csv", f"data.root={table}", f"data.cache={table.parent.parent / 'cache'}", "data.num_workers=0"]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        return config.checked(compose("train", ["data=phantom2d", "data.batch_size=null", *layout, *given, *more]))
+        return config.checked(compose("train", [*given, "trainer.accelerator=cpu", "data.num_folds=2", *more]))
 
 
 def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -280,13 +269,11 @@ def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptu
     assert ("1" in held) != ("2" in held), "or the next line tests nothing"
     assert "1 images are both in training and in validation" in caplog.text and len(found.train) + len(found.val) == 19
     assert facts["class_counts"] == [sum(c.values == (v,) for c in found.train) for v in (0.0, 1.0)]
-    values = config.resolved(settings, facts)
+    values = config.resolved(settings, {**facts, "num_train_cases": len(found.train)})
     values["data"]["batch_size"] = 4
     batch = next(iter(dataset.data_module(values, found).train_dataloader()))
     assert sorted(batch["label"].flatten().tolist()) == [0, 0, 1, 1]
-    numbers = dataset.prepare_data(
-        composed(table, "+data.layout.kind=numbers", "+data.layout.label_columns=age", "data.fold=all")
-    )
+    numbers = dataset.prepare_data(composed(table, "task=regression", "data.label_columns=age", "data.fold=all"))
     facts = dataset.facts(numbers)
     assert facts["value_means"] == [pytest.approx(29.5)] and facts["value_stds"] == [pytest.approx(np.arange(20).std())]
     assert facts["class_counts"] is None and facts["num_classes"] == 1 and not numbers.val
@@ -304,7 +291,7 @@ def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptu
         ({}, ["data.label_pairs=[[a,b]]"], r"data\.label_pairs is about label maps"),
         (
             {},
-            ["data.balance=true", "+data.layout.kind=numbers", "+data.layout.label_columns=age"],
+            ["data.balance=true", "task=regression", "data.label_columns=age"],
             r"data\.balance=true draws each class",
         ),
         ({}, ["data.num_folds=10"], "no case of validation has class"),
@@ -320,3 +307,25 @@ def test_pictures_of_different_sizes_are_scaled_where_asked(tmp_path: Path) -> N
     found = dataset.prepare_data(composed(table, "data.resize=[16,8]"))
     assert found.recipe.resize == (16, 8) and found.plan.patch_size == (16, 8)
     assert all(found.store.read(case.id).image.shape == (1, 16, 8) for case in found.dataset.cases)
+
+
+def test_nothing_is_learned_from_the_test_part(tmp_path: Path) -> None:
+    """Neither mean nor deviation; and a table that says otherwise later is measured anew."""
+    lines = write(tmp_path).read_text().splitlines()
+    write_picture(tmp_path / "9.png", np.full((SIZE[1], SIZE[0]), 255, np.uint8))
+
+    def mean(last: str) -> float:
+        parts = ["split", *["train"] * 8, "val", last]
+        (tmp_path / "parts.csv").write_text("\n".join(f"{a},{b}" for a, b in zip(lines, parts, strict=True)))
+        found = csv(tmp_path / "parts.csv", label_columns="label")
+        return fingerprint(found, tmp_path / "home", 1)[0].intensities[0]["mean"]
+
+    assert mean("test") < mean("train") - 5
+    assert mean("test") == pytest.approx(np.mean([pixels(i) for i in range(9)]), abs=1e-3)
+
+
+def test_a_rank_without_validation_has_an_empty_loader(prepared: tuple[Dataset, Store]) -> None:
+    """As with `data.fold=all`."""
+    found = module(prepared)
+    found.val_cases = []
+    assert list(found.val_dataloader()) == []

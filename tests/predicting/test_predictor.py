@@ -187,7 +187,7 @@ def test_numbers_that_are_not_finite_are_no_prediction(trained: tuple[Path, Path
 @pytest.mark.parametrize(
     ("edit", "wanted"),
     [
-        (lambda r: r["config"]["task"].update(_target_="somewhere.Classification"), "its task is somewhere.Classification"),
+        (lambda r: r["config"]["task"].update(_target_="somewhere.Detection"), "its task is somewhere.Detection"),
         (lambda r: r.pop("recipe"), "damaged, or of another version.*recipe"),
         (lambda r: r.update(config={}), "damaged, or of another version.*task"),
     ],

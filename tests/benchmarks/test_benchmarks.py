@@ -125,3 +125,21 @@ def test_what_surviving_costs_stands_beside_a_step(monkeypatch: pytest.MonkeyPat
     found = benchmark(monkeypatch, tmp_path, "survival", "--patch", "16", "16", "--features", "4", "8", "--pairs", "1")
     assert len(found) == 6 and found[0]["variant"] == "forward and backward"
     assert all(set(row) >= KEYS and row["seconds"] > 0 for row in found)
+
+
+@pytest.mark.slow
+def test_classifiers_are_measured_on_the_test_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Brighter pictures are of class 1; done runs are not repeated."""
+    arrays, rng = {}, np.random.default_rng(0)
+    for part, count in (("train", 24), ("val", 8), ("test", 12)):
+        arrays[f"{part}_labels"] = (np.arange(count) % 2).astype(np.uint8)[:, None]
+        noise = rng.integers(0, 60, (count, 16, 16))
+        arrays[f"{part}_images"] = (noise + 150 * arrays[f"{part}_labels"][:, :, None]).astype(np.uint8)
+    np.savez(tmp_path / "bright.npz", **arrays)
+    settings = ["data.samples_per_epoch=24", "data.batch_size=8", "plan.channels=[4,8]", "trainer.accelerator=cpu"]
+    given = ["--root", str(tmp_path / "bright.npz"), "--output", str(tmp_path / "runs"), "--steps", "30", "--seeds", "1"]
+    words = ["whole", *given, "--variants", "conv=none", "conv=mirror,augment=none", "--set", *settings]
+    found = benchmark(monkeypatch, tmp_path, *words)
+    assert [row["variant"] for row in found] == ["conv=none", "conv=mirror,augment=none"]
+    assert all(row["auc"] == [1.0] and len(row["accuracy"]) == 1 for row in found)
+    assert benchmark(monkeypatch, tmp_path, *words)[0]["train_seconds"] == found[0]["train_seconds"]

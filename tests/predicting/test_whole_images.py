@@ -207,7 +207,7 @@ def test_exported_networks_answer_alike(
     assert kind in (tmp_path / "model.ts.md").read_text()
     Image.new("L", (20, 20)).save(tmp_path / "large.png")
     with pytest.raises(ValueError, match="20 x 20 pixels"):
-        WholePredictor.load([], models=[file]).answer(tmp_path / "large.png")
+        WholePredictor.load([], models=[file]).answer(tmp_path / "large.png")  # type: ignore[attr-defined]
     assert predicting("--model", file, "--output", tmp_path / "a") == 0
     assert predicting("--checkpoint", made[kind], "--output", tmp_path / "b") == 0
     for ours, theirs in zip(rows(tmp_path / "a"), rows(tmp_path / "b"), strict=True):

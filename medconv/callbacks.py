@@ -220,7 +220,10 @@ class Pictures(Callback):
             self._show(trainer, f"validation/{name}", picture)
         for logger in loggers:
             logger.experiment.add_text("validation/scores", card(outcome, *arrays(rows)), trainer.global_step)
-        if trainer.should_stop:  # the last one
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """By the weights that answered: averaged ones, which are not there at the end of a validation, stay from here on."""
+        if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
             for tag, picture in self._worst.pictures(pl_module, self.spacing_mm):
                 self._show(trainer, tag, picture)
 

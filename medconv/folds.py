@@ -26,7 +26,8 @@ from medconv.runfolder import FREE, RunFolder, short_hash
 JSON, CSV = "folds.json", "folds.csv"
 _MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # by run.resume=never
 _NUMBER = re.compile(r"[0-9]{1,4}")
-_PER_FOLD = ("data.fold", "facts.train_cases", "facts.memory_gb")  # the last: of the machine
+_FACTS = ("train_cases", "num_train_cases", "class_counts", "value_means", "value_stds", "memory_gb")  # the last: machine's
+_PER_FOLD = ("data.fold", "loss.class_counts", "loss.num_cases", *(f"facts.{key}" for key in _FACTS))
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,9 @@ class Worst:
             words = f"{said(module.outcome, values)}, predicted {predicted(module.outcome, outputs)}"
             try:
                 picture = saliency.overlay(module.network, image.to(module.device), spacing_mm)
-            except (RuntimeError, ValueError) as error:  # a picture is no reason to lose a run
-                log.warning("no picture of the cases that are most wrong: %s", str(error).splitlines()[0])
+            except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # a picture is no reason to lose a run
+                said_of_it = (str(error).splitlines() or [type(error).__name__])[0]
+                log.warning("no picture of the cases that are most wrong: %s", said_of_it)
                 return
             yield f"worst/{case} ({words})", picture
 

@@ -30,9 +30,10 @@ def measure(outcome: Outcome, outputs: np.ndarray, truth: np.ndarray) -> dict[st
 
     Classes: `auc`, of two classes that of the second, of more the mean of each against the rest; `accuracy`;
     `balanced_accuracy`, the mean sensitivity of the classes; `f1`, the mean over classes; `calibration_error`, expected, of
-    the highest probability, in 15 bins. Classes that are in no case have no part in a mean; without two of them there is no
-    `auc`. Findings: the same of each (`f1` of its presence, `calibration_error` of its probability), found above 0.5; means
-    over findings. Numbers: means over names of the absolute error, its root mean square, R2 and Pearson's correlation.
+    the highest probability, in 15 bins. Classes that are in no case have no part in a mean (of `f1`: if none is called so,
+    either); without two of them there is no `auc`. Findings: the same of each (`f1` of its presence, `calibration_error` of
+    its probability), found above 0.5; means over findings. Numbers: means over names of the absolute error, its root mean
+    square, R2 and Pearson's correlation.
     Shape: outputs (cases, outcome.num_outputs), what `Outcome.decode` gives; truth (cases, outcome.num_values).
     Source: Naeini et al. 2015, doi:10.1609/aaai.v29i1.9602; Guo et al. 2017, arXiv:1706.04599 (calibration).
     """

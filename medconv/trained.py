@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Trained:
         card: beside an exported file, what says all of this.
         outcome: what it is asked of whole images; None: label maps. There are no targets then, all images have the size
             `window.patch_size`, and over flips along `window.mirror_axes` what the outputs mean is averaged.
+        rounding: of pictures that all had one size, what it was rounded up to a multiple of; empty: of any size.
     """
 
     network: nn.Module
@@ -56,6 +58,7 @@ class Trained:
     equivariant_axes: tuple[int, ...] = ()
     card: Path | None = None
     outcome: Outcome | None = None
+    rounding: tuple[int, ...] = ()
 
 
 def load(
@@ -112,6 +115,7 @@ def _built(
         training_axes(values),
         equivariant,
         outcome=outcome_of(values["facts"]),
+        rounding=_rounding(values),
     )
 
 
@@ -142,6 +146,13 @@ def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
         known.get("slice_axis"),  # absent in checkpoints of before there was such a thing
         configs.tuples(known.get("label_pairs") or []),
     )
+
+
+def _rounding(values: Values) -> tuple[int, ...]:
+    data, known = values["data"], values["facts"]
+    if outcome_of(known) is None or known["spatial_dims"] != 2 or data.get("resize") or data.get("patch_size"):
+        return ()
+    return tuple(prod(step[axis] for step in known["strides"]) for axis in range(2))
 
 
 def _targets(record: Values) -> Targets:

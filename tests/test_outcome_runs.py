@@ -13,7 +13,7 @@ import tiny
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from medconv import checkpoint, commands, goals, nonfinite, replay, scoring, sweeptable, trained
+from medconv import checkpoint, commands, goals, nonfinite, outcome_views, replay, scoring, sweeptable, trained
 from medconv.config import ConfigError
 from medconv.jobs import Job
 from medconv.outcomes import Outcome
@@ -58,6 +58,27 @@ def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None
     assert model.outcome == Outcome("classes", ("bright", "dark")) and model.targets.names == ()
     assert model.network(torch.zeros(1, 1, *model.window.patch_size)).shape == (1, 2)
     assert smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24") == summary  # finished
+
+
+def test_the_worst_cases_are_shown_by_the_weights_that_answered(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The averaged ones, of which the checkpoint is; not those that training would go on with."""
+    looked, draw = [], outcome_views.saliency.overlay
+
+    def overlay(network: Any, *more: Any) -> Any:
+        looked.append({name: value.clone() for name, value in network.state_dict().items()})
+        return draw(network, *more)
+
+    monkeypatch.setattr(outcome_views.saliency, "overlay", overlay)
+    averaged = ["averaging=polynomial", "averaging.begin=0", "averaging.every=1"]
+    smallruns.train(folder, tmp_path / "run", *OURS, *[o for o in FAST if o != "averaging=none"], *averaged)
+    content = checkpoint.read(tmp_path / "run/checkpoints/last.ckpt")
+    (name,) = (key for key in content["state_dict"] if key.endswith(next(n for n in looked[0] if n.endswith("weight"))))
+    (place,) = (n for n in looked[0] if name.endswith(n))
+    assert len(looked) == 3 and len([tag for tag in seen(tmp_path / "run") if tag.startswith("worst/")]) == 3
+    torch.testing.assert_close(looked[0][place], content["state_dict"][name], rtol=0, atol=0)
+    assert not torch.equal(content["current_model_state"][name], content["state_dict"][name])
 
 
 def seen(run: Path) -> set[str]:

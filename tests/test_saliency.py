@@ -1,5 +1,7 @@
 """medconv/saliency.py: the map lies where the network looks; networks of all families; nothing is left behind."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,8 @@ from torch import nn
 
 from medconv import pictures, saliency
 from medconv.networks import UNet
+from medconv.outcome_views import Worst
+from medconv.outcomes import Outcome
 
 
 class Corner(nn.Module):
@@ -116,3 +120,22 @@ def test_heat_lies_on_its_place_and_colours_stay() -> None:
     assert bare[0, 0].tolist() == [255, 0, 0] and bare[0, -1].tolist() == [0, 0, 255]
     rows, columns = np.nonzero((bare != warm).any(2))
     assert (columns.mean() / width, 1 - rows.mean() / len(picture)) == pytest.approx((15.5 / 20, 8.5 / 10), abs=0.02)
+
+
+class Uncopied(Corner):
+    """As sharded modules are."""
+
+    def __deepcopy__(self, memo: object) -> None:
+        raise AssertionError
+
+
+def test_a_network_that_cannot_be_copied_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    outcome, worst = Outcome("classes", ("a", "b")), Worst(1)
+    batch = {"image": torch.randn(2, 1, 8, 8), "label": torch.tensor([[0.0], [1.0]]), "case": ["x", "y"]}
+    worst.see(outcome, batch, torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
+    shown = [
+        list(worst.pictures(SimpleNamespace(outcome=outcome, network=network, device="cpu"), (1.0, 1.0)))
+        for network in (Corner(2), Uncopied(2))
+    ]
+    assert [len(pictures) for pictures in shown] == [1, 0] and shown[0][0][0] == "worst/y (b, predicted a 0.70)"
+    assert "no picture of the cases that are most wrong: AssertionError" in caplog.text

@@ -22,7 +22,15 @@ def write_runs(home: Path, outcome: Outcome, cases: int = 12) -> tuple[np.ndarra
     outputs = np.concatenate([1 - second, second], 1) if outcome.kind == "classes" else 30 * second
     for fold in range(3):
         (run := home / f"run{fold}").mkdir(parents=True)
-        config = {"data": {"fold": fold, "num_folds": 3, "splits": None}, "facts": {"outcome": outcome.plain()}}
+        own = {
+            "class_counts": [4 + fold, 4 - fold],
+            "num_train_cases": 8 + fold,
+            "value_means": [30.0 + fold],
+            "value_stds": [1 + fold],
+        }
+        loss = {"class_counts": own["class_counts"], "num_cases": 8 + fold}  # what follows from a fold's training cases
+        facts = {"outcome": outcome.plain(), "train_cases": f"8 cases, {fold}", **own}
+        config = {"data": {"fold": fold, "num_folds": 3, "splits": None}, "facts": facts, "loss": loss}
         OmegaConf.save(OmegaConf.create(config), run / "config.yaml")
         rows = {f"c{i}": {"outputs": outputs[i].tolist(), "values": values[i].tolist()} for i in range(fold, cases, 3)}
         status = {"status": "done", "val/cases": rows} if fold < 2 else {"status": "failed"}
@@ -35,6 +43,7 @@ def write_runs(home: Path, outcome: Outcome, cases: int = 12) -> tuple[np.ndarra
 def test_scores_are_over_all_cases_together(outcome: Outcome, tmp_path: Path) -> None:
     outputs, values = write_runs(tmp_path, outcome)
     (found,) = folds.read(tmp_path)
+    assert not any("prepared in two ways" in warning for warning in found.warnings)
     assert found.missing == {"2": "failed"} and found.outcome == outcome
     summary = folds.plain(found)
     assert summary["mean"] == pytest.approx(scoring.measure(outcome, outputs, values))

@@ -73,11 +73,18 @@ def without_copies(parts: Parts, contents: Mapping[str, str]) -> Parts:
 
 
 def check_examples(parts: Parts, outcome: Outcome) -> None:
-    """Raises: ValueError: a class or finding without an example in training, or a class without one in validation."""
+    """Raises: ValueError: a class or finding without an example in training, a class without one in validation, or no
+    finding there that some cases have and others have not."""
     if outcome.kind == "numbers":
         return
     for part, cases in (("training", parts.train), ("validation", parts.val)):
-        lacking = [n for n, count in zip(outcome.names, class_counts(cases, outcome), strict=True) if not count]
+        counts = class_counts(cases, outcome)
+        lacking = [n for n, count in zip(outcome.names, counts, strict=True) if not count]
+        if part == "validation" and outcome.kind == "findings" and cases and not any(0 < n < len(cases) for n in counts):
+            raise ValueError(
+                "no finding has validation cases with it and without it, so there is no AUC to choose a checkpoint by; "
+                "other data.fold or data.num_folds may help"
+            )
         if part == "validation" and outcome.kind == "findings" and cases and lacking:
             log.warning("no case of validation has %s, which has no score there", ", ".join(lacking))
         elif cases and lacking:

@@ -14,6 +14,7 @@ from medconv.commands import some
 from medconv.data.listing import ids_of
 from medconv.data.table import PARTS, read_rows
 from medconv.outcomes import Outcome
+from medconv.predicting.answers import OTHERS, column_of
 from medconv.predicting.record import RECORD
 
 Rows = list[tuple[int, dict[str, str]]]  # number in the file, and column to text
@@ -48,13 +49,15 @@ def read_answers(path: Path, option: str) -> Answers:
         raise ValueError(
             f"{option} {path}: no column 'case', expected a table as medconv-predict writes it: {', '.join(header)}"
         )
-    names = tuple(name for name in header if name not in ("case", "predicted"))
+    columns = [name for name in header if name not in OTHERS]
+    own = {column_of(name): name for name in OTHERS}
+    names = tuple(own.get(name, name) for name in columns)
     outcome = _recorded(path, names) or (Outcome("classes", names) if "predicted" in header and len(names) > 1 else None)
     outputs: dict[str, np.ndarray] = {}
     for number, row in rows:
         if row["case"] in outputs:
             raise ValueError(f"{option} {path}, row {number}: case {row['case']} is there twice")
-        outputs[row["case"]] = np.array([_number(row[name], f"{option} {path}, row {number}", name) for name in names])
+        outputs[row["case"]] = np.array([_number(row[name], f"{option} {path}, row {number}", name) for name in columns])
         if (
             outcome is not None
             and outcome.kind != "numbers"
@@ -92,7 +95,8 @@ def read_truth(
     if not {"case", "path"} & set(header):
         raise ValueError(f"--labels {path}: a column 'case' or 'path' is needed, to tell which case a row is of")
     files = [path.parent / row["path"] for _, row in rows] if "path" in header else []
-    ids = [row["case"] for _, row in rows] if "case" in header else ids_of(files, path.parent, path)
+    keyed = "case" in header and ("path" not in header or "case" not in columns)  # a finding may be called so
+    ids = [row["case"] for _, row in rows] if keyed else ids_of(files, path.parent, path)
     found: dict[str, tuple[float, ...]] = {}
     for case, (number, row) in zip(ids, rows, strict=True):
         if part is not None and PARTS.get(row[split].lower(), row[split]) != part:

@@ -95,6 +95,7 @@ def _trained(card: Card, network: nn.Module, model: Path) -> Trained:
         recipe.slice_axis,
         configs.tuples(windows["label_pairs"]),
     )
+    rounding = tuple(inputs.get("rounding", ()))
     _check(recipe, window, inputs, outcome or targets)
     return Trained(
         network,
@@ -111,6 +112,7 @@ def _trained(card: Card, network: nn.Module, model: Path) -> Trained:
         tuple(windows["equivariant_axes"]),
         card_path(model),
         outcome,
+        rounding,
     )
 
 
@@ -128,7 +130,7 @@ def _check(recipe: Recipe, window: SlidingWindow, inputs: Card, asked: Targets |
     size = window.patch_size
     if len(size) != recipe.spatial_dims or not all(type(n) is int and n > 0 for n in size):
         raise ValueError(f"patch_size needs {recipe.spatial_dims} numbers of voxels, got {size}")
-    for key, numbers in (("frame", recipe.frame), ("resize", recipe.resize)):
+    for key, numbers in (("frame", recipe.frame), ("resize", recipe.resize), ("rounding", inputs.get("rounding") or None)):
         if numbers is not None and not (len(numbers) == len(size) and all(type(n) is int and n > 0 for n in numbers)):
             raise ValueError(f"{key} needs {len(size)} numbers of voxels, got {numbers}")
     if any(not 0 <= index < asked.num_outputs for pair in window.label_pairs for index in pair):

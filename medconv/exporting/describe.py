@@ -75,6 +75,7 @@ def _inputs(model: Trained, captured: Captured) -> Card:
         "crop": "to the voxels that are not 0 in some channel" if recipe.frame is None else _FRAMED,
         "frame": recipe.frame,
         "resize": recipe.resize,
+        "rounding": model.rounding,
         "spacing_mm": recipe.spacing_mm,
         "resampling": "cubic splines, after normalisation; the outer edges of the first and last voxels stay where they are",
         "normalisation": recipe.normalisation,

@@ -95,8 +95,12 @@ def plan(
     names = normalisation_for(wanted.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
     spacing = tuple(float(s) for s in wanted.spacing_mm) if wanted.spacing_mm else target_spacing(seen)
     _need_axes("data.spacing_mm", spacing, seen.spatial_dims)
-    median = tuple(wanted.resize) if wanted.resize is not None else median_shape(seen, spacing)
-    _need_axes("data.resize", median, seen.spatial_dims)
+    median = median_shape(seen, spacing)
+    if wanted.resize is not None:
+        _need_axes("data.resize", wanted.resize, seen.spatial_dims)
+        if not wanted.spacing_mm:  # what the network sees
+            spacing = tuple(mm * n / new for mm, n, new in zip(spacing, median, wanted.resize, strict=True))
+        median = tuple(wanted.resize)
     outputs = num_outputs or len(fingerprint.class_voxels[0])
     planner = _Planner(spacing, median, wanted, budget, len(fingerprint.intensities), outputs)
     network, patch = planner.network_and_patch()

@@ -58,6 +58,8 @@ def dims_reason(fingerprint: Fingerprint, axis: int | None, wanted: Wanted) -> s
 def spacing_reason(seen: Fingerprint, wanted: Wanted) -> str:
     if wanted.spacing_mm is not None:
         return "data.spacing_mm"
+    if wanted.resize is not None:
+        return f"the median of {len(seen.shapes)} cases, scaled by data.resize"
     axis = thick_axis(seen)
     across_slices = "" if axis is None else "; across the thick slices the 10th percentile"
     return f"the median of {len(seen.shapes)} cases{across_slices}"

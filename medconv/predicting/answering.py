@@ -118,7 +118,7 @@ def _write(
                 _picture(folder.picture(given.case.id), predictor.overlay(given, answer))
         except OSError as error:
             raise unwritable(folder.path, given.case.id, error) from error
-        except ValueError as error:
+        except Exception as error:  # of this case alone
             failed[given.case.id] = reason(error)
             continue
         done.append((given, answer))

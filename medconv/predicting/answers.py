@@ -25,6 +25,7 @@ from medconv.predicting.record import differences as differing
 
 TABLE = "predictions.csv"
 SALIENCY = "saliency"
+OTHERS = ("case", "predicted")  # columns that are no output
 
 
 class Answers:
@@ -41,7 +42,7 @@ class Answers:
 
     @property
     def header(self) -> list[str]:
-        return ["case", *(["predicted"] if self.outcome.kind == "classes" else []), *self.outcome.names]
+        return ["case", *(["predicted"] if self.outcome.kind == "classes" else []), *map(column_of, self.outcome.names)]
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[list[Case]]:
@@ -123,3 +124,8 @@ class Answers:
         order = dict.fromkeys([*(case.id for case in cases if case.id in self.rows), *self.rows])
         csv.writer(text, lineterminator="\n").writerows([self.header, *(self.rows[case] for case in order)])
         write_text(self.path / TABLE, text.getvalue())
+
+
+def column_of(name: str) -> str:
+    """Of an output by this name."""
+    return f"output/{name}" if name in OTHERS else name

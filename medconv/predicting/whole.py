@@ -12,7 +12,9 @@ from torch import Tensor
 
 from medconv import saliency
 from medconv.data.case import Case
+from medconv.data.preprocess import Placement, resampled_shape
 from medconv.outcomes import Outcome
+from medconv.planning.network import rounded_up
 from medconv.predicting.predictor import Input, Predictor, autocast
 from medconv.tasks.whole import flips, mean_over_flips
 from medconv.trained import Trained
@@ -50,6 +52,7 @@ class WholePredictor(Predictor):
                 raise ValueError(
                     f"{case.images[0]}: {here} voxels as the network sees it, which was trained on images of {there}"
                 )
+            _need_size(case.images[0], member, given.placement)
         return given
 
     @torch.inference_mode()
@@ -83,3 +86,18 @@ class WholePredictor(Predictor):
         if not found.isfinite().all():
             raise ValueError(f"the network's outputs are not finite (trainer.precision={member.precision})")
         return found
+
+
+def _need_size(path: Path, member: Trained, placement: Placement) -> None:
+    """Raises: ValueError: a picture of another size than all of training, of which the network would see the middle."""
+    recipe, spacing = member.recipe, placement.native_spacing_mm
+    alike = all(low == mm == high for mm, (low, high) in zip(spacing, member.spacing_range_mm, strict=False))
+    if not member.rounding or not alike or recipe.frame is None:  # resampled, scans of one size have several
+        return
+    size = resampled_shape(placement.shape[:2], spacing[:2], recipe.spacing_mm)
+    if rounded_up(size, member.rounding) != recipe.frame:
+        here, there = (" x ".join(map(str, shape)) for shape in (size, recipe.frame))
+        raise ValueError(
+            f"{path}: {here} pixels, the network was trained on pictures of one size and takes {there}; expected such, or a "
+            "network that was trained with data.resize"
+        )

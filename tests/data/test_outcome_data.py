@@ -241,6 +241,10 @@ def test_plan(shape: tuple[int, ...], batch: int, stages: int) -> None:
     assert planned.patch_size == shape and planned.batch_size == batch and len(planned.channels) == stages
     assert planned.normalisation == ("dataset",)
     assert plan(of, Wanted(whole=True, resize=(17,) * dims), Budget(8.0), ("grey",), 2).patch_size == (20,) * dims
+    squeezed = plan(of, Wanted(whole=True, resize=(14,) * (dims - 1) + shape[-1:]), Budget(8.0), ("grey",), 2)
+    assert squeezed.spacing_mm == (shape[0] / 14,) * (dims - 1) + (1.0,), "mm of what the network sees"
+    given = Wanted(whole=True, resize=(14,) * dims, spacing_mm=(3.0,) * dims)
+    assert plan(of, given, Budget(8.0), ("grey",), 2).spacing_mm == (3.0,) * dims
     with pytest.raises(ValueError, match=r"data\.resize needs .* numbers, one per spatial axis"):
         plan(of, Wanted(whole=True, resize=(17,)), Budget(8.0), ("grey",), 2)
     with pytest.raises(ValueError, match=r"data\.resize needs cases with values"):

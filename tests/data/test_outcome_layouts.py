@@ -297,11 +297,15 @@ def test_a_class_without_an_example_is_refused(caplog: pytest.LogCaptureFixture)
     with pytest.raises(ValueError, match="no case of validation has class no"):
         check_examples(Parts([case("a", 0), case("b", 1)], [case("d", 1)], []), outcome)
     check_examples(Parts([case("a", 0), case("b", 1)], [], []), outcome)
-    findings = Outcome("findings", ("x",))
-    check_examples(Parts([case("a", 1)], [case("c", 0)], []), findings)
+    findings = Outcome("findings", ("x", "y"))
+    neither, both, second = (Case(str(v), (), values=v) for v in ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0)))
+    check_examples(Parts([both], [neither, second], []), findings)
     assert "no case of validation has x" in caplog.text
     with pytest.raises(ValueError, match="no case of training has class x"):
-        check_examples(Parts([case("a", 0)], [case("c", 0)], []), findings)
+        check_examples(Parts([second], [neither, second], []), findings)
+    for held in ([neither, neither], [second, second]):  # nothing there has an AUC
+        with pytest.raises(ValueError, match="no finding has validation cases with it and without it"):
+            check_examples(Parts([both], held, []), findings)
 
 
 def test_counts_and_members() -> None:

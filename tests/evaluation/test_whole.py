@@ -13,9 +13,11 @@ from PIL import Image
 
 from medconv import evaluate as command
 from medconv import scoring
-from medconv.evaluation import whole
+from medconv.data.case import Case
+from medconv.evaluation import answers, whole
 from medconv.evaluation.whole_report import write_report
 from medconv.outcomes import Outcome
+from medconv.predicting.answers import Answers
 
 NASTY = '<img src=x onerror="alert(1)">'
 CLASSES = Outcome("classes", ("cat", NASTY))
@@ -57,6 +59,24 @@ def test_findings_and_numbers_without_a_record(tmp_path: Path) -> None:
     assert result["outcome"]["kind"] == "numbers"
     assert result["mean"]["mae"] == pytest.approx(np.mean([0.1, 0.1, 0.2, 0.1, 0.5, 0.4]))
     assert "mean absolute error" in whole.table(result) and "R2" in write_report(result, {})
+
+
+@pytest.mark.parametrize("kind", ["classes", "findings"])
+def test_names_that_are_columns_already(tmp_path: Path, kind: str) -> None:
+    """What `predict` writes of classes `case` and `control` is read as it was."""
+    outcome = Outcome(kind, ("case", "control", "predicted"))  # type: ignore[arg-type]
+    outputs = np.array([[0.2, 0.7, 0.1], [0.5, 0.3, 0.2]])
+    folder = Answers(tmp_path, outcome, {}, {})
+    (tmp_path / "a.png").touch()
+    cases = [Case(name, (tmp_path / "a.png",)) for name in ("x", "y")]
+    with folder.open(cases):
+        folder.add(cases, outputs)
+    found = answers.read_answers(tmp_path / "predictions.csv", "--predictions")
+    assert found.outcome == outcome and list(found.outputs) == ["x", "y"]
+    np.testing.assert_allclose(np.stack(list(found.outputs.values())), outputs)
+    if kind == "findings":
+        labels = write(tmp_path / "l.csv", ["path", *outcome.names], ["x.png", 1, 0, 0], ["y.png", 1, 1, 0])
+        assert answers.read_truth(labels, outcome).values == {"x": (1, 0, 0), "y": (1, 1, 0)}
 
 
 def test_comparison_is_over_the_cases_that_both_have(tmp_path: Path) -> None:

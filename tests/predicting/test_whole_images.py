@@ -14,6 +14,9 @@ import torch
 from PIL import Image
 
 from medconv import evaluate, export, predict, trained
+from medconv.data.case import Case
+from medconv.predicting.answering import predict_whole
+from medconv.predicting.predictor import Input
 from medconv.predicting.whole import WholePredictor
 
 
@@ -134,6 +137,35 @@ def test_a_case_that_fails_takes_no_other_with_it(
     assert (tmp_path / "out/predictions.csv").read_text() != after
 
 
+def test_pictures_of_another_size_are_refused(made: dict[str, Path], tmp_path: Path) -> None:
+    """Not predicted from their middle; training took one size, which is rounded up to a multiple of 4."""
+    for size in (14, 20):
+        Image.fromarray(np.full((size, size), 90, np.uint8)).save(tmp_path / f"{size}.png")
+    predictor = WholePredictor([model := trained.load(made["classes"])])
+    assert model.rounding == (4, 4) and predictor.answer(tmp_path / "14.png").sum() == pytest.approx(1)
+    with pytest.raises(ValueError, match=r"20\.png: 20 x 20 pixels, the network was trained on .* and takes 16 x 16"):
+        predictor.answer(tmp_path / "20.png")
+    values = torch.load(made["classes"], weights_only=True)["medconv"]["config"]
+    values["data"]["patch_size"] = [16, 16]  # trained on several sizes
+    assert trained._rounding(values) == ()
+
+
+class Forgetful(WholePredictor):
+    """Memory runs out in one picture."""
+
+    def overlay(self, given: Input, answer: np.ndarray) -> np.ndarray:
+        if given.case.id == "1":
+            raise torch.OutOfMemoryError("no room")
+        return super().overlay(given, answer)
+
+
+def test_a_picture_that_fails_takes_no_other_case_with_it(made: dict[str, Path], tmp_path: Path) -> None:
+    cases = [Case(str(number), (made["table"].parent / f"{number}.png",)) for number in range(3)]
+    with pytest.raises(ValueError, match="1 of 3 cases could not be predicted\n  case 1: memory ran out"):
+        predict_whole(Forgetful([trained.load(made["classes"])]), cases, tmp_path / "out", {}, {}, saliency=True)
+    assert [row["case"] for row in rows(tmp_path / "out")] == ["0", "2"]
+
+
 def test_what_is_refused(
     made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +205,9 @@ def test_exported_networks_answer_alike(
     card = json.loads((tmp_path / "model.ts.json").read_text())
     assert card["outputs"]["outcome"]["kind"] == kind and card["inputs"]["frame"] == [16, 16]
     assert kind in (tmp_path / "model.ts.md").read_text()
+    Image.new("L", (20, 20)).save(tmp_path / "large.png")
+    with pytest.raises(ValueError, match="20 x 20 pixels"):
+        WholePredictor.load([], models=[file]).answer(tmp_path / "large.png")  # type: ignore[attr-defined]
     assert predicting("--model", file, "--output", tmp_path / "a") == 0
     assert predicting("--checkpoint", made[kind], "--output", tmp_path / "b") == 0
     for ours, theirs in zip(rows(tmp_path / "a"), rows(tmp_path / "b"), strict=True):

@@ -12,7 +12,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from dicoms import AXIAL, OBLIQUE, array, change, names, one, save, series
-from makers import label_array
+from makers import label_array, unprivileged
 from makers import save as save_nifti
 
 from medconv.data.case import Case
@@ -23,6 +23,7 @@ from medconv.data.layout import folder as folder_layout
 from medconv.data.prepare import prepare
 from medconv.data.preprocess import Recipe
 from medconv.data.store import Store, signature
+from medconv.predicting import find_cases
 
 
 @pytest.mark.parametrize("orientation", [AXIAL, OBLIQUE, (0, 1, 0, 0, 0, -1)])
@@ -354,6 +355,15 @@ def test_bad_series_is_named_with_its_fault(tmp_path: Path, fault: str) -> None:
         read_array(folder)
     assert str(error.value).startswith(str(path))
     assert "\n" not in str(error.value)
+
+
+def test_a_folder_of_input_without_permission(tmp_path: Path) -> None:
+    series(tmp_path / "a", array())
+    series(tmp_path / "b", array()).chmod(0)
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o755)
+    wanted = f"ValueError: --input {tmp_path}: {tmp_path / 'b'} cannot be read (Permission denied)"
+    assert unprivileged(find_cases, tmp_path, 1) == wanted
 
 
 def test_a_list_of_files_is_no_series(tmp_path: Path) -> None:

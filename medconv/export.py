@@ -57,7 +57,7 @@ def export(source: Path, output: Path, wanted: Wanted, trusted: Sequence[str] = 
     Raises: ValueError: it cannot be exported, or its logits differ; then nothing is left behind.
     """
     exporting.check_opset(wanted.opset)
-    _check_output(output, wanted.format)
+    _check_output(output, wanted.format, source)
     network = trained.load(source, trusted, plain=True)
     if wanted.format == "bundle":
         check_bundle(network)
@@ -120,13 +120,15 @@ def _write_card(card: Card, model: Path) -> None:
     write_text(card_path(model), json.dumps(card, indent=2) + "\n")
 
 
-def _check_output(output: Path, format: str) -> None:
+def _check_output(output: Path, format: str, source: Path) -> None:
     if not output.absolute().parent.is_dir():
         raise ValueError(f"--output {output}: no such folder, {output.parent}")
     if format == "bundle" and (output.exists() or output.is_symlink()):
         raise ValueError(f"--output {output}: is there already; a bundle is a new folder")
     if output.is_dir():
         raise ValueError(f"--output {output}: is a folder, expected the name of a file")
+    if output.exists() and source.exists() and output.samefile(source):
+        raise ValueError(f"--output {output}: is the checkpoint itself, expected another name")
 
 
 @contextmanager

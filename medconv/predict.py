@@ -195,8 +195,9 @@ def usable_device(wanted: str | None) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("medconv-predict", description=__doc__)
     add = parser.add_argument
-    add("--checkpoint", type=Path, nargs="+", default=[], help="a run's checkpoints/best.ckpt; the mean of several")
-    add("--model", type=Path, nargs="+", default=[], help="exported networks, with their cards; they join the mean")
+    many: dict[str, Any] = {"type": Path, "nargs": "+", "action": "extend", "default": []}
+    add("--checkpoint", **many, help="a run's checkpoints/best.ckpt; the mean of several")
+    add("--model", **many, help="exported networks, with their cards; they join the mean")
     add("--input", type=Path, required=True, help="an image, a folder of images or DICOM, or a list (.txt or .json)")
     add("--output", type=Path, required=True, help="folder for the label maps, or predictions.csv")
     add("--probabilities", action="store_true", help="write them, too: OUTPUT/probabilities/CASE.nii.gz, 4D")

@@ -46,6 +46,7 @@ def announce(
     log.info("model: %s, %.2f million parameters", values["model"]["_target_"], weights / 1e6)
     log.info("trainer: %d x %s, precision %s", trainer.world_size, trainer.strategy.root_device.type, trainer.precision)
     log.info("run: %s", folder.path)
+    log.debug("parameters: %s", ", ".join(name for name, _ in network.named_parameters()))
     for line in performance.without_effect(values["perf"], values["trainer"]):
         log.warning("%s", line)
 

@@ -38,6 +38,7 @@ def write(path: Path, label: np.ndarray, like: Path, class_names: Sequence[str])
         found = _segmentation(highdicom, label, like, class_names)
     except (AttributeError, KeyError, TypeError, IndexError, ValueError) as error:  # what lacks in headers raises these
         raise ValueError(f"{like}: no DICOM SEG can refer to it ({' '.join(str(error).split())})") from error
+    found.SpecificCharacterSet = "ISO_IR 192"  # UTF-8, in the place of the source's: a class may have any name
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, durable=True) as partial:
         found.save_as(partial)

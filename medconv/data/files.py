@@ -30,11 +30,11 @@ WHOLE = 1e-3  # how far a label value may be from a whole number: scaled integer
 
 
 def stem(path: Path) -> str:
-    """The file's name without the ending of its format; that of a folder as it is."""
+    """The file's name without the ending of its format; that of a folder, or a UID, as it is."""
     for suffix in _STEMS:
         if path.name.endswith(suffix):
             return path.name[: -len(suffix)]
-    return path.name if path.is_dir() else path.stem
+    return path.name if path.is_dir() or path.suffix[1:].isdecimal() else path.stem  # a UID's last number is no ending
 
 
 def stamp(path: Path) -> list[int]:

@@ -128,6 +128,10 @@ def _left_out(found: dict[str, Any]) -> str:
 
 
 def _count(found: dict[str, Any]) -> int:
+    if "MOSAIC" in _strings(found.get("ImageType")):
+        raise ValueError(
+            "a Siemens mosaic, whose slices lie side by side in one picture; convert it, as by dcm2niix, to NIfTI"
+        )
     count = int(found.get("NumberOfFrames") or 1)
     places = len(found.get(_GROUPS[1]) or ())
     if count != (places or 1):

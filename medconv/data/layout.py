@@ -78,6 +78,8 @@ def folder(images: str, labels: str, class_names: Sequence[str] | None = None, m
 
     Args: class_names: background first; None numbers as many classes as the first 20 labels show.
     """
+    from medconv.data.listing import modalities_of  # which is made of this one
+
     if not images or not labels:
         raise ValueError("data=folder needs both data.images and data.labels, as glob patterns such as 'scans/*_t1.nii.gz'")
     image_files, label_files = _files(images, "data.images"), _files(labels, "data.labels")
@@ -91,8 +93,9 @@ def folder(images: str, labels: str, class_names: Sequence[str] | None = None, m
         for case in {**image_files, **label_files}
     ]
     names = tuple(class_names) if class_names else _names_in(list(label_files.values())[:20])
-    home = Path(images) if "*" not in images else Path(images).parent
-    return _dataset(home.name or "folder", cases, names, None, (modality,), Path(images), faults)
+    home = Path(images) if "*" not in images else Path(images.partition("*")[0] + "x").parent  # what stands before any `*`
+    modalities = modalities_of(list(image_files.values()), modality)
+    return _dataset(home.name or "folder", cases, names, None, modalities, Path(images), faults)
 
 
 def group_channels(files: Sequence[Path], num_channels: int) -> dict[str, tuple[Path, ...]]:

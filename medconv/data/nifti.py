@@ -15,6 +15,7 @@ from nibabel.nifti1 import Nifti1Pair
 from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError, SpatialImage
 
+_NOT_MM = {1: "metres", 3: "microns"}  # by the code in `xyzt_units`
 PAIR = {".hdr": ".img", ".img": ".hdr"}
 _DAMAGED = (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib.error)  # what nibabel raises
 
@@ -80,7 +81,11 @@ def _voxels(path: Path, image: SpatialImage) -> np.ndarray:
 
 def _check_spacing(path: Path, image: SpatialImage) -> None:
     """Where the affine comes from `pixdim`, nibabel turns 0 into 1 mm and drops a minus; one slice may have no thickness."""
-    if not isinstance(image, Nifti1Pair) or image.header["sform_code"]:
+    if not isinstance(image, Nifti1Pair):
+        return
+    if unit := _NOT_MM.get(int(image.header["xyzt_units"]) & 7):
+        raise ValueError(f"{path}: its spacing is in {unit}, expected mm")
+    if image.header["sform_code"]:
         return
     with ImageOpener(str(path.with_suffix(".hdr") if path.suffix == ".img" else path)) as file:
         stored = image.header_class.from_fileobj(file, check=False)["pixdim"][1:4]

@@ -33,10 +33,13 @@ def grid(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
 def _opened(path: Path, function: str) -> Any:
     nrrd = needed("nrrd", "nrrd", "reading NRRD", path)
     try:
-        return getattr(nrrd, function)(str(path))
+        header = nrrd.read_header(str(path))
+        if not {"data file", "datafile"} & header.keys():
+            return header if function == "read_header" else nrrd.read(str(path))
     except Exception as error:  # a damaged file makes pynrrd raise anything
         said = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{path}: not a readable NRRD file ({said})") from error
+    raise ValueError(f"{path}: its voxels are in another file, expected them in this one")
 
 
 def _placed(path: Path, array: np.ndarray, header: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:

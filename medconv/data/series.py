@@ -105,6 +105,8 @@ def frames_at(path: Path) -> tuple[Frame, ...]:
 
     Raises: ValueError: it is none, one of several in its folder, or one that may lack a slice that cannot be read.
     """
+    if path.name.upper() == "DICOMDIR" and not path.is_dir():
+        raise ValueError(f"{path}: a list of files, expected an image or a series; give its folder")
     folder = path if path.is_dir() else path.parent
     found = find(folder)
     if path in found.broken:

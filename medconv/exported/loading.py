@@ -18,6 +18,7 @@ from medconv.exported import archives, card
 from medconv.trained import Trained
 
 INPUT, OUTPUT = "image", "logits"  # what they are called in an ONNX file
+log = logging.getLogger(__name__)
 
 
 def load(path: Path, device: str = "cpu", mirror_axes: Sequence[int] | None = None) -> Trained:
@@ -90,7 +91,11 @@ def _onnx(path: Path, device: str) -> nn.Module:
     onnx, runtime = need(("onnx", "onnxruntime"), f"{path}: an ONNX file")
     content = path.read_bytes()
     model = _attempt(path, lambda: onnx.load_model_from_string(content))
-    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(model.graph)):
+    if any(
+        tensor.data_location == onnx.TensorProto.EXTERNAL
+        for part in (model.graph, *model.functions)
+        for tensor in _tensors(part)
+    ):
         raise archives.refused(path, "a reference to other files")
     settings = runtime.SessionOptions()
     settings.intra_op_num_threads, settings.log_severity_level = torch.get_num_threads(), 3
@@ -98,21 +103,24 @@ def _onnx(path: Path, device: str) -> nn.Module:
     return OnnxNetwork(_attempt(path, lambda: runtime.InferenceSession(content, settings, providers=providers)))
 
 
-def _providers(runtime: Any, device: str) -> list[str]:
-    wanted = ["CUDAExecutionProvider"] if device.startswith("cuda") else []
-    return [*(name for name in wanted if name in runtime.get_available_providers()), "CPUExecutionProvider"]
+def _providers(runtime: Any, device: str) -> list[Any]:
+    if not device.startswith("cuda"):
+        return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in runtime.get_available_providers():
+        log.warning("this onnxruntime has no CUDA (pip install onnxruntime-gpu): an ONNX network runs on the CPU")
+        return ["CPUExecutionProvider"]
+    return [("CUDAExecutionProvider", {"device_id": torch.device(device).index or 0}), "CPUExecutionProvider"]
 
 
 def _tensors(graph: Any) -> list[Any]:
-    """All constants of a graph and of those inside it."""
-    found = list(graph.initializer) + [
-        part for sparse in graph.sparse_initializer for part in (sparse.values, sparse.indices)
-    ]
+    """All constants of a graph, or of a function, and of those inside it."""
+    found, sparse = list(getattr(graph, "initializer", ())), list(getattr(graph, "sparse_initializer", ()))
     for attribute in (attribute for node in graph.node for attribute in node.attribute):
         found += [attribute.t, *attribute.tensors]
+        sparse += [attribute.sparse_tensor, *attribute.sparse_tensors]
         for inner in [attribute.g, *attribute.graphs]:
             found += _tensors(inner) if inner.ByteSize() else []
-    return found
+    return found + [part for one in sparse for part in (one.values, one.indices)]
 
 
 class OnnxNetwork(nn.Module):

@@ -135,8 +135,10 @@ def _channel(recipe: Recipe, index: int) -> str:
     if name == "none":
         return x
     known = recipe.intensities[index]
-    low, high, mean, std = (float(known[key]) for key in ("percentile_00_5", "percentile_99_5", "mean", "std"))
-    return f"({x}.clamp({low!r}, {high!r}) - {mean!r}) / {max(std, 1e-8)!r}"
+    mean, std = float(known["mean"]), max(float(known["std"]), 1e-8)
+    low, high = (float(known[key]) for key in ("percentile_00_5", "percentile_99_5"))
+    clipped = x if name == "dataset" else f"{x}.clamp({low!r}, {high!r})"
+    return f"({clipped} - {mean!r}) / {std!r}"
 
 
 def _postprocessing(targets: Targets) -> list[Node]:

@@ -65,13 +65,15 @@ def describe(
 
 def _inputs(model: Trained, captured: Captured) -> Card:
     recipe = model.recipe
+    turned = recipe.image_dims == 3  # pictures and lone slices are not
     return {
         "name": "image",
-        "layout": "(batch, channels, *spatial) float32, axes towards right, anterior, superior",
+        "layout": "(batch, channels, *spatial) float32, axes "
+        + ("towards right, anterior, superior" if turned else "as stored"),
         "channels": model.modalities,
         "spatial_dims": recipe.spatial_dims,
         "slice_axis": recipe.slice_axis,
-        "orientation": "RAS",
+        "orientation": "RAS" if turned else "as stored",
         "crop": "to the voxels that are not 0 in some channel" if recipe.frame is None else _FRAMED,
         "frame": recipe.frame,
         "resize": recipe.resize,

@@ -12,7 +12,7 @@ from typing import Any
 from medconv.data import series
 from medconv.data.case import Case
 from medconv.data.files import KNOWN, SUFFIXES, VOLUMES, in_folder, stem
-from medconv.data.frames import is_dicom
+from medconv.data.frames import is_dicom, listing
 from medconv.data.layout import group_channels
 from medconv.data.listing import ids_of
 from medconv.data.table import read_rows
@@ -60,14 +60,18 @@ def _in_dicom(source: Path) -> list[Case]:
     entries: list[tuple[str | None, tuple[str, ...]]] = []
     modalities: dict[str, list[str]] = {}
     below = sorted(path for path in source.rglob("*") if path.is_dir())
-    for folder in (path for path in (source, *below) if is_dicom(path)):
+    without: list[Path] = []
+    for folder in (source, *below):
         if any(part.startswith(".") for part in folder.relative_to(source).parts):
+            continue
+        if not is_dicom(folder):
+            without.append(folder)
             continue
         found = series.find(folder)
         if found.left_out:
             log.info("--input %s: left out %s", folder, series.words(found.left_out))
         for name, path, modality in series.cases(found, folder):
-            case = "_".join([*folder.relative_to(source).parts, *([name] if name else [])]) or source.absolute().name
+            case = "_".join([*folder.relative_to(source).parts, *([name] if name else [])]) or source.resolve().name
             entries.append((case, (str(path.absolute()),)))
             modalities.setdefault(modality, []).append(case)
     modalities.pop("", None)
@@ -76,7 +80,21 @@ def _in_dicom(source: Path) -> list[Case]:
         raise ValueError(
             f"--input {source}: series of several modalities, {kinds}; expected one, or a list (.txt, .json) of those meant"
         )
+    if entries:
+        _say_without(source, without)
     return _named(source, entries) if entries else []
+
+
+def _say_without(source: Path, folders: Sequence[Path]) -> None:
+    """That files in these folders are left out. Raises: ValueError: a folder beside DICOM cannot be looked into."""
+    for folder in folders:
+        try:
+            if listing(folder):
+                log.warning(
+                    "--input %s: left out %s, no file there can be read as DICOM (DICM after 128 bytes)", source, folder
+                )
+        except OSError as error:
+            raise ValueError(f"--input {source}: {error.filename or folder} cannot be read ({error.strerror})") from error
 
 
 def _single(path: Path, num_channels: int) -> Case:

@@ -19,6 +19,7 @@ from medconv.performance.hardware import autocast_dtype
 from medconv.targets import Targets
 from medconv.trained import Trained, load, with_window
 
+_SHEARED = 0.5  # degrees, as in training's checks
 _FAR = 2.0  # a spacing this many times below or above all of training is warned of
 Finish = Callable[[np.ndarray, Grid, Targets], np.ndarray]
 Result = TypeVar("Result")
@@ -137,7 +138,13 @@ class Predictor:
         self._check(case.images[0], image, grid)
         prepared = [preprocess(image, grid, recipe) for recipe in self.recipes]
         placement = prepared[0][1]  # the same for all: what is cropped does not depend on the recipe
-        return Input(case, [array for array, _ in prepared], placement, self._odd_spacing(placement))
+        odd = [self._odd_spacing(placement)]
+        odd += (
+            [f"its axes are {grid.shear:.1f} degrees off a right angle; it is used as it is"]
+            if grid.shear > _SHEARED
+            else []
+        )
+        return Input(case, [array for array, _ in prepared], placement, "; ".join(filter(None, odd)) or None)
 
     @torch.inference_mode()
     def scores(self, given: Input) -> Scores:

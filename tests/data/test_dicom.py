@@ -12,7 +12,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from dicoms import AXIAL, OBLIQUE, array, change, names, one, save, series
-from makers import label_array
+from makers import label_array, unprivileged
 from makers import save as save_nifti
 
 from medconv.data.case import Case
@@ -23,6 +23,7 @@ from medconv.data.layout import folder as folder_layout
 from medconv.data.prepare import prepare
 from medconv.data.preprocess import Recipe
 from medconv.data.store import Store, signature
+from medconv.predicting import find_cases
 
 
 @pytest.mark.parametrize("orientation", [AXIAL, OBLIQUE, (0, 1, 0, 0, 0, -1)])
@@ -91,6 +92,17 @@ def test_a_tilted_gantry_is_a_sheared_affine(tmp_path: Path) -> None:
     dataset = folder_layout(str(tmp_path / "ct/*"), str(tmp_path / "labels/*.nii.gz"))
     (warning,) = check(dataset, workers=1).warnings
     assert warning == f"case a: {folder}: its axes are 13.0 degrees off a right angle; it is used as it is"
+
+
+def test_series_with_b_values_are_channels_of_a_dataset(tmp_path: Path) -> None:
+    voxels = array()
+    for b_value in (0, 800):
+        series(tmp_path / f"{b_value}", voxels, DiffusionBValue=b_value)
+        for path in (tmp_path / f"{b_value}").iterdir():
+            save(change_uid(path), tmp_path / "dwi/a" / f"{b_value}{path.name}")
+    write_label(tmp_path / "labels/a.nii.gz", (voxels > 0).astype(np.int16), tmp_path / "dwi/a")
+    dataset = folder_layout(str(tmp_path / "dwi/*"), str(tmp_path / "labels/*.nii.gz"))
+    assert dataset.modalities == ("MRI", "MRI") and not check(dataset, workers=1).faults
 
 
 def test_a_lone_slice(tmp_path: Path) -> None:
@@ -265,12 +277,12 @@ def coloured(folder: Path) -> Path:
     return folder
 
 
-def unreadable_codec(folder: Path) -> Path:
+def unreadable_codec(folder: Path, syntax: str = "1.2.840.10008.1.2.4.201") -> Path:
     """A syntax that none of the decoders of the extra reads."""
     path = names(folder)[1]
     made = dicoms.pydicom.dcmread(path)
     made.PixelData = dicoms.pydicom.encaps.encapsulate([b"\xff\x4f\xff\x51" + bytes(60)])
-    made["PixelData"].VR, made.file_meta.TransferSyntaxUID = "OB", "1.2.840.10008.1.2.4.201"
+    made["PixelData"].VR, made.file_meta.TransferSyntaxUID = "OB", syntax
     made.save_as(path)
     return path
 
@@ -324,6 +336,11 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
         unreadable_codec,
         r"compressed as High-Throughput JPEG 2000.* which no decoder here reads; pip install 'medconv\[dicom\]' brings",
     ),
+    "a film": (
+        lambda f: unreadable_codec(f, "1.2.840.10008.1.2.4.100"),
+        "compressed as MPEG2 Main Profile .* which no decoder here reads",
+    ),
+    "a mosaic": (lambda f: first(f, ImageType=["ORIGINAL", "PRIMARY", "M", "MOSAIC"]), r"\(a Siemens mosaic, .* to NIfTI\)"),
 }
 
 
@@ -338,6 +355,21 @@ def test_bad_series_is_named_with_its_fault(tmp_path: Path, fault: str) -> None:
         read_array(folder)
     assert str(error.value).startswith(str(path))
     assert "\n" not in str(error.value)
+
+
+def test_a_folder_of_input_without_permission(tmp_path: Path) -> None:
+    series(tmp_path / "a", array())
+    series(tmp_path / "b", array()).chmod(0)
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o755)
+    wanted = f"ValueError: --input {tmp_path}: {tmp_path / 'b'} cannot be read (Permission denied)"
+    assert unprivileged(find_cases, tmp_path, 1) == wanted
+
+
+def test_a_list_of_files_is_no_series(tmp_path: Path) -> None:
+    (series(tmp_path, array()) / "DICOMDIR").write_bytes(bytes(128) + b"DICM")
+    with pytest.raises(ValueError, match="DICOMDIR: a list of files, expected an image or a series; give its folder"):
+        read_array(tmp_path / "DICOMDIR")
 
 
 def test_a_folder_without_dicom(tmp_path: Path) -> None:

@@ -146,6 +146,19 @@ def axis_without_direction(path: Path) -> Path:
     return nrrd(path, np.ones((2, 2, *SHAPE), np.int16), **{"space directions": directions, "kinds": kinds})
 
 
+def elsewhere(path: Path) -> Path:
+    """A header alone, which names another file for its voxels."""
+    made = nrrd(path, image_array(0), encoding="raw")
+    header, _, voxels = made.read_bytes().partition(b"\n\n")
+    path.with_suffix(".raw").write_bytes(voxels)
+    made.write_bytes(header + b"\ndata file: " + path.with_suffix(".raw").name.encode() + b"\n\n")
+    return made
+
+
+def in_units(path: Path, code: int) -> Path:
+    return save_raw(path.with_suffix(".nii"), lambda header: header.__setitem__("xyzt_units", code + 8))  # and seconds
+
+
 FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "Analyze": (analyze, "expected NIfTI or MGH, got .*Analyze.*, which does not say where left and right are"),
     "half a pair": (half_a_pair, "damaged or truncated, its voxels cannot be read|not a readable NIfTI file"),
@@ -167,6 +180,9 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: nrrd(p, image_array(0), **{"space units": ["m", "m", "m"]}),
         "its `space units` must be mm, got m",
     ),
+    "NRRD with its voxels elsewhere": (elsewhere, "its voxels are in another file, expected them in this one"),
+    "NIfTI in metres": (lambda p: in_units(p, 1), "its spacing is in metres, expected mm"),
+    "NIfTI in microns": (lambda p: in_units(p, 3), "its spacing is in microns, expected mm"),
     "colour NRRD": (
         lambda p: nrrd(p, np.zeros((*SHAPE, 3), np.uint8), kinds=["RGB-color", *["domain"] * 3]),
         r"a colour image \(RGB-color.*\), expected grey values",

@@ -10,6 +10,7 @@ import pytest
 from makers import CLASSES, SHAPE, edit_json, image_array, label_array, save, write_json, write_msd, write_nnunet
 
 from medconv.data.case import Case, Dataset
+from medconv.data.check import check
 from medconv.data.layout import auto, class_names_of, folder, group_channels, msd, nnunet, phantom, split
 
 # The validation indices of `sklearn.model_selection.KFold(5, shuffle=True, random_state=12345).split(range(n))`, which is
@@ -212,6 +213,7 @@ def test_folder_takes_the_wildcard_as_the_case(tmp_path: Path, images: str, labe
     assert ids(dataset.cases) == ["a", "b", "c"]
     assert dataset.modalities == ("CT",)
     assert dataset.class_names == ("background", "1", "2")
+    assert dataset.name == {"s": "scans", "a": "all", "p": tmp_path.name}[images[0]]
     for case in dataset.cases:
         assert case.images == (tmp_path / images.replace("*", case.id),)
         assert case.label == tmp_path / labels.replace("*", case.id)
@@ -224,6 +226,17 @@ def test_folder_of_a_folder_per_case(tmp_path: Path) -> None:
         save(tmp_path / name / f"{name}_seg.nii.gz", label_array(0))
     dataset = folder(str(tmp_path / "*/*_t1.nii.gz"), str(tmp_path / "*/*_seg.nii.gz"))
     assert ids(dataset.cases) == ["a", "b"]
+
+
+def test_folder_has_as_many_channels_as_its_first_image(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "abc")
+    (tmp_path / "i/a.nii.gz").write_text("not an image")
+    for name in "bc":
+        save(tmp_path / f"i/{name}.nii.gz", np.stack([image_array(0), image_array(1)], axis=-1))
+    dataset = folder(str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz"), modality="CT")
+    assert dataset.modalities == ("CT", "CT")
+    with pytest.raises(ValueError, match="1 faults in 3 cases\n  case a: "):
+        check(dataset, workers=1)
 
 
 def test_folder_takes_class_names(tmp_path: Path) -> None:

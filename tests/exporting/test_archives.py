@@ -5,6 +5,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import exports
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from medconv import export, exported
+from medconv.exported.loading import _providers
 
 Parts = dict[str, bytes]
 GRAPH = "models/model.json"
@@ -203,3 +205,22 @@ def test_an_onnx_file_refers_to_no_other(files: dict[str, Path], tmp_path: Path)
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     with pytest.raises(ValueError, match=r"m\.onnx: refused, it holds a reference to other files"):
         exported.load(exports.sealed(files["onnx"], tmp_path / "m.onnx"))
+
+
+def test_an_onnx_function_refers_to_no_other(files: dict[str, Path], tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    model, tensor = onnx.load(files["onnx"]), onnx.TensorProto(dims=[1], data_type=1, data_location=1)
+    node = onnx.helper.make_node("Constant", [], ["x"], value=tensor)
+    model.functions.append(onnx.helper.make_function("own", "f", [], ["x"], [node], model.opset_import))
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ValueError, match=r"m\.onnx: refused, it holds a reference to other files"):
+        exported.load(exports.sealed(files["onnx"], tmp_path / "m.onnx"))
+
+
+def test_an_onnx_session_is_on_the_gpu_that_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    runtime = SimpleNamespace(get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    for device, number in (("cuda", 0), ("cuda:1", 1)):
+        assert _providers(runtime, device)[0] == ("CUDAExecutionProvider", {"device_id": number})
+    runtime.get_available_providers = lambda: ["CPUExecutionProvider"]
+    assert _providers(runtime, "cpu") == ["CPUExecutionProvider"] and not caplog.messages
+    assert _providers(runtime, "cuda") == ["CPUExecutionProvider"] and "has no CUDA" in caplog.text

@@ -98,7 +98,13 @@ def test_the_network_of_a_bundle_is_a_file_like_others(made: tuple[Path, Path, P
     assert (found != Predictor.load([made[1]])(image)).mean() < 1e-3
 
 
-@pytest.mark.parametrize("names", [("zscore",) * 2, ("rescale",) * 2, ("none",) * 2, ("ct", "zscore"), ("rescale", "none")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        *((name, name) for name in ("zscore", "rescale", "none", "dataset")),
+        *(("ct", "zscore"), ("rescale", "none"), ("zscore", "dataset")),
+    ],
+)
 def test_normalisation_is_ours(names: tuple[str, str]) -> None:
     from monai.bundle import ConfigParser
 

@@ -4,7 +4,9 @@ import json
 import shutil
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import exports
 import nibabel as nib
@@ -17,6 +19,7 @@ from medconv import export, exported, predict, trained
 from medconv.convs import fold_convs
 from medconv.data.preprocess import Recipe
 from medconv.exporting import OPSETS
+from medconv.exporting.describe import _inputs
 from medconv.predicting import Predictor
 
 Made = tuple[Path, Path, dict[str, Path]]
@@ -147,6 +150,15 @@ def test_the_command_as_a_user_starts_it(made: Made, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"m.ts", "m.ts.json", "m.ts.md"}
 
 
+def test_the_card_says_which_images_are_turned(made: Made) -> None:
+    """Lone slices and pictures keep their axes; slices of volumes lie in volumes, which are turned."""
+    model = trained.load(made[1])
+    for dims, axis, wanted in ((2, None, "as stored"), (2, 2, "RAS"), (3, None, "RAS")):
+        recipe = Recipe(dims, (1.0,) * dims, ("zscore",), ({},), axis)
+        inputs = _inputs(replace(model, recipe=recipe), SimpleNamespace(divisor=(8,) * dims, dynamic=(True,) * dims))
+        assert inputs["orientation"] == wanted and ("anterior" in inputs["layout"]) == (wanted == "RAS")
+
+
 def test_what_differs_is_not_written(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
     before = {*tmp_path.iterdir()}
     for format, name in (("torchscript", "m.ts"), ("bundle", "folder")):
@@ -168,6 +180,7 @@ def test_bad_input_of_export(made: Made, tmp_path: Path, monkeypatch, capsys) ->
         (("--checkpoint", made[1], "--output", tmp_path / "no/m", "--format", "pt2"), "no such folder"),
         ((*good, "--format", "bundle", "--output", made[0]), "is there already; a bundle is a new folder"),
         ((*good, "--format", "pt2", "--output", made[0]), "is a folder, expected the name of a file"),
+        ((*good[:2], "--format", "pt2", "--output", made[1]), "is the checkpoint itself, expected another name"),
         ((*good, "--format", "pt2", "--case", made[0]), "expected one case, found 7"),
         (("--checkpoint", branching, *good[2:], "--format", "pt2", "--allow", "exports"), "Branching, cannot be exported"),
     ):

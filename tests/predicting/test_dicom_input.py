@@ -17,6 +17,7 @@ import pytest
 from members import refused
 
 from medconv import predict
+from medconv.data.case import Case
 from medconv.data.files import read_array
 from medconv.predicting import find_cases
 
@@ -98,10 +99,37 @@ def test_cases_of_a_folder_of_patients(tmp_path: Path, caplog: pytest.LogCapture
     os.chdir(root / "p1/se1")
     try:
         assert [(case.id, case.images) for case in find_cases(Path(), 1)] == [("se1", (root / "p1/se1",))]
+        Path("sub").mkdir()
+        assert [case.id for case in find_cases(Path("sub/.."), 1)] == ["se1"]
     finally:
         os.chdir(monkey)
     (tmp_path / "list.json").write_text(json.dumps({"a": "study/p1/se1", "b": str(found["p2_4_T2_flair"][0])}))
     assert [read_array(case.images[0])[0].shape for case in find_cases(tmp_path / "list.json", 1)] == [(9, 7, 5)] * 2
+
+
+def test_folders_without_dicom_beside_others_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dicoms.series(tmp_path / "a/se", dicoms.array())
+    (tmp_path / "b").mkdir()
+    for path in (tmp_path / "a/se").iterdir():
+        (tmp_path / "b" / path.name).write_bytes(path.read_bytes()[132:])  # without a preamble
+    assert [case.id for case in find_cases(tmp_path, 1)] == ["a_se"]
+    (said,) = caplog.messages
+    assert (
+        said == f"--input {tmp_path}: left out {tmp_path / 'b'}, no file there can be read as DICOM (DICM after 128 bytes)"
+    )
+
+
+def test_files_called_by_their_uid(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a/1.2.840.5\nb/1.2.840.6\n")
+    assert [case.id for case in find_cases(tmp_path / "list.txt", 1)] == ["1.2.840.5", "1.2.840.6"]
+
+
+def test_a_tilted_gantry_is_warned_of(made: tuple[Path, Path], tmp_path: Path) -> None:
+    array, matrix = voxels(made[0] / "case_0.nii.gz"), np.diag([1.0, 1.5, 2.0, 1.0])
+    matrix[1, 2] = 0.5
+    nib.save(nib.Nifti1Image(array, matrix), tmp_path / "a.nii.gz")
+    given = predict.Predictor.load([made[1]]).read(Case("a", (tmp_path / "a.nii.gz",)))
+    assert given.warning == "its axes are 14.0 degrees off a right angle; it is used as it is"
 
 
 def test_radiographs_of_one_folder(tmp_path: Path) -> None:
@@ -174,6 +202,18 @@ def test_dicom_seg_of_an_enhanced_file(tmp_path: Path) -> None:
     uid = dicoms.pydicom.dcmread(source).SOPInstanceUID
     frames = found.get_pixels_by_source_frame(uid, [1, 2, 3, 4, 5], combine_segments=True)
     np.testing.assert_array_equal(frames.transpose(2, 1, 0), label[:, :, [3, 0, 4, 2, 1]])
+
+
+def test_dicom_seg_holds_names_of_any_script(tmp_path: Path) -> None:
+    pytest.importorskip("highdicom", reason="the extra `dicomseg`")
+    from medconv.data import dicomseg
+
+    known = {"SpecificCharacterSet": "ISO_IR 100", "PatientName": "Müller^Jörg"}
+    source = dicoms.series(tmp_path / "se", dicoms.array(), **known)
+    dicomseg.write(tmp_path / "out.dcm", np.ones((9, 7, 5), np.int16), source, ("background", "Läsion", "肝"))
+    found = dicoms.pydicom.dcmread(tmp_path / "out.dcm")
+    assert [segment.SegmentLabel for segment in found.SegmentSequence] == ["Läsion", "肝"]
+    assert found.PatientName == "Müller^Jörg"
 
 
 def test_dicom_seg_where_there_is_none(

@@ -165,6 +165,12 @@ def test_odd_options(
     assert not (tmp_path / "out").exists()
 
 
+def test_options_of_files_may_come_again() -> None:
+    words = "--checkpoint a b --checkpoint c --model d --model e --input i --output o"
+    given = predict._parser().parse_args(words.split(" "))
+    assert [path.name for path in (*given.checkpoint, *given.model)] == list("abcde")
+
+
 def test_cases_that_fail_are_named_and_the_rest_is_done(
     made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

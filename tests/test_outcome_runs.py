@@ -160,7 +160,7 @@ def test_other_convolutions_fit(folder: Path, tmp_path: Path, conv: str) -> None
 
 def test_a_network_that_cannot_be_mirrored_says_which_can(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"conv: Mirror cannot make .* layer layer2.* model=encoder keeps the symmetry"):
-        smallruns.train(folder, tmp_path / "run", "model.widen_factor=0.125", "conv=mirror", *QUIET)
+        smallruns.train(folder, tmp_path / "run", "model=resnet", "model.widen_factor=0.125", "conv=mirror", *QUIET)
 
 
 def test_a_run_that_goes_on_ends_as_one_that_never_stopped(folder: Path, tmp_path: Path) -> None:

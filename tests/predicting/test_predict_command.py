@@ -37,9 +37,7 @@ def test_what_is_written(made: tuple[Path, Path], tmp_path: Path, monkeypatch: p
     images, checkpoint = made
     other = members.variant(checkpoint, tmp_path / "other.ckpt")
     output = tmp_path / "out"
-    assert (
-        call(monkeypatch, checkpoint, images, "--output", output, "--probabilities", "--checkpoint", checkpoint, other) == 0
-    )
+    assert call(monkeypatch, checkpoint, images, "--output", output, "--probabilities", "--checkpoint", other) == 0
     record = json.loads((output / "prediction.json").read_text())
     assert record["class_names"] == ["background", "box", "hole"] and record["targets"]["names"] == ["box", "hole"]
     assert record["checkpoint"] == str(checkpoint) and record["checkpoints"] == [str(checkpoint), str(other)]

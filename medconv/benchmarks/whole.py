@@ -31,11 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps of each training")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of every training")
+    parser.add_argument("--checkpoint", choices=("last", "best"), default="last", help="best by validation, or the last")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each if more than one")
 
 
 def run(options: argparse.Namespace) -> list[Row]:
-    """Train what is not trained yet; the best by validation answers for the test part, which is seen only then."""
+    """Train what is not trained yet; the test part is seen only then."""
     output: Path = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     options.root, options.cache = options.root.resolve(), output / "prepared"
@@ -73,9 +74,11 @@ def _scores(variant: str, seed: int, options: argparse.Namespace, output: Path, 
     data = ["data=medmnist", f"data.root={options.root}", f"data.cache={options.cache}"]
     given = [f"trainer.max_steps={options.steps}", f"seed={seed}", f"run.dir={folder}", "trainer.enable_progress_bar=false"]
     _command(["medconv.train", *data, *given, *overrides], folder.with_suffix(".log"), options)
-    answers = folder / "test"
-    best = ["--checkpoint", str(folder / "checkpoints/best.ckpt")]
-    _command(["medconv.predict", *best, "--input", str(test), "--output", str(answers)], folder.with_suffix(".log"), options)
+    answers = folder / options.checkpoint
+    chosen = ["--checkpoint", str(folder / f"checkpoints/{options.checkpoint}.ckpt")]
+    _command(
+        ["medconv.predict", *chosen, "--input", str(test), "--output", str(answers)], folder.with_suffix(".log"), options
+    )
     measured = ["--predictions", str(answers / "predictions.csv"), "--labels", str(test)]
     _command(["medconv.evaluate", *measured, "--output", str(answers / "scores.json")], folder.with_suffix(".log"), options)
     found: dict[str, Any] = json.loads((answers / "scores.json").read_text())["mean"]
@@ -106,7 +109,8 @@ def _command(words: Sequence[str], printed: Path, options: argparse.Namespace) -
 
 
 def _row(variant: str, found: Sequence[Row], options: argparse.Namespace) -> Row:
-    case = f"{options.root.name}, {options.steps} steps, {options.seeds} seeds, {' '.join(options.set)}"
+    of = f"{options.steps} steps, {options.seeds} seeds, {options.checkpoint} checkpoint"
+    case = f"{options.root.name}, {of}, {' '.join(options.set)}"
     scores = {name: [scores[name] for scores in found] for name in SCORES}
     seconds = mean(scores["seconds"] for scores in found)
     return {"benchmark": "whole", "case": case, "variant": variant, **scores, "train_seconds": seconds, **conditions()}

@@ -80,7 +80,7 @@ def _cards(result: Mapping[str, Any]) -> str:
     cards = []
     for name, value in result["mean"].items():
         low, high = result["intervals"].get(name, (None, None))
-        ends = "" if low is None else f"<span>{_number(low)} to {_number(high)}</span>"
+        ends = "" if low is None else f"<br><span>{_number(low)} to {_number(high)}</span>"
         cards.append(f'<div class="card"><b>{_number(value)}</b><span>{escape(words(name))}</span>{ends}</div>')
     return f'<div class="cards">{"".join(cards)}</div><p class="note">below each its 95 % bootstrap interval over cases</p>'
 

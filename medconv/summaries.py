@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from medconv import metrics, scoring
 from medconv.outcomes import Outcome
+from medconv.tasks.whole import arrays
 
 
 def scores(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,9 +41,8 @@ def is_whole(content: Any) -> bool:
     return all(score is None or type(score) in (int, float) for score in scores)
 
 
-def _of_whole_images(outcome: Outcome, rows: Mapping[str, Any]) -> dict[str, Any]:
+def _of_whole_images(outcome: Outcome, rows: dict[str, Any]) -> dict[str, Any]:
     """The scores over all cases, as they are logged."""
     if not rows:
         return {}
-    outputs, truth = (np.array([row[key] for row in rows.values()]) for key in ("outputs", "values"))
-    return {f"val/{name}": value for name, value in scoring.measure(outcome, outputs, truth).items()}
+    return {f"val/{name}": value for name, value in scoring.measure(outcome, *arrays(rows)).items()}

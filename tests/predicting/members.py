@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,23 @@ import pytest
 import tiny
 import torch
 
+from medconv import predict
+
 
 def train(folder: Path) -> tuple[Path, Path]:
     """The images of a tiny dataset, and a checkpoint trained on them."""
     dataset = tiny.write_dataset(folder / "data")
     tiny.train(dataset, folder / "run", "augment.mirror_axes=[0,1]", "trainer.max_steps=8")
     return dataset / "imagesTr", folder / "run/checkpoints/best.ckpt"
+
+
+def call(monkeypatch: pytest.MonkeyPatch, checkpoint: Path, source: Path, *more: object) -> int:
+    """The exit code of `medconv-predict` with these arguments."""
+    words = ["--checkpoint", checkpoint, "--input", source, "--device", "cpu", *more]
+    monkeypatch.setattr(sys, "argv", ["medconv-predict", *map(str, words)])
+    with pytest.raises(SystemExit) as done:
+        predict.main()
+    return int(done.value.code or 0)
 
 
 def variant(source: Path, path: Path, edit: Callable[[dict[str, Any]], Any] | None = None, seed: int = 1) -> Path:

@@ -14,7 +14,7 @@ import members
 import nibabel as nib
 import numpy as np
 import pytest
-from members import refused
+from members import call, refused
 
 from medconv import predict
 from medconv.data.case import Case
@@ -25,14 +25,6 @@ from medconv.predicting import find_cases
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return members.train(tmp_path_factory.mktemp("dicom"))
-
-
-def call(monkeypatch: pytest.MonkeyPatch, checkpoint: Path, source: Path, *more: object) -> int:
-    words = ["--checkpoint", checkpoint, "--input", source, "--device", "cpu", *more]
-    monkeypatch.setattr(sys, "argv", ["medconv-predict", *map(str, words)])
-    with pytest.raises(SystemExit) as done:
-        predict.main()
-    return int(done.value.code or 0)
 
 
 def as_series(image: Path, folder: Path, **elements: Any) -> Path:

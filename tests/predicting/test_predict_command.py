@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import members
@@ -10,6 +9,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from members import call
 
 from medconv import predict, trained
 from medconv.postprocessing import Step, Steps
@@ -19,14 +19,6 @@ from medconv.predicting import Predictor, find_cases
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return members.train(tmp_path_factory.mktemp("command"))
-
-
-def call(monkeypatch: pytest.MonkeyPatch, checkpoint: Path, source: Path, *more: object) -> int:
-    words = ["--checkpoint", checkpoint, "--input", source, "--device", "cpu", *more]
-    monkeypatch.setattr(sys, "argv", ["medconv-predict", *map(str, words)])
-    with pytest.raises(SystemExit) as done:
-        predict.main()
-    return int(done.value.code or 0)
 
 
 def voxels(path: Path) -> np.ndarray:

@@ -26,7 +26,7 @@ from medconv.data.store import Store
 from medconv.outcomes import Outcome
 from medconv.performance import resolve_precision
 from medconv.performance.budget import measured_gb
-from medconv.planning import Budget, Plan, Wanted, plan
+from medconv.planning import Budget, Plan, PlanOverrides, plan
 from medconv.runfolder import short_hash
 from medconv.targets import Targets
 
@@ -167,7 +167,7 @@ def planned_for(config: DictConfig, dataset: Dataset, found: Fingerprint, memory
     given = own.pop("memory_gb")
     keys = ("spatial_dims", "spacing_mm", "patch_size", "batch_size", "normalisation")
     whole = dataset.outcome is not None
-    wanted = Wanted(**own, **{key: data[key] for key in keys}, resize=data["resize"], whole=whole)
+    overrides = PlanOverrides(**own, **{key: data[key] for key in keys}, resize=data["resize"], whole=whole)
     accelerator, devices = config.trainer.accelerator, str(config.trainer.devices)
     if given is None and memory_gb is not None:
         given, origin = memory_gb, "as when this run began"
@@ -178,7 +178,7 @@ def planned_for(config: DictConfig, dataset: Dataset, found: Fingerprint, memory
     precision = config.trainer.precision or "auto"  # null is for perf=auto to measure
     precision = resolve_precision("auto", accelerator) if precision == "auto" else str(precision)
     budget = Budget(given, origin, precision, config.perf.checkpointing or "none")
-    return plan(found, wanted, budget, dataset.modalities, (dataset.outcome or dataset.targets).num_outputs)
+    return plan(found, overrides, budget, dataset.modalities, (dataset.outcome or dataset.targets).num_outputs)
 
 
 def facts(prepared: Prepared) -> Values:

@@ -1,4 +1,4 @@
-"""A run's folder: its place, what it remembers of its config, and `summary.json`."""
+"""A run's folder: its place, what it remembers of its config, and what `summary.json` holds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from medconv import checkpoint, circumstances, curves, summaries
+from medconv import checkpoint, circumstances, curves, metrics, scoring
 from medconv.atomic import NO_ROOM, write_text
 from medconv.commands import log_into
 from medconv.config import ConfigError, flat
+from medconv.outcomes import Outcome
 from medconv.performance import cluster
 from medconv.signals import Stopped
+from medconv.tasks.whole import arrays
 
 log = logging.getLogger(__name__)
 # What may change when a run is continued: none of it changes what is trained.
@@ -195,13 +197,13 @@ class RunFolder:
             content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{path}: cannot be read ({error})") from error
-        if not summaries.is_whole(content):
+        if not _is_intact(content):
             raise ValueError(f"{path}: not what medconv writes there, an object with a row of Dice per class for each case")
         return content
 
     def write_summary(self, **values: Any) -> None:
         if is_rank_zero():
-            known = {**summaries.undefined(), **self.summary(), **values}
+            known = {**_undefined(), **self.summary(), **values}
             write_text(self.path / "summary.json", json.dumps(known, indent=2) + "\n")
 
     @contextmanager
@@ -239,7 +241,7 @@ class RunFolder:
         except ValueError as error:
             log.warning("%s; summary.json has no scores of it", error)
             return {}
-        return summaries.scores(record)
+        return _scores(record)
 
     def _need_same(self, known: Any, values: dict[str, Any]) -> None:
         old, new = flat(known), flat(values)
@@ -267,3 +269,41 @@ def default_name(config: DictConfig, choices: Mapping[str, str]) -> str:
 
 def short_hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def _scores(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a checkpoint's record, as they are logged, with the row of each case."""
+    rows = record["validation"]
+    if record.get("outcome") is not None:
+        return {**_of_whole_images(Outcome.from_plain(record["outcome"]), rows), "val/cases": rows}
+    per_class = metrics.mean_per_class(list(rows.values()))
+    return {"val/dice": metrics.mean(per_class), "val/dice_per_class": per_class, "val/cases": rows}
+
+
+def _undefined() -> dict[str, Any]:
+    keys = ("val/dice", "val/dice_per_class", "steps", "wall_seconds", "samples_per_second", "data_wait_share")
+    return dict.fromkeys(
+        (*keys, "step_shares", "verdict", "peak_memory_bytes", "status", "versions", "hardware", "git_commit", "command")
+    )
+
+
+def _is_intact(content: Any) -> bool:
+    """Whether what others rely on is as it was written: the scores, and the same classes in every case."""
+    if not isinstance(content, dict):
+        return False
+    cases, skipped = ({} if content.get(key) is None else content[key] for key in ("val/cases", "skipped_cases"))
+    if not isinstance(cases, dict) or not isinstance(skipped, dict):
+        return False
+    if not all(isinstance(row, dict) for row in cases.values()) or len({tuple(row) for row in cases.values()}) > 1:
+        return False
+    rows = [value for row in cases.values() for value in row.values()]
+    of_whole = [value for row in rows if isinstance(row, list) for value in row]  # outputs and truth of whole images
+    numbers = [content.get("val/dice"), *of_whole, *(value for value in rows if not isinstance(value, list))]
+    return all(number is None or type(number) in (int, float) for number in numbers)
+
+
+def _of_whole_images(outcome: Outcome, rows: dict[str, Any]) -> dict[str, Any]:
+    """The scores over all cases, as they are logged."""
+    if not rows:
+        return {}
+    return {f"val/{name}": value for name, value in scoring.measure(outcome, *arrays(rows)).items()}

@@ -54,7 +54,6 @@ ORDER = [
     "exported",
     "predicting",
     "circumstances",
-    "summaries",
     "exporting",
     "export",
     "runfolder",

@@ -16,7 +16,7 @@ from medconv.data.check import Fingerprint, check
 from medconv.losses import DiceCrossEntropy
 from medconv.networks import UNet
 from medconv.performance.trial import Choice, Trial, Work
-from medconv.planning import Budget, Network, Plan, Wanted, plan, slice_axis, step_bytes, table, target_spacing
+from medconv.planning import Budget, Network, Plan, PlanOverrides, plan, slice_axis, step_bytes, table, target_spacing
 
 THIN, THICK = 0.62, 3.6
 # GB in which our U-Net takes what nnU-Net 2.8.1 plans for 8: its number stands for half precision with a norm that keeps
@@ -64,7 +64,7 @@ def reason(found: Plan, what: str) -> str:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_plans_are_nnunets(name: str) -> None:
     patch, batch, strides = PUBLISHED[name][5:]
-    found = plan(published(name), Wanted(max_batch_size=1000), NNUNET)
+    found = plan(published(name), PlanOverrides(max_batch_size=1000), NNUNET)
     assert found.spacing_mm == PUBLISHED[name][1]
     assert (found.patch_size, found.batch_size, found.strides) == (patch, batch, strides)
     late = 2 if name == "prostate" else 0
@@ -92,7 +92,7 @@ def test_half_precision_holds_larger_patches_than_nnunet_plans(name: str, patch:
 def test_published_plans_in_two_dimensions(name: str) -> None:
     """The batch differs from nnU-Net's 366, 40, 12 and 32: at most 12 are planned."""
     patch, stages = PUBLISHED_2D[name]
-    found = plan(published(name), Wanted(spatial_dims=2), NNUNET)
+    found = plan(published(name), PlanOverrides(spatial_dims=2), NNUNET)
     assert (found.spatial_dims, found.slice_axis, found.patch_size) == (2, 2, patch)
     assert found.strides == ((2, 2),) * (stages - 1) and found.kernel_sizes == ((3, 3),) * stages
     assert found.channels == (32, 64, 128, 256, 512, 512, 512, 512)[:stages]
@@ -102,7 +102,7 @@ def test_published_plans_in_two_dimensions(name: str) -> None:
 def test_slices_are_five_percent_of_all_slices() -> None:
     """One volume of 10 slices; 5 % of 100 slices are 5 patches as large as a slice."""
     volumes = fingerprint([(64, 64, 10)] * 10, [(1.0, 1.0, 4.0)] * 10)
-    assert plan(volumes, Wanted(spatial_dims=2), NNUNET).batch_size == 5
+    assert plan(volumes, PlanOverrides(spatial_dims=2), NNUNET).batch_size == 5
 
 
 @pytest.mark.parametrize("order", itertools.permutations(range(3)))
@@ -214,7 +214,7 @@ def test_volumes_of_very_few_slices_are_taken_slice_by_slice(few: int) -> None:
     assert (found.spatial_dims, found.slice_axis, found.patch_size) == (2, few, (64, 64))
     assert "so few slices" in reason(found, "dimensions")
     assert plan(fingerprint([shape(4)] * 9, [spacing] * 9)).spatial_dims == 3
-    assert plan(thin, Wanted(spatial_dims=3)).spatial_dims == 3
+    assert plan(thin, PlanOverrides(spatial_dims=3)).spatial_dims == 3
 
 
 WANTED: dict[str, tuple[Any, Any, str]] = {  # key: given, planned without it, its row
@@ -233,7 +233,7 @@ WANTED: dict[str, tuple[Any, Any, str]] = {  # key: given, planned without it, i
 @pytest.mark.parametrize("key", WANTED)
 def test_what_is_wanted_is_kept_and_its_row_names_the_key(key: str) -> None:
     given, planned, row = WANTED[key]
-    found = plan(published("hippocampus"), Wanted(**{key: given}), NNUNET)
+    found = plan(published("hippocampus"), PlanOverrides(**{key: given}), NNUNET)
     kept = {"max_batch_size": "batch_size"}.get(key, key)
     assert getattr(found, kept) == (("rescale",) if key == "normalisation" else given)
     group = "plan" if key in ("max_batch_size", "strides", "kernel_sizes", "channels") else "data"
@@ -243,27 +243,27 @@ def test_what_is_wanted_is_kept_and_its_row_names_the_key(key: str) -> None:
 
 
 def test_what_is_wanted_bounds_the_stages() -> None:
-    assert len(plan(published("hippocampus"), Wanted(max_stages=2)).strides) == 1
-    assert plan(published("hippocampus"), Wanted(max_stages=1)).strides == ()
-    assert len(plan(published("hippocampus"), Wanted(channels=(8, 16))).strides) == 1
-    assert plan(published("hippocampus"), Wanted(strides=(2, (1, 2, 2)))).strides == ((2, 2, 2), (1, 2, 2))
+    assert len(plan(published("hippocampus"), PlanOverrides(max_stages=2)).strides) == 1
+    assert plan(published("hippocampus"), PlanOverrides(max_stages=1)).strides == ()
+    assert len(plan(published("hippocampus"), PlanOverrides(channels=(8, 16))).strides) == 1
+    assert plan(published("hippocampus"), PlanOverrides(strides=(2, (1, 2, 2)))).strides == ((2, 2, 2), (1, 2, 2))
 
 
 def test_a_given_spacing_changes_the_patch_with_it() -> None:
-    found = plan(one((36, 50, 35), (1, 1, 1)), Wanted(spacing_mm=[2, 1, 1]))
+    found = plan(one((36, 50, 35), (1, 1, 1)), PlanOverrides(spacing_mm=[2, 1, 1]))
     assert found.patch_size == (20, 56, 40)  # the image has 18 voxels of 2 mm; they are halved one time less
     assert found.strides == ((1, 2, 2), (2, 2, 2), (2, 2, 2)) and found.kernel_sizes[0] == (1, 3, 3)
 
 
 def test_a_given_patch_is_halved_where_it_is_even() -> None:
-    found = plan(one((36, 50, 35), (1, 1, 1)), Wanted(patch_size=[45, 60, 16]))
+    found = plan(one((36, 50, 35), (1, 1, 1)), PlanOverrides(patch_size=[45, 60, 16]))
     assert found.patch_size == (45, 60, 16) and found.strides == ((1, 2, 2), (1, 2, 2))
-    big = plan(one((36, 50, 35), (1, 1, 1)), Wanted(patch_size=[256, 256, 256]), Budget(4))
+    big = plan(one((36, 50, 35), (1, 1, 1)), PlanOverrides(patch_size=[256, 256, 256]), Budget(4))
     assert (big.batch_size, reason(big, "batch")) == (1, "memory holds no more")  # asked for, so only said
 
 
 def test_a_given_batch_shrinks_the_patch() -> None:
-    many = plan(published("liver"), Wanted(batch_size=8), NNUNET)
+    many = plan(published("liver"), PlanOverrides(batch_size=8), NNUNET)
     assert many.batch_size == 8 and prod(many.patch_size) < prod(PUBLISHED["liver"][5]) / 3
 
 
@@ -271,11 +271,11 @@ def test_a_batch_is_never_larger_than_allowed() -> None:
     """Six cases of 32^3 are less than 20 patches: 5 % of their voxels are no patch at all."""
     few = fingerprint([(32,) * 3] * 6, [(1.0,) * 3] * 6)
     assert (plan(few).batch_size, reason(plan(few), "batch")) == (2, "the least; 5 % of all voxels: 0")
-    assert plan(few, Wanted(max_batch_size=1)).batch_size == 1
+    assert plan(few, PlanOverrides(max_batch_size=1)).batch_size == 1
 
 
 def test_where_one_is_allowed_the_patch_is_not_shrunk_for_two() -> None:
-    single, pair = (plan(published("liver"), Wanted(max_batch_size=n), NNUNET) for n in (1, 2))
+    single, pair = (plan(published("liver"), PlanOverrides(max_batch_size=n), NNUNET) for n in (1, 2))
     assert single.batch_size == 1 and prod(single.patch_size) > prod(pair.patch_size)
 
 
@@ -283,13 +283,13 @@ def test_slices_are_counted_as_they_are() -> None:
     """9 volumes of 10 slices, most thicker than the target spacing, on which they would be 40; 5 % of 90 slices are 4.5."""
     volumes = fingerprint([(64, 64, 10)] * 9, [(1.0, 1.0, mm) for mm in (*[2.0] * 4, *[8.0] * 5)])
     assert target_spacing(volumes)[2] == 2.0
-    assert plan(volumes, Wanted(spatial_dims=2), NNUNET).batch_size == 4
+    assert plan(volumes, PlanOverrides(spatial_dims=2), NNUNET).batch_size == 4
 
 
 def test_a_patch_beyond_the_budget_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    plan(published("liver"), Wanted(patch_size=[128, 128, 128]), NNUNET)
+    plan(published("liver"), PlanOverrides(patch_size=[128, 128, 128]), NNUNET)
     assert not caplog.records
-    plan(published("liver"), Wanted(patch_size=[512, 512, 384]), NNUNET)
+    plan(published("liver"), PlanOverrides(patch_size=[512, 512, 384]), NNUNET)
     (record,) = caplog.records
     assert "data.patch_size=[512,512,384] in a batch of 1 takes some" in record.getMessage()
     assert "GB, the budget is 10 (" in record.getMessage()
@@ -317,10 +317,10 @@ def test_where_two_do_not_fit_there_is_one() -> None:
 
 
 def test_memory_does_not_take_stages_that_were_asked_for() -> None:
-    found = plan(published("liver"), Wanted(channels=(8, 16, 24, 32)), Budget(0.2))
+    found = plan(published("liver"), PlanOverrides(channels=(8, 16, 24, 32)), Budget(0.2))
     assert len(found.channels) == 4 and min(found.patch_size) < 64
     with pytest.raises(ValueError, match=r"the smallest patch, 32 x 32 x 16 voxels, in a batch of 1"):
-        plan(published("liver"), Wanted(channels=(8, 16, 24, 32)), Budget(0.001))
+        plan(published("liver"), PlanOverrides(channels=(8, 16, 24, 32)), Budget(0.001))
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_memory_does_not_take_stages_that_were_asked_for() -> None:
 )
 def test_nonsense_is_refused(wanted: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plan(one((36, 50, 35), (1, 1, 1)), Wanted(**wanted))
+        plan(one((36, 50, 35), (1, 1, 1)), PlanOverrides(**wanted))
 
 
 @pytest.mark.parametrize(("key", "axes"), [("spacing_mm", 3), ("patch_size", 3), ("spacing_mm", 2), ("patch_size", 2)])
@@ -355,7 +355,7 @@ def test_bad_spacing_and_patch(key: str, axes: int, wrong: str) -> None:
     values = {"too few": good[1:], "too many": [*good, 16], "zero": [0, *good[1:]], "negative": [*good[1:], -1]}[wrong]
     data = one((36, 50, 35)[:axes], (1.0,) * axes)
     with pytest.raises(ValueError, match=rf"data\.{key} needs {axes} positive numbers, one per spatial axis, got \["):
-        plan(data, Wanted(**{key: values}))
+        plan(data, PlanOverrides(**{key: values}))
 
 
 def test_too_little_memory_says_how_little() -> None:
@@ -363,7 +363,7 @@ def test_too_little_memory_says_how_little() -> None:
     with pytest.raises(ValueError, match=words):
         plan(published("liver"), budget=Budget(0.001))
     with pytest.raises(ValueError, match=r"in a batch of 500 takes some"):
-        plan(published("liver"), Wanted(batch_size=500), Budget(0.1))
+        plan(published("liver"), PlanOverrides(batch_size=500), Budget(0.1))
     with pytest.raises(ValueError, match=r"plan\.memory_gb must be a positive number of GB, got -1"):
         Budget(-1)
 

@@ -19,7 +19,7 @@ from medconv.data.patches import PatchDataset
 from medconv.data.preprocess import Recipe, preprocess, preprocess_label, restore
 from medconv.data.store import Entry, Store
 from medconv.inference import SlidingWindow
-from medconv.planning import Wanted, across, plan, slice_axis
+from medconv.planning import PlanOverrides, across, plan, slice_axis
 from medconv.predicting import Predictor
 from medconv.runfolder import RunFolder
 
@@ -52,7 +52,7 @@ def test_the_plan_is_that_of_the_slices() -> None:
     assert found.spacing_mm == (1.0, 2.0) and len(found.patch_size) == 2
     assert found.patch_size[0] >= 40 and found.patch_size[1] >= 60
     with pytest.raises(ValueError, match=r"data\.patch_size needs 2 positive numbers"):
-        plan(across(fingerprint((1.0, 5.0, 2.0)), 1), Wanted(patch_size=[16, 16, 16]))
+        plan(across(fingerprint((1.0, 5.0, 2.0)), 1), PlanOverrides(patch_size=[16, 16, 16]))
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -24,7 +24,7 @@ from medconv.planning.network import (
     rounded_up,
     widths,
 )
-from medconv.planning.wanted import Wanted
+from medconv.planning.overrides import PlanOverrides
 from medconv.planning.words import (
     Row,
     by,
@@ -76,44 +76,44 @@ class Plan:
 
 def plan(
     fingerprint: Fingerprint,
-    wanted: Wanted | None = None,
+    overrides: PlanOverrides | None = None,
     budget: Budget | None = None,
     modalities: Sequence[str] | None = None,
     num_outputs: int | None = None,
 ) -> Plan:
-    """Plan a U-Net, its patches and batches for a dataset; what is wanted stays as it is.
+    """Plan a U-Net, its patches and batches for a dataset; what `overrides` sets stays as it is.
 
     Args: modalities: one per channel, None is MRI. num_outputs: of the network, None is the number of classes.
     Raises: ValueError: values that do not fit the data or each other, or a budget too small for the smallest patch.
     Source: the rules follow Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the differences.
     """
-    wanted, budget = wanted or Wanted(), budget or Budget()
-    if wanted.whole:
-        _check_whole(fingerprint, wanted)
-    axis = None if wanted.whole else slice_axis(fingerprint, wanted.spatial_dims)
+    overrides, budget = overrides or PlanOverrides(), budget or Budget()
+    if overrides.whole:
+        _check_whole(fingerprint, overrides)
+    axis = None if overrides.whole else slice_axis(fingerprint, overrides.spatial_dims)
     seen = fingerprint if axis is None else across(fingerprint, axis)
-    names = normalisation_for(wanted.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
-    spacing = tuple(float(s) for s in wanted.spacing_mm) if wanted.spacing_mm else target_spacing(seen)
+    names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
+    spacing = tuple(float(s) for s in overrides.spacing_mm) if overrides.spacing_mm else target_spacing(seen)
     _need_axes("data.spacing_mm", spacing, seen.spatial_dims)
     median = median_shape(seen, spacing)
-    if wanted.resize is not None:
-        _need_axes("data.resize", wanted.resize, seen.spatial_dims)
-        if not wanted.spacing_mm:  # what the network sees
-            spacing = tuple(mm * n / new for mm, n, new in zip(spacing, median, wanted.resize, strict=True))
-        median = tuple(wanted.resize)
+    if overrides.resize is not None:
+        _need_axes("data.resize", overrides.resize, seen.spatial_dims)
+        if not overrides.spacing_mm:  # what the network sees
+            spacing = tuple(mm * n / new for mm, n, new in zip(spacing, median, overrides.resize, strict=True))
+        median = tuple(overrides.resize)
     outputs = num_outputs or len(fingerprint.class_voxels[0])
-    planner = _Planner(spacing, median, wanted, budget, len(fingerprint.intensities), outputs)
+    planner = _Planner(spacing, median, overrides, budget, len(fingerprint.intensities), outputs)
     network, patch = planner.network_and_patch()
     slices = middle(shape[axis] for shape in fingerprint.shapes) if axis is not None else 1  # which keep their own spacing
     batch, why = planner.batch(network, patch, prod(median) * slices * len(fingerprint.shapes))
     planner.warn(network, patch, batch)
     rows = [
-        ("dimensions", f"{seen.spatial_dims}D", dims_reason(fingerprint, axis, wanted)),
-        ("spacing", f"{by(spacing)} mm", spacing_reason(seen, wanted)),
-        ("patch", f"{by(patch)} voxels", patch_reason(network, patch, median, spacing, wanted)),
+        ("dimensions", f"{seen.spatial_dims}D", dims_reason(fingerprint, axis, overrides)),
+        ("spacing", f"{by(spacing)} mm", spacing_reason(seen, overrides)),
+        ("patch", f"{by(patch)} voxels", patch_reason(network, patch, median, spacing, overrides)),
         ("batch", str(batch), why),
-        *network_rows(network, patch, wanted),
-        ("normalisation", ", ".join(names), normalisation_reason(modalities, wanted)),
+        *network_rows(network, patch, overrides),
+        ("normalisation", ", ".join(names), normalisation_reason(modalities, overrides)),
         ("memory", f"{planner.gb(network, patch, batch):.2g} of {budget.memory_gb:g} GB", memory_reason(budget)),
     ]
     return Plan(
@@ -138,14 +138,14 @@ class _Planner:
         self,
         spacing: tuple[float, ...],
         median: tuple[int, ...],
-        wanted: Wanted,
+        overrides: PlanOverrides,
         budget: Budget,
         num_channels: int,
         num_classes: int,
     ) -> None:
-        self.spacing, self.median, self.wanted, self.budget = spacing, median, wanted, budget
+        self.spacing, self.median, self.overrides, self.budget = spacing, median, overrides, budget
         self.num_channels, self.num_classes, self.dims = num_channels, num_classes, len(spacing)
-        self.least_batch = min(_LEAST_BATCH, wanted.max_batch_size or _LEAST_BATCH)
+        self.least_batch = min(_LEAST_BATCH, overrides.max_batch_size or _LEAST_BATCH)
 
     def gb(self, network: Network, patch: Sequence[int], batch: int) -> float:
         return step_bytes(network, patch, batch, self.num_channels, self.num_classes, self.budget) / GB
@@ -155,13 +155,13 @@ class _Planner:
 
         Raises: ValueError: not even the smallest patch fits.
         """
-        if self.wanted.patch_size is not None:
-            patch = tuple(self.wanted.patch_size)
+        if self.overrides.patch_size is not None:
+            patch = tuple(self.overrides.patch_size)
             _need_axes("data.patch_size", patch, self.dims)
             return self._built(patch, exact=True)
-        if self.wanted.whole:
+        if self.overrides.whole:
             return self._built(self.median)
-        given = self.wanted.batch_size
+        given = self.overrides.batch_size
         for batch in [given] if given else sorted({self.least_batch, 1}, reverse=True):
             network, patch = self._built(largest_patch(self.median, self.spacing))
             while self.gb(network, patch, batch) > self.budget.memory_gb:
@@ -179,16 +179,20 @@ class _Planner:
 
     def _built(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
         """The network for a patch, and the patch rounded up to what its strides divide."""
-        wanted, dims = self.wanted, self.dims
-        lists = [v for v in (wanted.channels, wanted.kernel_sizes) if isinstance(v, (list, tuple))]
-        most = min((n for n in (wanted.max_stages, *map(len, lists)) if n), default=None)
-        steps = halvings(patch, self.spacing, exact, most) if wanted.strides is None else need_strides(wanted.strides, dims)
+        overrides, dims = self.overrides, self.dims
+        lists = [v for v in (overrides.channels, overrides.kernel_sizes) if isinstance(v, (list, tuple))]
+        most = min((n for n in (overrides.max_stages, *map(len, lists)) if n), default=None)
+        steps = (
+            halvings(patch, self.spacing, exact, most)
+            if overrides.strides is None
+            else need_strides(overrides.strides, dims)
+        )
         stages = len(steps) + 1
-        if wanted.max_stages is not None and stages > wanted.max_stages:
+        if overrides.max_stages is not None and stages > overrides.max_stages:
             raise ValueError(
-                f"plan.strides={wanted.strides} makes {stages} stages, plan.max_stages allows {wanted.max_stages}"
+                f"plan.strides={overrides.strides} makes {stages} stages, plan.max_stages allows {overrides.max_stages}"
             )
-        sizes, wide = wanted.kernel_sizes, wanted.channels
+        sizes, wide = overrides.kernel_sizes, overrides.channels
         network = Network(
             steps,
             kernels(self.spacing, steps) if sizes is None else need_kernels(sizes, stages, dims),
@@ -216,15 +220,15 @@ class _Planner:
 
     def batch(self, network: Network, patch: Sequence[int], voxels: float) -> tuple[int, str]:
         """How many patches a batch holds, and why."""
-        if self.wanted.batch_size is not None:
-            return self.wanted.batch_size, "data.batch_size"
+        if self.overrides.batch_size is not None:
+            return self.overrides.batch_size, "data.batch_size"
         one, two = self.gb(network, patch, 1), self.gb(network, patch, 2)
         limits = {
             "memory": int((self.budget.memory_gb - one) // (two - one)) + 1,
             f"{100 * _DATA_SHARE:g} % of all voxels": round(_DATA_SHARE * voxels / prod(patch)),
         }
-        most = self.wanted.max_batch_size
-        quick = _whole_batch(patch) if self.wanted.whole else _QUICK_BATCH[self.dims]
+        most = self.overrides.max_batch_size
+        quick = _whole_batch(patch) if self.overrides.whole else _QUICK_BATCH[self.dims]
         limits["short runs need many steps" if most is None else "plan.max_batch_size"] = most or quick
         if limits["memory"] < self.least_batch:
             return 1, "memory holds no more"
@@ -249,12 +253,12 @@ def _whole_batch(patch: Sequence[int]) -> int:
     return int(min(128, max(2, 2 ** round(log2(_WHOLE_ROOT / sqrt(prod(patch)))))))
 
 
-def _check_whole(fingerprint: Fingerprint, wanted: Wanted) -> None:
+def _check_whole(fingerprint: Fingerprint, overrides: PlanOverrides) -> None:
     """Raises: ValueError: slices are asked for."""
-    if wanted.spatial_dims not in (None, fingerprint.spatial_dims):
+    if overrides.spatial_dims not in (None, fingerprint.spatial_dims):
         raise ValueError(
             f"data.spatial_dims must be {fingerprint.spatial_dims} or null, as the network takes whole images and these are "
-            f"{fingerprint.spatial_dims}D, got {wanted.spatial_dims}"
+            f"{fingerprint.spatial_dims}D, got {overrides.spatial_dims}"
         )
 
 

@@ -10,7 +10,7 @@ from medconv.data.check import Fingerprint
 from medconv.planning.grid import thick_axis
 from medconv.planning.memory import Budget
 from medconv.planning.network import MIN_EDGE, Network, coarsest, largest_patch, rounded_up
-from medconv.planning.wanted import Wanted
+from medconv.planning.overrides import PlanOverrides
 
 _SMALL_VIEW = 0.25  # of the median image's voxels; with less in a patch nnU-Net trains a coarser network, too
 _AXES = ("right", "anterior", "superior")
@@ -24,7 +24,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def patch_reason(
-    network: Network, patch: Sequence[int], median: Sequence[int], spacing: Sequence[float], wanted: Wanted
+    network: Network, patch: Sequence[int], median: Sequence[int], spacing: Sequence[float], overrides: PlanOverrides
 ) -> str:
     """Args: median: the median image's voxels."""
     dims, whole, hint = len(patch), by(median), ""
@@ -32,11 +32,11 @@ def patch_reason(
     if seen < _SMALL_VIEW:
         coarser = [s * (_SMALL_VIEW / seen) ** (1 / dims) for s in spacing]
         hint = f"; {100 * seen:.2g} % of it: data.spacing_mm=[{','.join(f'{s:.2g}' for s in coarser)}] would show more"
-    if wanted.patch_size is not None:
+    if overrides.patch_size is not None:
         return f"data.patch_size; the median image is {whole}{hint}"
-    if wanted.resize is not None:
+    if overrides.resize is not None:
         return f"data.resize, {whole}, padded to what the strides divide"
-    if wanted.whole:
+    if overrides.whole:
         return f"the median image, {whole}, rounded up to what the strides divide; others are cut or padded at their borders"
     if all(p >= m for p, m in zip(patch, median, strict=True)):
         return f"the median image, {whole}, rounded up to what the strides divide"
@@ -45,27 +45,27 @@ def patch_reason(
     return f"{short} the median image, {whole}{hint}"
 
 
-def dims_reason(fingerprint: Fingerprint, axis: int | None, wanted: Wanted) -> str:
-    if wanted.spatial_dims is not None:
+def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverrides) -> str:
+    if overrides.spatial_dims is not None:
         return "data.spatial_dims"
-    if wanted.whole:
+    if overrides.whole:
         return "the images are volumes" if fingerprint.spatial_dims == 3 else "the images are pictures or single slices"
     if axis is not None:
         return f"slice by slice across the {_AXES[axis]} axis: so few slices give a 3D kernel nothing to see"
     return "the images are volumes" if fingerprint.spatial_dims == 3 else "the images are single slices"
 
 
-def spacing_reason(seen: Fingerprint, wanted: Wanted) -> str:
-    if wanted.spacing_mm is not None:
+def spacing_reason(seen: Fingerprint, overrides: PlanOverrides) -> str:
+    if overrides.spacing_mm is not None:
         return "data.spacing_mm"
-    if wanted.resize is not None:
+    if overrides.resize is not None:
         return f"the median of {len(seen.shapes)} cases, scaled by data.resize"
     axis = thick_axis(seen)
     across_slices = "" if axis is None else "; across the thick slices the 10th percentile"
     return f"the median of {len(seen.shapes)} cases{across_slices}"
 
 
-def network_rows(network: Network, patch: Sequence[int], wanted: Wanted) -> list[tuple[str, str, str]]:
+def network_rows(network: Network, patch: Sequence[int], overrides: PlanOverrides) -> list[tuple[str, str, str]]:
     left = by(coarsest(patch, network.strides))
     late = any(1 in step for step in network.strides[:-1])
     thin = any(1 in kernel for kernel in network.kernel_sizes)
@@ -77,7 +77,7 @@ def network_rows(network: Network, patch: Sequence[int], wanted: Wanted) -> list
         else "voxels are near cubes",
         "channels": "twice as many in each stage, up to nnU-Net's limit",
     }
-    given = {key: f"plan.{key}" for key in reasons if getattr(wanted, key) is not None}
+    given = {key: f"plan.{key}" for key in reasons if getattr(overrides, key) is not None}
     reasons |= given
     return [
         ("stages", str(len(network.channels)), f"halved while {MIN_EDGE} voxels are left along an axis"),
@@ -99,8 +99,8 @@ def _each(rows: Sequence[Sequence[int]]) -> str:
     return ", ".join(word if n == 1 else f"{word} ({n})" for word, n in found) or "none"
 
 
-def normalisation_reason(modalities: Sequence[str] | None, wanted: Wanted) -> str:
-    return "data.normalisation" if wanted.normalisation is not None else f"modality {', '.join(modalities or ['MRI'])}"
+def normalisation_reason(modalities: Sequence[str] | None, overrides: PlanOverrides) -> str:
+    return "data.normalisation" if overrides.normalisation is not None else f"modality {', '.join(modalities or ['MRI'])}"
 
 
 def memory_reason(budget: Budget) -> str:

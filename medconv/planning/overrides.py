@@ -1,4 +1,4 @@
-"""What a config says itself of the plan."""
+"""The values of a plan that the config sets itself."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a config says itself, by its keys' names; None is for the plan to decide."""
+class PlanOverrides:
+    """The values of a plan that the config sets itself, by their keys; None: the planner decides."""
 
     spatial_dims: int | None = None
     spacing_mm: Sequence[float] | None = None

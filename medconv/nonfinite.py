@@ -1,9 +1,10 @@
-"""A loss or gradient that is not finite: the step is not taken, and what came about is named, saved, and shown again.
+"""Guard against losses and gradients that are not finite: the step is not taken; its batch and a layer trace are kept.
 
 The check is the norm of the gradient, which clipping needs anyway: one number that is not finite if any gradient is not.
 On a GPU it is read one step later, when the device has long passed it, so that no step waits; the device itself leaves
 out the optimizer's step. Gradients are the sum of all ranks', so every rank finds the same without talking. A loss that is
-not finite is spread into its gradient. Only then is the batch run once more, with hooks on every layer.
+not finite is spread into its gradient. Only then is the batch run once more, with hooks on every layer: the log shows
+the layers up to the first that gives a value that is not finite, the saved file holds all of them.
 """
 
 from __future__ import annotations
@@ -159,6 +160,9 @@ class FiniteGuard(Callback):
         stops = not self.skips or self.skipped >= self.max_skipped
         path = self._saved(step, guilty[0]) if stops or not self.skipped else None
         words = self._words(step, guilty, path)
+        if path is not None and guilty[0]["first"]:
+            rows = [tracing.Row(**row) for row in guilty[0]["rows"]]
+            log.warning("step %d, layer by layer up to the first such value:\n%s", step.number, tracing.table(rows))
         if stops:
             limit = f" Skipped before it: {self.skipped} (run.max_skipped={self.max_skipped})." if self.skips else ""
             self._stop(words + (limit or " run.on_nonfinite=skip leaves such steps out."))
@@ -193,7 +197,8 @@ class FiniteGuard(Callback):
 
     def _looked(self, step: _Step, index: int) -> dict[str, Any]:
         held = step.held[index]
-        bad = tracing.first_bad(self._traced(held, step.scale))
+        rows = self._traced(held, step.scale)
+        bad = tracing.first_bad(rows)
         numbers = _numbers(held.batch)
         inside = [n for n, image in zip(numbers, held.batch["image"], strict=True) if not bool(image.isfinite().all())]
         describe = self._trainer.train_dataloader.dataset.dataset.describe  # type: ignore[union-attr]
@@ -203,6 +208,7 @@ class FiniteGuard(Callback):
             "rank": self._trainer.global_rank,
             "loss": None if held.loss is None else float(held.loss) / step.scale,
             "first": bad.plain() if bad else None,
+            "rows": [row.plain() for row in rows],
             "samples": inside or numbers,
             "cases": ["{} ({})".format(*describe(n)) for n in inside or numbers],
         }
@@ -252,9 +258,9 @@ class FiniteGuard(Callback):
         where = f" on rank {one['rank']}" if self._trainer.world_size > 1 else ""
         first = tracing.Row(**one["first"]).words() if one["first"] else "no layer, when it was run once more"
         cases = commands.some([case for fault in guilty for case in fault["cases"]])
-        again = f"The batch is in {path}; `python scripts/replay.py --file {path}` shows it again." if path else ""
+        kept = f"The batch and the values of every layer are in {path}." if path else ""
         text = f"step {step.number}: the {what} is not finite{where}, of case {cases}. The first that is not: {first}."
-        return f"{text} {_advice(one)} {again}".strip()
+        return f"{text} {_advice(one)} {kept}".strip()
 
 
 def can_leave_out(optimizer: Optimizer) -> bool:

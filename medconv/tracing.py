@@ -52,6 +52,19 @@ def first_bad(rows: Sequence[Row]) -> Row | None:
     return next((row for row in rows if row.bad), None)
 
 
+def table(rows: Sequence[Row], most: int = 12) -> str:
+    """The last `most` rows up to the first that is not finite, one line each, in the order of computation."""
+    end = next((index + 1 for index, row in enumerate(rows) if row.bad), len(rows))
+    cells = [("layer", "tensor", "not finite", "min", "max"), *(_cells(row) for row in rows[max(0, end - most) : end])]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    low, high = ("-" if value is None else f"{value:.4g}" for value in (row.low, row.high))
+    return f"{row.name} ({row.kind})", row.what, f"{row.bad} of {row.total}" if row.bad else "-", low, high
+
+
 def inputs(batch: Mapping[str, Any]) -> list[Row]:
     return [Row.of(k, "batch", INPUT, v) for k, v in batch.items() if isinstance(v, Tensor) and v.is_floating_point()]
 

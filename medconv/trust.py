@@ -13,18 +13,17 @@ from torch import nn
 from medconv.config import ConfigError, build
 
 NETWORKS = ("medconv", "monai.networks", "torch.nn")  # whose network classes a checkpoint may name
-_HUB = ("monai.losses.perceptual",)  # imports what it finds in a folder that its arguments may name
 _FILES = ("cache_dir", "checkpoint", "filename", "path_or_repo_id")  # arguments that name what a class would read or fetch
 
 
-def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = (), homes: Sequence[str] = NETWORKS) -> Any:
+def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()) -> Any:
     """As `build`, for a node that came with a file, which must not choose code: nothing else is imported or called.
 
-    Every `_target_` in it must be an `nn.Module` class of `homes`, one of medconv's convolutions, or from a package that
+    Every `_target_` in it must be an `nn.Module` class of `NETWORKS`, one of medconv's convolutions, or from a package that
     the user named. The object itself is looked at: a name that starts well, such as `torch.nn.x.os.system`, does not pass.
     Nor does an interpolation, of which a run's config has none left: `${oc.create:...}` would make further nodes; nor a
     name of a file, a folder or an address, that a class would take first weights from: a checkpoint holds the weights.
-    Args: trusted: the packages that the user named. homes: the modules that classes may be defined in.
+    Args: trusted: the packages that the user named.
     Raises: ConfigError: any other target, or argument.
     """
     for where, text in _texts(node, key):
@@ -33,22 +32,22 @@ def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
                 f"{where} is refused: a checkpoint's config holds values, and this is an interpolation, {text!r}"
             )
     for where, part in _nodes(node, key):
-        _need_harmless(where, part, trusted, homes)
+        _need_harmless(where, part, trusted)
     return build(node, key)
 
 
-def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str], homes: Sequence[str]) -> None:
+def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str]) -> None:
     target = str(node["_target_"])
-    found = _found(target) if _below(target, [*homes, *trusted]) else None
+    found = _found(target) if _below(target, [*NETWORKS, *trusted]) else None
     home = getattr(found, "__module__", None)
     home = home if isinstance(home, str) else ""
     if callable(found) and _below(home, trusted):
         return
-    network = isinstance(found, type) and issubclass(found, nn.Module) and _below(home, homes) and not _below(home, _HUB)
+    network = isinstance(found, type) and issubclass(found, nn.Module) and _below(home, NETWORKS)
     if not (network or (callable(found) and _below(home, ["medconv.convs"]))):
         raise ConfigError(
-            f"{key}._target_={target} is refused: a checkpoint may name network classes of {', '.join(homes)} only"
-            f"{f', none of {_HUB[0]}' if _below(home, _HUB) else ''}; trust your own package by --allow NAME"
+            f"{key}._target_={target} is refused: a checkpoint may name network classes of {', '.join(NETWORKS)} only; "
+            "trust your own package by --allow NAME"
         )
     for name, value in _arguments(found, node).items():
         if isinstance(value, str) and (name in _FILES or str(name).startswith("pretrained")):

@@ -63,7 +63,6 @@ ORDER = [
     "run",
     "prepare",
     "predict",
-    "replay",
     "evaluation",
     "evaluate",
     "wholefolds",

@@ -1,8 +1,7 @@
-"""Losses and gradients that are not finite: what stops, what is skipped, what is named, and that it is shown again."""
+"""Losses and gradients that are not finite: what stops, what is skipped, what is named, logged and saved."""
 
 import copy
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ import torch
 from lightning import Callback
 from lightning.pytorch.plugins import MixedPrecision
 
-from medconv import commands, nonfinite, replay, run
+from medconv import commands, nonfinite, run
 from medconv.nonfinite import FiniteGuard, NonFinite
 from medconv.tasks import Segmentation
 
@@ -83,56 +82,44 @@ KEPT = ("state_dict", "current_model_state", "averaging_state", "optimizer_state
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_image_that_is_not_finite_stops_the_run_and_is_named(poisoned: Path, tmp_path: Path, workers: int) -> None:
+def test_an_image_that_is_not_finite_stops_the_run_and_is_named(
+    poisoned: Path, tmp_path: Path, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(NonFinite) as caught:
         tiny.train(poisoned, tmp_path / "run", *ONE_EACH, f"data.num_workers={workers}")
     said = str(caught.value)
     file = tmp_path / f"run/nonfinite/{said.split(':')[0].replace(' ', '')}.ckpt"
     assert file.is_file()
     assert "of case case_2 (training sample " in said and "first that is not: image (batch), input" in said
-    assert f"`python scripts/replay.py --file {file}` shows it again" in said and "run.on_nonfinite=skip" in said
-    about, rows = replay.replay(file)
-    assert about["cases"] == [said.split("of case ")[1].split(". The")[0]]
-    assert (
-        rows[0].name == "image" and rows[0].bad > 0 and {row.what for row in rows} > {"output", "loss", "gradient of output"}
-    )
+    assert f"The batch and the values of every layer are in {file}." in said and "run.on_nonfinite=skip" in said
     saved = torch.load(file, weights_only=True)
+    about, rows = saved["nonfinite"], saved["nonfinite"]["rows"]
+    assert about["cases"] == [said.split("of case ")[1].split(". The")[0]]
+    assert rows[0]["name"] == "image" and rows[0]["bad"] > 0
+    assert {row["what"] for row in rows} > {"output", "loss", "gradient of output"}
+    (trace,) = traces(caplog)
+    assert len(trace) == 2 and trace[1].startswith("image (batch)  input")
     assert all(value.isfinite().all() for value in saved["state_dict"].values())  # the weights before the step
 
 
-def test_weights_that_grow_name_the_first_layer(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def traces(caplog: pytest.LogCaptureFixture) -> list[list[str]]:
+    """The lines of each layer trace in the log, without the one above them."""
+    said = [record.getMessage() for record in caplog.records if record.name == "medconv.nonfinite"]
+    return [text.splitlines()[1:] for text in said if "layer by layer up to the first such value:" in text]
+
+
+def test_weights_that_grow_name_the_first_layer(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(
         NonFinite, match=r"step 2: the loss .* network\.encoder\.0\.3 \(Conv3d\), output, .*A lower optimizer.lr"
     ):
         tiny.train(dataset, tmp_path / "run", *EXPLODES)
     file = tmp_path / "run/nonfinite/step2.ckpt"
-    code, said = shown(file, monkeypatch, capsys)
-    assert code == commands.DONE
-    assert "shown again, first: network.encoder.0.3 (Conv3d), output" in said and "network.encoder.0.1 (BatchNorm3d)" in said
+    ((_, *before, last),) = traces(caplog)
+    assert last.startswith("network.encoder.0.3 (Conv3d)") and " of " in last
+    assert any(line.startswith("network.encoder.0.1 (BatchNorm3d)") for line in before)
+    assert all(line.split("  ")[0].strip() and " of " not in line for line in before)
     with pytest.raises(ValueError, match=r"run\.resume=.*step2\.ckpt: holds weights, but not where a run stood"):
         tiny.train(dataset, tmp_path / "other", f"run.resume={file}")
-    content = torch.load(file, weights_only=True)
-    content["nonfinite"]["cases"] = ["\033[31ma"]
-    torch.save(content, file)
-    assert "\033" not in shown(file, monkeypatch, capsys)[1]
-    del content["nonfinite"]["rank"]
-    torch.save(content, file)
-    code, said = shown(file, monkeypatch, capsys)
-    assert code == commands.USER and "damaged, or of another version" in said
-    content["nonfinite"]["rank"] = 0
-    content["state_dict"] = {k: torch.zeros_like(v) for k, v in content["state_dict"].items()}
-    torch.save(content, file)
-    code, said = shown(file, monkeypatch, capsys)
-    assert code == commands.USER and "does not occur again here, all numbers are finite" in said
-
-
-def shown(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
-    monkeypatch.setattr(sys, "argv", ["replay.py", "--file", str(file), "--device", "cpu"])
-    with pytest.raises(SystemExit) as exit_:
-        replay.main()
-    return exit_.value.code, "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("settings", [["optimizer=muon"], ["optimizer=adamw"], ["optimizer=sgd", "optimizer.lr=1e-3"]])
@@ -197,7 +184,7 @@ def test_of_accumulated_batches_the_bad_one_is_named(poisoned: Path, tmp_path: P
     with pytest.raises(NonFinite, match=r"of case case_2 \(training sample \d+\)\. The first that is not: image \(batch\)"):
         tiny.train(poisoned, tmp_path / "run", *ONE_EACH, "trainer.accumulate_grad_batches=4")
     (file,) = (tmp_path / "run/nonfinite").iterdir()
-    assert replay.replay(file)[1][0].bad
+    assert torch.load(file, weights_only=True)["nonfinite"]["rows"][0]["bad"]
 
 
 class Flat(torch.nn.Module):
@@ -220,9 +207,7 @@ def test_either_is_enough(dataset: Path, tmp_path: Path, loss: str, said: str) -
     with pytest.raises(NonFinite, match=said):
         tiny.train(dataset, tmp_path / "run", *own)
     file = tmp_path / "run/nonfinite/step1.ckpt"
-    with pytest.raises(ValueError, match=r"loss\._target_=test_nonfinite\.\w+ is refused"):
-        replay.replay(file)
-    assert any(row.bad for row in replay.replay(file, ["test_nonfinite"])[1])
+    assert any(row["bad"] for row in torch.load(file, weights_only=True)["nonfinite"]["rows"])
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
@@ -239,9 +224,10 @@ def test_two_processes_agree(poisoned: Path, tmp_path: Path, strategy: str) -> N
     files = sorted((tmp_path / "run/nonfinite").iterdir())
     assert len(files) == 2
     for file, line in zip(files, (said[0], said[-1]), strict=True):
-        about, rows = replay.replay(file)
-        assert f"step {about['step']}: the loss is not finite on rank {about['rank']}, " in line and rows[0].bad
-        assert all(v.isfinite().all() for v in torch.load(file, weights_only=True)["state_dict"].values())
+        content = torch.load(file, weights_only=True)
+        about = content["nonfinite"]
+        assert f"step {about['step']}: the loss is not finite on rank {about['rank']}, " in line and about["rows"][0]["bad"]
+        assert all(v.isfinite().all() for v in content["state_dict"].values())
 
 
 @pytest.mark.parametrize(("override", "wanted"), [("run.on_nonfinite=ignore", "stop"), ("run.max_skipped=0", "at least 1")])

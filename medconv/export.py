@@ -18,7 +18,6 @@ from medconv import checkpoint, commands, exporting, trained
 from medconv.atomic import replacing, write_text
 from medconv.config import plain
 from medconv.exported.card import Card, as_trained, card_path
-from medconv.exported.loading import read_network
 from medconv.exporting.bundle import MODEL, check_bundle
 from medconv.trained import Trained
 
@@ -96,7 +95,7 @@ def _compared(
     format = "torchscript" if wanted.format == "bundle" else wanted.format
     content = checkpoint.read(source)
     card = exporting.describe(content, network, captured, file, format, {"largest_difference": 0.0, "of": ""})
-    read = as_trained(card, read_network(file, format, "cpu"), file, None)
+    read = as_trained(card, exporting.read_written(file, format), file, None)
     largest, of = exporting.on_patches(reference, read, captured), "random patches"
     if wanted.case is not None:
         of_case, shape = exporting.on_case(reference, read, wanted.case)

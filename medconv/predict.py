@@ -197,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     many: dict[str, Any] = {"type": Path, "nargs": "+", "action": "extend", "default": []}
     add("--checkpoint", **many, help="a run's checkpoints/best.ckpt; the mean of several")
-    add("--model", **many, help="exported networks, with their cards; they join the mean")
+    add("--model", **many, help="exported ONNX files, with their cards; they join the mean")
     add("--input", type=Path, required=True, help="an image, a folder of images or DICOM, or a list (.txt or .json)")
     add("--output", type=Path, required=True, help="folder for the label maps, or predictions.csv")
     add("--probabilities", action="store_true", help="write them, too: OUTPUT/probabilities/CASE.nii.gz, 4D")

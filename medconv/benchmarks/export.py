@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from medconv import exporting, trained
 from medconv.benchmarks import rows
-from medconv.exported.loading import read_network
 from medconv.networks import full_resolution
 
 REFERENCE = "PyTorch, as predict runs it"
@@ -63,7 +62,7 @@ def _files(plain: trained.Trained, formats: Sequence[str], folder: Path) -> list
     for name in formats:
         path = folder / name
         exporting.write_network(captured, name, path, exporting.OPSETS[0])
-        network = read_network(path, name, "cpu")
+        network = exporting.read_written(path, name)
         found.append((f"{name}, by {'ONNX runtime' if name == 'onnx' else 'PyTorch'}", network, path.stat().st_size / 1e6))
     return found
 

@@ -1,4 +1,4 @@
-"""Networks as files of other formats, read back: `load` gives what `trained.load` gives of a checkpoint."""
+"""Exported ONNX files, read back: `load` gives what `trained.load` gives of a checkpoint."""
 
 from medconv.exported.card import card_path, digest
 from medconv.exported.loading import load

@@ -1,4 +1,8 @@
-"""A network from a TorchScript, torch.export or ONNX file, as a module like any other."""
+"""A network from an ONNX file, as a module like any other.
+
+The other formats of `export` are not read: TorchScript and torch.export files are programs, and PyTorch has no safe way to
+load them.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +18,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medconv.exported import archives, card
+from medconv.exported import card
 from medconv.trained import Trained
 
 INPUT, OUTPUT = "image", "logits"  # what they are called in an ONNX file
+_TORCH = (".pt", ".pth", ".ts", ".pt2")
+_ZIP = b"PK\x03\x04"  # what torch's files begin with
 log = logging.getLogger(__name__)
 
 
 def load(path: Path, device: str = "cpu", mirror_axes: Sequence[int] | None = None) -> Trained:
-    """An exported file with its card.
+    """An exported ONNX file with its card.
 
     Args: mirror_axes: of test-time augmentation, in the place of the card's; spatial axes.
-    Raises: ValueError: the file or its card is missing, damaged, another's or no network; a package is missing.
+    Raises: ValueError: the file or its card is missing, damaged, another's or not ONNX; a package is missing.
     """
-    found = card.read(path)
-    network = read_network(path, str(found.get("format")), device)
-    return card.as_trained(found, network, path, mirror_axes)
+    _need_onnx(path)
+    metadata = card.read(path)
+    if metadata.get("format") != "onnx":
+        raise ValueError(f"{card.card_path(path)}: its format must be onnx, got {metadata.get('format')!r:.40}")
+    return card.as_trained(metadata, read_onnx(path, device), path, mirror_axes)
 
 
-def read_network(path: Path, format: str, device: str) -> nn.Module:
-    """Raises: ValueError: as `load`."""
-    readers = {"torchscript": _torchscript, "pt2": _export, "onnx": _onnx}
-    if format not in readers:
-        raise ValueError(f"{card.card_path(path)}: its format must be one of {', '.join(readers)}, got {format!r:.40}")
-    return readers[format](path, device)
+def _need_onnx(path: Path) -> None:
+    """Raises: ValueError: a file of torch, by its name or its first bytes; says how to export ONNX."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        begins = file.read(len(_ZIP))
+    if path.suffix in _TORCH or begins == _ZIP:
+        command = f"medconv-export --checkpoint CHECKPOINT --format onnx --output {path.with_suffix('.onnx').name}"
+        raise ValueError(f"{path}: a TorchScript or torch.export file; exported models are read as ONNX only: {command}")
 
 
 def need(packages: Sequence[str], purpose: str) -> list[Any]:
@@ -46,17 +57,6 @@ def need(packages: Sequence[str], purpose: str) -> list[Any]:
         return [import_module(name) for name in packages]
     except ImportError as error:
         raise ValueError(f"{purpose} needs {error.name}: pip install 'medconv[onnx]'") from error
-
-
-def _torchscript(path: Path, device: str) -> nn.Module:
-    content = archives.torchscript(path)
-    return _attempt(path, lambda: torch.jit.load(content, map_location=device).eval())
-
-
-def _export(path: Path, device: str) -> nn.Module:
-    content = archives.export(path)
-    # Without guards, which are lines of Python.
-    return _attempt(path, lambda: torch.export.load(content).module(check_guards=False).to(device))
 
 
 def _attempt(path: Path, read: Callable[[], Any]) -> Any:
@@ -87,7 +87,8 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {line:.200}".removesuffix(": ")
 
 
-def _onnx(path: Path, device: str) -> nn.Module:
+def read_onnx(path: Path, device: str) -> nn.Module:
+    """Raises: ValueError: it is damaged, or refers to other files; a package is missing."""
     onnx, runtime = need(("onnx", "onnxruntime"), f"{path}: an ONNX file")
     content = path.read_bytes()
     model = _attempt(path, lambda: onnx.load_model_from_string(content))
@@ -96,7 +97,7 @@ def _onnx(path: Path, device: str) -> nn.Module:
         for part in (model.graph, *model.functions)
         for tensor in _tensors(part)
     ):
-        raise archives.refused(path, "a reference to other files")
+        raise ValueError(f"{path}: refused, its weights lie in other files; a network that export writes is one file")
     settings = runtime.SessionOptions()
     settings.intra_op_num_threads, settings.log_severity_level = torch.get_num_threads(), 3
     providers = _providers(runtime, device)

@@ -4,7 +4,7 @@ from medconv.exporting.bundle import write_bundle
 from medconv.exporting.capture import Captured, capture
 from medconv.exporting.describe import describe, in_words
 from medconv.exporting.parity import on_case, on_patches
-from medconv.exporting.writing import FORMATS, OPSETS, check_opset, write_network
+from medconv.exporting.writing import FORMATS, OPSETS, check_opset, read_written, write_network
 
 __all__ = [
     "FORMATS",
@@ -16,6 +16,7 @@ __all__ = [
     "in_words",
     "on_case",
     "on_patches",
+    "read_written",
     "write_bundle",
     "write_network",
 ]

@@ -1,4 +1,4 @@
-"""A captured network into a file."""
+"""A captured network into a file, and back again in the process that wrote it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from medconv.exported.loading import INPUT, OUTPUT, first_line, need, quiet
+from medconv.exported.loading import INPUT, OUTPUT, first_line, need, quiet, read_onnx
 from medconv.exporting.capture import Captured
 
 FORMATS = ("torchscript", "onnx", "pt2", "bundle")
@@ -29,6 +30,17 @@ def write_network(captured: Captured, format: str, path: Path, opset: int) -> No
         raise
     except Exception as error:  # torch has many classes for what it cannot write
         raise ValueError(f"the network cannot be written as {format} ({first_line(error)})") from error
+
+
+def read_written(path: Path, format: str) -> nn.Module:
+    """The network of a file that this process has just written; TorchScript and pt2 files of others are never loaded.
+
+    Raises: ValueError: ONNX alone, as `read_onnx`.
+    """
+    if format == "onnx":
+        return read_onnx(path, "cpu")
+    with quiet(), path.open("rb") as file:
+        return torch.jit.load(file).eval() if format == "torchscript" else torch.export.load(file).module(check_guards=False)
 
 
 def check_opset(opset: int) -> None:

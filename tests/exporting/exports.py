@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,11 @@ import tiny
 import torch
 from torch import Tensor
 
+from medconv import exporting
 from medconv.exported import card_path, digest
+from medconv.exported.card import as_trained
 from medconv.networks import UNet
+from medconv.trained import Trained
 
 FORMATS = ("torchscript", "onnx", "pt2")
 
@@ -41,15 +43,10 @@ def variant(source: Path, path: Path, edit: Callable[[dict[str, Any]], Any]) -> 
     return path
 
 
-def repacked(source: Path, path: Path, edit: Callable[[dict[str, bytes]], Any]) -> Path:
-    """An exported file with other parts in its archive (names below the top folder), and a card that says it is whole."""
-    with zipfile.ZipFile(source) as archive:
-        parts = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
-    edit(parts)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in parts.items():
-            archive.writestr(f"top/{name}", content)
-    return sealed(source, path)
+def read_back(path: Path, format: str) -> Trained:
+    """An exported file of any format with its card, as export itself reads what it has written."""
+    card = json.loads(card_path(path).read_text())
+    return as_trained(card, exporting.read_written(path, format), path, None)
 
 
 def sealed(source: Path, path: Path, **changes: Any) -> Path:

@@ -94,7 +94,7 @@ def test_the_network_takes_what_the_metadata_says(made: tuple[Path, Path, Path],
 
 def test_the_network_of_a_bundle_is_a_file_like_others(made: tuple[Path, Path, Path]) -> None:
     image = made[0] / "case_0.nii.gz"
-    found = Predictor.load([], models=[made[2] / "models/model.ts"])(image)
+    found = Predictor([exports.read_back(made[2] / "models/model.ts", "torchscript")])(image)
     assert (found != Predictor.load([made[1]])(image)).mean() < 1e-3
 
 

@@ -53,7 +53,7 @@ def refusal(monkeypatch, capsys, main, *words: object) -> str:
 
 @pytest.mark.parametrize("format", exports.FORMATS)
 def test_the_file_says_what_the_checkpoint_says_for_any_batch_and_size(made: Made, format: str) -> None:
-    model, other = trained.load(made[1]), exported.load(made[2][format])
+    model, other = trained.load(made[1]), exports.read_back(made[2][format], format)
     for batch, size in ((1, (16, 16, 12)), (3, model.window.patch_size), (2, (8, 20, 4))):
         image = torch.randn(batch, 1, *size, generator=torch.Generator().manual_seed(batch))
         with torch.inference_mode():
@@ -65,7 +65,11 @@ def test_the_file_says_what_the_checkpoint_says_for_any_batch_and_size(made: Mad
 @pytest.mark.parametrize("format", exports.FORMATS)
 def test_the_card_is_all_that_prediction_needs(made: Made, format: str) -> None:
     path = made[2][format]
-    card, model, other = json.loads(exported.card_path(path).read_text()), trained.load(made[1]), exported.load(path)
+    card, model, other = (
+        json.loads(exported.card_path(path).read_text()),
+        trained.load(made[1]),
+        exports.read_back(path, format),
+    )
     assert (other.recipe, other.window, other.targets) == (model.recipe, model.window, model.targets)
     assert (other.class_names, other.modalities) == (model.class_names, model.modalities)
     assert (other.spacing_range_mm, other.seen_axes) == (model.spacing_range_mm, (0, 1))
@@ -106,38 +110,37 @@ def test_files_hold_plain_convolutions_alone(made: Made) -> None:
     assert type(before.encoder[0][1]).__name__ == "ChannelsLastInstanceNorm3d" and fold_convs(network) is not network
 
 
-@pytest.mark.parametrize("format", exports.FORMATS)
-def test_predict_takes_a_file_as_it_takes_a_checkpoint(
-    made: Made, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_predict_takes_an_onnx_file_as_it_takes_a_checkpoint(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, checkpoint, files = made
     common = ("--input", images, "--device", "cpu", "--probabilities", "--mirror-axes", "1")
     assert call(predict.main, monkeypatch, "--checkpoint", checkpoint, *common, "--output", tmp_path / "a") == 0
-    assert call(predict.main, monkeypatch, "--model", files[format], *common, "--output", tmp_path / "b") == 0
+    assert call(predict.main, monkeypatch, "--model", files["onnx"], *common, "--output", tmp_path / "b") == 0
     for path in sorted((tmp_path / "a").glob("*.nii.gz")):
         labels = [np.asarray(nib.load(tmp_path / side / path.name).dataobj) for side in "ab"]
         chances = [nib.load(tmp_path / side / "probabilities" / path.name).get_fdata() for side in "ab"]
         assert (labels[0] != labels[1]).mean() < 1e-3 and len(np.unique(labels[0])) > 1
         np.testing.assert_allclose(chances[0], chances[1], atol=1e-4)
     record = json.loads((tmp_path / "b/prediction.json").read_text())
-    assert record["checkpoint"] == str(files[format]) and record["settings"]["mirror_axes"] == [[1]]
+    assert record["checkpoint"] == str(files["onnx"]) and record["settings"]["mirror_axes"] == [[1]]
 
 
 def test_files_and_checkpoints_make_one_mean(made: Made, tmp_path: Path) -> None:
     image = made[0] / "case_0.nii.gz"
-    several = Predictor.load([made[1]], models=list(made[2].values()))
-    assert len(several.members) == 4 and len(several.recipes) == 1
+    several = Predictor.load([made[1]], models=[made[2]["onnx"]])
+    assert len(several.members) == 2 and len(several.recipes) == 1
     assert (several(image) != Predictor.load([made[1]])(image)).mean() < 1e-3
 
 
 def test_another_card_is_another_setting(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
-    path = tmp_path / "m.ts"
-    shutil.copy(made[2]["torchscript"], path)
+    path = tmp_path / "m.onnx"
+    shutil.copy(made[2]["onnx"], path)
     common = ("--input", made[0], "--device", "cpu", "--output", tmp_path / "out", "--model", path)
-    exports.sealed(made[2]["torchscript"], path)
+    exports.sealed(made[2]["onnx"], path)
     assert call(predict.main, monkeypatch, *common) == 0
     card = json.loads(exported.card_path(path).read_text())
-    exports.sealed(made[2]["torchscript"], path, inputs={**card["inputs"], "spacing_mm": [1.2, 1.5, 2.0]})
+    exports.sealed(made[2]["onnx"], path, inputs={**card["inputs"], "spacing_mm": [1.2, 1.5, 2.0]})
     assert "holds results that were made otherwise" in refusal(monkeypatch, capsys, predict.main, *common)
 
 
@@ -201,41 +204,57 @@ def test_missing_packages_have_names(made: Made, tmp_path: Path, monkeypatch, ca
     [
         ({"sha256": "0" * 64}, "the card of another file"),
         ({"medconv_card": 2}, "a card of version 2"),
-        ({"format": "os.system"}, "its format must be one of torchscript, pt2, onnx, got 'os.system'"),
+        ({"format": "os.system"}, "its format must be onnx, got 'os.system'"),
         ({"inputs": {}}, "damaged, it cannot be read (KeyError: "),
         ({"windows": []}, "damaged, it cannot be read"),
         ({"outputs": {"class_names": ["a"], "targets": {"names": 3}}}, "damaged, it cannot be read"),
-        (None, "its card, m.ts.json, is not beside it"),
+        (None, "its card, m.onnx.json, is not beside it"),
         ("{", "damaged, or no card of an exported network"),
         ("[]", "damaged, or no card of an exported network"),
     ],
 )
 def test_cards_that_do_not_fit(made: Made, tmp_path: Path, changes, wanted: str, monkeypatch, capsys) -> None:
-    path = Path(shutil.copy(made[2]["torchscript"], tmp_path / "m.ts"))
+    path = Path(shutil.copy(made[2]["onnx"], tmp_path / "m.onnx"))
     if isinstance(changes, str):
         exported.card_path(path).write_text(changes)
     elif changes is not None:
-        exports.sealed(made[2]["torchscript"], path, **changes)
+        exports.sealed(made[2]["onnx"], path, **changes)
     words = ("--model", path, "--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
     assert wanted in refusal(monkeypatch, capsys, predict.main, *words)
+
+
+@pytest.mark.parametrize(
+    ("format", "name"), [("torchscript", "m.ts"), ("torchscript", "m.pt"), ("pt2", "m.pt2"), ("pt2", "m")]
+)
+def test_files_of_torch_are_written_but_not_read(
+    made: Made, tmp_path: Path, format: str, name: str, monkeypatch, capsys
+) -> None:
+    """With their card or without."""
+    path = Path(shutil.copy(made[2][format], tmp_path / name))
+    words = ("--model", path, "--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
+    for _ in range(2):
+        said = refusal(monkeypatch, capsys, predict.main, *words)
+        assert f"{path}: a TorchScript or torch.export file; exported models are read as ONNX only" in said
+        assert "medconv-export --checkpoint CHECKPOINT --format onnx --output m.onnx" in said
+        exports.sealed(made[2][format], path)
 
 
 def test_other_bad_input_of_predict(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
     words = ("--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
     assert "--checkpoint or --model is needed" in refusal(monkeypatch, capsys, predict.main, *words)
-    said = refusal(monkeypatch, capsys, predict.main, *words, "--model", made[2]["torchscript"], "--mirror-axes", "2")
+    said = refusal(monkeypatch, capsys, predict.main, *words, "--model", made[2]["onnx"], "--mirror-axes", "2")
     assert "--mirror-axes=[2] needs a network that knows mirrored images" in said
-    assert "no such file" in refusal(monkeypatch, capsys, predict.main, *words, "--model", tmp_path / "no.ts")
+    assert "no such file" in refusal(monkeypatch, capsys, predict.main, *words, "--model", tmp_path / "no.onnx")
 
 
 def test_a_mirror_network_and_one_of_batch_norms(tmp_path: Path) -> None:
     """Priors that concern a whole network, and another divisor along each axis."""
     settings = ("conv=mirror", "model.norm=batch", "model.strides=[[2,2,1]]", "data.patch_size=[16,16,12]")
     images, checkpoint = exports.train(tmp_path, *settings)
-    export.export(checkpoint, tmp_path / "m.pt2", export.Wanted("pt2", case=images / "case_0.nii.gz"))
-    model = exported.load(tmp_path / "m.pt2", mirror_axes=[0, 1])
+    export.export(checkpoint, tmp_path / "m.onnx", export.Wanted("onnx", case=images / "case_0.nii.gz"))
+    model = exported.load(tmp_path / "m.onnx", mirror_axes=[0, 1])
     assert model.equivariant_axes == (0,) and model.window.mirror_axes == (1,)
-    card = json.loads(exported.card_path(tmp_path / "m.pt2").read_text())
+    card = json.loads(exported.card_path(tmp_path / "m.onnx").read_text())
     assert card["inputs"]["divisor"] == [2, 2, 1] and isinstance(model.recipe, Recipe)
 
 
@@ -264,4 +283,4 @@ def test_networks_of_monai(tmp_path: Path, name: str, format: str) -> None:
     run.train(checked, RunFolder.of(checked, {}))
     case = dataset / "imagesTr/case_0.nii.gz"
     export.export(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "m", export.Wanted(format, case=case))
-    assert exported.load(tmp_path / "m").network is not None
+    assert exports.read_back(tmp_path / "m", format).network is not None

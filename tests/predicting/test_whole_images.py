@@ -200,11 +200,11 @@ def test_evaluation_with_pictures(
 def test_exported_networks_answer_alike(
     made: dict[str, Path], tmp_path: Path, kind: str, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "model.ts"
-    export.export(made[kind], file, export.Wanted("torchscript", case=made["table"].parent / "1.png"))
-    card = json.loads((tmp_path / "model.ts.json").read_text())
+    file = tmp_path / "model.onnx"
+    export.export(made[kind], file, export.Wanted("onnx", case=made["table"].parent / "1.png"))
+    card = json.loads((tmp_path / "model.onnx.json").read_text())
     assert card["outputs"]["outcome"]["kind"] == kind and card["inputs"]["frame"] == [16, 16]
-    assert kind in (tmp_path / "model.ts.md").read_text()
+    assert kind in (tmp_path / "model.onnx.md").read_text()
     Image.new("L", (20, 20)).save(tmp_path / "large.png")
     with pytest.raises(ValueError, match="20 x 20 pixels"):
         WholePredictor.load([], models=[file]).answer(tmp_path / "large.png")  # type: ignore[attr-defined]

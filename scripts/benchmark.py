@@ -1,6 +1,52 @@
-"""Thin entry point: the same as `medconv-benchmark`."""
+"""`python scripts/benchmark.py NAME`: measure against a named peer in the same run; a table on screen, rows as JSON."""
 
-from medconv.benchmark import main
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from benchmarks import results
+from medconv import commands
+
+NAMES = (
+    "convs",
+    "learning",
+    "layers",
+    "step",
+    "scaling",
+    "data",
+    "workers",
+    "recipe",
+    "evaluation",
+    "prediction",
+    "export",
+    "fault_tolerance",
+    "classification",
+)
+
+
+def main() -> None:
+    sys.exit(commands.guard(_main))
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser("benchmark.py", description=__doc__)
+    choices = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    parts = {name: importlib.import_module(f"benchmarks.{name}") for name in NAMES}
+    for name, part in parts.items():
+        chosen = choices.add_parser(name, help=part.__doc__, description=part.__doc__)
+        chosen.add_argument("--json", type=Path, help="write the rows there")
+        part.add_arguments(chosen)
+    options = parser.parse_args()
+    commands.start_logging()
+    found = parts[options.name].run(options)
+    if options.json:
+        results.write(found, options.json)
+    print(parts[options.name].show(found))
+    return commands.DONE
+
 
 if __name__ == "__main__":
     main()

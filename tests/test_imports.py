@@ -75,8 +75,6 @@ ORDER = [
     "search",
     "train",
     "postprocess",
-    "benchmarks",
-    "benchmark",
 ]
 TORCH_ONLY = ["convs", "layers"]
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
@@ -105,6 +103,9 @@ def test_no_upward_import(path: Path) -> None:
     own = part(path)
     assert own in ORDER, f"{own} has no place in the order"
     for module in imports(path):
+        assert module.split(".")[0] not in ("benchmark", "benchmarks"), (
+            f"{path} imports {module}, which is not part of the wheel"
+        )
         if module.startswith("medconv."):
             other = module.split(".")[1]
             assert ORDER.index(other) <= ORDER.index(own), f"{path} imports {module}, which stands below it"

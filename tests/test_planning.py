@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from medconv.benchmarks.memory import step_memory
+from benchmarks.memory import step_memory
 from medconv.data.case import Case, Dataset
 from medconv.data.check import Fingerprint, check
 from medconv.losses import DiceCrossEntropy

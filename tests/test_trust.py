@@ -16,7 +16,7 @@ from medconv import commands, postprocess, predict, run, trust
 from medconv import train as training
 from medconv.config import ConfigError
 
-SOURCES = sorted([*(tiny.ROOT / "medconv").rglob("*.py"), *(tiny.ROOT / "scripts").glob("*.py"), tiny.ROOT / "train.py"])
+SOURCES = sorted([*(tiny.ROOT / "medconv").rglob("*.py"), *(tiny.ROOT / "scripts").rglob("*.py"), tiny.ROOT / "train.py"])
 # Each a way to make objects, or code, of a file's content.
 NEVER = {"eval", "exec", "compile", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads", "dill.load"}
 NEVER |= {"joblib.load", "pandas.read_pickle", "pd.read_pickle", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}

@@ -30,6 +30,7 @@ def command(installed: Path, cwd: Path, name: str, *arguments: str) -> subproces
 def test_configs_travel_along(installed: Path, tmp_path: Path) -> None:
     assert (installed / "medconv/conf/train.yaml").is_file()
     assert (installed / "bin/medconv-prepare").is_file()
+    assert not (installed / "medconv/benchmarks").exists() and not (installed / "benchmarks").exists()
     assert (installed / "hydra_plugins/medconv_sweeps/__init__.py").is_file()
     shown = command(
         installed, tmp_path, "medconv-train", "--cfg", "job", "--resolve", "data=msd", "data.root=x", "-p", "data"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from medconv.benchmark import main
+from benchmark import main
 
 
 def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> list[dict]:

@@ -1,4 +1,4 @@
-"""medconv/benchmarks: rows that programs can read, honest timing, and comparisons that pair what belongs together."""
+"""scripts/benchmarks: rows that programs can read, honest timing, and comparisons that pair what belongs together."""
 
 import json
 import sys
@@ -10,8 +10,8 @@ import pytest
 import tiny
 from harness import benchmark
 
-from medconv.benchmark import main
-from medconv.benchmarks import convs, learning, rows
+from benchmark import main
+from benchmarks import convs, learning, results
 
 KEYS = {"benchmark", "case", "variant", "reference", "ratio", "device", "hardware", "cores", "torch"}
 
@@ -61,7 +61,7 @@ def test_naive_code_computes_the_same() -> None:
 def test_timing_alternates_and_gives_ratios() -> None:
     order: list[str] = []
     variants = {"a": lambda: (order.append("a"), time.sleep(0.002)), "b": lambda: (order.append("b"), time.sleep(0.006))}
-    found = rows.alternate(variants, "a", pairs=10, warm_up=1)
+    found = results.alternate(variants, "a", pairs=10, warm_up=1)
     assert order[:2] == ["a", "b"] and all(set(order[i : i + 2]) == {"a", "b"} for i in range(2, 22, 2))
     assert len({tuple(order[i : i + 2]) for i in range(2, 22, 2)}) == 2  # both orders occur
     assert found["a"]["ratio"] == 1 and 1.5 < found["b"]["ratio"] < 4
@@ -122,7 +122,9 @@ def test_streamed_predictions_stand_beside_serial_ones(monkeypatch: pytest.Monke
 
 
 def test_what_surviving_costs_stands_beside_a_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = benchmark(monkeypatch, tmp_path, "survival", "--patch", "16", "16", "--features", "4", "8", "--pairs", "1")
+    found = benchmark(
+        monkeypatch, tmp_path, "fault_tolerance", "--patch", "16", "16", "--features", "4", "8", "--pairs", "1"
+    )
     assert len(found) == 6 and found[0]["variant"] == "forward and backward"
     assert all(set(row) >= KEYS and row["seconds"] > 0 for row in found)
 
@@ -138,7 +140,7 @@ def test_classifiers_are_measured_on_the_test_part(monkeypatch: pytest.MonkeyPat
     np.savez(tmp_path / "bright.npz", **arrays)
     settings = ["data.samples_per_epoch=24", "data.batch_size=8", "plan.channels=[4,8]", "trainer.accelerator=cpu"]
     given = ["--root", str(tmp_path / "bright.npz"), "--output", str(tmp_path / "runs"), "--steps", "30", "--seeds", "1"]
-    words = ["whole", *given, "--variants", "conv=none", "conv=mirror,augment=none", "--set", *settings]
+    words = ["classification", *given, "--variants", "conv=none", "conv=mirror,augment=none", "--set", *settings]
     found = benchmark(monkeypatch, tmp_path, *words)
     assert [row["variant"] for row in found] == ["conv=none", "conv=mirror,augment=none"]
     assert all(row["auc"] == [1.0] and len(row["accuracy"]) == 1 for row in found)

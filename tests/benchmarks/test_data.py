@@ -1,4 +1,4 @@
-"""medconv/benchmarks/data.py and its parts, at tiny sizes: real contestants, real files, and honest numbers."""
+"""scripts/benchmarks/data.py and its parts, at tiny sizes: real contestants, real files, and honest numbers."""
 
 import json
 import os
@@ -13,10 +13,10 @@ import pytest
 import tiny
 from harness import benchmark
 
-from medconv.benchmark import main
-from medconv.benchmarks import contest, datasets, stores
-from medconv.benchmarks.peers import serving
-from medconv.benchmarks.peers.process import NNUNET_DATA, TORCHIO_DATA, PeerProcess
+from benchmark import main
+from benchmarks import contest, datasets, stores
+from benchmarks.peers import serving
+from benchmarks.peers.process import NNUNET_DATA, TORCHIO_DATA, PeerProcess
 
 KEYS = {"benchmark", "case", "variant", "reference", "seconds", "ratio", "spread", "device", "hardware", "cores", "torch"}
 TINY = ["--small-shape", "14", "20", "18", "--small-patch", "16", "16", "16", "--small-cases", "2"]

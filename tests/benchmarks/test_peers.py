@@ -1,4 +1,4 @@
-"""medconv/benchmarks/peers: the protocol, with real peers at a tiny size, and what goes wrong with processes."""
+"""scripts/benchmarks/peers: the protocol, with real peers at a tiny size, and what goes wrong with processes."""
 
 import math
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from medconv.benchmarks.peers import nnunet_step
-from medconv.benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
+from benchmarks.peers import nnunet_step
+from benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
 
 TINY = ["--patch", "8", "8", "12", "--batch", "2", "--features", "4", "8", "16", "--classes", "3", "--threads", "1"]
 NNUNET_PYTHON = os.environ.get("MEDCONV_NNUNET_PYTHON")

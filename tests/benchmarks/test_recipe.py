@@ -1,4 +1,4 @@
-"""medconv/benchmarks/recipe.py at a tiny size: real trainings of a few seconds, and what their numbers stand on."""
+"""scripts/benchmarks/recipe.py at a tiny size: real trainings of a few seconds, and what their numbers stand on."""
 
 import json
 import os
@@ -15,9 +15,9 @@ import pytest
 import tiny
 from harness import benchmark
 
-from medconv.benchmark import main
-from medconv.benchmarks import picture, recipe
-from medconv.benchmarks.peers import training
+from benchmark import main
+from benchmarks import dice_curves, recipe
+from benchmarks.peers import training
 from medconv.callbacks import TimeBudget
 from medconv.data import layout
 
@@ -46,7 +46,7 @@ def test_contestants_train_for_the_same_time_on_the_same_cases(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn = tmp_path / "recipe.svg"
-    given = [*arguments(tmp_path, "medconv", "dynunet"), "--picture", str(drawn)]
+    given = [*arguments(tmp_path, "medconv", "dynunet"), "--plot", str(drawn)]
     rows = benchmark(monkeypatch, tmp_path, *given)
     assert [row["variant"] for row in rows] == [f"medconv, {', '.join(SMALL)}", "MONAI DynUNet, plain loop"]
     _, val = layout.split(layout.auto(tmp_path / "data").cases, 0, 5)
@@ -202,24 +202,41 @@ def test_a_slow_step_makes_one_snapshot(tmp_path: Path) -> None:
     assert not snapshots.after_step(2, lambda path: path.touch())
 
 
-def test_the_picture_spaces_dice_by_its_distance_from_one(tmp_path: Path) -> None:
+def test_the_chart_spaces_dice_by_its_distance_from_one(tmp_path: Path) -> None:
     curves = [
-        picture.Curve("a <b>", ((10, 0.0), (100, 0.9), (1000, 0.99)), 0.99),
-        picture.Curve("c", ((10, 0.5), (1000, 0.8)), 0.8),
-        picture.Curve("a <b>", ((5, 0.2), (50, 0.5)), 0.5),
+        dice_curves.Curve("a <b>", ((10, 0.0), (100, 0.9), (1000, 0.99)), 0.99),
+        dice_curves.Curve("c_$1", ((10, 0.5), (1000, 0.8)), 0.8),
+        dice_curves.Curve("a <b>", ((5, 0.2), (50, 0.5)), 0.5),
     ]
-    picture.draw(curves, tmp_path / "p.svg", "title & more")
+    dice_curves.draw(curves, tmp_path / "p.svg", "title & $more$")
     tree = ElementTree.fromstring((tmp_path / "p.svg").read_text())
     tag = "{http://www.w3.org/2000/svg}"
     texts = [text.text for text in tree.iter(f"{tag}text")]
-    assert {"title & more", "a <b>", "c", "0.990", "0.800", "10 s", "0.9"} <= set(texts) and texts.count("a <b>") == 1
-    lines = list(tree.iter(f"{tag}polyline"))
-    first = [tuple(map(float, p.split(","))) for p in lines[0].attrib["points"].split()]
-    (x0, y0), (x1, y1), (x2, y2) = first
-    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2) and y0 - y1 == pytest.approx(y1 - y2, abs=0.2) and x2 > x0 > 0
-    assert lines[0].attrib["stroke"] == lines[2].attrib["stroke"] != lines[1].attrib["stroke"]
+    assert {"title & $more$", "a <b>", "c_$1", "0.990", "0.800", "10 s", "0.9"} <= set(texts)
+    assert texts.count("a <b>") == 1
+    lines = [path for path in tree.iter(f"{tag}path") if "stroke-width: 1.5" in path.get("style", "")]
+    first, second, third = lines[:3]  # the best result first; those of the legend come after them
+    numbers = [float(number) for number in re.findall(r"[\d.]+", first.attrib["d"])]
+    (x0, y0), (x1, y1), (x2, y2) = zip(numbers[::2], numbers[1::2], strict=True)
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2) and y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
+    assert x2 > x0 > 0 and y0 > y2 > 0
+
+    def colour(line: ElementTree.Element) -> str:
+        return re.search(r"stroke: (#\w+)", line.attrib["style"])[1]
+
+    assert colour(first) == colour(third) != colour(second)
+
+
+def test_the_same_curves_give_the_same_chart(tmp_path: Path) -> None:
+    curves = [dice_curves.Curve("a", ((0.0, 1.0),), 1.0)]  # at the ends of both axes
+    for name in ("p.svg", "q.svg"):
+        dice_curves.draw(curves, tmp_path / name, "title")
+    assert (tmp_path / "p.svg").read_bytes() == (tmp_path / "q.svg").read_bytes()
+
+
+def test_a_chart_needs_a_curve(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no curve to draw yet"):
-        picture.draw([], tmp_path / "q.svg", "nothing")
+        dice_curves.draw([], tmp_path / "q.svg", "nothing")
 
 
 def test_rows_of_earlier_calls_are_drawn_as_well(tmp_path: Path) -> None:
@@ -227,7 +244,7 @@ def test_rows_of_earlier_calls_are_drawn_as_well(tmp_path: Path) -> None:
     (tmp_path / "rows.json").write_text(json.dumps([row]))
     (tmp_path / "others.json").write_text(json.dumps([{"variant": "nn.Conv", "ratio": 1}]))
     (found,) = recipe._earlier([tmp_path / "rows.json"])
-    assert recipe._curve(found) == picture.Curve("a", ((10, 0.5), (20, 0.0)), 0.8)
+    assert recipe._curve(found) == dice_curves.Curve("a", ((10, 0.5), (20, 0.0)), 0.8)
     for name in ("others.json", "none.json"):
         with pytest.raises(ValueError, match=f"--beside .*{name}: no rows of this benchmark"):
             recipe._earlier([tmp_path / name])

@@ -9,8 +9,8 @@ import torch
 from harness import benchmark
 from torch import nn
 
-from medconv.benchmark import main
-from medconv.benchmarks.memory import LiveTensors, step_memory
+from benchmark import main
+from benchmarks.memory import LiveTensors, step_memory
 
 
 def test_every_switch_and_preset_stands_beside_the_reference_and_the_peer(
@@ -72,7 +72,7 @@ def test_saved_bytes_are_what_a_backward_pass_needs() -> None:
 
 
 def test_layers_stand_beside_the_librarys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("medconv.benchmarks.layers.STAGES", [(32, (4, 4, 4))])
+    monkeypatch.setattr("benchmarks.layers.STAGES", [(32, (4, 4, 4))])
     rows = benchmark(monkeypatch, tmp_path, "layers", "--pairs", "2")
     variants = {(row["benchmark"], row["variant"]) for row in rows}
     assert {("norm", "ours, channels-last"), ("depthwise", "ours, blocks of 16")} <= variants

@@ -9,7 +9,7 @@ import torch
 from makers import recipe, tiny
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from medconv.benchmarks import workers as benchmark
+from benchmarks import workers as benchmark
 from medconv.data.case import Case
 from medconv.data.datamodule import DataModule
 from medconv.data.prepare import prepare

@@ -10,7 +10,7 @@ from monai.networks import nets
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medconv.benchmarks.memory import step_memory
+from benchmarks.memory import step_memory
 from medconv.convs import basis, swap_convs
 from medconv.networks import UNet
 from medconv.networks.outputs import heads

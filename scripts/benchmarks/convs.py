@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from medconv.benchmarks.rows import Row, alternate, conditions, kernel_seconds, table
+from benchmarks.results import Row, alternate, conditions, kernel_seconds, table
 from medconv.convs import (
     Convolution,
     acs,

@@ -4,7 +4,7 @@ This script and its neighbour `serving.py` stand alone: they are run by the pyth
 need not have medconv.
 
     python3 -m venv FOLDER && FOLDER/bin/pip install nnunetv2==2.8.1
-    FOLDER/bin/python medconv/benchmarks/peers/nnunet_step.py --patch 40 56 40 --batch 2 --threads 2
+    FOLDER/bin/python scripts/benchmarks/peers/nnunet_step.py --patch 40 56 40 --batch 2 --threads 2
 
 The protocol, one line each: it says {"ready": true, "name": ..., "parameters": ..., "precision": ..., "torch": ...,
 "threads": ..., "compiled": ...} once; every "step" is answered by {"seconds": ..., "loss": ...}; "quit" or the end of
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if __package__:
-    from medconv.benchmarks.peers.serving import need, own_stdout, say
+    from benchmarks.peers.serving import need, own_stdout, say
 else:  # a script, run where medconv is not installed
     from serving import need, own_stdout, say  # type: ignore[no-redef]
 if TYPE_CHECKING:

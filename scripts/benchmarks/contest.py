@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from medconv.benchmarks.datasets import Dataset
-from medconv.benchmarks.peers.process import MEDCONV_DATA, MONAI_DATA, NNUNET_DATA, TORCHIO_DATA, PeerProcess
-from medconv.benchmarks.rows import Row, by, conditions
+from benchmarks.datasets import Dataset
+from benchmarks.peers.process import MEDCONV_DATA, MONAI_DATA, NNUNET_DATA, TORCHIO_DATA, PeerProcess
+from benchmarks.results import Row, by, conditions
 
 OURS, NNUNET, NEAREST, MONAI, TORCHIO = "ours", "nnU-Net", "nnU-Net, nearest labels", "MONAI", "TorchIO"
 _LIMIT_S = 1800.0  # a peer prepares the dataset before it is ready

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medconv.benchmarks.rows import Row, alternate, conditions, table
+from benchmarks.results import Row, alternate, conditions, table
 from medconv.layers import instance_norm
 from medconv.layers.depthwise import block_weight
 

@@ -1,6 +1,6 @@
 """Our own preparation, loader and augmentation, by the line protocol of `serving`: built from a config, as for training.
 
-    python -m medconv.benchmarks.peers.medconv_data --mode loader --raw DATASET --scratch FOLDER --patch 96 96 96 ...
+    PYTHONPATH=scripts python -m benchmarks.peers.medconv_data --mode loader --raw DATASET --scratch FOLDER ...
 
 `prepare`: what `train.py` does before its first step: check, fingerprint, plan, store. `loader`: the DataModule's training
 loader with one worker, in which the augmentation runs. `transforms`: the augmentation of a batch in memory; with
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from medconv.benchmarks.peers import serving
+from benchmarks.peers import serving
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from medconv.benchmarks.rows import Row, alternate, by, conditions, table
+from benchmarks.results import Row, alternate, by, conditions, table
 from medconv.losses import DiceCrossEntropy, over_heads
 from medconv.networks import UNet
 from medconv.resuming import DrawsByNumber
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     numbers = sum(parameter.numel() for parameter in network.parameters())
     case = f"{by(options.patch)} voxels, batch {options.batch}, {numbers / 1e6:.1f} million parameters"
     return [
-        {"benchmark": "survival", "case": case, "reference": STEP, "variant": name, **values, **conditions()}
+        {"benchmark": "fault_tolerance", "case": case, "reference": STEP, "variant": name, **values, **conditions()}
         for name, values in timed.items()
     ]
 

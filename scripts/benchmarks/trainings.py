@@ -16,9 +16,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from benchmarks.peers import training
+from benchmarks.peers.process import importable
+from benchmarks.results import Row
 from medconv.atomic import write_text
-from medconv.benchmarks.peers import training
-from medconv.benchmarks.rows import Row
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS")
 KEPT_LINES = 8  # of what a contestant printed, for a message
@@ -109,7 +110,7 @@ class Processes:
     def _finished(self, command: Sequence[str], printed: Path, threads: int, cores: Sequence[int]) -> int:
         """Its exit code. In a thread of its own: a process inherits the cores of the thread that starts it."""
         os.sched_setaffinity(0, cores)
-        settings = {**os.environ, **{name: str(threads) for name in THREADS}}
+        settings = {**importable(), **{name: str(threads) for name in THREADS}}
         with printed.open("wb") as file:
             process = subprocess.Popen(command, stdout=file, stderr=file, env=settings, start_new_session=True)
         with self._lock:

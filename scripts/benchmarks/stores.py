@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from medconv.benchmarks.datasets import volume
-from medconv.benchmarks.rows import Row, by, compared, conditions
+from benchmarks.datasets import volume
+from benchmarks.results import Row, by, compared, conditions
 
 REFERENCE = "npy float32"
 _BLOCK, _CHUNK = 32, 64  # voxels along each axis

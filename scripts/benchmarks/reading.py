@@ -12,10 +12,10 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from medconv.benchmarks.datasets import Dataset
-from medconv.benchmarks.peers.medconv_data import data_module
-from medconv.benchmarks.rows import Row, conditions
-from medconv.benchmarks.stores import box_of, reads
+from benchmarks.datasets import Dataset
+from benchmarks.peers.medconv_data import data_module
+from benchmarks.results import Row, conditions
+from benchmarks.stores import box_of, reads
 from medconv.data.patches import crop
 
 REFERENCE = ".nii.gz, whole"

@@ -9,7 +9,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 
 import medconv
-from medconv.benchmarks.peers import training
+from benchmarks.peers import training
 from medconv.callbacks import TimeBudget
 
 

@@ -22,7 +22,7 @@ from importlib import metadata
 from typing import Any
 
 if __package__:
-    from medconv.benchmarks.peers import serving
+    from benchmarks.peers import serving
 else:  # a script, run where medconv is not installed
     import serving  # type: ignore[no-redef]
 

@@ -12,7 +12,7 @@ import torch
 from monai import metrics as monai
 from scipy.ndimage import gaussian_filter
 
-from medconv.benchmarks import rows
+from benchmarks import results
 from medconv.data.case import Grid
 from medconv.data.files import in_folder, read_label
 from medconv.evaluation.scores import measure
@@ -29,20 +29,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", type=int, nargs=3, default=(320, 320, 200), help="of the large case that is made up")
 
 
-def run(options: argparse.Namespace) -> list[rows.Row]:
+def run(options: argparse.Namespace) -> list[results.Row]:
     """Seconds for all cases of a set, without reading them; `furthest_apart` is the largest difference of a value."""
-    sets = {f"{rows.by(options.shape)}, 6 organs": [_organs(options.shape, 6)]}
+    sets = {f"{results.by(options.shape)}, 6 organs": [_organs(options.shape, 6)]}
     if options.labels:
         found = [read_label(path) for path in in_folder(options.labels, "--labels").values()]
         sets[f"{options.labels.name}, {len(found)} cases"] = [(_moved(a), a, grid.spacing_mm) for a, grid in found]
     return [row for name, pairs in sets.items() for row in _compared(name, pairs, options.pairs)]
 
 
-def show(found: Sequence[rows.Row]) -> str:
-    return rows.table(found, _SHOWN)
+def show(found: Sequence[results.Row]) -> str:
+    return results.table(found, _SHOWN)
 
 
-def _compared(name: str, pairs: Sequence[Pair], times: int) -> list[rows.Row]:
+def _compared(name: str, pairs: Sequence[Pair], times: int) -> list[results.Row]:
     variants: dict[str, Callable[[], Any]] = {
         "medconv": lambda: [_ours(*pair) for pair in pairs],
         REFERENCE: lambda: [_monais(*pair) for pair in pairs],
@@ -50,8 +50,8 @@ def _compared(name: str, pairs: Sequence[Pair], times: int) -> list[rows.Row]:
     found = [np.concatenate([np.ravel(np.array(v, float)) for v in run()]) for run in variants.values()]
     differences = np.abs(np.subtract(*found))
     apart = float(differences[np.isfinite(differences)].max(initial=0))  # where a class is missing MONAI has nan or infinity
-    kind = {"benchmark": "evaluation", "case": name, "reference": REFERENCE, "furthest_apart": apart, **rows.conditions()}
-    timed = rows.alternate(variants, REFERENCE, times, warm_up=0)
+    kind = {"benchmark": "evaluation", "case": name, "reference": REFERENCE, "furthest_apart": apart, **results.conditions()}
+    timed = results.alternate(variants, REFERENCE, times, warm_up=0)
     return [{**kind, "variant": variant, **row} for variant, row in timed.items()]
 
 

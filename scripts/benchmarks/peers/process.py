@@ -15,11 +15,18 @@ from threading import Thread
 from typing import Any
 
 NNUNET = (str(Path(__file__).with_name("nnunet_step.py")),)
-DYNUNET = ("-m", "medconv.benchmarks.peers.dynunet")
+SCRIPTS = Path(__file__).resolve().parents[2]  # the folder that the package `benchmarks` is imported from
+DYNUNET = ("-m", "benchmarks.peers.dynunet")
 NNUNET_DATA, TORCHIO_DATA = ((str(Path(__file__).with_name(f"{name}_data.py")),) for name in ("nnunet", "torchio"))
-MEDCONV_DATA, MONAI_DATA = (("-m", f"medconv.benchmarks.peers.{name}_data") for name in ("medconv", "monai"))
+MEDCONV_DATA, MONAI_DATA = (("-m", f"benchmarks.peers.{name}_data") for name in ("medconv", "monai"))
 PATIENCE_S = 10.0  # for one that was told to quit
 KEPT_LINES = 6  # of what it printed, for a message
+
+
+def importable() -> dict[str, str]:
+    """This process's environment, in which `python -m benchmarks...` works from any folder."""
+    paths = [str(SCRIPTS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 class PeerProcess:
@@ -30,7 +37,7 @@ class PeerProcess:
 
     Args:
         arguments: what that python runs, a script or `-m` and a module, then its options. It speaks the protocol of
-            `medconv/benchmarks/peers/nnunet_step.py` or of `medconv/benchmarks/peers/serving.py`.
+            `scripts/benchmarks/peers/nnunet_step.py` or of `scripts/benchmarks/peers/serving.py`.
         python: executable of the environment that has the peer.
         limit_s: seconds to wait for one answer. Imports come before the first one, a compilation before the second.
         frozen: stop the peer and all that it started between its answers, such as a loader's worker that would go on
@@ -85,7 +92,13 @@ class PeerProcess:
         command = [self.python, *self.arguments]
         try:
             return subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=self._printed, text=True, start_new_session=self.frozen
+                command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=self._printed,
+                text=True,
+                env=importable(),
+                start_new_session=self.frozen,
             )
         except OSError as error:
             raise ValueError(f"needed a python executable, got {self.python}: {error}") from error

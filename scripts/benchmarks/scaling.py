@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from medconv.benchmarks.rows import Row, compared, conditions, table
+from benchmarks.results import Row, compared, conditions, table
 from medconv.config import ConfigError
 
 

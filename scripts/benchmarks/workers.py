@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from benchmarks.results import Row, conditions, table
 from medconv import config
-from medconv.benchmarks.rows import Row, conditions, table
 from medconv.data.case import Case, Grid
 from medconv.data.datamodule import Batch, DataModule
 from medconv.data.preprocess import Placement

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import results
 from medconv import exporting, trained
-from medconv.benchmarks import rows
 from medconv.networks import full_resolution
 
 REFERENCE = "PyTorch, as predict runs it"
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @torch.no_grad()
-def run(options: argparse.Namespace) -> list[rows.Row]:
+def run(options: argparse.Namespace) -> list[results.Row]:
     """On a CPU; `difference` is the largest one to the reference's logits."""
     fast, plain = (trained.load(options.checkpoint, plain=plain) for plain in (False, True))
     patch, batch = plain.window.patch_size, options.batch or plain.window.batch_size
@@ -44,17 +44,17 @@ def run(options: argparse.Namespace) -> list[rows.Row]:
             calls[name], sizes[name] = partial(_forward, network, image), size
         wanted = calls[REFERENCE]()
         differences = {name: float((call() - wanted).abs().max()) for name, call in calls.items()}
-        timed = rows.alternate(calls, REFERENCE, options.pairs)
-    case = f"{type(plain.network).__name__}, {rows.by(patch)} voxels, batch {batch}"
-    kind = {"benchmark": "export", "case": case, "reference": REFERENCE, **rows.conditions(), "device": "cpu"}
+        timed = results.alternate(calls, REFERENCE, options.pairs)
+    case = f"{type(plain.network).__name__}, {results.by(patch)} voxels, batch {batch}"
+    kind = {"benchmark": "export", "case": case, "reference": REFERENCE, **results.conditions(), "device": "cpu"}
     return [
         {**kind, "variant": name, **timed[name], "difference": differences[name], "megabytes": sizes.get(name)}
         for name in calls
     ]
 
 
-def show(found: Sequence[rows.Row]) -> str:
-    return rows.table(found, _SHOWN)
+def show(found: Sequence[results.Row]) -> str:
+    return results.table(found, _SHOWN)
 
 
 def _files(plain: trained.Trained, formats: Sequence[str], folder: Path) -> list[tuple[str, nn.Module, float]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from medconv.benchmarks.rows import Row, conditions, table
+from benchmarks.results import Row, conditions, table
 from medconv.data.medmnist import medmnist
 from medconv.runfolder import short_hash
 
@@ -26,7 +26,9 @@ SCORES = ("auc", "accuracy", "balanced_accuracy")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, required=True, help="such as pneumoniamnist.npz")
-    parser.add_argument("--output", type=Path, default=Path("runs/whole"), help="run folders; done ones are not repeated")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/classification"), help="run folders; done ones are not repeated"
+    )
     parser.add_argument("--variants", nargs="+", default=["conv=none"], help="overrides, several divided by commas")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps of each training")
@@ -113,7 +115,14 @@ def _row(variant: str, found: Sequence[Row], options: argparse.Namespace) -> Row
     case = f"{options.root.name}, {of}, {' '.join(options.set)}"
     scores = {name: [scores[name] for scores in found] for name in SCORES}
     seconds = mean(scores["seconds"] for scores in found)
-    return {"benchmark": "whole", "case": case, "variant": variant, **scores, "train_seconds": seconds, **conditions()}
+    return {
+        "benchmark": "classification",
+        "case": case,
+        "variant": variant,
+        **scores,
+        "train_seconds": seconds,
+        **conditions(),
+    }
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -3,7 +3,7 @@
 `loader`: training samples a second with the whole augmentation, each contestant with its one worker on one core.
 `transforms`: the augmentation alone, on patches in memory; with a GPU also ours on it. `store`: file formats for prepared
 cases. `read`: a patch from our store, or from the whole volume. `prepare`: from raw files to a store, with two workers.
-What each contestant does, and in what it differs, opens its file in medconv/benchmarks/peers.
+What each contestant does, and in what it differs, opens its file in scripts/benchmarks/peers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks import contest, datasets, reading, stores
+from benchmarks.datasets import Dataset
+from benchmarks.results import Row, table
 from medconv import config
-from medconv.benchmarks import contest, datasets, reading, stores
-from medconv.benchmarks.datasets import Dataset
-from medconv.benchmarks.rows import Row, table
 
 PARTS = ("loader", "transforms", "store", "prepare", "read")
 CT_SPACING_MM, CT_TARGET_MM = (0.8, 0.8, 1.2), (1.0, 1.0, 1.5)

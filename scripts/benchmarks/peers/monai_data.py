@@ -1,10 +1,10 @@
 """MONAI's dictionary transforms with `CacheDataset`, by the line protocol of `serving`; in medconv's own environment.
 
-    python -m medconv.benchmarks.peers.monai_data --mode loader --raw DATASET --scratch FOLDER --patch 96 96 96 ...
+    PYTHONPATH=scripts python -m benchmarks.peers.monai_data --mode loader --raw DATASET --scratch FOLDER ...
 
 Made as fast as its documentation knows how: whole volumes cached in memory without copying, indices of foreground voxels
 found once, plain tensors instead of `MetaTensor`, one worker. It reads nothing in a turn, where the others read files.
-Probabilities and ranges are those of nnU-Net 2.8.1 for an image of one channel (see `medconv.benchmarks.peers.nnunet_data`).
+Probabilities and ranges are those of nnU-Net 2.8.1 for an image of one channel (see `benchmarks.peers.nnunet_data`).
 What differs: labels by nearest neighbour; the patch is not enlarged before a rotation, so corners come in as zeros; rotation
 and zoom are two resamplings where both happen.
 Source: https://docs.monai.io/en/1.6.1/transforms.html#dictionary-transforms
@@ -17,7 +17,7 @@ import math
 from itertools import cycle
 from typing import Any
 
-from medconv.benchmarks.peers import serving
+from benchmarks.peers import serving
 
 BOTH = ("image", "label")
 

@@ -1,6 +1,6 @@
 """Our own training command, as a contestant of the recipe benchmark (see `training`).
 
-    python -m medconv.benchmarks.peers.medconv_train PART JOB
+    PYTHONPATH=scripts python -m benchmarks.peers.medconv_train PART JOB
 
 `train` is `python train.py` with its own defaults, `trainer.max_time` and the job's settings, which are overrides. A
 callback keeps the weights. Its validations, one every 1000 samples and one at the end, count as training, as they always do
@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from medconv.benchmarks.peers import training
+from benchmarks.peers import training
 
 if TYPE_CHECKING:
     from medconv.data.case import Case
@@ -38,7 +38,7 @@ def train(job: training.Job) -> None:
         f"trainer.max_time={duration(job.seconds)}",
         f"run.dir='{job.folder}/run'",
         "run.resume=never",
-        "+callbacks.weights._target_=medconv.benchmarks.peers.weights.Weights",
+        "+callbacks.weights._target_=benchmarks.peers.weights.Weights",
         f"+callbacks.weights.job='{path}'",
     )
 

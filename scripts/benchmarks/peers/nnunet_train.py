@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 if __package__:
-    from medconv.benchmarks.peers import serving, training
+    from benchmarks.peers import serving, training
 else:  # a script, run where medconv is not installed
     import serving  # type: ignore[no-redef]
     import training  # type: ignore[no-redef]

@@ -1,8 +1,8 @@
 """MONAI's DynUNet in a plain Lightning loop, a step taken when a line on standard input says so.
 
-    python -m medconv.benchmarks.peers.dynunet --patch 40 56 40 --batch 2 --threads 2
+    PYTHONPATH=scripts python -m benchmarks.peers.dynunet --patch 40 56 40 --batch 2 --threads 2
 
-The protocol is that of `medconv.benchmarks.peers.nnunet_step`. A step's seconds are those of one whole turn of Lightning's
+The protocol is that of `benchmarks.peers.nnunet_step`. A step's seconds are those of one whole turn of Lightning's
 loop: fetching the batch (always the same), forward, MONAI's DiceCELoss, backward and AdamW's update. Logger, checkpoints,
 progress bar and clipping are off, as is deep supervision.
 Source: https://docs.monai.io/en/1.6.1/networks.html#dynunet
@@ -23,8 +23,8 @@ from monai.networks.nets import DynUNet
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from medconv.benchmarks.peers.nnunet_step import parse, parser, random_batch
-from medconv.benchmarks.peers.serving import own_stdout, say
+from benchmarks.peers.nnunet_step import parse, parser, random_batch
+from benchmarks.peers.serving import own_stdout, say
 
 
 class Plain(L.LightningModule):

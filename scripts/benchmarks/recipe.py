@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import datasets, dice_curves
+from benchmarks.peers import training
+from benchmarks.results import Row, conditions, table
+from benchmarks.trainings import Entry, Processes
 from medconv import metrics, signals
 from medconv.atomic import write_text
-from medconv.benchmarks import datasets, picture
-from medconv.benchmarks.peers import training
-from medconv.benchmarks.rows import Row, conditions, table
-from medconv.benchmarks.trainings import Entry, Processes
 from medconv.circumstances import git_commit
 from medconv.data import layout
 from medconv.data.case import Case, Dataset
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--snapshots", type=int, default=10, help="weights that are scored, denser early; the last at the end"
     )
     parser.add_argument("--score-cases", type=int, help="validation cases of all snapshots but the last; default: all")
-    parser.add_argument("--picture", type=Path, help="an SVG of Dice against time")
+    parser.add_argument("--plot", type=Path, help="an SVG of Dice against time")
     parser.add_argument("--beside", type=Path, nargs="+", default=[], help="--json of earlier calls, to be drawn as well")
 
 
@@ -76,9 +76,9 @@ def run(options: argparse.Namespace) -> list[Row]:
             f"{len(processes.faults)} of {len(entries)} trainings failed\n" + "\n".join(processes.faults.values())
         )
     rows = [_row(entry, bench, len(slots[0])) for entry in entries]
-    if options.picture:
+    if options.plot:
         note = f"; small dots: {options.score_cases} of the cases" if options.score_cases else ""
-        picture.draw([_curve(row) for row in [*rows, *earlier]], options.picture, rows[0]["case"] + note)
+        dice_curves.draw([_curve(row) for row in [*rows, *earlier]], options.plot, rows[0]["case"] + note)
     return rows
 
 
@@ -188,9 +188,9 @@ def _dice(row: Row) -> list[tuple[str, float]]:
     return [(k, v) for k, v in {"dice": row["dice"], **row["dice_per_class"]}.items() if v is not None]
 
 
-def _curve(row: Row) -> picture.Curve:
+def _curve(row: Row) -> dice_curves.Curve:
     points = tuple((point["seconds"], point["dice"] or 0.0) for point in row["curve"])
-    return picture.Curve(row["variant"], points, row["dice"] or 0.0)
+    return dice_curves.Curve(row["variant"], points, row["dice"] or 0.0)
 
 
 def _earlier(files: Sequence[Path]) -> list[Row]:
@@ -208,7 +208,7 @@ def _earlier(files: Sequence[Path]) -> list[Row]:
 def _command(name: str, nnunet_python: str | None) -> tuple[str, ...]:
     if name in PLANNERS:
         return (str(nnunet_python), str(Path(training.__file__).with_name("nnunet_train.py")))
-    return (sys.executable, "-m", f"medconv.benchmarks.peers.{name}_train")
+    return (sys.executable, "-m", f"benchmarks.peers.{name}_train")
 
 
 def _slots(options: argparse.Namespace) -> list[list[int]]:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from medconv.benchmarks.memory import step_memory
-from medconv.benchmarks.peers import dynunet
-from medconv.benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
-from medconv.benchmarks.rows import Row, alternate, by, conditions, table
+from benchmarks.memory import step_memory
+from benchmarks.peers import dynunet
+from benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
+from benchmarks.results import Row, alternate, by, conditions, table
 from medconv.losses import DiceCrossEntropy, over_heads
 from medconv.networks import UNet
 from medconv.performance import autotune

@@ -1,6 +1,6 @@
 """MONAI's DynUNet in a plain torch loop, as a contestant of the recipe benchmark (see `training`).
 
-    python -m medconv.benchmarks.peers.dynunet_train PART JOB
+    PYTHONPATH=scripts python -m benchmarks.peers.dynunet_train PART JOB
 
 As MONAI's tutorials of 3D segmentation have it (spleen, BTCV): `CacheDataset`, crops half of which are centred on
 foreground, flips and a shift of the intensity by chance, `DiceCELoss`, AdamW, whole images by `SlidingWindowInferer` and
@@ -19,7 +19,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medconv.benchmarks.peers import training
+from benchmarks.peers import training
 
 if TYPE_CHECKING:
     from monai.networks.nets import DynUNet

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from medconv.benchmarks.rows import Row, table
+from benchmarks.results import Row, table
 from medconv.data import layout
 from medconv.runfolder import short_hash
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from medconv.benchmarks import rows
+from benchmarks import results
 from medconv.data.case import Case
 from medconv.data.files import write_label
 from medconv.predict import predict, usable_device
@@ -29,20 +29,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="default: a GPU if there is one")
 
 
-def run(options: argparse.Namespace) -> list[rows.Row]:
+def run(options: argparse.Namespace) -> list[results.Row]:
     """Seconds for all cases; the network is loaded before."""
     predictor = Predictor.load([options.checkpoint], usable_device(options.device))
     cases = find_cases(options.input, len(predictor.modalities))[: options.cases]
     variants = {REFERENCE: partial(_serially, predictor, cases)}
     variants |= {f"streamed, {n} loading": partial(_streamed, predictor, cases, n) for n in options.workers}
-    timed = rows.alternate(variants, REFERENCE, options.pairs, warm_up=1)
+    timed = results.alternate(variants, REFERENCE, options.pairs, warm_up=1)
     kind = {"benchmark": "prediction", "case": f"{options.input.name}, {len(cases)} cases", "reference": REFERENCE}
     each = {name: {"seconds_per_case": row["seconds"] / len(cases)} for name, row in timed.items()}
-    return [{**kind, **rows.conditions(), "variant": name, **row, **each[name]} for name, row in timed.items()]
+    return [{**kind, **results.conditions(), "variant": name, **row, **each[name]} for name, row in timed.items()]
 
 
-def show(found: Sequence[rows.Row]) -> str:
-    return rows.table(found, _SHOWN)
+def show(found: Sequence[results.Row]) -> str:
+    return results.table(found, _SHOWN)
 
 
 @torch.inference_mode()

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 if __package__:
-    from medconv.benchmarks.peers import serving
+    from benchmarks.peers import serving
 else:  # a script, run where medconv is not installed
     import serving  # type: ignore[no-redef]
 

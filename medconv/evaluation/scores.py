@@ -32,6 +32,11 @@ class Metric:
     better: int
     unit: str = ""
 
+    @property
+    def label(self) -> str:
+        """Title and unit."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
     def error(self, value: float | None) -> float | None:
         """What two sets of predictions are compared by: a signed error without its sign."""
         return abs(value) if value is not None and self.better == 0 else value

@@ -102,7 +102,7 @@ def test_the_page_stands_alone_and_names_cannot_become_html(tmp_path: Path) -> N
     assert not re.findall(r"https?://|url\(|<script|<link", text)
     assert text.count("data:image/png;base64,") == 3 + 11 and "without the image: " in text
     wrong = scoring.errors(CLASSES, outputs, truth)
-    assert re.findall(r"<h3>(c\d+) &middot;", text)[0] == f"c{wrong.argmax()}"
+    assert re.findall(r"<h3>(c\d+) · error", text)[0] == f"c{wrong.argmax()}"
 
 
 @pytest.mark.parametrize(

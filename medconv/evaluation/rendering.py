@@ -1,0 +1,39 @@
+"""Reports as HTML files that need nothing else, from the Jinja2 templates in `templates/`.
+
+Case ids, class names and paths come from files: autoescape is on, and the only value that a template marks as safe is a
+chart, in which ElementTree has escaped all text.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import medconv
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("medconv.evaluation"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_TEMPLATES.globals["version"] = medconv.__version__
+
+
+def render(template: str, **values: Any) -> str:
+    """The page. Args: template: a file name in `templates/`; values: what it names."""
+    return _TEMPLATES.get_template(template).render(values)
+
+
+def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
+    """A number as reports print it: a true minus sign, a dash where it is undefined; whole numbers as they are."""
+    if value is None or isinstance(value, int):
+        return "\N{EN DASH}" if value is None else str(value)
+    return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+_TEMPLATES.filters |= {"base64": lambda content: base64.b64encode(content).decode(), "number": number}

@@ -1,0 +1,82 @@
+"""medconv/evaluation/distributions.py: box plots as SVG, with a mark and a tooltip for each case, in the page's colours."""
+
+import re
+import warnings
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from medconv.evaluation.distributions import Series, distribution
+
+
+def svg(values: dict[str, float], unit: str = "mm", title: str = "liver <b>") -> ElementTree.Element:
+    return ElementTree.fromstring(distribution([Series(title, values, "a")], unit))
+
+
+def tooltips(root: ElementTree.Element) -> list[str | None]:
+    """Of the dots, then of the triangles."""
+    return [title.text for title in root.iterfind(".//use/title")]
+
+
+def words(root: ElementTree.Element) -> list[str]:
+    return [text.text or "" for text in root.iter("text")]
+
+
+def test_a_dot_for_each_case_and_a_count_beyond_the_axis() -> None:
+    values = {f"case<{i}>": 1 + i / 10 for i in range(9)}
+    cases = [f"case<{i}>: {1 + i / 10:.4g}" for i in range(9)]
+    assert tooltips(svg(values)) == cases
+    far = svg({**values, "far": 80.0})
+    assert tooltips(far) == [*cases, "far: 80"] and "80" in words(far)
+    ends = [float(word.split()[0]) for word in words(far) if word.endswith(" mm")]
+    assert ends[0] <= 1 and 1.8 <= ends[-1] < 10
+    two = svg({**values, "far": 80.0, "low": -70.0, "farther": 90.0})
+    assert tooltips(two) == [*cases, "low: -70", "far: 80, farther: 90"]
+    assert {"-70", "2 cases, to 90"} < set(words(two))
+    assert not tooltips(svg({str(i): i / 1000 for i in range(1000)}))
+
+
+def test_dots_and_box_stand_where_the_axis_says() -> None:
+    """Five cases from 0 to 4: the dots are evenly spaced between the ticks of 0 and 4, the box from 1 to 3."""
+    root = svg({str(i): float(i) for i in range(5)}, "")
+    place = {text.text: float(text.attrib["x"]) for text in root.iter("text")}
+    expected = np.linspace(place["0"], place["4"], 5)
+    drawn = [float(use.attrib["x"]) for use in root.iter("use") if use.find("title") is not None]
+    np.testing.assert_allclose(drawn, expected, atol=0.01)
+    (box,) = [path for path in root.iter("path") if "fill-opacity: 0.16" in path.attrib.get("style", "")]
+    ends = {float(x) for x in re.findall(r"[ML] (\S+)", box.attrib["d"])}
+    np.testing.assert_allclose(sorted(ends), expected[[1, 3]], atol=0.01)
+
+
+@pytest.mark.parametrize("values", [[0.5], [0.0, 0.0], [1e-9, 2e-9], [-3.0, 4e6], [0.83, 0.97], [-2.5, 71.3]])
+def test_distributions_of_little(values: list[float]) -> None:
+    """Ticks are round numbers in order that enclose all values."""
+    root = svg({str(i): value for i, value in enumerate(values)}, "")
+    assert "nan" not in ElementTree.tostring(root, "unicode").lower()
+    marks = [float(word) for word in words(root)[:-1]]
+    assert marks[0] <= min(values) and max(values) <= marks[-1] and 2 <= len(marks) <= 13
+    np.testing.assert_allclose(np.diff(marks), marks[1] - marks[0], rtol=1e-4)
+
+
+def test_no_value_no_chart() -> None:
+    assert distribution([Series("liver", {}, "a")], "mm") == ""
+
+
+def test_the_same_values_give_the_same_text_in_the_colours_of_the_page() -> None:
+    rows = [Series("one", {"x": 1.0, "y": 2.0}, "a"), Series("none", {}, "a"), Series("one", {"x": 3.0}, "b")]
+    text = distribution(rows, "%")
+    assert text == distribution(rows, "%")
+    assert set(re.findall(r"var\(--(\w+)\)", text)) == {"a", "b", "ink", "soft", "line"}
+    assert not re.findall(r"(?:fill|stroke): #|https?:|url\(|\bid=\"(?!m)", text)
+
+
+@pytest.mark.parametrize("name", ["$x_1$ <b>", "肺炎", "a\x01\nb", "very long " * 9 + "A"])
+def test_odd_names(name: str) -> None:
+    """A formula is no formula; what XML forbids is left out; the tooltip has the whole name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = distribution([Series(name, {"case": 1.0}, "a")], "")
+    assert "<b>" not in text
+    shown = words(ElementTree.fromstring(text.replace("\x01", "")))[-1]
+    assert shown == {"a\x01\nb": "a  b", "very long " * 9 + "A": "very long very long v… A"}.get(name, name)

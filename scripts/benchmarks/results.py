@@ -34,10 +34,15 @@ def conditions() -> Row:
 
 
 def alternate(
-    variants: Mapping[str, Callable[[], Any]], reference: str, pairs: int, warm_up: int = 3
+    variants: Mapping[str, Callable[[], Any]],
+    reference: str,
+    pairs: int,
+    warm_up: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[str, float]]:
     """Time variants in turn, in an order drawn anew each round, so that what disturbs the machine disturbs all of them.
 
+    Args: clock: tells seconds.
     Returns: per variant `seconds` (median), `ratio` to the reference (median over rounds), and `spread` of that ratio
         (from the first to the third quartile).
     """
@@ -52,10 +57,10 @@ def alternate(
         for name in order:
             run = variants[name]
             synchronise()
-            start = time.perf_counter()
+            start = clock()
             run()
             synchronise()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return {name: compared(times, seconds[reference]) for name, times in seconds.items()}
 
 

@@ -1,4 +1,4 @@
-"""The benchmark command, run in this process."""
+"""The benchmark command, run in this process, and a clock that a test turns on by hand."""
 
 import json
 import sys
@@ -16,3 +16,16 @@ def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) 
         main()
     assert end.value.code == 0
     return json.loads(file.read_text())
+
+
+class ManualClock:
+    """Tells the seconds that `wait` was called for, and no others."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def wait(self, seconds: float) -> None:
+        self.seconds += seconds

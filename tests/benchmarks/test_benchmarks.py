@@ -2,13 +2,12 @@
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
-from harness import benchmark
+from harness import ManualClock, benchmark
 
 from benchmark import main
 from benchmarks import convs, learning, results
@@ -60,12 +59,13 @@ def test_naive_code_computes_the_same() -> None:
 
 def test_timing_alternates_and_gives_ratios() -> None:
     order: list[str] = []
-    variants = {"a": lambda: (order.append("a"), time.sleep(0.002)), "b": lambda: (order.append("b"), time.sleep(0.006))}
-    found = results.alternate(variants, "a", pairs=10, warm_up=1)
+    clock = ManualClock()
+    variants = {"a": lambda: (order.append("a"), clock.wait(2.0)), "b": lambda: (order.append("b"), clock.wait(6.0))}
+    found = results.alternate(variants, "a", pairs=10, warm_up=1, clock=clock)
     assert order[:2] == ["a", "b"] and all(set(order[i : i + 2]) == {"a", "b"} for i in range(2, 22, 2))
     assert len({tuple(order[i : i + 2]) for i in range(2, 22, 2)}) == 2  # both orders occur
-    assert found["a"]["ratio"] == 1 and 1.5 < found["b"]["ratio"] < 4
-    assert found["b"]["seconds"] >= 0.006
+    assert found["a"] == {"seconds": 2.0, "ratio": 1.0, "spread": 0.0}
+    assert found["b"] == {"seconds": 6.0, "ratio": 3.0, "spread": 0.0}
 
 
 def test_learning_compares_case_by_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

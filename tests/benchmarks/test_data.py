@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
 import tiny
-from harness import benchmark
+from harness import ManualClock, benchmark
 
 from benchmark import main
 from benchmarks import contest, datasets, stores
@@ -131,40 +132,63 @@ def test_means_and_not_medians_are_compared() -> None:
 
 
 def test_only_the_work_is_timed() -> None:
-    done = []
-    answer = serving._piecewise(lambda: done.append(time.sleep(0.01)) or 3, lambda: time.sleep(0.05), 0.025)
-    assert answer["samples"] == 3 * len(done) and 0.025 <= answer["seconds"] < 0.05 * len(done)
-    assert serving._piecewise(lambda: 2, None, 0.0)["samples"] == 2
+    clock, done = ManualClock(), []
+
+    def work() -> int:
+        clock.wait(10.0)
+        done.append(1)
+        return 3
+
+    answer = serving._piecewise(work, lambda: clock.wait(50.0), 25.0, clock)
+    assert answer == {"seconds": 30.0, "samples": 9} and len(done) == 3
+    assert serving._piecewise(lambda: 2, None, 0.0, clock)["samples"] == 2
 
 
 def test_a_frozen_peer_and_its_worker_do_nothing_between_turns(tmp_path: Path) -> None:
-    count = (
-        f"import time\nfor n in range(10**6):\n    open({str(tmp_path / 'count')!r}, 'w').write(str(n)); time.sleep(0.001)"
+    """The worker counts in a file; the peer answers once it has counted on."""
+    count = tmp_path / "count"
+    worker = (
+        f"import itertools, time\nfor n in itertools.count(): open({str(count)!r}, 'w').write(str(n)); time.sleep(0.001)"
     )
-    code = f"""import subprocess, sys
-worker = subprocess.Popen([sys.executable, "-c", {count!r}])
-print('{{"ready": true}}', flush=True)
+    code = f"""import pathlib, subprocess, sys
+worker = subprocess.Popen([sys.executable, "-c", {worker!r}])
+count = pathlib.Path({str(count)!r})
+count.touch()
+print('{{"ready": true, "worker": ' + str(worker.pid) + '}}', flush=True)
 for line in sys.stdin:
+    if line.strip() == "quit":
+        break
+    before = count.read_text()
+    while count.read_text() in ("", before):
+        pass
     print('{{"seconds": 1, "asked": "' + line.strip() + '"}}', flush=True)
 """
-    with PeerProcess(sys.executable, ["-c", code], 30, frozen=True) as peer:
-        time.sleep(0.3)
-        before = _number(tmp_path / "count")
-        time.sleep(0.3)
-        assert _number(tmp_path / "count") == before
-        assert peer.ask("run 3")["asked"] == "run 3"
-        before = _number(tmp_path / "count")
-        time.sleep(0.3)
-        assert _number(tmp_path / "count") == before
+    with PeerProcess(sys.executable, ["-c", code], 60, frozen=True) as peer:
         group = peer._process.pid
-    with pytest.raises(ProcessLookupError):  # the worker, too
-        for _ in range(100):
-            os.killpg(group, 0)
-            time.sleep(0.05)
+        for request in ("run 3", "run 4"):
+            wait_until(lambda: {state(group), state(peer.about["worker"])} == {"T"})
+            assert peer.ask(request)["asked"] == request
+        wait_until(lambda: {state(group), state(peer.about["worker"])} == {"T"})
+    wait_until(lambda: not alive(group))  # the worker, too
 
 
-def _number(path: Path) -> int:
-    return int(path.read_text() or 0) if path.exists() else 0
+def state(process: int) -> str:
+    """One letter, T where it is stopped."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Signals take effect soon after they are sent; pytest's timeout ends a wait that is in vain."""
+    while not condition():
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("script", [NNUNET_DATA, TORCHIO_DATA])

@@ -83,7 +83,6 @@ def test_the_script_of_nnunet_stands_alone() -> None:
     ("code", "said"),
     [
         ("import sys; print('no luck', file=sys.stderr); sys.exit(3)", "ended with code 3; it printed last: no luck"),
-        ("import time; time.sleep(100)", r"gave no answer within 2 s; it printed nothing"),
         ("print('hello')", "answered 'hello' where a JSON object with `ready` was needed"),
         ("print('{}')", "answered '{}' where"),
     ],
@@ -91,7 +90,15 @@ def test_the_script_of_nnunet_stands_alone() -> None:
 def test_a_peer_that_fails_is_named_with_what_it_said(code: str, said: str) -> None:
     with (
         pytest.raises(ValueError, match=re.escape(sys.executable) + "(?s:.*)" + said),
-        PeerProcess(sys.executable, ["-c", code], 2),
+        PeerProcess(sys.executable, ["-c", code], 60),
+    ):
+        pass
+
+
+def test_a_peer_that_is_silent_is_given_up() -> None:
+    with (
+        pytest.raises(ValueError, match=r"gave no answer within 0\.5 s; it printed nothing"),
+        PeerProcess(sys.executable, ["-c", "import signal; signal.pause()"], 0.5),
     ):
         pass
 

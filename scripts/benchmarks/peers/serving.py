@@ -92,14 +92,19 @@ def serve(
         say(channel, **_piecewise(work, fresh, float(limit)), **details)
 
 
-def _piecewise(work: Callable[[], int], fresh: Callable[[], Any] | None, limit_s: float) -> dict[str, float]:
+def _piecewise(
+    work: Callable[[], int],
+    fresh: Callable[[], Any] | None,
+    limit_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
     seconds, samples = 0.0, 0
     while not samples or seconds < limit_s:
         if fresh is not None:
             fresh()
-        start = time.perf_counter()
+        start = clock()
         samples += work()
-        seconds += time.perf_counter() - start
+        seconds += clock() - start
     return {"seconds": seconds, "samples": samples}
 
 

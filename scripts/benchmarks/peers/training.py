@@ -67,17 +67,21 @@ class Job:
 
 
 class Clock:
-    """Seconds of training: from `start` on, without what happens inside of `stopped`, which is in `left_out`."""
+    """Seconds of training: from `start` on, without what happens inside of `stopped`, which is in `left_out`.
 
-    def __init__(self, budget: float) -> None:
+    Args: budget: in seconds. now: tells seconds.
+    """
+
+    def __init__(self, budget: float, now: Callable[[], float] = time.monotonic) -> None:
         self.budget, self.left_out, self._begun, self._last = budget, 0.0, 0.0, 0.0
+        self._now = now
 
     def start(self) -> None:
-        self._begun = time.monotonic()
+        self._begun = self._now()
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._begun - self.left_out
+        return self._now() - self._begun - self.left_out
 
     @property
     def share(self) -> float:
@@ -92,11 +96,11 @@ class Clock:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        start = time.monotonic()
+        start = self._now()
         try:
             yield
         finally:
-            self.left_out += time.monotonic() - start
+            self.left_out += self._now() - start
 
 
 class Snapshots:

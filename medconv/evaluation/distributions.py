@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-# CSS variable of report.css -> the colour drawn, which becomes that variable, so that dark mode holds for charts, too.
+# CSS variable of report.css: the colour drawn, which becomes that variable, so that charts follow dark mode.
 _THEME = {"a": "#0072b2", "b": "#d55e00", "ink": "#1b1f24", "soft": "#5b6470", "line": "#d8dde3"}
 _WIDTH, _ROW, _FOOT = 645, 25, 20  # points; what is below the rows holds the axis' numbers
 _ALL_DOTS = 200  # with more cases than this only those beyond the whiskers are drawn
@@ -28,10 +28,10 @@ class Series:
 
 
 def distribution(rows: Sequence[Series], unit: str) -> str:
-    """SVG; "" if no row has a value. Box: quartiles and median; whiskers: cases within 1.5 box lengths (Tukey).
+    """SVG; "" if no row has a value. Box: quartiles and median; whiskers: cases within 1.5 box lengths.
 
-    One failure must not squeeze all others into a line: the axis ends one length of what the whiskers span beyond
-    them, and what lies farther off is counted at its edge.
+    One outlier must not squeeze all other cases into a line: the axis ends one whisker span beyond the whiskers, and
+    cases farther off are counted at its edge.
     """
     from matplotlib.cbook import boxplot_stats  # half a second, which a command without charts need not wait
     from matplotlib.figure import Figure
@@ -47,13 +47,16 @@ def distribution(rows: Sequence[Series], unit: str) -> str:
     axes.set(xlim=(marks[0], marks[-1]), ylim=(len(rows) - 0.5, -0.5))
     axes.tick_params(left=False, bottom=False, labelsize=8.5)
     axes.set_xticks(marks, [f"{mark:.6g} {unit}".strip() for mark in marks], color=_THEME["soft"])
-    labels = axes.set_yticks(range(len(rows)), [_short(row.title) for row in rows], parse_math=False, color=_THEME["ink"])
-    axes.vlines(marks, -0.5, len(rows) - 0.5, color=_THEME["line"], linewidth=0.75, clip_on=False)
+    names = [_short(row.title) for row in rows]
+    labels = axes.set_yticks(range(len(rows)), names, parse_math=False, color=_THEME["ink"])
+    axes.vlines(marks, -0.5, len(rows) - 0.5, color=_THEME["line"], linewidth=0.75)
     tooltips = {f"name{y}": [row.title] for y, row in enumerate(rows)}
     for y, label in enumerate(labels):
         label.label1.set_gid(f"name{y}")
     for y, box in boxes.items():
         _draw(axes, y, rows[y], box, tooltips)
+    for artist in axes.get_children():
+        artist.set_clip_on(False)
     return _svg(axes.figure, tooltips)
 
 
@@ -70,44 +73,32 @@ def _ticks(boxes: Any, values: Sequence[float]) -> np.ndarray:
 
 def _draw(axes: Any, y: int, row: Series, box: Mapping[str, Any], tooltips: dict[str, list[str]]) -> None:
     colour, (left, right) = _THEME[row.style], axes.get_xlim()
-    axes.hlines(y, box["whislo"], box["whishi"], color=colour, linewidth=0.75, clip_on=False)
-    axes.barh(
-        y,
-        box["q3"] - box["q1"],
-        0.42,
-        box["q1"],
-        color=(colour, 0.16),
-        edgecolor=colour,
-        linewidth=0.75,
-        clip_on=False,
-    )
-    axes.vlines(box["med"], y - 0.3, y + 0.3, color=colour, linewidth=2.25, clip_on=False)
-    few = len(row.values) <= _ALL_DOTS
-    dots = {c: v for c, v in row.values.items() if left <= v <= right and (few or not box["whislo"] <= v <= box["whishi"])}
+    width = box["q3"] - box["q1"]
+    axes.hlines(y, box["whislo"], box["whishi"], color=colour, linewidth=0.75)
+    axes.barh(y, width, 0.42, box["q1"], color=(colour, 0.16), edgecolor=colour, linewidth=0.75)
+    axes.vlines(box["med"], y - 0.3, y + 0.3, color=colour, linewidth=2.25)
+    inner = () if len(row.values) <= _ALL_DOTS else (box["whislo"], box["whishi"])
+    dots = {c: v for c, v in row.values.items() if left <= v <= right and not (inner and inner[0] <= v <= inner[1])}
     jitter = [y + 0.35 * ((i * 0.618034) % 1 - 0.5) for i in range(len(dots))]  # evenly, and always the same
-    style = {"color": colour, "linewidths": 0, "clip_on": False}
-    axes.scatter(list(dots.values()), jitter, s=22, alpha=0.55, gid=f"dots{y}", **style)
+    axes.scatter(list(dots.values()), jitter, s=22, alpha=0.55, gid=f"dots{y}", color=colour, linewidths=0)
     tooltips[f"dots{y}"] = [f"{case}: {value:.4g}" for case, value in dots.items()]
     for edge, sign, marker, align in ((left, -1, "<", "left"), (right, 1, ">", "right")):
         beyond = {case: value for case, value in row.values.items() if (value - edge) * sign > 0}
         if beyond:
             farthest = max(beyond.values(), key=lambda value: value * sign)
             words = f"{farthest:.4g}" if len(beyond) == 1 else f"{len(beyond)} cases, to {farthest:.4g}"
-            axes.scatter([edge], [y], s=30, marker=marker, gid=f"beyond{y}{align}", **style)
+            axes.scatter([edge], [y], s=30, marker=marker, gid=f"beyond{y}{align}", color=colour)
             tooltips[f"beyond{y}{align}"] = [", ".join(f"{c}: {v:.4g}" for c, v in list(beyond.items())[:20])]
             at = {"xytext": (-9 * sign, 0), "textcoords": "offset points", "ha": align, "va": "center"}
             axes.annotate(words, (edge, y), fontsize=8.5, color=_THEME["soft"], **at)
 
 
 def _svg(figure: Any, tooltips: Mapping[str, Sequence[str]]) -> str:
-    """The figure for a page: no namespaces, dates or random ids; tooltips: group to a text for each mark in it."""
+    """The figure for a page, the same at every run. Args: tooltips: group id to a text for each mark in it."""
     from matplotlib import rc_context
 
-    text = StringIO()
-    with (
-        rc_context({"svg.fonttype": "none", "svg.hashsalt": "medconv", "font.sans-serif": ["DejaVu Sans"]}),
-        warnings.catch_warnings(),
-    ):
+    text, settings = StringIO(), {"svg.fonttype": "none", "svg.hashsalt": "medconv", "font.sans-serif": ["DejaVu Sans"]}
+    with rc_context(settings), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a letter that matplotlib's font lacks: the browser has it
         figure.savefig(text, format="svg", dpi=72, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     root = ElementTree.fromstring(text.getvalue())
@@ -115,9 +106,8 @@ def _svg(figure: Any, tooltips: Mapping[str, Sequence[str]]) -> str:
     for element in list(root.iter()):
         element.tag = element.tag.rpartition("}")[2]
         element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
-        for name, colour in _THEME.items():
-            if "style" in element.attrib:
-                element.attrib["style"] = element.attrib["style"].replace(colour, f"var(--{name})")
+        for name, colour in _THEME.items() if "style" in element.attrib else ():
+            element.attrib["style"] = element.attrib["style"].replace(colour, f"var(--{name})")
     for group in root.findall(".//g[@id]"):
         marks = [mark for mark in group.iter() if mark.tag in ("use", "path", "text") and "id" not in mark.attrib]
         for mark, tooltip in zip(marks, tooltips.get(group.attrib.pop("id"), ()), strict=False):

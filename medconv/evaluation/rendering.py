@@ -1,7 +1,7 @@
 """Reports as HTML files that need nothing else, from the Jinja2 templates in `templates/`.
 
-Case ids, class names and paths come from files: autoescape is on, and the only value that a template marks as safe is a
-chart, in which ElementTree has escaped all text.
+Case ids, class names and paths come from files, so autoescape is on. The only value that a template marks as safe is
+a chart, in which ElementTree has escaped all text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
-    """A number as reports print it: a true minus sign, a dash where it is undefined; whole numbers as they are."""
+    """A number as reports print it: with a true minus sign; a dash for None; integers without decimals."""
     if value is None or isinstance(value, int):
         return "\N{EN DASH}" if value is None else str(value)
     return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "\N{MINUS SIGN}")

@@ -49,7 +49,7 @@ def write_report(result: Mapping[str, Any], images: Mapping[str, Path]) -> str:
 
 
 def _case(row: Mapping[str, Any], outcome: Outcome, image: Path | None, saliency: Path) -> dict[str, Any]:
-    """What the template shows of a case: its picture, and the outputs that are highest, or farthest from the truth."""
+    """What the template shows of a case: its picture, and the outputs that are highest or farthest from the truth."""
     png, caption = _picture(image, saliency)
     case = {"name": row["case"], "error": row["error"], "png": png, "caption": caption, "truth": None}
     if outcome.kind == "classes":

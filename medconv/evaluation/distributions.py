@@ -97,7 +97,8 @@ def _svg(figure: Any, tooltips: Mapping[str, Sequence[str]]) -> str:
     """The figure for a page, the same at every run. Args: tooltips: group id to a text for each mark in it."""
     from matplotlib import rc_context
 
-    text, settings = StringIO(), {"svg.fonttype": "none", "svg.hashsalt": "medconv", "font.sans-serif": ["DejaVu Sans"]}
+    text = StringIO()
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "medconv", "font.sans-serif": ["DejaVu Sans"]}
     with rc_context(settings), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a letter that matplotlib's font lacks: the browser has it
         figure.savefig(text, format="svg", dpi=72, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))

@@ -67,7 +67,7 @@ def build_network(
 
 def outcome_of(facts: Values) -> Outcome | None:
     """What is asked of whole images; None: label maps."""
-    plain = facts.get("outcome")  # absent in checkpoints of before there was such a thing
+    plain = facts["outcome"]
     return None if plain is None else Outcome.from_plain(plain)
 
 

@@ -106,20 +106,19 @@ def need_optimizer(content: Mapping[str, Any], target: str, given: str) -> None:
 
 def need_same_learning(content: Mapping[str, Any], init: Mapping[str, Any], given: str) -> None:
     """Raises: ValueError: other parameters were frozen, or learned at other rates, than `init` says."""
-    theirs = content["medconv"].get("config", {}).get("init", {})  # without these keys in older checkpoints
+    theirs = content["medconv"]["config"]["init"]
     for key in ("freeze", "lr_factors"):
-        if (theirs.get(key) or None) != (init[key] or None):
+        if (theirs[key] or None) != (init[key] or None):
             raise ValueError(
-                f"{given}: was trained with init.{key}={theirs.get(key)}, this run has {init[key]}; take the same, or "
+                f"{given}: was trained with init.{key}={theirs[key]}, this run has {init[key]}; take the same, or "
                 "init.pretrained to begin anew from its weights"
             )
 
 
 def names_of(facts: Mapping[str, Any]) -> list[str]:
     """What the outputs are called, without the background; nothing where facts do not say."""
-    targets = facts.get("outcome") or facts.get("targets")  # absent in checkpoints of before there was such a thing
-    names = targets.get("names") if isinstance(targets, Mapping) else (facts.get("class_names") or [])[1:]
-    return list(names or [])
+    targets = facts.get("outcome") or facts.get("targets")
+    return list(targets.get("names") or []) if isinstance(targets, Mapping) else []
 
 
 def _kind(facts: Mapping[str, Any]) -> Any:

@@ -258,7 +258,7 @@ class FiniteGuard(Callback):
         where = f" on rank {one['rank']}" if self._trainer.world_size > 1 else ""
         first = tracing.Row(**one["first"]).words() if one["first"] else "no layer, when it was run once more"
         cases = commands.some([case for fault in guilty for case in fault["cases"]])
-        kept = f"The batch and the values of every layer are in {path}." if path else ""
+        kept = f"The batch and its layer trace are in {path}." if path else ""
         text = f"step {step.number}: the {what} is not finite{where}, of case {cases}. The first that is not: {first}."
         return f"{text} {_advice(one)} {kept}".strip()
 

@@ -99,7 +99,7 @@ def _built(
     axes, equivariant = _mirror_axes(values, network, mirror_axes), mirror_axes_of(network)
     network = fold_convs(network).eval()
     channels_last, dims = values["perf"]["channels_last"] and not plain, values["facts"]["spatial_dims"]
-    fast: dict[str, Any] = {key: values["perf"].get(key, False) and not plain for key in ("fast_norm", "fast_depthwise")}
+    fast: dict[str, Any] = {key: values["perf"][key] and not plain for key in ("fast_norm", "fast_depthwise")}
     performance.apply_switches(network, channels_last=channels_last, **fast)
     return Trained(
         network,
@@ -110,7 +110,7 @@ def _built(
         tuple(record["modalities"]),
         str(values["trainer"]["precision"]),
         performance.memory_format(channels_last, dims),
-        tuple((float(low), float(high)) for low, high in record.get("spacing_range_mm", ())),
+        tuple((float(low), float(high)) for low, high in record["spacing_range_mm"]),
         path,
         training_axes(values),
         equivariant,
@@ -143,8 +143,8 @@ def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
         task.get("overlap", 0.5),  # these two are none of whole images'
         task.get("window_batch_size", 4),
         axes,
-        known.get("slice_axis"),  # absent in checkpoints of before there was such a thing
-        configs.tuples(known.get("label_pairs") or []),
+        known["slice_axis"],
+        configs.tuples(known["label_pairs"] or []),
     )
 
 
@@ -156,7 +156,4 @@ def _rounding(values: Values) -> tuple[int, ...]:
 
 
 def _targets(record: Values) -> Targets:
-    if record.get("outcome") is not None:
-        return Targets((), ())
-    known = record.get("targets")  # absent in checkpoints of before there was such a thing
-    return Targets.of_classes(record["class_names"]) if known is None else Targets.from_plain(known)
+    return Targets((), ()) if record["outcome"] is not None else Targets.from_plain(record["targets"])

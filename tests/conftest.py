@@ -12,9 +12,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """A command that a test runs in this process sets logging up for good; the next test would write into its closed files."""
-    loggers = [
-        logging.getLogger(name) for name in ("", "medconv", "medconv.building", "lightning.pytorch", "lightning.fabric")
-    ]
+    loggers = [logging.getLogger(name) for name in ("", "medconv", "lightning.pytorch", "lightning.fabric")]
     before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield
     for logger, handlers, level, propagate in before:

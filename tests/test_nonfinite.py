@@ -91,7 +91,7 @@ def test_an_image_that_is_not_finite_stops_the_run_and_is_named(
     file = tmp_path / f"run/nonfinite/{said.split(':')[0].replace(' ', '')}.ckpt"
     assert file.is_file()
     assert "of case case_2 (training sample " in said and "first that is not: image (batch), input" in said
-    assert f"The batch and the values of every layer are in {file}." in said and "run.on_nonfinite=skip" in said
+    assert f"The batch and its layer trace are in {file}." in said and "run.on_nonfinite=skip" in said
     saved = torch.load(file, weights_only=True)
     about, rows = saved["nonfinite"], saved["nonfinite"]["rows"]
     assert about["cases"] == [said.split("of case ")[1].split(". The")[0]]

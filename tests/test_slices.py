@@ -195,14 +195,3 @@ def test_other_models_take_slices(model: str, dataset: Path, tmp_path: Path) -> 
         ]
         checked = config.checked(compose("train", [*own, *more]))
     assert run.train(checked, RunFolder.of(checked, {}))["steps"] == 1
-
-
-def test_a_checkpoint_of_before_slices_still_loads(dataset: Path, tmp_path: Path) -> None:
-    tiny.train(dataset, tmp_path / "run", "trainer.max_steps=1")
-    path = tmp_path / "run/checkpoints/last.ckpt"
-    content = torch.load(path, weights_only=True)
-    record = content["medconv"]
-    del record["recipe"]["slice_axis"], record["config"]["facts"]["slice_axis"], record["config"]["facts"]["label_pairs"]
-    torch.save(content, path)
-    model = run.load(path)
-    assert model.recipe.slice_axis is model.window.slice_axis is None and model.window.label_pairs == ()

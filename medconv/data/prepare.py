@@ -112,8 +112,7 @@ def _changed(case: Case) -> ValueError:
 def _decisive(recipe: Recipe) -> dict[str, Any]:
     """What a prepared case depends on: intensities of the dataset only where they are used."""
     used = [known if name in OF_ALL else None for name, known in zip(recipe.normalisation, recipe.intensities, strict=True)]
-    of_whole = {key for key in ("frame", "resize") if getattr(recipe, key) is None}  # stores from before know of none
-    return {key: value for key, value in {**asdict(recipe), "intensities": used}.items() if key not in of_whole}
+    return {**asdict(recipe), "intensities": used}
 
 
 def _ignored(dataset: Dataset) -> list[int]:

@@ -21,7 +21,7 @@ from medconv.convs import acs, basis, swap_convs
 from medconv.networks import UNet
 from medconv.pretrained import Layers, layers_of, load
 
-FACTS = {"num_channels": 1, "class_names": ["background", "box", "hole"]}
+FACTS = {"num_channels": 1, "outcome": None, "targets": {"names": ["box", "hole"]}}
 CHANNELS = Layers(image=frozenset({"encoder.0.0"}), head=frozenset({"head"}))
 
 
@@ -259,7 +259,7 @@ def test_planes_are_2d_weights_as_they_are_and_acs_keeps_them(tmp_path: Path) ->
 def test_a_head_of_other_classes_is_not_taken_even_if_it_fits(tmp_path: Path) -> None:
     source, network = unet(seed=1), unet(seed=2)
     content = {
-        "medconv": {"config": {"facts": {**FACTS, "class_names": ["background", "hole", "box"]}}},
+        "medconv": {"config": {"facts": {**FACTS, "targets": {"names": ["hole", "box"]}}}},
         "state_dict": {
             **{f"network.{name}": value for name, value in source.state_dict().items()},
             "supervision.heads.0.weight": torch.zeros(3, 4, 1, 1),

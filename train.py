@@ -1,3 +1,3 @@
-from medconv.train import main
+from medconv.cli.main import main
 if __name__ == "__main__":
-    main()
+    main("train")

@@ -31,9 +31,14 @@ def of(trainer: Any) -> dict[str, Any]:
             "torch_threads": torch.get_num_threads(),
         },
         "git_commit": git_commit(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([_program(), *sys.argv[1:]]),
         "job": cluster.job(),
     }
+
+
+def _program() -> str:
+    name = Path(sys.argv[0]).name
+    return "medconv" if name == "__main__.py" else name  # of `python -m medconv.cli`
 
 
 def git_commit() -> str | None:

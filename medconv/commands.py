@@ -1,75 +1,25 @@
-"""What all commands share: exit codes, mapped here and nowhere else, and where messages go."""
+"""What all commands share: the exit codes, which `cli/entrypoint.py` maps errors to, and where messages go."""
 
 from __future__ import annotations
 
 import logging
 import re
-import signal
 import sys
 import threading
-import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from hydra.errors import HydraException
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import OmegaConfBaseException
 
-from medconv.atomic import NO_ACCESS, NO_ROOM
-from medconv.performance.cluster import Lost
+from medconv.atomic import NO_ROOM
 
 DONE, USER, BUG, PREEMPTED, INTERRUPTED = 0, 1, 70, 75, 130
-_USERS = (ValueError, HydraException, OmegaConfBaseException, MisconfigurationException)
 
 log = logging.getLogger("medconv")
 _kept = MemoryHandler(capacity=100_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
-
-
-def guard(command: Callable[[], int]) -> int:
-    """Run a command and turn what goes wrong into a message on standard error and an exit code."""
-    try:
-        return command()
-    except _USERS as error:
-        log.debug("the error came from", exc_info=True)
-        print(f"error: {shown(message(error))}", file=sys.stderr)
-        return USER
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except SIGTERMException as error:
-        number = getattr(error, "number", signal.SIGTERM)
-        print(f"stopped by {signal.Signals(number).name}; the same command goes on", file=sys.stderr)
-        return INTERRUPTED if number == signal.SIGINT else PREEMPTED
-    except Lost as error:
-        print(f"error: {shown(str(error))}", file=sys.stderr)
-        return PREEMPTED
-    except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning turns the one into the other
-            return INTERRUPTED
-        return USER if error.code == 2 else int(error.code or 0)  # argparse exits with 2
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            print(shown(f"error: {_file_of(error)}: cannot be written ({error.strerror})"), file=sys.stderr)
-            return USER
-        log.debug("the error came from", exc_info=True)
-        if isinstance(error, OSError) and error.errno in NO_ACCESS and error.filename:
-            print(shown(f"error: {error.filename}: no access ({error.strerror})"), file=sys.stderr)
-            return USER
-        traceback.print_exc()
-        print("error: this is a bug in medconv, please report it with the lines above", file=sys.stderr)
-        return BUG
-
-
-def _file_of(error: BaseException | None) -> str:
-    """That an error names, or the one before it: where a disk is full, ending fails as well."""
-    while error is not None:
-        if isinstance(error, OSError) and error.filename:
-            return str(error.filename)
-        error = error.__context__
-    return "a file"
 
 
 def message(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""`medconv-evaluate`: predicted against reference label maps, or answers for whole images against a table of labels.
+"""Predicted against reference label maps, or answers for whole images against a table of labels.
 
 A table, all as JSON, cases as CSV, a report as HTML.
 """
@@ -11,7 +11,6 @@ import errno
 import io
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,16 +30,12 @@ from medconv.evaluation.whole_report import write_report as write_whole_report
 from medconv.predicting.answers import TABLE
 from medconv.targets import Targets
 
-_OF_TABLES = ("label_columns", "part", "split_column")  # options
+_OF_TABLES = ("label_columns", "split", "split_column")  # options
 _COLUMNS = (*(metric.name for metric in METRICS), *VOLUMES)
 
 
-def main() -> None:
-    sys.exit(commands.guard(_main))
-
-
-def _main() -> int:
-    options = _parser().parse_args()
+def run_command(options: argparse.Namespace) -> int:
+    """`medconv evaluate` with these options. Returns: the exit code."""
     commands.start_logging()
     if options.output.suffix != ".json":
         raise ValueError(f"--output {options.output}: expected a JSON file; CSV and HTML are written beside it")
@@ -74,7 +69,7 @@ def _of_whole_images(options: argparse.Namespace) -> int:
     if options.predictions.is_dir():
         options.predictions = options.predictions / TABLE
     _check_writable(options.output)
-    columns = (options.label_columns, options.part, options.split_column or "split")
+    columns = (options.label_columns, options.split, options.split_column or "split")
     result = whole.evaluate(options.predictions, options.labels, options.compare, *columns)
     whole.write(result, options.output)
     print(commands.shown(whole.table(result)))
@@ -251,35 +246,3 @@ def _check_writable(path: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise ValueError(f"--output {path}: cannot be written ({error.strerror})") from error
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("medconv-evaluate", description=__doc__)
-    add = parser.add_argument
-    add("--predictions", type=Path, required=True, help="folder of predicted label maps, or predictions.csv")
-    add("--references", type=Path, help="folder of reference label maps, same names")
-    add("--labels", type=Path, help="of whole images, a table (.csv) with a column `path` or `case`, and the labels")
-    add("--label-columns", nargs="+", default=[], metavar="NAME", help="of --labels; `label`, or those of the predictions")
-    add("--part", choices=("train", "val", "test"), help="of --labels, the rows of this part alone")
-    add("--split-column", metavar="NAME", help="of --labels, which names the part; `split`")
-    add(
-        "--output", type=Path, required=True, help="JSON file; a CSV of the cases and a report in HTML are written beside it"
-    )
-    add("--compare", type=Path, metavar="PREDICTIONS", help="other predictions, compared by a paired test")
-    add("--tolerance-mm", action="append", default=[], metavar="MM|NAME=MM", help="of the surface Dice; 1, for every class")
-    add(
-        "--images",
-        type=Path,
-        help="folder of images for the report's pictures; found as predict left it, or beside labelsTr",
-    )
-    add(
-        "--workers",
-        type=int,
-        default=min(8, len(os.sched_getaffinity(0))),
-        help="cases measured at once; one per core, at most 8",
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    main()

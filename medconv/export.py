@@ -1,4 +1,4 @@
-"""`medconv-export`: a trained network as a TorchScript, ONNX or torch.export file, or as a MONAI bundle, with its card."""
+"""A trained network as a TorchScript, ONNX or torch.export file, or as a MONAI bundle, with its card."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import json
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from medconv import checkpoint, commands, exporting, trained
 from medconv.atomic import replacing, write_text
@@ -35,17 +33,13 @@ class Wanted:
     tolerance: float = TOLERANCE
 
 
-def main() -> None:
-    sys.exit(commands.guard(_main))
-
-
-def _main() -> int:
-    options = _parser().parse_args()
+def run_command(options: argparse.Namespace) -> int:
+    """`medconv export` with these options. Returns: the exit code."""
     commands.start_logging()
     if options.format not in exporting.FORMATS:
         raise ValueError(f"--format must be one of {', '.join(exporting.FORMATS)}, got {options.format}")
     wanted = Wanted(options.format, options.opset, options.case, options.tolerance)
-    export(options.checkpoint, options.output, wanted, options.allow)
+    export(options.checkpoint, options.output, wanted, options.trust_package)
     return commands.DONE
 
 
@@ -114,7 +108,6 @@ def _compared(
 
 
 def _write_card(card: Card, model: Path) -> None:
-
     write_text(model.with_name(model.name + ".md"), exporting.in_words(card, model.name))
     write_text(card_path(model), json.dumps(card, indent=2) + "\n")
 
@@ -141,23 +134,3 @@ def _new_folder(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("medconv-export", description=__doc__)
-
-    def add(*names: str, **settings: Any) -> None:
-        parser.add_argument(*names, **settings)
-
-    add("--checkpoint", type=Path, required=True, help="a run's checkpoints/best.ckpt")
-    add("--format", required=True, metavar="FORMAT", help=f"one of {', '.join(exporting.FORMATS)}")
-    add("--output", type=Path, required=True, help="the file, or for a bundle the new folder")
-    add("--case", type=Path, metavar="IMAGE", help="compare logits on this image, too; random patches are always compared")
-    add("--tolerance", type=float, default=TOLERANCE, help="of the largest difference between logits; %(default)g")
-    add("--opset", type=int, default=exporting.OPSETS[0], help="of ONNX; %(default)s")
-    add("--allow", action="append", default=[], metavar="PACKAGE", help="trust network classes of a package")
-    return parser
-
-
-if __name__ == "__main__":
-    main()

@@ -56,13 +56,13 @@ class Job:
 
     @property
     def arguments(self) -> list[str]:
-        """Of `medconv-train`; a config of the user's own may say that it is a sweep, and its jobs are none."""
+        """Of `medconv train`; a config of the user's own may say that it is a sweep, and its jobs are none."""
         run_dir = QuotedString(str(self.folder.path), Quote.single).with_quotes()
         return [*self.flags, "hydra.mode=RUN", *self.overrides, f"run.dir={run_dir}"]
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "medconv.train", *self.arguments]
+        return [sys.executable, "-m", "medconv.cli", "train", *self.arguments]
 
     def begin(self) -> None:
         """What an earlier attempt said of its end holds no longer."""

@@ -272,7 +272,7 @@ def can_leave_out(optimizer: Optimizer) -> bool:
 
 def _advice(fault: dict[str, Any]) -> str:
     if fault["first"] and fault["first"]["what"] == tracing.INPUT:
-        return "Look at this image; `python scripts/prepare.py` with --verify reads what was prepared of it once more."
+        return "Look at this image; `medconv preprocess` with --verify reads what was prepared of it once more."
     return "A lower optimizer.lr, a trainer.gradient_clip_val or trainer.precision=32-true help where values grow."
 
 

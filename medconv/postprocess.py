@@ -1,4 +1,4 @@
-"""`medconv-postprocess`: decide by cross-validation which post-processing of the predictions helps."""
+"""Decide by cross-validation which post-processing of the predictions helps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,22 +34,20 @@ _APART = 0.02  # Dice; what another device may change
 log = logging.getLogger(__name__)
 
 
-def main() -> None:
-    sys.exit(commands.guard(_main))
-
-
-def _main() -> int:
-    options = _parser().parse_args()
+def run_command(options: argparse.Namespace) -> int:
+    """`medconv find-postprocessing` with these options. Returns: the exit code."""
     commands.start_logging()
     device = usable_device(options.device)
     everything = folds.read(options.runs)
-    found = _chosen(everything, options.runs, options.only)
+    found = _chosen(everything, options.runs, options.select)
     if found.outcome is not None:
         raise ValueError(f"{options.runs}: its networks answer for whole images, and post-processing is of label maps")
     ending = f"-{found.key}" if len(everything) > 1 else ""
-    labelled = _cases(found, options.runs, options.allow)
+    labelled = _cases(found, options.runs, options.trust_package)
     with signals.raising():
-        predictions, targets = _predicted(found, labelled, options.runs / f"validation{ending}", options.allow, device)
+        predictions, targets = _predicted(
+            found, labelled, options.runs / f"validation{ending}", options.trust_package, device
+        )
         load = Loader(predictions, {case: labelled[case].label for case in labelled})
         _compare_with_training(found, load, targets)
         ids = list(predictions)
@@ -63,7 +60,14 @@ def _main() -> int:
     path = options.runs / f"postprocessing{ending}.json"
     _write(path, decision, targets, found)
     print(f"\nsteps kept: {len(decision.kept)}, in {path}")
-    words = ["medconv-predict", "--checkpoint", *(str(fold.folder.best) for fold in found.folds), "--postprocess", str(path)]
+    words = [
+        "medconv",
+        "predict",
+        "--checkpoint",
+        *(str(fold.folder.best) for fold in found.folds),
+        "--postprocess",
+        str(path),
+    ]
     print(f"to predict with all folds:\n{commands.shown(shlex.join(words))} --input IMAGES --output PREDICTIONS")
     return commands.DONE
 
@@ -96,12 +100,14 @@ class Loader:
 def _chosen(found: Sequence[CrossValidation], home: Path, only: str | None) -> CrossValidation:
     """Raises: ValueError: no cross-validation there, more than one, or one that is not complete."""
     if not found:
-        raise ValueError(f"--runs {home}: no folds of a cross-validation there; train.py -m data.fold=0,1,2,3,4 leaves them")
+        raise ValueError(
+            f"--runs {home}: no folds of a cross-validation there; medconv train -m data.fold=0,1,2,3,4 leaves them"
+        )
     names = " or ".join(repr(one.label or one.key) for one in found)
     chosen = [one for one in found if only is None or only in (one.label, one.key)]
     if len(chosen) != 1:
-        said = "more than one cross-validation there" if only is None else f"none of them is --only {only!r}"
-        raise ValueError(f"--runs {home}: {said}; choose by --only {names}")
+        said = "more than one cross-validation there" if only is None else f"none of them is --select {only!r}"
+        raise ValueError(f"--runs {home}: {said}; choose by --select {names}")
     print(commands.shown(folds.table(chosen[0])) + "\n")
     if chosen[0].missing:
         said = ", ".join(f"{number} ({state})" for number, state in chosen[0].missing.items())
@@ -134,7 +140,9 @@ def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
     target, allowed = str(node.get("_target_")), (_LAYOUTS, *trusted)
     home = getattr(get_object(target), "__module__", "") if target.startswith(tuple(f"{name}." for name in allowed)) else ""
     if not any(home == name or home.startswith(f"{name}.") for name in allowed):
-        raise configs.ConfigError(f"data.layout._target_={target} is refused; trust your own package by --allow NAME")
+        raise configs.ConfigError(
+            f"data.layout._target_={target} is refused; trust your own package by --trust-package NAME"
+        )
     arguments = {key: value for key, value in node.items() if not key.startswith("_")}
     for where, more in configs.targets(arguments, "data.layout"):
         raise configs.ConfigError(f"{where}={more} is refused: a layout takes plain values")
@@ -205,18 +213,3 @@ def _write(path: Path, decision: Decision, targets: Targets, found: CrossValidat
 
 def _bar(cases: Sequence[str], what: str) -> Iterable[str]:
     return tqdm(cases, desc=what, unit="case", leave=False, disable=None)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("medconv-postprocess", description=__doc__)
-    parser.add_argument(
-        "--runs", type=Path, required=True, help="folder of a cross-validation: train.py -m data.fold=0,1,2,3,4"
-    )
-    parser.add_argument("--only", metavar="OVERRIDES", help="which cross-validation, where the folder holds several")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; the accelerator where there is one")
-    parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE", help="trust classes of a package")
-    return parser
-
-
-if __name__ == "__main__":
-    main()

@@ -121,7 +121,7 @@ def read(path: Path) -> Steps:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(content, dict) or not isinstance(content.get("steps"), list):
-        raise ValueError(f"{path}: expected a JSON object whose `steps` is a list, as medconv-postprocess writes it")
+        raise ValueError(f"{path}: expected a JSON object whose `steps` is a list, as medconv find-postprocessing writes it")
     targets = _targets(content.get("targets"), path)
     steps = []
     for number, item in enumerate(content["steps"], 1):

@@ -1,10 +1,9 @@
-"""`medconv-predict`: label maps on the grids of the inputs, or a table of answers for whole images."""
+"""Label maps on the grids of the inputs, or a table of answers for whole images."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -35,27 +34,23 @@ Claimed = tuple[Case, Callable[[], None]]
 log = logging.getLogger(__name__)
 
 
-def main() -> None:
-    sys.exit(commands.guard(_main))
-
-
-def _main() -> int:
-    options = _parser().parse_args()
+def run_command(options: argparse.Namespace) -> int:
+    """`medconv predict` with these options. Returns: the exit code."""
     commands.start_logging()
     if options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     if options.overlap is not None and not 0 <= options.overlap < 1:
         raise ValueError(f"--overlap must be at least 0 and below 1, got {options.overlap}")
     steps = postprocessing.read(options.postprocess) if options.postprocess else None
-    if not options.checkpoint and not options.model:
-        raise ValueError("--checkpoint or --model is needed: the networks to predict with")
+    if not options.checkpoint and not options.exported_model:
+        raise ValueError("--checkpoint or --exported-model is needed: the networks to predict with")
     device = usable_device(options.device)
-    members = load_members(options.checkpoint, device, options.allow, options.mirror_axes, options.model)
+    members = load_members(options.checkpoint, device, options.trust_package, options.mirror_axes, options.exported_model)
     if members[0].outcome is not None:
         return _of_whole_images(members, device, options)
     if options.saliency:
         raise ValueError(f"--saliency: is for answers about whole images; {members[0].path} makes label maps")
-    members = [with_window(member, options.overlap, options.window_batch_size) for member in members]
+    members = [with_window(member, options.overlap, options.sw_batch_size) for member in members]
     predictor = Predictor(members, device, steps.apply if steps else None)
     if steps:
         steps.check(predictor.targets)
@@ -63,23 +58,23 @@ def _main() -> int:
     if options.dicom_seg:
         dicomseg.check([case.images[0] for case in cases])
     made = {"postprocess": digest(options.postprocess) if options.postprocess else None}
-    also = (options.probabilities, options.overwrite, options.workers, made, options.dicom_seg)
+    also = (options.save_probabilities, options.overwrite, options.workers, made, options.dicom_seg)
     return predict(predictor, cases, options.output, *also)
 
 
 def _of_whole_images(members: Sequence[Trained], device: str, options: argparse.Namespace) -> int:
     """Raises: ValueError: as `predict_whole`; options of label maps."""
     given = {
-        "--probabilities": options.probabilities,
+        "--save-probabilities": options.save_probabilities,
         "--dicom-seg": options.dicom_seg,
         "--postprocess": options.postprocess,
         "--overlap": options.overlap is not None,
     }
     if wrong := [name for name, value in given.items() if value]:
         raise ValueError(f"{wrong[0]}: is for label maps; {members[0].path} answers for whole images, into predictions.csv")
-    if options.window_batch_size is not None and options.window_batch_size < 1:
-        raise ValueError(f"--window-batch-size must be at least 1, got {options.window_batch_size}")
-    predictor = WholePredictor(members, device, options.window_batch_size)
+    if options.sw_batch_size is not None and options.sw_batch_size < 1:
+        raise ValueError(f"--sw-batch-size must be at least 1, got {options.sw_batch_size}")
+    predictor = WholePredictor(members, device, options.sw_batch_size)
     cases = find_cases(options.input, len(predictor.modalities))
     settings = {key: value for key, value in _settings(predictor).items() if key != "overlap"}
     about = {key: value for key, value in _about(predictor).items() if key != "targets"}
@@ -190,33 +185,3 @@ def usable_device(wanted: str | None) -> str:
     except (RuntimeError, AssertionError) as error:  # the latter: torch was built without it
         raise ValueError(f"--device {device}: cannot be used here ({str(error).strip().splitlines()[0]})") from error
     return device
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("medconv-predict", description=__doc__)
-    add = parser.add_argument
-    many: dict[str, Any] = {"type": Path, "nargs": "+", "action": "extend", "default": []}
-    add("--checkpoint", **many, help="a run's checkpoints/best.ckpt; the mean of several")
-    add("--model", **many, help="exported ONNX files, with their cards; they join the mean")
-    add("--input", type=Path, required=True, help="an image, a folder of images or DICOM, or a list (.txt or .json)")
-    add("--output", type=Path, required=True, help="folder for the label maps, or predictions.csv")
-    add("--probabilities", action="store_true", help="write them, too: OUTPUT/probabilities/CASE.nii.gz, 4D")
-    add("--saliency", action="store_true", help="of whole images, write OUTPUT/saliency/CASE.png, too: Grad-CAM")
-    add("--dicom-seg", action="store_true", help="of DICOM, write OUTPUT/dicomseg/CASE.dcm, too, which refers to the slices")
-    add(
-        "--overwrite",
-        action="store_true",
-        help="replace the results of these cases that --output holds; goes on if it was stopped",
-    )
-    add("--device", help="cpu, cuda, cuda:1, ...; the accelerator where there is one")
-    add("--mirror-axes", type=int, nargs="*", metavar="AXIS", help="of test-time augmentation; none: without; as validated")
-    add("--overlap", type=float, help="of windows, from 0 to below 1; as validated")
-    add("--window-batch-size", type=int, metavar="N", help="windows, or whole images, in one forward pass")
-    add("--workers", type=int, default=1, metavar="N", help="cases that are loaded at once; N + 2 are in memory")
-    add("--postprocess", type=Path, metavar="FILE", help="steps to take after prediction, as medconv-postprocess wrote them")
-    add("--allow", action="append", default=[], metavar="PACKAGE", help="trust network classes of a package")
-    return parser
-
-
-if __name__ == "__main__":
-    main()

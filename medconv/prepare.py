@@ -1,9 +1,9 @@
-"""`medconv-prepare`, `python scripts/prepare.py`: check and prepare a dataset before training, or only look at it."""
+"""Check and prepare a dataset before training, or only look at it."""
 
 from __future__ import annotations
 
 import argparse
-import sys
+from collections.abc import Sequence
 
 import numpy as np
 from omegaconf import DictConfig
@@ -14,15 +14,11 @@ from medconv.data.check import CaseReport, complaint, measured, survey
 from medconv.dataset import checked_parts, divided_cases, find_data, planned_for, prepare_data
 
 
-def main() -> None:
-    sys.exit(commands.guard(_main))
-
-
-def _main() -> int:
-    options, sys.argv[1:] = _parser().parse_known_args()  # what is left is Hydra's
+def run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """`medconv preprocess`. Args: arguments: for Hydra. Returns: the exit code."""
     commands.start_logging()
     configs: list[DictConfig] = []
-    composing.composed(lambda found, _: configs.append(config.checked(found)))
+    composing.composed(lambda found, _: configs.append(config.checked(found)), arguments)
     codes = [_check(found) if options.check_only else _prepare(found, options.verify) for found in configs]
     return max(codes, default=commands.DONE)
 
@@ -87,20 +83,3 @@ def _row(report: CaseReport, values: list[str]) -> list[str]:
 
 def _by(numbers: tuple[float, ...]) -> str:
     return " x ".join(f"{np.round(n, 3):g}" for n in numbers)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "medconv-prepare",
-        description="Check every file of a dataset and prepare it for training. Takes the same KEY=VALUE as train.",
-        epilog="Such as data=msd data.root=/data/Task04_Hippocampus. Every key and its value: --cfg job",
-        allow_abbrev=False,
-    )
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--check-only", action="store_true", help="a table of the dataset and all its faults; write nothing")
-    how.add_argument("--verify", action="store_true", help="read what is prepared again and compare its checksums")
-    return parser
-
-
-if __name__ == "__main__":
-    main()

@@ -245,7 +245,7 @@ esac
 
 # --cpus-per-task: srun does not take it from the job
 srun ${{SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"}} --kill-on-bad-exit=0 --wait=120 \\
-    {python} -m medconv.train "${{arguments[@]}}"
+    {python} -m medconv.cli train "${{arguments[@]}}"
 code=$?
 if [ "$code" -eq {preempted} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 50 ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"

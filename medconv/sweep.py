@@ -72,7 +72,7 @@ def plan(jobs: Sequence[Job], launcher: Mapping[str, Any]) -> str:
     jobs = unique(jobs)
     if slurm.wanted(launcher):
         return slurm.script(jobs, launcher, varied(jobs))
-    return "\n".join(shlex.join(["medconv-train", *job.arguments]) for job in jobs)
+    return "\n".join(shlex.join(["medconv", "train", *job.arguments]) for job in jobs)
 
 
 def _over_folds(home: Path, labels: Mapping[Path, str], least: int) -> None:

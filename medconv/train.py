@@ -1,8 +1,8 @@
-"""`medconv-train`, `python train.py`: compose a config with Hydra and train; `-m` makes a sweep of it."""
+"""Compose a config with Hydra and train; `-m` makes a sweep of it."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.types import RunMode
@@ -13,11 +13,8 @@ from medconv.jobs import Job, note_failure
 from medconv.runfolder import RunFolder, is_rank_zero
 
 
-def main() -> None:
-    sys.exit(commands.guard(_main))
-
-
-def _main() -> int:
+def run_command(arguments: Sequence[str]) -> int:
+    """`medconv train` with these arguments. Returns: the exit code."""
     commands.start_logging(is_rank_zero())
     jobs: list[Job] = []
     launcher: dict[str, Any] = {}
@@ -34,7 +31,7 @@ def _main() -> int:
             note_failure(composed, error)
             errors.append(error)  # for `guard`: Hydra would print it in its own way
 
-    composing.composed(take)
+    composing.composed(take, arguments)
     for error in errors:
         raise error
     if jobs:
@@ -91,6 +88,3 @@ def result_table(summary: dict[str, Any], folder: RunFolder) -> str:
 def _score(value: float | None) -> str:
     return "  -   " if value is None else f"{value:.4f}"
 
-
-if __name__ == "__main__":
-    main()

@@ -47,7 +47,7 @@ def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str]) ->
     if not (network or (callable(found) and _below(home, ["medconv.convs"]))):
         raise ConfigError(
             f"{key}._target_={target} is refused: a checkpoint may name network classes of {', '.join(NETWORKS)} only; "
-            "trust your own package by --allow NAME"
+            "trust your own package by --trust-package NAME"
         )
     for name, value in _arguments(found, node).items():
         if isinstance(value, str) and (name in _FILES or str(name).startswith("pretrained")):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks import results
 from medconv import commands
+from medconv.cli.entrypoint import guard
 
 NAMES = (
     "convs",
@@ -28,7 +29,7 @@ NAMES = (
 
 
 def main() -> None:
-    sys.exit(commands.guard(_main))
+    sys.exit(guard(_main))
 
 
 def _main() -> int:

@@ -7,13 +7,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tiny
 
-from medconv import commands
-from medconv.train import _main as train_main
+from medconv.cli import train
+from medconv.cli.entrypoint import guard
 
 
 class Forked:
@@ -32,7 +33,7 @@ class Forked:
         os.environ.update(environment, PYTHONPATH=f"{Path(__file__).parent}{os.pathsep}{tiny.ROOT}")
         sys.argv = [str(tiny.ROOT / "train.py"), *arguments]
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        code = commands.guard(train_main)
+        code = guard(partial(train.main, arguments))
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(code)
 

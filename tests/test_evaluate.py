@@ -4,13 +4,13 @@ import csv
 import json
 import math
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
+import tiny
 
 from medconv import evaluate as evaluating
 from medconv.evaluate import evaluate, table, write
@@ -259,11 +259,7 @@ def test_suffixes_may_differ_and_hidden_files_are_left_alone(tmp_path: Path) -> 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, *options: object) -> int:
     monkeypatch.setattr(evaluating.commands, "start_logging", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["medconv-evaluate", *map(str, options)])
-    with pytest.raises(SystemExit) as done:
-        evaluating.main()
-    assert isinstance(done.value.code, int)
-    return done.value.code
+    return tiny.call(monkeypatch, "evaluate", *options)
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,7 @@ ORDER = [
     "search",
     "train",
     "postprocess",
+    "cli",
 ]
 TORCH_ONLY = ["convs", "layers"]
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")

@@ -1,4 +1,4 @@
-"""`medconv-prepare`, and what training does with faulty cases."""
+"""`medconv preprocess`, and what training does with faulty cases."""
 
 import json
 import os
@@ -13,7 +13,6 @@ import tiny
 
 from medconv import commands
 from medconv.data.layout import msd, split
-from medconv.prepare import main
 
 
 def overrides(dataset: Path, cache: Path) -> list[str]:
@@ -25,11 +24,9 @@ def prepares(
 ) -> tuple[str, str]:
     """The command in this process; what it says on standard output and standard error."""
     monkeypatch.chdir(cwd)
-    monkeypatch.setattr(sys, "argv", ["prepare.py", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        main()
+    ended = tiny.call(monkeypatch, "preprocess", *arguments)
     out, err = capsys.readouterr()
-    assert exit_.value.code == code, err
+    assert ended == code, err
     assert "Traceback" not in err
     return out, err
 
@@ -122,9 +119,7 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     """A real process and SIGKILL, some cases before its end."""
     root, cache = tiny.write_dataset(tmp_path / "data", cases=24, shape=(64, 64, 64)), tmp_path / "cache"
     arguments = [*overrides(root, cache), "data.spacing_mm=[0.9,1.3,1.9]", "data.prepare_workers=1"]
-    process = subprocess.Popen(
-        [sys.executable, str(tiny.ROOT / "scripts/prepare.py"), *arguments], stdout=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([sys.executable, *tiny.words("preprocess"), *arguments], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while len(done := list(cache.glob("*/*/case_*.json"))) < 3:
         assert process.poll() is None and time.monotonic() < deadline
@@ -134,7 +129,7 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     done = list(cache.glob("*/*/case_*.json"))
     assert 3 <= len(done) < 24
     before = {path: path.stat().st_mtime_ns for path in done}
-    again = tiny.command("scripts/prepare.py", *arguments, cwd=tmp_path)
+    again = tiny.command("preprocess", *arguments, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert f"preparing {24 - len(done)} of 24 cases" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in done} == before
@@ -143,7 +138,7 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_two_commands_at_once_do_the_work_once(tmp_path: Path) -> None:
     root, cache = tiny.write_dataset(tmp_path / "data", cases=6), tmp_path / "cache"
-    command = [sys.executable, str(tiny.ROOT / "scripts/prepare.py"), *overrides(root, cache)]
+    command = [sys.executable, *tiny.words("preprocess"), *overrides(root, cache)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
@@ -160,14 +155,14 @@ def test_spaces_and_letters_of_other_alphabets_from_end_to_end(tmp_path: Path) -
     meta = (root / "dataset.json").read_text().replace("case_0.nii.gz", "Fall é 0.nii.gz")
     (root / "dataset.json").write_text(meta, encoding="utf-8")
     arguments = ["data=msd", f"data.root='{root}'", f"data.cache='{home / 'der Cache'}'", *tiny.SMALL]
-    done = tiny.command("scripts/prepare.py", *arguments, cwd=home)
+    done = tiny.command("preprocess", *arguments, cwd=home)
     assert done.returncode == 0, done.stderr
     assert f"store     {home / 'der Cache'}" in done.stdout
     done = tiny.command("train.py", *arguments, "data.num_workers=1", f"run.dir='{home / 'ein Lauf'}'", cwd=home)
     assert done.returncode == 0, done.stderr
     assert json.loads((home / "ein Lauf/summary.json").read_text())["status"] == "done"
     flags = ["--checkpoint", str(home / "ein Lauf/checkpoints/best.ckpt"), "--input", str(root / "imagesTr")]
-    done = tiny.command("scripts/predict.py", *flags, "--output", str(home / "aus gabe"), cwd=home)
+    done = tiny.command("predict", *flags, "--output", str(home / "aus gabe"), cwd=home)
     assert done.returncode == 0, done.stderr
     assert (home / "aus gabe/Fall é 0.nii.gz").is_file()
 
@@ -204,7 +199,7 @@ def test_sigterm_ends_preparation_as_it_ends_training(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [
             sys.executable,
-            str(tiny.ROOT / "scripts/prepare.py"),
+            *tiny.words("preprocess"),
             *overrides(root, tmp_path / "cache"),
             "data.prepare_workers=1",
         ],

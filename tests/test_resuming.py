@@ -22,6 +22,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from medconv import checkpoint, commands, resuming, signals
+from medconv.cli.entrypoint import guard
 from medconv.data import datamodule
 from medconv.resuming import ExactLoop
 
@@ -79,7 +80,7 @@ def _train(dataset: Path, folder: Path, settings: Sequence[str], environment: di
     multiprocessing.set_start_method("fork", force=True)  # of the loaders' workers, as in the command
     signal.signal(signal.SIGINT, signal.default_int_handler)  # multiprocessing's server ignores it
     beat = f"+callbacks.beat.path={beats(folder)}"
-    sys.exit(commands.guard(lambda: tiny.train(dataset, folder, *settings, beat) and commands.DONE))
+    sys.exit(guard(lambda: tiny.train(dataset, folder, *settings, beat) and commands.DONE))
 
 
 def beats(folder: Path) -> Path:

@@ -24,6 +24,7 @@ import torch
 from lightning import Callback
 
 from medconv import checkpoint, commands, curves, saving
+from medconv.cli.entrypoint import guard
 from medconv.config import ConfigError
 from medconv.performance import StepProfiler
 from medconv.performance.cluster import Lost
@@ -194,7 +195,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(
     settings = [*FULL, "+callbacks.full.room=30000", "logger=none"]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        code = commands.guard(lambda: commands.DONE * bool(tiny.train(dataset, tmp_path / "run", *settings)))
+        code = guard(lambda: commands.DONE * bool(tiny.train(dataset, tmp_path / "run", *settings)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     last = tmp_path / "run/checkpoints/last.ckpt"

@@ -286,7 +286,7 @@ def test_names_of_any_kind_reach_the_job_as_they_are(tmp_path: Path, cluster: di
         '#!/usr/bin/env python3\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ["MEDCONV_SWEEP"]]))'
     )
     show.chmod(0o755)
-    (tmp_path / "bin/srun").write_text(SRUN.replace('exec ${INSTEAD:-"$@"}', 'shift 3; exec show "$@"'))
+    (tmp_path / "bin/srun").write_text(SRUN.replace('exec ${INSTEAD:-"$@"}', 'shift 4; exec show "$@"'))
     environment = {**os.environ, **cluster, "SLURM_ARRAY_TASK_ID": "0"}
     done = subprocess.run(["bash"], input=content, text=True, capture_output=True, check=True, env=environment, cwd=tmp_path)
     given: list[Any] = json.loads(done.stdout)

@@ -21,8 +21,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from medconv import commands, folds, jobs, postprocessing, signals, sweep
+from medconv.cli.entrypoint import guard
 from medconv.performance.cluster import Lost
-from medconv.postprocess import main as postprocess_main
 from medconv.runfolder import RunFolder
 
 STEPS = 12
@@ -74,7 +74,7 @@ def running(home: Path) -> list[str]:
     return [
         line
         for line in found
-        if "medconv.train" in line and home.name in line and "run.dir" in line and str(os.getpid()) not in line
+        if "medconv.cli" in line and home.name in line and "run.dir" in line and str(os.getpid()) not in line
     ]
 
 
@@ -252,7 +252,7 @@ def forked(work: Callable[[], int]) -> int:
     if pid == 0:
         os.close(2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os._exit(commands.guard(work))
+        os._exit(guard(work))
     return pid
 
 
@@ -346,7 +346,7 @@ def test_equal_jobs_are_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     same = [Short((count,), (), tmp_path) for _ in range(3)]
     sweep.run(same, {})
     assert same[0].folder.path.with_suffix(".count").read_text() == "x" and [job.code for job in same] == [0, 0, 0]
-    assert sweep.plan(same, {}).count("medconv-train") == 1
+    assert sweep.plan(same, {}).count("medconv train") == 1
     sweep.finish(same)
     assert capsys.readouterr().out.count(f"  -     {same[0].folder.path}") == 1
 
@@ -403,7 +403,7 @@ def test_a_dry_run_shows_what_would_be_run(many: bool, dataset: Path, tmp_path: 
     assert code == commands.DONE and not (tmp_path / "runs/planned").exists(), said
     if many:
         first, second = said.splitlines()
-        assert first.startswith("medconv-train ") and " seed=1 " in first and " seed=2 " in second
+        assert first.startswith("medconv train ") and " seed=1 " in first and " seed=2 " in second
         assert "run.dry_run" not in said and "run.dir=" in first
     else:
         assert said.startswith("# runs/planned\n") and "max_steps: 4" in said
@@ -426,10 +426,7 @@ def test_the_hparams_page_shows_what_tells_the_runs_apart(swept: tuple[Path, str
 
 
 def postprocess(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["medconv-postprocess", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        postprocess_main()
-    return int(exit_.value.code or 0)
+    return tiny.call(monkeypatch, "find-postprocessing", *arguments)
 
 
 def test_postprocessing_is_decided_on_cases_not_trained_on(
@@ -440,7 +437,7 @@ def test_postprocessing_is_decided_on_cases_not_trained_on(
     assert "Dice over 7 cases" in said.out and "warning" not in said.out + said.err  # validation's own Dice
     assert "keep_largest" in said.out and "steps kept: " in said.out
     best = " ".join(str(path / "checkpoints/best.ckpt") for _, path in sorted(by_fold(home).items()))
-    assert f"medconv-predict --checkpoint {best} --postprocess {home}/postprocessing.json --input" in said.out
+    assert f"medconv predict --checkpoint {best} --postprocess {home}/postprocessing.json --input" in said.out
     content = json.loads((home / "postprocessing.json").read_text())
     steps = postprocessing.read(home / "postprocessing.json")
     assert steps.targets.names == ("box", "hole")
@@ -547,5 +544,5 @@ def test_what_postprocessing_needs_is_named(
     for number, path in runs.items():
         other = Path(shutil.copytree(path, home / f"other{number}")) / "config.yaml"
         other.write_text(other.read_text().replace("seed: 0", "seed: 7"))
-    assert "more than one cross-validation there; choose by --only" in fails("--runs", str(home))
-    assert "none of them is --only 'seed=8'" in fails("--runs", str(home), "--only", "seed=8")
+    assert "more than one cross-validation there; choose by --select" in fails("--runs", str(home))
+    assert "none of them is --select 'seed=8'" in fails("--runs", str(home), "--select", "seed=8")

@@ -52,9 +52,7 @@ def test_regions_are_learned_and_predicted(of_regions: Path, dataset: Path, tmp_
     model = run.load(of_regions / "checkpoints/best.ckpt")
     assert model.targets.names == ("both", "hole") and model.targets.order == (1, 2)
     arguments = ["--input", str(dataset / "imagesTr/case_0.nii.gz"), "--output", str(tmp_path / "out")]
-    result = tiny.command(
-        "scripts/predict.py", "--checkpoint", str(of_regions / "checkpoints/best.ckpt"), *arguments, cwd=tmp_path
-    )
+    result = tiny.command("predict", "--checkpoint", str(of_regions / "checkpoints/best.ckpt"), *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     label = np.asarray(nib.load(tmp_path / "out/case_0.nii.gz").dataobj)
     assert set(np.unique(label)) <= {0, 1, 2} and label.any()

@@ -3,8 +3,6 @@
 import ast
 import os
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import pytest
 import tiny
 import torch
 
-from medconv import commands, postprocess, predict, run, trust
-from medconv import train as training
+from medconv import commands, run, trust
+from medconv.cli.main import COMMANDS
 from medconv.config import ConfigError
 
 SOURCES = sorted([*(tiny.ROOT / "medconv").rglob("*.py"), *(tiny.ROOT / "scripts").rglob("*.py"), tiny.ROOT / "train.py"])
@@ -101,13 +99,11 @@ def payload(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "bad.ckpt"
 
 
-def refused(main: Callable[[], None], arguments: list[str], monkeypatch: Any, capsys: Any, hit: Path) -> str:
+def refused(command: str, arguments: list[str], monkeypatch: Any, capsys: Any, hit: Path) -> str:
     monkeypatch.chdir(hit.parent)
-    monkeypatch.setattr(sys, "argv", ["command", *arguments])
-    with pytest.raises(SystemExit) as exit_:
-        main()
+    code = tiny.call(monkeypatch, command, *arguments)
     said = capsys.readouterr().err
-    assert exit_.value.code == commands.USER, said
+    assert code == commands.USER, said
     assert "Traceback" not in said and said.count("error:") == 1, said
     assert not hit.exists()
     return said
@@ -115,11 +111,11 @@ def refused(main: Callable[[], None], arguments: list[str], monkeypatch: Any, ca
 
 def arguments_of(command: str, payload: Path, trained: Path, dataset: Path) -> list[str]:
     own = payload.parent / "own"
-    if command in ("resume=auto", "postprocess"):
+    if command in ("resume=auto", "find-postprocessing"):
         shutil.copytree(trained, own / "fold0")
         for name in ("best", "last"):
             shutil.copy(payload, own / "fold0/checkpoints" / f"{name}.ckpt")
-    if command == "postprocess":
+    if command == "find-postprocessing":
         for fold in (1, 2):
             tiny.train(dataset, own / f"fold{fold}", "trainer.max_steps=2", f"data.fold={fold}")
     train = [*tiny.overrides(dataset, "trainer.max_steps=2")]
@@ -128,19 +124,16 @@ def arguments_of(command: str, payload: Path, trained: Path, dataset: Path) -> l
         "resume=auto": [*train, "trainer.max_steps=4", f"run.dir={own / 'fold0'}"],
         "pretrained": [*train, "init=checkpoint", f"init.pretrained={payload}", f"run.dir={own}"],
         "predict": ["--checkpoint", str(payload), "--input", str(dataset / "imagesTr"), "--output", str(own)],
-        "postprocess": ["--runs", str(own)],
+        "find-postprocessing": ["--runs", str(own)],
     }[command]
 
 
-MAINS = {"predict": predict.main, "postprocess": postprocess.main}
-
-
-@pytest.mark.parametrize("command", ["resume=PATH", "resume=auto", "pretrained", "predict", "postprocess"])
+@pytest.mark.parametrize("command", ["resume=PATH", "resume=auto", "pretrained", "predict", "find-postprocessing"])
 def test_a_payload_is_refused_by_every_command(
     command: str, payload: Path, trained: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     arguments = arguments_of(command, payload, trained, dataset)
-    said = refused(MAINS.get(command, training.main), arguments, monkeypatch, capsys, payload.parent / "hit")
+    said = refused(command if command in COMMANDS else "train", arguments, monkeypatch, capsys, payload.parent / "hit")
     assert ".ckpt" in said, said
 
 

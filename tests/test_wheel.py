@@ -29,11 +29,11 @@ def command(installed: Path, cwd: Path, name: str, *arguments: str) -> subproces
 
 def test_configs_travel_along(installed: Path, tmp_path: Path) -> None:
     assert (installed / "medconv/conf/train.yaml").is_file()
-    assert (installed / "bin/medconv-prepare").is_file()
+    assert (installed / "bin/medconv").is_file()
     assert not (installed / "medconv/benchmarks").exists() and not (installed / "benchmarks").exists()
     assert (installed / "hydra_plugins/medconv_sweeps/__init__.py").is_file()
     shown = command(
-        installed, tmp_path, "medconv-train", "--cfg", "job", "--resolve", "data=msd", "data.root=x", "-p", "data"
+        installed, tmp_path, "medconv", "train", "--cfg", "job", "--resolve", "data=msd", "data.root=x", "-p", "data"
     )
     assert shown.returncode == 0, shown.stderr
     assert "medconv.data.layout.msd" in shown.stdout
@@ -47,20 +47,22 @@ def test_training_and_own_yaml_from_another_folder(installed: Path, tmp_path: Pa
     arguments = ["--config-dir", "mine", *tiny.overrides(dataset), "trainer.max_steps=2", "model=ours", "run.name=r"]
     arguments = [a.replace("data.root=", "data.root='") + "'" if a.startswith("data.root=") else a for a in arguments]
     arguments = [a.replace("data.cache=", "data.cache='") + "'" if a.startswith("data.cache=") else a for a in arguments]
-    done = command(installed, tmp_path, "medconv-train", *arguments)
+    done = command(installed, tmp_path, "medconv", "train", *arguments)
     assert done.returncode == 0, done.stderr
     assert "convs_per_stage: 1" in (tmp_path / "runs/r/config.yaml").read_text()
     predicted = command(
         installed,
         tmp_path,
-        "medconv-predict",
+        "medconv",
+        "predict",
         *("--checkpoint", "runs/r/checkpoints/best.ckpt", "--input", str(dataset / "imagesTr"), "--output", "out"),
     )
     assert predicted.returncode == 0, predicted.stderr
     evaluated = command(
         installed,
         tmp_path,
-        "medconv-evaluate",
+        "medconv",
+        "evaluate",
         *("--predictions", "out", "--references", str(dataset / "labelsTr"), "--output", "metrics.json"),
     )
     assert evaluated.returncode == 0, evaluated.stderr

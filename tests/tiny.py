@@ -12,11 +12,13 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
+import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from lightning import Callback
 
 from medconv import config, run
+from medconv.cli.main import main
 from medconv.data.augment import Augment
 from medconv.networks import UNet
 from medconv.runfolder import RunFolder
@@ -76,9 +78,9 @@ def train(dataset: Path, folder: Path, *more: str) -> dict[str, Any]:
 def command(
     name: str, *arguments: str, cwd: Path, timeout: float = 300, **settings: Any
 ) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, as a user starts it."""
+    """`train.py`, or a command of `medconv`, in a process of its own, as a user starts it."""
     return subprocess.run(
-        [sys.executable, str(ROOT / name), *arguments],
+        [sys.executable, *words(name), *arguments],
         cwd=cwd,
         timeout=timeout,
         text=True,
@@ -86,6 +88,19 @@ def command(
         check=False,
         **settings,
     )
+
+
+def words(name: str) -> list[str]:
+    """What an interpreter is given to run `train.py`, or a command of `medconv`."""
+    return [str(ROOT / name)] if name.endswith(".py") else ["-m", "medconv.cli", name]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """The exit code of `medconv` with these arguments, in this process."""
+    monkeypatch.setattr(sys, "argv", ["medconv", *map(str, arguments)])
+    with pytest.raises(SystemExit) as done:
+        main()
+    return int(done.value.code or 0)
 
 
 def losses(folder: Path) -> list[float]:

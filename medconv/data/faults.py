@@ -170,6 +170,6 @@ def advice(pid: int, ended_by: str, settings: Mapping[str, Any]) -> str:
             f"prepared file was cut while it was read. What helps: a larger /dev/shm (`docker run --shm-size=8g`); {less}"
         )
     return (
-        f"{ended}: a library crashed, not Python. Look at this case: `python scripts/prepare.py` with --verify reads its "
-        "prepared files again; `python -X faulthandler train.py` with data.num_workers=0 shows the line"
+        f"{ended}: a library crashed, not Python. Look at this case: `medconv preprocess` with --verify reads its "
+        "prepared files again; `python -X faulthandler -m medconv.cli train` with data.num_workers=0 shows the line"
     )

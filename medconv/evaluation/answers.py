@@ -47,7 +47,7 @@ def read_answers(path: Path, option: str) -> Answers:
     header, rows = _table(path, option)
     if "case" not in header:
         raise ValueError(
-            f"{option} {path}: no column 'case', expected a table as medconv-predict writes it: {', '.join(header)}"
+            f"{option} {path}: no column 'case', expected a table as medconv predict writes it: {', '.join(header)}"
         )
     columns = [name for name in header if name not in OTHERS]
     own = {column_of(name): name for name in OTHERS}

@@ -47,7 +47,7 @@ def _need_onnx(path: Path) -> None:
     with path.open("rb") as file:
         begins = file.read(len(_ZIP))
     if path.suffix in _TORCH or begins == _ZIP:
-        command = f"medconv-export --checkpoint CHECKPOINT --format onnx --output {path.with_suffix('.onnx').name}"
+        command = f"medconv export --checkpoint CHECKPOINT --format onnx --output {path.with_suffix('.onnx').name}"
         raise ValueError(f"{path}: a TorchScript or torch.export file; exported models are read as ONNX only: {command}")
 
 

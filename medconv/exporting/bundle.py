@@ -1,6 +1,6 @@
 """A MONAI bundle: a folder that MONAI runs by itself, with its own transforms in the place of ours.
 
-The network is a TorchScript file with its card, so `medconv-predict` takes it, too. Where MONAI's transforms differ from
+The network is a TorchScript file with its card, so `medconv predict` takes it, too. Where MONAI's transforms differ from
 `data.preprocess`, the bundle's README says so.
 Source: https://docs.monai.io/en/latest/mb_specification.html; the schema is the one of 2024-07-25.
 """
@@ -230,7 +230,7 @@ python -m monai.bundle run --config_file configs/inference.json --meta_file conf
 
 needs {", ".join(_NEEDS)}. A TorchScript file and a config of MONAI's are programs: run them only if you trust who made them.
 
-What differs from `medconv-predict --model models/model.ts`, which the checkpoint was validated by:
+What differs from `medconv predict --exported-model models/model.ts`, which the checkpoint was validated by:
 
 {lines}
 """

@@ -44,6 +44,6 @@ def reason(error: Exception) -> str:
     first = str(error).strip().splitlines()[0] if str(error).strip() else ""
     text = f"{type(error).__name__}: {first}"
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
-        return f"memory ran out ({text}); what helps: --window-batch-size 1, --device cpu, fewer --workers"
+        return f"memory ran out ({text}); what helps: --sw-batch-size 1, --device cpu, fewer --workers"
     log.error("%s", "".join(traceback.format_exception(error)))
     return f"{text} (a bug in medconv, please report it with the lines above)"

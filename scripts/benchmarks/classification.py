@@ -75,14 +75,12 @@ def _scores(variant: str, seed: int, options: argparse.Namespace, output: Path, 
     folder = output / f"{short_hash([variant, options.set, options.steps, str(options.root)])}-{seed}"
     data = ["data=medmnist", f"data.root={options.root}", f"data.cache={options.cache}"]
     given = [f"trainer.max_steps={options.steps}", f"seed={seed}", f"run.dir={folder}", "trainer.enable_progress_bar=false"]
-    _command(["medconv.train", *data, *given, *overrides], folder.with_suffix(".log"), options)
+    _command(["train", *data, *given, *overrides], folder.with_suffix(".log"), options)
     answers = folder / options.checkpoint
     chosen = ["--checkpoint", str(folder / f"checkpoints/{options.checkpoint}.ckpt")]
-    _command(
-        ["medconv.predict", *chosen, "--input", str(test), "--output", str(answers)], folder.with_suffix(".log"), options
-    )
+    _command(["predict", *chosen, "--input", str(test), "--output", str(answers)], folder.with_suffix(".log"), options)
     measured = ["--predictions", str(answers / "predictions.csv"), "--labels", str(test)]
-    _command(["medconv.evaluate", *measured, "--output", str(answers / "scores.json")], folder.with_suffix(".log"), options)
+    _command(["evaluate", *measured, "--output", str(answers / "scores.json")], folder.with_suffix(".log"), options)
     found: dict[str, Any] = json.loads((answers / "scores.json").read_text())["mean"]
     return {**found, "seconds": json.loads((folder / "summary.json").read_text())["wall_seconds"]}
 
@@ -104,7 +102,7 @@ def _command(words: Sequence[str], printed: Path, options: argparse.Namespace) -
     environment = {**os.environ, **({"OMP_NUM_THREADS": "1"} if options.jobs > 1 else {})}
     with printed.open("a") as file:
         code = subprocess.run(
-            [sys.executable, "-m", *words], stdout=file, stderr=file, env=environment, check=False
+            [sys.executable, "-m", "medconv.cli", *words], stdout=file, stderr=file, env=environment, check=False
         ).returncode
     if code:
         raise ValueError(f"{' '.join(words)} ended with code {code}; see {printed}")

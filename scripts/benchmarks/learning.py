@@ -118,7 +118,8 @@ def _train(cases: str, seed: int, variant: str, options: argparse.Namespace, out
     command = [
         sys.executable,
         "-m",
-        "medconv.train",
+        "medconv.cli",
+        "train",
         "data=auto",
         f"data.root={options.root.resolve()}",
         f"data.cache={output / 'prepared'}",

@@ -47,7 +47,7 @@ def _speed(devices: int, folder: Path, options: argparse.Namespace) -> float:
         *(f"run.dir={folder}", *options.overrides),
     ]
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "medconv.train", *overrides]
+    command = [sys.executable, "-m", "medconv.cli", "train", *overrides]
     done = subprocess.run(command, env={**os.environ, **threads}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ConfigError(f"{' '.join(command)} ended with code {done.returncode}: {done.stderr.strip()[-500:]}")

@@ -3,15 +3,14 @@
 import csv
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 from PIL import Image
 
-from medconv import evaluate as command
 from medconv import scoring
 from medconv.data.case import Case
 from medconv.evaluation import answers, whole
@@ -109,7 +108,7 @@ def test_the_page_stands_alone_and_names_cannot_become_html(tmp_path: Path) -> N
     ("change", "said"),
     [
         (lambda p, q: p.unlink(), r"--predictions .*predictions.csv: no such file, expected a table \(CSV\)"),
-        (lambda p, q: write(p, ["name", "x"], ["a", 1]), "no column 'case', expected a table as medconv-predict writes it"),
+        (lambda p, q: write(p, ["name", "x"], ["a", 1]), "no column 'case', expected a table as medconv predict writes it"),
         (lambda p, q: write(p, ["case", "predicted", "cat", "dog"], ["c0", "cat", 1, "high"]), "row 2: column 'dog' must hold a finite number, got 'high'"),
         (lambda p, q: write(p, ["case", "predicted", "cat", "dog"], ["c0", "cat", 1.5, 0]), "row 2: expected probabilities, from 0 to 1"),
         (lambda p, q: write(p, ["case", "predicted", "cat", "dog"], *[["c0", "cat", 1, 0]] * 2), "row 3: case c0 is there twice"),
@@ -140,12 +139,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     predictions, labels, _, _ = tables(tmp_path)
 
     def call(*words: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["medconv-evaluate", *map(str, words), "--output", str(tmp_path / "out/s.json")])
-        with pytest.raises(SystemExit) as done:
-            command.main()
-        return int(done.value.code or 0)
+        return tiny.call(monkeypatch, "evaluate", *words, "--output", tmp_path / "out/s.json")
 
-    assert call("--predictions", predictions, "--labels", labels, "--part", "test") == 0
+    assert call("--predictions", predictions, "--labels", labels, "--split", "test") == 0
     said = capsys.readouterr().out
     assert said.startswith("8 cases of test\nAUC ") and "s.html" in said
     with (tmp_path / "out/s.csv").open(newline="") as file:
@@ -153,7 +149,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert len(rows) == 8 and rows[0]["case"] == "c4" and rows[0]["truth/class"] == "cat" and "output/cat" in rows[0]
     assert call("--predictions", predictions) == 1
     assert "are measured against --labels" in capsys.readouterr().err
-    assert call("--predictions", tmp_path, "--references", tmp_path, "--part", "test") == 1
-    assert "--part is for answers about whole images" in capsys.readouterr().err
+    assert call("--predictions", tmp_path, "--references", tmp_path, "--split", "test") == 1
+    assert "--split is for answers about whole images" in capsys.readouterr().err
     assert call("--predictions", tmp_path) == 1
     assert "--references is needed" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""medconv-export and predict --model: what is in the files, that they say what the checkpoint says, and bad input."""
+"""`medconv export` and `medconv predict --exported-model`: what is in the files, that they say what the checkpoint says, and bad input."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ import pytest
 import tiny
 import torch
 
-from medconv import export, exported, predict, trained
+from medconv import export, exported, trained
 from medconv.convs import fold_convs
 from medconv.data.preprocess import Recipe
 from medconv.exporting import OPSETS
@@ -36,16 +36,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return images, checkpoint, files
 
 
-def call(main, monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])
-    with pytest.raises(SystemExit) as done:
-        main()
-    return int(done.value.code or 0)
-
-
-def refusal(monkeypatch, capsys, main, *words: object) -> str:
+def refusal(monkeypatch, capsys, *words: object) -> str:
     capsys.readouterr()
-    assert call(main, monkeypatch, *words) == 1
+    assert tiny.call(monkeypatch, *words) == 1
     said = capsys.readouterr().err
     assert "Traceback" not in said and said.count("error:") == 1 and len(said.strip().splitlines()) == 1, said
     return said
@@ -114,9 +107,9 @@ def test_predict_takes_an_onnx_file_as_it_takes_a_checkpoint(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, checkpoint, files = made
-    common = ("--input", images, "--device", "cpu", "--probabilities", "--mirror-axes", "1")
-    assert call(predict.main, monkeypatch, "--checkpoint", checkpoint, *common, "--output", tmp_path / "a") == 0
-    assert call(predict.main, monkeypatch, "--model", files["onnx"], *common, "--output", tmp_path / "b") == 0
+    common = ("--input", images, "--device", "cpu", "--save-probabilities", "--mirror-axes", "1")
+    assert tiny.call(monkeypatch, "predict", "--checkpoint", checkpoint, *common, "--output", tmp_path / "a") == 0
+    assert tiny.call(monkeypatch, "predict", "--exported-model", files["onnx"], *common, "--output", tmp_path / "b") == 0
     for path in sorted((tmp_path / "a").glob("*.nii.gz")):
         labels = [np.asarray(nib.load(tmp_path / side / path.name).dataobj) for side in "ab"]
         chances = [nib.load(tmp_path / side / "probabilities" / path.name).get_fdata() for side in "ab"]
@@ -136,17 +129,17 @@ def test_files_and_checkpoints_make_one_mean(made: Made, tmp_path: Path) -> None
 def test_another_card_is_another_setting(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
     path = tmp_path / "m.onnx"
     shutil.copy(made[2]["onnx"], path)
-    common = ("--input", made[0], "--device", "cpu", "--output", tmp_path / "out", "--model", path)
+    common = ("--input", made[0], "--device", "cpu", "--output", tmp_path / "out", "--exported-model", path)
     exports.sealed(made[2]["onnx"], path)
-    assert call(predict.main, monkeypatch, *common) == 0
+    assert tiny.call(monkeypatch, "predict", *common) == 0
     card = json.loads(exported.card_path(path).read_text())
     exports.sealed(made[2]["onnx"], path, inputs={**card["inputs"], "spacing_mm": [1.2, 1.5, 2.0]})
-    assert "holds results that were made otherwise" in refusal(monkeypatch, capsys, predict.main, *common)
+    assert "holds results that were made otherwise" in refusal(monkeypatch, capsys, "predict", *common)
 
 
 def test_the_command_as_a_user_starts_it(made: Made, tmp_path: Path) -> None:
     words = ("--checkpoint", str(made[1]), "--format", "torchscript", "--output", "m.ts")
-    done = tiny.command("scripts/export.py", *words, cwd=tmp_path)
+    done = tiny.command("export", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "logits differ from the checkpoint's by at most" in done.stdout and "random patches" in done.stdout
     assert "--case IMAGE" in done.stdout and not done.stderr.strip()
@@ -166,7 +159,7 @@ def test_what_differs_is_not_written(made: Made, tmp_path: Path, monkeypatch, ca
     before = {*tmp_path.iterdir()}
     for format, name in (("torchscript", "m.ts"), ("bundle", "folder")):
         words = ("--checkpoint", made[1], "--format", format, "--output", tmp_path / name, "--tolerance", "-1")
-        said = refusal(monkeypatch, capsys, export.main, *words)
+        said = refusal(monkeypatch, capsys, "export", *words)
         assert "its logits differ by" in said and "nothing was written" in said
         assert {*tmp_path.iterdir()} == before
 
@@ -185,9 +178,12 @@ def test_bad_input_of_export(made: Made, tmp_path: Path, monkeypatch, capsys) ->
         ((*good, "--format", "pt2", "--output", made[0]), "is a folder, expected the name of a file"),
         ((*good[:2], "--format", "pt2", "--output", made[1]), "is the checkpoint itself, expected another name"),
         ((*good, "--format", "pt2", "--case", made[0]), "expected one case, found 7"),
-        (("--checkpoint", branching, *good[2:], "--format", "pt2", "--allow", "exports"), "Branching, cannot be exported"),
+        (
+            ("--checkpoint", branching, *good[2:], "--format", "pt2", "--trust-package", "exports"),
+            "Branching, cannot be exported",
+        ),
     ):
-        assert wanted in refusal(monkeypatch, capsys, export.main, *words)
+        assert wanted in refusal(monkeypatch, capsys, "export", *words)
     assert {path.name for path in tmp_path.iterdir()} == {"b.ckpt"}
 
 
@@ -195,7 +191,7 @@ def test_bad_input_of_export(made: Made, tmp_path: Path, monkeypatch, capsys) ->
 def test_missing_packages_have_names(made: Made, tmp_path: Path, monkeypatch, capsys, package: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     words = ("--checkpoint", made[1], "--format", "onnx", "--output", tmp_path / "m.onnx")
-    assert f"needs {package}: pip install 'medconv[onnx]'" in refusal(monkeypatch, capsys, export.main, *words)
+    assert f"needs {package}: pip install 'medconv[onnx]'" in refusal(monkeypatch, capsys, "export", *words)
     assert not list(tmp_path.iterdir())
 
 
@@ -219,8 +215,8 @@ def test_cards_that_do_not_fit(made: Made, tmp_path: Path, changes, wanted: str,
         exported.card_path(path).write_text(changes)
     elif changes is not None:
         exports.sealed(made[2]["onnx"], path, **changes)
-    words = ("--model", path, "--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
-    assert wanted in refusal(monkeypatch, capsys, predict.main, *words)
+    words = ("--exported-model", path, "--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
+    assert wanted in refusal(monkeypatch, capsys, "predict", *words)
 
 
 @pytest.mark.parametrize(
@@ -231,20 +227,20 @@ def test_files_of_torch_are_written_but_not_read(
 ) -> None:
     """With their card or without."""
     path = Path(shutil.copy(made[2][format], tmp_path / name))
-    words = ("--model", path, "--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
+    words = ("--exported-model", path, "--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
     for _ in range(2):
-        said = refusal(monkeypatch, capsys, predict.main, *words)
+        said = refusal(monkeypatch, capsys, "predict", *words)
         assert f"{path}: a TorchScript or torch.export file; exported models are read as ONNX only" in said
-        assert "medconv-export --checkpoint CHECKPOINT --format onnx --output m.onnx" in said
+        assert "medconv export --checkpoint CHECKPOINT --format onnx --output m.onnx" in said
         exports.sealed(made[2][format], path)
 
 
 def test_other_bad_input_of_predict(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
     words = ("--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
-    assert "--checkpoint or --model is needed" in refusal(monkeypatch, capsys, predict.main, *words)
-    said = refusal(monkeypatch, capsys, predict.main, *words, "--model", made[2]["onnx"], "--mirror-axes", "2")
+    assert "--checkpoint or --exported-model is needed" in refusal(monkeypatch, capsys, "predict", *words)
+    said = refusal(monkeypatch, capsys, "predict", *words, "--exported-model", made[2]["onnx"], "--mirror-axes", "2")
     assert "--mirror-axes=[2] needs a network that knows mirrored images" in said
-    assert "no such file" in refusal(monkeypatch, capsys, predict.main, *words, "--model", tmp_path / "no.onnx")
+    assert "no such file" in refusal(monkeypatch, capsys, "predict", *words, "--exported-model", tmp_path / "no.onnx")
 
 
 def test_a_mirror_network_and_one_of_batch_norms(tmp_path: Path) -> None:

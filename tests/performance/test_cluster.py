@@ -124,7 +124,7 @@ def test_a_sweep_starts_its_own_processes(launched: Any, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "seed=0,1"])
     with pytest.raises(ConfigError, match="whose jobs start processes of their own; start it without torchrun"):
-        train._main()
+        train.run_command(["-m", "seed=0,1"])
 
 
 def test_a_launcher_binds_processes_to_cores() -> None:

@@ -191,7 +191,7 @@ def test_a_job_that_may_go_on_is_requeued(tmp_path: Path, code: int, restarts: s
     python.chmod(0o755)
     with slurm(tmp_path, "a=1 2", "b", RESTART_COUNT=restarts, python=str(python), limit="2") as job:
         assert job.wait(timeout=60) == code
-    assert (tmp_path / "out1").read_text() == "-m medconv.train data.num_workers=0 a=1 2 b\n"
+    assert (tmp_path / "out1").read_text() == "-m medconv.cli train data.num_workers=0 a=1 2 b\n"
     assert (tmp_path / "requeued").exists() == requeued
     assert not requeued or (tmp_path / "requeued").read_text() == "requeue 4711\n"
 

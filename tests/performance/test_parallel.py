@@ -43,12 +43,13 @@ def test_fsdp_divides_over_all_processes() -> None:
     assert (found._data_parallel_size, found._tensor_parallel_size) == (8, 1)
 
 
-@pytest.mark.parametrize("norm", ["batch", "instance"])
-def test_running_statistics_are_rank_zeros_where_they_are_used(dataset: Path, tmp_path: Path, norm: str) -> None:
+@pytest.mark.parametrize(("norm", "name"), [("batch", "train"), ("instance", "train.py")])
+def test_running_statistics_are_rank_zeros_where_they_are_used(dataset: Path, tmp_path: Path, norm: str, name: str) -> None:
+    """Lightning starts the second process by the first one's command line."""
     settings = ["trainer.devices=2", f"model.norm={norm}", "trainer.max_steps=3"]
     arguments = tiny.overrides(dataset, *settings, "+callbacks.spy._target_=tiny.Buffers", f"+callbacks.spy.path={tmp_path}")
     environment = {**os.environ, "PYTHONPATH": str(Path(tiny.__file__).parent)}
-    done = tiny.command("train.py", *arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path, env=environment)
+    done = tiny.command(name, *arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     seen = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
     assert len(seen[0]) == len(seen[1]) and bool(seen[0]) == (norm == "batch")

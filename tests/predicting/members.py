@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import pytest
 import tiny
 import torch
-
-from medconv import predict
 
 
 def train(folder: Path) -> tuple[Path, Path]:
@@ -22,12 +19,9 @@ def train(folder: Path) -> tuple[Path, Path]:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, checkpoint: Path, source: Path, *more: object) -> int:
-    """The exit code of `medconv-predict` with these arguments."""
+    """The exit code of `medconv predict` with these arguments."""
     words = ["--checkpoint", checkpoint, "--input", source, "--device", "cpu", *more]
-    monkeypatch.setattr(sys, "argv", ["medconv-predict", *map(str, words)])
-    with pytest.raises(SystemExit) as done:
-        predict.main()
-    return int(done.value.code or 0)
+    return tiny.call(monkeypatch, "predict", *words)
 
 
 def variant(source: Path, path: Path, edit: Callable[[dict[str, Any]], Any] | None = None, seed: int = 1) -> Path:

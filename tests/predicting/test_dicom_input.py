@@ -1,4 +1,4 @@
-"""`medconv-predict` of DICOM: which cases a folder means, label maps on the grid of a series, and DICOM SEG."""
+"""`medconv predict` of DICOM: which cases a folder means, label maps on the grid of a series, and DICOM SEG."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_a_series_is_predicted_as_the_same_volume_in_nifti_is(
 ) -> None:
     series = as_series(made[0] / "case_0.nii.gz", tmp_path / "scans/p1")
     image = as_nifti(series, tmp_path / "images/p1.nii.gz")
-    assert call(monkeypatch, made[1], series, "--output", tmp_path / "out", "--probabilities") == 0
-    assert call(monkeypatch, made[1], image, "--output", tmp_path / "other", "--probabilities") == 0
+    assert call(monkeypatch, made[1], series, "--output", tmp_path / "out", "--save-probabilities") == 0
+    assert call(monkeypatch, made[1], image, "--output", tmp_path / "other", "--save-probabilities") == 0
     for name in ("p1.nii.gz", "probabilities/p1.nii.gz"):
         np.testing.assert_array_equal(voxels(tmp_path / "out" / name), voxels(tmp_path / "other" / name))
         np.testing.assert_allclose(nib.load(tmp_path / "out" / name).affine, nib.load(image).affine, atol=1e-5)

@@ -1,4 +1,4 @@
-"""`medconv-predict` in this process: lists of cases, what it writes, and what a user meets with odd input."""
+"""`medconv predict` in this process: lists of cases, what it writes, and what a user meets with odd input."""
 
 import json
 import shutil
@@ -12,6 +12,7 @@ import torch
 from members import call
 
 from medconv import predict, trained
+from medconv.cli.predict import parser
 from medconv.postprocessing import Step, Steps
 from medconv.predicting import Predictor, find_cases
 
@@ -29,7 +30,7 @@ def test_what_is_written(made: tuple[Path, Path], tmp_path: Path, monkeypatch: p
     images, checkpoint = made
     other = members.variant(checkpoint, tmp_path / "other.ckpt")
     output = tmp_path / "out"
-    assert call(monkeypatch, checkpoint, images, "--output", output, "--probabilities", "--checkpoint", other) == 0
+    assert call(monkeypatch, checkpoint, images, "--output", output, "--save-probabilities", "--checkpoint", other) == 0
     record = json.loads((output / "prediction.json").read_text())
     assert record["class_names"] == ["background", "box", "hole"] and record["targets"]["names"] == ["box", "hole"]
     assert record["checkpoint"] == str(checkpoint) and record["checkpoints"] == [str(checkpoint), str(other)]
@@ -156,9 +157,9 @@ def test_odd_options(
 
 
 def test_options_of_files_may_come_again() -> None:
-    words = "--checkpoint a b --checkpoint c --model d --model e --input i --output o"
-    given = predict._parser().parse_args(words.split(" "))
-    assert [path.name for path in (*given.checkpoint, *given.model)] == list("abcde")
+    words = "--checkpoint a b --checkpoint c --exported-model d --exported-model e --input i --output o"
+    given = parser().parse_args(words.split(" "))
+    assert [path.name for path in (*given.checkpoint, *given.exported_model)] == list("abcde")
 
 
 def test_cases_that_fail_are_named_and_the_rest_is_done(
@@ -189,7 +190,7 @@ def test_cases_that_fail_are_named_and_the_rest_is_done(
         "  case case_1: ",
         f"  case case_2: {images}/case_2.nii.gz: the network was trained on 1 channels (MRI), found 2",
         f"  case case_3: {images}/case_3.nii.gz: the network is 3D, the image has shape (16, 18, 1)",
-        "  case case_4: memory ran out (MemoryError: Unable to allocate 9 TiB); what helps: --window-batch-size 1, --device cpu, fewer --workers",
+        "  case case_4: memory ran out (MemoryError: Unable to allocate 9 TiB); what helps: --sw-batch-size 1, --device cpu, fewer --workers",
         "  case case_5: TypeError: what? (a bug in medconv, please report it with the lines above)",
     ):
         assert line in err

@@ -1,4 +1,4 @@
-"""`medconv-predict` in processes of its own: killed, shared, stopped, on a full disk."""
+"""`medconv predict` in processes of its own: killed, shared, stopped, on a full disk."""
 
 import json
 import re
@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import tiny
 
-SCRIPT = str(tiny.ROOT / "scripts/predict.py")
 NUMBER = 5
 WHOLE = "[!.]*.nii.gz"  # and not what is being written
 
@@ -36,14 +35,14 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def serial(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("serial") / "out"
-    done = tiny.command("scripts/predict.py", *flags, "--output", str(output), cwd=output.parent)
+    done = tiny.command("predict", *flags, "--output", str(output), cwd=output.parent)
     assert done.returncode == 0, done.stderr
     assert f"{NUMBER} of {NUMBER} predictions are in {output}: {NUMBER} made now, 0 before" in done.stdout
     return output
 
 
 def start(flags: list[str], output: Path, *launcher: str) -> subprocess.Popen[str]:
-    words = [*launcher, sys.executable, SCRIPT, *flags, "--output", str(output)]
+    words = [*launcher, sys.executable, *tiny.words("predict"), *flags, "--output", str(output)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -70,7 +69,7 @@ def test_killed_and_continued(flags: list[str], serial: Path, tmp_path: Path) ->
     process.wait()
     before = {path: path.stat().st_mtime_ns for path in output.glob(WHOLE)}
     assert 2 <= len(before) < NUMBER and (output / ".claims").is_dir()
-    done = tiny.command("scripts/predict.py", *flags, "--output", str(output), cwd=tmp_path)
+    done = tiny.command("predict", *flags, "--output", str(output), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"{NUMBER - len(before)} made now, {len(before)} before" in done.stdout
     assert all(path.stat().st_mtime_ns == when for path, when in before.items())
@@ -106,7 +105,7 @@ def test_a_full_disk(flags: list[str], serial: Path, tmp_path: Path) -> None:
         pytest.skip("`unshare -rm` is not allowed here, so no small disk can be mounted")
     (disk := tmp_path / "disk").mkdir()
     mount = f'mount -t tmpfs -o size=500k tmpfs "{disk}"; "$@"; code=$?; cp -r "{disk}/out" "{tmp_path}"; exit $code'
-    process = start([*flags, "--probabilities"], disk / "out", "unshare", "-rm", "sh", "-c", mount, "sh")
+    process = start([*flags, "--save-probabilities"], disk / "out", "unshare", "-rm", "sh", "-c", mount, "sh")
     _, said = process.communicate(timeout=300)
     assert process.returncode == 1, said
     assert re.search(r"^error: case case_\d: no room in \S+/disk/out \(No space left on device\), 0\.\d MB are free", said)

@@ -2,18 +2,17 @@
 
 import csv
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import smallruns
+import tiny
 import torch
 from PIL import Image
 
-from medconv import evaluate, export, predict, trained
+from medconv import export, trained
 from medconv.data.case import Case
 from medconv.predicting.answering import predict_whole
 from medconv.predicting.predictor import Input
@@ -35,17 +34,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"table": table, **{kind: root / kind / "checkpoints/best.ckpt" for kind in wanted}}
 
 
-def call(monkeypatch: pytest.MonkeyPatch, command: Any, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["medconv", *map(str, words)])
-    with pytest.raises(SystemExit) as done:
-        command.main()
-    return int(done.value.code or 0)
-
-
 @pytest.fixture
 def predicting(monkeypatch: pytest.MonkeyPatch, made: dict[str, Path]) -> Callable[..., int]:
     def run(*words: object, source: Path | None = None) -> int:
-        return call(monkeypatch, predict, "--input", source or made["table"], "--device", "cpu", *words)
+        return tiny.call(monkeypatch, "predict", "--input", source or made["table"], "--device", "cpu", *words)
 
     return run
 
@@ -68,7 +60,7 @@ def variant(source: Path, path: Path) -> Path:
 @pytest.mark.parametrize("kind", ["classes", "findings", "numbers"])
 def test_as_validated(made: dict[str, Path], kind: str, tmp_path: Path, predicting: Callable[..., int]) -> None:
     """What validation found of each case, to the last digits, in any batches."""
-    assert predicting("--checkpoint", made[kind], "--output", tmp_path, "--window-batch-size", 5) == 0
+    assert predicting("--checkpoint", made[kind], "--output", tmp_path, "--sw-batch-size", 5) == 0
     found = {row["case"]: row for row in rows(tmp_path)}
     record = torch.load(made[kind], weights_only=True)["medconv"]
     names = record["outcome"]["names"]
@@ -172,8 +164,8 @@ def test_what_is_refused(
     both = ("--checkpoint", made["classes"])
     for words, said in (
         ((*both, made["numbers"]), "its outputs are other ones: numbers of whole images; there classes of whole images"),
-        ((*both, "--probabilities"), "--probabilities: is for label maps; "),
-        ((*both, "--window-batch-size", 0), "--window-batch-size must be at least 1, got 0"),
+        ((*both, "--save-probabilities"), "--save-probabilities: is for label maps; "),
+        ((*both, "--sw-batch-size", 0), "--sw-batch-size must be at least 1, got 0"),
     ):
         assert predicting(*words, "--output", tmp_path / "out") == 1
         assert said in capsys.readouterr().err
@@ -190,7 +182,7 @@ def test_evaluation_with_pictures(
     for number in range(18):
         assert Image.open(tmp_path / f"out/saliency/{number}.png").size == (160 + 4 + 160, 160)
     words = ("--predictions", tmp_path / "out", "--labels", made["table"], "--output", tmp_path / "s.json")
-    assert call(monkeypatch, evaluate, *words) == 0
+    assert tiny.call(monkeypatch, "evaluate", *words) == 0
     result = json.loads((tmp_path / "s.json").read_text())
     assert result["outcome"] == {"kind": "findings", "names": ["label", "other"]} and len(result["cases"]) == 18
     assert "Grad-CAM" in (tmp_path / "s.html").read_text()
@@ -208,12 +200,12 @@ def test_exported_networks_answer_alike(
     Image.new("L", (20, 20)).save(tmp_path / "large.png")
     with pytest.raises(ValueError, match="20 x 20 pixels"):
         WholePredictor.load([], models=[file]).answer(tmp_path / "large.png")  # type: ignore[attr-defined]
-    assert predicting("--model", file, "--output", tmp_path / "a") == 0
+    assert predicting("--exported-model", file, "--output", tmp_path / "a") == 0
     assert predicting("--checkpoint", made[kind], "--output", tmp_path / "b") == 0
     for ours, theirs in zip(rows(tmp_path / "a"), rows(tmp_path / "b"), strict=True):
         numbers = ([float(v) for k, v in row.items() if k not in ("case", "predicted")] for row in (ours, theirs))
         assert next(numbers) == pytest.approx(next(numbers), rel=1e-4, abs=1e-5)
-    assert predicting("--model", file, "--output", tmp_path / "c", "--saliency") == 1
+    assert predicting("--exported-model", file, "--output", tmp_path / "c", "--saliency") == 1
     assert "--saliency needs a network from --checkpoint" in capsys.readouterr().err
     with pytest.raises(ValueError, match="this network is for whole images; take another --format"):
         export.export(made[kind], tmp_path / "bundle", export.Wanted("bundle"))

@@ -5,7 +5,7 @@
 `train` is `python train.py` with its own defaults, `trainer.max_time` and the job's settings, which are overrides. A
 callback keeps the weights. Its validations, one every 1000 samples and one at the end, count as training, as they always do
 under `max_time`. The last weights are scored, not the best ones, which would be chosen on the cases that they are scored on.
-`predict` is `scripts/predict.py`.
+`predict` is `medconv predict`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def prepare(job: training.Job) -> None:
-    _command("medconv.prepare", *_data(job), *job.settings)
+    _command("preprocess", *_data(job), *job.settings)
 
 
 def train(job: training.Job) -> None:
     path = Path(job.folder) / "snapshots.json"
     job.write(path)
     _command(
-        "medconv.train",
+        "train",
         *_data(job),
         "trainer.accelerator=cpu",
         f"seed={job.seed}",
@@ -52,7 +52,7 @@ def predict(job: training.Job) -> None:
             for case in ids:
                 _link(cases[case], Path(images))
             options = ["--checkpoint", str(file), "--input", images, "--output", str(folder), "--device", "cpu"]
-            _command("medconv.predict", *options)
+            _command("predict", *options)
 
 
 def duration(seconds: float) -> str:
@@ -75,9 +75,9 @@ def _link(case: Case, folder: Path) -> None:
         (folder / f"{case.id}{number}{ending}").symlink_to(image.resolve())
 
 
-def _command(module: str, *arguments: str) -> None:
+def _command(name: str, *arguments: str) -> None:
     """Ends this process with the command's exit code where it fails; what it said has been seen."""
-    code = subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+    code = subprocess.run([sys.executable, "-m", "medconv.cli", name, *arguments], check=False).returncode
     if code:
         sys.exit(code)
 

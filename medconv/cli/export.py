@@ -1,0 +1,38 @@
+"""`medconv export`: a trained network as an ONNX, TorchScript or torch.export file, or as a MONAI bundle, with metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from medconv.cli.parsers import Parser, add_trust
+
+# As in medconv.exporting and medconv.export, whose import would load torch
+FORMATS = ("torchscript", "pt2", "onnx", "bundle")
+OPSET, TOLERANCE = 18, 1e-4
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parser().parse_args(arguments)
+    from medconv.export import run_command  # loads torch
+
+    return run_command(options)
+
+
+def parser() -> Parser:
+    found = Parser(
+        "export",
+        "--checkpoint runs/NAME/checkpoints/best.ckpt --format onnx --output model.onnx",
+        "Write the network of a checkpoint in another format, with its metadata beside it. Its logits are compared with the "
+        "checkpoint's; if they differ, nothing is written.",
+    )
+    add = found.group("input and output").add_argument
+    add("--checkpoint", type=Path, required=True, metavar="FILE", help="a run's checkpoints/best.ckpt")
+    add("--format", required=True, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
+    add("--output", type=Path, required=True, metavar="PATH", help="the file, or for a bundle the new folder")
+    add("--opset", type=int, default=OPSET, metavar="N", help="of ONNX; default %(default)s")
+    add = found.group("comparison with the checkpoint").add_argument
+    add("--case", type=Path, metavar="IMAGE", help="also compare logits on this image, not only on random patches")
+    add("--tolerance", type=float, default=TOLERANCE, help="largest difference between logits; default %(default)g")
+    add_trust(found.general(), "network classes")
+    return found

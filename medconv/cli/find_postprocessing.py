@@ -1,0 +1,32 @@
+"""`medconv find-postprocessing`: choose by cross-validation which post-processing of the predictions helps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from medconv.cli.parsers import Parser, add_device, add_trust
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parser().parse_args(arguments)
+    from medconv.postprocess import run_command  # loads torch
+
+    return run_command(options)
+
+
+def parser() -> Parser:
+    found = Parser(
+        "find-postprocessing",
+        "--runs runs/cv",
+        "Predict every fold's validation cases and keep the post-processing steps that raise Dice, in "
+        "RUNS/postprocessing.json for medconv predict --postprocess. The folds come from: "
+        "medconv train -m data.fold=0,1,2,3,4 run.name=cv",
+    )
+    add = found.group("input").add_argument
+    add("--runs", type=Path, required=True, metavar="FOLDER", help="folder of a cross-validation")
+    add("--select", metavar="OVERRIDES", help="which cross-validation, if the folder holds several")
+    general = found.general()
+    add_device(general)
+    add_trust(general, "classes")
+    return found

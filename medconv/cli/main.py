@@ -1,0 +1,63 @@
+"""`medconv COMMAND ...`: find the command and run it. A command imports torch only when its work begins."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from functools import partial
+from types import ModuleType
+
+from medconv import commands
+from medconv.cli.entrypoint import guard
+
+COMMANDS = {
+    "train": "train a network, or sweep over many settings",
+    "preprocess": "check a dataset and prepare it for training",
+    "predict": "predict new images with trained networks",
+    "evaluate": "compare predictions with references",
+    "export": "write a trained network as ONNX, TorchScript, torch.export or a MONAI bundle",
+    "find-postprocessing": "choose post-processing steps by cross-validation",
+}
+COMPLETION = ("-sc", "--shell-completion")  # Hydra's names of it
+
+
+def main(command: str | None = None) -> None:
+    """Run a command with the arguments of this process. Args: command: None takes it from the arguments."""
+    arguments = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
+    sys.exit(guard(partial(run, arguments)))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Returns: the exit code. Raises: ValueError: there is no such command. What the command raises."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return commands.DONE
+    if arguments[0] in COMPLETION:
+        return _module("completion").main(arguments)
+    if arguments[0] not in COMMANDS:
+        near = difflib.get_close_matches(arguments[0], COMMANDS, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
+        raise ValueError(f"there is no command {arguments[0]}; {hint}")
+    return _module(arguments[0].replace("-", "_")).main(arguments[1:])
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"medconv.cli.{name}")
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    return "\n".join(
+        [
+            "example:",
+            "  medconv train data=msd data.root=/data/Task04_Hippocampus",
+            "",
+            "commands:",
+            *(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()),
+            "",
+            "Options of a command: medconv COMMAND --help",
+            'Completion in bash: eval "$(medconv -sc install=bash)"; also fish and zsh',
+        ]
+    )

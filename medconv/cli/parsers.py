@@ -1,0 +1,43 @@
+"""Parsers of arguments whose help shows an example first, and options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Args: command: a subcommand's name. example: its arguments. description: what it does, in a sentence."""
+
+    def __init__(self, command: str, example: str, description: str) -> None:
+        super().__init__(f"medconv {command}", argparse.SUPPRESS, description, formatter_class=_formatter, add_help=False)
+        self.example = f"{self.prog} {example}"
+
+    def format_help(self) -> str:
+        return f"example:\n  {self.example}\n\n{super().format_help()}"
+
+    def error(self, message: str) -> NoReturn:
+        """Raises: ValueError: always; `guard` prints it as every other error."""
+        raise ValueError(f"{message}; options: {self.prog} --help")
+
+    def group(self, title: str) -> argparse._ArgumentGroup:
+        return self.add_argument_group(title)
+
+    def general(self) -> argparse._ArgumentGroup:
+        """The last group, which has --help."""
+        group = self.group("general")
+        group.add_argument("-h", "--help", action="help", help="show this help and exit")
+        return group
+
+
+def add_device(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--device", help="cpu, cuda, cuda:1, ...; default: the accelerator if there is one")
+
+
+def add_trust(group: argparse._ArgumentGroup, what: str) -> None:
+    words = f"trust {what} of this package of your own; may be repeated"
+    group.add_argument("--trust-package", action="append", default=[], metavar="PACKAGE", help=words)
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.HelpFormatter(prog, max_help_position=30)

@@ -1,0 +1,44 @@
+"""`medconv train`, `python train.py`: a config by Hydra, and a run of it; `-m` makes a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from medconv import commands, composing
+from medconv.cli import overrides
+
+
+def main(arguments: Sequence[str]) -> int:
+    asked = composing.hydra_flags(arguments, "medconv train")
+    if asked.help:
+        print(_help())
+        return commands.DONE
+    if composing.only_shows(asked):
+        commands.start_logging()
+        composing.composed(lambda *_: None, arguments)
+        return commands.DONE
+    from medconv.train import run_command  # loads torch
+
+    return run_command(arguments)
+
+
+def _help() -> str:
+    return f"""\
+example:
+  medconv train data=msd data.root=/data/Task04_Hippocampus
+  medconv train -m model=customconv,segresnet optimizer.lr=1e-3,3e-3
+
+Train a network into runs/NAME/; the same command resumes a run that was stopped.
+`python train.py` in a checkout is the same as `medconv train`.
+
+{overrides.listing()}
+
+hydra:
+  -m, --multirun              a sweep: one run for each combination of KEY=A,B
+  --cfg job                   print every key and its value instead of training
+  --config-dir DIR            a folder with options of your own, DIR/GROUP/OPTION.yaml
+  --config-name NAME          another main config than train
+  --hydra-help                Hydra's other flags
+
+general:
+  -h, --help                  show this help and exit"""

@@ -1,0 +1,80 @@
+"""How a command ends: exit codes, and one line for what a user can change."""
+
+import errno
+import importlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from omegaconf.errors import ConfigKeyError
+
+from medconv.cli import entrypoint
+from medconv.cli.entrypoint import guard
+from medconv.commands import BUG, DONE, INTERRUPTED, PREEMPTED, USER
+from medconv.performance.cluster import Lost
+from medconv.signals import Stopped
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ValueError("data.root: no such folder"), USER, "error: data.root: no such folder\n"),
+        (HydraException("no such option"), USER, "error: no such option\n"),
+        (ConfigKeyError("no such key"), USER, "error: no such key\n"),
+        (MisconfigurationException("devices"), USER, "error: devices\n"),
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted\n"),
+        (SIGTERMException(), PREEMPTED, "stopped by SIGTERM; the same command goes on\n"),
+        (Stopped(signal.SIGUSR1), PREEMPTED, "stopped by SIGUSR1; the same command goes on\n"),
+        (Stopped(signal.SIGINT), INTERRUPTED, "stopped by SIGINT; the same command goes on\n"),
+        (Lost("another process is gone"), PREEMPTED, "error: another process is gone\n"),
+        (SystemExit(2), USER, ""),
+        (SystemExit(0), DONE, ""),
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x"),
+            USER,
+            "error: x: cannot be written (No space left on device)\n",
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_every_error_has_its_exit_code(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> int:
+        raise error
+
+    assert guard(command) == code
+    assert capsys.readouterr().err == said
+
+
+def test_classes_named_by_text_are_there() -> None:
+    for module, name in (*entrypoint.USER_ERRORS, entrypoint.STOPPED, entrypoint.PEER_LOST):
+        assert issubclass(getattr(importlib.import_module(module), name), BaseException)
+
+
+def test_our_own_bugs_show_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> int:
+        raise AssertionError("ours")
+
+    assert guard(broken) == BUG
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_without_access_is_one_line(capsys: pytest.CaptureFixture[str], number: int) -> None:
+    def refused() -> int:
+        raise OSError(number, os.strerror(number), "runs/x")
+
+    assert guard(refused) == USER
+    assert capsys.readouterr().err == f"error: runs/x: no access ({os.strerror(number)})\n"
+
+    def blocked() -> int:
+        Path("/sys/medconv").mkdir()  # which nobody may
+        return DONE
+
+    assert guard(blocked) == USER
+    assert capsys.readouterr().err.startswith("error: /sys/medconv: no access (")

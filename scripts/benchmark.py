@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 from benchmarks import results
-from medconv import commands
 from medconv.cli.entrypoint import guard
+from medconv.utils.exit_codes import DONE
+from medconv.utils.logging import start_logging
 
 NAMES = (
     "convs",
@@ -41,12 +42,12 @@ def _main() -> int:
         chosen.add_argument("--json", type=Path, help="write the rows there")
         part.add_arguments(chosen)
     options = parser.parse_args()
-    commands.start_logging()
+    start_logging()
     found = parts[options.name].run(options)
     if options.json:
         results.write(found, options.json)
     print(parts[options.name].show(found))
-    return commands.DONE
+    return DONE
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +32,6 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import tiny  # on the import path once this file is read
-
     return tiny.write_dataset(tmp_path_factory.mktemp("data") / "tiny")
 
 

@@ -1,129 +1,96 @@
-"""The layers of the package: a part may import those above it in this list, and nothing below."""
+"""The rooms of the package: a room imports only rooms before it in this list, and inside a room there are no cycles."""
 
 import ast
-import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "medconv"
-ORDER = [
-    "atomic",
-    "signals",
-    "curves",
-    "convs",
-    "layers",
-    "networks",
-    "targets",
-    "outcomes",
-    "goals",
-    "scoring",
-    "outcome_pictures",
-    "data",
-    "losses",
-    "outcome_losses",
-    "metrics",
-    "inference",
-    "planning",
-    "schedules",
-    "performance",
-    "optimizers",
-    "pictures",
-    "saliency",
-    "tasks",
-    "averaging",
-    "outcome_views",
-    "callbacks",
-    "stopping",
-    "loggers",
-    "tracking",
-    "saving",
-    "resuming",
+ROOMS = [
+    "utils",
     "config",
-    "trust",
-    "composing",
-    "commands",
-    "checkpoint",
-    "pretrained",
-    "tracing",
-    "nonfinite",
-    "sides",
-    "building",
-    "postprocessing",
-    "trained",
-    "exported",
-    "predicting",
-    "circumstances",
-    "exporting",
+    "convs",
+    "models",
+    "performance",
+    "metrics",
+    "targets",
+    "data",
+    "planning",
+    "inference",
+    "training",
     "export",
-    "runfolder",
-    "reports",
-    "dataset",
-    "tuning",
-    "run",
-    "prepare",
-    "predict",
     "evaluation",
-    "evaluate",
-    "wholefolds",
-    "folds",
-    "evidence",
-    "jobs",
-    "sweeptable",
-    "slurm",
-    "sweep",
-    "search",
-    "train",
-    "postprocess",
+    "sweeps",
     "cli",
 ]
-TORCH_ONLY = ["convs", "layers"]
-FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
 
 
 def imports(path: Path) -> set[str]:
-    """Every module that a file imports, at any depth; `from medconv import a` counts as `medconv.a`."""
-    found = set()
+    """Every module of medconv that a file imports, at any depth of the code, by its full name."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found.add(node.module)
-            if node.module == "medconv":
-                found |= {f"medconv.{alias.name}" for alias in node.names}
-    return found - {"medconv"}
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in MODULES else node.module for name in full}
+    return {name for name in names if name.split(".")[0] == "medconv"}
 
 
-def part(path: Path) -> str:
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_no_upward_import(path: Path) -> None:
-    own = part(path)
-    assert own in ORDER, f"{own} has no place in the order"
-    for module in imports(path):
-        assert module.split(".")[0] not in ("benchmark", "benchmarks"), (
-            f"{path} imports {module}, which is not part of the wheel"
-        )
-        if module.startswith("medconv."):
-            other = module.split(".")[1]
-            assert ORDER.index(other) <= ORDER.index(own), f"{path} imports {module}, which stands below it"
+def test_the_package_is_its_rooms_and_nothing_loose() -> None:
+    entries = {path.name for path in PACKAGE.iterdir() if not path.name.startswith("__pycache__")}
+    assert entries == {*ROOMS, "__init__.py", "py.typed"}
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if part(p) in TORCH_ONLY], ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_convolutions_and_layers_need_torch_alone(path: Path) -> None:
-    outside = {m.split(".")[0] for m in imports(path)} - set(sys.stdlib_module_names) - {"medconv", "torch", "triton"}
-    assert not outside
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_imports_only_rooms_before_it(name: str) -> None:
+    allowed = {"", *ROOMS[: ROOMS.index(name) + 1]}
+    upward = [
+        f"{module} imports {other}"
+        for module, path in MODULES.items()
+        if room(module) == name
+        for other in sorted(imports(path))
+        if room(other) not in allowed
+    ]
+    assert not upward, "\n".join(upward)
 
 
-def test_the_order_names_what_is_there() -> None:
-    assert {part(path) for path in FILES} == set(ORDER)
+def test_inside_a_room_modules_import_each_other_in_one_direction() -> None:
+    graph = {module: imports(path) - {module} for module, path in MODULES.items()}
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail("a cycle of imports: " + " -> ".join(reversed(error.args[1])))
 
 
-def test_convolutions_are_usable_alone() -> None:
-    import subprocess
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_says_what_lives_there(name: str) -> None:
+    first = (ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text())) or "").splitlines()
+    assert first and first[0].endswith("."), f"medconv/{name}/__init__.py has no line that says what lives there"
 
-    code = "import sys; from medconv.convs import swap_convs; assert not {'lightning', 'monai', 'hydra'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+def test_the_convolutions_import_torch_alone() -> None:
+    used: set[str] = set()
+    for path in (PACKAGE / "convs").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                used |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                used.add(node.module.split(".")[0])
+    import sys
+
+    assert used - set(sys.stdlib_module_names) <= {"torch", "medconv"}

@@ -31,11 +31,11 @@ class Optuna(Sweeper):
         self.context, self.config = hydra_context, config
 
     def sweep(self, arguments: list[str]) -> None:
-        from medconv import search
+        from medconv.sweeps import optuna_search
 
         def compose(overrides: list[str]) -> DictConfig:
             return self.context.config_loader.load_sweep_config(self.config, overrides)
 
-        code = search.run(arguments, self.settings, compose)
+        code = optuna_search.run(arguments, self.settings, compose)
         if code:
             sys.exit(code)

@@ -9,8 +9,9 @@ import importlib
 import os
 from collections.abc import Sequence
 
-from medconv import commands, composing
 from medconv.cli.main import COMMANDS
+from medconv.config import compose
+from medconv.utils.exit_codes import DONE
 
 _OVERRIDES = ("train", "preprocess")
 
@@ -25,8 +26,8 @@ def main(arguments: Sequence[str]) -> int:
     else:
         if asks:
             os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]]) + ("" if words[2:] else " ")
-        composing.composed(lambda *_: None, arguments)
-    return commands.DONE
+        compose.composed(lambda *_: None, arguments)
+    return DONE
 
 
 def _is_complete(words: Sequence[str]) -> bool:

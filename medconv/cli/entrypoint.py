@@ -8,8 +8,9 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from medconv.atomic import NO_ACCESS, NO_ROOM
-from medconv.commands import BUG, INTERRUPTED, PREEMPTED, USER, message, shown
+from medconv.utils.atomic_io import NO_ACCESS, NO_ROOM
+from medconv.utils.exit_codes import BUG, INTERRUPTED, PREEMPTED, USER
+from medconv.utils.logging import message, shown
 
 # Module and class. Importing them here would load torch, which takes seconds.
 USER_ERRORS = (
@@ -18,7 +19,7 @@ USER_ERRORS = (
     ("lightning.fabric.utilities.exceptions", "MisconfigurationException"),
 )
 STOPPED = ("lightning.pytorch.utilities.exceptions", "SIGTERMException")
-PEER_LOST = ("medconv.performance.cluster", "Lost")
+PEER_LOST = ("medconv.utils.cluster", "Lost")
 
 log = logging.getLogger("medconv")
 

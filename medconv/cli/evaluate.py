@@ -11,7 +11,7 @@ from medconv.cli.parsers import Parser
 
 def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
-    from medconv.evaluate import run_command  # loads torch
+    from medconv.evaluation.segmentation import run_command  # loads torch
 
     return run_command(options)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from medconv.cli.parsers import Parser, add_trust
 
-# As in medconv.exporting and medconv.export, whose import would load torch
+# As in medconv.export and medconv.export.export, whose import would load torch
 FORMATS = ("torchscript", "pt2", "onnx", "bundle")
 OPSET, TOLERANCE = 18, 1e-4
 
 
 def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
-    from medconv.export import run_command  # loads torch
+    from medconv.export.export import run_command  # loads torch
 
     return run_command(options)
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
 
-from medconv import commands
 from medconv.cli.entrypoint import guard
+from medconv.utils.exit_codes import DONE
 
 COMMANDS = {
     "train": "train a network, or sweep over many settings",
@@ -33,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     """Returns: the exit code. Raises: ValueError: there is no such command. What the command raises."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
-        return commands.DONE
+        return DONE
     if arguments[0] in COMPLETION:
         return _module("completion").main(arguments)
     if arguments[0] not in COMMANDS:

@@ -11,7 +11,7 @@ from medconv.cli.parsers import Parser, add_device, add_trust
 
 def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
-    from medconv.predict import run_command  # loads torch
+    from medconv.inference.predict import run_command  # loads torch
 
     return run_command(options)
 

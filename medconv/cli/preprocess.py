@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from medconv import commands, composing
 from medconv.cli import overrides
 from medconv.cli.parsers import Parser
+from medconv.config import compose
+from medconv.utils.exit_codes import DONE
+from medconv.utils.logging import start_logging
 
 
 def main(arguments: Sequence[str]) -> int:
     options, rest = parser().parse_known_args(arguments)  # what is left is Hydra's
-    if composing.only_shows(composing.hydra_flags(rest, "medconv preprocess")):
-        commands.start_logging()
-        composing.composed(lambda *_: None, rest)
-        return commands.DONE
-    from medconv.prepare import run_command  # loads torch
+    if compose.only_shows(compose.hydra_flags(rest, "medconv preprocess")):
+        start_logging()
+        compose.composed(lambda *_: None, rest)
+        return DONE
+    from medconv.training.preprocess import run_command  # loads torch
 
     return run_command(options, rest)
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from medconv import commands, composing
+from medconv.utils.exit_codes import DONE
+from medconv.utils.logging import start_logging
+from medconv.config import compose
 from medconv.cli import overrides
 
 
 def main(arguments: Sequence[str]) -> int:
-    asked = composing.hydra_flags(arguments, "medconv train")
+    asked = compose.hydra_flags(arguments, "medconv train")
     if asked.help:
         print(_help())
-        return commands.DONE
-    if composing.only_shows(asked):
-        commands.start_logging()
-        composing.composed(lambda *_: None, arguments)
-        return commands.DONE
-    from medconv.train import run_command  # loads torch
+        return DONE
+    if compose.only_shows(asked):
+        start_logging()
+        compose.composed(lambda *_: None, arguments)
+        return DONE
+    from medconv.sweeps.launch import run_command  # loads torch
 
     return run_command(arguments)
 

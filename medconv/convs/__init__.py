@@ -1,13 +1,13 @@
 """Anatomy-aware convolutions for any network; usable without the rest of medconv: `from medconv.convs import swap_convs`."""
 
+from medconv.convs.autograd import Convolution, convolution
+from medconv.convs.equivariance import check_equivariance
 from medconv.convs.factorised import bottleneck, se, separable
+from medconv.convs.filter_banks import filter_bank, gabor, gaussian_jet, laplacian_of_gaussian, lines
 from medconv.convs.folding import TransformPrior, transform
-from medconv.convs.functional import Convolution, convolution
-from medconv.convs.kernels import filter_bank, gabor, gaussian_jet, laplacian_of_gaussian, lines
 from medconv.convs.linear import acs, ball, basis, load_plane_weight, spacing
-from medconv.convs.masking import masked
+from medconv.convs.masked import masked
 from medconv.convs.mirror import Mirror, equivariant_head, mirror_axes
-from medconv.convs.probe import check_equivariance
 from medconv.convs.swap import SwapReport, fold_convs, plain, swap_convs
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Convolutions of fewer operations in more launches: `bottleneck`, `separable`; and the wrapper `se`.
 
-They win only where arithmetic, not memory traffic or launches, is the limit; `medconv.convs.cost` predicts it from sizes.
+They win only where arithmetic, not memory traffic or launches, is the limit; `medconv.convs.cost_model` predicts it from sizes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from medconv.convs.prior import Conv, Foldable, check_free, check_plain_forward, check_plain_groups, note_error, rms
+from medconv.convs.parametrization import (
+    Conv,
+    Foldable,
+    check_free,
+    check_plain_forward,
+    check_plain_groups,
+    note_error,
+    rms,
+)
 
 
 def bottleneck(

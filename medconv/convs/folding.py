@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medconv.convs import cost
-from medconv.convs.kernels import filter_bank
-from medconv.convs.prior import Conv, WeightPrior, check_free, check_plain_groups, has_own_forward, install
+from medconv.convs import cost_model
+from medconv.convs.filter_banks import filter_bank
+from medconv.convs.parametrization import Conv, WeightPrior, check_free, check_plain_groups, has_own_forward, install
 
 
 class TransformPrior(WeightPrior):
@@ -59,7 +59,7 @@ class TwoLaunches(nn.Module):
     """Mixed into the class of a convolution that carries `transform`: each call takes the cheaper of two equal ways.
 
     Folded, it is one dense convolution whose kernel is computed first. In two launches the transform is a 1x1
-    convolution and the bank a grouped one. Which is cheaper follows from sizes, by `medconv.convs.cost`.
+    convolution and the bank a grouped one. Which is cheaper follows from sizes, by `medconv.convs.cost_model`.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -73,22 +73,22 @@ class TwoLaunches(nn.Module):
 
 def prefers_two_launches(conv: Conv, prior: TransformPrior, x: Tensor) -> bool:
     """Whether the cost model finds a 1x1 convolution and the bank cheaper than one folded convolution."""
-    machine, voxels = cost.machine_of(x.device), x.shape[0] * prod(x.shape[2:])
+    machine, voxels = cost_model.machine_of(x.device), x.shape[0] * prod(x.shape[2:])
     folded, two = ways(conv, prior, voxels, voxels // prod(conv.stride), machine, torch.is_grad_enabled())
     return machine.seconds(two) < machine.seconds(folded)
 
 
 def ways(
-    conv: Conv, prior: TransformPrior, in_voxels: int, out_voxels: int, machine: cost.Machine, training: bool
-) -> tuple[list[cost.Launch], list[cost.Launch]]:
+    conv: Conv, prior: TransformPrior, in_voxels: int, out_voxels: int, machine: cost_model.Machine, training: bool
+) -> tuple[list[cost_model.Launch], list[cost_model.Launch]]:
     """The launches of a forward pass, or of a training step: folded, and in two. The bank is fixed: it has no gradient."""
     width, taps = prior.bank.shape[1] * prior.groups, prior.bank.shape[2]
     into, out, kernel = conv.in_channels, conv.out_channels, conv.kernel_size
     learned, fixed = (3, 2) if training else (1, 1)
-    fold = cost.weight_preparation(out * into * taps, out * prior.bank.shape[1] * into * taps, fixed)
-    folded = [fold, cost.convolution(into, out, kernel, in_voxels, out_voxels, machine=machine, passes=learned)]
-    point = cost.convolution(into, width, [1] * len(kernel), in_voxels, in_voxels, machine=machine, passes=learned)
-    bank = cost.convolution(width, out, kernel, in_voxels, out_voxels, prior.groups, machine=machine, passes=fixed)
+    fold = cost_model.weight_preparation(out * into * taps, out * prior.bank.shape[1] * into * taps, fixed)
+    folded = [fold, cost_model.convolution(into, out, kernel, in_voxels, out_voxels, machine=machine, passes=learned)]
+    point = cost_model.convolution(into, width, [1] * len(kernel), in_voxels, in_voxels, machine=machine, passes=learned)
+    bank = cost_model.convolution(width, out, kernel, in_voxels, out_voxels, prior.groups, machine=machine, passes=fixed)
     return folded, [point, bank]
 
 
@@ -107,7 +107,7 @@ def transform(
     Args:
         conv: the convolution to give the prior to, changed in place; `groups` must be 1.
         transform_channels: how many channels the transform has; None is as many as `conv` has outputs.
-        bank: words of `medconv.convs.kernels.BANKS`, or fixed filters (out, transform_channels, *kernel_size) of your own.
+        bank: words of `medconv.convs.filter_banks.BANKS`, or fixed filters (out, transform_channels, *kernel_size) of your own.
         sigma_mm, spacing_mm, scale: as `basis`, for banks by word.
         keep_weight: project the present (pretrained) weight instead of drawing a new one of its variance.
     Raises: ValueError: a grouped convolution, an even kernel, no transform channels, a bank of the wrong shape.

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medconv.convs import kernels
-from medconv.convs.prior import Conv, Unsuitable, WeightPrior, check_free, install
+from medconv.convs import filter_banks
+from medconv.convs.parametrization import Conv, Unsuitable, WeightPrior, check_free, install
 
 
 class LinearPrior(WeightPrior):
@@ -63,7 +63,7 @@ def basis(
 
     Args:
         conv: the convolution to give the prior to, changed in place.
-        bank: words of `medconv.convs.kernels.BANKS`, or filters (filters, *kernel_size) of your own.
+        bank: words of `medconv.convs.filter_banks.BANKS`, or filters (filters, *kernel_size) of your own.
         sigma_mm: width of the Gaussian at the network's input; None is 0.7 of the finest voxel axis of each layer.
         spacing_mm: voxel size on the layer's grid; None is isotropic. scale: the layer's grid over the input's.
         keep_weight: project the present (pretrained) weight instead of drawing a new one of its variance.
@@ -78,7 +78,7 @@ def basis(
         filters = bank
     else:
         sigma = None if sigma_mm is None else sigma_mm * scale
-        filters = kernels.filter_bank(bank, conv.kernel_size, spacing_mm, sigma)
+        filters = filter_banks.filter_bank(bank, conv.kernel_size, spacing_mm, sigma)
     return install(conv, LinearPrior(conv.kernel_size, filters.flatten(1).t()[None]), keep_weight)
 
 
@@ -100,9 +100,9 @@ def ball(
     Weights: out * in * taps in the ball.
     """
     spacing = _isotropic(conv) if spacing_mm is None else tuple(spacing_mm)
-    kernels.check_grid(conv.kernel_size, spacing)
+    filter_banks.check_grid(conv.kernel_size, spacing)
     radius = max(conv.kernel_size) / 2 * min(spacing) if radius_mm is None else radius_mm * scale
-    inside = kernels.ball(conv.kernel_size, spacing, radius).flatten()
+    inside = filter_banks.ball(conv.kernel_size, spacing, radius).flatten()
     return install(conv, LinearPrior(conv.kernel_size, torch.eye(len(inside))[:, inside][None]), keep_weight)
 
 
@@ -133,7 +133,7 @@ def spacing(
     if spacing_mm is None:
         raise ValueError("spacing_mm is needed: voxel size of the layer's grid in mm, one number per axis, got None")
     check_free(conv)
-    kernels.check_grid(conv.kernel_size, spacing_mm)
+    filter_banks.check_grid(conv.kernel_size, spacing_mm)
     reference = min(spacing_mm) if reference_mm is None else reference_mm * scale
     if not reference > 0:
         raise ValueError(f"reference_mm must be positive, got {reference_mm}")

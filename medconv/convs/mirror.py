@@ -20,8 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
 
-from medconv.convs.prior import CONVS, TRANSPOSED, Foldable, Prior, WeightPrior, check_free, install, replace
-from medconv.convs.probe import check_equivariance, fields, layers_with_channels
+from medconv.convs.equivariance import check_equivariance, fields, layers_with_channels
+from medconv.convs.parametrization import CONVS, TRANSPOSED, Foldable, Prior, WeightPrior, check_free, install, replace
 
 _AFFINE = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
 

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from medconv.convs.folding import TwoLaunches
 from medconv.convs.mirror import Mirror
-from medconv.convs.prior import CONVS, TRANSPOSED, Foldable, Prior, Unsuitable, replace
+from medconv.convs.parametrization import CONVS, TRANSPOSED, Foldable, Prior, Unsuitable, replace
 
 
 @dataclass

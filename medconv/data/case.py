@@ -10,8 +10,8 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 
-from medconv.outcomes import Outcome
-from medconv.targets import Targets
+from medconv.targets.image_level import Outcome
+from medconv.targets.segmentation import Targets
 
 
 @dataclass(frozen=True)

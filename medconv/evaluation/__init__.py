@@ -1,1 +1,1 @@
-"""Measuring predicted against reference label maps: one case (`scores`), many (`statistics`, `comparison`), a report."""
+"""Scores of folders of predictions, reports, cross-validation."""

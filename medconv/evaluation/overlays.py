@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from medconv import pictures
-from medconv.data.files import check_same_grid, in_folder, read_image, read_label
-from medconv.data.preprocess import content_box, to_canonical
-from medconv.evaluation.naming import recorded_images
+from medconv.data.io.images import check_same_grid, in_folder, read_image, read_label
+from medconv.data.preprocessing.preprocess import content_box, to_canonical
+from medconv.evaluation.labels import recorded_images
+from medconv.utils import visualization
 
 _MARGIN_MM = 10.0  # of surroundings around all that is labelled
 
@@ -34,7 +34,9 @@ def case_png(paths: Sequence[Path], image: Path | None, ignore: int | None = Non
     box = _surroundings(np.stack(flat[: len(paths)]), spacing)
     labels = [array[box] for array in flat[: len(paths)]]
     wrong = np.any([label != labels[0] for label in labels[1:]], axis=0)
-    return pictures.png(pictures.overlay(flat[-1][box] if image else None, labels, spacing, wrong if wrong.any() else None))
+    return visualization.png(
+        visualization.overlay(flat[-1][box] if image else None, labels, spacing, wrong if wrong.any() else None)
+    )
 
 
 def images_of(predictions: Path, references: Path, folder: Path | None, cases: Sequence[str]) -> dict[str, Path]:

@@ -1,29 +1,7 @@
-"""Speed: switches, what the hardware can do, the choice between them, and where the time goes."""
+"""What makes a training step fast: switches, activation checkpointing, the step profiler and the bottleneck report."""
 
-from medconv.performance.hardware import (
-    apply_backends,
-    benchmark_kernels,
-    check_devices,
-    memory_advice,
-    resolve_precision,
-    without_effect,
-)
-from medconv.performance.memory import naming_memory
-from medconv.performance.steps import StepProfiler, Trace
+from medconv.performance.bottleneck import verdict
+from medconv.performance.step_profiler import StepProfiler, Trace
 from medconv.performance.switches import apply_switches, memory_format
-from medconv.performance.verdict import verdict
 
-__all__ = [
-    "StepProfiler",
-    "Trace",
-    "apply_backends",
-    "apply_switches",
-    "benchmark_kernels",
-    "check_devices",
-    "memory_advice",
-    "memory_format",
-    "naming_memory",
-    "resolve_precision",
-    "verdict",
-    "without_effect",
-]
+__all__ = ["StepProfiler", "Trace", "apply_switches", "memory_format", "verdict"]

@@ -7,9 +7,10 @@ import logging
 import torch
 from torch import nn
 
-from medconv.layers import swap_depthwise, swap_norms
-from medconv.performance.checkpointing import apply_checkpointing
-from medconv.performance.hardware import need_compiler
+from medconv.models.layers.depthwise import swap_depthwise
+from medconv.models.layers.instance_norm import swap_norms
+from medconv.performance.checkpoint_blocks import apply_checkpointing
+from medconv.utils.hardware import need_compiler
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +29,9 @@ def apply_switches(
 
     Args:
         channels_last: weights in `torch.channels_last` or `channels_last_3d`; inputs follow, see `memory_format`.
-        fast_norm: instance norms that stay in channels-last, with the activation behind them; see `medconv.layers.norm`.
-        fast_depthwise: depthwise 3-D convolutions in bf16 on a CPU as blocks; see `medconv.layers.depthwise`.
-        checkpointing: `none`, `blocks` or `pointwise`; see `medconv.performance.checkpointing`.
+        fast_norm: instance norms that stay in channels-last, with the activation behind them; see `medconv.models.layers.instance_norm`.
+        fast_depthwise: depthwise 3-D convolutions in bf16 on a CPU as blocks; see `medconv.models.layers.depthwise`.
+        checkpointing: `none`, `blocks` or `pointwise`; see `medconv.performance.checkpoint_blocks`.
         compile: `torch.compile` in place, so that parameter names stay.
         cuda_graphs: with `compile`, replay the step's kernels as one CUDA graph; shapes must stay as they are.
     Raises: ValueError: an unknown checkpointing mode, `compile` without a compiler, `cuda_graphs` without `compile`.

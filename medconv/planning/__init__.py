@@ -1,11 +1,11 @@
-"""From a dataset's fingerprint and a memory budget to grid, patch, batch and network; stands between check and prepare."""
+"""From a dataset's fingerprint and a memory budget to spacing, patch, batch and network topology."""
 
-from medconv.planning.grid import across, slice_axis, target_spacing
-from medconv.planning.memory import Budget, step_bytes
-from medconv.planning.network import Network
+from medconv.planning.memory_model import Budget, step_bytes
 from medconv.planning.overrides import PlanOverrides
-from medconv.planning.plan import Plan, plan
-from medconv.planning.words import table
+from medconv.planning.planner import Plan, plan
+from medconv.planning.report import table
+from medconv.planning.spacing import across, slice_axis, target_spacing
+from medconv.planning.topology import Network
 
 __all__ = [
     "Budget",

@@ -18,8 +18,8 @@ from typing import Any
 from tqdm import tqdm
 
 from benchmarks.results import Row, conditions, table
-from medconv.data.medmnist import medmnist
-from medconv.runfolder import short_hash
+from medconv.data.datasets.medmnist import medmnist
+from medconv.training.run_dir import short_hash
 
 SCORES = ("auc", "accuracy", "balanced_accuracy")
 

@@ -26,7 +26,7 @@ from medconv.convs import (
     basis,
     bottleneck,
     convolution,
-    cost,
+    cost_model,
     folding,
     masked,
     mirror,
@@ -35,7 +35,7 @@ from medconv.convs import (
     spacing,
     transform,
 )
-from medconv.convs.prior import install
+from medconv.convs.parametrization import install
 
 LIBRARY = "nn.Conv"
 TWO = "transform, two launches"
@@ -352,8 +352,8 @@ def _chain(steps: Sequence[tuple[int, int, int]], options: argparse.Namespace) -
 
 def _predictions(steps: Sequence[tuple[int, int, int]], batch: int, options: argparse.Namespace) -> tuple[float, float]:
     """Operations, and seconds by the cost model."""
-    machine, voxels = cost.machine_of(torch.device(options.device)), batch * 160 * 120
-    launches = [cost.convolution(into, out, (k, k), voxels, voxels, machine=machine) for into, out, k in steps]
+    machine, voxels = cost_model.machine_of(torch.device(options.device)), batch * 160 * 120
+    launches = [cost_model.convolution(into, out, (k, k), voxels, voxels, machine=machine) for into, out, k in steps]
     return sum(launch.operations for launch in launches), machine.seconds(launches)
 
 

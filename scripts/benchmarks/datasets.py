@@ -12,8 +12,8 @@ import nibabel as nib
 import numpy as np
 from scipy import ndimage
 
-from medconv.atomic import write_text
-from medconv.data import layout
+from medconv.data.datasets.decathlon import msd
+from medconv.utils.atomic_io import write_text
 
 _GRAIN = 8  # voxels from one value of the smooth field to the next
 
@@ -64,7 +64,7 @@ def volume(shape: Sequence[int], seed: int, modality: str) -> tuple[np.ndarray, 
 
 def linked(folder: Path, number: int, root: Path, cases: int | None) -> Path:
     """The first cases of a Decathlon folder of one channel. Raises: ValueError: no such dataset, or several channels."""
-    found = layout.msd(root)
+    found = msd(root)
     if len(found.modalities) != 1:
         raise ValueError(f"--root {root}: one channel is needed, got {list(found.modalities)}")
     chosen = found.cases[:cases]

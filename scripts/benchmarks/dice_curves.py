@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medconv.atomic import write_text
+from medconv.utils.atomic_io import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

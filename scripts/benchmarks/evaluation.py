@@ -14,9 +14,9 @@ from scipy.ndimage import gaussian_filter
 
 from benchmarks import results
 from medconv.data.case import Grid
-from medconv.data.files import in_folder, read_label
-from medconv.evaluation.scores import measure
-from medconv.targets import Targets
+from medconv.data.io.images import in_folder, read_label
+from medconv.metrics.segmentation import measure
+from medconv.targets.segmentation import Targets
 
 Pair = tuple[np.ndarray, np.ndarray, tuple[float, ...]]  # prediction, reference, spacing
 REFERENCE = "MONAI"

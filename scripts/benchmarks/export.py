@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import results
-from medconv import exporting, trained
-from medconv.networks import full_resolution
+from medconv.export.formats import FORMATS, OPSETS, read_written, write_network
+from medconv.export.graph import capture
+from medconv.inference.load import Trained, load
+from medconv.models.outputs import full_resolution
 
 REFERENCE = "PyTorch, as predict runs it"
-_FORMATS = tuple(name for name in exporting.FORMATS if name != "bundle")
+_FORMATS = tuple(name for name in FORMATS if name != "bundle")
 _SHOWN = ["case", "variant", "seconds", "ratio", "spread", "difference", "megabytes"]
 
 
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @torch.no_grad()
 def run(options: argparse.Namespace) -> list[results.Row]:
     """On a CPU; `difference` is the largest one to the reference's logits."""
-    fast, plain = (trained.load(options.checkpoint, plain=plain) for plain in (False, True))
+    fast, plain = (load(options.checkpoint, plain=plain) for plain in (False, True))
     patch, batch = plain.window.patch_size, options.batch or plain.window.batch_size
     image = torch.randn(batch, len(plain.modalities), *patch, generator=torch.Generator().manual_seed(0))
     calls: dict[str, Callable[[], Tensor]] = {
@@ -57,12 +59,12 @@ def show(found: Sequence[results.Row]) -> str:
     return results.table(found, _SHOWN)
 
 
-def _files(plain: trained.Trained, formats: Sequence[str], folder: Path) -> list[tuple[str, nn.Module, float]]:
-    captured, found = exporting.capture(plain), []
+def _files(plain: Trained, formats: Sequence[str], folder: Path) -> list[tuple[str, nn.Module, float]]:
+    captured, found = capture(plain), []
     for name in formats:
         path = folder / name
-        exporting.write_network(captured, name, path, exporting.OPSETS[0])
-        network = exporting.read_written(path, name)
+        write_network(captured, name, path, OPSETS[0])
+        network = read_written(path, name)
         found.append((f"{name}, by {'ONNX runtime' if name == 'onnx' else 'PyTorch'}", network, path.stat().st_size / 1e6))
     return found
 

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from benchmarks.results import Row, alternate, by, conditions, table
-from medconv.losses import DiceCrossEntropy, over_heads
-from medconv.networks import UNet
-from medconv.resuming import DrawsByNumber
-from medconv.saving import AtomicIO, copied
-from medconv.tracing import generators
+from medconv.models.unet import UNet
+from medconv.training.checkpoint.resumable_loop import DrawsByNumber
+from medconv.training.checkpoint.writer import AtomicIO, copied
+from medconv.training.layer_trace import generators
+from medconv.training.losses.segmentation import DiceCrossEntropy, over_heads
 
 STEP = "forward and backward"
 

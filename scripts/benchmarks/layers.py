@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.results import Row, alternate, conditions, table
-from medconv.layers import instance_norm
-from medconv.layers.depthwise import block_weight
+from medconv.models.layers.depthwise import block_weight
+from medconv.models.layers.instance_norm import instance_norm
 
 PARTS = ("norm", "depthwise")
 STAGES = [(32, (40, 56, 40)), (64, (20, 28, 20)), (128, (10, 14, 10)), (256, (5, 7, 5))]

@@ -19,8 +19,9 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.results import Row, table
-from medconv.data import layout
-from medconv.runfolder import short_hash
+from medconv.data.datasets.auto import auto
+from medconv.data.splits import split
+from medconv.training.run_dir import short_hash
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ def _write_splits(root: Path, cases: str, seeds: int, output: Path) -> None:
 
     Raises: ValueError: more cases asked for than there are, or no number.
     """
-    train, val = layout.split(layout.auto(root).cases, 0, 5, None)
+    train, val = split(auto(root).cases, 0, 5, None)
     ids = sorted(case.id for case in train)
     if cases != "all" and not (cases.isdigit() and 0 < int(cases) <= len(ids)):
         raise ValueError(f"--cases must be `all` or numbers from 1 to {len(ids)}, got {cases}")

@@ -12,9 +12,10 @@ import torch
 
 from benchmarks import results
 from medconv.data.case import Case
-from medconv.data.files import write_label
-from medconv.predict import predict, usable_device
-from medconv.predicting import Predictor, find_cases
+from medconv.data.io.images import write_label
+from medconv.inference.inputs import find_cases
+from medconv.inference.predict import predict, usable_device
+from medconv.inference.predictor import Predictor
 
 REFERENCE = "one after another"
 _SHOWN = ["case", "variant", "seconds", "ratio", "spread", "seconds_per_case"]

@@ -14,14 +14,17 @@ from benchmarks import datasets, dice_curves
 from benchmarks.peers import training
 from benchmarks.results import Row, conditions, table
 from benchmarks.trainings import Entry, Processes
-from medconv import metrics, signals
-from medconv.atomic import write_text
-from medconv.circumstances import git_commit
-from medconv.data import layout
+from medconv.data import splits
 from medconv.data.case import Case, Dataset
-from medconv.data.files import read_label
-from medconv.runfolder import short_hash
-from medconv.targets import Targets
+from medconv.data.datasets.auto import auto
+from medconv.data.io.images import read_label
+from medconv.metrics import dice
+from medconv.metrics.dice import mean, mean_per_class
+from medconv.targets.segmentation import Targets
+from medconv.training.run_dir import short_hash
+from medconv.training.run_metadata import git_commit
+from medconv.utils import signals
+from medconv.utils.atomic_io import write_text
 
 OURS = "medconv"
 NAMES = {OURS: "medconv", "nnunet": "nnU-Net", "nnunet-resenc": "nnU-Net ResEnc M", "dynunet": "MONAI DynUNet, plain loop"}
@@ -102,8 +105,8 @@ class _Bench:
     @classmethod
     def of(cls, options: argparse.Namespace) -> _Bench:
         _check(options)
-        dataset = layout.auto(options.root)
-        train, val = layout.split(dataset.cases, options.fold, FOLDS)
+        dataset = auto(options.root)
+        train, val = splits.split(dataset.cases, options.fold, FOLDS)
         output = options.output.resolve()
         output.mkdir(parents=True, exist_ok=True)
         raw = datasets.linked(output / "raw", 1, options.root, None) if PLANNERS.keys() & set(options.contestants) else None
@@ -147,19 +150,19 @@ def scored(entry: Entry, val: Sequence[Case], targets: Targets) -> Row:
     references = {case.id: case.label for case in val}
     content = json.loads((entry.folder / training.DONE).read_text())
     curve = []
-    cases: dict[str, metrics.Row] = {}
+    cases: dict[str, dice.Row] = {}
     for snapshot in entry.job.snapshots:
         folder, cases = entry.job.predictions(snapshot), {}
         for case in snapshot["cases"]:
             label = references[case]
             assert label is not None
-            cases[case] = metrics.dice(read_label(folder / f"{case}.nii.gz")[0], read_label(label)[0], targets)
+            cases[case] = dice.dice(read_label(folder / f"{case}.nii.gz")[0], read_label(label)[0], targets)
         first = [cases[case] for case in entry.job.val[: entry.job.score_cases]]
-        per_class = metrics.mean_per_class(first)
-        found = {"dice": metrics.mean(per_class), "dice_per_class": per_class, "cases": len(first)}
+        per_class = mean_per_class(first)
+        found = {"dice": mean(per_class), "dice_per_class": per_class, "cases": len(first)}
         curve.append({"seconds": snapshot["seconds"], "steps": snapshot["steps"], **found})
-    per_class = metrics.mean_per_class(list(cases.values()))
-    whole = {"dice": metrics.mean(per_class), "dice_per_class": per_class, "cases": cases, "curve": curve}
+    per_class = mean_per_class(list(cases.values()))
+    whole = {"dice": mean(per_class), "dice_per_class": per_class, "cases": cases, "curve": curve}
     return {"about": content["about"], "git_commit": git_commit(), "conditions": conditions(), **whole}
 
 

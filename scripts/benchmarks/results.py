@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from medconv.atomic import write_text
+from medconv.utils.atomic_io import write_text
 
 Row = dict[str, Any]
 

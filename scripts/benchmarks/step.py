@@ -18,11 +18,11 @@ from benchmarks.memory import step_memory
 from benchmarks.peers import dynunet
 from benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
 from benchmarks.results import Row, alternate, by, conditions, table
-from medconv.losses import DiceCrossEntropy, over_heads
-from medconv.networks import UNet
-from medconv.performance import autotune
-from medconv.performance.hardware import resolve_precision
-from medconv.performance.trial import Choice, Trial, Work
+from medconv.models.unet import UNet
+from medconv.training.autotune import search
+from medconv.training.autotune.trial import Choice, Trial, Work
+from medconv.training.losses.segmentation import DiceCrossEntropy, over_heads
+from medconv.utils.hardware import resolve_precision
 
 REFERENCE = "perf=reference"
 log = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> list[Row]:
         theirs = replace(fused, network=dynunet.build(options))
         trials["peers' network, perf=reference"] = Trial(theirs, Choice())
         trials["peers' network, perf=fast"] = Trial(theirs, _fast())
-    chosen = autotune.measure(
-        fused, autotune.choices({}, fused.network, device.type == "cuda"), 30, try_compile=lambda _: options.compile
+    chosen = search.measure(
+        fused, search.choices({}, fused.network, device.type == "cuda"), 30, try_compile=lambda _: options.compile
     )
     trials["perf=auto"] = Trial(fused, chosen[0].choice)
     first = {name: float(trial.step()) for name, trial in trials.items()}

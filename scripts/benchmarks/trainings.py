@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.peers import training
 from benchmarks.peers.process import importable
 from benchmarks.results import Row
-from medconv.atomic import write_text
+from medconv.utils.atomic_io import write_text
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS")
 KEPT_LINES = 8  # of what a contestant printed, for a message

@@ -22,9 +22,9 @@ from torch.utils.data import Dataset
 from benchmarks.results import Row, conditions, table
 from medconv import config
 from medconv.data.case import Case, Grid
-from medconv.data.datamodule import Batch, DataModule
-from medconv.data.preprocess import Placement
-from medconv.data.store import Entry, Store
+from medconv.data.loading.datamodule import Batch, DataModule
+from medconv.data.preprocessing.preprocess import Placement
+from medconv.data.preprocessing.store import Entry, Store
 
 _ROWS = 5_000  # voxels per class that a store keeps to sample patches from
 _PARTS = {"rss_MB": ("Rss",), "pss_MB": ("Pss",), "private_MB": ("Private_Clean", "Private_Dirty")}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
-from harness import ManualClock, benchmark
+from helpers import tiny
+from helpers.benchmarks_harness import ManualClock, benchmark
 
 from benchmark import main
 from benchmarks import convs, learning, results

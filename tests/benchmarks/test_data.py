@@ -11,8 +11,8 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-import tiny
-from harness import ManualClock, benchmark
+from helpers import tiny
+from helpers.benchmarks_harness import ManualClock, benchmark
 
 from benchmark import main
 from benchmarks import contest, datasets, stores

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
-from harness import benchmark
+from helpers import tiny
+from helpers.benchmarks_harness import benchmark
 from torch import nn
 
 from benchmark import main

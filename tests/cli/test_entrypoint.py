@@ -14,9 +14,9 @@ from omegaconf.errors import ConfigKeyError
 
 from medconv.cli import entrypoint
 from medconv.cli.entrypoint import guard
-from medconv.commands import BUG, DONE, INTERRUPTED, PREEMPTED, USER
-from medconv.performance.cluster import Lost
-from medconv.signals import Stopped
+from medconv.utils.cluster import Lost
+from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
+from medconv.utils.signals import Stopped
 
 
 @pytest.mark.parametrize(

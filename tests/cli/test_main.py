@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny
+from helpers import tiny
 
-from medconv import commands
 from medconv.cli.main import COMMANDS
+from medconv.utils.exit_codes import DONE, USER
 
 HEAVY = {"torch", "lightning", "monai", "scipy", "matplotlib"}
 
@@ -18,7 +18,7 @@ HEAVY = {"torch", "lightning", "monai", "scipy", "matplotlib"}
 def test_help_has_a_line_for_each_command(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tiny.call(monkeypatch, *arguments) == commands.DONE
+    assert tiny.call(monkeypatch, *arguments) == DONE
     said = capsys.readouterr().out
     assert said.startswith("example:\n  medconv train ")
     listed = said.partition("commands:\n")[2].partition("\n\n")[0].splitlines()
@@ -37,7 +37,7 @@ def test_help_has_a_line_for_each_command(
 def test_an_unknown_command_is_one_error_with_the_nearest_one(
     name: str, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tiny.call(monkeypatch, name, "--input", "x") == commands.USER
+    assert tiny.call(monkeypatch, name, "--input", "x") == USER
     assert capsys.readouterr().err == f"error: there is no command {name}; {hint}\n"
 
 
@@ -86,7 +86,7 @@ def test_what_only_shows_loads_no_torch(arguments: list[str]) -> None:
 def test_bad_options_are_one_error_without_torch(arguments: list[str], wanted: str) -> None:
     done = in_a_process(*arguments)
     said, loaded = done.stderr.splitlines()
-    assert done.returncode == commands.USER and said.startswith(wanted) and loaded == "loaded"
+    assert done.returncode == USER and said.startswith(wanted) and loaded == "loaded"
 
 
 @pytest.mark.parametrize(

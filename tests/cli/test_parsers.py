@@ -3,12 +3,13 @@
 import importlib
 
 import pytest
-import tiny
+from helpers import tiny
 
-from medconv import config, exporting
-from medconv import export as exporting_command
+from medconv import config
 from medconv.cli import evaluate, export, find_postprocessing, predict
 from medconv.cli.main import COMMANDS
+from medconv.export import export as exporting_command
+from medconv.export.formats import FORMATS, OPSETS
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -40,8 +41,8 @@ def test_examples_parse(name: str) -> None:
 
 
 def test_defaults_of_export_are_those_of_the_work() -> None:
-    assert set(export.FORMATS) == set(exporting.FORMATS)
-    assert (exporting.OPSETS[0], exporting_command.TOLERANCE) == (export.OPSET, export.TOLERANCE)
+    assert set(export.FORMATS) == set(FORMATS)
+    assert (OPSETS[0], exporting_command.TOLERANCE) == (export.OPSET, export.TOLERANCE)
 
 
 def test_options_have_the_names_of_the_field() -> None:

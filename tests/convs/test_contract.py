@@ -10,14 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from family import ALL, CASES, CONV, FACTORISED, LAYERS, UNGROUPED, WEIGHT_PRIORS, build, dims_of, image
+from helpers.conv_family import ALL, CASES, CONV, FACTORISED, LAYERS, UNGROUPED, WEIGHT_PRIORS, build, dims_of, image
 from reference.convolution import convolve
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from medconv.convs import fold_convs
 from medconv.convs.factorised import product_weight
-from medconv.convs.prior import rms
+from medconv.convs.parametrization import rms
 
 LAYOUT = {2: torch.channels_last, 3: torch.channels_last_3d}
 GEOMETRIES = [

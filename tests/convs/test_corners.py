@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from family import LAYERS, build, dims_of
+from helpers.conv_family import LAYERS, build, dims_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize

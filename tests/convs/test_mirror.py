@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from medconv.convs import Mirror, check_equivariance, fold_convs, mirror_axes, swap_convs
 from medconv.convs.mirror import MirrorBatchNorm, MirrorPrior
-from medconv.networks import UNet
+from medconv.models.unet import UNet
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "unet 3d": (lambda: UNet(3, 1, 3, (8, 16, 16), (2, (1, 2, 2))), 3),

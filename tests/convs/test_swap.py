@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 import torch
-from family import IN_MM, LAYERS, UNGROUPED
+from helpers.conv_family import IN_MM, LAYERS, UNGROUPED
 from monai.networks import nets
 from torch import nn
 from torch.nn.utils import parametrize
 
 from medconv.convs import SwapReport, ball, basis, fold_convs, plain, swap_convs, transform
-from medconv.networks import UNet
+from medconv.models.unet import UNet
 
 DOWN, UP, POINT = "down-sampling by its kernel", "transposed", "1x1"
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, dict[str, int]]] = {

@@ -5,10 +5,10 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from makers import ORIENTATIONS, affine_of, rotation
+from helpers.volumes import ORIENTATIONS, affine_of, rotation
 
 from medconv.data.case import Case, Grid
-from medconv.data.files import check_same_grid
+from medconv.data.io.images import check_same_grid
 
 SHAPE = (20, 24, 10)
 SPACING_MM = (0.8, 1.25, 3.0)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from medconv.convs import fold_convs, swap_convs, transform
-from medconv.networks import UNet
-from medconv.networks.outputs import heads
-from medconv.performance import apply_switches, memory_format, resolve_precision
-from medconv.performance.checkpointing import apply_checkpointing
-from medconv.performance.hardware import warn_slow_cudnn
+from medconv.models.outputs import heads
+from medconv.models.unet import UNet
+from medconv.performance.checkpoint_blocks import apply_checkpointing
+from medconv.performance.switches import apply_switches, memory_format
+from medconv.utils.hardware import resolve_precision, warn_slow_cudnn
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {  # build, spatial axes, blocks
     "unet 2d": (lambda: UNet(2, 1, 2, (4, 8), (2,)), 2, 3),

@@ -1,4 +1,4 @@
-"""Backward passes of convolutions as people wrote them by hand: peers of `medconv.convs.functional`, slow by design."""
+"""Backward passes of convolutions as people wrote them by hand: peers of `medconv.convs.autograd`, slow by design."""
 
 from typing import Any
 

@@ -36,13 +36,14 @@ def prepare(job: training.Job) -> None:
         return
     from hydra import compose, initialize_config_dir
 
-    from medconv import config, dataset
+    from medconv import config
+    from medconv.training import data_setup
 
     data = ["data=auto", f"data.root='{job.root}'", f"data.cache='{job.prepared}'", f"data.splits='{job.splits}'"]
     overrides = [*data, "trainer.accelerator=cpu"]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = config.checked(compose("train", overrides))
-    path.write_text(json.dumps(dataset.facts(dataset.prepare_data(composed))))
+    path.write_text(json.dumps(data_setup.facts(data_setup.prepare_data(composed))))
 
 
 def train(job: training.Job) -> None:
@@ -86,7 +87,7 @@ def predict(job: training.Job) -> None:
     import torch
     from monai.inferers import SlidingWindowInferer
 
-    from medconv.data.files import write_label
+    from medconv.data.io.images import write_label
 
     torch.set_num_threads(job.threads)
     plan = _plan(job)
@@ -124,9 +125,9 @@ def _plan(job: training.Job) -> dict[str, Any]:
 
 
 def _files(job: training.Job) -> dict[str, dict[str, str]]:
-    from medconv.data import layout
+    from medconv.data.datasets.auto import auto
 
-    cases = layout.auto(job.root).cases
+    cases = auto(job.root).cases
     return {case.id: {"image": str(case.images[0]), "label": str(case.label)} for case in cases}
 
 

@@ -28,7 +28,7 @@ def main() -> None:
     torch.set_num_threads(1)
     name = f"medconv {medconv.__version__}"
     if options.mode == "prepare":
-        from medconv import dataset  # noqa: F401 - before the clock runs
+        from medconv.training import data_setup  # noqa: F401 - before the clock runs
 
         serving.serve(channel, name, lambda: _prepare_anew(options))
         return
@@ -68,19 +68,20 @@ def composed(options: argparse.Namespace, cache: Path) -> Any:
 
 def data_module(options: argparse.Namespace, cache: Path) -> Any:
     """The DataModule of that training; the dataset is prepared where it is not yet."""
-    from medconv import config, dataset
+    from medconv import config
+    from medconv.training import data_setup
 
     settings = composed(options, cache)
-    prepared = dataset.prepare_data(settings)
-    return dataset.data_module(config.resolved(settings, dataset.facts(prepared)), prepared)
+    prepared = data_setup.prepare_data(settings)
+    return data_setup.data_module(config.resolved(settings, data_setup.facts(prepared)), prepared)
 
 
 def _prepare_anew(options: argparse.Namespace) -> int:
-    from medconv import dataset
+    from medconv.training import data_setup
 
     options.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
-        return len(dataset.prepare_data(composed(options, Path(folder))).dataset.cases)
+        return len(data_setup.prepare_data(composed(options, Path(folder))).dataset.cases)
 
 
 class _Untouched:

@@ -44,9 +44,9 @@ def train(job: training.Job) -> None:
 
 
 def predict(job: training.Job) -> None:
-    from medconv.data import layout
+    from medconv.data.datasets.auto import auto
 
-    cases = {case.id: case for case in layout.auto(job.root).cases}
+    cases = {case.id: case for case in auto(job.root).cases}
     for file, folder, ids in training.missing(job):
         with TemporaryDirectory() as images:
             for case in ids:
@@ -67,7 +67,7 @@ def _data(job: training.Job) -> list[str]:
 
 def _link(case: Case, folder: Path) -> None:
     """Its images under the names that the command tells cases and channels by."""
-    from medconv.data.files import stem
+    from medconv.data.io.images import stem
 
     for channel, image in enumerate(case.images):
         ending = image.name.removeprefix(stem(image))

@@ -10,7 +10,7 @@ from lightning import Callback, LightningModule, Trainer
 
 import medconv
 from benchmarks.peers import training
-from medconv.callbacks import TimeBudget
+from medconv.training.callbacks.time_budget import TimeBudget
 
 
 class Weights(Callback):

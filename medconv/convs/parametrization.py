@@ -1,0 +1,171 @@
+"""What all weight-space priors share: parameters in, the dense kernel of a plain `nn.ConvNd` out.
+
+A prior is a parametrization of a convolution's weight. Autograd, DDP, `torch.compile` and cuDNN then see one library
+convolution. All priors are linear in their parameters, so the dense kernel nearest to a given one is a projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class Unsuitable(ValueError):
+    """This convolution has no meaning for that layer; `swap_convs` keeps the layer and reports `reason`."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Prior(nn.Module):
+    """Any parametrization of this package; `fold_convs` removes them and no others."""
+
+
+class WeightPrior(Prior):
+    """A dense kernel computed from a three-axis parameter.
+
+    Shape: original (rows, coefficients, columns) -> weight (out, in, *kernel_size), rows and columns being a
+        subclass's own. Three axes, as `Module.to(memory_format=channels_last)` raises on four in 3D and five in 2D.
+    """
+
+    layout: Tensor
+
+    def __init__(self, kernel_size: Sequence[int]) -> None:
+        super().__init__()
+        self.kernel_size = tuple(kernel_size)
+        # `.to(memory_format=...)` changes the strides of this buffer as it would change a plain weight's.
+        self.register_buffer("layout", torch.zeros(1, 2, *[2] * len(self.kernel_size)), persistent=False)
+
+    def taps(self, original: Tensor) -> Tensor:
+        """The kernel as (out, taps, in)."""
+        raise NotImplementedError
+
+    def nearest(self, taps: Tensor) -> Tensor:
+        """The original whose kernel is nearest, in the least-squares sense, to these taps (out, taps, in)."""
+        raise NotImplementedError
+
+    def forward(self, original: Tensor) -> Tensor:
+        """The dense kernel, computed in fp32 or better also inside autocast: in bf16 it would not equal the folded one.
+
+        Taps before input channels is channels-last already; a layer that is not channels-last pays one copy.
+        """
+        with torch.autocast(original.device.type, enabled=False):
+            taps = self.taps(original.to(torch.promote_types(original.dtype, torch.float32)))
+            weight = taps.unflatten(1, self.kernel_size).movedim(-1, 1).to(original.dtype)
+        return weight.contiguous(memory_format=self.memory_format)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Projects a dense (pretrained) weight into the prior."""
+        return self.nearest(weight.detach().double().flatten(2).transpose(1, 2)).to(weight.dtype).contiguous()
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """What `.to(memory_format=...)` asked of this layer."""
+        wanted = CHANNELS_LAST.get(self.layout.ndim)
+        last = wanted is not None and self.layout.is_contiguous(memory_format=wanted)
+        return wanted if last and wanted is not None else torch.contiguous_format
+
+
+class Foldable(nn.Module):
+    """A module of this package's own that `fold_convs` replaces by what `folded` returns, torch's own modules."""
+
+    def folded(self) -> nn.Module:
+        raise NotImplementedError
+
+
+def install(layer: Any, prior: nn.Module, keep_weight: bool, mixin: type[nn.Module] | None = None) -> nn.Module:
+    """Put a prior on a layer's weight, in place: drawn anew with the variance of the weight it replaces, or projected.
+
+    A projection leaves its relative error (Frobenius norm) as `layer.approximation_error`.
+    Args: mixin: comes before the layer's class, for a forward of its own.
+    Raises: ValueError: before anything is changed.
+    """
+    check_free(layer)
+    dense = layer.weight.detach().clone()
+    prior.to(dense).train(layer.training)
+    first = None if keep_weight else drawn(prior, dense)
+    if mixin is not None:
+        layer.__class__ = type(f"{mixin.__name__}{type(layer).__name__}", (mixin, type(layer)), {})
+    parametrize.register_parametrization(layer, "weight", prior, unsafe=True)  # projects through right_inverse
+    layer.train(layer.training)
+    if first is None:
+        note_error(layer, layer.weight, dense)
+    else:
+        with torch.no_grad():
+            layer.get_parameter("parametrizations.weight.original").copy_(first)
+    return layer
+
+
+def check_free(layer: nn.Module) -> None:
+    """Raises: Unsuitable: the weight is computed already, by a parametrization or an older kind of hook."""
+    if parametrize.is_parametrized(layer, "weight"):
+        raise Unsuitable(f"{type(layer).__name__} has a parametrized weight already", "parametrized already")
+    if "weight" not in layer._parameters:
+        raise Unsuitable(f"{type(layer).__name__} has no weight parameter of its own", "weight computed already")
+
+
+def has_own_forward(conv: nn.Module) -> bool:
+    """Whether a subclass changed what torch's convolution does with its weight."""
+    return type(conv).forward not in {c.forward for c in CONVS}
+
+
+def check_plain_forward(conv: nn.Module, name: str) -> None:
+    """Raises: Unsuitable: a subclass with a forward of its own, which plain convolutions in its place would lose."""
+    if has_own_forward(conv):
+        raise Unsuitable(f"conv={name} cannot replace {type(conv).__name__}, which has a forward of its own", "own forward")
+
+
+def check_plain_groups(conv: Conv, name: str) -> None:
+    """Raises: Unsuitable: a grouped convolution."""
+    if conv.groups != 1:
+        raise Unsuitable(f"conv={name} needs groups=1, got {conv.groups}", "grouped")
+
+
+def rms(weight: Tensor) -> float:
+    return float(weight.detach().double().square().mean().sqrt())
+
+
+@torch.no_grad()
+def drawn(prior: Any, dense: Tensor) -> Tensor:
+    """Random parameters, scaled so that the kernel they make has the root mean square of `dense`.
+
+    Raises: ValueError: every kernel of this prior is zero.
+    """
+    original = torch.randn_like(prior.right_inverse(dense))
+    made = rms(prior(original))
+    if made == 0:
+        raise ValueError("the bank or mask makes every weight zero, nothing could be learned")
+    return original * (rms(dense) / made)
+
+
+def note_error(module: Any, made: Tensor, wanted: Tensor) -> None:
+    """Record how far a kept weight is from the one it stands for."""
+    if made.shape == wanted.shape:
+        scale = max(float(wanted.double().norm()), 1e-30)
+        module.approximation_error = float((made.detach().double() - wanted.double()).norm()) / scale
+
+
+def replace(network: nn.Module, name: str, new: nn.Module) -> None:
+    """Put a module in the place of another, under every name that the other has.
+
+    Raises: ValueError: the network is that module itself.
+    """
+    old = network.get_submodule(name)
+    if new is old:  # changed in place
+        return
+    if not name:
+        raise ValueError(f"a bare {type(network).__name__} cannot be replaced inside itself: call the conv on it")
+    for place, module in list(network.named_modules(remove_duplicate=False)):
+        if module is old:
+            parent, _, child = place.rpartition(".")
+            setattr(network.get_submodule(parent), child, new)

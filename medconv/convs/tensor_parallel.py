@@ -1,0 +1,289 @@
+"""The weights of convolutions divided over processes: each has its share of a layer's output or input channels.
+
+On `torch.distributed` and its DTensor alone, whose import takes a second, so that `medconv.convs` does not import it.
+All processes see the same batch; what they exchange are activations, not gradients of weights. When that pays, and what
+it costs: docs/performance.md.
+Source: Shoeybi et al. 2019, arXiv:1909.08053, for the pair of layers with one all-reduce; there for matrices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.parametrize import is_parametrized
+
+from medconv.convs.parametrization import CONVS, TRANSPOSED, has_own_forward
+
+WAYS = ("out", "in", "pair")
+# What a channel becomes depends on no other channel, so that a split needs not be gathered for it
+_ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Identity)
+
+
+def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> dict[str, str]:
+    """Divide the weights of convolutions, in place. Output and gradients stay those of the whole network.
+
+    With N processes, an input of X bytes and an output of Y bytes, each process sends, forward and backward:
+
+        out   each has some output channels, the output is gathered    (N-1)/N * Y    2 (N-1)/N * X
+        in    each has some input channels, the outputs are summed     2 (N-1)/N * Y  (N-1)/N * X
+        pair  an `nn.Sequential` of two convolutions, the first `out`, 2 (N-1)/N * Y  2 (N-1)/N * X
+              the second `in`, and what is between them stays divided  (of the second) (of the first)
+
+    Parameters become DTensors, so `torch.distributed.checkpoint.state_dict` gathers and scatters them; their names stay.
+    All other weights become those of the first process. Make the optimizer afterwards, give all processes the same batch and
+    the same seed, and clip by `clip_grad_norm`.
+    Args:
+        mesh: one dimension; its processes share the layers.
+        plan: regular expression (`re.search` in a module's dotted name) to `out`, `in` or `pair`; the first that matches.
+    Returns: name of each module that was divided to its way.
+    Raises: ValueError: names the layer that cannot be divided, and why, or a pattern that matches none; nothing has changed.
+    """
+    _check(mesh, plan)
+    found: dict[str, str] = {}
+    unused, owners = set(plan), Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
+    taken: set[int] = set()
+    for name, module in network.named_modules():
+        pattern = next((p for p in plan if re.search(p, name) and _meant(module, plan[p])), None)
+        if pattern is not None:
+            unused.discard(pattern)
+            try:
+                if any(owners[id(parameter)] > 1 for parameter in module.parameters()):
+                    raise ValueError("another layer has the same weights")
+                _need_layers(module, plan[pattern], mesh, taken)
+            except ValueError as error:
+                raise ValueError(f"layer {name}: {error}" if name else str(error)) from error
+            found[name] = plan[pattern]
+    if unused:
+        raise ValueError(f"plan: {min(unused)!r} matches no layer for {plan[min(unused)]!r} of {type(network).__name__}")
+    for name, way in found.items():
+        _divide(network.get_submodule(name), way, mesh)
+    for tensor in (*network.parameters(), *network.buffers()):
+        if not isinstance(tensor, DTensor):
+            distributed.broadcast(tensor.data, group_src=0, group=mesh.get_group())
+    return found
+
+
+def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
+    """As `nn.utils.clip_grad_norm_`, which takes no mixture of whole and divided gradients. Returns: the norm before."""
+    grads = [p.grad for p in network.parameters() if p.grad is not None]
+    if not grads:
+        return torch.tensor(0.0)
+    kinds = [[grad for grad in grads if isinstance(grad, DTensor) == divided] for divided in (True, False)]
+    norms: list[Any] = [nn.utils.get_total_norm(kind) for kind in kinds if kind]
+    total = torch.linalg.vector_norm(torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]))
+    for grad in grads:
+        own = grad.to_local() if isinstance(grad, DTensor) else grad
+        own.mul_((max_norm / (total + 1e-6)).clamp(max=1.0))
+    return total
+
+
+class _Spread(torch.autograd.Function):
+    """One tensor for all processes; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
+        ctx.mesh = mesh
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable  # what is exchanged has no second derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _sum(grad, ctx.mesh), None
+
+
+class _Summed(torch.autograd.Function):
+    """The sum of all processes' tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
+        return _sum(x, mesh)
+
+    @staticmethod
+    @once_differentiable  # what is exchanged has no second derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
+class _Gathered(torch.autograd.Function):
+    """The channels of all processes; a process's gradient is its share of what is the same for all."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, channels: int, mesh: DeviceMesh) -> Tensor:
+        ctx.mesh = mesh
+        return _gather(x, channels, mesh)
+
+    @staticmethod
+    @once_differentiable  # what is exchanged has no second derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return _own(grad, ctx.mesh), None, None
+
+
+class _Taken(torch.autograd.Function):
+    """A process's share of the channels; the gradient has those of all."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
+        ctx.channels, ctx.mesh = x.shape[1], mesh
+        return _own(x, mesh)
+
+    @staticmethod
+    @once_differentiable  # what is exchanged has no second derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _gather(grad, ctx.channels, ctx.mesh), None
+
+
+class _Local:
+    """Attributes that are DTensors read as what this process has of them; `parameters()` and `state_dict()` have all."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)  # type: ignore[misc]
+        return value.to_local() if isinstance(value, DTensor) else value
+
+
+class _Out(_Local):
+    mesh: DeviceMesh
+    whole: bool  # whether the output is gathered
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = self._conv_forward(_Spread.apply(x, self.mesh), self.weight, self.bias)
+        return _Gathered.apply(y, self.out_channels, self.mesh) if self.whole else y
+
+
+class _In(_Local):
+    mesh: DeviceMesh
+    whole: bool  # whether the input is
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = self._conv_forward(_Taken.apply(x, self.mesh) if self.whole else x, self.weight, None)
+        y = _Summed.apply(y, self.mesh)
+        return y if self.bias is None else y + self.bias.view(-1, *[1] * (y.dim() - 2)).to(y.dtype)
+
+
+def _divide(module: Any, way: str, mesh: DeviceMesh) -> None:
+    if way != "pair":
+        _divide_conv(module, way, mesh, whole=True)
+        return
+    first, *between, second = _pair(module)
+    _divide_conv(first, "out", mesh, whole=False)
+    for norm in between:
+        for values in (norm._parameters, norm._buffers):
+            for key in ("weight", "bias", "running_mean", "running_var"):
+                if values.get(key) is not None:
+                    values[key] = _divided(values[key], 0, mesh)
+        norm.num_features = _share(norm.num_features, mesh)[1]
+        norm.__class__ = _classed(_Local, norm.__class__)
+    _divide_conv(second, "in", mesh, whole=False)
+
+
+def _divide_conv(layer: Any, way: str, mesh: DeviceMesh, whole: bool) -> None:
+    layer._parameters["weight"] = _divided(layer.weight, 0 if way == "out" else 1, mesh)
+    if way == "out" and layer.bias is not None:
+        layer._parameters["bias"] = _divided(layer.bias, 0, mesh)
+    layer.mesh, layer.whole = mesh, whole
+    layer.__class__ = _classed(_Out if way == "out" else _In, layer.__class__)
+
+
+def _pair(block: nn.Sequential) -> list[Any]:
+    """First convolution, the norms between, second convolution. Raises: ValueError: it is no such block."""
+    layers = list(block)
+    at = [i for i, layer in enumerate(layers) if isinstance(layer, CONVS + TRANSPOSED)]
+    if len(at) != 2:
+        raise ValueError(f"a pair has two convolutions, this one has {len(at)}")
+    between = layers[at[0] + 1 : at[1]]
+    for layer in between:
+        if isinstance(layer, nn.SyncBatchNorm) or not isinstance(layer, (_BatchNorm, _InstanceNorm, *_ELEMENTWISE)):
+            raise ValueError(f"{type(layer).__name__} within a pair may mix channels, and each process has a share of them")
+    norms = [layer for layer in between if isinstance(layer, (_BatchNorm, _InstanceNorm))]
+    return [layers[at[0]], *norms, layers[at[1]]]
+
+
+def _need_layers(module: Any, way: str, mesh: DeviceMesh, taken: set[int]) -> None:
+    """Raises: ValueError: a convolution of it cannot be divided. Args: taken: those that will be; these join them."""
+    if way == "pair":
+        first, *_, second = _pair(module)
+        layers = [(first, "out"), (second, "in")]
+    else:
+        layers = [(module, way)]
+    for layer, its_way in layers:
+        if id(layer) in taken:
+            raise ValueError("it is divided already")
+        _need_shares(layer, its_way, mesh)
+        taken.add(id(layer))
+
+
+def _need_shares(layer: Any, way: str, mesh: DeviceMesh) -> None:
+    """Raises: ValueError: the layer cannot be divided so."""
+    if isinstance(layer, TRANSPOSED) or layer.groups != 1:
+        what = "a transposed one" if isinstance(layer, TRANSPOSED) else f"groups={layer.groups}"
+        raise ValueError(f"only plain convolutions with groups=1 can be divided, this is {what}")
+    if isinstance(layer, _Local):
+        raise ValueError("it is divided already")
+    if is_parametrized(layer):
+        raise ValueError("its weight is computed from others; fold_convs makes a plain convolution of it")
+    if has_own_forward(layer):
+        raise ValueError(f"{type(layer).__name__} has a forward of its own, which would be lost")
+    channels = layer.out_channels if way == "out" else layer.in_channels
+    if -(-channels // mesh.size()) * (mesh.size() - 1) >= channels:
+        raise ValueError(f"{channels} {way}put channels cannot be divided over {mesh.size()} processes, some would get none")
+
+
+def _check(mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
+    if mesh.ndim != 1:
+        raise ValueError(f"mesh must have one dimension, got {mesh.ndim}; one of several is mesh['name']")
+    for pattern, way in plan.items():
+        if way not in WAYS:
+            raise ValueError(f"plan: {pattern!r} must be one of {WAYS}, got {way!r}")
+
+
+def _meant(module: nn.Module, way: str) -> bool:
+    return isinstance(module, nn.Sequential if way == "pair" else CONVS + TRANSPOSED)
+
+
+@cache
+def _classed(kind: type, base: type) -> type:
+    """A subclass of the layer's own class: names, hooks and `isinstance` stay."""
+    return type(f"{kind.__name__.strip('_')}{base.__name__}", (kind, base), {})
+
+
+def _divided(tensor: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+    """The first process's, in shares; the last may be smaller."""
+    shares = distribute_tensor(tensor.detach().contiguous(), mesh, [Shard(dim)])
+    return nn.Parameter(shares, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shares
+
+
+def _share(channels: int, mesh: DeviceMesh) -> tuple[int, int]:
+    """First channel and number of channels of this process."""
+    most = -(-channels // mesh.size())
+    first = min(mesh.get_local_rank() * most, channels)
+    return first, min(most, channels - first)
+
+
+def _own(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    return x.narrow(1, *_share(x.shape[1], mesh))
+
+
+def _sum(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    total = x.contiguous().clone()
+    distributed.all_reduce(total, group=mesh.get_group())
+    return total
+
+
+def _gather(x: Tensor, channels: int, mesh: DeviceMesh) -> Tensor:
+    """Collectives want equal sizes: the last share is filled up with zeros, which are cut off again."""
+    most = -(-channels // mesh.size())
+    full = x.new_zeros((x.shape[0], most, *x.shape[2:]))
+    full[:, : x.shape[1]] = x
+    parts = full.new_empty((mesh.size() * len(x), *full.shape[1:]))
+    distributed.all_gather_into_tensor(parts, full, group=mesh.get_group())
+    return parts.unflatten(0, (mesh.size(), len(x))).transpose(0, 1).flatten(1, 2)[:, :channels]

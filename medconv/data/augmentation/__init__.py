@@ -1,0 +1,1 @@
+"""Training augmentations: parameters are drawn apart from where they are applied."""

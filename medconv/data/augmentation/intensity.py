@@ -1,0 +1,143 @@
+"""What augmentation does to voxel values. A row is one channel of one sample; each function changes rows in place.
+
+Rows are chosen by a mask. On an accelerator the chosen ones are changed as one stack; on a CPU one by one, without copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from medconv.data.augmentation import spatial
+
+_TAIL = 3.0  # standard deviations at which a Gaussian is cut
+
+
+def add_noise(image: Tensor, std: Tensor, seeds: Tensor) -> None:
+    """Gaussian noise, the same deviation in all channels of a sample.
+
+    Shape: image (batch, channels, *spatial), std (batch,), seeds (batch,) int64.
+    """
+    generator = torch.Generator(image.device)
+    for i in std.nonzero().flatten().tolist():
+        noise = torch.empty_like(image[i]).normal_(generator=generator.manual_seed(int(seeds[i])))
+        image[i].add_(noise, alpha=float(std[i]))
+
+
+def soften(rows: Tensor, sigma: Tensor, resolution: Tensor) -> None:
+    """Gaussian blur, then a coarser grid and back: both are linear along each axis, so one matrix an axis does them.
+
+    Shape: rows (rows, *spatial); sigma (rows, axes) in voxels, 0 for none; resolution (rows, axes): share of the voxels
+        that is kept, 1 for all. The coarser grid takes the nearest voxels, the way back is linear.
+    """
+    for axis in range(rows.ndim - 1):
+        n = rows.shape[1 + axis]
+        wanted = (sigma[:, axis] > 0) | (resolution[:, axis] < 1)
+        for part, which in _chosen(rows, wanted):
+            matrix = _softening(n, sigma[which, axis], resolution[which, axis])
+            part.copy_(_along(part, matrix.to(part.device), axis))
+
+
+def scale_values(rows: Tensor, gain: Tensor, offset: Tensor) -> None:
+    """value * gain + offset. Shape: rows (rows, *spatial), the others (rows,)."""
+    for part, which in _chosen(rows, (gain != 1) | (offset != 0)):
+        part.mul_(_like(part, gain[which])).add_(_like(part, offset[which]))
+
+
+def stretch(rows: Tensor, contrast: Tensor) -> None:
+    """Moves values away from the row's mean, within the range that they have. Shape: (rows, *spatial), (rows,)."""
+    for part, which in _chosen(rows, contrast != 1):
+        (low, high), factor = _range(part), _like(part, contrast[which])
+        part.mul_(factor).add_(_mean(part) * (1 / factor - 1))
+        torch.maximum(torch.minimum(part, high, out=part), low, out=part)
+
+
+def bend(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
+    """A power of the values, which are taken from 0 to 1 for it; mean and standard deviation stay as they were.
+
+    Shape: rows (rows, *spatial), gamma (rows,), 1 for none. Args: inverted: bend the dark end where the bright one was.
+    """
+    for part, which in _chosen(rows, gamma != 1):
+        low, high = _range(part)
+        mean, std = _moments(part)
+        width = (high - low).clamp(min=1e-7)
+        part.sub_(high if inverted else low).div_(-width if inverted else width).clamp_(min=0)
+        part.pow_(_like(part, gamma[which]))
+        new_mean, new_std = _moments(part)
+        slope = std / new_std.clamp(min=1e-7) * (-1 if inverted else 1)
+        part.mul_(slope).add_(mean - slope * new_mean)
+
+
+def _chosen(rows: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The rows of a mask, to be changed in place, with their numbers."""
+    which = mask.nonzero().flatten()
+    if spatial.one_by_one(rows.device):
+        for i in which:
+            yield rows[i : i + 1], i[None]
+    elif len(which):
+        there = which.to(rows.device)
+        part = rows[there]
+        yield part, which
+        rows[there] = part
+
+
+def _like(rows: Tensor, values: Tensor) -> Tensor:
+    """One value per row, to be combined with rows."""
+    return values.to(rows).reshape(-1, *(1,) * (rows.ndim - 1))
+
+
+def _mean(rows: Tensor) -> Tensor:
+    return rows.mean(dim=tuple(range(1, rows.ndim)), keepdim=True)
+
+
+def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each row, in two quick passes; `torch.std` takes several times as long."""
+    mean = _mean(rows)
+    flat = (rows - mean).flatten(1)
+    square = torch.linalg.vector_norm(flat, dim=1) ** 2 / flat.shape[1]
+    return mean, _like(rows, square.sqrt())
+
+
+def _range(rows: Tensor) -> tuple[Tensor, Tensor]:
+    low, high = torch.aminmax(rows) if len(rows) == 1 else torch.aminmax(rows.flatten(1), dim=1)  # whole is quicker
+    return _like(rows, low), _like(rows, high)
+
+
+def _along(rows: Tensor, matrix: Tensor, axis: int) -> Tensor:
+    """Applies one matrix per row along a spatial axis. Shape: (rows, *spatial), (rows, n, n)."""
+    before, n = rows.shape[1 : 1 + axis].numel(), rows.shape[1 + axis]
+    if axis == rows.ndim - 2:
+        return torch.bmm(rows.reshape(len(rows), before, n), matrix.mT).reshape(rows.shape)
+    blocks = rows.reshape(len(rows), before, n, -1)
+    return torch.matmul(matrix[:, None], blocks).reshape(rows.shape)
+
+
+def _softening(n: int, sigma: Tensor, resolution: Tensor) -> Tensor:
+    """Shape: (rows,), (rows,) -> (rows, n, n)."""
+    if bool((resolution == 1).all()):
+        return _blur(n, sigma)
+    coarse = _coarsen(n, resolution)
+    return torch.bmm(coarse, _blur(n, sigma)) if bool(sigma.any()) else coarse
+
+
+def _blur(n: int, sigma: Tensor) -> Tensor:
+    """Gaussian weights between n voxels in a row, cut at three deviations; near an end the rest counts more."""
+    away = (torch.arange(n)[:, None] - torch.arange(n)[None]).abs()[None]
+    wide = sigma[:, None, None].clamp(min=1e-3)
+    weights = torch.exp(-0.5 * (away / wide) ** 2) * (away <= _TAIL * wide + 0.5)
+    return weights / weights.sum(2, keepdim=True)
+
+
+def _coarsen(n: int, resolution: Tensor) -> Tensor:
+    """Nearest-neighbour sampling of n voxels to a share of them, then linear interpolation back."""
+    matrix = torch.zeros(len(resolution), n, n)
+    for row, share in zip(matrix, resolution.tolist(), strict=True):
+        kept = max(1, round(n * share))
+        wanted = ((torch.arange(n) + 0.5) * kept / n - 0.5).clamp(0, kept - 1)
+        lower = wanted.floor().clamp(max=max(0, kept - 2))
+        for step, weight in ((0, 1 - (wanted - lower)), (1, wanted - lower)):
+            source = ((lower + step).clamp(max=kept - 1) + 0.5).mul(n / kept).floor().long()
+            row.scatter_add_(1, source[:, None], weight[:, None])
+    return matrix

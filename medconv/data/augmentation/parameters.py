@@ -1,0 +1,274 @@
+"""What augmentation does to each sample: drawn here, from (seed, sample number) alone, and applied elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medconv.data.augmentation.spatial import control_points, reach
+
+PLACE = ("rotation", "scale", "shift", "elastic")
+VALUES = ("noise", "blur", "low_resolution", "brightness", "offset", "contrast", "gamma_inverted", "gamma")
+MOVES = ("moved", "matrix", "shift", "flips", "elastic")  # what `Parameters` has of a sample's place
+THICK = 3.0  # times the finest spacing: an axis beyond that is not resampled
+_ZOOM_OUT = 1.25  # patches that show more than that have zeros at their ends
+_FOLDS = 0.4  # of the control points' distance; splines may fold beyond (Choi & Lee 2000, Graphical Models 62:89)
+_RANGES = {
+    **dict.fromkeys(("noise_std", "blur_sigma"), 0.0),
+    **dict.fromkeys(("scale", "low_resolution", "brightness", "contrast", "gamma"), 0.01),
+    "offset": -np.inf,
+}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What is done to each sample of a batch; on the CPU, wherever the batch is.
+
+    Shape:
+        moved (batch,): whether the sample is resampled at all.
+        matrix (batch, axes, axes), shift (batch, axes): an output voxel at p from the centre shows the input at
+            matrix @ p + shift + elastic, in voxels. flips (batch, axes): are part of the matrix.
+        elastic (batch, axes, *control points): displacements in voxels.
+        noise_std, noise_seed (batch,).
+        blur (batch, channels, axes): deviation in voxels; low_resolution (batch, channels, axes): share of the voxels.
+        brightness, offset, contrast, gamma_inverted, gamma (batch, channels).
+    """
+
+    moved: Tensor
+    matrix: Tensor
+    shift: Tensor
+    flips: Tensor
+    elastic: Tensor
+    noise_std: Tensor
+    noise_seed: Tensor
+    blur: Tensor
+    low_resolution: Tensor
+    brightness: Tensor
+    offset: Tensor
+    contrast: Tensor
+    gamma_inverted: Tensor
+    gamma: Tensor
+
+    def per_row(self) -> dict[str, Tensor]:
+        """What is drawn for each channel, name to values, with the channels of all samples in one row of rows."""
+        names = ("blur", "low_resolution", "brightness", "offset", "contrast", "gamma_inverted", "gamma")
+        return {name: getattr(self, name).flatten(0, 1) for name in names}
+
+
+class Sampling:
+    """Draws parameters.
+
+    Args:
+        seed: with the sample number it decides everything.
+        spacing_mm: of the patch, one number per spatial axis. Axes of more than three times the finest spacing are
+            not resampled: no rotation into them, no scaling, deformation, blur or lower resolution along them.
+        patch_size: of the output, in voxels. The input may be larger around the same centre: `read_size` says how much
+            is of use.
+        p: transform to probability, 0 where it is not named: per sample those of `PLACE` and `noise`, per channel the
+            others of `VALUES`.
+        rotation_deg: largest angle in each plane. scale: range of how much more a patch shows. shift: largest, as share
+            of the patch. elastic_mm: largest displacement of the control points, elastic_spacing_mm apart.
+        mirror_axes: spatial axes along which each sample is flipped or not, by chance; or `all`.
+        noise_std: range, in units of the image, as offset. blur_sigma: range in voxels. low_resolution: range of the
+            share of voxels along an axis. brightness, contrast, gamma: range of a factor about 0, of one about the mean,
+            of an exponent; as often below 1 as above.
+    Raises: ValueError: values out of range.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        spacing_mm: Sequence[float],
+        patch_size: Sequence[int],
+        *,
+        p: Mapping[str, float] | None = None,
+        rotation_deg: float = 30.0,
+        scale: Sequence[float] = (0.7, 1.4),
+        shift: float = 0.05,
+        elastic_mm: float = 5.0,
+        elastic_spacing_mm: float = 25.0,
+        mirror_axes: Sequence[int] | str = (),
+        noise_std: Sequence[float] = (0.0, 0.1),
+        blur_sigma: Sequence[float] = (0.5, 1.0),
+        low_resolution: Sequence[float] = (0.5, 1.0),
+        brightness: Sequence[float] = (0.75, 1.25),
+        offset: Sequence[float] = (-0.2, 0.2),
+        contrast: Sequence[float] = (0.75, 1.25),
+        gamma: Sequence[float] = (0.7, 1.5),
+    ) -> None:
+        self.seed, self.spacing_mm, self.patch_size = seed, tuple(spacing_mm), tuple(patch_size)
+        self.p = dict.fromkeys((*PLACE, *VALUES), 0.0) | dict(p or {})
+        self.rotation_deg, self.shift = rotation_deg, shift
+        self.elastic_mm, self.elastic_spacing_mm = elastic_mm, elastic_spacing_mm
+        self.scale, self.noise_std, self.blur_sigma = _tuple(scale), _tuple(noise_std), _tuple(blur_sigma)
+        self.low_resolution, self.brightness, self.offset = _tuple(low_resolution), _tuple(brightness), _tuple(offset)
+        self.contrast, self.gamma = _tuple(contrast), _tuple(gamma)
+        self.mirror_axes = mirrored_axes(mirror_axes, len(self.spacing_mm))
+        self._check()
+        self.thin = np.array(self.spacing_mm) <= THICK * min(self.spacing_mm)
+        self._distance = tuple(max(1.0, elastic_spacing_mm / mm) for mm in self.spacing_mm)
+        spacing = np.array(self.spacing_mm)
+        self._from_mm = spacing / spacing[:, None]  # a matrix in mm to one in voxels
+        self._moves = any(self.p[name] for name in PLACE)
+        self._points = control_points(self.patch_size, self._distance) if self.p["elastic"] else (0,) * len(self.thin)
+        self._stray = self.elastic_mm * self.thin / np.array(self.spacing_mm) * bool(self.p["elastic"])
+        self._no_control = np.zeros((len(self.thin), *self._points))
+        self.max_read_size = self._largest_size()
+
+    def sample(self, numbers: Sequence[int], num_channels: int = 1) -> Parameters:
+        """Draw the parameters of these samples, each from its own number."""
+        drawn = []
+        for number in numbers:
+            draw = self._dice(2, number)
+            noise = self._chosen(draw, "noise", _between(draw, self.noise_std), 0.0), int(2**62 * draw())
+            channels = [self._draw_values(draw) for _ in range(num_channels)]
+            drawn.append((*self._draw_place(number), *noise, *zip(*channels, strict=True)))
+        columns = [np.array(column) for column in zip(*drawn, strict=True)]
+        return Parameters(*(torch.from_numpy(c.astype(np.float32) if c.dtype == np.float64 else c) for c in columns))
+
+    def read_size(self, number: int) -> tuple[int, ...]:
+        """How many voxels around the patch's centre sample `number` shows some of; at most `max_read_size`."""
+        moved, matrix, shift, *_ = self._draw_place(number)
+        if not moved:
+            return self.patch_size
+        far = reach(matrix, np.array(shift) * self.patch_size, self.patch_size) + self._stray
+        return tuple(int(n) for n in np.minimum(self._holding(far), self.max_read_size))
+
+    def _dice(self, purpose: int, number: int) -> Callable[[], float]:
+        """A function that gives the next of a sample's own numbers, from 0 to 1."""
+        rng = np.random.default_rng([self.seed, purpose, number])
+
+        def numbers() -> Iterator[float]:
+            while True:
+                yield from rng.random(32).tolist()  # at once: one call costs as much as ten numbers
+
+        return numbers().__next__
+
+    def _draw_place(self, number: int) -> tuple[Any, ...]:
+        """`Parameters` from `moved` to `elastic`. All numbers are drawn, used or not: a probability changes nothing else."""
+        axes, draw = len(self.spacing_mm), self._dice(3, number)
+        turns, zooms, shifts, bends = (draw() < self.p[name] for name in PLACE)
+        matrix = np.eye(axes)
+        for a, b in combinations(range(axes), 2):
+            angle = np.deg2rad(self.rotation_deg) * (2 * draw() - 1)
+            if turns and self.thin[a] and self.thin[b]:
+                matrix = matrix @ _plane_rotation(axes, a, b, angle)
+        zoom, shift = _between(draw, self.scale), [(2 * draw() - 1) * self.shift * shifts for _ in range(axes)]
+        shift = [s if thin else round(s * n) / n for s, thin, n in zip(shift, self.thin, self.patch_size, strict=True)]
+        flips = [draw() < 0.5 and axis in self.mirror_axes for axis in range(axes)]
+        if zooms:
+            matrix = np.where(self.thin, zoom, 1.0)[:, None] * matrix
+        matrix = matrix * self._from_mm * np.where(flips, -1.0, 1.0)
+        return turns or zooms or shifts or bends, matrix, shift, flips, self._draw_control(number) * bends
+
+    def _draw_control(self, number: int) -> np.ndarray:
+        if not self.p["elastic"]:
+            return self._no_control
+        rng, axes = np.random.default_rng([self.seed, 4, number]), len(self.spacing_mm)
+        size = self.elastic_mm * rng.random() * self.thin / np.array(self.spacing_mm)
+        return rng.uniform(-1, 1, (axes, *self._points)) * size.reshape(-1, *(1,) * axes)
+
+    def _draw_values(self, draw: Callable[[], float]) -> tuple[Any, ...]:
+        """`Parameters` from `blur` to `gamma`, of one channel."""
+        blur = [_between(draw, self.blur_sigma) * thin for thin in self.thin]
+        share = _between(draw, self.low_resolution)
+        return (
+            self._chosen(draw, "blur", blur, [0.0] * len(blur)),
+            self._chosen(draw, "low_resolution", [share if thin else 1.0 for thin in self.thin], [1.0] * len(blur)),
+            self._chosen(draw, "brightness", _factor(draw, self.brightness), 1.0),
+            self._chosen(draw, "offset", _between(draw, self.offset), 0.0),
+            self._chosen(draw, "contrast", _factor(draw, self.contrast), 1.0),
+            self._chosen(draw, "gamma_inverted", _factor(draw, self.gamma), 1.0),
+            self._chosen(draw, "gamma", _factor(draw, self.gamma), 1.0),
+        )
+
+    def _chosen(self, draw: Callable[[], float], name: str, value: Any, neutral: Any) -> Any:
+        return value if draw() < self.p[name] else neutral
+
+    def _largest_size(self) -> tuple[int, ...]:
+        """Beyond it 0 comes in: a patch turned in one plane and shown smaller, as far as `_ZOOM_OUT`."""
+        half, spacing = np.array(self.patch_size) / 2, np.array(self.spacing_mm)
+        far = half.copy()
+        for i, j in permutations(np.flatnonzero(self.thin), 2) if self.p["rotation"] else ():
+            other = half[j] * spacing[j] / spacing[i]
+            angle = min(np.deg2rad(self.rotation_deg), np.arctan2(other, half[i]))
+            far[i] = max(far[i], half[i] * np.cos(angle) + other * np.sin(angle))
+        zoom = min(max(1.0, self.scale[1]), _ZOOM_OUT) if self.p["scale"] else 1.0
+        shift = self.shift * np.array(self.patch_size) if self.p["shift"] else 0.0
+        return self._holding(far * np.where(self.thin, zoom, 1.0) + shift + self._stray) if self._moves else self.patch_size
+
+    def _holding(self, far: np.ndarray) -> tuple[int, ...]:
+        """The smallest size that holds what lies `far` from the centre, and shares the patch's centre."""
+        return tuple(int(n + 2 * ceil(f + 1 - n / 2)) for n, f in zip(self.patch_size, far, strict=True))
+
+    def _check(self) -> None:
+        unknown = [name for name in self.p if name not in (*PLACE, *VALUES)]
+        if unknown or any(not 0 <= chance <= 1 for chance in self.p.values()):
+            raise ValueError(
+                f"augment.p gives probabilities from 0 to 1 of {', '.join((*PLACE, *VALUES))}, got {unknown or self.p}"
+            )
+        for key, low in _RANGES.items():
+            values = getattr(self, key)
+            if (
+                len(values) != 2
+                or not all(isinstance(v, (int, float)) for v in values)
+                or not low <= values[0] <= values[1] < np.inf
+            ):
+                raise ValueError(f"augment.{key} must be a range [low, high] from {low:g} upwards, got {list(values)}")
+        if self.low_resolution[1] > 1:
+            raise ValueError(f"augment.low_resolution is a share of the voxels, at most 1, got {list(self.low_resolution)}")
+        for key in ("rotation_deg", "shift", "elastic_mm"):
+            if not isinstance(getattr(self, key), (int, float)) or not 0 <= getattr(self, key) < np.inf:
+                raise ValueError(f"augment.{key} must be 0 or more, got {getattr(self, key)}")
+        if self.p["elastic"] and not self.elastic_mm <= _FOLDS * self.elastic_spacing_mm:
+            raise ValueError(
+                f"augment.elastic_mm must be at most {_FOLDS} of augment.elastic_spacing_mm, or tissue folds over itself, "
+                f"got {self.elastic_mm} and {self.elastic_spacing_mm}"
+            )
+
+
+def mirrored_axes(axes: Sequence[int] | str, spatial_dims: int) -> tuple[int, ...]:
+    """What `augment.mirror_axes` means. Raises: ValueError: not different spatial axes, nor `all`."""
+    if axes == "all":
+        return tuple(range(spatial_dims))
+    return check_axes("augment.mirror_axes", axes, spatial_dims, also=", or `all`")
+
+
+def check_axes(key: str, axes: Any, spatial_dims: int, also: str = "") -> tuple[int, ...]:
+    """The axes that a key names. Raises: ValueError: they are not different numbers of the image's spatial axes."""
+    listed = isinstance(axes, Sequence) and not isinstance(axes, str)
+    known = listed and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
+    if not known or len(set(axes)) != len(axes):
+        raise ValueError(f"{key} must be different spatial axes from 0 to {spatial_dims - 1}{also}, got {axes}")
+    return tuple(axes)
+
+
+def _tuple(values: Sequence[float] | float) -> tuple[float, ...]:
+    return tuple(values) if isinstance(values, Sequence) else (values,)
+
+
+def _plane_rotation(axes: int, a: int, b: int, angle: float) -> np.ndarray:
+    rotation = np.eye(axes)
+    rotation[[a, b], [a, b]] = np.cos(angle)
+    rotation[a, b], rotation[b, a] = -np.sin(angle), np.sin(angle)
+    return rotation
+
+
+def _factor(draw: Callable[[], float], limits: Sequence[float]) -> float:
+    """As often below 1 as above, where the range holds 1."""
+    (low, high), below = limits, draw() < 0.5
+    if low < 1 < high:
+        low, high = (low, 1.0) if below else (1.0, high)
+    return _between(draw, (low, high))
+
+
+def _between(draw: Callable[[], float], limits: Sequence[float]) -> float:
+    low, high = limits
+    return low + draw() * (high - low)

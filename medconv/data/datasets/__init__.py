@@ -1,0 +1,1 @@
+"""One function per dataset layout; each returns a `Dataset`."""

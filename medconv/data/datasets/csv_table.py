@@ -1,0 +1,205 @@
+"""Cases from a table: a CSV file with a path, what is known of the image, and optionally part and patient in each row."""
+
+from __future__ import annotations
+
+import csv as files
+import difflib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from medconv.data.case import Case, Dataset
+from medconv.data.datasets.common import ids_of, modalities_of
+from medconv.targets.image_level import KINDS, Outcome
+
+PARTS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_MOST = 100  # classes; more labels than that are most likely numbers
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Args: where: file and row, for messages. labels: column to text."""
+
+    where: str
+    path: Path
+    labels: Mapping[str, str]
+    part: str
+    group: str
+    fault: str | None
+
+
+def csv(
+    root: str | Path | None,
+    path_column: str = "path",
+    label_columns: Sequence[str] | str | None = None,
+    split_column: str | None = None,
+    group_column: str | None = None,
+    kind: str | None = None,
+    class_names: Sequence[str] | None = None,
+    modality: str = "MRI",
+    task: str = "",
+) -> Dataset:
+    """A case per row; its path is relative to the table's folder.
+
+    Args:
+        label_columns: one with a class or a number, several with 0 or 1 or with numbers; None: `label`.
+        split_column, group_column: None takes `split` and `group` where they are there.
+        kind: of `Outcome`; None: numbers where `task` is a regression, else classes of one column and findings of several.
+        class_names: of classes, in the order of the outputs; None sorts what is there.
+    Raises: ValueError: no such file or column, no rows. What is wrong with a row is a fault of its case.
+    """
+    path = _file(root)
+    columns = (
+        ["label"] if label_columns is None else [label_columns] if isinstance(label_columns, str) else list(label_columns)
+    )
+    header, lines = read_rows(path)
+    split_column = split_column or ("split" if "split" in header else None)
+    group_column = group_column or ("group" if "group" in header else None)
+    keys = ("data.path_column", *["data.label_columns"] * len(columns), "data.split_column", "data.group_column")
+    for key, column in zip(keys, (path_column, *columns, split_column, group_column), strict=True):
+        _need_column(key, column, header, path)
+    rows = [_row(path, number, line, path_column, columns, split_column, group_column) for number, line in lines]
+    kind = _kind(kind, columns, task)
+    outcome = _outcome(kind, columns, rows, class_names, path)
+    return _dataset(path, rows, outcome, modality)
+
+
+def _file(root: str | Path | None) -> Path:
+    if root is None or str(root) == "":
+        raise ValueError("data.root is not set: give the table, such as data.root=/data/labels.csv")
+    if not Path(root).is_file():
+        raise ValueError(f"data.root={root}: no such file, expected a table (CSV)")
+    return Path(root)
+
+
+def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Column names, and each row with its number in the file. Raises: ValueError: no table, or one without rows."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            file.seek(0)
+            reader = files.DictReader(
+                file, delimiter=max(",;\t", key=first.count), restval="", restkey="", skipinitialspace=True
+            )
+            header = [name.strip() for name in reader.fieldnames or []]
+            reader.fieldnames = header
+            lines = [(reader.line_num, {k: v.strip() for k, v in line.items() if k}) for line in reader]
+    except (OSError, UnicodeDecodeError, files.Error) as error:
+        raise ValueError(f"{path}: cannot be read as a table ({error})") from error
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice or not lines:
+        raise ValueError(
+            f"{path}: " + (f"column {twice[0]!r} is there twice" if twice else "expected a row per image, found none")
+        )
+    return header, lines
+
+
+def _need_column(key: str, column: str | None, header: Sequence[str], path: Path) -> None:
+    if column is not None and column not in header:
+        near = difflib.get_close_matches(column, header, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{key}: {path} has no column {column!r}, it has {', '.join(header)}{hint}")
+
+
+def _row(
+    table: Path,
+    number: int,
+    line: Mapping[str, str],
+    path: str,
+    columns: Sequence[str],
+    split: str | None,
+    group: str | None,
+) -> _Row:
+    where, file = f"{table.name}, row {number}", table.parent / line[path]
+    part = PARTS.get(line[split].lower(), "") if split else ""
+    fault = None
+    if not line[path]:
+        fault = f"column {path!r} is empty, expected an image file"
+    elif not os.path.exists(file):  # noqa: PTH110 - of a text that is no path, too
+        fault = f"{file}: no such file"
+    elif split and not part:
+        fault = f"column {split!r} must be train, val or test, got {line[split]!r}"
+    elif group and not line[group]:
+        fault = f"column {group!r} is empty, expected what belongs together, such as a patient"
+    elif empty := [column for column in columns if not line[column]]:
+        fault = f"column {empty[0]!r} is empty, expected a label"
+    return _Row(where, file, {c: line[c] for c in columns}, part, line[group] if group else "", fault)
+
+
+def _kind(kind: str | None, columns: Sequence[str], task: str) -> str:
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"data.kind must be one of {', '.join(KINDS)}, or null, got {kind!r}")
+    found = kind or ("numbers" if task.endswith("Regression") else "classes" if len(columns) == 1 else "findings")
+    if found == "classes" and len(columns) > 1:
+        raise ValueError(
+            f"data.kind=classes takes one of data.label_columns, got {', '.join(columns)}; findings may be several"
+        )
+    return found
+
+
+def _outcome(
+    kind: str, columns: Sequence[str], rows: Sequence[_Row], class_names: Sequence[str] | None, path: Path
+) -> Outcome:
+    if kind != "classes":
+        if class_names and len(class_names) != len(columns):
+            raise ValueError(f"data.class_names needs a name for each of {', '.join(columns)}, got {list(class_names)}")
+        return Outcome(kind, tuple(map(str, class_names or columns)))
+    found = {row.labels[columns[0]] for row in rows} - {""}
+    names = tuple(map(str, class_names)) if class_names else tuple(sorted(found, key=_in_order))
+    if len(names) > _MOST and not class_names:
+        raise ValueError(
+            f"{path}: {len(names)} different labels in column {columns[0]!r}, expected some classes; of numbers, take "
+            "task=regression or data.kind=numbers"
+        )
+    if len(names) < 2:
+        raise ValueError(
+            f"{path}: column {columns[0]!r} holds {', '.join(names) or 'nothing'}, expected two classes or more"
+        )
+    return Outcome(kind, names)
+
+
+def _in_order(label: str) -> tuple[float, str]:
+    return (_number(label), label) if _number(label) is not None else (math.inf, label)  # type: ignore[return-value]
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text) if math.isfinite(float(text)) else None
+    except ValueError:
+        return None
+
+
+def _dataset(path: Path, rows: Sequence[_Row], outcome: Outcome, modality: str) -> Dataset:
+    ids = ids_of([row.path for row in rows], path.parent, path)
+    cases, faults = [], {}
+    for case, row in zip(ids, rows, strict=True):
+        values, wrong = _values(row, outcome)
+        if fault := row.fault or wrong:
+            faults[case] = f"{row.where}: {fault}"
+        cases.append(Case(case, (row.path,), values=values, group=row.group, part=row.part))
+    modalities = modalities_of([row.path for row in rows if row.fault is None], modality)
+    ordered = tuple(sorted(cases, key=lambda case: case.id))
+    return Dataset(path.parent.name or path.stem, ordered, outcome.names, modalities, faults, outcome=outcome)
+
+
+def _values(row: _Row, outcome: Outcome) -> tuple[tuple[float, ...] | None, str | None]:
+    """The values of a row, or what is wrong with them."""
+    labels = list(row.labels.items())
+    if outcome.kind == "classes":
+        column, label = labels[0]
+        if label in outcome.names:
+            return (float(outcome.names.index(label)),), None
+        return None, f"column {column!r}: {label!r} is no class; the classes are {', '.join(outcome.names)}"
+    numbers = [_number(label) for _, label in labels]
+    for (column, label), number in zip(labels, numbers, strict=True):
+        if number is None:
+            return None, f"column {column!r} must hold numbers, got {label!r}"
+        if outcome.kind == "findings" and number not in (0, 1):
+            return None, f"column {column!r} must hold 0 or 1, got {label!r}; data.kind=numbers takes any number"
+    return tuple(number for number in numbers if number is not None), None

@@ -1,0 +1,23 @@
+"""`data=msd`: Medical Segmentation Decathlon folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from medconv.data.case import Case, Dataset
+from medconv.data.datasets.common import _dataset, _labels, _numbered, _read_meta
+from medconv.data.io.images import stem
+
+
+def msd(root: str | Path) -> Dataset:
+    """Medical Segmentation Decathlon: `dataset.json` lists image and label of every training case."""
+    meta, root = _read_meta(root), Path(root)  # in this order: root may not be set
+    path = root / "dataset.json"
+    entries = meta.get("training")
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"{path}: key `training` must list at least one case, got {entries!r}")
+    if not all(isinstance(e, dict) and {"image", "label"} <= set(e) for e in entries):
+        raise ValueError(f"{path}: every entry of `training` needs the keys `image` and `label`")
+    cases = [Case(stem(Path(e["image"])), (root / e["image"],), root / e["label"]) for e in entries]
+    modalities = _numbered(meta.get("modality"), path, "modality")
+    return _dataset(str(meta.get("name", root.name)), cases, *_labels(meta, path), modalities, path)

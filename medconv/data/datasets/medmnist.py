@@ -1,0 +1,141 @@
+"""MedMNIST: a file of arrays, unpacked once into images and a table, which is then read as any other.
+
+Source: Yang et al. 2023, doi:10.1038/s41597-022-01721-8: keys `train_images`, `train_labels`, and so on of val and test.
+"""
+
+from __future__ import annotations
+
+import csv as tables
+import os
+import shutil
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+from filelock import FileLock
+from tqdm import tqdm
+
+from medconv.data.case import Dataset
+from medconv.data.datasets.csv_table import csv
+from medconv.data.io import raster
+from medconv.data.io.images import stamp
+
+_PARTS = ("train", "val", "test")
+_TABLE = "labels.csv"
+Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def medmnist(
+    root: str | Path | None,
+    cache: str | Path,
+    class_names: Sequence[str] | None = None,
+    kind: str | None = None,
+    task: str = "",
+) -> Dataset:
+    """The cases of FILE.npz with its own parts; images as PNG or NIfTI under `cache`.
+
+    Args: class_names: of classes or findings; None numbers them. kind, task: as for `csv`; an ordinal task has classes.
+    Raises: ValueError: not such a file, or no room.
+    """
+    if root is None or not Path(root).is_file():
+        given = "is not set" if root is None else f"{root}: no such file"
+        raise ValueError(f"data.root={given}, expected a MedMNIST file, such as data.root=/data/pneumoniamnist.npz")
+    path = Path(root)
+    identity = sha256(repr([str(path.resolve()), *stamp(path)]).encode()).hexdigest()[:12]
+    home = Path(cache) / f"{path.stem}-files-{identity}"
+    if not (home / _TABLE).is_file():
+        try:
+            home.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(home.with_name(f".{home.name}.lock")):  # of all processes that start at once one unpacks
+                if not home.exists():
+                    _unpack(path, home)
+        except OSError as error:
+            raise ValueError(f"data.cache: cannot write to {home} ({error.strerror})") from error
+    columns = _columns(home)
+    classes = len(columns) == 1 and kind in (None, "classes") and not task.endswith("Regression")
+    numbered = _all_classes(home) if classes else None
+    found = csv(home / _TABLE, label_columns=columns, kind=kind, class_names=numbered, modality="grey", task=task)
+    return _named(replace(found, name=path.stem), class_names)
+
+
+def _named(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
+    """The same with these names, in the order of the numbers. Raises: ValueError: not a name for each."""
+    if not names:
+        return dataset
+    assert dataset.outcome is not None
+    if len(names) != len(dataset.outcome.names):
+        wanted = f"{len(dataset.outcome.names)} {dataset.outcome.kind}"
+        raise ValueError(f"data.class_names needs a name for each of {wanted}, got {list(names)}")
+    outcome = replace(dataset.outcome, names=tuple(map(str, names)))
+    return replace(dataset, outcome=outcome, class_names=outcome.names)
+
+
+def _unpack(path: Path, home: Path) -> None:
+    """Beside its place first, so that it is there whole or not at all."""
+    arrays = _arrays(path)
+    partial = home.with_name(f".{home.name}.{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        (partial / "images").mkdir(parents=True)
+        with (partial / _TABLE).open("w", newline="", encoding="utf-8") as file:
+            table = tables.writer(file)
+            wide = arrays["train"][1].shape[1]
+            table.writerow(["path", "split", *(["label"] if wide == 1 else [f"finding_{i}" for i in range(wide)])])
+            for part, (images, labels) in arrays.items():
+                for i, image in enumerate(tqdm(images, desc=f"unpacking {part}", unit="image", leave=False, disable=None)):
+                    table.writerow(
+                        [_write(partial, f"images/{part}_{i:05d}", image), part, *labels[i].astype(np.int64).tolist()]
+                    )
+        partial.replace(home)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write(folder: Path, name: str, image: np.ndarray) -> str:
+    if image.ndim == 2 or image.shape[-1] == 3:
+        raster.write_picture(folder / f"{name}.png", image)
+        return f"{name}.png"
+    nib.save(nib.Nifti1Image(image, np.eye(4)), folder / f"{name}.nii.gz")
+    return f"{name}.nii.gz"
+
+
+def _arrays(path: Path) -> Arrays:
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"data.root={path}: not a MedMNIST file, expected .npz with plain arrays")
+    wanted = [f"{part}_{what}" for part in _PARTS for what in ("images", "labels")]
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if lacking := [key for key in wanted if key not in file]:
+                raise ValueError(f"{path}: no array {lacking[0]} in it, expected those of MedMNIST: {', '.join(wanted)}")
+            arrays = {part: (file[f"{part}_images"], file[f"{part}_labels"]) for part in _PARTS}
+    except ValueError as error:
+        known = str(error).startswith(str(path))
+        raise error if known else ValueError(f"{path}: not a MedMNIST file ({error})") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path}: damaged, or not a MedMNIST file (.npz of plain arrays): {error}") from error
+    for part, (images, labels) in arrays.items():
+        if images.dtype != np.uint8 or images.ndim not in (3, 4) or labels.ndim != 2 or len(labels) != len(images):
+            raise ValueError(
+                f"{path}: {part}_images must be (n, height, width), (n, height, width, 3) or (n, x, y, z) uint8 with a row "
+                f"of {part}_labels each, got {images.shape} {images.dtype} and {labels.shape}"
+            )
+        if labels.dtype.kind not in "iub":
+            raise ValueError(f"{path}: {part}_labels must be whole numbers, got {labels.dtype}")
+    return arrays
+
+
+def _columns(home: Path) -> list[str]:
+    with (home / _TABLE).open(newline="", encoding="utf-8") as file:
+        return next(tables.reader(file))[2:]
+
+
+def _all_classes(home: Path) -> list[str]:
+    """0 to the highest label, also those without an example."""
+    with (home / _TABLE).open(newline="", encoding="utf-8") as file:
+        highest = max(int(row["label"]) for row in tables.DictReader(file))
+    return [str(label) for label in range(highest + 1)]

@@ -1,0 +1,1 @@
+"""One module per image format: NIfTI, NRRD, MGH, DICOM, DICOM SEG, PNG, JPEG and TIFF."""

@@ -1,0 +1,89 @@
+"""Label maps as DICOM SEG, by highdicom: a segment for each class, on the slices that it refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import medconv
+from medconv.data.io import dicom
+from medconv.data.io.dicom_headers import is_dicom
+from medconv.utils.atomic_io import replacing
+from medconv.utils.optional_imports import needed
+
+_ANATOMY = ("123037004", "SCT", "Anatomical Structure")
+_AI = ("123109", "DCM", "Artificial Intelligence")
+_OURS = "99MEDCONV"  # a coding scheme of our own: a class's code is its label value
+
+
+def check(images: Sequence[Path]) -> None:
+    """Raises: ValueError: an image that no DICOM SEG can refer to, or the package is not there."""
+    for path in images:
+        if not is_dicom(path):
+            raise ValueError(f"{path}: a DICOM SEG refers to a DICOM series, and this is none")
+    needed("highdicom", "dicomseg", "writing DICOM SEG", images[0])
+
+
+def write(path: Path, label: np.ndarray, like: Path, class_names: Sequence[str]) -> None:
+    """A binary DICOM SEG, atomically. Slices without foreground are left out of it.
+
+    Shape: label (X, Y, Z), on the grid of the series `like`. Args: class_names: index is the label value, background first.
+    Raises: OSError: no room. ValueError: a series that lacks what SEG asks for.
+    """
+    highdicom = needed("highdicom", "dicomseg", "writing DICOM SEG", like)
+    try:
+        found = _segmentation(highdicom, label, like, class_names)
+    except (AttributeError, KeyError, TypeError, IndexError, ValueError) as error:  # what lacks in headers raises these
+        raise ValueError(f"{like}: no DICOM SEG can refer to it ({' '.join(str(error).split())})") from error
+    found.SpecificCharacterSet = "ISO_IR 192"  # UTF-8, in the place of the source's: a class may have any name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, durable=True) as partial:
+        found.save_as(partial)
+
+
+def _segmentation(highdicom: Any, label: np.ndarray, like: Path, class_names: Sequence[str]) -> Any:
+    from pydicom import dcmread
+
+    volume = dicom.volumes(like)[0]
+    slices = np.ascontiguousarray(label.transpose(2, 1, 0))  # (slices, rows, columns)
+    files = list(dict.fromkeys(frame.path for frame in volume))
+    if len(files) < len(volume):  # one file of many frames, in whose order SEG counts them
+        slices = slices[np.argsort([frame.number for frame in volume])]
+    uid, step_mm = highdicom.UID, float(np.linalg.norm(dicom.affine(volume)[:3, 2]))
+    assert volume[0].spacing_mm is not None  # `affine` has asked for it
+    measures = highdicom.PixelMeasuresSequence(  # those of the places, not what headers say of them
+        pixel_spacing=volume[0].spacing_mm[::-1], slice_thickness=volume[0].thickness_mm, spacing_between_slices=step_mm
+    )
+    return highdicom.seg.Segmentation(
+        source_images=[dcmread(file, stop_before_pixels=True) for file in files],
+        pixel_array=slices.astype(np.uint8 if len(class_names) <= 256 else np.uint16),
+        segmentation_type=highdicom.seg.SegmentationTypeValues.BINARY,
+        segment_descriptions=[_segment(highdicom, n, name) for n, name in enumerate(class_names) if n],
+        series_instance_uid=uid(),
+        series_number=1000,
+        sop_instance_uid=uid(),
+        instance_number=1,
+        manufacturer="medconv",
+        manufacturer_model_name="medconv",
+        software_versions=medconv.__version__,
+        device_serial_number="0",
+        series_description="medconv",
+        pixel_measures=measures,
+    )
+
+
+def _segment(highdicom: Any, number: int, name: str) -> Any:
+    concept = highdicom.sr.CodedConcept
+    return highdicom.seg.SegmentDescription(
+        segment_number=number,
+        segment_label=name[:64],  # as long as a DICOM text of this kind may be
+        segmented_property_category=concept(*_ANATOMY),
+        segmented_property_type=concept(str(number), _OURS, name[:64]),
+        algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+        algorithm_identification=highdicom.AlgorithmIdentificationSequence(
+            name="medconv", family=concept(*_AI), version=medconv.__version__
+        ),
+    )

@@ -1,0 +1,261 @@
+"""Reading and writing of images: NIfTI and MGH by nibabel, NRRD, DICOM series, pictures; all that touches their files starts
+here.
+
+What is written is NIfTI, on the grid of the image it belongs to; PNG for pictures; of DICOM see `dicomseg`, too.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+from nibabel.nifti1 import Nifti1Image, Nifti1Pair
+from nibabel.openers import ImageOpener
+
+from medconv.data.case import Grid
+from medconv.data.io import dicom, dicom_series, nifti, nrrd, raster
+from medconv.data.io.dicom_headers import is_dicom
+from medconv.data.io.nifti import read_header
+from medconv.utils.atomic_io import replacing
+
+VOLUMES = (".nii.gz", ".nii", ".hdr", ".mgz", ".mgh", nrrd.SUFFIX)  # of a pair, the header stands for both files
+SUFFIXES = (*VOLUMES, *raster.SUFFIXES)
+_STEMS = (*SUFFIXES, ".img")
+KNOWN = ", ".join(suffix for suffix in SUFFIXES if suffix.islower())
+WHOLE = 1e-3  # how far a label value may be from a whole number: scaled integers read as 0.99999997
+
+
+def stem(path: Path) -> str:
+    """The file's name without the ending of its format; that of a folder, or a UID, as it is."""
+    for suffix in _STEMS:
+        if path.name.endswith(suffix):
+            return path.name[: -len(suffix)]
+    return path.name if path.is_dir() or path.suffix[1:].isdecimal() else path.stem  # a UID's last number is no ending
+
+
+def stamp(path: Path) -> list[int]:
+    """What tells that an image was replaced: size in bytes and time of change in ns; of several files, a checksum of them.
+
+    Raises: OSError: not there. ValueError: a DICOM file, and its series cannot be told.
+    """
+    if not path.name.endswith(_STEMS) and is_dicom(path):
+        return dicom_series.stamp(path)
+    found = path.stat()
+    beside = path.with_suffix(nifti.PAIR.get(path.suffix, path.suffix))
+    if beside == path or not beside.exists():
+        return [found.st_size, found.st_mtime_ns]
+    other = beside.stat()
+    times = sorted([(path.name, found.st_mtime_ns), (beside.name, other.st_mtime_ns)])
+    return [found.st_size + other.st_size, zlib.crc32(repr(times).encode())]
+
+
+def in_folder(folder: Path, option: str) -> dict[str, Path]:
+    """The image files of a folder, DICOM apart, by their stems, in order; hidden files are left out, and pictures beside
+    volumes.
+
+    Args: option: what the user gave the folder by, for messages.
+    Raises: ValueError: no such folder, no such file in it, or two files of one stem.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{option} {folder}: no such folder")
+    files = sorted(p for p in folder.iterdir() if p.name.endswith(SUFFIXES) and not p.name.startswith("."))
+    if not files:
+        raise ValueError(f"{option} {folder}: no image there ({KNOWN})")
+    files = [path for path in files if not raster.is_picture(path)] or files
+    found = {stem(path): path for path in files}
+    if len(found) < len(files):
+        twice = sorted({stem(path) for path in files if found[stem(path)] != path})
+        raise ValueError(f"{option} {folder}: more than one file for {', '.join(twice[:20])}")
+    return found
+
+
+def nifti_header(path: Path) -> Any:
+    """Its header, of a NIfTI file or pair; None: another format. Raises: ValueError: as `read_header`."""
+    image = read_header(path) if _format(path) == "nibabel" else None
+    return image.header if isinstance(image, Nifti1Pair) else None
+
+
+def read_array(path: Path) -> tuple[np.ndarray, Grid]:
+    """Voxels as stored (scaled if the header says so) and their grid; of DICOM, a folder or a file of its series.
+
+    Raises: ValueError: missing, truncated, of no known format, not real numbers, or with an affine that maps nowhere.
+    """
+    array, affine = _read(path)
+    if array.dtype.kind not in "iufb":
+        raise ValueError(f"{path}: expected voxels that are real numbers, got {array.dtype}")
+    grid = Grid.of(array.shape, affine)
+    if not np.isfinite(grid.matrix).all() or abs(np.linalg.det(grid.matrix[:3, :3])) <= 1e-6 * np.prod(grid.spacing_mm):
+        raise ValueError(f"{path}: its affine is singular, so it has no spacing: {grid.affine}")
+    return array, grid
+
+
+def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
+    """All channels of a case.
+
+    Shape: (channels, X, Y, Z) float32; one file may hold several channels along its fourth axis.
+    Raises: ValueError: as `read_array`, or channels that do not lie on one grid.
+    """
+    channels: list[np.ndarray] = []
+    first: Grid | None = None
+    for path in paths:
+        array, grid = read_array(path)
+        first = first or grid
+        check_same_grid(paths[0], first, path, grid)
+        volume = array.reshape(*grid.shape, -1).astype(np.float32)
+        channels += list(np.moveaxis(volume, -1, 0))
+    assert first is not None
+    return np.stack(channels), first
+
+
+def read_label(path: Path) -> tuple[np.ndarray, Grid]:
+    """A label map; values within `WHOLE` of whole numbers are rounded. Shape: (X, Y, Z) int16.
+
+    Raises: ValueError: as `read_array`, or values that are no whole numbers; the worst one and its place are named.
+    """
+    array, grid = _read_mask(path) if raster.is_picture(path) else read_array(path)
+    if array.size != np.prod(grid.shape):
+        raise ValueError(f"{path}: a label map has one value per voxel, got shape {array.shape}")
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            raise ValueError(f"{path}: {_count_nonfinite(array)} label values are not finite")
+        whole = np.rint(array)
+        off = np.abs(array - whole)
+        if off.max() > WHOLE:
+            place = tuple(map(int, np.unravel_index(off.argmax(), off.shape)))
+            raise ValueError(
+                f"{path}: label values must be whole numbers, found {float(array[place]):.9g} at voxel {place}; within "
+                f"{WHOLE} of one they are rounded"
+            )
+        array = whole
+    if array.min() < 0 or array.max() > np.iinfo(np.int16).max:
+        raise ValueError(f"{path}: label values must lie in 0..32767, found {array.min()} to {array.max()}")
+    return array.reshape(grid.shape).astype(np.int16), grid
+
+
+def check_same_grid(path: Path, grid: Grid, other_path: Path, other: Grid, tolerance: float = 0.01) -> None:
+    """Raises: ValueError: shapes differ, or some corner lies more than `tolerance` voxels apart."""
+    if grid.shape != other.shape:
+        raise ValueError(f"{other_path}: shape {other.shape} differs from that of {path.name}, {grid.shape}")
+    distance = grid.corner_distance(other)
+    if distance > tolerance:
+        raise ValueError(
+            f"{other_path}: its affine puts the volume's corners {distance:.3g} voxels from where {path.name} has them "
+            f"(at most {tolerance} is allowed): {other.orientation} {_mm(other)} against {grid.orientation} {_mm(grid)}"
+        )
+
+
+def write_label(path: Path, label: np.ndarray, like: Path) -> None:
+    """Write a label map as NIfTI, atomically, with shape, affine and header (sform, qform, units) of the image `like`,
+    which may be of another format: then sform and qform say its place. Where `path` ends in .png, as a picture.
+
+    Shape: label (X, Y, Z). Raises: OSError: no room, or no permission.
+    """
+    if raster.is_picture(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, durable=True) as partial:
+            raster.write_mask(partial, label)
+        return
+    source = _template(like)
+    dtype = np.uint8 if label.max(initial=0) < 256 else np.int16
+    header = _header_like(source, dtype)
+    image = Nifti1Image(label.reshape(source.shape[:3]).astype(dtype), source.affine, header)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, durable=True) as partial:  # a label map that has its name counts as done
+        nib.save(image, partial)
+
+
+def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like: Path) -> None:
+    """Write volumes as one 4D NIfTI of float32, one after the other as they come, else as `write_label`.
+
+    Shape: `count` times (X, Y, Z); a 2D image becomes 4D, too, with Z = 1.
+    """
+    source = _template(like)
+    header = _header_like(source, np.float32)
+    header.set_data_shape((*source.shape[:3], *(1,) * (3 - len(source.shape)), count))
+    header.extensions.clear()
+    header["vox_offset"], header["magic"] = header.single_vox_offset, header.single_magic
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, durable=True) as partial, ImageOpener(str(partial), "wb") as file:
+        header.write_to(file)
+        written = 0
+        for channel in channels:  # the fourth axis is the slowest in the file
+            file.write(channel.astype(header.get_data_dtype()).tobytes(order="F"))
+            written += 1
+        assert written == count
+
+
+def num_channels(path: Path) -> int:
+    """How many channels an image file holds; of a picture, from its header. Raises: ValueError: as `read_array`."""
+    return raster.channels(path) if raster.is_picture(path) else len(read_image([path])[0])
+
+
+def _format(path: Path) -> str:
+    """By the name where that says it, else by the content."""
+    if raster.is_picture(path):
+        return "picture"
+    if path.name.endswith(nrrd.SUFFIX):
+        return "nrrd"
+    return "dicom" if not path.name.endswith(_STEMS) and is_dicom(path) else "nibabel"
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Voxels and affine, by the reader of the format."""
+    kind = _format(path)
+    if kind == "nibabel":
+        return nifti.read(path)
+    if kind == "dicom":
+        return dicom.read(path)
+    if kind == "picture":
+        return raster.read(path), np.eye(4)
+    nifti.check_readable(path)
+    array, affine = nrrd.read(path)
+    nifti.check_shape(path, array.shape)
+    return array, affine
+
+
+def _read_mask(path: Path) -> tuple[np.ndarray, Grid]:
+    mask = raster.read_mask(path)
+    return mask, Grid.of(mask.shape, np.eye(4))
+
+
+def _template(like: Path) -> Nifti1Image:
+    """A NIfTI image with the grid of any image; its voxels are not read."""
+    kind = _format(like)
+    if kind == "nibabel" and isinstance(source := read_header(like), Nifti1Image):
+        return source
+    if kind == "nibabel":
+        shape, affine = source.shape, source.affine
+    elif kind == "nrrd":
+        shape, affine = nrrd.grid(like)
+    elif kind == "picture":
+        shape, affine = (*raster.size(like), 1), np.eye(4)
+    else:
+        volume = dicom.volumes(like)[0]
+        shape, affine = dicom.shape(volume), dicom.affine(volume)
+    image = Nifti1Image(np.broadcast_to(np.uint8(0), shape[:3]), affine)
+    image.set_sform(affine, code="scanner")
+    directions = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
+    if np.allclose(directions.T @ directions, np.eye(3), atol=1e-4):  # a qform has no shear
+        image.set_qform(affine, code="scanner")
+    image.header.set_xyzt_units("mm")
+    return image
+
+
+def _header_like(source: Nifti1Image, dtype: type) -> Any:
+    header = source.header.copy()
+    header.set_data_dtype(dtype)
+    header.set_slope_inter(1, 0)
+    header["cal_min"] = header["cal_max"] = 0
+    return header
+
+
+def _count_nonfinite(array: np.ndarray) -> int:
+    return int(array.size - np.isfinite(array).sum())
+
+
+def _mm(grid: Grid) -> str:
+    return " x ".join(f"{s:.3g}" for s in grid.spacing_mm) + " mm"

@@ -1,0 +1,74 @@
+"""NRRD files (3D Slicer's) by pynrrd: voxels and affine; what has no place in the patient is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medconv.utils.optional_imports import needed
+
+SUFFIX = ".nrrd"
+_SIGNS = {"right": 1.0, "left": -1.0, "anterior": 1.0, "posterior": -1.0, "superior": 1.0, "inferior": -1.0}
+_SHORT = {word[0].upper(): word for word in _SIGNS}
+_ORDER = ({"right", "left"}, {"anterior", "posterior"}, {"superior", "inferior"})
+
+
+def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Voxels, the axis without a direction last, and the affine to mm (right, anterior, superior).
+
+    Raises: ValueError: damaged, or without a known space.
+    """
+    return _placed(path, *_opened(path, "read"))
+
+
+def grid(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
+    """Shape and affine. Raises: ValueError: as `read`, but for the voxels."""
+    header = _opened(path, "read_header")
+    array, matrix = _placed(path, np.broadcast_to(np.uint8(0), tuple(header["sizes"])), header)
+    return array.shape, matrix
+
+
+def _opened(path: Path, function: str) -> Any:
+    nrrd = needed("nrrd", "nrrd", "reading NRRD", path)
+    try:
+        header = nrrd.read_header(str(path))
+        if not {"data file", "datafile"} & header.keys():
+            return header if function == "read_header" else nrrd.read(str(path))
+    except Exception as error:  # a damaged file makes pynrrd raise anything
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path}: not a readable NRRD file ({said})") from error
+    raise ValueError(f"{path}: its voxels are in another file, expected them in this one")
+
+
+def _placed(path: Path, array: np.ndarray, header: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    if any("color" in str(kind).lower() for kind in header.get("kinds", ())):
+        raise ValueError(f"{path}: a colour image ({', '.join(header['kinds'])}), expected grey values")
+    signs, directions = _signs(path, header), np.asarray(header.get("space directions", ()), np.float64)
+    if directions.shape != (array.ndim, 3):
+        raise ValueError(f"{path}: expected `space directions` of three numbers for each axis, got {directions.tolist()}")
+    spatial = [axis for axis in range(array.ndim) if not np.isnan(directions[axis]).any()]
+    others = [axis for axis in range(array.ndim) if axis not in spatial]
+    if len(spatial) not in (2, 3) or len(others) > 1:
+        raise ValueError(f"{path}: expected 2 or 3 axes in space and up to one other, got {len(spatial)} and {len(others)}")
+    matrix = np.eye(4)
+    matrix[:3, : len(spatial)] = directions[spatial].T
+    matrix[:3, 3] = header.get("space origin", (0.0, 0.0, 0.0))
+    array = np.moveaxis(array, others[0], -1) if others else array
+    if len(spatial) == 2:  # one slice, 1 mm thick
+        across = np.cross(*directions[spatial])
+        matrix[:3, 2] = across / max(float(np.linalg.norm(across)), 1e-12)
+        array = np.expand_dims(array, 2)
+    return array, np.diag([*signs, 1.0]) @ matrix + 0.0  # no -0
+
+
+def _signs(path: Path, header: dict[str, Any]) -> list[float]:
+    """From the file's axes to right, anterior, superior. Raises: ValueError: they are others, or not in mm."""
+    space, units = str(header.get("space", "")), {str(unit).strip('"') for unit in header.get("space units", ["mm"])}
+    names = [_SHORT.get(letter, "") for letter in space] if space.isupper() else space.lower().split("-")
+    if len(names) != 3 or any(name not in pair for name, pair in zip(names, _ORDER, strict=True)):
+        raise ValueError(f"{path}: its `space` must be left-posterior-superior or alike, got {space!r}")
+    if units != {"mm"}:
+        raise ValueError(f"{path}: its `space units` must be mm, got {', '.join(sorted(units))}")
+    return [_SIGNS[name] for name in names]

@@ -1,0 +1,153 @@
+"""PNG, JPEG and TIFF, by Pillow: pictures, masks, and what is wrong with them in words.
+
+A picture is an image of one slice whose pixels are 1 mm wide: nothing else is known of its place. The first axis goes from
+left to right, the second from the bottom to the top, as in a slice whose right and anterior are to the right and up.
+"""
+
+from __future__ import annotations
+
+import struct
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from medconv.data.io import nifti
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".PNG", ".JPG", ".JPEG", ".TIF", ".TIFF")
+CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
+_FORMATS = ("PNG", "JPEG", "TIFF")
+_DAMAGED = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)  # what Pillow raises
+_GREY = {
+    "1": np.uint8,
+    "L": np.uint8,
+    "I;16": np.uint16,
+    "I;16L": np.uint16,
+    "I;16B": np.uint16,
+    "I": np.int32,
+    "F": np.float32,
+}
+_ALONE = 100  # a value from here on, alone beside 0, is what programs write for the one class there is, such as 255
+_CLASSES = 64  # a mask with more values than that is a photograph
+
+
+def is_picture(path: Path) -> bool:
+    return path.name.endswith(SUFFIXES)
+
+
+def pictures(modalities: tuple[str, ...]) -> bool:
+    """Whether these channels are those of pictures."""
+    return tuple(modalities) in CHANNELS.values()
+
+
+def channels(path: Path) -> int:
+    """1 or 3, from the header. Raises: ValueError: as `read`."""
+    with _opened(path) as image:
+        return 1 if image.mode in (*_GREY, "LA", "La") else 3
+
+
+def size(path: Path) -> tuple[int, int]:
+    """(X, Y) as it is seen, from the header. Raises: ValueError: as `read`."""
+    with _opened(path) as image:
+        turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+        return (image.height, image.width) if turned else (image.width, image.height)
+
+
+def read(path: Path) -> np.ndarray:
+    """Pixels as they are seen: upright where a camera noted how it was held, a palette's colours, no alpha.
+
+    Shape: (X, Y, 1) of grey, (X, Y, 1, 3) of colours.
+    Raises: ValueError: no PNG, JPEG or TIFF, damaged, several pages, or partly transparent.
+    """
+    pixels = _pixels(path, _upright(path))
+    return _turned(pixels)[:, :, None]
+
+
+def read_mask(path: Path) -> np.ndarray:
+    """Label values: those of grey pixels, or a palette's indices; one value alone beside 0, such as 255, is class 1.
+
+    Shape: (X, Y, 1) integers. Raises: ValueError: as `read`; colours, or a photograph.
+    """
+    image = _upright(path)
+    pixels = np.asarray(image) if image.mode == "P" else _pixels(path, image)
+    if pixels.ndim == 3:
+        if (pixels != pixels[..., :1]).any():
+            raise ValueError(
+                f"{path}: {_colours(pixels)}, expected a mask of label values: grey 0, 1, 2, ..., 0 and 255, or a palette"
+            )
+        pixels = pixels[..., 0]
+    values = np.unique(pixels)
+    blurred = path.suffix.lower() in (".jpg", ".jpeg")
+    if len(values) > (2 if blurred else _CLASSES):
+        also = "; JPEG blurs the values of a mask, PNG keeps them" if blurred else ""
+        raise ValueError(f"{path}: {len(values)} different values, expected a mask of label values, not a photograph{also}")
+    if values[-1] >= _ALONE and not (values[:-1] != 0).any():
+        pixels = (pixels == values[-1]).astype(np.uint8)
+    return _turned(pixels)[:, :, None]
+
+
+def write_mask(path: Path, label: np.ndarray) -> None:
+    """A PNG of label values, 8 bits where they fit. Shape: label (X, Y, 1)."""
+    dtype = np.uint8 if label.max(initial=0) < 256 else np.uint16
+    Image.fromarray(np.ascontiguousarray(label.reshape(label.shape[:2]).T[::-1]).astype(dtype)).save(path, format="PNG")
+
+
+def write_picture(path: Path, pixels: np.ndarray) -> None:
+    """Rows of pixels as they are seen, (height, width) or (height, width, 3) uint8, as PNG."""
+    Image.fromarray(pixels).save(path, format="PNG", compress_level=1)
+
+
+def _opened(path: Path) -> Image.Image:
+    nifti.check_readable(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return Image.open(path, formats=_FORMATS)
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{path}: not a readable PNG, JPEG or TIFF file") from error
+    except (*_DAMAGED, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path}: not a readable picture ({_reason(error)})") from error
+
+
+def _upright(path: Path) -> Image.Image:
+    with _opened(path) as image:
+        try:
+            pages = getattr(image, "n_frames", 1)
+        except (*_DAMAGED, KeyError) as error:
+            raise ValueError(f"{path}: damaged or truncated, its pages cannot be read ({_reason(error)})") from error
+        if pages > 1:
+            raise ValueError(f"{path}: {pages} pages, expected one picture; save each page as a file, or a volume as NIfTI")
+        try:
+            image.load()
+            return ImageOps.exif_transpose(image)
+        except (*_DAMAGED, MemoryError) as error:
+            raise ValueError(f"{path}: damaged or truncated, its pixels cannot be read ({_reason(error)})") from error
+
+
+def _pixels(path: Path, image: Image.Image) -> np.ndarray:
+    """(height, width) or (height, width, 3)."""
+    if image.mode in _GREY:
+        return np.asarray(image).astype(_GREY[image.mode])
+    if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
+        image = image.convert("LA" if image.mode in ("LA", "La") else "RGBA")
+        pixels = np.asarray(image)
+        if pixels[..., -1].min() < 255:
+            raise ValueError(f"{path}: partly transparent, expected opaque pixels; save it without an alpha channel")
+        return pixels[..., 0] if image.mode == "LA" else pixels[..., :3]
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _turned(pixels: np.ndarray) -> np.ndarray:
+    """(height, width, ...) from the top to (X, Y, ...) from the bottom."""
+    return np.swapaxes(pixels[::-1], 0, 1)
+
+
+def _colours(pixels: np.ndarray) -> str:
+    count = len(np.unique(pixels.reshape(-1, 3), axis=0))
+    return f"a photograph of {count} colours" if count > _CLASSES else f"{count} colours"
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,1 @@
+"""Datasets, data loaders and worker processes that serve patches and images."""

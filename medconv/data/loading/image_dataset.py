@@ -1,0 +1,98 @@
+"""Samples of whole images and what is known of them: for training, and for validation.
+
+As with patches, every training sample is a pure function of (seed, sample number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import monai.data
+import numpy as np
+import torch
+
+from medconv.data.case import Case
+from medconv.data.preprocessing.store import Store
+
+_IN_MEMORY = 256 * 2**20  # bytes of prepared images that a process reads once and keeps, as opening a file takes longer
+Sample = dict[str, Any]
+
+
+class WholeCases(monai.data.Dataset):
+    """Whole cases for validation.
+
+    Item: image (channels, *frame) float32, label (values,) float32, case id.
+    Raises: ValueError: a case's prepared files cannot be read.
+    """
+
+    def __init__(self, store: Store, cases: Sequence[Case]) -> None:
+        super().__init__(list(cases))
+        self.data: Any = np.array([case.id for case in cases])  # one block of memory, as of patches
+        self.values = torch.tensor([case.values for case in cases], dtype=torch.float32)
+        self.store = store
+        first = store.read(cases[0].id).image
+        fits = first.nbytes * len(cases) <= _IN_MEMORY
+        self.images = torch.from_numpy(self._all(first)) if fits else None
+
+    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
+        return {**self.item(index), "case": str(self.data[index])}
+
+    def item(self, place: int) -> Sample:
+        """Image and label of the case at this place."""
+        if self.images is not None:
+            return {"image": self.images[place], "label": self.values[place]}
+        image = self.store.read(str(self.data[place])).image
+        return {"image": torch.from_numpy(np.array(image)), "label": self.values[place]}
+
+    def describe(self, index: int) -> tuple[str, str]:
+        """The case, and what it is read for."""
+        return str(self.data[index]), "validation"
+
+    def _all(self, first: np.ndarray) -> np.ndarray:
+        images = np.empty((len(self.data), *first.shape), np.float32)
+        for place, case in enumerate(self.data):
+            found = self.store.read(str(case)).image
+            if found.shape != first.shape:
+                raise ValueError(f"case {case}: its prepared image has shape {found.shape}, expected {first.shape}")
+            images[place] = found
+        return images
+
+
+class WholeDataset(WholeCases):
+    """Training samples; index n is sample number n, without an upper limit.
+
+    Item: image (channels, *frame) float32, label (values,) float32, sample n.
+    Args: draw_from: places of cases, class by class: each class is drawn equally often; None draws each case so.
+    """
+
+    def __init__(
+        self, store: Store, cases: Sequence[Case], seed: int, draw_from: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        super().__init__(store, cases)
+        groups = [range(len(cases))] if draw_from is None else [places for places in draw_from if len(places)]
+        self.seed, self.groups = seed, [np.array(places) for places in groups]
+        self._turns: dict[int, tuple[int, np.ndarray]] = {}
+
+    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
+        return {**self.item(self.place_of(index)), "sample": index}
+
+    def place_of(self, index: int) -> int:
+        """Classes take turns in a new random order each time, and so do the cases of each."""
+        if len(self.groups) == 1:
+            return int(self.groups[0][self._in_turn(0, index, len(self.groups[0]))])
+        round_, _ = divmod(index, len(self.groups))
+        group = self._in_turn(len(self.groups), index, len(self.groups))
+        return int(self.groups[group][self._in_turn(group, round_, len(self.groups[group]))])
+
+    def describe(self, index: int) -> tuple[str, str]:
+        """The case of a sample, and the sample in words."""
+        return str(self.data[self.place_of(index)]), f"training sample {index}"
+
+    def _in_turn(self, key: int, index: int, count: int) -> int:
+        """Number `index` of an endless row in which each of `count` comes once in a turn. Args: key: which row."""
+        turn, place = divmod(index, count)
+        if self._turns.get(key, (-1,))[0] != turn:
+            purpose = [self.seed, 1, turn] if key == 0 else [self.seed, 5, turn, key]
+            self._turns[key] = turn, np.random.default_rng(purpose).permutation(count)
+        return int(self._turns[key][1][place])

@@ -1,0 +1,176 @@
+"""Training samples and validation cases, read from the store by MONAI datasets inside loader workers.
+
+Every training sample is a pure function of (seed, sample number): which case, which place, which augmentation. Sample
+numbers run on over epochs, so neither the number of workers or ranks nor a restart changes what sample n is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import monai.data
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+
+from medconv.data.case import Case
+from medconv.data.io.images import read_label
+from medconv.data.preprocessing.store import Entry, Store
+
+Sample = dict[str, Any]
+
+
+class PatchDataset(monai.data.Dataset):
+    """Patches for training; index n is sample number n, without an upper limit.
+
+    Item: image (channels, *patch_size) float32, label (1, *patch_size) uint8 or int16, sample n.
+    Args:
+        cases: ids in the store. patch_size: voxels; smaller images are padded with 0 on both sides.
+        foreground_share: of the samples, how many are centred on a voxel of a randomly chosen class of the case. The others
+            lie anywhere or, where some voxels are to be ignored, are centred on one that is not.
+        slice_axis: where the patches are 2D and the cases volumes, the axis across the slices.
+        read_size: sample number to how many voxels to give around the patch's centre, other than the patch's own size.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        cases: Sequence[str],
+        patch_size: Sequence[int],
+        seed: int,
+        foreground_share: float,
+        slice_axis: int | None = None,
+        read_size: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
+        super().__init__(cases)
+        self.data: Any = np.array(cases)  # one block of memory: counting references to strings copies their pages
+        self.store, self.seed, self.foreground_share, self.slice_axis = store, seed, foreground_share, slice_axis
+        self.box, self.read_size = self._with_slice_axis(patch_size), read_size
+        self._turn: tuple[int, np.ndarray] = (-1, np.empty(0))
+
+    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
+        entry = self.store.read(self.case_of(index))
+        start = self._start(entry, np.random.default_rng([self.seed, 0, index]))
+        box = self.box if self.read_size is None else self._with_slice_axis(self.read_size(index))
+        start = tuple(s - (b - n) // 2 for s, b, n in zip(start, box, self.box, strict=True))
+        return {
+            "image": torch.from_numpy(self._without_slice_axis(crop(entry.image, start, box))),
+            "label": torch.from_numpy(self._without_slice_axis(crop(entry.label[None], start, box))),
+            "sample": index,
+        }
+
+    def case_of(self, index: int) -> str:
+        """Cases come in a new random order each time that all have been seen."""
+        turn, place = divmod(index, len(self.data))
+        if turn != self._turn[0]:
+            order = np.random.default_rng([self.seed, 1, turn]).permutation(len(self.data))
+            self._turn = turn, order
+        return str(self.data[self._turn[1][place]])
+
+    def describe(self, index: int) -> tuple[str, str]:
+        """The case of a sample, and the sample in words."""
+        return self.case_of(index), f"training sample {index}"
+
+    def _with_slice_axis(self, size: Sequence[int]) -> tuple[int, ...]:
+        axis = len(size) if self.slice_axis is None else self.slice_axis
+        return (*map(int, size[:axis]), *(() if self.slice_axis is None else (1,)), *map(int, size[axis:]))
+
+    def _without_slice_axis(self, patch: np.ndarray) -> np.ndarray:
+        return patch if self.slice_axis is None else patch.squeeze(1 + self.slice_axis)
+
+    def _start(self, entry: Entry, rng: np.random.Generator) -> tuple[int, ...]:
+        """First voxel of the patch along each axis; negative where the image is padded."""
+        box = np.array(self.box)
+        spare = np.array(entry.label.shape) - box
+        start = np.where(spare > 0, rng.integers(0, np.maximum(spare, 0) + 1), spare // 2)
+        known, foreground = _parts(entry.foreground)
+        wanted = foreground if len(foreground) and rng.random() < self.foreground_share else known
+        if len(wanted):
+            centred = foreground_voxel(wanted, rng) - box // 2
+            start = np.where(spare > 0, np.clip(centred, 0, np.maximum(spare, 0)), start)
+        return tuple(int(s) for s in start)
+
+
+class CaseDataset(monai.data.Dataset):
+    """Whole cases for validation.
+
+    Item: image (1, channels, *spatial), label (1, 1, *spatial), reference (X, Y, Z) on the native grid, case id and the
+    spacing_mm of the prepared image.
+    """
+
+    def __init__(self, store: Store, cases: Sequence[Case]) -> None:
+        super().__init__(list(cases))
+        self.store = store
+
+    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
+        case: Case = self.data[index]
+        assert case.label is not None
+        entry = self.store.read(case.id)
+        return {
+            "spacing_mm": entry.placement.spacing_mm(entry.label.shape),
+            "image": torch.from_numpy(np.array(entry.image))[None],
+            "label": torch.from_numpy(np.array(entry.label))[None, None],
+            "reference": torch.from_numpy(read_label(case.label)[0]),
+            "case": case.id,
+        }
+
+    def describe(self, index: int) -> tuple[str, str]:
+        """The case, and what it is read for."""
+        return self.data[index].id, "validation"
+
+
+class SampleOrder(Sampler[int]):
+    """The sample numbers of one rank, epoch by epoch.
+
+    A global batch is `batch_size * world_size` consecutive numbers, of which each rank takes its own `batch_size`: two
+    devices with batch 2 see what one device with batch 4 sees. An epoch is the fewest whole global batches that hold
+    `samples_per_epoch`.
+    """
+
+    def __init__(self, samples_per_epoch: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        self.batch_size, self.rank, self.world_size, self.epoch = batch_size, rank, world_size, 0
+        self.first_batch = 0  # of the next epoch that is iterated over, in which a run goes on
+        self.batches = -(-samples_per_epoch // (batch_size * world_size))
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.batches * self.batch_size
+
+    def __iter__(self) -> Iterator[int]:
+        begin, self.first_batch = self.first_batch, 0
+        for batch in range(self.epoch * self.batches + begin, (self.epoch + 1) * self.batches):
+            first = (batch * self.world_size + self.rank) * self.batch_size
+            yield from range(first, first + self.batch_size)
+
+
+def _parts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places of an entry: of any voxel that is not to be ignored, class 0, if some are; and of the foreground."""
+    first = np.searchsorted(rows[:, 0], 1) if len(rows) and rows[0, 0] == 0 else 0
+    return rows[:first], rows[first:]
+
+
+def foreground_voxel(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The position of a random voxel of a random class; rows (class, position) in the order of their classes.
+
+    Only the rows that a binary search needs are read.
+    """
+    first, last = int(rows[0, 0]), int(rows[-1, 0])
+    ends = np.searchsorted(rows[:, 0], np.arange(first, last + 2))
+    present = np.flatnonzero(np.diff(ends))
+    chosen = present[rng.integers(len(present))]
+    return np.asarray(rows[rng.integers(ends[chosen], ends[chosen + 1]), 1:])
+
+
+def crop(array: np.ndarray, start: Sequence[int], size: Sequence[int]) -> np.ndarray:
+    """A box of an array (channels, *spatial), filled with 0 where it reaches outside."""
+    inside = [slice(max(0, s), min(n, s + p)) for s, p, n in zip(start, size, array.shape[1:], strict=True)]
+    part = array[(slice(None), *inside)]
+    if part.shape[1:] == tuple(size):
+        return np.array(part)
+    out = np.zeros((len(array), *size), array.dtype)
+    place = [slice(i.start - s, i.stop - s) for i, s in zip(inside, start, strict=True)]
+    out[(slice(None), *place)] = part
+    return out

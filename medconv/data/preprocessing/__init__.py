@@ -1,0 +1,1 @@
+"""Checks and fingerprint of a dataset, resampling and normalisation, and the store of prepared cases."""

@@ -1,0 +1,263 @@
+"""From native voxels to what the network sees, and back: orientation, crop, spacing, normalisation.
+
+Preparation, validation and prediction all pass through here, so that they cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import nibabel as nib
+import numpy as np
+from scipy.ndimage import gaussian_filter
+from torch import Tensor
+from torch.nn import functional as F
+
+from medconv.data.case import Grid
+from medconv.data.io.raster import pictures
+from medconv.data.preprocessing.resampling import zoom, zoom_label
+from medconv.targets.segmentation import highest
+
+NORMALISATIONS = ("zscore", "ct", "dataset", "rescale", "none")
+OF_ALL = ("ct", "dataset")  # that use the intensities of all cases
+Box = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How images become network input; saved with every checkpoint.
+
+    Args:
+        spatial_dims: of what the network sees.
+        spacing_mm: the grid to resample to, one number per spatial axis (right, anterior, superior) that the network sees.
+        normalisation: one name of `NORMALISATIONS` per channel.
+        intensities: per channel the dataset's foreground statistics (see `Fingerprint`), which `ct` and `dataset` use.
+        slice_axis: where a 2D network takes slices of volumes, the axis across them, along which every case keeps its own
+            spacing; None: the network sees what the data is.
+        frame: of whole images, which keep their borders, the voxels that each has in the end: its middle is cut out, or it
+            is padded with 0 on both sides; None: images are cropped to their content and differ in size.
+        resize: voxels that each image is scaled to, in the place of `spacing_mm`.
+    """
+
+    spatial_dims: int
+    spacing_mm: tuple[float, ...]
+    normalisation: tuple[str, ...]
+    intensities: tuple[dict[str, float], ...]
+    slice_axis: int | None = None
+    frame: tuple[int, ...] | None = None
+    resize: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check_normalisation(self.normalisation)
+        if len(self.spacing_mm) != self.spatial_dims or any(not s > 0 for s in self.spacing_mm):
+            raise ValueError(f"data.spacing_mm needs {self.spatial_dims} positive numbers in mm, got {self.spacing_mm}")
+
+    @property
+    def image_dims(self) -> int:
+        """Axes of a prepared image, which is a volume also where the network takes its slices."""
+        return self.spatial_dims if self.slice_axis is None else self.spatial_dims + 1
+
+    def target_mm(self, spacing_mm: Sequence[float]) -> tuple[float, ...]:
+        """The grid to resample an image of this canonical spacing to, one number per axis of the prepared image."""
+        if (axis := self.slice_axis) is None:
+            return self.spacing_mm
+        return (*self.spacing_mm[:axis], spacing_mm[axis], *self.spacing_mm[axis:])
+
+
+def left_right_axis(slice_axis: int | None) -> int | None:
+    """Which axis of what the network sees runs from left to right: the first, but none in sagittal slices."""
+    return None if slice_axis == 0 else 0
+
+
+def normalisation_for(wanted: str | Sequence[str] | None, modalities: Sequence[str]) -> tuple[str, ...]:
+    """One normalisation per channel: as wanted (one name for all, or one each), else `ct` for CT, `dataset` for pictures and
+    `zscore` for the rest.
+
+    Raises: ValueError: not as many names as channels, or unknown ones.
+    """
+    if wanted is None:
+        if pictures(tuple(modalities)):
+            return ("dataset",) * len(modalities)
+        return tuple("ct" if name.strip().lower() == "ct" else "zscore" for name in modalities)
+    names = tuple(wanted) if isinstance(wanted, Sequence) and not isinstance(wanted, str) else (wanted,) * len(modalities)
+    if len(names) != len(modalities):
+        raise ValueError(f"data.normalisation needs one name, or one for each of {len(modalities)} channels, got {names}")
+    _check_normalisation(names)
+    return names
+
+
+def _check_normalisation(names: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in NORMALISATIONS]
+    if unknown:
+        raise ValueError(f"data.normalisation must be one of {NORMALISATIONS} per channel, got {unknown}")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a prepared image lies in its native grid; enough to put a prediction back.
+
+    Args: box: (start, stop) per canonical axis, of the content. shape: canonical shape before the crop, voxels.
+    """
+
+    grid: Grid
+    shape: tuple[int, ...]
+    box: tuple[tuple[int, int], ...]
+
+    @property
+    def slices(self) -> Box:
+        return tuple(slice(a, b) for a, b in self.box)
+
+    @property
+    def native_spacing_mm(self) -> tuple[float, ...]:
+        """Right, anterior, superior."""
+        return _canonical_spacing(self.grid)
+
+    def spacing_mm(self, shape: Sequence[int]) -> tuple[float, ...]:
+        """Spacing of the prepared image, which has this shape; one number per axis of it."""
+        spacing = _canonical_spacing(self.grid)
+        return tuple(mm * (b - a) / n for mm, (a, b), n in zip(spacing, self.box, shape, strict=False))
+
+
+def to_canonical(array: np.ndarray, grid: Grid) -> tuple[np.ndarray, tuple[float, ...]]:
+    """Turn the axes to right, anterior, superior by flips and permutations; a single slice stays as it is.
+
+    Shape: (channels, X, Y, Z) -> (channels, R, A, S). Returns: the array and its spacing in mm.
+    """
+    return _reorient(array, _orientation(grid)), _canonical_spacing(grid)
+
+
+def content_box(image: np.ndarray) -> Box:
+    """The smallest box that holds every voxel that is not 0 in some channel; (channels, *spatial) -> slices."""
+    content = (image != 0).any(0)
+    axes = range(content.ndim)
+    found = [np.flatnonzero(content.any(tuple(other for other in axes if other != axis))) for axis in axes]
+    return tuple(slice(int(f[0]), int(f[-1]) + 1) if len(f) else slice(0, content.shape[i]) for i, f in enumerate(found))
+
+
+def preprocess(image: np.ndarray, grid: Grid, recipe: Recipe) -> tuple[np.ndarray, Placement]:
+    """Native voxels to network input.
+
+    Shape: (channels, X, Y, Z) -> (channels, *spatial) float32, spatial being 2 or 3 axes.
+    """
+    canonical, spacing = to_canonical(image, grid)
+    box = content_box(canonical) if recipe.frame is None else tuple(slice(0, n) for n in canonical.shape[1:])
+    cropped = canonical[(slice(None), *box)]
+    placement = Placement(grid, canonical.shape[1:], tuple((s.start, s.stop) for s in box))
+    normalised = np.stack([_normalise(c, i, recipe) for i, c in enumerate(cropped)])
+    if recipe.resize is not None:
+        prepared = np.stack([_scaled(c, (*recipe.resize, 1)[: c.ndim]) for c in normalised])
+    else:
+        shape = resampled_shape(cropped.shape[1:], spacing, recipe.target_mm(spacing))
+        prepared = np.stack([zoom(c, shape) for c in normalised])
+    prepared = _drop_slice(prepared, recipe.image_dims)
+    return (prepared if recipe.frame is None else framed(prepared, recipe.frame)).astype(np.float32), placement
+
+
+def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """The middle of an image, padded with 0 where it is smaller: (channels, *spatial) -> (channels, *size)."""
+    out = np.zeros((len(image), *size), image.dtype)
+    spare = [n - wanted for n, wanted in zip(image.shape[1:], size, strict=True)]
+    source = tuple(
+        slice(max(0, s) // 2, max(0, s) // 2 + min(n, n - s)) for s, n in zip(spare, image.shape[1:], strict=True)
+    )
+    place = tuple(slice(max(0, -s) // 2, max(0, -s) // 2 + min(n, n + s)) for s, n in zip(spare, size, strict=True))
+    out[(slice(None), *place)] = image[(slice(None), *source)]
+    return out
+
+
+def preprocess_label(label: np.ndarray, placement: Placement, recipe: Recipe, num_classes: int) -> np.ndarray:
+    """A native label map on the grid of its prepared image; no value appears that was not there before.
+
+    Shape: (X, Y, Z) -> (*spatial) uint8 or int16.
+    """
+    canonical, spacing = to_canonical(label[None], placement.grid)
+    cropped = canonical[(slice(None), *placement.slices)]
+    shape = resampled_shape(cropped.shape[1:], spacing, recipe.target_mm(spacing))
+    resampled = zoom_label(cropped[0], shape, num_classes)[None]
+    dtype = np.uint8 if num_classes <= 256 else np.int16
+    return _drop_slice(resampled, recipe.image_dims)[0].astype(dtype)
+
+
+def restore(logits: Tensor, placement: Placement, decode: Callable[[Iterable[Tensor]], Tensor] = highest) -> np.ndarray:
+    """The label map that a prediction means, on the native grid; outside the content it is background.
+
+    Shape: (outputs, *spatial) -> (X, Y, Z) int16.
+    Args: decode: logits, one (*spatial) after the other, to label values (*spatial); by default the number of the highest.
+    """
+    return to_native(decode(on_content_grid(logits, placement)).cpu().numpy(), placement)
+
+
+def on_content_grid(logits: Tensor, placement: Placement) -> Iterator[Tensor]:
+    """The channels of a prediction, one after the other, on the grid of the native content: one native channel in memory
+    and not all of them, which of 100 classes and 512 x 512 x 600 voxels would be 63 GB.
+
+    Shape: (outputs, *spatial) -> each (R, A, S) float32.
+    """
+    size = [b - a for a, b in placement.box]
+    for channel in logits:
+        scores = channel.float().reshape(*channel.shape, *(1,) * (3 - channel.ndim))
+        if list(scores.shape) != size:
+            scores = F.interpolate(scores[None, None], size=size, mode="trilinear", align_corners=False)[0, 0]
+        yield scores
+
+
+def to_native(content: np.ndarray, placement: Placement, outside: float = 0) -> np.ndarray:
+    """Values of the native content, in canonical axes, back in their place: (R, A, S) -> (X, Y, Z)."""
+    whole = np.full(placement.shape, outside, content.dtype)
+    whole[placement.slices] = content
+    back = nib.orientations.ornt_transform(_identity(), _orientation(placement.grid))
+    return np.ascontiguousarray(_reorient(whole[None], back)[0])
+
+
+def resampled_shape(shape: Sequence[int], spacing: Sequence[float], target: Sequence[float]) -> tuple[int, ...]:
+    """Voxels per axis after resampling to `target` mm; axes that `target` does not name (a single slice) stay."""
+    scaled = [max(1, round(n * s / t)) for n, s, t in zip(shape, spacing, target, strict=False)]
+    return (*scaled, *shape[len(target) :])
+
+
+def _scaled(channel: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """To another number of voxels; softened first along axes that shrink, so that fine patterns leave no coarse ones.
+
+    Source: the width of the Gaussian is scikit-image's, `transform.resize(anti_aliasing=True)`.
+    """
+    sigma = [max(0.0, (n / new - 1) / 2) for n, new in zip(channel.shape, shape, strict=True)]
+    return zoom(gaussian_filter(channel, sigma, mode="nearest") if any(sigma) else channel, shape)
+
+
+def _normalise(channel: np.ndarray, index: int, recipe: Recipe) -> np.ndarray:
+    name = recipe.normalisation[index]
+    if name == "zscore":
+        return (channel - channel.mean()) / max(float(channel.std()), 1e-8)
+    if name == "rescale":
+        low, high = float(channel.min()), float(channel.max())
+        return (channel - low) / max(high - low, 1e-8)
+    if name == "ct":
+        known = recipe.intensities[index]
+        clipped = channel.clip(known["percentile_00_5"], known["percentile_99_5"])
+        return (clipped - known["mean"]) / max(known["std"], 1e-8)
+    if name == "dataset":
+        return (channel - recipe.intensities[index]["mean"]) / max(recipe.intensities[index]["std"], 1e-8)
+    return channel
+
+
+def _orientation(grid: Grid) -> np.ndarray:
+    return _identity() if grid.shape[2] == 1 else nib.orientations.io_orientation(grid.matrix)
+
+
+def _canonical_spacing(grid: Grid) -> tuple[float, ...]:
+    spacing = np.empty(3)
+    spacing[_orientation(grid)[:, 0].astype(int)] = grid.spacing_mm
+    return tuple(float(s) for s in spacing)
+
+
+def _identity() -> np.ndarray:
+    return np.array([[0, 1], [1, 1], [2, 1]], dtype=float)
+
+
+def _reorient(array: np.ndarray, orientation: np.ndarray) -> np.ndarray:
+    return np.stack([nib.orientations.apply_orientation(channel, orientation) for channel in array])
+
+
+def _drop_slice(array: np.ndarray, image_dims: int) -> np.ndarray:
+    return np.ascontiguousarray(array[..., 0] if image_dims == 2 else array)

@@ -1,0 +1,247 @@
+"""The store of prepared cases: memory-mapped arrays in one folder per recipe, each case committed by its record.
+
+Reading a patch touches the pages of that patch only, and all workers and ranks of a node share the page cache.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import shutil
+import zlib
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from medconv.data.case import Case, Grid
+from medconv.data.io.images import stamp
+from medconv.data.preprocessing.preprocess import Placement
+from medconv.utils.atomic_io import NO_ROOM, replacing, write_text
+
+_ARRAYS = ("image", "label", "foreground")
+_LIGHT = (
+    128 * 1024
+)  # bytes; a whole image below that is not flushed to the disk, but compared with its checksum at each start
+# What reading a record raises that is absent, or holds anything but what was written
+_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+_DTYPES = ("<f4", "|u1", "<i2", "<i4")
+
+
+_NONE = np.empty(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One prepared case; the arrays are read-only memory maps.
+
+    Shape: image (channels, *spatial) float32; label (*spatial); foreground (voxels, 1 + spatial axes): class and
+    position of up to some thousand voxels per class; where some voxels are to be ignored, class 0 is any that is not. Of a
+    whole image, whose values stand in its `Case`, label and foreground are empty and not written.
+    """
+
+    image: np.ndarray
+    label: np.ndarray
+    foreground: np.ndarray
+    placement: Placement
+
+    @classmethod
+    def whole(cls, image: np.ndarray, placement: Placement) -> Entry:
+        return cls(image, _NONE, _NONE, placement)
+
+
+class Store:
+    """Prepared cases under `folder`, whose name is the recipe's hash.
+
+    An entry exists once its record, `CASE.json`, does, which is renamed into place last. The record knows the recipe, the
+    files that the case was made from, and size, time of change and CRC-32 of each array.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def has(self, case: Case, verify: bool = False) -> bool:
+        """Whether the case is there, undamaged, and made from the files as they are now.
+
+        An array of another size is damaged. One whose time of change differs, as that of a copy, is when its checksum
+        says so. Args: verify: read every array and compare its checksum.
+        """
+        try:
+            record = self._record(case.id)
+            if record["recipe"] != self.folder.name or record["sources"] != signature(case):
+                return False
+            known = record["arrays"]
+            names = _ARRAYS[:1] if case.label is None else _ARRAYS
+            light = case.label is None and known["image"]["size"] < _LIGHT
+            found = {n: _state(self._path(case.id, f"{n}.npy"), known[n], verify or light) for n in names}
+            if any(found[n]["crc32"] != known[n]["crc32"] for n in names):
+                return False
+            if found != known:
+                with suppress(OSError):  # a store that may only be read is read all the same
+                    self._commit(case.id, {**record, "arrays": found})  # the new times: next time nothing is read
+            return True
+        except _BROKEN:  # absent or damaged
+            return False
+
+    def write(self, case: Case, entry: Entry, sources: list[list[Any]] | None = None) -> None:
+        """Add or replace a case; a reader sees the old entry, the new one or none, never a part, also after a power cut.
+
+        Args: sources: the files' `signature` from before they were read; None: as they are now.
+        Raises: ValueError: the folder cannot be written to, or has no room.
+        """
+        whole = entry.label is _NONE
+        arrays = {name: getattr(entry, name) for name in (_ARRAYS[:1] if whole else _ARRAYS)}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._path(case.id, "json").unlink(missing_ok=True)
+            light = whole and entry.image.nbytes < _LIGHT - 1024  # which a header is shorter than
+            written = {name: _save(self._path(case.id, f"{name}.npy"), array, not light) for name, array in arrays.items()}
+            record = {
+                "recipe": self.folder.name,
+                "sources": sources or signature(case),
+                "arrays": written,
+                "placement": asdict(entry.placement),
+            }
+            self._commit(case.id, record)
+        except OSError as error:
+            needed = sum(array.nbytes for array in arrays.values())
+            raise ValueError(f"case {case.id}: {_unwritable(self.folder, needed, error)}") from error
+
+    def sweep(self) -> None:
+        """Remove what killed writers left behind; only while nobody writes."""
+        for partial_file in self.folder.glob(".*.*.*"):  # as `atomic.replacing` names them
+            with suppress(OSError):  # a file system's own, which stays
+                partial_file.unlink()
+
+    def read(self, case_id: str) -> Entry:
+        """Raises: ValueError: the case is not in the store, or its files are damaged."""
+        try:
+            record = self._record(case_id)
+            arrays = {
+                n: _mapped(self._path(case_id, f"{n}.npy"), record["arrays"][n]) for n in record["arrays"] if n in _ARRAYS
+            }
+            if list(arrays) == ["image"]:
+                return Entry.whole(arrays["image"], _placement(record))
+            if arrays["image"].shape[1:] != arrays["label"].shape or arrays["foreground"].ndim != 2:
+                raise ValueError("image, label and places do not belong together")
+            return Entry(**arrays, placement=_placement(record))
+        except _BROKEN as error:
+            raise ValueError(
+                f"case {case_id}: its prepared files in {self.folder} cannot be read ({error}); start again, and what is "
+                "damaged is prepared anew"
+            ) from error
+
+    def placement(self, case_id: str) -> Placement:
+        return _placement(self._record(case_id))
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
+
+    def _record(self, case_id: str) -> dict[str, Any]:
+        record = json.loads(self._path(case_id, "json").read_text(encoding="utf-8"))
+        if record.pop("crc32") != _seal(record):
+            raise ValueError("the record's checksum is wrong")
+        return record  # type: ignore[no-any-return]
+
+    def _commit(self, case_id: str, record: dict[str, Any]) -> None:
+        write_text(self._path(case_id, "json"), json.dumps({**record, "crc32": _seal(record)}))
+
+    def _path(self, case_id: str, suffix: str) -> Path:
+        return self.folder / f"{case_id}.{suffix}"
+
+
+def signature(case: Case) -> list[list[Any]]:
+    """What tells whether a case's files changed: path, and the `stamp` of each.
+
+    Raises: OSError, ValueError: a file that cannot be looked at.
+    """
+    return [[str(path.resolve()), *stamp(path)] for path in case.files]
+
+
+class _Summing:
+    """A file that adds up the checksum of what is written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.crc = file, 0
+
+    def write(self, content: bytes) -> int:
+        self.crc = zlib.crc32(content, self.crc)
+        return self.file.write(content)
+
+
+def _placement(record: dict[str, Any]) -> Placement:
+    known = record["placement"]
+    shape, affine = known["grid"]["shape"], known["grid"]["affine"]
+    return Placement(
+        Grid(tuple(shape), tuple(tuple(row) for row in affine)),
+        tuple(known["shape"]),
+        tuple((a, b) for a, b in known["box"]),
+    )
+
+
+def _save(path: Path, array: np.ndarray, durable: bool = True) -> dict[str, Any]:
+    """Write an array; what the record keeps of the file."""
+    with replacing(path, durable) as partial:
+        with partial.open("wb") as file:
+            summing = _Summing(file)
+            np.lib.format.write_array(summing, np.ascontiguousarray(array), allow_pickle=False)  # type: ignore[arg-type]
+        stat = partial.stat()
+    inside = {"shape": array.shape, "dtype": array.dtype.str, "offset": stat.st_size - array.nbytes}
+    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "crc32": summing.crc, **inside}
+
+
+def _mapped(path: Path, known: dict[str, Any]) -> np.ndarray:
+    """The array of a file, from what the record knows of it: a tenth of the time in which `np.load` finds out.
+
+    A record may come with a copied store, so it is trusted no further than to name plain numbers that fill the file.
+    """
+    shape, dtype, offset = tuple(map(int, known["shape"])), np.dtype(str(known["dtype"])), int(known["offset"])
+    if (
+        dtype.str not in _DTYPES
+        or min(shape, default=-1) < 0
+        or offset < 0
+        or offset + prod(shape) * dtype.itemsize != known["size"]
+    ):
+        raise ValueError(f"the record does not describe {path.name}")
+    with path.open("rb") as file:
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if len(pages) != known["size"] or pages[:6] != np.lib.format.MAGIC_PREFIX:
+        raise ValueError(f"{path.name} is not as it was written")
+    return np.ndarray(shape, dtype, buffer=pages, offset=offset)
+
+
+def _state(path: Path, known: dict[str, Any], verify: bool) -> dict[str, Any]:
+    """What a file is now, in the terms of `_save`; its checksum is worked out only where that may tell something."""
+    stat = path.stat()
+    found = {**known, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    if stat.st_size != known["size"]:
+        found["crc32"] = -1  # that of no file
+    elif verify or stat.st_mtime_ns != known["mtime_ns"]:
+        found["crc32"] = _checksum(path)
+    return found
+
+
+def _checksum(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            crc = zlib.crc32(piece, crc)
+    return crc
+
+
+def _seal(record: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(record, sort_keys=True).encode())
+
+
+def _unwritable(folder: Path, needed: int, error: OSError) -> str:
+    if error.errno not in NO_ROOM:
+        return f"cannot write to {folder} ({error.strerror}); data.cache names another place"
+    free = shutil.disk_usage(folder).free
+    return (
+        f"no room in {folder} ({error.strerror}): this case needs {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free; make "
+        "room, or name another place by data.cache. What was prepared stays, and the next start goes on from there"
+    )

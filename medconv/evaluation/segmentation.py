@@ -1,0 +1,252 @@
+"""Predicted against reference label maps, or answers for whole images against a table of labels.
+
+A table, all as JSON, cases as CSV, a report as HTML.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import errno
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medconv.data.io.images import check_same_grid, in_folder, read_label
+from medconv.evaluation import image_level, labels
+from medconv.evaluation.image_level_report import write_report as write_whole_report
+from medconv.evaluation.labels import recorded_images
+from medconv.evaluation.overlays import images_of
+from medconv.evaluation.segmentation_report import write_report
+from medconv.inference.output_table import TABLE
+from medconv.metrics import dice as metrics_dice
+from medconv.metrics import statistics
+from medconv.metrics.dice import Row
+from medconv.metrics.segmentation import METRICS, VOLUMES, measure
+from medconv.targets.segmentation import Targets
+from medconv.utils.atomic_io import write_text
+from medconv.utils.exit_codes import DONE
+from medconv.utils.logging import shown, start_logging
+from medconv.utils.threads import each
+
+_OF_TABLES = ("label_columns", "split", "split_column")  # options
+_COLUMNS = (*(metric.name for metric in METRICS), *VOLUMES)
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """`medconv evaluate` with these options. Returns: the exit code."""
+    start_logging()
+    if options.output.suffix != ".json":
+        raise ValueError(f"--output {options.output}: expected a JSON file; CSV and HTML are written beside it")
+    if options.workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {options.workers}")
+    if options.labels is not None or options.predictions.suffix == ".csv":
+        return _of_whole_images(options)
+    if options.references is None:
+        raise ValueError("--references is needed: the folder of reference label maps; of whole images --labels, a table")
+    if wrong := [f"--{name.replace('_', '-')}" for name in _OF_TABLES if getattr(options, name)]:
+        raise ValueError(f"{wrong[0]} is for answers about whole images, whose --predictions is a table (.csv)")
+    if options.images:  # says what is wrong with them before the work
+        cases = list(in_folder(options.predictions, "--predictions"))
+        images_of(options.predictions, options.references, options.images, cases)
+    tolerance_mm = labels.tolerances(options.tolerance_mm)
+    _check_writable(options.output)
+    result = evaluate(options.predictions, options.references, options.compare, tolerance_mm, options.workers)
+    write(result, options.output)
+    print(shown(table(result)))
+    write_text(options.output.with_suffix(".html"), report(result, options.images))
+    _say_where(options.output)
+    return DONE
+
+
+def _of_whole_images(options: argparse.Namespace) -> int:
+    if options.labels is None or options.references is not None or options.tolerance_mm:
+        raise ValueError(
+            f"--predictions {options.predictions}: answers about whole images are measured against --labels, a table "
+            "(.csv), without --references and --tolerance-mm"
+        )
+    if options.predictions.is_dir():
+        options.predictions = options.predictions / TABLE
+    _check_writable(options.output)
+    columns = (options.label_columns, options.split, options.split_column or "split")
+    result = image_level.evaluate(options.predictions, options.labels, options.compare, *columns)
+    image_level.write(result, options.output)
+    print(shown(image_level.table(result)))
+    images = {case: Path(path) for case, path in result["images"].items()} | recorded_images(options.predictions.parent)
+    if options.images:
+        known = in_folder(options.images, "--images")
+        images = {row["case"]: known[row["case"]] for row in result["cases"] if row["case"] in known}
+    write_text(options.output.with_suffix(".html"), write_whole_report(result, images))
+    _say_where(options.output)
+    return DONE
+
+
+def _say_where(output: Path) -> None:
+    print(f"\nper case: {output} and {output.with_suffix('.csv')}")
+    print(f"report:   {output.with_suffix('.html')}")
+
+
+def evaluate(
+    predictions: Path,
+    references: Path,
+    compare: Path | None = None,
+    tolerance_mm: Mapping[str | None, float] | None = None,
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Every prediction against the reference of the same name; with `compare`, a second folder of predictions too.
+
+    Args: tolerance_mm: of the surface Dice, by class; None stands for every other one. workers: cases measured at once.
+    Returns: `mean` (metric to value), `per_class` (class to metric to mean), `statistics` (class to metric to what
+        `statistics.describe` gives), `cases` (one row each: metric to class to value), `without_prediction` (references that
+        nothing was predicted for), `tolerance_mm`; of a comparison `compare` (the same of the others) and `comparison`.
+    Raises: ValueError: a folder without label maps, predictions without a reference, or files at fault, all named.
+    """
+    sets = [(predictions, "--predictions")] + ([(compare, "--compare")] if compare else [])
+    found = [in_folder(folder, option) for folder, option in sets]
+    known = in_folder(references, "--references")
+    lacking = sorted({case for paths in found for case in paths} - set(known))
+    if lacking:
+        raise ValueError(f"--references {references}: no label map there for {', '.join(lacking[:20])}")
+    targets = labels.agreed_targets([folder for folder, _ in sets], references)
+    tolerance = labels.Tolerance(tolerance_mm or {})
+    if targets:
+        tolerance.by_class(targets.names)  # names what is wrong before the work
+    rows = [_measured(paths, known, targets, tolerance, workers) for paths in found]
+    targets = targets or labels.numbered({name for cases in rows for row in cases for name in row["dice"]})
+    summaries = [_summary(folder, cases, targets.names) for (folder, _), cases in zip(sets, rows, strict=True)]
+    result = {**summaries[0], "references": str(references), "targets": targets.plain()}
+    result |= {"tolerance_mm": tolerance.by_class(targets.names), "without_prediction": sorted(set(known) - set(found[0]))}
+    return result | ({"compare": summaries[1], "comparison": _compared(*summaries)} if compare else {})
+
+
+def write(result: dict[str, Any], path: Path) -> None:
+    """`path` as JSON, and beside it a CSV with a row per case and class (with `compare`, of both sets)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(result, indent=2, allow_nan=False) + "\n")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["predictions", "case", "class", *_COLUMNS])
+    for part in (result, *([result["compare"]] if "compare" in result else [])):
+        for row in part["cases"]:
+            for name in part["per_class"]:
+                writer.writerow([part["predictions"], row["case"], name, *(row[column][name] for column in _COLUMNS)])
+    write_text(path.with_suffix(".csv"), text.getvalue())
+
+
+def report(result: dict[str, Any], images: Path | None = None) -> str:
+    """The HTML page of what `evaluate` returned; it reads the worst cases' files again.
+
+    Args: images: their folder; None takes those that the predictions were made from, or `imagesTr` beside `labelsTr`.
+    """
+    references = Path(result["references"])
+    folders = [Path(part["predictions"]) for part in (result, result.get("compare")) if part]
+    found = [in_folder(folder, "") for folder in (references, *folders)]
+    paths = {row["case"]: tuple(f[row["case"]] for f in found if row["case"] in f) for row in result["cases"]}
+    return write_report(result, paths, images_of(folders[0], references, images, list(paths)))
+
+
+def table(result: dict[str, Any]) -> str:
+    """Per class: mean and standard deviation of Dice, the other means, and the number of cases in which it is there."""
+    width = max([20, *(len(name) for name in result["per_class"])])
+    lines = [
+        f"{'class':<{width}} {'Dice':>7} {'sd':>7} {'NSD':>7} {'HD95 mm':>8} {'ASD mm':>7} {'volume %':>8} {'cases':>6}"
+    ]
+    for name, values in result["statistics"].items():
+        lines.append(f"{name:<{width}} {_cells(result['per_class'][name], values['dice']['sd'])} {values['dice']['n']:>6}")
+    lines.append(f"{'mean foreground':<{width}} {_cells(result['mean'], None)}".rstrip())
+    if lacking := result["without_prediction"]:
+        named = ", ".join(lacking[:5]) + (", ..." if len(lacking) > 5 else "")
+        total = len(lacking) + len(result["cases"])
+        lines.append(f"{len(lacking)} of {total} references have no prediction and are in no number: {named}")
+    for name, values in result.get("comparison", {}).items():
+        dice = values["dice"]
+        difference, p = (_number(dice[key], 4, 0) for key in ("difference", "p_holm"))
+        lines.append(f"{name}: Dice minus that of --compare {difference} in {dice['n']} cases, p {p} (Wilcoxon, Holm)")
+    return "\n".join(lines)
+
+
+def _measured(
+    paths: Mapping[str, Path],
+    known: Mapping[str, Path],
+    targets: Targets | None,
+    tolerance: labels.Tolerance,
+    workers: int,
+) -> list[dict[str, Any]]:
+    """A row per case. Raises: ValueError: all cases that cannot be measured."""
+
+    def work(case: str) -> dict[str, Any] | str:
+        try:
+            return {"case": case, **_one(paths[case], known[case], targets, tolerance)}
+        except ValueError as error:
+            return f"  case {case}: {error}"
+
+    results = list(each(work, list(paths), workers, "evaluating"))
+    faults = [result for result in results if isinstance(result, str)]
+    if faults:
+        raise ValueError(f"{len(faults)} of {len(paths)} cases cannot be evaluated\n" + "\n".join(faults))
+    return [result for result in results if not isinstance(result, str)]
+
+
+def _one(prediction: Path, reference: Path, targets: Targets | None, tolerance: labels.Tolerance) -> dict[str, Row]:
+    (found, grid), (wanted, wanted_grid) = read_label(prediction), read_label(reference)
+    check_same_grid(reference, wanted_grid, prediction, grid)
+    if targets is None:
+        targets = labels.numbered(set(np.union1d(found, wanted).tolist()))
+    labels.check_declared(prediction, found, targets)
+    labels.check_declared(reference, wanted, targets, targets.ignore)
+    return measure(found, wanted, wanted_grid, targets, tolerance.of(targets.names))
+
+
+def _summary(predictions: Path, rows: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """What is said of a set of predictions; a class that a case's numbers do not have is undefined there."""
+    cases = [{"case": row["case"], **{c: {n: row[c].get(n) for n in names} for c in _COLUMNS}} for row in rows]
+    described = {n: {c: statistics.describe([row[c][n] for row in cases]) for c in _COLUMNS} for n in names}
+    per_class = {n: {c: values["mean"] for c, values in columns.items()} for n, columns in described.items()}
+    mean = {c: metrics_dice.mean({n: per_class[n][c] for n in names}) for c in _COLUMNS}
+    return {"predictions": str(predictions), "mean": mean, "per_class": per_class, "statistics": described, "cases": cases}
+
+
+def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Class to metric to what `statistics.paired` gives, `p_holm` over the classes, and both means over the same cases."""
+    rows = [{row["case"]: row for row in part["cases"]} for part in (first, second)]
+    shared = [case for case in rows[0] if case in rows[1]]
+    if not shared:
+        raise ValueError(f"--compare {second['predictions']}: no case that {first['predictions']} has too")
+    result: dict[str, Any] = {name: {} for name in first["per_class"]}
+    for metric in METRICS:
+        for name, found in result.items():
+            values = [[metric.error(part[case][metric.name][name]) for case in shared] for part in rows]
+            found[metric.name] = statistics.paired(*values)
+        corrected = statistics.holm({name: found[metric.name]["p"] for name, found in result.items()})
+        for name, found in result.items():
+            found[metric.name]["p_holm"] = corrected[name]
+    return result
+
+
+def _cells(values: Mapping[str, float | None], sd: float | None) -> str:
+    volume = values["volume_error"]
+    cells = [(values["dice"], 4, 7), (sd, 4, 7), (values["nsd"], 4, 7), (values["hd95_mm"], 2, 8), (values["asd_mm"], 2, 7)]
+    return " ".join(_number(*cell) for cell in [*cells, (None if volume is None else 100 * volume, 1, 8)])
+
+
+def _number(value: float | None, digits: int, width: int) -> str:
+    return f"{'-' if value is None else format(value, f'.{digits}f'):>{width}}"
+
+
+def _check_writable(path: Path) -> None:
+    """Before the work, not after it. Raises: ValueError: nothing can be written there, or beside it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for one in (path, path.with_suffix(".csv"), path.with_suffix(".html")):
+            if one.is_dir():
+                raise ValueError(f"--output {one}: cannot be written ({os.strerror(errno.EISDIR)})")
+        probe = path.with_name(f".{os.getpid()}.{path.name}")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"--output {path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,116 @@
+"""An evaluation of label maps as one HTML file: tables, distributions, the worst cases as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from medconv.evaluation import rendering
+from medconv.evaluation.distributions import Series, distribution
+from medconv.evaluation.overlays import case_png
+from medconv.metrics.dice import mean
+from medconv.metrics.segmentation import METRICS, Metric
+from medconv.targets.segmentation import Targets
+from medconv.utils import visualization
+
+_WORST = 6  # cases shown
+_CLASSES = 8  # of each
+_NAMED = 40  # label values in the legend
+_DEFINITIONS = {
+    "Dice": "twice the common volume over the sum of both volumes.",
+    "Surface Dice": "the share of both surfaces' area within the tolerance of the other one (Nikolov et al. 2018).",
+    "HD95": "the 95th percentile of the distances between the boundary voxels, the larger one of the two directions.",
+    "ASD": "average symmetric surface distance: the mean over the boundary voxels of both.",
+    "Volume error": "prediction minus reference; in per cent of the reference.",
+    "A class that is missing": "in both: no value, the case is not counted (n). In one of the two: Dice and surface Dice "
+    "are 0, distances are the length of the image from corner to corner.",
+    "sd, interval": "standard deviation over cases (n - 1); 95 % bootstrap interval of the mean.",
+}
+
+
+def write_report(result: Mapping[str, Any], paths: Mapping[str, tuple[Path, ...]], images: Mapping[str, Path]) -> str:
+    """The page.
+
+    Args: result: as `evaluate` returns it. paths: for each case the reference, the prediction, and the one to compare.
+        images: case to image, of those that have one.
+    """
+    targets = Targets.from_plain(result["targets"])
+    return rendering.render(
+        "report.html.j2",
+        result=result,
+        metrics=METRICS,
+        tolerance=_tolerance(result["tolerance_mm"]),
+        charts=[(metric, distribution(_series(result, metric), metric.unit)) for metric in METRICS],
+        painted=_painted(targets),
+        worst=_worst(result, paths, images, targets.ignore),
+        definitions=_DEFINITIONS,
+        number=_number,
+        p_value=_p,
+        better=_better,
+    )
+
+
+def _tolerance(by_class: Mapping[str, float]) -> str:
+    if len(set(by_class.values())) == 1:
+        return f"{next(iter(by_class.values())):g} mm"
+    return ", ".join(f"{name} {mm:g} mm" for name, mm in by_class.items())
+
+
+def _better(row: Mapping[str, Any], metric: Metric) -> str:
+    """CSS class of a significant difference."""
+    if row["p_holm"] is None or row["p_holm"] >= 0.05:
+        return ""
+    return "good" if row["difference"] * (metric.better or -1) > 0 else "bad"
+
+
+def _series(result: Mapping[str, Any], metric: Metric) -> list[Series]:
+    sets = [("a", result["cases"])] + ([("b", result["compare"]["cases"])] if "compare" in result else [])
+    scale = 100 if metric.unit == "%" else 1
+    rows = []
+    for name in result["per_class"]:
+        for style, cases in sets:
+            found = {row["case"]: row[metric.name][name] for row in cases}
+            values = {case: scale * value for case, value in found.items() if value is not None}
+            rows.append(Series(f"{name} {style.upper()}" if len(sets) > 1 else name, values, style))
+    return rows
+
+
+def _worst(
+    result: Mapping[str, Any],
+    paths: Mapping[str, tuple[Path, ...]],
+    images: Mapping[str, Path],
+    ignore: int | None,
+) -> list[dict[str, Any]]:
+    scored = [(mean(row["dice"]), row["case"], row) for row in result["cases"]]
+    worst = sorted((entry for entry in scored if entry[0] is not None), key=lambda entry: entry[:2])[:_WORST]
+    return [{"dice": dice, **_case(row, paths[case], images.get(case), ignore)} for dice, case, row in worst]
+
+
+def _case(row: Mapping[str, Any], labels: tuple[Path, ...], image: Path | None, ignore: int | None) -> dict[str, Any]:
+    """What the template shows of a case: its picture, and its worst classes."""
+    error = ""
+    try:
+        png = case_png(labels, image, ignore)
+    except ValueError as reason:
+        png, error, image = case_png(labels, None, ignore), f"; without the image: {reason}", None
+    columns = ["reference", "prediction"] if len(labels) == 2 else ["reference", "prediction A", "prediction B"]
+    classes = sorted(row["dice"], key=lambda name: (row["dice"][name] is None, row["dice"][name]))[:_CLASSES]
+    caption = ", ".join((["image"] if image else []) + columns) + error
+    return {"name": row["case"], "row": row, "png": png, "caption": caption, "classes": classes}
+
+
+def _painted(targets: Targets) -> list[tuple[str, str]]:
+    """Colour and what it means, as the pictures show label values; more than seven share colours."""
+    values = sorted({value for group in targets.values for value in group})[:_NAMED]
+    names = targets.by_name.items()
+    return [(visualization.colour(v), " + ".join(name for name, group in names if v in group)) for v in values]
+
+
+def _number(value: float | None, metric: Metric, signed: bool = False) -> str:
+    scaled = None if value is None else float(100 * value if metric.unit == "%" else value)
+    return rendering.number(scaled, 2 if metric.unit else 3, signed and metric.better == 0)
+
+
+def _p(value: float | None) -> str:
+    return "< 0.001" if value is not None and value < 0.001 else rendering.number(value)

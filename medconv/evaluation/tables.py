@@ -1,0 +1,154 @@
+"""Tables for the evaluation of whole images: answers as `predict` wrote them, and what is true of the same cases."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from medconv.data.datasets.common import ids_of
+from medconv.data.datasets.csv_table import PARTS, read_rows
+from medconv.inference.manifest import RECORD
+from medconv.inference.output_table import OTHERS, column_of
+from medconv.targets.image_level import Outcome
+from medconv.utils.logging import some
+
+Rows = list[tuple[int, dict[str, str]]]  # number in the file, and column to text
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Args: outputs: case to its probabilities or numbers, in the order of the names."""
+
+    path: Path
+    outcome: Outcome | None
+    names: tuple[str, ...]
+    outputs: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Args: values: case to its values. images: case to the file that its row names."""
+
+    values: Mapping[str, tuple[float, ...]]
+    images: Mapping[str, Path]
+
+
+def read_answers(path: Path, option: str) -> Answers:
+    """What the columns mean is in the record beside the table; without one, a column `predicted` means classes, and else the
+    truth tells it.
+
+    Raises: ValueError: no such file, or not such a table; names the row.
+    """
+    header, rows = _table(path, option)
+    if "case" not in header:
+        raise ValueError(
+            f"{option} {path}: no column 'case', expected a table as medconv predict writes it: {', '.join(header)}"
+        )
+    columns = [name for name in header if name not in OTHERS]
+    own = {column_of(name): name for name in OTHERS}
+    names = tuple(own.get(name, name) for name in columns)
+    outcome = _recorded(path, names) or (Outcome("classes", names) if "predicted" in header and len(names) > 1 else None)
+    outputs: dict[str, np.ndarray] = {}
+    for number, row in rows:
+        if row["case"] in outputs:
+            raise ValueError(f"{option} {path}, row {number}: case {row['case']} is there twice")
+        outputs[row["case"]] = np.array([_number(row[name], f"{option} {path}, row {number}", name) for name in columns])
+        if (
+            outcome is not None
+            and outcome.kind != "numbers"
+            and not ((outputs[row["case"]] >= 0) & (outputs[row["case"]] <= 1)).all()
+        ):
+            raise ValueError(f"{option} {path}, row {number}: expected probabilities, from 0 to 1")
+    return Answers(path, outcome, names, outputs)
+
+
+def kind_of(answers: Answers, path: Path, columns: Sequence[str]) -> Outcome:
+    """The outcome of a table that does not say: findings where each value is 0 or 1 and each answer a probability."""
+    if answers.outcome is not None:
+        return answers.outcome
+    _, rows = _table(path, "--labels")
+    values = {row.get(column, "") for _, row in rows for column in columns or answers.names}
+    probable = all((output >= 0).all() and (output <= 1).all() for output in answers.outputs.values())
+    return Outcome("findings" if probable and values <= {"0", "1", "0.0", "1.0", ""} else "numbers", answers.names)
+
+
+def read_truth(
+    path: Path, outcome: Outcome, columns: Sequence[str] = (), part: str | None = None, split: str = "split"
+) -> Truth:
+    """Args: columns: of the labels; none: `label` of classes, else the outcome's names. part: only such rows.
+
+    A row is of the case in its column `case`, or of the image that its column `path` names (relative to the table's folder).
+    Raises: ValueError: no such file or column, or a label that is none; names the row.
+    """
+    header, rows = _table(path, "--labels")
+    columns = list(columns) or (["label"] if outcome.kind == "classes" else list(outcome.names))
+    if len(columns) != outcome.num_values:
+        raise ValueError(f"--label-columns: expected {outcome.num_values} for {outcome.kind}, got {', '.join(columns)}")
+    for column in (*columns, *([split] if part is not None else [])):
+        if column not in header:
+            raise ValueError(f"--labels {path}: no column {column!r}; it has {', '.join(header)}")
+    if not {"case", "path"} & set(header):
+        raise ValueError(f"--labels {path}: a column 'case' or 'path' is needed, to tell which case a row is of")
+    files = [path.parent / row["path"] for _, row in rows] if "path" in header else []
+    keyed = "case" in header and ("path" not in header or "case" not in columns)  # a finding may be called so
+    ids = [row["case"] for _, row in rows] if keyed else ids_of(files, path.parent, path)
+    found: dict[str, tuple[float, ...]] = {}
+    for case, (number, row) in zip(ids, rows, strict=True):
+        if part is not None and PARTS.get(row[split].lower(), row[split]) != part:
+            continue
+        if case in found:
+            raise ValueError(f"--labels {path}, row {number}: case {case} is there twice")
+        found[case] = _values(row, columns, outcome, f"--labels {path}, row {number}")
+    if not found:
+        raise ValueError(f"--labels {path}: no row" + (f" whose column {split!r} is {part}" if part is not None else ""))
+    return Truth(found, dict(zip(ids, files, strict=True)) if files else {})
+
+
+def _values(row: Mapping[str, str], columns: Sequence[str], outcome: Outcome, where: str) -> tuple[float, ...]:
+    if outcome.kind == "classes":
+        label = row[columns[0]]
+        if label not in outcome.names:
+            raise ValueError(f"{where}: {label!r} is no class of the predictions; they are {some(outcome.names, 20)}")
+        return (float(outcome.names.index(label)),)
+    values = tuple(_number(row[column], where, column) for column in columns)
+    if fault := outcome.fault(values):
+        raise ValueError(f"{where}: {fault}")
+    return values
+
+
+def _recorded(path: Path, names: tuple[str, ...]) -> Outcome | None:
+    """Raises: ValueError: the record beside the table speaks of another one."""
+    record = path.with_name(RECORD)
+    try:
+        content = json.loads(record.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{record}: cannot be read ({error})") from error
+    if not isinstance(content, dict) or "outcome" not in content:
+        return None
+    outcome = Outcome.from_plain(content["outcome"])
+    if outcome.names != names:
+        raise ValueError(f"{path}: its columns are {some(names)}; {record.name} beside it speaks of {some(outcome.names)}")
+    return outcome
+
+
+def _table(path: Path, option: str) -> tuple[list[str], Rows]:
+    if not path.is_file():
+        raise ValueError(f"{option} {path}: no such file, expected a table (CSV)")
+    return read_rows(path)
+
+
+def _number(text: str, where: str, column: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{where}: column {column!r} must hold a finite number, got {text!r}")
+    return value

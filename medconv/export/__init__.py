@@ -1,0 +1,1 @@
+"""Networks as files of other formats: ONNX, TorchScript, torch.export and MONAI bundles."""

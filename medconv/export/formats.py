@@ -1,0 +1,69 @@
+"""A captured network into a file, and back again in the process that wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from medconv.export.graph import Captured
+from medconv.inference.exported.load import INPUT, OUTPUT, first_line, need, quiet, read_onnx
+
+FORMATS = ("torchscript", "onnx", "pt2", "bundle")
+OPSETS = range(18, 24)  # of ONNX: torch's operations are written for 18, which later ones are made from
+
+
+def write_network(captured: Captured, format: str, path: Path, opset: int) -> None:
+    """Args: opset: of ONNX alone.
+
+    Raises: ValueError: torch cannot write it in this format, or a package is missing.
+    """
+    writers = {"torchscript": _torchscript, "pt2": _export, "onnx": _onnx}
+    if format == "onnx":
+        need(("onnx", "onnxscript"), "--format onnx")
+    try:
+        with quiet(), torch.no_grad():
+            writers[format](captured, path, opset)
+    except (OSError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # torch has many classes for what it cannot write
+        raise ValueError(f"the network cannot be written as {format} ({first_line(error)})") from error
+
+
+def read_written(path: Path, format: str) -> nn.Module:
+    """The network of a file that this process has just written; TorchScript and pt2 files of others are never loaded.
+
+    Raises: ValueError: ONNX alone, as `read_onnx`.
+    """
+    if format == "onnx":
+        return read_onnx(path, "cpu")
+    with quiet(), path.open("rb") as file:
+        return torch.jit.load(file).eval() if format == "torchscript" else torch.export.load(file).module(check_guards=False)
+
+
+def check_opset(opset: int) -> None:
+    """Raises: ValueError: not one that is supported."""
+    if opset not in OPSETS:
+        raise ValueError(f"--opset must lie between {OPSETS[0]} and {OPSETS[-1]}, got {opset}")
+
+
+def _torchscript(captured: Captured, path: Path, _: int) -> None:
+    # A trace follows one way through the code; that there is no other, capturing has shown.
+    traced = torch.jit.trace(captured.module, captured.example, check_trace=False)
+    torch.jit.save(traced, str(path))
+
+
+def _export(captured: Captured, path: Path, _: int) -> None:
+    with path.open("wb") as file:
+        torch.export.save(captured.program, file)
+
+
+def _onnx(captured: Captured, path: Path, opset: int) -> None:
+    names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "verbose": False}
+    torch.onnx.export(captured.program, (), str(path), dynamo=True, external_data=False, opset_version=opset, **names)
+    onnx, _ = need(("onnx", "onnxscript"), "--format onnx")
+    given = {entry.domain: entry.version for entry in onnx.load(str(path)).opset_import}[""]
+    if given != opset:  # torch keeps what it could not convert
+        raise ValueError(f"it can only be written for opset {given}, not {opset}")

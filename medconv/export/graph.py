@@ -1,0 +1,95 @@
+"""The network as one graph of operations, with batch and sizes left open where they can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from medconv.inference.exported.load import first_line, quiet
+from medconv.inference.load import Trained
+from medconv.models.outputs import full_resolution
+
+
+class Logits(nn.Module):
+    """What a file holds of a network: (batch, channels, *spatial) -> logits (batch, outputs, *spatial), no other heads; of
+    whole images (batch, outputs)."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor) -> Tensor:
+        return full_resolution(self.network(image))
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A network and its graph.
+
+    Args:
+        example: an input that it was captured with.
+        divisor: what divides each spatial size.
+        dynamic: per spatial axis, whether other sizes than the patch's are taken; from `2 * divisor` upwards.
+    """
+
+    module: Logits
+    program: Any  # a torch.export.ExportedProgram
+    example: Tensor
+    divisor: tuple[int, ...]
+    dynamic: tuple[bool, ...]
+
+
+def capture(model: Trained) -> Captured:
+    """Args: model: loaded `plain`.
+
+    Raises: ValueError: its network cannot be exported, such as one whose Python looks at the values of an image.
+    """
+    assert not any(parametrize.is_parametrized(layer) for layer in model.network.modules()), "fold first"
+    module, patch, channels = Logits(model.network).eval(), model.window.patch_size, len(model.modalities)
+    example = torch.randn(2, channels, *patch, generator=torch.Generator().manual_seed(0))
+    divisor, reason = divisor_of(model.network, example), ""
+    open_axes = tuple(model.outcome is None and n % d == 0 and n >= 2 * d for n, d in zip(patch, divisor, strict=True))
+    for dynamic in dict.fromkeys([open_axes, (False,) * len(patch)]):
+        try:
+            with quiet(), torch.no_grad():
+                program = torch.export.export(module, (example,), dynamic_shapes=(_open(divisor, dynamic),))
+        except Exception as error:  # torch has many classes for what it cannot follow
+            reason = first_line(error)
+            continue
+        return Captured(module, program, example, divisor, dynamic)
+    raise ValueError(f"{model.path}: its network, {type(model.network).__name__}, cannot be exported ({reason})")
+
+
+@torch.no_grad()
+def divisor_of(network: nn.Module, example: Tensor) -> tuple[int, ...]:
+    """What must divide each spatial size: how much coarser than the image the coarsest grid of a convolution is."""
+    if isinstance(known := getattr(network, "divisor", None), tuple):
+        return known
+    size, coarsest = example.shape[2:], [1] * (example.ndim - 2)
+
+    def look(_: nn.Module, __: Any, output: Tensor) -> None:
+        if output.shape[2:].numel() > 1:  # else a mean over the image, as squeeze-and-excitation takes it
+            steps = [max(1, round(n / m)) for n, m in zip(size, output.shape[2:], strict=True)]
+            coarsest[:] = [max(a, b) for a, b in zip(coarsest, steps, strict=True)]
+
+    kinds = (nn.Conv2d, nn.Conv3d)
+    hooks = [layer.register_forward_hook(look) for layer in network.modules() if isinstance(layer, kinds)]
+    network(example)
+    for hook in hooks:
+        hook.remove()
+    return tuple(coarsest)
+
+
+def _open(divisor: Sequence[int], dynamic: Sequence[bool]) -> dict[int, Any]:
+    """What torch is told of the sizes: any batch, and multiples of the divisor where they are open."""
+    found: dict[int, Any] = {0: torch.export.Dim("batch")}
+    for axis, (step, free) in enumerate(zip(divisor, dynamic, strict=True)):
+        if free:
+            blocks = torch.export.Dim(f"blocks{axis}", min=2)  # of one, a norm may have a single voxel at the bottom
+            found[2 + axis] = step * blocks if step > 1 else blocks
+    return found

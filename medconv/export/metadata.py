@@ -1,0 +1,225 @@
+"""The card of an exported file: what its checkpoint says of input, output, training and validation, as plain values."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import medconv
+from medconv.config import plain
+from medconv.export.graph import Captured
+from medconv.inference.exported.metadata import VERSION, Card, digest
+from medconv.inference.load import Trained
+from medconv.metrics import image_level
+from medconv.metrics.dice import mean, mean_per_class
+from medconv.targets.image_level import Outcome
+
+_SOFTMAX = "softmax over the channels; a voxel's label is the number of the highest channel, the first of several"
+_FRAMED = "none; after resampling, or scaling to `resize`, the middle `frame` is cut out, or padded with 0 on both sides"
+_SIGMOID = (
+    "a sigmoid for each channel; a region is where its logit is above 0; `order` gives the label value that each region "
+    "writes, later ones over earlier ones, the rest is 0"
+)
+
+
+_OF_WHOLE = {
+    "classes": "softmax over the outputs: probabilities of classes that exclude each other",
+    "findings": "a sigmoid of each output: probabilities of findings that may come together",
+    "numbers": "the outputs are the numbers themselves, in the units of training",
+}
+
+
+def describe(
+    content: Mapping[str, Any], model: Trained, captured: Captured, file: Path, format: str, parity: Mapping[str, Any]
+) -> Card:
+    """Args: content: the checkpoint's. file: as it lies now. parity: what was compared, and the largest difference.
+
+    Returns: what `exported.card` reads; numbers, names, lists and nothing else.
+    """
+    assert model.path is not None
+    packages = ("torch", "monai", *(("onnx", "onnxruntime") if format == "onnx" else ()))
+    card = {
+        "medconv_card": VERSION,
+        "format": format,
+        "sha256": digest(file),
+        "inputs": _inputs(model, captured),
+        "windows": _windows(model),
+        "outputs": _outputs(model),
+        "training": _training(content["medconv"]),
+        "validation": _validation(content["medconv"]),
+        "parity": dict(parity),
+        "checkpoint": {"name": model.path.name, "sha256": digest(model.path)},
+        "versions": {
+            "medconv": medconv.__version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+        },
+    }
+    return dict(json.loads(json.dumps(plain(card))))
+
+
+def _inputs(model: Trained, captured: Captured) -> Card:
+    recipe = model.recipe
+    turned = recipe.image_dims == 3  # pictures and lone slices are not
+    return {
+        "name": "image",
+        "layout": "(batch, channels, *spatial) float32, axes "
+        + ("towards right, anterior, superior" if turned else "as stored"),
+        "channels": model.modalities,
+        "spatial_dims": recipe.spatial_dims,
+        "slice_axis": recipe.slice_axis,
+        "orientation": "RAS" if turned else "as stored",
+        "crop": "to the voxels that are not 0 in some channel" if recipe.frame is None else _FRAMED,
+        "frame": recipe.frame,
+        "resize": recipe.resize,
+        "rounding": model.rounding,
+        "spacing_mm": recipe.spacing_mm,
+        "resampling": "cubic splines, after normalisation; the outer edges of the first and last voxels stay where they are",
+        "normalisation": recipe.normalisation,
+        "intensities": recipe.intensities,
+        "spacing_range_mm": model.spacing_range_mm,
+        "divisor": captured.divisor,
+        "dynamic": {"batch": True, "spatial": captured.dynamic},
+    }
+
+
+def _windows(model: Trained) -> Card:
+    window = model.window
+    return {
+        "patch_size": window.patch_size,
+        "overlap": window.overlap,
+        "weights": "gaussian",
+        "batch_size": window.batch_size,
+        "mirror_axes": window.mirror_axes,
+        "seen_axes": model.seen_axes,
+        "equivariant_axes": model.equivariant_axes,
+        "label_pairs": window.label_pairs,
+    }
+
+
+def _outputs(model: Trained) -> Card:
+    if (outcome := model.outcome) is not None:
+        asked = {"outcome": outcome.plain(), "decode": _OF_WHOLE[outcome.kind]}
+        return {"name": "logits", "channels": outcome.names, "class_names": model.class_names, **asked}
+    targets = model.targets
+    background = [] if targets.overlapping else list(model.class_names[:1])
+    return {
+        "name": "logits",
+        "channels": [*background, *targets.names],
+        "class_names": model.class_names,
+        "targets": targets.plain(),
+        "decode": _SIGMOID if targets.overlapping else _SOFTMAX,
+        "restore": "each channel by linear interpolation to the cropped image's own grid; outside of it is background",
+    }
+
+
+def _training(record: Mapping[str, Any]) -> Card:
+    values = record["config"]
+    root = values["data"].get("root")
+    cases = str(values["facts"].get("train_cases", "")).partition(" ")[0]
+    return {
+        "dataset": record.get("dataset") or (Path(str(root)).name if root else None),
+        "cases": int(cases) if cases.isdigit() else None,
+        "network": str(values["model"].get("_target_")),
+        "conv": str(values["conv"].get("_target_")),
+        "precision": str(values["trainer"]["precision"]),
+    }
+
+
+def _validation(record: Mapping[str, Any]) -> Card:
+    rows = list(record.get("validation", {}).values())
+    if (plain := record.get("outcome")) is not None:
+        return {"cases": len(rows), "scores": _scores(Outcome.from_plain(plain), rows)}
+    per_class = mean_per_class(rows)
+    return {"cases": len(rows), "dice": mean(per_class), "dice_per_class": per_class}
+
+
+def _scores(outcome: Outcome, rows: Sequence[Mapping[str, Any]]) -> Card:
+    outputs, values = (np.array([row[key] for row in rows], float) for key in ("outputs", "values"))
+    shapes = (len(rows), outcome.num_outputs), (len(rows), outcome.num_values)
+    return image_level.measure(outcome, outputs.reshape(shapes[0]), values.reshape(shapes[1]))
+
+
+def in_words(card: Card, name: str) -> str:
+    """The card as Markdown. Args: name: of the file."""
+    inputs, windows, outputs, valid, trained = (card[k] for k in ("inputs", "windows", "outputs", "validation", "training"))
+    sizes = ["any multiple" if free else "the patch's size" for free in inputs["dynamic"]["spatial"]]
+    rows = {
+        "file": f"`{name}`, {card['format']}, SHA-256 `{card['sha256']}`",
+        "channels": ", ".join(inputs["channels"]),
+        "orientation": f"{inputs['orientation']}; {inputs['layout']}",
+        "spacing": f"{_by(inputs['spacing_mm'])} mm; {inputs['resampling']}",
+        "crop": inputs["crop"],
+        "normalisation": "; ".join(_normalisation(*pair) for pair in _pairs(inputs)),
+        **_of_windows(card),
+        "sizes": f"any batch; along the axes: {', '.join(sizes)} of {_by(inputs['divisor'])}",
+        "flips": str(windows["mirror_axes"] or "none"),
+        "output": "; ".join([f"{_meaning(outputs)} {', '.join(outputs['channels'])}", *_how(outputs)]),
+        "trained on": f"{trained['dataset']}, {trained['cases']} cases",
+        **_validated(valid),
+        "parity": f"logits differ by at most {card['parity']['largest_difference']:.2g} ({card['parity']['of']})",
+        "versions": ", ".join(f"{package} {number}" for package, number in card["versions"].items()),
+    }
+    if inputs["slice_axis"] is not None:
+        rows["slices"] = f"a 2D network on slices across axis {inputs['slice_axis']} of volumes, each at its own distance"
+    lines = [f"| {key} | {value.replace('|', '/')} |" for key, value in rows.items()]
+    return "\n".join([f"# {name}", "", "| | |", "|---|---|", *lines, ""])
+
+
+def _meaning(outputs: Card) -> str:
+    return f"{outputs['outcome']['kind']} of the whole image:" if "outcome" in outputs else "logits of"
+
+
+def _how(outputs: Card) -> list[str]:
+    return [outputs[key] for key in ("decode", "restore") if key in outputs]
+
+
+def _of_windows(card: Card) -> dict[str, str]:
+    """Windows, or the size of whole images; and which value of a label map means what."""
+    windows, outputs = card["windows"], card["outputs"]
+    if "outcome" in outputs:
+        return {"image": f"{_by(windows['patch_size'])} voxels, as a whole"}
+    values = ", ".join(f"{n}: {v}" for n, v in zip(*(outputs["targets"][k] for k in ("names", "values")), strict=True))
+    size = f"{_by(windows['patch_size'])} voxels, overlap {windows['overlap']:g}, weights {windows['weights']}"
+    return {"windows": size, "label values": values}
+
+
+def _validated(valid: Card) -> dict[str, str]:
+    if "scores" in valid:
+        named = "; ".join(f"{name} {_number(value)}" for name, value in valid["scores"].items())
+        return {"validation": f"{valid['cases']} cases; {named}"}
+    named = "".join(f"; {name} {_number(value)}" for name, value in valid["dice_per_class"].items())
+    return {"Dice, validation": f"{_number(valid['dice'])} over {valid['cases']} cases{named}"}
+
+
+def _pairs(inputs: Card) -> list[tuple[str, str, dict[str, float]]]:
+    return list(zip(inputs["channels"], inputs["normalisation"], inputs["intensities"], strict=True))
+
+
+def _normalisation(channel: str, name: str, known: Mapping[str, float]) -> str:
+    how = {
+        "zscore": "minus its mean, divided by its standard deviation, over the cropped image",
+        "rescale": "its lowest value to 0, its highest to 1, over the cropped image",
+        "none": "as it is",
+        "dataset": f"minus {known.get('mean', 0):g}, divided by {known.get('std', 1):g}",
+    }.get(name)
+    if how is None:
+        how = (
+            f"clipped to {known['percentile_00_5']:g} and {known['percentile_99_5']:g}, minus {known['mean']:g}, "
+            f"divided by {known['std']:g}"
+        )
+    return f"{channel}: {name}, {how}"
+
+
+def _by(numbers: list[float]) -> str:
+    return " x ".join(f"{n:g}" for n in numbers)
+
+
+def _number(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.4f}"

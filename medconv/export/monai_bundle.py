@@ -1,0 +1,236 @@
+"""A MONAI bundle: a folder that MONAI runs by itself, with its own transforms in the place of ours.
+
+The network is a TorchScript file with its card, so `medconv predict` takes it, too. Where MONAI's transforms differ from
+`data.preprocess`, the bundle's README says so.
+Source: https://docs.monai.io/en/latest/mb_specification.html; the schema is the one of 2024-07-25.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import medconv
+from medconv.data.preprocessing.preprocess import Recipe
+from medconv.inference.exported.metadata import Card
+from medconv.inference.load import Trained
+from medconv.targets.segmentation import Targets
+
+MODEL = Path("models/model.ts")
+_SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+_NEEDS = {
+    "nibabel": "5.2.0",
+    "pytorch-ignite": "0.5.0",
+    "fire": "0.5.0",
+}  # at least; what `monai.bundle run` wants beside MONAI
+_KEY = {"keys": "image"}
+# Cubic, and the outer edges of the image stay where they are, as in ours.
+_SPLINES = {"mode": 3, "padding_mode": "nearest", "scale_extent": True, "align_corners": True}
+Node = dict[str, Any]
+
+
+def check_bundle(model: Trained) -> None:
+    """Raises: ValueError: MONAI has no transforms for what this network was trained on."""
+    if model.outcome is not None:
+        raise ValueError(f"{model.path}: a bundle makes label maps, this network is for whole images; take another --format")
+    if model.recipe.image_dims == 2:
+        raise ValueError(f"{model.path}: a bundle takes volumes, this network images of one slice; take another --format")
+
+
+def write_bundle(folder: Path, model: Trained, card: Card, name: str) -> None:
+    """Everything but the network, which lies at `MODEL` already.
+
+    Args: folder: there. card: of the network. name: of the bundle.
+    """
+    (folder / "configs").mkdir()
+    (folder / "docs").mkdir()
+    for path, content in (("inference", inference(model)), ("metadata", _metadata(model, card, name))):
+        (folder / "configs" / f"{path}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    (folder / "docs/README.md").write_text(_readme(model, name), encoding="utf-8")
+
+
+def inference(model: Trained) -> Node:
+    """The config that MONAI runs."""
+    window = model.window
+    sliding = {
+        "_target_": "SlidingWindowInferer",
+        "roi_size": list(window.patch_size),
+        "sw_batch_size": window.batch_size,
+        "overlap": window.overlap,
+        "mode": "gaussian",
+    }
+    if window.slice_axis is not None:
+        sliding |= {"_target_": "SliceInferer", "spatial_dim": window.slice_axis}
+    return {
+        "imports": ["$import glob", "$import os", "$import numpy", "$import torch"],
+        "bundle_root": ".",
+        "dataset_dir": "$@bundle_root + '/images'",
+        "output_dir": "$@bundle_root + '/predictions'",
+        "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
+        "datalist": _datalist(len(model.modalities)),
+        "network_def": f"$torch.jit.load(@bundle_root + '/{MODEL.as_posix()}', map_location=@device)",
+        "network": "$@network_def.to(@device)",
+        "preprocessing": {"_target_": "Compose", "transforms": _preprocessing(model.recipe)},
+        "dataset": {"_target_": "Dataset", "data": "$[{'image': i} for i in @datalist]", "transform": "@preprocessing"},
+        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "shuffle": False, "num_workers": 0},
+        "inferer": sliding,
+        "postprocessing": {"_target_": "Compose", "transforms": _postprocessing(model.targets)},
+        "handlers": [],
+        "evaluator": {
+            "_target_": "SupervisedEvaluator",
+            "device": "@device",
+            "val_data_loader": "@dataloader",
+            "network": "@network",
+            "inferer": "@inferer",
+            "postprocessing": "@postprocessing",
+            "val_handlers": "@handlers",
+        },
+        "initialize": ["$os.makedirs(@output_dir, exist_ok=True)"],
+        "run": ["$@evaluator.run()"],
+    }
+
+
+def _datalist(channels: int) -> str:
+    """One file a case, or CASE_0000, CASE_0001, ... for its channels."""
+    if channels == 1:
+        return "$sorted(glob.glob(@dataset_dir + '/*.nii*'))"
+    names = f"[f.replace('_0000.nii', '_%04d.nii' % c) for c in range({channels})]"
+    return f"$[{names} for f in sorted(glob.glob(@dataset_dir + '/*_0000.nii*'))]"
+
+
+def _preprocessing(recipe: Recipe) -> list[Node]:
+    mm = list(recipe.spacing_mm)
+    if recipe.slice_axis is not None:
+        mm.insert(recipe.slice_axis, -1.0)  # MONAI's word for the image's own
+    return [
+        {"_target_": "LoadImaged", **_KEY, "ensure_channel_first": True},
+        {"_target_": "Orientationd", **_KEY, "axcodes": "RAS"},
+        {"_target_": "CropForegroundd", **_KEY, "source_key": "image", "select_fn": "$lambda x: x != 0"},
+        *_normalisation(recipe),
+        {"_target_": "Spacingd", **_KEY, "pixdim": mm, **_SPLINES},
+    ]
+
+
+def _normalisation(recipe: Recipe) -> list[Node]:
+    names = set(recipe.normalisation)
+    if names == {"none"}:
+        return []
+    if names == {"zscore"}:
+        return [{"_target_": "NormalizeIntensityd", **_KEY, "channel_wise": True}]
+    if names == {"rescale"}:
+        return [{"_target_": "ScaleIntensityd", **_KEY, "minv": 0.0, "maxv": 1.0, "channel_wise": True}]
+    channels = ", ".join(_channel(recipe, index) for index in range(len(recipe.normalisation)))
+    return [{"_target_": "Lambdad", **_KEY, "func": f"$lambda x: torch.cat([{channels}])"}]
+
+
+def _channel(recipe: Recipe, index: int) -> str:
+    """One channel, where they differ or have a range, as an expression of `x`."""
+    x, name = f"x[{index}:{index + 1}]", recipe.normalisation[index]
+    if name == "zscore":
+        return f"({x} - {x}.mean()) / {x}.std(correction=0).clamp(min=1e-8)"
+    if name == "rescale":
+        return f"({x} - {x}.min()) / ({x}.max() - {x}.min()).clamp(min=1e-8)"
+    if name == "none":
+        return x
+    known = recipe.intensities[index]
+    mean, std = float(known["mean"]), max(float(known["std"]), 1e-8)
+    low, high = (float(known[key]) for key in ("percentile_00_5", "percentile_99_5"))
+    clipped = x if name == "dataset" else f"{x}.clamp({low!r}, {high!r})"
+    return f"({clipped} - {mean!r}) / {std!r}"
+
+
+def _postprocessing(targets: Targets) -> list[Node]:
+    decode: Node = {"_target_": "AsDiscreted", "keys": "pred", "argmax": True}
+    if targets.overlapping:
+        label = "0"
+        for index, value in enumerate(targets.order):  # later ones over earlier ones
+            label = f"torch.where(x[{index}:{index + 1}] > 0, {value}, {label})"
+        decode = {"_target_": "Lambdad", "keys": "pred", "func": f"$lambda x: {label}"}
+    inverse = {"transform": "@preprocessing", "orig_keys": "image", "nearest_interp": False, "to_tensor": True}
+    saved = {"output_dir": "@output_dir", "output_postfix": "", "separate_folder": False, "resample": False}
+    return [
+        {"_target_": "Invertd", "keys": "pred", **inverse},
+        decode,
+        {"_target_": "SaveImaged", "keys": "pred", **saved, "output_dtype": "$numpy.int16"},
+    ]
+
+
+def _metadata(model: Trained, card: Card, name: str) -> Node:
+    inputs, outputs = card["inputs"], card["outputs"]
+    sizes = [f"{d} * n" if free else n for d, n, free in zip(*_sizes(card), inputs["dynamic"]["spatial"], strict=True)]
+    common = {"type": "image", "dtype": "float32", "is_patch_data": True, "spatial_shape": sizes}
+    values = outputs["targets"]
+    return {
+        "schema": _SCHEMA,
+        "version": "0.1.0",
+        "changelog": {"0.1.0": "exported"},
+        "monai_version": card["versions"]["monai"],
+        "pytorch_version": card["versions"]["torch"].partition("+")[0],
+        "numpy_version": version("numpy"),
+        "required_packages_version": _NEEDS,
+        "name": name,
+        "task": f"segmentation of {', '.join(values['names'])}",
+        "description": f"Trained by medconv {medconv.__version__} on {card['training']['dataset']}; see docs/README.md",
+        "authors": "not stated",
+        "copyright": "not stated",
+        "data_source": str(card["training"]["dataset"]),
+        "data_type": "nibabel",
+        "image_classes": ", ".join(inputs["channels"]),
+        "label_classes": model.targets.words,
+        "pred_classes": ", ".join(outputs["channels"]),
+        "eval_metrics": {} if card["validation"]["dice"] is None else {"mean_dice": card["validation"]["dice"]},
+        "network_data_format": {
+            "inputs": {
+                "image": {
+                    **common,
+                    "format": "magnitude",
+                    "num_channels": len(inputs["channels"]),
+                    "value_range": [],
+                    "channel_def": dict(enumerate(inputs["channels"])),
+                }
+            },
+            "outputs": {
+                "pred": {
+                    **common,
+                    "format": "segmentation",
+                    "num_channels": len(outputs["channels"]),
+                    "value_range": [],
+                    "channel_def": dict(enumerate(outputs["channels"])),
+                }
+            },
+        },
+    }
+
+
+def _sizes(card: Card) -> tuple[list[int], list[int]]:
+    return card["inputs"]["divisor"], card["windows"]["patch_size"]
+
+
+def _readme(model: Trained, name: str) -> str:
+    differs = [
+        "Resampling: MONAI keeps the spacing to the last digit, medconv a whole number of voxels between the image's edges; "
+        "no difference where the image has the network's spacing already.",
+        "The logits go back to the image's grid by the same splines, where medconv interpolates linearly.",
+    ]
+    if model.window.mirror_axes:
+        differs.append(f"No mean over flips; medconv takes it over axes {list(model.window.mirror_axes)}.")
+    files = "files `CASE.nii.gz`" if len(model.modalities) == 1 else "files `CASE_0000.nii.gz`, `CASE_0001.nii.gz`, ..."
+    lines = "\n".join(f"- {line}" for line in differs)
+    return f"""# {name}
+
+Segmentation of {", ".join(model.targets.names)} from {", ".join(model.modalities)}; `models/model.ts.md` says what the
+network takes and how it was measured. In the bundle's folder, for {files} in `images/`:
+
+```bash
+python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json \\
+    --bundle_root . --dataset_dir images --output_dir predictions
+```
+
+needs {", ".join(_NEEDS)}. A TorchScript file and a config of MONAI's are programs: run them only if you trust who made them.
+
+What differs from `medconv predict --exported-model models/model.ts`, which the checkpoint was validated by:
+
+{lines}
+"""

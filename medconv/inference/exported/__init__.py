@@ -1,0 +1,1 @@
+"""Exported ONNX files read back, with their metadata."""

@@ -1,0 +1,268 @@
+"""From the files of a case to its label map, by one trained network or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medconv.data.case import Case, Grid
+from medconv.data.io.images import read_image
+from medconv.data.preprocessing.preprocess import Placement, Recipe, on_content_grid, preprocess, to_native
+from medconv.inference.exported import load as inference_load
+from medconv.inference.load import Trained, load, with_window
+from medconv.targets.segmentation import Targets
+from medconv.utils.hardware import autocast_dtype
+
+_SHEARED = 0.5  # degrees, as in training's checks
+_FAR = 2.0  # a spacing this many times below or above all of training is warned of
+Finish = Callable[[np.ndarray, Grid, Targets], np.ndarray]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Input:
+    """A case as the networks take it. Args: arrays: one per preprocessing. warning: what is odd about it."""
+
+    case: Case
+    arrays: list[np.ndarray]
+    placement: Placement
+    warning: str | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the networks say of a case.
+
+    Args:
+        logits: (outputs, *spatial) per preprocessing: the mean over the members that share it.
+        weights: their shares of the members.
+    """
+
+    logits: list[Tensor]
+    weights: list[float]
+    placement: Placement
+    targets: Targets
+
+    def label(self) -> np.ndarray:
+        """The label map on the image's own grid, (X, Y, Z) int16; of one preprocessing, exactly validation's `restore`."""
+        if len(self.logits) == 1:
+            values = self.targets.decode(on_content_grid(self.logits[0], self.placement))
+        else:  # a region is there above one half, which `decode` looks for at 0; the highest class stays the highest
+            values = self.targets.decode(channel - 0.5 for channel in self._mean())
+        return to_native(values.cpu().numpy(), self.placement)
+
+    def probabilities(self) -> Iterator[np.ndarray]:
+        """One after the other, each (X, Y, Z) float32: of the background and each class, which add up to 1, or of each
+        region. Outside the content all is background."""
+        for number, channel in enumerate(self._mean()):
+            outside = float(number == 0 and not self.targets.overlapping)
+            yield to_native(channel.cpu().numpy(), self.placement, outside)
+
+    def on_cpu(self) -> Scores:
+        return Scores([logits.cpu() for logits in self.logits], self.weights, self.placement, self.targets)
+
+    def _mean(self) -> Iterator[Tensor]:
+        for channels in zip(*map(self._each_probability, self.logits), strict=True):
+            yield sum((w * p for w, p in zip(self.weights, channels, strict=True)), torch.zeros_like(channels[0]))
+
+    def _each_probability(self, logits: Tensor) -> Iterator[Tensor]:
+        """Channel by channel, so that not all of them lie in memory on the native grid."""
+        if self.targets.overlapping:
+            yield from (channel.sigmoid() for channel in on_content_grid(logits, self.placement))
+            return
+        channels = on_content_grid(logits, self.placement)
+        total = next(channels)
+        for channel in channels:
+            total = torch.logaddexp(total, channel)
+        yield from ((channel - total).exp() for channel in on_content_grid(logits, self.placement))
+
+
+class Predictor:
+    """One trained network, or several whose mean is taken.
+
+    Members of the same preprocessing, such as the folds of one configuration: the mean of their logits, on the prepared
+    grid. Where preprocessing differs, such as 2D and 3D, logits have no common grid and scale: the mean of the
+    probabilities on the image's own grid, each member having the same weight.
+    Args: finish: post-processing of the label map, (label, grid, targets) -> label.
+    Raises: ValueError: members that were not trained for the same.
+    Source: means over folds as in Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
+    """
+
+    def __init__(self, members: Sequence[Trained], device: str = "cpu", finish: Finish | None = None) -> None:
+        self.members, self.device, self.finish = tuple(members), device, finish
+        first = self.members[0]
+        for other in self.members[1:]:
+            _check_same(first, other)
+        self.targets, self.class_names, self.modalities = first.targets, first.class_names, first.modalities
+        self.recipes: list[Recipe] = []
+        for member in self.members:
+            if member.recipe not in self.recipes:
+                self.recipes.append(member.recipe)
+
+    @classmethod
+    def load(
+        cls,
+        checkpoints: Sequence[Path | str],
+        device: str = "cpu",
+        trusted: Sequence[str] = (),
+        mirror_axes: Sequence[int] | None = None,
+        overlap: float | None = None,
+        window_batch_size: int | None = None,
+        finish: Finish | None = None,
+        models: Sequence[Path | str] = (),
+    ) -> Predictor:
+        """From checkpoints and exported files; None keeps what each was validated with.
+
+        Raises: ValueError: as `trained.load` and `exported.load`.
+        """
+        members = load_members(checkpoints, device, trusted, mirror_axes, models)
+        return cls([with_window(member, overlap, window_batch_size) for member in members], device, finish)
+
+    def __call__(self, *images: Path | str) -> np.ndarray:
+        """The label map of a case, (X, Y, Z) int16, from its files: one per channel, or one with all of them.
+
+        Raises: ValueError: its files are at fault.
+        """
+        paths = tuple(Path(path) for path in images)
+        return self.label(self.scores(self.read(Case(paths[0].name, paths))))
+
+    def read(self, case: Case) -> Input:
+        """Raises: ValueError: its files are at fault, or do not fit the network."""
+        image, grid = read_image(case.images)
+        self._check(case.images[0], image, grid)
+        prepared = [preprocess(image, grid, recipe) for recipe in self.recipes]
+        placement = prepared[0][1]  # the same for all: what is cropped does not depend on the recipe
+        odd = [self._odd_spacing(placement)]
+        odd += (
+            [f"its axes are {grid.shear:.1f} degrees off a right angle; it is used as it is"]
+            if grid.shear > _SHEARED
+            else []
+        )
+        return Input(case, [array for array, _ in prepared], placement, "; ".join(filter(None, odd)) or None)
+
+    @torch.inference_mode()
+    def scores(self, given: Input) -> Scores:
+        """Raises: ValueError: the networks' numbers are not finite."""
+        logits, weights = [], []
+        for recipe, array in zip(self.recipes, given.arrays, strict=True):
+            alike = [member for member in self.members if member.recipe == recipe]
+            image = torch.from_numpy(array)[None].to(self.device)
+            logits.append(self._mean(alike, image))
+            weights.append(len(alike) / len(self.members))
+            if not finite(logits[-1]):
+                raise ValueError(f"the network's logits are not finite (trainer.precision={alike[0].precision})")
+        return Scores(logits, weights, given.placement, self.targets)
+
+    @torch.inference_mode()
+    def label(self, scores: Scores) -> np.ndarray:
+        """After post-processing; (X, Y, Z) int16."""
+        label = with_room(scores, Scores.label)
+        return label if self.finish is None else self.finish(label, scores.placement.grid, self.targets)
+
+    @torch.inference_mode()
+    def probabilities(self, scores: Scores) -> Iterator[np.ndarray]:
+        """As `Scores.probabilities`; of regions or classes, before post-processing."""
+        yield from scores.probabilities()
+
+    def _mean(self, members: Sequence[Trained], image: Tensor) -> Tensor:
+        total = self._logits(members[0], image)
+        for member in members[1:]:
+            other = self._logits(member, image)
+            total = total.to(other.device) + other if other.device != total.device else total.add_(other)
+        return total / len(members) if len(members) > 1 else total
+
+    def _logits(self, member: Trained, image: Tensor) -> Tensor:
+        with autocast(member.precision, self.device):
+            logits = member.window(
+                lambda windows: member.network(windows.contiguous(memory_format=member.memory_format)), image
+            )
+        return logits[0].float()
+
+    def _check(self, path: Path, image: np.ndarray, grid: Grid) -> None:
+        recipe = self.recipes[0]
+        if len(image) != len(self.modalities):
+            names = f"{len(self.modalities)} channels ({', '.join(self.modalities)})"
+            raise ValueError(f"{path}: the network was trained on {names}, found {len(image)}")
+        if (grid.shape[2] == 1) != (recipe.image_dims == 2):
+            kind = f"{recipe.spatial_dims}D" + (" on slices of volumes" if recipe.slice_axis is not None else "")
+            raise ValueError(f"{path}: the network is {kind}, the image has shape {grid.shape}")
+        if not np.isfinite(image).all():
+            raise ValueError(f"{path}: has voxels that are NaN or infinite, expected finite numbers")
+
+    def _odd_spacing(self, placement: Placement) -> str | None:
+        for member in self.members:
+            spacing, known = placement.native_spacing_mm, member.spacing_range_mm
+            if any(mm * _FAR < low or mm > _FAR * high for mm, (low, high) in zip(spacing, known, strict=False)):
+                trained = " x ".join(f"{low:.3g} to {high:.3g}" for low, high in known)
+                here = " x ".join(f"{mm:.3g}" for mm in spacing[: len(known)])
+                return f"its spacing, {here} mm (right, anterior, superior), is far from that of training, {trained} mm"
+        return None
+
+
+def load_members(
+    checkpoints: Sequence[Path | str],
+    device: str = "cpu",
+    trusted: Sequence[str] = (),
+    mirror_axes: Sequence[int] | None = None,
+    models: Sequence[Path | str] = (),
+) -> list[Trained]:
+    """From checkpoints and exported files. Raises: ValueError: as `trained.load` and `exported.load`, or not of one kind."""
+    members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
+    members += [inference_load.load(Path(path), device, mirror_axes) for path in models]
+    for other in members[1:]:
+        _check_same(members[0], other)
+    return members
+
+
+def autocast(precision: str, device: str) -> torch.autocast:
+    """The autocast that Lightning's `trainer.precision` means."""
+    dtype = autocast_dtype(precision)
+    return torch.autocast(torch.device(device).type, dtype, enabled=dtype is not None)
+
+
+def finite(logits: Tensor) -> bool:
+    """Whether all numbers are; channel by channel, since the test takes copies of what it looks at."""
+    return bool(torch.stack([channel.isfinite().all() for channel in logits]).all())
+
+
+def with_room(scores: Scores, work: Callable[[Scores], Result]) -> Result:
+    """`work`, in main memory where a GPU has no room left."""
+    try:
+        return work(scores)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+    return work(scores.on_cpu())
+
+
+def _check_same(first: Trained, other: Trained) -> None:
+    """Raises: ValueError: no mean can be taken over the two."""
+    for name, of in (
+        ("outputs", _asked),
+        ("classes", _names),
+        ("channels", lambda m: f"{len(m.modalities)}: {', '.join(m.modalities)}"),
+        ("images", lambda m: f"{m.recipe.image_dims}D"),
+    ):
+        if of(first) != of(other):
+            raise ValueError(
+                f"{other.path}: cannot be averaged with {first.path}, its {name} are other ones: {of(other)}; "
+                f"there {of(first)}"
+            )
+
+
+def _asked(member: Trained) -> str:
+    return "label maps" if member.outcome is None else f"{member.outcome.kind} of whole images"
+
+
+def _names(member: Trained) -> str:
+    names = ", ".join(member.class_names)
+    return names if member.outcome is not None else f"{names} ({_values(member.targets)})"
+
+
+def _values(targets: Targets) -> str:
+    return targets.words + (f", in order {list(targets.order)}" if targets.overlapping else "")

@@ -1,0 +1,87 @@
+"""Whole images through a network that takes patches; used by validation and prediction alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from monai.inferers import sliding_window_inference
+from torch import Tensor
+
+from medconv.data.augmentation.parameters import check_axes
+from medconv.data.preprocessing.preprocess import left_right_axis
+from medconv.inference.tta import swapped
+from medconv.models.outputs import full_resolution
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """Windows of the training patch's size, overlapping, weighted by a Gaussian.
+
+    Args:
+        patch_size: voxels. overlap: share of a window, from 0 to below 1. batch_size: windows per forward.
+        mirror_axes: spatial axes of mirror test-time augmentation: the logits are a mean over all their flips.
+        slice_axis: of a volume, across the slices that the network, which is 2D, takes one by one; None: it takes images.
+        label_pairs: classes that are each other's mirror image from left to right, such as the two kidneys: a flip along
+            that axis exchanges their logits.
+    """
+
+    patch_size: tuple[int, ...]
+    overlap: float = 0.5
+    batch_size: int = 4
+    mirror_axes: tuple[int, ...] = ()
+    slice_axis: int | None = None
+    label_pairs: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlap < 1:
+            raise ValueError(f"task.overlap must be at least 0 and below 1, got {self.overlap}")
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            raise ValueError(f"task.window_batch_size must be a whole number of at least 1, got {self.batch_size}")
+        check_axes("task.mirror_axes", self.mirror_axes, len(self.patch_size))
+
+    def __call__(self, network: Callable[[Tensor], Any], image: Tensor) -> Tensor:
+        """Shape: (1, channels, *spatial) -> logits (1, classes, *spatial)."""
+        if self.slice_axis is None:
+            return self._over_windows(network, image)
+        slices = image[0].movedim(1 + self.slice_axis, 0)  # a batch, so that a forward pass takes windows of several
+        return self._over_windows(network, slices).movedim(0, 1 + self.slice_axis)[None]
+
+    def _over_windows(self, network: Callable[[Tensor], Any], images: Tensor) -> Tensor:
+        """Sums of all windows; they lie in main memory where a GPU has no room for them, with the same result."""
+        try:
+            return self._summed(network, images, images.device)
+        except torch.OutOfMemoryError:  # a CPU's own is another one
+            torch.cuda.empty_cache()
+        log.info("the GPU has no room for the logits of this image; they are summed in main memory")
+        return self._summed(network, images, torch.device("cpu"))
+
+    def _summed(self, network: Callable[[Tensor], Any], images: Tensor, device: torch.device) -> Tensor:
+        logits = sliding_window_inference(
+            images,
+            self.patch_size,
+            self.batch_size,
+            lambda windows: self._mean_over_flips(network, windows),
+            overlap=self.overlap,
+            mode="gaussian",
+            device=device,
+        )
+        assert isinstance(logits, Tensor)
+        return logits
+
+    def _mean_over_flips(self, network: Callable[[Tensor], Any], windows: Tensor) -> Tensor:
+        total: Any = 0
+        left_right = left_right_axis(self.slice_axis)
+        for flips in product((False, True), repeat=len(self.mirror_axes)):
+            dims = [2 + axis for axis, flip in zip(self.mirror_axes, flips, strict=True) if flip]
+            logits = full_resolution(network(windows.flip(dims) if dims else windows)).flip(dims)
+            if left_right is not None and 2 + left_right in dims:
+                logits = swapped(logits, self.label_pairs)
+            total = total + logits
+        return total / 2 ** len(self.mirror_axes)

@@ -1,0 +1,75 @@
+"""Mirror test-time augmentation: which axes, and swapping the logits of left and right."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import torch
+from torch import Tensor, nn
+
+from medconv.config import ConfigError
+from medconv.convs import mirror_axes
+from medconv.data.augmentation.parameters import check_axes, mirrored_axes
+from medconv.models.build import Values
+from medconv.targets.image_level import Outcome
+
+log = logging.getLogger(__name__)
+
+
+def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
+    """Axes of mirror test-time augmentation that can change something.
+
+    Raises: ConfigError: an axis along which the network never saw a mirrored image, so that a mean over flips would harm.
+    """
+    axes, dims = values["task"].get("mirror_axes"), values["facts"]["spatial_dims"]
+    wanted = range(dims) if axes == "all" else () if axes is None else axes
+    return usable_axes(wanted, dims, training_axes(values), mirror_axes(network))
+
+
+def usable_axes(wanted: Sequence[int], dims: int, seen: Sequence[int], equivariant: Sequence[int]) -> tuple[int, ...]:
+    """Of the axes wanted for mirror test-time augmentation, those that can change something.
+
+    Args: seen: axes along which the network saw mirrored images in training. equivariant: by construction.
+    Raises: ConfigError: an axis that is neither.
+    """
+    axes = check_axes("task.mirror_axes", wanted, dims)
+    if skipped := [axis for axis in axes if axis in equivariant]:
+        log.info("task.mirror_axes: %s skipped, the network is equivariant along them", skipped)
+    unseen = [axis for axis in axes if axis not in (*seen, *equivariant)]
+    if unseen:
+        raise ConfigError(
+            f"task.mirror_axes={list(axes)} needs a network that knows mirrored images: add {unseen} to "
+            f"augment.mirror_axes (now {list(seen)}), or take conv=mirror along them"
+        )
+    return tuple(axis for axis in axes if axis not in equivariant)
+
+
+def training_axes(values: Values) -> tuple[int, ...]:
+    """Axes along which the network sees mirrored images in training. Raises: ValueError: no such axes."""
+    return mirrored_axes(values["augment"].get("mirror_axes") or (), values["facts"]["spatial_dims"])
+
+
+def swapped(logits: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
+    """The logits (batch, classes, *spatial) with those of each pair of classes exchanged."""
+    order = list(range(logits.shape[1]))
+    for a, b in pairs:
+        order[a], order[b] = b, a
+    return logits[:, order] if pairs else logits
+
+
+def flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
+    """All sets of the axes, the empty one first."""
+    return [chosen for count in range(len(axes) + 1) for chosen in combinations(sorted(axes), count)]
+
+
+def mean_over_flips(
+    network: Callable[[Tensor], Tensor], image: Tensor, outcome: Outcome, over: Sequence[tuple[int, ...]] = ((),)
+) -> Tensor:
+    """What the outputs mean, averaged over flips along these sets of spatial axes.
+
+    Shape: (batch, channels, *spatial) -> (batch, outcome.num_outputs), float32.
+    """
+    found = [outcome.decode(network(image.flip([2 + axis for axis in axes]) if axes else image)) for axes in over]
+    return torch.stack(found).mean(0)

@@ -1,0 +1,1 @@
+"""Metrics and plots from arrays alone: Dice, surface distances, AUC, confidence intervals."""

@@ -1,0 +1,42 @@
+"""Dice of label maps in validation, and means where some classes are undefined; `evaluation/` has all other metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from medconv.metrics.protocols import LabelValues
+
+Row = dict[str, float | None]  # class name to value; None where undefined
+
+
+def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) -> Row:
+    """Dice of each class or region of the foreground, where the reference is not `targets.ignore`.
+
+    Shape: two label maps of the same shape. A class that neither holds is undefined (None); one that only one of them
+    holds is 0.
+    """
+    if targets.ignore is not None:
+        known = reference != targets.ignore
+        prediction, reference = prediction[known], reference[known]
+    size = 1 + int(max(targets.num_values, prediction.max(initial=0), reference.max(initial=0)))
+    pairs = np.bincount((prediction.astype(np.int64) * size + reference).ravel(), minlength=size**2).reshape(size, size)
+    row: Row = {}
+    for name, values in targets.by_name.items():
+        total = pairs[list(values)].sum() + pairs[:, list(values)].sum()
+        row[name] = float(2 * pairs[np.ix_(values, values)].sum() / total) if total else None
+    return row
+
+
+def mean_per_class(rows: Sequence[Mapping[str, float | None]]) -> Row:
+    """Mean over the cases in which a class is defined; None if it is in no case."""
+    names = list(rows[0]) if rows else []
+    defined = {name: [row[name] for row in rows if row[name] is not None] for name in names}
+    return {name: float(np.mean(values)) if values else None for name, values in defined.items()}  # type: ignore[arg-type]
+
+
+def mean(row: Mapping[str, float | None]) -> float | None:
+    """Mean over classes, of those that are defined."""
+    values = [value for value in row.values() if value is not None]
+    return float(np.mean(values)) if values else None

@@ -1,0 +1,270 @@
+"""Numbers of a network's answers for whole images, against the truth, each with its bootstrap interval.
+
+Every number is a function of how often each case counts: once, or as often as a bootstrap sample drew it. So a thousand
+samples are a few matrix products, and a number and its interval come from the same lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from medconv.metrics.protocols import Outputs
+
+BINS = 15  # of the calibration error
+THRESHOLD = 0.5  # above which a finding counts as found
+METRICS = {
+    "classes": ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error"),
+    "findings": ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error"),
+    "numbers": ("mae", "rmse", "r2", "pearson"),
+}
+HIGHER_IS_BETTER = {"auc", "accuracy", "balanced_accuracy", "f1", "r2", "pearson", "sensitivity", "specificity", "precision"}
+_AT_ONCE = 4_000_000  # counts of cases drawn at a time: 32 MB
+_CONSTANT = 1e-12  # a spread below this share of the largest number is rounding
+Columns = dict[str, np.ndarray]  # metric to one value for each sample
+
+
+def measure(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
+    """What `METRICS` names; None where it is undefined.
+
+    Classes: `auc`, of two classes that of the second, of more the mean of each against the rest; `accuracy`;
+    `balanced_accuracy`, the mean sensitivity of the classes; `f1`, the mean over classes; `calibration_error`, expected, of
+    the highest probability, in 15 bins. Classes that are in no case have no part in a mean (of `f1`: if none is called so,
+    either); without two of them there is no `auc`. Findings: the same of each (`f1` of its presence, `calibration_error` of
+    its probability), found above 0.5; means over findings. Numbers: means over names of the absolute error, its root mean
+    square, R2 and Pearson's correlation.
+    Shape: outputs (cases, outcome.num_outputs), what the outputs mean; truth (cases, outcome.num_values).
+    Source: Naeini et al. 2015, doi:10.1609/aaai.v29i1.9602; Guo et al. 2017, arXiv:1706.04599 (calibration).
+    """
+    outputs, truth = _checked(outcome, outputs, truth)
+    return _plain(_columns(outcome, outputs, truth, np.ones((1, len(truth)))), METRICS[outcome.kind])
+
+
+def per_name(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, dict[str, float | None]]:
+    """For each class or finding its `auc`, `sensitivity`, `specificity` and `precision`, and in how many `cases` it is; for
+    each number what `measure` gives. A case's class is the one of the highest probability. Shapes: as of `measure`."""
+    outputs, truth = _checked(outcome, outputs, truth)
+    if outcome.kind == "numbers":
+        pairs = zip(outcome.names, outputs.T, truth.T, strict=True)
+        return {
+            name: _plain(_columns(outcome, o[:, None], t[:, None], np.ones((1, len(t)))), METRICS["numbers"])
+            for name, o, t in pairs
+        }
+    found, there = decided(outcome, outputs), positives(outcome, truth)
+    rows = {}
+    for name, score, f, t in zip(outcome.names, outputs.T, found.T, there.T, strict=True):
+        both, counts = float((f & t).sum()), np.ones((1, len(t)))
+        columns = {
+            "auc": _auc(score, t, counts),
+            "sensitivity": _ratio(both, t.sum()),
+            "specificity": _ratio((~f & ~t).sum(), (~t).sum()),
+            "precision": _ratio(both, f.sum()),
+        }
+        rows[name] = {**_plain(columns, tuple(columns)), "cases": int(t.sum())}
+    return rows
+
+
+def intervals(
+    outcome: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int = 1000, seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """The 95 % interval of each number that is defined: percentiles over bootstrap samples of the cases.
+
+    A sample in which a number is undefined (of a rare class, no case) has no part. Fewer than two cases have no interval.
+    Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
+    """
+    known = measure(outcome, outputs, truth)
+    drawn = _bootstrap(outcome, outputs, truth, samples, seed)
+    found = {name: _middle(drawn[name]) for name, value in known.items() if value is not None}
+    return {name: ends for name, ends in found.items() if ends is not None}
+
+
+def paired(
+    outcome: Outputs, outputs: np.ndarray, others: np.ndarray, truth: np.ndarray, samples: int = 1000, seed: int = 0
+) -> dict[str, dict[str, float | None]]:
+    """Two sets of answers to the same cases, by the same bootstrap samples: `value` and `value_compare`, their `difference`
+    with `low` and `high` (95 %), and `p`, twice the share of samples in which it is not of its own sign, at least
+    2 / (samples + 1). None where a number is undefined in one of both."""
+    first, second = measure(outcome, outputs, truth), measure(outcome, others, truth)
+    drawn = [_bootstrap(outcome, part, truth, samples, seed) for part in (outputs, others)]
+    rows = {}
+    for name, (value, other) in ((name, (first[name], second[name])) for name in first):
+        row: dict[str, float | None] = {
+            "value": value,
+            "value_compare": other,
+            **dict.fromkeys(("difference", "low", "high", "p")),
+        }
+        if value is not None and other is not None and (ends := _middle(off := drawn[0][name] - drawn[1][name])) is not None:
+            off = off[~np.isnan(off)]
+            share = min((np.sum(off <= 0) + 1) / (len(off) + 1), (np.sum(off >= 0) + 1) / (len(off) + 1))
+            row |= {"difference": value - other, "low": ends[0], "high": ends[1], "p": min(1.0, 2 * float(share))}
+        rows[name] = row
+    return rows
+
+
+def decided(outcome: Outputs, outputs: np.ndarray) -> np.ndarray:
+    """Which classes or findings are called present; (cases, outputs) -> the same, bool."""
+    if outcome.kind == "findings":
+        return outputs > THRESHOLD
+    return np.arange(outputs.shape[1]) == outputs.argmax(1)[:, None] if len(outputs) else outputs > 0
+
+
+def positives(outcome: Outputs, truth: np.ndarray) -> np.ndarray:
+    """Which classes or findings are there; (cases, values) -> (cases, outputs), bool."""
+    return truth > 0 if outcome.kind == "findings" else truth.astype(int) == np.arange(outcome.num_outputs)
+
+
+def errors(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """How wrong each case is, to find the worst: the probability that was not given to the truth, of findings the largest
+    such; of numbers the absolute errors in standard deviations of the truth, their mean. Shape: -> (cases,)."""
+    outputs, truth = _checked(outcome, outputs, truth)
+    if not len(truth):
+        return np.zeros(0)
+    if outcome.kind == "numbers":
+        spread = truth.std(0)
+        return (np.abs(outputs - truth) / np.where(spread > 0, spread, 1)).mean(1)
+    off = np.abs(outputs - positives(outcome, truth))
+    return off.max(1) if outcome.kind == "findings" else off[np.arange(len(off)), truth[:, 0].astype(int)]
+
+
+def bins(probabilities: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean probability, share that is right, and number of cases of each of 15 bins; NaN in empty ones."""
+    member = _membership(probabilities)
+    counts = member.sum(0)
+    return _ratio(probabilities @ member, counts), _ratio(right @ member, counts), counts
+
+
+def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
+    """The share of pairs of one with and one without in which the former has the higher score; a tie counts half."""
+    value = float(_auc(scores, positive, np.ones((1, len(scores))))[0])
+    return None if np.isnan(value) else value
+
+
+def _checked(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    outputs, truth = np.asarray(outputs, np.float64), np.asarray(truth, np.float64)
+    assert outputs.shape[1:] == (outcome.num_outputs,) and truth.shape == (len(outputs), outcome.num_values)
+    return outputs, truth
+
+
+def _bootstrap(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int, seed: int) -> Columns:
+    """The same samples of as many cases, whatever the outputs are; none of fewer than two cases."""
+    outputs, truth = _checked(outcome, outputs, truth)
+    drawn = _resamples(len(truth), samples if len(truth) > 1 else 0, seed)
+    parts = [_columns(outcome, outputs, truth, counts) for counts in drawn]
+    return {name: np.concatenate([np.zeros(0), *(part[name] for part in parts)]) for name in METRICS[outcome.kind]}
+
+
+def _middle(values: np.ndarray) -> tuple[float, float] | None:
+    """What 95 % of them lie between; None where none is defined."""
+    values = values[~np.isnan(values)]
+    return tuple(float(end) for end in np.percentile(values, [2.5, 97.5])) if len(values) else None  # type: ignore[return-value]
+
+
+def _plain(columns: Columns, names: tuple[str, ...]) -> dict[str, float | None]:
+    values = {name: float(np.ravel(columns[name])[0]) for name in names}
+    return {name: value if np.isfinite(value) else None for name, value in values.items()}
+
+
+def _resamples(cases: int, samples: int, seed: int) -> Iterator[np.ndarray]:
+    """How often each case counts; (some samples, cases), until there are `samples`."""
+    rng, at_once = np.random.default_rng(seed), max(1, _AT_ONCE // max(1, cases))
+    for start in range(0, samples, at_once):
+        size = min(at_once, samples - start)
+        drawn = rng.integers(cases, size=(size, cases)) + cases * np.arange(size)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=size * cases).reshape(size, cases).astype(np.float64)
+
+
+def _columns(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+    """Shape: counts (samples, cases) -> for each metric (samples,), NaN where undefined."""
+    if not len(truth) or not (np.isfinite(outputs).all() and np.isfinite(truth).all()):
+        return {name: np.full(len(counts), np.nan) for name in METRICS[outcome.kind]}
+    if outcome.kind == "classes":
+        return _of_classes(outcome, outputs, truth, counts)
+    of_one = _of_a_finding if outcome.kind == "findings" else _of_a_number
+    rows = [of_one(o, t, counts) for o, t in zip(outputs.T, truth.T, strict=True)]
+    return {name: _mean(np.stack([row[name] for row in rows], 1)) for name in METRICS[outcome.kind]}
+
+
+def _of_classes(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+    found, there = decided(outcome, outputs), positives(outcome, truth)
+    right = (found & there).any(1)
+    scored = range(1, 2) if outcome.num_outputs == 2 else range(outcome.num_outputs)
+    both, predicted, present = (counts @ part.astype(float) for part in (found & there, found, there))
+    return {
+        "auc": _mean(np.stack([_auc(outputs[:, c], there[:, c], counts) for c in scored], 1)),
+        "accuracy": counts @ right / counts.sum(1),
+        "balanced_accuracy": _mean(_ratio(both, present)),
+        "f1": _mean(_ratio(2 * both, predicted + present)),
+        "calibration_error": _calibration(outputs.max(1), right, counts),
+    }
+
+
+def _of_a_finding(score: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+    found, there = score > THRESHOLD, truth > 0
+    both, predicted, present = (counts @ part for part in (found & there, found, there))
+    recalls = [_ratio(counts @ (mask & (found == there)), counts @ mask) for mask in (there, ~there)]
+    return {
+        "auc": _auc(score, there, counts),
+        "accuracy": counts @ (found == there) / counts.sum(1),
+        "balanced_accuracy": _mean(np.stack(recalls, 1)),
+        "f1": _ratio(2 * both, predicted + present),
+        "calibration_error": _calibration(score, there, counts),
+    }
+
+
+def _of_a_number(output: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+    total, off = counts.sum(1), output - truth
+    squares = counts @ off**2 / total
+    x, y = output - output.mean(), truth - truth.mean()
+    mean_x, mean_y = counts @ x / total, counts @ y / total
+    spread_x = _spread(counts @ x**2 / total - mean_x**2, output)
+    spread_y = _spread(counts @ y**2 / total - mean_y**2, truth)
+    return {
+        "mae": counts @ np.abs(off) / total,
+        "rmse": np.sqrt(squares),
+        "r2": 1 - _ratio(squares, spread_y),
+        "pearson": _ratio(counts @ (x * y) / total - mean_x * mean_y, np.sqrt(spread_x * spread_y)).clip(-1, 1),
+    }
+
+
+def _spread(variance: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A variance that is rounding alone is 0."""
+    return np.where(variance <= (_CONSTANT * np.abs(values).max()) ** 2, 0, variance)
+
+
+def _auc(scores: np.ndarray, positive: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Cases in order of their scores, equal ones together: each pair with a lower one counts 1, with an equal one 1/2."""
+    if not len(scores):
+        return np.full(len(counts), np.nan)
+    order = np.argsort(scores, kind="stable")
+    ordered = scores[order]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    of_positives, of_negatives = (
+        np.add.reduceat(counts[:, order] * mask[order], starts, axis=1) for mask in (positive, ~positive)
+    )
+    lower = np.cumsum(of_negatives, axis=1) - of_negatives / 2
+    return _ratio((of_positives * lower).sum(1), of_positives.sum(1) * of_negatives.sum(1))
+
+
+def _calibration(probabilities: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The mean over cases of how far their bin's mean probability is from its share of right ones."""
+    member = _membership(probabilities)
+    return np.abs(counts @ (member * (right - probabilities)[:, None])).sum(1) / counts.sum(1)
+
+
+def _membership(probabilities: np.ndarray) -> np.ndarray:
+    """(cases,) -> (cases, 15), 1 in the bin of each, of equal width; the last one has its upper edge."""
+    index = np.searchsorted(np.linspace(0, 1, BINS + 1), probabilities, side="right") - 1
+    return (index.clip(0, BINS - 1)[:, None] == np.arange(BINS)).astype(float)
+
+
+def _ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
+    """NaN where the whole is 0."""
+    part, whole = np.atleast_1d(part).astype(float), np.atleast_1d(whole).astype(float)
+    return np.divide(part, whole, out=np.full(np.broadcast(part, whole).shape, np.nan), where=whole != 0)
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    """Over the second axis, without NaN; (samples, several) -> (samples,)."""
+    known = ~np.isnan(values)
+    return _ratio(np.where(known, values, 0).sum(1), known.sum(1))

@@ -1,0 +1,165 @@
+"""What a network says of whole images, as pictures: confusion, ROC, reliability, and numbers against the truth.
+
+matplotlib's objects alone, without its global state, so that they may be drawn in any thread. Each picture is
+(height, width, 3) uint8. Names come from files: nothing in them is read as a formula.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from medconv.metrics import image_level
+from medconv.metrics.protocols import Outputs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_DPI = 100
+_CURVES = 10  # in one picture
+_COUNTED = 15  # names up to which a matrix has its counts written in it
+_PANELS = 6  # numbers shown
+_LETTERS = 24  # of a name
+
+
+def confusion(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Classes: how many cases of each were called what. Findings: right and wrong ones of each. Shares colour a row."""
+    found, there = image_level.decided(outcome, outputs), image_level.positives(outcome, truth)
+    if outcome.kind == "classes":
+        table, columns, across, title = there.T.astype(int) @ found, outcome.names, "called", "cases of each class"
+    else:
+        parts = (found & there, ~found & there, found & ~there, ~found & ~there)
+        table = np.stack([part.sum(0) for part in parts], 1)
+        columns, across, title = (
+            ("found", "missed", "false alarm", "rightly absent"),
+            "",
+            f"found above {image_level.THRESHOLD}",
+        )
+    figure, axes = _figure(_size(len(columns)), _size(len(outcome.names)))
+    axes.imshow(table / np.maximum(table.sum(1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(columns)), [_text(name) for name in columns], rotation=40, ha="right", fontsize=8)
+    axes.set_yticks(range(len(outcome.names)), [_text(name) for name in outcome.names], fontsize=8)
+    axes.set(xlabel=across, ylabel="truth" if outcome.kind == "classes" else "", title=title)
+    if max(table.shape) <= _COUNTED:
+        dark = table > 0.6 * np.maximum(table.sum(1, keepdims=True), 1)
+        for (row, column), count in np.ndenumerate(table):
+            axes.text(column, row, str(count), ha="center", va="center", color="w" if dark[row, column] else "k", fontsize=8)
+    return _pixels(figure)
+
+
+def roc(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """A curve for each class against the rest, or each finding; of two classes for the second; the first ten."""
+    figure, axes = _figure()
+    there = image_level.positives(outcome, truth)
+    drawn = range(1, 2) if (outcome.kind, outcome.num_outputs) == ("classes", 2) else range(outcome.num_outputs)
+    undefined = []
+    for index in drawn[:_CURVES]:
+        area = image_level.auc(outputs[:, index], there[:, index])
+        if area is None:
+            undefined.append(outcome.names[index])
+            continue
+        axes.plot(*_steps(outputs[:, index], there[:, index]), label=f" {_text(outcome.names[index])}, AUC {area:.3f}")
+    axes.plot([0, 1], [0, 1], color="0.7", linestyle=":", linewidth=1)
+    axes.set(xlabel="1 - specificity", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), title="ROC")
+    _legend(axes, len(drawn) - _CURVES, undefined)
+    return _pixels(figure)
+
+
+def reliability(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """What a probability was worth: in 15 bins, their mean probability and the share of cases in which it came true.
+
+    Of classes the highest probability of each case; of findings a curve for each, the first ten. Below: how many cases.
+    """
+    figure, (axes, below) = _figure(rows=(3, 1))
+    if outcome.kind == "classes":
+        found, there = image_level.decided(outcome, outputs), image_level.positives(outcome, truth)
+        curves = [("highest probability", outputs.max(1, initial=0), (found & there).any(1))]
+    else:
+        there = image_level.positives(outcome, truth)
+        curves = list(zip(outcome.names, outputs.T, there.T, strict=True))
+    for name, probability, right in curves[:_CURVES]:
+        mean, share, counts = image_level.bins(probability, right)
+        axes.plot(mean[counts > 0], share[counts > 0], marker="o", markersize=4, label=f" {_text(name)}")
+    below.hist([curve[1] for curve in curves[:_CURVES]], bins=image_level.BINS, range=(0, 1), stacked=True)
+    axes.plot([0, 1], [0, 1], color="0.7", linestyle=":", linewidth=1)
+    axes.set(ylabel="came true", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), title="Reliability")
+    below.set(xlabel="probability", ylabel="cases", xlim=(-0.01, 1.01))
+    _legend(axes, len(curves) - _CURVES, [])
+    return _pixels(figure)
+
+
+def scatter(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Each number against the truth, a panel for each name, the first six; a dot is a case."""
+    names = outcome.names[:_PANELS]
+    figure, panels = _figure(4.0 * min(3, len(names)), 4.0 * (1 + (len(names) - 1) // 3), columns=len(names))
+    for axes, name, found, wanted in zip(panels, names, outputs.T, truth.T, strict=False):
+        known = np.isfinite(found) & np.isfinite(wanted)
+        axes.scatter(wanted[known], found[known], s=9, alpha=0.6, linewidths=0)
+        if known.any():
+            low, high = (float(end(np.concatenate([found[known], wanted[known]]))) for end in (np.min, np.max))
+            axes.plot([low, high], [low, high], color="0.7", linestyle=":", linewidth=1)
+        axes.set(xlabel="truth", ylabel="predicted", title=_text(name))
+    return _pixels(figure)
+
+
+def pictures(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
+    """All that an outcome has, by name."""
+    makers = (scatter,) if outcome.kind == "numbers" else (confusion, roc, reliability)
+    outputs, truth = np.asarray(outputs, np.float64), np.asarray(truth, np.float64)
+    return {make.__name__: make(outcome, outputs, truth) for make in makers}
+
+
+def _steps(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """False and true positive rate at each threshold, from the highest; cases of one score come together."""
+    order = np.argsort(-scores, kind="stable")
+    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+    true, false = (np.concatenate([[0], np.cumsum(mask[order])[ends]]) for mask in (positive, ~positive))
+    return false / false[-1], true / true[-1]
+
+
+def _figure(width: float = 5.0, height: float = 4.6, rows: Sequence[int] = (), columns: int = 0) -> tuple[Figure, Any]:
+    """Inches; one panel, several below each other with these shares of the height, or `columns` of them, three in a row."""
+    from matplotlib.figure import Figure  # half a second, which a command without pictures need not wait
+
+    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+    if rows:
+        return figure, figure.subplots(len(rows), 1, sharex=True, height_ratios=rows)
+    if columns:
+        grid = figure.subplots(1 + (columns - 1) // 3, min(3, columns), squeeze=False).ravel()
+        for axes in grid[columns:]:
+            axes.set_axis_off()
+        return figure, grid[:columns]
+    return figure, figure.subplots()
+
+
+def _pixels(figure: Figure) -> np.ndarray:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    with warnings.catch_warnings():  # a letter that the font lacks becomes a box
+        warnings.simplefilter("ignore")
+        canvas.draw()
+    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+
+
+def _legend(axes: Any, more: int, undefined: Sequence[str]) -> None:
+    lines = [f"and {more} more"] if more > 0 else []
+    if undefined:
+        lines.append(f"undefined: {', '.join(map(_text, undefined[:3]))}" + ", …" * (len(undefined) > 3))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, loc="best")
+    axes.text(0.98, 0.02, "\n".join(lines), transform=axes.transAxes, ha="right", fontsize=8)
+
+
+def _size(names: int) -> float:
+    return min(2.6 + 0.45 * names, 14.0)
+
+
+def _text(name: str) -> str:
+    """A name from a file: on one line, not too long, and no formula."""
+    line = " ".join(str(name).split())
+    short = line if len(line) <= _LETTERS else line[: _LETTERS - 1] + "…"
+    return short.replace("$", r"\$")

@@ -1,0 +1,81 @@
+"""The network of a config (`model`, with its `conv`, and its first weights), its loss and its optimizer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from medconv import config as configs
+from medconv.config import ConfigError
+from medconv.convs import plain, swap_convs
+from medconv.models.output_scaling import in_units
+from medconv.models.outputs import full_resolution
+
+log = logging.getLogger(__name__)
+Values = dict[str, Any]
+Builder = Callable[[Values, str], Any]
+_WITH_DECODER, _WITHOUT = "medconv.models.UNet", "medconv.models.Encoder"
+
+
+def build_network(
+    values: Values, patch_size: Sequence[int], build: Builder = configs.build, load: Callable[[nn.Module], Any] | None = None
+) -> nn.Module:
+    """The `model` with its `conv`, tried once on an empty patch.
+
+    Args:
+        build: `trust.build_trusted` for a config that came with a file.
+        load: puts first weights into the plain network where `conv.keep_weight` projects them into the convolution, else
+            into the network as it is.
+    Raises: ConfigError: arguments that do not fit, or a network that cannot take the patch or returns another shape.
+    """
+    network = build(values["model"], "model")
+    _probe(network, values["facts"], patch_size)
+    settings = dict(values["conv"])
+    projects = bool(settings.get("keep_weight"))
+    if projects and load is not None:
+        load(network)
+    where, spacing_mm = settings.pop("where", None), settings.pop("spacing_mm", None)
+    conv = build(settings, "conv")
+    if getattr(conv, "func", conv) is not plain:
+        example = torch.zeros(2, values["facts"]["num_channels"], *patch_size)
+        try:
+            log.info("conv: %s", swap_convs(network, conv, where, spacing_mm=spacing_mm, example=example))
+        except (TypeError, ValueError) as error:
+            turned = values["facts"].get("outcome") and "Mirror cannot" in str(error)
+            raise ConfigError(f"conv: {error}{'; model=encoder keeps the symmetry' if turned else ''}") from error
+        _probe(network, values["facts"], patch_size)
+    if not projects and load is not None:
+        load(network)
+    if (values["facts"].get("outcome") or {}).get("kind") == "numbers":
+        in_units(network, values["facts"]["value_means"], values["facts"]["value_stds"])
+    return network
+
+
+def model_of(values: Values) -> Values:
+    """The `model` node; of whole images our U-Net is its encoder, whose arguments are the same."""
+    node = values["model"]
+    without = values["facts"].get("outcome") is not None and node.get("_target_") == _WITH_DECODER
+    return {**node, "_target_": _WITHOUT} if without else node
+
+
+def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None:
+    empty = torch.zeros(1, known["num_channels"], *patch_size)
+    was_training = network.training
+    try:
+        with torch.no_grad():
+            shape = tuple(full_resolution(network.eval()(empty)).shape)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {reason}") from error
+    finally:
+        network.train(was_training)
+    whole = known.get("outcome") is not None
+    wanted = (1, known["num_classes"], *(() if whole else patch_size))
+    if shape != wanted:
+        meant = "(batch, outputs)" if whole else "(batch, classes, *patch_size)"
+        near = "model=resnet, densenet, efficientnet, senet or encoder" if whole else "model=customconv"
+        raise ConfigError(f"model must return logits of shape {wanted} {meant}, it returns {shape}; {near} does")

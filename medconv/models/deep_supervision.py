@@ -1,0 +1,44 @@
+"""Deep supervision: heads on the coarser stages of our U-Net's decoder, which training alone needs."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from medconv.convs import equivariant_head, mirror_axes
+from medconv.models.layers.blocks import conv_nd
+from medconv.models.unet import UNet
+
+
+class DeepSupervision(nn.Module):
+    """Calls a network and adds the logits of its coarser stages; the network itself stays a function of images to logits.
+
+    So what is validated, exported and measured has no heads, and they cost nothing there. Every stage of the decoder has one
+    but the coarsest; with fewer than four stages there are none. For a network that `conv=mirror` made equivariant the heads
+    are so too.
+
+    Shape: (network, image (batch, channels, *spatial)) -> list of (batch, outputs, *spatial of the stage), finest first.
+    Raises: ValueError: the network has no such stages.
+    Source: Lee et al. 2015, arXiv:1409.5185; which stages, as in Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
+    """
+
+    def __init__(self, network: nn.Module, num_outputs: int) -> None:
+        super().__init__()
+        if not isinstance(network, UNet):
+            kind = f"{type(network).__module__}.{type(network).__name__}"
+            raise ValueError(
+                f"task.deep_supervision=true needs our own U-Net (model=customconv), got {kind}; "
+                "model=dynunet has heads of its own, by model.deep_supervision"
+            )
+        head = conv_nd(len(network.divisor))
+        self.heads = nn.ModuleList(head(channels, num_outputs, 1) for channels in network.channels[1:-2])
+        for layer in self.heads:
+            nn.init.kaiming_normal_(layer.weight, a=0.01)  # type: ignore[arg-type]
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+            if axes := mirror_axes(network):
+                equivariant_head(layer, axes)
+
+    def forward(self, network: nn.Module, image: Tensor) -> list[Tensor]:
+        if not self.heads:
+            return [network(image)]
+        logits, *stages = network(image, stages=len(self.heads))
+        return [logits, *(head(stage) for head, stage in zip(self.heads, stages, strict=True))]

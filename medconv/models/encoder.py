@@ -1,0 +1,129 @@
+"""The encoder that our networks share, and the network for whole images that is made of it (`model=encoder`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+
+from torch import Tensor, nn
+
+from medconv.models.layers.blocks import ConvBlock, conv_nd
+
+
+class Stages(nn.Module):
+    """Blocks of `convs_per_stage` convolutions, joined by convolutions whose kernel is their stride.
+
+    Unlike a 3-kernel with stride 2 on an even grid those keep mirror symmetry. All convolutions with a wider kernel are the
+    `conv` group's to replace. The weights are as torch draws them: `initialise` is the whole network's to call.
+    Args:
+        channels: one number per stage, finest first; the attribute keeps them.
+        strides: one per step between stages: int, or one int per axis (1 along an axis that is not pooled).
+        kernel_size: odd, in voxels; one int, or per stage one int or one per axis.
+        norm: `batch` or `instance`.
+    Raises: ValueError: lists that do not fit together; of `features`, a size that `divisor` does not divide.
+    """
+
+    def __init__(
+        self,
+        spatial_dims: int,
+        in_channels: int,
+        channels: Sequence[int],
+        strides: Sequence[int | Sequence[int]],
+        kernel_size: int | Sequence[int | Sequence[int]],
+        convs_per_stage: int,
+        norm: str,
+    ) -> None:
+        super().__init__()
+        if len(strides) != len(channels) - 1:
+            raise ValueError(f"strides must have one entry fewer than channels ({len(channels)}), got {len(strides)}")
+        steps = [_per_axis(s, spatial_dims, "strides") for s in strides]
+        kernels = _kernels(kernel_size, len(channels), spatial_dims)
+        self.channels = tuple(channels)
+        self.divisor = tuple(prod(step[axis] for step in steps) for axis in range(spatial_dims))
+        self.block = partial(_block, spatial_dims, channels, kernels, convs_per_stage, norm)
+        down = conv_nd(spatial_dims)
+        coarser = enumerate(channels[1:], start=1)
+        self.encoder = nn.ModuleList([self.block(in_channels, 0), *(self.block(c, stage) for stage, c in coarser)])
+        self.down = nn.ModuleList(
+            down(fine, coarse, s, stride=s) for fine, coarse, s in zip(channels, channels[1:], steps, strict=False)
+        )
+
+    def features(self, x: Tensor) -> list[Tensor]:
+        """What each stage gives, finest first. Shape: (batch, in_channels, *spatial) -> (batch, channels[i], *spatial)."""
+        self._check(x)
+        found = [self.encoder[0](x)]
+        for down, block in zip(self.down, self.encoder[1:], strict=True):  # type: ignore[arg-type]
+            found.append(block(down(found[-1])))
+        return found
+
+    def _check(self, x: Tensor) -> None:
+        size = tuple(x.shape[2:])
+        if len(size) != len(self.divisor) or any(s % d for s, d in zip(size, self.divisor, strict=True)):
+            raise ValueError(f"the spatial size must be divisible by {self.divisor} axis by axis, got {size}")
+
+
+class Encoder(Stages):
+    """The encoder of our U-Net, the mean over all places, and a linear layer.
+
+    That layer is a convolution with a kernel of 1, which `conv=mirror` can make indifferent to flips.
+
+    Shape: (batch, in_channels, *spatial) -> (batch, out_channels), logits.
+    Args: as of `UNet`. Raises: ValueError: as of `Stages`.
+    """
+
+    def __init__(
+        self,
+        spatial_dims: int,
+        in_channels: int,
+        out_channels: int,
+        channels: Sequence[int] = (32, 64, 128, 256),
+        strides: Sequence[int | Sequence[int]] = (2, 2, 2),
+        kernel_size: int | Sequence[int | Sequence[int]] = 3,
+        convs_per_stage: int = 2,
+        norm: str = "batch",
+    ) -> None:
+        super().__init__(spatial_dims, in_channels, channels, strides, kernel_size, convs_per_stage, norm)
+        self.head = conv_nd(spatial_dims)(channels[-1], out_channels, 1)
+        self.apply(initialise)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = self.features(x)[-1].mean(list(range(2, x.ndim)), keepdim=True)
+        return self.head(pooled).flatten(1)
+
+
+def initialise(layer: nn.Module) -> None:
+    """First weights of our own networks' convolutions, for `Module.apply`."""
+    if isinstance(layer, (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
+        nn.init.kaiming_normal_(layer.weight, a=0.01)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+def _block(
+    spatial_dims: int,
+    channels: Sequence[int],
+    kernels: Sequence[tuple[int, ...]],
+    convs_per_stage: int,
+    norm: str,
+    into: int,
+    stage: int,
+) -> ConvBlock:
+    return ConvBlock(spatial_dims, [into, *[channels[stage]] * convs_per_stage], kernels[stage], norm)
+
+
+def _per_axis(value: int | Sequence[int], spatial_dims: int, name: str) -> tuple[int, ...]:
+    axes = (value,) * spatial_dims if isinstance(value, int) else tuple(value)
+    if len(axes) != spatial_dims or any(a < 1 for a in axes):
+        raise ValueError(f"{name}: needs {spatial_dims} positive numbers, one per axis, got {value}")
+    return axes
+
+
+def _kernels(kernel_size: int | Sequence[int | Sequence[int]], stages: int, spatial_dims: int) -> list[tuple[int, ...]]:
+    per_stage = [kernel_size] * stages if isinstance(kernel_size, int) else list(kernel_size)
+    if len(per_stage) != stages:
+        raise ValueError(f"kernel_size must be one number or have {stages} entries, one per stage, got {len(per_stage)}")
+    kernels = [_per_axis(k, spatial_dims, "kernel_size") for k in per_stage]
+    if any(k % 2 == 0 for kernel in kernels for k in kernel):
+        raise ValueError(f"kernel_size must be odd along every axis, got {kernel_size}")
+    return kernels

@@ -1,0 +1,294 @@
+"""Triton kernels of the channels-last instance norm, and the functions that launch them; imported only where they run.
+
+All see a dense channels-last tensor as (samples, places, channels), channels innermost, cut into tiles of rows (places)
+by columns (channels). Reductions have two stages: every chunk of places gives a partial result, then those are merged.
+"""
+
+# Triton reads the annotations of kernels. mypy cannot.
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from medconv.convs.parametrization import CHANNELS_LAST
+
+_TILE = 2048  # elements: 16 per thread
+_MAX_COLUMNS = 64  # 128 bytes of bf16
+_PROGRAMS = 1024  # about eight for each multiprocessor of a large GPU
+_MAX_CHUNKS = 512
+_MERGED_COLUMNS = 8
+
+
+def forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, negative_slope: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Shape: x (N, C, *spatial) -> the same, channels-last; mean and 1 / standard deviation, each (N, C)."""
+    x = dense(x)
+    plan = _Plan(x)
+    y = torch.empty_like(x)
+    means, squares = plan.empty(2, plan.samples, plan.chunks, plan.channels).unbind()
+    mean, rstd = plan.empty(plan.samples, plan.channels), plan.empty(plan.samples, plan.channels)
+    merge = (triton.cdiv(plan.channels, _MERGED_COLUMNS), plan.samples)
+    with torch.cuda.device_of(x):
+        _moments[plan.chunk_grid](x, means, squares, *plan.size, plan.steps, **plan.tile)
+        _merge[merge](
+            means,
+            squares,
+            mean,
+            rstd,
+            *plan.size,
+            plan.chunks,
+            plan.steps * plan.rows,
+            EPS=eps,
+            CHUNKS=triton.next_power_of_2(plan.chunks),
+            COLS=_MERGED_COLUMNS,
+            ACC=plan.acc,
+        )
+        _normalise[plan.tile_grid](x, mean, rstd, weight, bias, y, *plan.size, SLOPE=negative_slope, **plan.tile)
+    return y, mean, rstd
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    negative_slope: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Shape: grad, x (N, C, *spatial) -> gradient of x, channels-last; of weight and of bias, each (C,), fp32 or better."""
+    x, grad = dense(x), dense(grad)
+    plan = _Plan(x)
+    dx = torch.empty_like(x)
+    partial = plan.empty(2, plan.samples, plan.chunks, plan.channels)
+    given = (grad, x, mean, rstd, weight, bias)
+    with torch.cuda.device_of(x):
+        _slopes[plan.chunk_grid](*given, *partial.unbind(), *plan.size, plan.steps, SLOPE=negative_slope, **plan.tile)
+        shift, scale = partial.sum(2).unbind()
+        _input_gradient[plan.tile_grid](*given, shift, scale, dx, *plan.size, SLOPE=negative_slope, **plan.tile)
+    return dx, scale.sum(0), shift.sum(0)
+
+
+def dense(x: Tensor) -> Tensor:
+    """The same tensor, channels-last without gaps; a copy only where it was not."""
+    return x.contiguous(memory_format=CHANNELS_LAST[x.ndim])
+
+
+class _Plan:
+    """How a tensor is cut: `steps` tiles make a chunk, and the chunks of all samples and columns fill the GPU."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.samples, self.channels = x.shape[:2]
+        places = x[0, 0].numel()
+        columns = min(triton.next_power_of_2(self.channels), _MAX_COLUMNS)
+        blocks = triton.cdiv(self.channels, columns)
+        self.rows = _TILE // columns
+        chunks = max(1, min(_MAX_CHUNKS, _PROGRAMS // (self.samples * blocks), places // (4 * self.rows)))
+        self.steps = triton.cdiv(triton.cdiv(places, chunks), self.rows)
+        self.chunks = triton.cdiv(places, self.steps * self.rows)
+        self.chunk_grid = (self.chunks, blocks, self.samples)
+        self.tile_grid = (triton.cdiv(places, self.rows), blocks, self.samples)
+        self.size = (places, self.channels)
+        double = x.dtype == torch.float64
+        self.acc = tl.float64 if double else tl.float32
+        self.options: dict[str, Any] = {"dtype": torch.float64 if double else torch.float32, "device": x.device}
+        self.tile = {"ROWS": self.rows, "COLS": columns, "ACC": self.acc}
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, **self.options)
+
+
+@triton.jit
+def _tile(step, steps, places, channels, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Offsets of this program's tile, and which of its elements exist; 64 bits, for tensors of over 2^31 elements."""
+    rows = (tl.program_id(0).to(tl.int64) * steps + step) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    exists = (rows < places)[:, None] & (columns < channels)[None, :]
+    return (tl.program_id(2).to(tl.int64) * places + rows[:, None]) * channels + columns[None, :], exists
+
+
+@triton.jit
+def _row(pointer, channels, PER_SAMPLE: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr):
+    """One number per channel, (1, COLS), from (C,) or from this program's sample of (N, C)."""
+    columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    offsets = columns + tl.program_id(2) * channels * PER_SAMPLE
+    return tl.load(pointer + offsets, columns < channels, 0.0).to(ACC)[None, :]
+
+
+@triton.jit
+def _store_partial(pointer, value, channels, COLS: tl.constexpr):
+    """One number per channel into (N, chunks, C), at this program's sample and chunk."""
+    columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    first = (tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * channels
+    tl.store(pointer + first + columns, value, columns < channels)
+
+
+@triton.jit
+def _affine(hat, weight, bias, channels, COLS: tl.constexpr, ACC: tl.constexpr):
+    if weight is not None:
+        hat = hat * _row(weight, channels, 0, COLS, ACC)
+    if bias is not None:
+        hat = hat + _row(bias, channels, 0, COLS, ACC)
+    return hat
+
+
+@triton.jit
+def _weighted_mean(means, counts):
+    """The mean of means along the first axis, refined once: the sum of many large ones rounds off several digits."""
+    total = tl.sum(counts, 0)
+    rough = tl.sum(means * counts, 0) / total
+    return rough + tl.sum((means - rough[None, :]) * counts, 0) / total
+
+
+@triton.jit
+def _moments(x, means, squares, places, channels, steps, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr):
+    """Mean and sum of squared deviations of a chunk: Welford's update in every lane, then Chan's merge of the lanes."""
+    mean = tl.zeros((ROWS, COLS), ACC)
+    square = tl.zeros((ROWS, COLS), ACC)
+    count = tl.zeros((1, 1), ACC)
+    for step in range(steps):
+        offsets, exists = _tile(step, steps, places, channels, ROWS, COLS)
+        value = tl.load(x + offsets, exists, 0.0).to(ACC)
+        count += 1.0
+        delta = tl.where(exists, value - mean, 0.0)
+        mean += delta * (1.0 / count)
+        square += delta * (value - mean)
+    left = places - tl.program_id(0).to(tl.int64) * steps * ROWS
+    counts = tl.minimum((left - tl.arange(0, ROWS) + ROWS - 1) // ROWS, steps).to(ACC)[:, None]
+    merged = _weighted_mean(mean, counts)
+    deviation = mean - merged[None, :]
+    _store_partial(means, merged, channels, COLS)
+    _store_partial(squares, tl.sum(square + counts * deviation * deviation, 0), channels, COLS)
+
+
+@triton.jit
+def _merge(
+    means,
+    squares,
+    mean,
+    rstd,
+    places,
+    channels,
+    chunks,
+    length,
+    EPS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Chan's merge of all chunks: mean and 1 / standard deviation."""
+    chunk = tl.arange(0, CHUNKS)
+    columns = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    offsets = (tl.program_id(1) * chunks + chunk[:, None]) * channels + columns[None, :]
+    exists = (chunk < chunks)[:, None] & (columns < channels)[None, :]
+    counts = tl.maximum(tl.minimum(places - chunk.to(tl.int64) * length, length), 0).to(ACC)[:, None]
+    part = tl.load(means + offsets, exists, 0.0)
+    merged = _weighted_mean(part, counts)
+    deviation = part - merged[None, :]
+    square = tl.sum(tl.load(squares + offsets, exists, 0.0) + counts * deviation * deviation, 0)
+    out = tl.program_id(1) * channels + columns
+    tl.store(mean + out, merged, columns < channels)
+    tl.store(rstd + out, 1.0 / tl.sqrt(square / places + EPS), columns < channels)
+
+
+@triton.jit
+def _normalise(
+    x,
+    mean,
+    rstd,
+    weight,
+    bias,
+    y,
+    places,
+    channels,
+    SLOPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    offsets, exists = _tile(0, 1, places, channels, ROWS, COLS)
+    value = tl.load(x + offsets, exists, 0.0).to(ACC)
+    hat = (value - _row(mean, channels, 1, COLS, ACC)) * _row(rstd, channels, 1, COLS, ACC)
+    out = _affine(hat, weight, bias, channels, COLS, ACC)
+    if SLOPE is not None:
+        out = tl.where(out > 0, out, out * SLOPE)
+    tl.store(y + offsets, out.to(y.dtype.element_ty), exists)
+
+
+@triton.jit
+def _through_activation(
+    grad, x, mean, rstd, weight, bias, offsets, exists, channels, SLOPE: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr
+):
+    """The gradient before the activation, whose sign is computed anew, and the normalised value; zero outside."""
+    value = tl.load(x + offsets, exists, 0.0).to(ACC)
+    slope = tl.load(grad + offsets, exists, 0.0).to(ACC)
+    hat = (value - _row(mean, channels, 1, COLS, ACC)) * _row(rstd, channels, 1, COLS, ACC)
+    if SLOPE is not None:
+        slope = tl.where(_affine(hat, weight, bias, channels, COLS, ACC) > 0, slope, slope * SLOPE)
+    return slope, hat
+
+
+@triton.jit
+def _slopes(
+    grad,
+    x,
+    mean,
+    rstd,
+    weight,
+    bias,
+    shifts,
+    scales,
+    places,
+    channels,
+    steps,
+    SLOPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """A chunk's part of the gradients of bias and weight."""
+    shift = tl.zeros((ROWS, COLS), ACC)
+    scale = tl.zeros((ROWS, COLS), ACC)
+    for step in range(steps):
+        offsets, exists = _tile(step, steps, places, channels, ROWS, COLS)
+        slope, hat = _through_activation(grad, x, mean, rstd, weight, bias, offsets, exists, channels, SLOPE, COLS, ACC)
+        shift += slope
+        scale += slope * hat
+    _store_partial(shifts, tl.sum(shift, 0), channels, COLS)
+    _store_partial(scales, tl.sum(scale, 0), channels, COLS)
+
+
+@triton.jit
+def _input_gradient(
+    grad,
+    x,
+    mean,
+    rstd,
+    weight,
+    bias,
+    shift,
+    scale,
+    dx,
+    places,
+    channels,
+    SLOPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """The gradient of x: its mean over the places, and its part along x, removed."""
+    offsets, exists = _tile(0, 1, places, channels, ROWS, COLS)
+    slope, hat = _through_activation(grad, x, mean, rstd, weight, bias, offsets, exists, channels, SLOPE, COLS, ACC)
+    factor = _row(rstd, channels, 1, COLS, ACC)
+    if weight is not None:
+        factor = factor * _row(weight, channels, 0, COLS, ACC)
+    along = hat * (_row(scale, channels, 1, COLS, ACC) / places)
+    out = factor * (slope - _row(shift, channels, 1, COLS, ACC) / places - along)
+    tl.store(dx + offsets, out.to(dx.dtype.element_ty), exists)

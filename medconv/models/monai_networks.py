@@ -1,0 +1,69 @@
+"""MONAI's networks for whole images with a beginning that fits their size: `model=densenet`, `efficientnet` and `senet`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from monai.networks import nets
+from torch import nn
+
+from medconv.models.layers.blocks import conv_nd
+
+_KEPT = 4096  # places that later layers work on at the finest, more or less: 64 x 64, 16 x 16 x 16
+
+
+def stem_for(patch_size: Sequence[int]) -> dict[str, Any]:
+    """How a network for images of this size should begin: with as little loss of resolution as leaves 4096 places.
+
+    The usual beginning, a convolution of 7 with stride 2 and a pooling with stride 2, leaves 7 x 7 of 28 x 28.
+    Returns: kernel_size, stride, no_pool of the pooling after it.
+    """
+    large, middle = (prod(n / step for n in patch_size) > _KEPT for step in (2, 1))
+    return {"kernel_size": 7 if large else 3, "stride": 2 if large else 1, "no_pool": not (large or middle)}
+
+
+class DenseNet(nets.DenseNet):
+    """MONAI's DenseNet. Args: stem: as of `stem_for`; None: the usual one. The others as MONAI's."""
+
+    def __init__(self, spatial_dims: int, *args: Any, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        super().__init__(spatial_dims, *args, **settings)
+        if stem is not None:
+            self.features.conv0 = _restarted(self.features.conv0, stem)  # type: ignore[arg-type]
+            _without_pool(self.features, "pool0", stem)
+
+
+class EfficientNet(nets.EfficientNetBN):
+    """MONAI's EfficientNet, its weights drawn. Args: stem: as of `stem_for`; None: the usual one. The others as MONAI's."""
+
+    def __init__(self, model_name: str, *, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        super().__init__(model_name, pretrained=False, **settings)
+        if stem is not None and stem["stride"] == 1:  # it has a kernel of 3, and no pooling
+            self._conv_stem.stride = self._conv_stem.padding = (1,) * self._conv_stem.weight[0, 0].ndim
+            self._conv_stem_padding = nn.Identity()  # it was that of stride 2
+
+
+class SEResNet(nets.SEResNet50):
+    """MONAI's SE-ResNet, its weights drawn. Args: stem: as of `stem_for`; None: the usual one. The others as MONAI's."""
+
+    def __init__(self, *, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        super().__init__(**{**settings, "pretrained": False})
+        if stem is not None:
+            self.layer0.conv1 = _restarted(self.layer0.conv1, stem)  # type: ignore[arg-type]
+            _without_pool(self.layer0, "pool", stem)
+
+
+def _restarted(conv: Any, stem: Mapping[str, Any]) -> nn.Module:
+    """The same convolution with another kernel and stride; as it is where they are the same."""
+    size, stride, dims = stem["kernel_size"], stem["stride"], len(conv.kernel_size)
+    if conv.kernel_size == (size,) * dims and conv.stride == (stride,) * dims:
+        return conv
+    new = conv_nd(dims)(conv.in_channels, conv.out_channels, size, stride=stride, padding=size // 2, bias=False)
+    nn.init.kaiming_normal_(new.weight)  # type: ignore[arg-type]
+    return new
+
+
+def _without_pool(layers: nn.Sequential, name: str, stem: Mapping[str, Any]) -> None:
+    if stem["no_pool"]:
+        setattr(layers, name, nn.Identity())

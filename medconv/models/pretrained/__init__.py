@@ -1,0 +1,1 @@
+"""Pretrained weights: read a file, match names, adapt sizes, load, freeze."""

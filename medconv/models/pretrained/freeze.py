@@ -1,0 +1,81 @@
+"""What of a network stays as it is, and what learns at another rate: by regular expressions on parameter names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from torch import Tensor, nn
+
+from medconv.config import ConfigError
+from medconv.models.layers.batchnorm_stats import fix_statistics
+
+
+def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
+    """Parameters whose name a pattern matches (`re.search`) get no gradient; returns a line that says how many.
+
+    A batch norm whose parameters are all frozen uses and keeps its running statistics, in training as well.
+    Raises: ConfigError: a pattern is no regular expression or matches nothing, or nothing is left to train.
+    """
+    if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ConfigError(f"init.freeze must be a list of regular expressions, such as [encoder], got {patterns}")
+    parameters = dict(network.named_parameters())
+    for pattern in patterns:
+        for name in _found("init.freeze", pattern, parameters):
+            parameters[name].requires_grad_(False)
+    frozen = [p for p in parameters.values() if not p.requires_grad]
+    if len(frozen) == len(parameters):
+        raise ConfigError(f"init.freeze={list(patterns)} freezes the whole network, nothing is left to train")
+    norms = [module for name, module in network.named_modules() if _is_fixed(name, module, patterns)]
+    for norm in norms:
+        fix_statistics(norm)
+    weights, whole = (sum(p.numel() for p in some) / 1e6 for some in (frozen, parameters.values()))
+    line = f"init.freeze: {len(frozen)} of {len(parameters)} parameters, {weights:.3g} of {whole:.3g} million weights"
+    return line + (f", and the statistics of {len(norms)} batch norms" if norms else "")
+
+
+def _is_fixed(name: str, module: Any, patterns: Sequence[str]) -> bool:
+    if not isinstance(getattr(module, "running_mean", None), Tensor):
+        return False
+    own = list(module.parameters(recurse=False))
+    if not own:  # without scale and shift
+        return any(re.search(pattern, f"{name}.running_mean") for pattern in patterns)
+    return not any(p.requires_grad for p in own)
+
+
+def check_factors(factors: Mapping[str, float], network: nn.Module) -> None:
+    """Of `optimizers.with_factors`.
+
+    Raises: ConfigError: a pattern is no regular expression or matches no parameter that learns, or a factor is not positive.
+    """
+    names = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+    for pattern, factor in factors.items():
+        if not 0 < factor < float("inf"):
+            raise ConfigError(
+                f"init.lr_factors: {pattern!r} must have a positive factor, got {factor}; to keep it, init.freeze"
+            )
+        _found("init.lr_factors", pattern, names)
+
+
+def _found(key: str, pattern: str, names: Iterable[str]) -> list[str]:
+    """The names that a pattern matches. Raises: ConfigError: none, naming those that look most like it."""
+    try:
+        found = [name for name in names if re.search(pattern, name)]
+    except re.error as error:
+        raise ConfigError(f"{key}: {pattern!r} is no regular expression: {error}") from error
+    if not found:
+        nearest = ", ".join(_nearest(pattern, names))
+        raise ConfigError(f"{key}: {pattern!r} matches no parameter to train; there are {nearest}")
+    return found
+
+
+def _nearest(pattern: str, names: Iterable[str]) -> list[str]:
+    """Names of modules or parameters like a pattern, else the first modules."""
+    parts: dict[str, None] = {}
+    for name in names:
+        pieces = name.split(".")
+        parts.update(dict.fromkeys(".".join(pieces[:cut]) for cut in range(1, len(pieces) + 1)))
+    top = list(dict.fromkeys(name.split(".")[0] for name in names))
+    return get_close_matches(pattern.strip("^$").replace("\\", ""), parts, 3, 0.5) or top[:5]

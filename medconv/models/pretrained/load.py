@@ -1,0 +1,259 @@
+"""First weights of a network, from a file: what fits is taken, and everything is accounted for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medconv.config import ConfigError
+from medconv.convs.parametrization import CONVS, TRANSPOSED
+from medconv.models.pretrained import adapt, read
+from medconv.models.pretrained.adapt import Layers, module_of
+from medconv.models.pretrained.match import COUNTER, Match, matched
+from medconv.utils.checkpoint_io import names_of
+from medconv.utils.logging import shown, some
+
+log = logging.getLogger(__name__)
+_COMPUTED = ".parametrizations.weight.original"  # what a convolution that computes its weight has in place of `.weight`
+_ROWS = 12  # of each kind, in the log
+Pairs = Mapping[str, tuple[Tensor, Tensor]]  # by name in the network: the file's tensor, the network's
+
+
+@dataclass
+class Report:
+    """What became of a network's tensors and of a file's; `str()` is one line, `table()` the first of each kind.
+
+    Args: loaded: names in the network. reshaped: to what was done. drawn: that stay random, to the reason. unused: names in
+        the file, to the reason. share: of the network's weights, without its head, that came from the file.
+    """
+
+    loaded: list[str] = field(default_factory=list)
+    reshaped: dict[str, str] = field(default_factory=dict)
+    drawn: dict[str, str] = field(default_factory=dict)
+    unused: dict[str, str] = field(default_factory=dict)
+    share: float = 0.0
+
+    def __str__(self) -> str:
+        whole, changed = len(self.loaded) + len(self.drawn), len(self.reshaped)
+        line = f"{len(self.loaded)} of {whole} tensors loaded" + (f", {changed} of them reshaped" if changed else "")
+        if self.drawn:
+            line += f"; {len(self.drawn)} stay as drawn ({some(list(self.drawn), 3)})"
+        if self.unused:
+            line += f"; {len(self.unused)} of the file not used ({some(list(self.unused), 3)})"
+        return line
+
+    def table(self) -> str:
+        kinds = {
+            "reshaped": self.reshaped,
+            "as drawn": self.drawn,
+            "not used": self.unused,
+            "loaded": dict.fromkeys(self.loaded, ""),
+        }
+        lines = []
+        for kind, rows in kinds.items():
+            first = list(rows.items())[:_ROWS]
+            lines += [f"  {kind:8}  {name}  {words}".rstrip() for name, words in first]
+            lines += [f"  {kind:8}  and {len(rows) - _ROWS} more"] * (len(rows) > _ROWS)
+        return "\n".join(lines)
+
+
+def load(
+    network: nn.Module, path: Path, facts: Mapping[str, Any], layers: Layers | None = None, to_3d: str | None = None
+) -> Report:
+    """Put what fits of a file's weights into a network, in place, and say what came of each.
+
+    Tensors are matched by name (`matching`), and loaded where they have one size. A layer that sees the image is adapted to
+    the number of its channels, 2D kernels to 3D (`fitting`). A head of another size, or of other classes, stays random.
+    Args:
+        facts: of this run: `num_channels`, and what its classes are called.
+        layers: those that see the image, and the head; None: there are none to heed.
+        to_3d: one of `fitting.TO_3D`, or None.
+    Raises: ValueError: the file cannot be read, holds numbers that are not finite, or nothing that fits. ConfigError: it has
+        another number of dimensions or another convolution, and no key says what to do about it.
+    """
+    if to_3d not in (None, *adapt.TO_3D):
+        raise ConfigError(f"init.to_3d must be null or one of {', '.join(adapt.TO_3D)}, got {to_3d}")
+    theirs, record = read.read(path)
+    own = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
+    given, layers = f"init.pretrained={path}", layers or Layers()
+    match = matched(theirs, own)
+    if match is None:
+        raise ValueError(f"{given}: no name in it is one of this network's: {_both(theirs, own)}")
+    names = {name: match.name(name) for name in own}
+    pairs = {name: (theirs[there], own[name]) for name, there in names.items() if there in theirs}
+    _need_same_convolution(match, theirs, own, given)
+    _need_same_dimensions(network, pairs, given, to_3d)
+    report, values = _taken(
+        own, pairs, _Fit(network, facts, layers, to_3d, _new_axis(pairs, record), _differ(record, facts))
+    )
+    _need_some(values, pairs, _both(theirs, own), network, given)
+    if wrong := [str(names[name]) for name, value in values.items() if not bool(value.isfinite().all())]:
+        raise ValueError(f"{given}: {some(wrong, 3)} in it holds numbers that are not finite")
+    with torch.no_grad():
+        for name, value in values.items():
+            own[name].copy_(value)
+    _finish(report, names, values, theirs, [name for name in own if not adapt.within(name, layers.head)], own)
+    _say(report, given, path)
+    return report
+
+
+def _new_axis(pairs: Pairs, record: Mapping[str, Any]) -> int:
+    """Across which a 2D checkpoint of ours saw slices, else the one that fits."""
+    seen = _facts(record).get("slice_axis")
+    shapes = [(value.shape, own.shape) for value, own in pairs.values() if (value.ndim, own.ndim) == (4, 5)]
+    return adapt.new_axis(shapes, seen if seen in (0, 1, 2) else 2)
+
+
+def _differ(record: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint says that it is of other classes; another's file does not say."""
+    theirs = _facts(record)
+    return bool(theirs) and names_of(theirs) != names_of(facts)
+
+
+def _facts(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    config = record.get("config")
+    facts = config.get("facts") if isinstance(config, Mapping) else None
+    return facts if isinstance(facts, Mapping) else {}
+
+
+def _taken(own: Mapping[str, Tensor], pairs: Pairs, fit: _Fit) -> tuple[Report, dict[str, Tensor]]:
+    """What there is to load, by names in the network."""
+    report, values = Report(), {}
+    for name in own:
+        value, words = fit(name, *pairs[name]) if name in pairs else (None, "no such name in the file")
+        if value is None:
+            report.drawn[name] = words
+            continue
+        values[name] = value
+        report.loaded.append(name)
+        if words:
+            report.reshaped[name] = words
+    return report, values
+
+
+@dataclass
+class _Fit:
+    """Makes the tensors of one file fit one network."""
+
+    network: nn.Module
+    facts: Mapping[str, Any]
+    layers: Layers
+    how: str | None
+    axis: int
+    other_classes: bool
+
+    def __call__(self, name: str, value: Tensor, own: Tensor) -> tuple[Tensor | None, str]:
+        """What to load and what was done to it, or None and the reason."""
+        there = tuple(value.shape)
+        done: list[str] = []
+        if self.other_classes and adapt.within(name, self.layers.head):
+            return None, "head of other classes"
+        if self.how and (value.ndim, own.ndim) == (4, 5) and (layer := _convolution(self.network, name)) is not None:
+            solid = adapt.to_3d(value, layer, self.how, self.axis)
+            value, done = (value, done) if solid is None else (solid, [f"2D to 3D by {self.how}, axis {self.axis}"])
+        if value.shape != own.shape and adapt.within(name, self.layers.image):
+            other = adapt.to_channels(value, own.shape, self.facts["num_channels"])
+            value, done = (value, done) if other is None else (other, [*done, "other input channels"])
+        if value.shape != own.shape:
+            return None, f"{there} in the file, here {tuple(own.shape)}"
+        if value.is_floating_point() != own.is_floating_point() or value.is_complex():
+            return None, f"{value.dtype} in the file, here {own.dtype}"
+        return value, f"{there} to {tuple(own.shape)}: {', '.join(done)}" if done else ""
+
+
+def _convolution(network: nn.Module, name: str) -> nn.Module | None:
+    """The plain one that a tensor of the state dict belongs to; None: to something else."""
+    try:
+        layer = network.get_submodule(name.rpartition(".")[0])
+    except AttributeError:  # a network may name what it saves as it likes
+        return None
+    return layer if isinstance(layer, CONVS + TRANSPOSED) else None
+
+
+def _need_same_convolution(match: Match, theirs: Mapping[str, Tensor], own: Mapping[str, Tensor], given: str) -> None:
+    """Raises: ConfigError: the one has plain weights where the other computes its own."""
+    for name in own:
+        layer = module_of(name)
+        plain, computed = (str(match.name(f"{layer}{end}")) for end in (".weight", _COMPUTED))
+        if name == layer + _COMPUTED and computed not in theirs and plain in theirs:
+            raise ConfigError(
+                f"{given}: it holds plain weights, such as {plain}, and the convolution of this run computes its own: "
+                "conv.keep_weight=true projects them"
+            )
+        if name == f"{layer}.weight" and plain not in theirs and computed in theirs:
+            raise ConfigError(
+                f"{given}: its convolutions compute their weights, from {computed} and others, and here they are plain: "
+                "take the `conv` that it was trained with, and conv.keep_weight=false"
+            )
+
+
+def _need_same_dimensions(network: nn.Module, pairs: Pairs, given: str, how: str | None) -> None:
+    """Raises: ConfigError: 2D kernels for 3D without a rule, or 3D ones for 2D."""
+    for name, (value, own) in pairs.items():
+        if {value.ndim, own.ndim} != {4, 5} or _convolution(network, name) is None:
+            continue
+        words = f"{given}: it is of a {value.ndim - 2}D network ({name} {tuple(value.shape)}), this one is {own.ndim - 2}D"
+        if own.ndim == 4:
+            raise ConfigError(f"{words}; 3D weights are not used in 2D")
+        if how is None:
+            raise ConfigError(
+                f"{words}: init.to_3d=inflate repeats its kernels along the new axis, init.to_3d=acs puts them into planes"
+            )
+
+
+def _need_some(values: Mapping[str, Tensor], pairs: Pairs, both: str, network: nn.Module, given: str) -> None:
+    """Raises: ValueError: no kernel or matrix of the file fits."""
+    kernels = {name for name, value in network.named_parameters(remove_duplicate=False) if value.ndim > 1}
+    if kernels & values.keys():
+        return
+    wrong = [
+        f"{name} {tuple(value.shape)}, here {tuple(own.shape)}" for name, (value, own) in pairs.items() if name in kernels
+    ]
+    if wrong:
+        raise ValueError(f"{given}: {len(wrong)} kernels have names of this network's, but other sizes: {some(wrong, 2)}")
+    raise ValueError(f"{given}: no kernel in it is one of this network's: {both}")
+
+
+def _both(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
+    """What the file holds and what the network wants."""
+
+    def first(tensors: Mapping[str, Tensor]) -> str:
+        kernels = [f"{name} {tuple(value.shape)}" for name, value in tensors.items() if value.ndim > 1]
+        return some(kernels, 2) or "no kernels"
+
+    return f"it holds {first(theirs)}; the network has {first(own)}"
+
+
+def _finish(
+    report: Report,
+    names: Mapping[str, str | None],
+    values: Mapping[str, Tensor],
+    theirs: Mapping[str, Tensor],
+    body: Sequence[str],
+    own: Mapping[str, Tensor],
+) -> None:
+    """The file's side of it, and how much of the network's body came from there."""
+    wanted = {there: name for name, there in names.items()}
+    for there in theirs:
+        name = wanted.get(there)
+        if name not in values:
+            report.unused[there] = report.drawn.get(name, "") if name else "no such name in the network"
+    for name in [name for name in report.drawn if name.endswith(COUNTER)]:  # older files have none
+        del report.drawn[name]
+    report.share = sum(own[name].numel() for name in body if name in values) / max(1, sum(own[n].numel() for n in body))
+
+
+def _say(report: Report, given: str, path: Path) -> None:
+    """One line for the console, the first rows for the log."""
+    words = shown(f"{given}: {report}")
+    if report.share < 0.5:
+        log.warning("%s; %.0f %% of the weights are the file's, all others random", words, 100 * report.share)
+    else:
+        log.info("%s", words)
+    log.debug("weights from %s\n%s", path, shown(report.table()))

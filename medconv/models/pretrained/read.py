@@ -1,0 +1,56 @@
+"""Reading files of weights, ours and others': tensors by name, and nothing that could be run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medconv.utils import checkpoint_io
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Every tensor of a file by its dotted name, and what a checkpoint of ours says of itself (else nothing).
+
+    A mapping within a mapping, such as the `state_dict` of a checkpoint, is a part of the name; where a network's own names
+    begin is for `matching` to find. Of our checkpoints it is the state dict alone: what a run is validated with.
+    Raises: ValueError: missing, damaged, carrying objects, or without tensors.
+    """
+    content: Any = _safetensors(path) if path.suffix == ".safetensors" else checkpoint_io.unpickled(path)
+    record: Any = {}
+    if checkpoint_io.is_ours(content):
+        content, record = content["state_dict"], content["medconv"]
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path}: holds a {type(content).__name__}, expected tensors by name (a state dict)")
+    tensors = dict(_tensors(content, "", set()))
+    if not tensors:
+        raise ValueError(f"{path}: holds no tensors by name, expected a state dict")
+    return tensors, record if isinstance(record, dict) else {}
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ValueError(f"{path}: needs the package safetensors: pip install 'medconv[safetensors]'") from error
+    if not path.is_file():
+        raise ValueError(f"{path}: no such checkpoint")
+    try:
+        return load_file(path)
+    except Exception as error:  # what somebody made up may raise anything
+        raise ValueError(f"{path}: damaged or not a safetensors file ({' '.join(str(error).split())})") from error
+
+
+def _tensors(node: Mapping[Any, Any], prefix: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
+    """Dense tensors below a mapping. Args: seen: mappings that were looked into: one may hold itself."""
+    seen.add(id(node))
+    for key, value in node.items():
+        if not isinstance(key, str):
+            continue
+        if isinstance(value, Mapping) and id(value) not in seen:
+            yield from _tensors(value, f"{prefix}{key}.", seen)
+        elif isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized and not value.is_meta:
+            yield prefix + key, value.detach()

@@ -1,0 +1,62 @@
+"""The U-Net of `model=customconv`, 2D and 3D: plain here, its convolutions replaced by `medconv.convs.swap_convs`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medconv.models.encoder import Stages, initialise
+from medconv.models.layers.blocks import conv_nd, conv_transpose_nd
+
+
+class UNet(Stages):
+    """Encoder, decoder and skips; each stage is one block of `convs_per_stage` convolutions.
+
+    Stages are joined by convolutions whose kernel is their stride, down and up: unlike a 3-kernel with stride 2
+    on an even grid they keep mirror symmetry. All convolutions with a wider kernel are the `conv` group's to replace.
+
+    Shape: (batch, in_channels, *spatial) -> (batch, out_channels, *spatial), logits.
+    Args:
+        channels: one number per stage, finest first; the attribute keeps them.
+        strides: one per step between stages: int, or one int per axis (1 along an axis that is not pooled).
+        kernel_size: odd, in voxels; one int, or per stage one int or one per axis.
+        norm: `batch` or `instance`.
+        Of `forward`: stages: how many of the decoder's coarser stages to return as well, after the logits, finest first, for
+            `DeepSupervision`; 0: the logits alone.
+    Raises: ValueError: lists that do not fit together; in `forward`, a size that `divisor` does not divide.
+    Source: Ronneberger et al. 2015, arXiv:1505.04597; stages and activations as in Isensee et al. 2021,
+        doi:10.1038/s41592-020-01008-z.
+    """
+
+    def __init__(
+        self,
+        spatial_dims: int,
+        in_channels: int,
+        out_channels: int,
+        channels: Sequence[int] = (32, 64, 128, 256),
+        strides: Sequence[int | Sequence[int]] = (2, 2, 2),
+        kernel_size: int | Sequence[int | Sequence[int]] = 3,
+        convs_per_stage: int = 2,
+        norm: str = "batch",
+    ) -> None:
+        super().__init__(spatial_dims, in_channels, channels, strides, kernel_size, convs_per_stage, norm)
+        up = conv_transpose_nd(spatial_dims)
+        self.up = nn.ModuleList(
+            up(coarse, fine, layer.kernel_size, stride=layer.stride)  # type: ignore[arg-type]
+            for fine, coarse, layer in zip(channels, channels[1:], self.down, strict=False)
+        )
+        self.decoder = nn.ModuleList(self.block(2 * fine, i) for i, fine in enumerate(channels[:-1]))
+        self.head = conv_nd(spatial_dims)(channels[0], out_channels, 1)
+        self.apply(initialise)
+
+    def forward(self, x: Tensor, stages: int = 0) -> Any:
+        *skips, x = self.features(x)
+        coarser = []
+        for up, block, skip in zip(reversed(self.up), reversed(self.decoder), reversed(skips), strict=True):  # type: ignore[call-overload]
+            coarser.append(x)
+            x = block(torch.cat([skip, up(x)], 1))
+        logits = self.head(x)
+        return [logits, *coarser[: -1 - stages : -1]] if stages else logits

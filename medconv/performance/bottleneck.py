@@ -1,0 +1,55 @@
+"""One sentence at the end of a run: what limited it, and which switch would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from medconv.utils.hardware import resolve_precision
+
+
+def verdict(shares: Mapping[str, float], values: Mapping[str, Any], cores: int) -> str | None:
+    """In plain words; None where nothing was measured.
+
+    Args: shares: of `StepProfiler`. values: the resolved config. cores: that this process may use.
+    """
+    if not shares:
+        return None
+    compute = shares["forward"] + shares["backward"] + shares["optimizer"]
+    limits = {
+        "data_wait": (0.1, "waits for data", _feed(values, cores)),
+        "copy_to_device": (0.1, "copies batches to the device", "a smaller patch or batch; the copies are pinned already"),
+        "augment": (0.15, "is augmentation on the device", "augment=light or augment=none"),
+        "logging": (0.1, "is logging and callbacks", "a larger trainer.log_every_n_steps, or callbacks=none"),
+        "validation": (0.3, "is validation", "a larger trainer.check_val_every_n_epoch, or a smaller task.overlap"),
+    }
+    over = {name: shares[name] for name, (limit, _, _) in limits.items() if shares[name] > limit}
+    if not over:
+        return f"{compute:.0%} of the time is the network itself: {_compute(values)}"
+    worst = max(over, key=lambda name: over[name])
+    _, what, advice = limits[worst]
+    return f"{over[worst]:.0%} of the time {what}: {advice}"
+
+
+def _feed(values: Mapping[str, Any], cores: int) -> str:
+    workers, devices = values["data"]["num_workers"], values["trainer"]["devices"]
+    shown = "left to half of the cores" if workers is None else str(workers)
+    local = devices if isinstance(devices, int) and devices > 0 else 1
+    more = max(1, cores // local)
+    if workers is not None and workers < more:
+        return f"data.num_workers is {shown} with {cores} cores; try {more}"
+    return f"data.num_workers is {shown} with {cores} cores; try augment=none, a larger data.prefetch_factor, or more cores"
+
+
+def _compute(values: Mapping[str, Any]) -> str:
+    perf, precision = values["perf"], str(values["trainer"]["precision"])
+    if perf["checkpointing"] != "none":
+        return "perf.checkpointing=none is faster, if the memory allows it"
+    half = resolve_precision("auto", values["trainer"]["accelerator"])
+    if precision.startswith("32") and half != "32-true":
+        return f"try trainer.precision={half}, or perf=auto"
+    if not perf["channels_last"]:
+        return "try perf.channels_last=true"
+    if not perf["compile"]:
+        return "perf.compile=true repays itself in long runs; otherwise a smaller network or more devices"
+    return "a smaller network, or more devices"

@@ -1,0 +1,207 @@
+"""Cheap operations are computed again in the backward pass instead of being kept: `perf.checkpointing=pointwise`.
+
+In the forward pass every result of a cheap operation is noted, with the operation and its arguments. Where autograd
+would keep such a result it keeps the note; the backward pass follows notes back to tensors that are kept anyway, mostly
+outputs of convolutions. It does so tensor by tensor: what was computed again is gone before the next layer needs its own.
+
+Source: Chen et al. 2016, arXiv:1604.06174, who drop the results of cheap layers; there by segments of the network.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from medconv.models.layers.instance_norm import norm_by_sample, triton_instance_norm
+
+_WITH_STATISTICS = (F.batch_norm, F.instance_norm)
+CHEAP = frozenset(
+    (
+        *(*_WITH_STATISTICS, F.group_norm, F.layer_norm, norm_by_sample, triton_instance_norm),
+        *(F.leaky_relu, F.relu, F.silu, F.gelu, F.elu, F.hardtanh, F.mish, torch.relu, torch.sigmoid),
+        *(torch.cat, torch.add, torch.mul, torch.Tensor.add, torch.Tensor.mul, torch.Tensor.__add__, torch.Tensor.__mul__),
+    )
+)
+_SMALL = 4096  # numbers; fewer are not worth a note
+_DEEPEST = 50  # notes in a row; sums of residual blocks refer back to one another through a whole network
+
+
+class Recompute(TorchFunctionMode):
+    """The context of one forward pass. Args: device_type: of the autocast that may be on."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self._device_type = device_type
+        self._notes: dict[int, Note] = {}  # by storage
+        self._own: list[_Saved] = []  # what the operation that runs now has saved
+        self._last: tuple[Note, Tensor] | None = None
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> Recompute:
+        self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._hooks.close()
+        if self._last is not None:  # the backward pass begins with it: dropping it would save nothing
+            self._last[0].value = self._last[1]
+        self._last = None
+        self._notes.clear()
+        self._own.clear()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function not in CHEAP:
+            return function(*args, **kwargs)
+        inputs = tree_map(self._kept, _pure(function, args, kwargs))
+        self._own.clear()
+        self._last = None
+        result = function(*args, **kwargs)
+        if isinstance(result, Tensor) and result.requires_grad and result.numel() >= _SMALL and _usable(inputs):
+            self._notes[_storage(result)] = Note(function, inputs, _autocast(self._device_type), _Identity(result))
+            for saved in self._own:  # an activation saves its own result
+                if isinstance(saved.content, Tensor):
+                    saved.content = self._noted(saved.content)
+        return result
+
+    def _kept(self, value: Any) -> Any:
+        """What a note holds of an argument: the note of a tensor that has one, else the tensor itself."""
+        if not isinstance(value, Tensor):
+            return value
+        return self._note_of(value) or _Held(value.detach(), value._version)
+
+    def _pack(self, tensor: Tensor) -> _Saved:
+        saved = _Saved(self._noted(tensor))
+        self._own.append(saved)
+        return saved
+
+    def _noted(self, tensor: Tensor) -> Tensor | Note:
+        note = self._note_of(tensor)
+        if note is None:
+            return tensor
+        note.packs += 1
+        self._last = note, tensor.detach()
+        return note
+
+    def _note_of(self, tensor: Tensor) -> Note | None:
+        note = self._notes.get(_storage(tensor))
+        return note if note is not None and note.identity.of(tensor) else None
+
+
+@dataclass(eq=False)
+class Note:
+    """How a tensor that was not kept is computed again; the result stays until everybody who saved it has had it."""
+
+    function: Any
+    inputs: Any
+    autocast: dict[str, Any]
+    identity: _Identity
+    packs: int = 0
+    reads: int = 0
+    value: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """`depth`: how many notes have to be followed, one after the other."""
+        self.depth: int = 1 + max((leaf.depth for leaf in tree_leaves(self.inputs) if isinstance(leaf, Note)), default=0)
+
+    def read(self) -> Tensor:
+        value = self.computed()
+        self.reads += 1
+        if self.reads % self.packs == 0:
+            self.value = None
+        return value
+
+    def computed(self) -> Tensor:
+        if self.value is not None:
+            return self.value
+        args, kwargs = tree_map(_given, self.inputs)
+        with torch.no_grad(), torch.autocast(**self.autocast):
+            value = self.function(*args, **kwargs)
+        if self.packs:  # somebody will still ask for it: the skip of a U-Net is wanted by its decoder, then by itself
+            self.value = value
+        return value
+
+
+@dataclass(eq=False)
+class _Saved:
+    """What autograd keeps in place of a tensor."""
+
+    content: Tensor | Note
+
+
+@dataclass(eq=False)
+class _Held:
+    """A tensor that a note needs, and its version when the note was taken."""
+
+    tensor: Tensor
+    version: int
+
+    @property
+    def intact(self) -> bool:
+        return self.tensor._version == self.version
+
+
+class _Identity:
+    """Tells whether a tensor is the one that was noted. The reference keeps the storage's address from being used again."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._storage = StorageWeakRef(tensor.untyped_storage())
+        self._signature = self._of(tensor)
+
+    def of(self, tensor: Tensor) -> bool:
+        return self._of(tensor) == self._signature
+
+    @staticmethod
+    def _of(tensor: Tensor) -> tuple[Any, ...]:
+        return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version
+
+
+def _pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call without side effects: not in place, and without running statistics that it would update."""
+    if kwargs.get("inplace"):
+        kwargs = {**kwargs, "inplace": False}
+    if function in _WITH_STATISTICS and (kwargs.get("training") or kwargs.get("use_input_stats")):
+        kwargs = {**kwargs, "running_mean": None, "running_var": None}
+        args = args[:1]
+    return args, kwargs
+
+
+def _usable(inputs: Any) -> bool:
+    """Nothing was overwritten by the operation itself, and the way back to kept tensors is short."""
+    leaves = tree_leaves(inputs)
+    intact = all(leaf.intact for leaf in leaves if isinstance(leaf, _Held))
+    return intact and all(leaf.depth < _DEEPEST for leaf in leaves if isinstance(leaf, Note))
+
+
+def _autocast(device_type: str) -> dict[str, Any]:
+    """As it is now."""
+    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    return {"device_type": device_type, "dtype": dtype, "enabled": enabled, "cache_enabled": False}
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, Note):
+        return value.computed()
+    if isinstance(value, _Held):
+        if not value.intact:
+            raise RuntimeError("a tensor that perf.checkpointing=pointwise needs was changed in place; take blocks")
+        return value.tensor
+    return value
+
+
+def _unpack(saved: _Saved) -> Tensor:
+    return saved.content.read() if isinstance(saved.content, Note) else saved.content
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

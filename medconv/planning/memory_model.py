@@ -1,0 +1,60 @@
+"""Bytes of a training step of our U-Net, counted from its sizes, and the budget that they must fit into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from medconv.planning.topology import Network, num_weights
+
+GB = 2**30
+_WEIGHT_BYTES = 16  # fp32 weights, gradients, and AdamW's two moments
+_LOSS_BYTES = 20  # per voxel and class: logits, softmax and its logarithm in fp32, and what the loss makes of them
+# Of the activations at their peak, as measured (docs/planning.md).
+_KEPT = {"none": 1.0, "pointwise": 0.75, "blocks": 0.7}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one device gives to a training step.
+
+    Args:
+        memory_gb: GiB. origin: where the number comes from, in words.
+        precision: Lightning's. checkpointing: as `perf.checkpointing`.
+    """
+
+    memory_gb: float = 8.0
+    origin: str = "plan.memory_gb"
+    precision: str = "32-true"
+    checkpointing: str = "none"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.memory_gb < float("inf"):
+            raise ValueError(f"plan.memory_gb must be a positive number of GB, got {self.memory_gb}")
+
+
+def step_bytes(
+    network: Network, patch: Sequence[int], batch_size: int, num_channels: int, num_classes: int, budget: Budget
+) -> float:
+    """The most that is alive at once in a step: weights, optimizer, and activations where the backward pass begins.
+
+    A convolution with its norm and activation keeps its result and the activation. An encoder's stage keeps that twice
+    and what the step down gave; a decoder's twice and the concatenation. Then come the loss, and the first gradients.
+    The convolutions' own workspace is not counted. Error against measured steps: docs/planning.md.
+    """
+    size, wide = _value_bytes(budget.precision), network.channels
+    voxels, values = float(prod(patch)), 0.0
+    for stage, channels in enumerate(wide):
+        voxels /= prod(network.strides[stage - 1]) if stage else 1
+        last, into = stage == len(wide) - 1, num_channels if stage == 0 else channels
+        values += voxels * (channels * (4 if last else 10) + into)
+    ends = prod(patch) * max(2 * wide[0] * size, _LOSS_BYTES * num_classes)
+    half_copies = size if size < 4 else 0
+    weights = num_weights(network, num_channels, num_classes) * (_WEIGHT_BYTES + half_copies)
+    return weights + batch_size * (values * size + ends) * _KEPT.get(budget.checkpointing, 1.0)
+
+
+def _value_bytes(precision: str) -> int:
+    """Of an activation, under one of Lightning's precisions."""
+    return 2 if "16" in precision else 8 if "64" in precision else 4

@@ -1,0 +1,267 @@
+"""The plan itself: what a config leaves open is decided here, each value with its reason."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from math import log2, prod, sqrt
+from statistics import median as middle
+from typing import Any
+
+from medconv.data.preprocessing.fingerprint import Fingerprint
+from medconv.data.preprocessing.preprocess import normalisation_for
+from medconv.planning.memory_model import GB, Budget, step_bytes
+from medconv.planning.overrides import PlanOverrides
+from medconv.planning.report import (
+    Row,
+    by,
+    dims_reason,
+    memory_reason,
+    network_rows,
+    normalisation_reason,
+    patch_reason,
+    spacing_reason,
+)
+from medconv.planning.spacing import across, median_shape, slice_axis, target_spacing
+from medconv.planning.topology import (
+    Network,
+    halvings,
+    kernels,
+    largest_patch,
+    need_channels,
+    need_kernels,
+    need_strides,
+    rounded_up,
+    widths,
+)
+
+_LEAST_EDGE = 16  # voxels, below which no axis of a patch is shrunk
+_LEAST_BATCH = 2  # norms and the batch's Dice want more than one sample
+_DATA_SHARE = 0.05  # of all voxels, the most in one batch; nnU-Net's rule against overfitting
+# Short runs need many steps: with more samples a batch learns no faster per second.
+_QUICK_BATCH = {2: 12, 3: 4}
+_WHOLE_ROOT = 4700  # of whole images: over the root of an image's voxels, samples in a batch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What data, network and batches are built from; axes right, anterior, superior, less the one across slices.
+
+    Args:
+        slice_axis: across the slices that a 2D network takes from volumes, else None.
+        patch_size: voxels at `spacing_mm`. batch_size: per device. normalisation: one name per channel.
+        strides, kernel_sizes, channels: of the network's stages, as in `Network`.
+        memory_gb: the budget. rows: (what, value, reason), for people.
+    """
+
+    spatial_dims: int
+    slice_axis: int | None
+    spacing_mm: tuple[float, ...]
+    patch_size: tuple[int, ...]
+    batch_size: int
+    strides: tuple[tuple[int, ...], ...]
+    kernel_sizes: tuple[tuple[int, ...], ...]
+    channels: tuple[int, ...]
+    normalisation: tuple[str, ...]
+    memory_gb: float
+    rows: tuple[Row, ...] = field(default=(), compare=False, repr=False)
+
+    def values(self) -> dict[str, Any]:
+        """Everything but the words."""
+        return {key: value for key, value in asdict(self).items() if key != "rows"}
+
+
+def plan(
+    fingerprint: Fingerprint,
+    overrides: PlanOverrides | None = None,
+    budget: Budget | None = None,
+    modalities: Sequence[str] | None = None,
+    num_outputs: int | None = None,
+) -> Plan:
+    """Plan a U-Net, its patches and batches for a dataset; what `overrides` sets stays as it is.
+
+    Args: modalities: one per channel, None is MRI. num_outputs: of the network, None is the number of classes.
+    Raises: ValueError: values that do not fit the data or each other, or a budget too small for the smallest patch.
+    Source: the rules follow Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the differences.
+    """
+    overrides, budget = overrides or PlanOverrides(), budget or Budget()
+    if overrides.whole:
+        _check_whole(fingerprint, overrides)
+    axis = None if overrides.whole else slice_axis(fingerprint, overrides.spatial_dims)
+    seen = fingerprint if axis is None else across(fingerprint, axis)
+    names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
+    spacing = tuple(float(s) for s in overrides.spacing_mm) if overrides.spacing_mm else target_spacing(seen)
+    _need_axes("data.spacing_mm", spacing, seen.spatial_dims)
+    median = median_shape(seen, spacing)
+    if overrides.resize is not None:
+        _need_axes("data.resize", overrides.resize, seen.spatial_dims)
+        if not overrides.spacing_mm:  # what the network sees
+            spacing = tuple(mm * n / new for mm, n, new in zip(spacing, median, overrides.resize, strict=True))
+        median = tuple(overrides.resize)
+    outputs = num_outputs or len(fingerprint.class_voxels[0])
+    planner = _Planner(spacing, median, overrides, budget, len(fingerprint.intensities), outputs)
+    network, patch = planner.network_and_patch()
+    slices = middle(shape[axis] for shape in fingerprint.shapes) if axis is not None else 1  # which keep their own spacing
+    batch, why = planner.batch(network, patch, prod(median) * slices * len(fingerprint.shapes))
+    planner.warn(network, patch, batch)
+    rows = [
+        ("dimensions", f"{seen.spatial_dims}D", dims_reason(fingerprint, axis, overrides)),
+        ("spacing", f"{by(spacing)} mm", spacing_reason(seen, overrides)),
+        ("patch", f"{by(patch)} voxels", patch_reason(network, patch, median, spacing, overrides)),
+        ("batch", str(batch), why),
+        *network_rows(network, patch, overrides),
+        ("normalisation", ", ".join(names), normalisation_reason(modalities, overrides)),
+        ("memory", f"{planner.gb(network, patch, batch):.2g} of {budget.memory_gb:g} GB", memory_reason(budget)),
+    ]
+    return Plan(
+        seen.spatial_dims,
+        axis,
+        spacing,
+        patch,
+        batch,
+        network.strides,
+        network.kernel_sizes,
+        network.channels,
+        names,
+        float(budget.memory_gb),
+        tuple(rows),
+    )
+
+
+class _Planner:
+    """The search for a patch and a batch that fit."""
+
+    def __init__(
+        self,
+        spacing: tuple[float, ...],
+        median: tuple[int, ...],
+        overrides: PlanOverrides,
+        budget: Budget,
+        num_channels: int,
+        num_classes: int,
+    ) -> None:
+        self.spacing, self.median, self.overrides, self.budget = spacing, median, overrides, budget
+        self.num_channels, self.num_classes, self.dims = num_channels, num_classes, len(spacing)
+        self.least_batch = min(_LEAST_BATCH, overrides.max_batch_size or _LEAST_BATCH)
+
+    def gb(self, network: Network, patch: Sequence[int], batch: int) -> float:
+        return step_bytes(network, patch, batch, self.num_channels, self.num_classes, self.budget) / GB
+
+    def network_and_patch(self) -> tuple[Network, tuple[int, ...]]:
+        """The largest patch of which a batch fits: the median image, its axes reduced in turn.
+
+        Raises: ValueError: not even the smallest patch fits.
+        """
+        if self.overrides.patch_size is not None:
+            patch = tuple(self.overrides.patch_size)
+            _need_axes("data.patch_size", patch, self.dims)
+            return self._built(patch, exact=True)
+        if self.overrides.whole:
+            return self._built(self.median)
+        given = self.overrides.batch_size
+        for batch in [given] if given else sorted({self.least_batch, 1}, reverse=True):
+            network, patch = self._built(largest_patch(self.median, self.spacing))
+            while self.gb(network, patch, batch) > self.budget.memory_gb:
+                smaller = self._smaller(patch)
+                if smaller is None:
+                    break
+                network, patch = smaller
+            else:
+                return network, patch
+        raise ValueError(
+            f"plan.memory_gb: the smallest patch, {by(patch)} voxels, in a batch of {batch} takes some "
+            f"{self.gb(network, patch, batch):.2g} GB, the budget is {self.budget.memory_gb:g} ({self.budget.origin}); "
+            "perf=memory, a smaller data.batch_size or fewer plan.channels help"
+        )
+
+    def _built(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
+        """The network for a patch, and the patch rounded up to what its strides divide."""
+        overrides, dims = self.overrides, self.dims
+        lists = [v for v in (overrides.channels, overrides.kernel_sizes) if isinstance(v, (list, tuple))]
+        most = min((n for n in (overrides.max_stages, *map(len, lists)) if n), default=None)
+        steps = (
+            halvings(patch, self.spacing, exact, most)
+            if overrides.strides is None
+            else need_strides(overrides.strides, dims)
+        )
+        stages = len(steps) + 1
+        if overrides.max_stages is not None and stages > overrides.max_stages:
+            raise ValueError(
+                f"plan.strides={overrides.strides} makes {stages} stages, plan.max_stages allows {overrides.max_stages}"
+            )
+        sizes, wide = overrides.kernel_sizes, overrides.channels
+        network = Network(
+            steps,
+            kernels(self.spacing, steps) if sizes is None else need_kernels(sizes, stages, dims),
+            widths(stages, dims) if wide is None else need_channels(wide, stages),
+        )
+        rounded = rounded_up(patch, network.divisor(dims))
+        if exact and rounded != tuple(patch):
+            raise ValueError(
+                f"data.patch_size must be divisible by {network.divisor(dims)} (plan.strides), got {list(patch)}"
+            )
+        return network, rounded
+
+    def _smaller(self, patch: Sequence[int]) -> tuple[Network, tuple[int, ...]] | None:
+        """The next smaller patch along the axis that covers most of the median image; None where there is none."""
+        order = sorted(range(self.dims), key=lambda a: (-patch[a] / self.median[a], a))
+        for axis in order:
+            for n in range(patch[axis] - 1, _LEAST_EDGE - 1, -1):
+                try:
+                    network, found = self._built((*patch[:axis], n, *patch[axis + 1 :]))
+                except ValueError:  # too small for as many stages as plan.channels or plan.kernel_sizes have
+                    break
+                if found[axis] < patch[axis] and prod(found) < prod(patch):
+                    return network, found
+        return None
+
+    def batch(self, network: Network, patch: Sequence[int], voxels: float) -> tuple[int, str]:
+        """How many patches a batch holds, and why."""
+        if self.overrides.batch_size is not None:
+            return self.overrides.batch_size, "data.batch_size"
+        one, two = self.gb(network, patch, 1), self.gb(network, patch, 2)
+        limits = {
+            "memory": int((self.budget.memory_gb - one) // (two - one)) + 1,
+            f"{100 * _DATA_SHARE:g} % of all voxels": round(_DATA_SHARE * voxels / prod(patch)),
+        }
+        most = self.overrides.max_batch_size
+        quick = _whole_batch(patch) if self.overrides.whole else _QUICK_BATCH[self.dims]
+        limits["short runs need many steps" if most is None else "plan.max_batch_size"] = most or quick
+        if limits["memory"] < self.least_batch:
+            return 1, "memory holds no more"
+        reason = min(limits, key=lambda name: limits[name])
+        others = ", ".join(f"{name}: {n}" for name, n in limits.items() if name != reason)
+        if limits[reason] < self.least_batch:
+            return self.least_batch, f"the least; {reason}: {limits[reason]}"
+        return limits[reason], f"{reason}; {others}"
+
+    def warn(self, network: Network, patch: Sequence[int], batch: int) -> None:
+        """Of a step that does not fit: a patch that was asked for is taken as it is."""
+        needed, budget = self.gb(network, patch, batch), self.budget
+        if needed > budget.memory_gb:
+            log.warning(
+                "data.patch_size=[%s] in a batch of %d takes some %.2g GB, the budget is %g (%s)",
+                *(",".join(map(str, patch)), batch, needed, budget.memory_gb, budget.origin),
+            )
+
+
+def _whole_batch(patch: Sequence[int]) -> int:
+    """A power of two from 2 to 128: 128 pictures of 28 x 28, 32 volumes of 28 x 28 x 28, 16 pictures of 224 x 224."""
+    return int(min(128, max(2, 2 ** round(log2(_WHOLE_ROOT / sqrt(prod(patch)))))))
+
+
+def _check_whole(fingerprint: Fingerprint, overrides: PlanOverrides) -> None:
+    """Raises: ValueError: slices are asked for."""
+    if overrides.spatial_dims not in (None, fingerprint.spatial_dims):
+        raise ValueError(
+            f"data.spatial_dims must be {fingerprint.spatial_dims} or null, as the network takes whole images and these are "
+            f"{fingerprint.spatial_dims}D, got {overrides.spatial_dims}"
+        )
+
+
+def _need_axes(key: str, values: Sequence[float], spatial_dims: int) -> None:
+    if len(values) != spatial_dims or any(not 0 < v < float("inf") for v in values):
+        raise ValueError(f"{key} needs {spatial_dims} positive numbers, one per spatial axis, got {list(values)}")

@@ -1,0 +1,112 @@
+"""The plan in words: each value with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from medconv.data.preprocessing.fingerprint import Fingerprint
+from medconv.planning.memory_model import Budget
+from medconv.planning.overrides import PlanOverrides
+from medconv.planning.spacing import thick_axis
+from medconv.planning.topology import MIN_EDGE, Network, coarsest, largest_patch, rounded_up
+
+_SMALL_VIEW = 0.25  # of the median image's voxels; with less in a patch nnU-Net trains a coarser network, too
+_AXES = ("right", "anterior", "superior")
+Row = tuple[str, str, str]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """One line for each value: what, value, reason."""
+    wide = [max(len(row[i]) for row in rows) for i in range(2)]
+    return "\n".join(f"{what:<{wide[0]}}  {value:<{wide[1]}}  {reason}" for what, value, reason in rows)
+
+
+def patch_reason(
+    network: Network, patch: Sequence[int], median: Sequence[int], spacing: Sequence[float], overrides: PlanOverrides
+) -> str:
+    """Args: median: the median image's voxels."""
+    dims, whole, hint = len(patch), by(median), ""
+    seen = prod(min(1.0, p / m) for p, m in zip(patch, median, strict=True))
+    if seen < _SMALL_VIEW:
+        coarser = [s * (_SMALL_VIEW / seen) ** (1 / dims) for s in spacing]
+        hint = f"; {100 * seen:.2g} % of it: data.spacing_mm=[{','.join(f'{s:.2g}' for s in coarser)}] would show more"
+    if overrides.patch_size is not None:
+        return f"data.patch_size; the median image is {whole}{hint}"
+    if overrides.resize is not None:
+        return f"data.resize, {whole}, padded to what the strides divide"
+    if overrides.whole:
+        return f"the median image, {whole}, rounded up to what the strides divide; others are cut or padded at their borders"
+    if all(p >= m for p, m in zip(patch, median, strict=True)):
+        return f"the median image, {whole}, rounded up to what the strides divide"
+    start = rounded_up(largest_patch(median, spacing), network.divisor(dims))
+    short = "what the memory holds of" if prod(patch) < prod(start) else "as much as is ever taken of"
+    return f"{short} the median image, {whole}{hint}"
+
+
+def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverrides) -> str:
+    if overrides.spatial_dims is not None:
+        return "data.spatial_dims"
+    if overrides.whole:
+        return "the images are volumes" if fingerprint.spatial_dims == 3 else "the images are pictures or single slices"
+    if axis is not None:
+        return f"slice by slice across the {_AXES[axis]} axis: so few slices give a 3D kernel nothing to see"
+    return "the images are volumes" if fingerprint.spatial_dims == 3 else "the images are single slices"
+
+
+def spacing_reason(seen: Fingerprint, overrides: PlanOverrides) -> str:
+    if overrides.spacing_mm is not None:
+        return "data.spacing_mm"
+    if overrides.resize is not None:
+        return f"the median of {len(seen.shapes)} cases, scaled by data.resize"
+    axis = thick_axis(seen)
+    across_slices = "" if axis is None else "; across the thick slices the 10th percentile"
+    return f"the median of {len(seen.shapes)} cases{across_slices}"
+
+
+def network_rows(network: Network, patch: Sequence[int], overrides: PlanOverrides) -> list[tuple[str, str, str]]:
+    left = by(coarsest(patch, network.strides))
+    late = any(1 in step for step in network.strides[:-1])
+    thin = any(1 in kernel for kernel in network.kernel_sizes)
+    even = "an axis rests until the others' voxels are as long, or where it is short" if late else "all axes alike"
+    reasons = {
+        "strides": f"{even}; {left} voxels are left",
+        "kernel_sizes": "1 across voxels twice as long as the finest, until they even out"
+        if thin
+        else "voxels are near cubes",
+        "channels": "twice as many in each stage, up to nnU-Net's limit",
+    }
+    given = {key: f"plan.{key}" for key in reasons if getattr(overrides, key) is not None}
+    reasons |= given
+    return [
+        ("stages", str(len(network.channels)), f"halved while {MIN_EDGE} voxels are left along an axis"),
+        ("strides", _each(network.strides), reasons["strides"]),
+        ("kernels", _each(network.kernel_sizes), reasons["kernel_sizes"]),
+        ("channels", " ".join(map(str, network.channels)), reasons["channels"]),
+    ]
+
+
+def _each(rows: Sequence[Sequence[int]]) -> str:
+    """Such as `1x2x2 (2), 2x2x2`: equal neighbours are counted."""
+    found: list[list[Any]] = []
+    for row in rows:
+        word = "x".join(map(str, row))
+        if found and found[-1][0] == word:
+            found[-1][1] += 1
+        else:
+            found.append([word, 1])
+    return ", ".join(word if n == 1 else f"{word} ({n})" for word, n in found) or "none"
+
+
+def normalisation_reason(modalities: Sequence[str] | None, overrides: PlanOverrides) -> str:
+    return "data.normalisation" if overrides.normalisation is not None else f"modality {', '.join(modalities or ['MRI'])}"
+
+
+def memory_reason(budget: Budget) -> str:
+    kept = "" if budget.checkpointing == "none" else f", checkpointing={budget.checkpointing}"
+    return f"estimated for a step in {budget.precision}{kept}; the budget: {budget.origin}"
+
+
+def by(numbers: Sequence[float]) -> str:
+    return " x ".join(f"{n:.4g}" for n in numbers)

@@ -1,0 +1,1 @@
+"""Sweeps: jobs, result tables, Slurm job arrays, Optuna searches."""

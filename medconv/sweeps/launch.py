@@ -1,0 +1,96 @@
+"""Compose a config with Hydra and train; `-m` makes a sweep of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from medconv import config
+from medconv.config import compose
+from medconv.metrics import image_level
+from medconv.sweeps import run as sweeps_run
+from medconv.sweeps.job import Job, note_failure
+from medconv.targets import monitor
+from medconv.training import run
+from medconv.training.run_dir import RunFolder, is_rank_zero
+from medconv.utils.exit_codes import DONE
+from medconv.utils.logging import start_logging
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """`medconv train` with these arguments. Returns: the exit code."""
+    start_logging(is_rank_zero())
+    jobs: list[Job] = []
+    launcher: dict[str, Any] = {}
+    errors: list[BaseException] = []
+
+    def take(composed: DictConfig, settings: Any) -> None:
+        if settings.mode == RunMode.MULTIRUN:
+            jobs.append(Job.of(composed, settings))  # to be run once all are known to compose
+            launcher.update(OmegaConf.to_container(settings.launcher, resolve=True), dry_run=composed.run.dry_run)  # type: ignore[arg-type]
+            return
+        try:
+            _train(composed, settings)
+        except BaseException as error:
+            note_failure(composed, error)
+            errors.append(error)  # for `guard`: Hydra would print it in its own way
+
+    compose.composed(take, arguments)
+    for error in errors:
+        raise error
+    if jobs:
+        sweeps_run.need_alone()
+    if jobs and launcher["dry_run"]:
+        print(sweeps_run.plan(jobs, launcher))
+    elif jobs:
+        sweeps_run.run(jobs, launcher)
+        return sweeps_run.finish(jobs)
+    return DONE
+
+
+def _train(composed: DictConfig, settings: Any) -> None:
+    checked = config.checked(composed)
+    folder = RunFolder.of(checked, dict(settings.runtime.choices))
+    if checked.run.dry_run:
+        print(f"# {folder.path}\n{OmegaConf.to_yaml(composed)}", end="")
+        return
+    summary = run.train(checked, folder)
+    if is_rank_zero():
+        print(result_table(summary, folder))
+
+
+def result_table(summary: dict[str, Any], folder: RunFolder) -> str:
+    """The scores of the best checkpoint, of segmentation per class, and where everything is."""
+    per_class, goal = summary.get("val/dice_per_class") or {}, monitor.of_summary(summary)
+    rows = [(name, _score(value)) for name, value in per_class.items()]
+    rows += [("mean foreground", _score(summary.get("val/dice")))] if per_class else []
+    if goal != monitor.DICE:
+        names = [name for kind in image_level.METRICS.values() for name in kind if f"val/{name}" in summary]
+        rows = [(name.replace("_", " "), _score(summary[f"val/{name}"])) for name in dict.fromkeys(names)]
+    what = "Dice" if goal == monitor.DICE else "scores"
+    width = max([len(name) for name, _ in rows], default=0)
+    table = [f"  {name:<{width}}  {value}" for name, value in rows]
+    best = folder.best if folder.best.is_file() else folder.last
+    return "\n".join(
+        [
+            "",
+            f"{what} over {len(summary['val/cases'])} validation cases, best checkpoint" if rows else "no validation",
+            *table,
+            "",
+            f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, "
+            f"{summary.get('samples_per_second') or 0:.1f} samples/s, "
+            f"{100 * (summary.get('data_wait_share') or 0):.1f} % of the time waiting for data",
+            *([f"{summary['verdict']}"] if summary.get("verdict") else []),
+            *([f"stopped early: {summary['stopped_early']['reason']}"] if summary.get("stopped_early") else []),
+            f"checkpoint  {best}",
+            f"summary     {folder.path / 'summary.json'}",
+            f"TensorBoard tensorboard --logdir {folder.path}",
+        ]
+    )
+
+
+def _score(value: float | None) -> str:
+    return "  -   " if value is None else f"{value:.4f}"

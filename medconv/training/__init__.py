@@ -1,0 +1,1 @@
+"""One training run: assembly, tasks, losses, optimizers, callbacks, checkpoints, run folder."""

@@ -1,0 +1,241 @@
+"""`perf=auto` in a run: which values are open, who measures, and what is remembered.
+
+An open value is null in the config. Rank 0 measures and writes the choice to a file; the other ranks, and later runs on
+the same hardware with the same network, shapes and versions, read it. A run that is continued keeps what its
+`config.yaml` says.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+import medconv
+from medconv import config as configs
+from medconv.models.build import Values, build_network
+from medconv.models.deep_supervision import DeepSupervision
+from medconv.models.pretrained.freeze import freeze
+from medconv.targets.image_level import outcome_of
+from medconv.targets.segmentation import Targets
+from medconv.training.autotune import search
+from medconv.training.autotune.trial import Choice, Work
+from medconv.training.losses.build import fitted_loss
+from medconv.training.losses.image_level import ForOutcome
+from medconv.training.losses.segmentation import over_heads
+from medconv.training.optim.build import build_optimizer
+from medconv.training.run_dir import RunFolder, is_rank_zero, short_hash
+from medconv.utils import hardware
+from medconv.utils.atomic_io import write_text
+
+OPEN = ("perf.channels_last", "perf.fast_norm", "perf.checkpointing", "perf.compile", "trainer.precision")
+_LENGTH = ("max_time", "max_steps", "max_epochs", "limit_train_batches")  # of a run, in `trainer`
+_REPAID = 1800  # seconds of a run from which compiling is tried
+_PATIENCE = 600  # seconds that the other ranks wait for rank 0's choice
+
+log = logging.getLogger(__name__)
+
+
+def settle(values: Values, folder: RunFolder) -> Values:
+    """The same values with none of OPEN null.
+
+    Raises: ConfigError: nothing fits into memory, or rank 0's choice does not come.
+    """
+    unsettled = [key for key in OPEN if _get(values, key) is None]
+    if not unsettled:
+        return values
+    earlier = folder.path / "config.yaml"
+    if folder.resume != "never" and folder.has_own() and earlier.is_file():
+        return _with(values, _recorded(OmegaConf.to_container(OmegaConf.load(earlier)), values, unsettled))
+    path = _memory(values)
+    found = _remembered(path)
+    if found is not None:
+        log.info("perf=auto: %s, as measured here before (%s)", _words(found), path)
+    elif is_rank_zero():
+        found = _measured(values)
+        _remember(found, path, values)
+    else:
+        found = _awaited(path)
+    return _with(values, found["choice"])
+
+
+def _remembered(path: Path) -> dict[str, Any] | None:
+    """An earlier choice; None where there is none, or none that can be read."""
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text())
+        if set(OPEN) <= set(found["choice"]):
+            return found
+    except (ValueError, KeyError, TypeError):
+        pass
+    log.warning("perf=auto: %s cannot be read, so it is measured anew", path)
+    if is_rank_zero():
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _remember(found: dict[str, Any], path: Path, values: Values) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(found, indent=1) + "\n")
+    except OSError as error:
+        if values["trainer"]["devices"] != 1 or values["trainer"]["num_nodes"] != 1:
+            raise configs.ConfigError(f"perf=auto cannot tell the other ranks: data.cache: {error}") from error
+        log.warning("perf=auto: the choice cannot be kept for later runs: %s", error)
+
+
+def _measured(values: Values) -> dict[str, Any]:
+    """Measure, say what was found, and return choice and table as plain values."""
+    if not values["perf"]["auto_seconds"] > 0:
+        raise configs.ConfigError(f"perf.auto_seconds must be positive, got {values['perf']['auto_seconds']}")
+    perf, gpu = values["perf"], hardware.uses_gpu(values["trainer"]["accelerator"])
+    log.info("perf=auto: measuring steps for up to %.0f seconds", perf["auto_seconds"])
+    with torch.random.fork_rng():
+        work = _work(values, torch.device("cuda" if gpu else "cpu"))
+        fixed = {key.split(".")[1]: _get(values, key) for key in (*OPEN, "perf.fast_depthwise")}
+        found = search.measure(
+            work,
+            search.choices(fixed, work.network, gpu),
+            perf["auto_seconds"],
+            try_checkpointing=fixed["checkpointing"] is None,
+            try_compile=lambda seconds: fixed["compile"] is None and _planned_seconds(values, seconds) >= _REPAID,
+            try_batch_size=perf["auto_batch_size"],
+        )
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    log.info("%s", table(found))
+    best = found[0]
+    if math.isinf(best.per_sample):
+        raise configs.ConfigError(
+            "perf=auto: no candidate runs, fits into memory and gives the right loss; perf=fast says more, a smaller "
+            f"data.batch_size or data.patch_size may help\n{table(found)}"
+        )
+    choice = {key: getattr(best.choice, key.split(".")[1]) for key in OPEN}
+    if perf["auto_batch_size"]:
+        choice["data.batch_size"] = best.batch_size
+    return {"choice": choice, "rows": [candidate.row() for candidate in found], "key": _key(values)}
+
+
+def table(found: Sequence[search.Candidate]) -> str:
+    """Fastest first; the first is what is taken."""
+    width = max(len(str(candidate.choice)) for candidate in found)
+    lines = [f"  {'':{width}}  batch  seconds a step"]
+    for candidate in found:
+        speed = candidate.remark or f"{candidate.per_sample * candidate.batch_size:.3f}"
+        memory = f"  {candidate.memory_bytes / 2**30:.1f} GiB" if candidate.memory_bytes else ""
+        lines.append(f"  {candidate.choice!s:{width}}  {candidate.batch_size:5}  {speed}{memory}")
+    return "\n".join(["perf=auto takes the first of these", *lines])
+
+
+def _work(values: Values, device: torch.device) -> Work:
+    """The run's own network, loss, optimizer and shapes; the numbers in the image do not matter."""
+    known = values["facts"]
+    network = build_network(values, known["patch_size"])
+    if values["init"]["freeze"]:
+        freeze(network, values["init"]["freeze"])
+    batch, dims, outcome = values["data"]["batch_size"], known["spatial_dims"], outcome_of(known)
+    loss = fitted_loss(configs.build(values["loss"], "loss"), known).to(device)
+    image = torch.randn(batch, known["num_channels"], *known["patch_size"], device=device)
+    optimizer = build_optimizer(values)
+    if outcome is not None:
+        assert isinstance(loss, ForOutcome)
+        label = loss.target(torch.randint(2, (batch, outcome.num_values), device=device))
+        return Work(network, loss, optimizer, image, label)
+    targets = Targets.from_plain(known["targets"])
+    if values["task"].get("deep_supervision") is True:
+        network = _Supervised(network, targets.num_outputs)
+    label = torch.randint(targets.num_values, (batch, 1, *known["patch_size"]), device=device)
+    return Work(network, lambda outputs, wanted: over_heads(loss, outputs, wanted, dims), optimizer, image, label)
+
+
+class _Supervised(nn.Module):
+    """The network with the heads of deep supervision: what the run's steps train."""
+
+    def __init__(self, network: nn.Module, num_outputs: int) -> None:
+        super().__init__()
+        self.network, self.supervision = network, DeepSupervision(network, num_outputs)
+
+    def forward(self, image: torch.Tensor) -> list[torch.Tensor]:
+        return self.supervision(self.network, image)
+
+
+def _planned_seconds(values: Values, step: float) -> float:
+    """How long the run will take with steps of so many seconds."""
+    trainer, data = values["trainer"], values["data"]
+    limits = [step * trainer["max_steps"]] if trainer["max_steps"] > 0 else []
+    if trainer["max_time"] is not None:
+        limits.append(configs.seconds(trainer["max_time"], "trainer.max_time"))
+    if trainer["max_epochs"] is not None:
+        batches, limit = data["samples_per_epoch"] / data["batch_size"], trainer["limit_train_batches"]
+        if limit is not None:  # Lightning's: a number of batches, or a share of them
+            batches = min(batches, limit) if isinstance(limit, int) else batches * limit
+        limits.append(step * trainer["max_epochs"] * batches)
+    return min(limits, default=math.inf)
+
+
+def _memory(values: Values) -> Path:
+    return Path(values["data"]["cache"]) / "autotune" / f"{short_hash(_key(values))}.json"
+
+
+def _key(values: Values) -> dict[str, Any]:
+    """What a measurement holds for: hardware, versions, network, loss, optimizer, shapes, and which values are open."""
+    gpu = hardware.uses_gpu(values["trainer"]["accelerator"])
+    name = torch.cuda.get_device_name() if gpu else torch.cpu.get_capabilities().get("cpu_name") or platform.processor()
+    return {
+        "hardware": [name, platform.machine(), torch.get_num_threads()],
+        "versions": [torch.__version__, medconv.__version__],
+        "values": {key: values[key] for key in ("model", "conv", "loss", "optimizer", "perf")},
+        "precision": values["trainer"]["precision"],
+        "shape": [values["data"]["batch_size"], values["facts"]["num_channels"], *values["facts"]["patch_size"]],
+        "freeze": values["init"]["freeze"],
+        "classes": values["facts"]["num_classes"],
+        "deep_supervision": values["task"].get("deep_supervision"),
+        "samples_per_epoch": values["data"]["samples_per_epoch"],
+        "trainer": [values["trainer"][key] for key in (*_LENGTH, "deterministic", "devices")],
+    }
+
+
+def _awaited(path: Path) -> dict[str, Any]:
+    end = time.monotonic() + _PATIENCE
+    while (found := _remembered(path)) is None:
+        if time.monotonic() > end:
+            raise configs.ConfigError(
+                f"perf=auto: rank 0's choice did not come to {path} within {_PATIENCE} seconds; data.cache must be a folder "
+                "that all ranks share, and their hardware alike"
+            )
+        time.sleep(0.2)
+    return found
+
+
+def _recorded(earlier: Any, values: Values, unsettled: Sequence[str]) -> dict[str, Any]:
+    found = {key: _get(earlier, key) for key in unsettled}
+    if values["perf"]["auto_batch_size"]:
+        found["data.batch_size"] = _get(earlier, "data.batch_size")
+    return found
+
+
+def _words(found: dict[str, Any]) -> str:
+    return str(Choice(**{key.split(".")[1]: value for key, value in found["choice"].items() if key in OPEN}))
+
+
+def _get(values: Any, key: str) -> Any:
+    group, name = key.split(".")
+    return values[group].get(name)
+
+
+def _with(values: Values, found: dict[str, Any]) -> Values:
+    changed = {group: dict(node) if isinstance(node, dict) else node for group, node in values.items()}
+    for key, value in found.items():
+        group, name = key.split(".")
+        changed[group][name] = value
+    return changed

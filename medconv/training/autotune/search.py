@@ -1,0 +1,249 @@
+"""`perf=auto`: the switches that are fastest on this machine, for this network, patch and batch, by measurement."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from medconv.training.autotune.trial import Choice, Trial, Work
+from medconv.utils.hardware import compiler_missing, memory_advice, resolve_precision
+
+_ROUNDS = 7  # timed steps of a candidate, at most
+_BEHIND = 1.25  # a candidate so much slower than the best so far is not timed again
+_TIE = 0.97  # a later, less plain candidate must be faster than this share of the best so far
+_TOLERANCE = {"32-true": 1e-3, "bf16-mixed": 3e-2, "16-mixed": 1e-2}  # relative, of the loss against plain fp32
+_MEMORY = 0.92  # of the device's, which the best may take
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Candidate:
+    """A choice, and what came of it: seconds of its steps, or a remark on why it was not taken."""
+
+    choice: Choice
+    batch_size: int
+    seconds: list[float] = field(default_factory=list)
+    memory_bytes: int | None = None
+    remark: str = ""
+    trial: Trial | None = None
+
+    @property
+    def per_sample(self) -> float:
+        return median(self.seconds) / self.batch_size if self.seconds and not self.remark else math.inf
+
+    def row(self) -> dict[str, Any]:
+        speed = None if math.isinf(self.per_sample) else self.per_sample * self.batch_size
+        return {
+            "choice": asdict(self.choice),
+            "batch_size": self.batch_size,
+            "seconds": speed,
+            "memory_bytes": self.memory_bytes,
+            "remark": self.remark,
+        }
+
+
+def choices(fixed: dict[str, Any], network: nn.Module, gpu: bool) -> list[Choice]:
+    """The candidates, plain ones first; a key of `fixed` that is not None is the user's and stays."""
+    norms = any(type(layer) in (nn.InstanceNorm2d, nn.InstanceNorm3d) for layer in network.modules())
+    options: dict[str, list[Any]] = {
+        "precision": list(dict.fromkeys(["32-true", resolve_precision("auto", "gpu" if gpu else "cpu")])),
+        "channels_last": [False, True],
+        "fast_norm": [False, True] if norms else [False],
+        "fast_depthwise": [True],
+        "checkpointing": ["none"],
+        "compile": [False],
+    }
+    for key, value in fixed.items():
+        if value is not None:
+            options[key] = [value]
+    found = [Choice(**dict(zip(options, values, strict=True))) for values in product(*options.values())]
+    return [c for c in found if c.channels_last or not c.fast_norm or fixed.get("fast_norm")]
+
+
+def measure(
+    work: Work,
+    candidates: Sequence[Choice],
+    seconds: float = 30.0,
+    try_checkpointing: bool = True,
+    try_compile: Callable[[float], bool] = lambda seconds: False,
+    try_batch_size: bool = False,
+) -> list[Candidate]:
+    """Time the candidates on copies of the network; the best is first, those that were not taken say why.
+
+    Args:
+        seconds: for all of it but compiling, which takes as long as it takes and is cached for the run that follows.
+        try_checkpointing: where nothing else fits into memory.
+        try_compile: given the fastest step's seconds, whether the run is long enough to repay compiling.
+        try_batch_size: of the fastest: twice, four times ... as many samples, while that makes a sample cheaper.
+    """
+    deadline = time.perf_counter() + seconds
+    batch = len(work.image)
+    with torch.random.fork_rng(devices=[work.image.device] if work.image.is_cuda else []):
+        expected = _reference(work)
+        found = [Candidate(choice, batch) for choice in candidates]
+        _race(work, found, expected, deadline)
+        if try_checkpointing and not _best(found):
+            for mode in ("pointwise", "blocks"):
+                more = [Candidate(replace(c, checkpointing=mode), batch) for c in candidates]
+                _race(work, more, expected, deadline + seconds)
+                found += more
+                if _best(found):
+                    break
+        best = _best(found)
+        if best and try_compile(best.per_sample * batch):
+            found += _compiled(work, best, expected)
+        best = _best(found)
+        if best and try_batch_size:
+            found += _larger(work, best, deadline)
+    chosen = _best(found)
+    for candidate in found:
+        candidate.trial = None
+    return sorted(found, key=lambda c: (c is not chosen, c.per_sample))
+
+
+def _reference(work: Work) -> list[float] | None:
+    """The losses of two steps in plain fp32; None where they do not fit, or differ by chance."""
+    try:
+        trial = Trial(work, Choice())
+        with torch.no_grad():
+            first, second = float(trial.forward()), float(trial.forward())
+        if abs(first - second) > 1e-5 * abs(first):
+            log.warning("perf=auto: this network's loss is random, so losses are not compared with plain fp32's")
+            return None
+        return [float(trial.step()) for _ in range(2)]
+    except RuntimeError as error:
+        if memory_advice(error) is None:
+            raise
+        log.warning("perf=auto: plain fp32 does not fit into memory, so losses are not compared with it")
+        return None
+
+
+def _race(work: Work, found: list[Candidate], expected: list[float] | None, deadline: float) -> None:
+    """One warm step each, then round by round those that are not far behind; the likely fastest begin."""
+    for candidate in reversed(found):
+        slowest = max((max(c.seconds) for c in found if c.seconds), default=0.0)
+        if slowest and time.perf_counter() + 2 * slowest > deadline and _best(found):
+            candidate.remark = "not tried: no time left"
+        else:
+            _begin(work, candidate, expected)
+    for _ in range(_ROUNDS - 1):
+        best = _best(found)
+        if best is None:
+            return
+        for candidate in found:
+            if candidate.per_sample > _BEHIND * best.per_sample or candidate.trial is None:
+                continue
+            if time.perf_counter() + candidate.seconds[-1] > deadline:
+                return
+            _again(candidate)
+
+
+def _begin(work: Work, candidate: Candidate, expected: list[float] | None) -> None:
+    """Build the candidate, take two steps, time the second; note what speaks against it."""
+    cuda, before = work.image.is_cuda, 0
+    if cuda:  # the other candidates' weights are there, too
+        before = torch.cuda.memory_allocated(work.image.device)
+        torch.cuda.reset_peak_memory_stats(work.image.device)
+    try:
+        trial = Trial(work, candidate.choice)
+        losses = [float(trial.step())]
+        seconds, loss = _timed(trial)
+    except Exception as error:  # plain fp32 has run: what fails here is this candidate's own
+        candidate.remark = _failure(error)
+        return
+    candidate.seconds.append(seconds)
+    if cuda:
+        candidate.memory_bytes = torch.cuda.max_memory_allocated(work.image.device) - before
+        if candidate.memory_bytes > _MEMORY * torch.cuda.get_device_properties(work.image.device).total_memory:
+            candidate.remark = "too close to the end of the memory"
+    if expected is not None:
+        _compare(candidate, [*losses, loss], expected)
+    candidate.trial = None if candidate.remark else trial
+
+
+def _compare(candidate: Candidate, losses: list[float], expected: list[float]) -> None:
+    tolerance = _TOLERANCE.get(candidate.choice.precision, max(_TOLERANCE.values()))
+    pairs = zip(losses, expected, strict=True)
+    if not all(abs(loss - wanted) <= tolerance * max(1e-3, abs(wanted)) for loss, wanted in pairs):
+        shown = ", ".join(f"{loss:.5g} for {wanted:.5g}" for loss, wanted in zip(losses, expected, strict=True))
+        candidate.remark = f"wrong loss: {shown}"
+        log.warning("perf=auto discards %s: its losses differ from plain fp32's (%s)", candidate.choice, shown)
+
+
+def _compiled(work: Work, best: Candidate, expected: list[float] | None) -> list[Candidate]:
+    """The best so far, compiled; timed in turns with it."""
+    if best.choice.compile:
+        return []
+    candidate, reason = Candidate(replace(best.choice, compile=True), best.batch_size), compiler_missing()
+    if reason is not None:
+        candidate.remark = reason
+        return [candidate]
+    log.info("perf=auto: compiling, which a run of this length repays")
+    _begin(work, candidate, expected)
+    for _ in range(_ROUNDS - 1):
+        if candidate.trial is not None and best.trial is not None:
+            _again(candidate)
+            _again(best)
+    return [candidate]
+
+
+def _larger(work: Work, best: Candidate, deadline: float) -> list[Candidate]:
+    """Twice the batch, again and again, each compared with the one before it."""
+    found: list[Candidate] = []
+    times = 2
+    while time.perf_counter() + 8 * best.seconds[-1] < deadline:
+        candidate = Candidate(best.choice, len(work.image) * times)
+        _begin(work.larger(times), candidate, None)
+        for _ in range(2):
+            _again(candidate)
+        found.append(candidate)
+        if candidate.per_sample > 0.95 * best.per_sample:
+            candidate.remark = candidate.remark or "a sample is not 5 % cheaper"
+            break
+        best, times = candidate, 2 * times
+    return found
+
+
+def _best(found: Sequence[Candidate]) -> Candidate | None:
+    """The fastest; of two that are as good as equal the plainer one, which comes first."""
+    best: Candidate | None = None
+    for candidate in found:
+        if not math.isinf(candidate.per_sample) and (best is None or candidate.per_sample < _TIE * best.per_sample):
+            best = candidate
+    return best
+
+
+def _again(candidate: Candidate) -> None:
+    """One more step, timed; a candidate that fails late is out as well."""
+    if candidate.trial is None:
+        return
+    try:
+        candidate.seconds.append(_timed(candidate.trial)[0])
+    except Exception as error:
+        candidate.remark, candidate.trial = _failure(error), None
+
+
+def _failure(error: Exception) -> str:
+    if memory_advice(error) is not None:
+        return "does not fit into memory"
+    return f"fails: {(str(error).strip() or type(error).__name__).splitlines()[0][:100]}"
+
+
+def _timed(trial: Trial) -> tuple[float, float]:
+    """Seconds of a step, and its loss."""
+    synchronise = torch.cuda.synchronize if trial.image.is_cuda else (lambda: None)
+    synchronise()
+    start = time.perf_counter()
+    loss = trial.step()
+    synchronise()
+    return time.perf_counter() - start, float(loss)

@@ -1,0 +1,99 @@
+"""One training step of a network under given switches, alone: what `perf=auto` and the benchmark of the step time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from medconv.performance.switches import apply_switches, memory_format
+from medconv.utils.hardware import autocast_dtype
+
+_CLIP = 1.0  # largest norm of all gradients; what it is does not change the time
+Objective = Callable[[Any, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The switches that `perf=auto` chooses between, by their names in `trainer` and `perf`."""
+
+    precision: str = "32-true"
+    channels_last: bool = False
+    fast_norm: bool = False
+    fast_depthwise: bool = False  # not chosen: it never hurts
+    checkpointing: str = "none"
+    compile: bool = False
+
+    def __str__(self) -> str:
+        """In words: the precision, then what is on."""
+        on = [name for name in ("channels_last", "fast_norm", "compile") if getattr(self, name)]
+        kept = [] if self.checkpointing == "none" else [f"checkpointing={self.checkpointing}"]
+        return ", ".join([self.precision, *on, *kept])
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step works on.
+
+    Shape: image (batch, channels, *spatial), label (batch, 1, *spatial), on the device.
+    Args: objective: (output of the network, label) -> loss. optimizer: takes parameters.
+    """
+
+    network: nn.Module
+    objective: Objective
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    image: Tensor
+    label: Tensor
+
+    def larger(self, times: int) -> Work:
+        """The same with a batch that many times as large."""
+        image, label = (t.repeat(times, *(1,) * (t.ndim - 1)) for t in (self.image, self.label))
+        return Work(self.network, self.objective, self.optimizer, image, label)
+
+
+class Trial:
+    """A copy of the network with the switches of a choice; the copy trains, the network stays as it is.
+
+    Dropout is off in it: its masks depend on the memory layout, and losses could not be compared.
+    """
+
+    def __init__(self, work: Work, choice: Choice) -> None:
+        device = work.image.device
+        network = deepcopy(work.network).to(device).train()
+        for layer in network.modules():
+            if isinstance(layer, nn.modules.dropout._DropoutNd):
+                layer.eval()
+        self.network = apply_switches(
+            network,
+            channels_last=choice.channels_last,
+            fast_norm=choice.fast_norm,
+            fast_depthwise=choice.fast_depthwise,
+            checkpointing=choice.checkpointing,
+            compile=choice.compile,
+        )
+        self.parameters = [p for p in network.parameters() if p.requires_grad]
+        self.optimizer, self.objective = work.optimizer(self.parameters), work.objective
+        layout = memory_format(choice.channels_last, work.image.ndim - 2)
+        self.image, self.label = work.image.contiguous(memory_format=layout), work.label
+        self.dtype = autocast_dtype(choice.precision)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
+
+    def step(self) -> Tensor:
+        """Forward, backward, clipping and the optimizer; returns the loss, on the device."""
+        loss = self.forward()
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.parameters, _CLIP)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.detach()
+
+    def forward(self) -> Tensor:
+        with torch.autocast(self.image.device.type, self.dtype, enabled=self.dtype is not None):
+            return self.objective(self.network(self.image), self.label)

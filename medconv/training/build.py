@@ -1,0 +1,181 @@
+"""The only assembly of a run: network, task, data, callbacks and trainer from a resolved config."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
+
+from medconv import config as configs
+from medconv.convs import mirror_axes
+from medconv.data import left_right
+from medconv.data.loading.datamodule import DataModule
+from medconv.data.preprocessing.preprocess import restore
+from medconv.inference.load import Trained as Trained
+from medconv.inference.load import load as load
+from medconv.inference.tta import test_time_axes, training_axes
+from medconv.models.build import Values, build_network
+from medconv.models.layers.max_pool import swap_pools
+from medconv.models.pretrained.freeze import check_factors, freeze
+from medconv.performance.step_profiler import StepProfiler, Trace
+from medconv.performance.switches import apply_switches, memory_format
+from medconv.targets.image_level import outcome_of
+from medconv.training import report
+from medconv.training.callbacks import early_stopping
+from medconv.training.callbacks.final_validation import EndWithValidation
+from medconv.training.callbacks.nonfinite_guard import FiniteGuard
+from medconv.training.callbacks.progress import ProgressBar, ProgressLines
+from medconv.training.callbacks.time_budget import TimeBudget
+from medconv.training.checkpoint import resumable_loop
+from medconv.training.checkpoint.writer import AtomicIO, Checkpoints
+from medconv.training.data_setup import Prepared, data_module
+from medconv.training.distributed import strategy
+from medconv.training.distributed.cluster_environment import environment
+from medconv.training.distributed.same_start import SameStart
+from medconv.training.loggers.csv import CsvLogger
+from medconv.training.losses.build import fitted_loss
+from medconv.training.optim.build import build_optimizer
+from medconv.training.optim.param_groups import with_factors
+from medconv.training.run_dir import RunFolder
+from medconv.utils import signals
+from medconv.utils.hardware import apply_backends, benchmark_kernels, uses_gpu
+
+log = logging.getLogger(__name__)
+
+_SWITCHES = ("channels_last", "fast_norm", "fast_depthwise", "checkpointing", "compile", "cuda_graphs")
+
+_DEFAULT_EPOCHS = 100  # where none of trainer.max_time, max_epochs and max_steps is given
+
+
+def assemble(
+    values: Values, prepared: Prepared, folder: RunFolder, asked: signals.Asked, load: Callable[..., Any] | None = None
+) -> tuple[L.Trainer, Any, DataModule, Any]:
+    """Trainer, task, data and step timer of a resolved config.
+
+    Args: asked: what the training looks at to stop. load: puts first weights into the network.
+    """
+    known, perf, init = values["facts"], values["perf"], values["init"]
+    network = build_network(values, known["patch_size"], load=load)
+    left_right.check_equivariance(known, mirror_axes(network))
+    if init["freeze"]:
+        log.info("%s stay as they are", freeze(network, init["freeze"]))
+    factors = init["lr_factors"] or {}
+    check_factors(factors, network)
+    left_right.warn_of_lookalikes(known, training_axes(values), mirror_axes(network))
+    apply_backends(perf)
+    apply_switches(network, **{key: perf[key] for key in _SWITCHES})
+    if values["trainer"]["deterministic"]:
+        swap_pools(network)
+    task = configs.build(
+        values["task"],
+        "task",
+        network=network,
+        loss=fitted_loss(configs.build(values["loss"], "loss"), known),
+        optimizer=with_factors(build_optimizer(values), network, factors),
+        scheduler=configs.naming("scheduler", configs.build(values["scheduler"], "scheduler")),
+        record=_record(values, prepared),
+        memory_format=memory_format(perf["channels_last"], known["spatial_dims"]),
+        mirror_axes=test_time_axes(values, network),
+        **_asked(values, prepared),
+    )
+    profiler = StepProfiler(perf["profile"], folder.begun)
+    trainer = _trainer(values, folder, profiler, bool(prepared.val), asked)
+    data = data_module(values, prepared)
+    data.stopped = lambda: asked.number != 0
+    report.announce(values, prepared.dataset.name, len(prepared.train), len(prepared.val), network, trainer, folder)
+    return trainer, task, data, profiler
+
+
+def _asked(values: Values, prepared: Prepared) -> Values:
+    """What a task is told of what the network is asked for."""
+    known, outcome = values["facts"], outcome_of(values["facts"])
+    if outcome is not None:
+        return {"outcome": outcome, "spatial_dims": known["spatial_dims"], "seed": values["seed"]}
+    return {
+        "targets": prepared.targets,
+        "patch_size": known["patch_size"],
+        "to_native": lambda logits, case: restore(logits, prepared.store.placement(case), prepared.targets.decode),
+        "slice_axis": known["slice_axis"],
+        "label_pairs": configs.tuples(known["label_pairs"] or []),
+    }
+
+
+def _record(values: Values, prepared: Prepared) -> Values:
+    """What every checkpoint carries, plain values only."""
+    return {
+        "config": values,
+        "recipe": {key: configs.plain(value) for key, value in asdict(prepared.recipe).items()},
+        "dataset": prepared.dataset.name,
+        "class_names": list(prepared.dataset.class_names),
+        "targets": values["facts"]["targets"],
+        "outcome": values["facts"]["outcome"],
+        "modalities": list(prepared.dataset.modalities),
+        "spacing_range_mm": configs.plain(prepared.spacing_range_mm),
+        "validation": {},
+    }
+
+
+def _averaging(values: Values) -> list[L.Callback]:
+    """Before whatever looks at the weights of a validation."""
+    if "_target_" not in values["averaging"]:
+        return []
+    if values["trainer"]["strategy"] == "fsdp":
+        log.info("averaging: not with trainer.strategy=fsdp, whose ranks have no whole weights; the last ones are used")
+        return []
+    return [configs.build(values["averaging"], "averaging")]
+
+
+def _watching(values: Values, validates: bool) -> list[L.Callback]:
+    """What looks at each validation's scores."""
+    waits = "scheduler=plateau" if str(values["scheduler"].get("_target_")).endswith("plateau") else ""
+    stops = values["stopping"] if "_target_" in values["stopping"] else {}
+    if not (validates and values["trainer"]["limit_val_batches"] != 0) and (waits or stops):
+        raise configs.ConfigError(f"{waits or 'stopping=patience'} looks at validations, and there are no cases to validate")
+    return [early_stopping.Plateau(), *([configs.build(stops, "stopping")] if stops else [])]
+
+
+def _trainer(values: Values, folder: RunFolder, profiler: Any, validates: bool, asked: signals.Asked) -> L.Trainer:
+    settings, perf = dict(values["trainer"]), values["perf"]
+    max_time = settings.pop("max_time")
+    accumulates = any("Accumulation" in str(node.get("_target_")) for node in values["callbacks"].values())
+    settings["strategy"] = strategy.strategy(settings, perf, accumulates)
+    settings["benchmark"] = benchmark_kernels(settings["benchmark"], settings["accelerator"], settings["deterministic"])
+    guard = FiniteGuard(folder.path / "nonfinite", values["run"]["on_nonfinite"], values["run"]["max_skipped"])
+    writer = AtomicIO()
+    every = configs.seconds(values["run"]["checkpoint_every"], "run.checkpoint_every")
+    keeper = Checkpoints(folder.checkpoints, writer, every)
+    callbacks = [keeper, resumable_loop.DrawsByNumber(values["seed"]), profiler, guard, *_averaging(values)]
+    callbacks += [SameStart(), strategy.SameBuffers(), strategy.WholeWeights()]
+    if perf["profile"]:
+        callbacks.append(Trace(folder.path / "tensorboard" / "trace"))
+    if max_time is not None:
+        callbacks.append(TimeBudget(configs.seconds(max_time, "trainer.max_time")))
+    callbacks += [*_watching(values, validates), EndWithValidation()]
+    if settings["enable_progress_bar"]:
+        rate = 20 if uses_gpu(settings["accelerator"]) else 1  # the bar reads the loss, for which a GPU is waited for
+        callbacks.append(ProgressBar(refresh_rate=rate) if sys.stderr.isatty() else ProgressLines())
+        settings["enable_progress_bar"] = sys.stderr.isatty()
+    callbacks += [configs.build(node, f"callbacks.{name}") for name, node in values["callbacks"].items()]
+    loggers = [configs.build(node, f"logger.{name}", save_dir=str(folder.path)) for name, node in values["logger"].items()]
+    agreement = strategy.AgreedStop(perf["agree_every"])
+    leaving = resumable_loop.LeavesValidation(asked, agreement)
+    if settings["max_epochs"] is None:
+        bounded = max_time is not None or settings["max_steps"] != -1
+        settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS
+    trainer = L.Trainer(
+        **settings,
+        callbacks=[*callbacks, leaving],
+        plugins=[plugin for plugin in (environment(), writer) if plugin is not None],
+        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),  # ours is none of Lightning's
+        logger=[*loggers, CsvLogger(folder.path / "metrics.csv")],
+        default_root_dir=folder.path,
+        use_distributed_sampler=False,
+    )
+    agreement.device = trainer.strategy.root_device if trainer.world_size > 1 else None
+    resumable_loop.install(trainer, keeper, asked, agreement)
+    return trainer

@@ -1,0 +1,1 @@
+"""Callbacks beside the training loop, one per file."""

@@ -1,0 +1,84 @@
+"""What follows from validations without progress: the run ends early, or its learning rate is lowered."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+
+from medconv.training.optim.lr_schedulers import PlateauSchedule, Waiting
+
+log = logging.getLogger(__name__)
+
+
+class EarlyStopping(Callback):
+    """Ends training after `patience` validations in a row in which `monitor` was not better than its best by `min_delta`.
+
+    Rank 0 decides for all. `trainer.min_steps` and `min_epochs` are waited for. The schedule does not come to its end.
+    Args: mode: `max` if more is better, else `min`. reason: once it has stopped, why.
+    """
+
+    def __init__(self, monitor: str = "val/dice", patience: int = 20, min_delta: float = 0.0, mode: str = "max") -> None:
+        self.waiting = Waiting(patience, min_delta, mode, monitor)
+        self.reason: str | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.waiting.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.waiting.load_state_dict(state_dict)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run may have been killed after its last validation, before it said that it had ended."""
+        if self.waiting.exhausted and not getattr(trainer.fit_loop.epoch_loop, "owed", False):
+            self._stop(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking and self.waiting.over(_value(trainer, self.waiting.monitor, "stopping.monitor")):
+            self._stop(trainer)
+
+    def _stop(self, trainer: Trainer) -> None:
+        """Not before it may: Lightning keeps a wish to stop, also when a later validation is better."""
+        if _ends_anyway(trainer) or not trainer.fit_loop._can_stop_early:
+            return
+        trainer.should_stop, waiting = True, self.waiting
+        best = waiting.sign * waiting.best
+        self.reason = f"{waiting.monitor} was not better than {best:.4f} in the last {waiting.waited} validations"
+        log.info("epoch %d, step %d: stopped early, %s", trainer.current_epoch, trainer.global_step, self.reason)
+
+
+class Plateau(Callback):
+    """Tells a schedule that waits for progress what each validation brought."""
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for config in trainer.lr_scheduler_configs:
+            schedule = config.scheduler
+            if isinstance(schedule, PlateauSchedule) and not trainer.sanity_checking:
+                level = schedule.level
+                schedule.validated(_value(trainer, schedule.waiting.monitor, "scheduler.monitor"))
+                if schedule.level < level:
+                    log.info("step %d: learning rate lowered to %.3g of what it was", trainer.global_step, schedule.level)
+
+
+def ended(trainer: Trainer) -> dict[str, Any] | None:
+    """Step and reason where a run ended early."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, EarlyStopping) and callback.reason:
+            return {"step": trainer.global_step, "reason": callback.reason}
+    return None
+
+
+def _ends_anyway(trainer: Trainer) -> bool:
+    in_last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
+    at_its_end = in_last_epoch and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+    return trainer.should_stop or at_its_end or 0 <= trainer.max_steps <= trainer.global_step
+
+
+def _value(trainer: Trainer, monitor: str, key: str) -> float:
+    """Rank 0's, since not every metric is on every rank. Raises: ValueError: there is no such metric."""
+    known = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
+    value, names = trainer.strategy.broadcast((known.get(monitor), sorted(known)))
+    if value is None:
+        raise ValueError(f"{key}={monitor}: no such metric; there are {', '.join(names)}")
+    return float(value)

@@ -1,0 +1,22 @@
+"""Validates the last step of a run, so that it is scored and saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+
+
+class EndWithValidation(Callback):
+    """A run's last step is validated, and so saved, wherever in an epoch and between validations it ends.
+
+    Lightning alone ends at `max_steps` in the middle of an epoch with neither.
+    """
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
+        if trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step or (last_epoch and trainer.is_last_batch):
+            trainer.should_stop = True
+            trainer.check_val_every_n_epoch = 1

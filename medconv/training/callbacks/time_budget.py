@@ -1,0 +1,141 @@
+"""`trainer.max_time`: ends training on time and fits the learning rate schedule to it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections import deque
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+
+from medconv.training.optim.lr_schedulers import ProgressSchedule
+
+log = logging.getLogger(__name__)
+
+
+class TimeBudget(Callback):
+    """Ends training, its last validation included, after a given time, and fits the schedule to it.
+
+    Rank 0 estimates from the steps and validations so far how many steps fit, and tells the others, again and again
+    while the run goes on; all ranks stop at the same step. Estimate and time spent are in the checkpoint.
+    Args: seconds: from the start of training.
+    """
+
+    _UNSEEN = 3  # first steps, which warm up and say nothing of the rest
+    _SLOW = 0.2  # of the time: where the first steps take more, they have to do
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds > 0:
+            raise ValueError(f"trainer.max_time must be positive, got {seconds} seconds")
+        self.seconds, self.spent = seconds, 0.0
+        self._every = min(10.0, seconds / 20)  # seconds between estimates
+        self.total_steps: int | None = None
+        self._next = self._UNSEEN + 2  # the step of the next estimate
+        self._steps: deque[float] = deque(maxlen=100)  # seconds of recent optimizer steps
+        self._validation: float | None = None  # seconds a validation takes
+        self._begun = self._mark = self._validating = 0.0
+        self._seen = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = {"total_steps": self.total_steps, "validation": self._validation}
+        return {"seconds": self.seconds, "spent": self._elapsed(), **kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.spent, self._validation = state["spent"], state["validation"]
+        if state.get("seconds", self.seconds) == self.seconds:
+            self.total_steps = state["total_steps"]
+
+    def leave_out(self, seconds: float) -> None:
+        """Time that has just passed, in which there was no training, does not count."""
+        self.spent -= seconds
+        self._mark += seconds
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begun = self._mark = time.monotonic()
+        self._seen = trainer.global_step
+        self._next += trainer.global_step
+        self._limit = trainer.estimated_stepping_batches
+        if self.total_steps is None:  # begun, or made longer or shorter than it was
+            for schedule in _schedules(trainer):
+                schedule.progress = min(1.0, self.spent / self.seconds)
+                schedule.move_end(float(self._limit))  # until there is an estimate; what a checkpoint says is of other times
+        owed = getattr(trainer.fit_loop.epoch_loop, "owed", False)
+        self._stop_at_the_end(trainer, unless=owed)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validating = time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        seconds = time.monotonic() - self._validating
+        if trainer.sanity_checking:
+            share = sum(trainer.num_sanity_val_batches) / max(1, sum(trainer.num_val_batches))  # type: ignore[arg-type]
+            seconds = seconds / share if share else 0.0
+        else:
+            self._mark += seconds
+            self._stop_at_the_end(trainer)
+        self._validation = seconds
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self._seen:  # gradients are being accumulated
+            return
+        now, self._seen = time.monotonic(), trainer.global_step
+        self._steps.append(now - self._mark)
+        self._mark = now
+        if self._seen >= self._next or (self.total_steps is None and self._are_slow(trainer)):
+            self._agree(trainer)
+        self._stop_at_the_end(trainer)
+
+    def _stop_at_the_end(self, trainer: Trainer, unless: bool = False) -> None:
+        """Args: unless: there is a validation to be done first."""
+        if self.total_steps is not None and self._seen >= self.total_steps and not unless:
+            trainer.should_stop = True
+
+    def _are_slow(self, trainer: Trainer) -> bool:
+        """Whether so few steps took so much of the time that the next must not be waited for; by rank 0's clock."""
+        return bool(trainer.strategy.broadcast(self._elapsed() > self._SLOW * self.seconds))
+
+    def _agree(self, trainer: Trainer) -> None:
+        """Rank 0's estimate, and the step at which to estimate again, become everybody's."""
+        recent = list(self._steps)[min(self._UNSEEN, len(self._steps) - 1) if len(self._steps) < 50 else 0 :]
+        step = max(1e-6, statistics.fmean(recent))
+        estimate = (self._seen + self._fitting(trainer, step), self._seen + max(1, round(self._every / step)))
+        total, self._next = trainer.strategy.broadcast(estimate)
+        first, self.total_steps = self.total_steps is None, total
+        for schedule in _schedules(trainer):
+            schedule.move_end(min(float(total), float(self._limit)))
+        if first:
+            log.info("%d steps fit into the %.0f seconds of trainer.max_time", total, self.seconds)
+
+    def _fitting(self, trainer: Trainer, step: float) -> int:
+        """The most further steps that fit, with the validations that fall between and after them."""
+        left = self.seconds - self._elapsed()
+        between = steps_between_validations(trainer)
+        validation = self._validation or 0.0
+        done = self._seen % between
+        for validations in range(1, 1 + int(math.ceil(left / step) / between) + 2 if left > 0 else 1):
+            steps = max(0, int((left - validations * validation) / step))
+            if math.ceil((done + steps) / between) <= validations:
+                return steps
+        return 0
+
+    def _elapsed(self) -> float:
+        return self.spent + (time.monotonic() - self._begun if self._begun else 0.0)
+
+
+def steps_between_validations(trainer: Trainer) -> float:
+    """Optimizer steps from one validation to the next, in the mean, by Lightning's two settings for it."""
+    batches, within = trainer.num_training_batches, float(trainer.val_check_batch or math.inf)
+    epochs = trainer.check_val_every_n_epoch
+    if epochs is None:  # then batches are counted across epochs
+        return max(1.0, within / trainer.accumulate_grad_batches)
+    per_epoch = max(1.0, math.ceil(batches / trainer.accumulate_grad_batches))
+    return max(1.0, per_epoch * epochs / max(1, batches // within))
+
+
+def _schedules(trainer: Trainer) -> list[ProgressSchedule]:
+    return [c.scheduler for c in trainer.lr_scheduler_configs if isinstance(c.scheduler, ProgressSchedule)]

@@ -1,0 +1,1 @@
+"""Checkpoints written and resumed, bit for bit."""

@@ -1,0 +1,216 @@
+"""Checkpoints on disk: `last.ckpt`, the one before it, and `best.ckpt`; written whole or not at all, beside the training."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+from medconv.targets.monitor import DICE, Goal
+from medconv.training.checkpoint import log_rewind
+from medconv.utils.atomic_io import replacing
+
+BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
+
+
+class AtomicIO(TorchCheckpointIO):
+    """Writes checkpoints in a thread, from a copy of the tensors: under another name, flushed to the disk, renamed.
+
+    The archive that torch writes holds a CRC-32 of each of its parts, which `checkpoint.read` compares. A `last.ckpt` keeps
+    the one before it as `previous.ckpt`. What goes wrong in the thread is raised by the next call.
+    `also` is a second name for the next checkpoint, without a second copy on the disk. It has it first: a run that is killed
+    between the two names goes on from the checkpoint before, and finds the same best again.
+    """
+
+    also: Path | None = None
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: list[Future[None]] = []
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        self.wait()  # one copy in memory at a time
+        also, self.also = self.also, None
+        self._submit(_write, copied(checkpoint), Path(path), also)
+
+    def check(self) -> None:
+        """Raises: what went wrong in writing, as far as that has ended."""
+        while self._pending and self._pending[0].done():
+            self._pending.pop(0).result()
+
+    def wait(self) -> None:
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
+
+    def teardown(self) -> None:
+        self._thread.shutdown(wait=True)
+
+    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._pending.append(self._thread.submit(work, *arguments))
+
+
+class Checkpoints(Callback):
+    """Says when a checkpoint is due, after each validation and after a time, and makes it where the loop allows it.
+
+    Only between two optimizer steps, or with a validation due but not done, is a run's state small enough to be told by its
+    number of batches; so the loop (`resuming.ExactLoop`) calls `save`. All ranks call it alike, rank 0 writes.
+    Args: folder: of the checkpoints, in the run's folder. every: seconds from one to the next.
+    """
+
+    def __init__(self, folder: Path, io: AtomicIO, every: float) -> None:
+        self.folder, self.io, self.every = folder, io, every
+        self.best: float | None = None
+        self._validated = self._is_best = False
+        self._saved_at, self._saved_batches = time.monotonic(), -1
+        self._curves: dict[str, int] = {}  # when the last validation began
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best = state_dict["best"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._saved_at, self._saved_batches = time.monotonic(), _batches(trainer)
+        if not (self.folder / BEST).is_file():  # a checkpoint from elsewhere knows a best that is not here
+            self.best = None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero and not trainer.sanity_checking:
+            self._curves = self._measured(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        self._validated = True
+        goal: Goal = getattr(pl_module, "goal", DICE)
+        score = float(trainer.callback_metrics.get(goal.name, math.nan))
+        score = goal.quality(-math.inf) if math.isnan(score) else score
+        if self.best is None or goal.quality(score) > goal.quality(self.best):
+            self.best, self._is_best = score, True
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Before others put the mean of the weights in the place of the weights, so this stands first."""
+        if self._validated or _batches(trainer) != self._saved_batches:
+            self.save(trainer)
+        self.io.wait()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.is_global_zero:  # of a validation that is given up the pictures are cut off: it shows them again
+            owed = getattr(trainer.fit_loop.epoch_loop, "owed", False)
+            checkpoint["curves"] = self._curves if owed else self._measured(trainer)
+
+    @property
+    def validated(self) -> bool:
+        """Whether there was a validation since the last checkpoint, which all ranks know alike."""
+        return self._validated
+
+    @property
+    def due(self) -> bool:
+        """By this rank's clock."""
+        return time.monotonic() - self._saved_at >= self.every
+
+    def save(self, trainer: Trainer) -> None:
+        self.io.also = self.folder / BEST if self._is_best else None
+        trainer.save_checkpoint(self.folder / LAST, weights_only=False)  # the optimizer, too
+        self._validated = self._is_best = False
+        self._saved_at, self._saved_batches = time.monotonic(), _batches(trainer)
+
+    def save_now(self, trainer: Trainer) -> None:
+        """Before the run stops in the middle; nothing where nothing is new."""
+        if self._validated or _batches(trainer) != self._saved_batches:
+            self.save(trainer)
+        self.io.wait()
+        trainer.strategy.barrier("checkpoint")
+
+    def _measured(self, trainer: Trainer) -> dict[str, int]:
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.flush()
+        return log_rewind.measure(self.folder.parent)
+
+
+def _batches(trainer: Trainer) -> int:
+    total: Any = trainer.fit_loop.epoch_loop.batch_progress.total
+    return int(total.processed)
+
+
+def copied(value: Any) -> Any:
+    """The same with tensors of its own, in memory: training goes on with the others."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        twin = copy.copy(value)  # of its own kind, with its attributes: versions of a module's state
+        for key, item in value.items():
+            twin[key] = copied(item)
+        return twin
+    if type(value) in (list, tuple):
+        return type(value)(copied(item) for item in value)
+    return value
+
+
+def _write(content: dict[str, Any], path: Path, also: Path | None) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as partial:
+            with partial.open("wb") as file:
+                _Recording(file).save(content)
+                file.flush()
+                os.fsync(file.fileno())  # before it has a name
+            if path.name == LAST and path.is_file():
+                _name_also(path, path.with_name(PREVIOUS))
+            if also is not None:
+                _name_also(partial, also)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _name_also(path: Path, other: Path) -> None:
+    if other.is_file() and other.samefile(path):
+        return  # renaming one of two names of a file to the other would leave both
+    with replacing(other, durable=True) as partial:
+        partial.unlink(missing_ok=True)
+        try:
+            os.link(path, partial)
+        except OSError:  # not on every file system
+            shutil.copyfile(path, partial)
+
+
+class _Recording:
+    """A file that remembers why it could not be written; torch says only that it could not."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._error: OSError | None = None
+
+    def save(self, content: dict[str, Any]) -> None:
+        try:
+            torch.save(content, self)  # type: ignore[arg-type]
+        except Exception:
+            if self._error is not None:
+                raise self._error from None
+            raise
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self._error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()

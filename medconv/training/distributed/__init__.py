@@ -1,0 +1,1 @@
+"""DDP and FSDP: strategies, cluster environments, and what ranks agree on."""

@@ -1,0 +1,1 @@
+"""`metrics.csv`, and loggers of other services."""

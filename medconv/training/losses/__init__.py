@@ -1,0 +1,1 @@
+"""Losses for label maps and for image-level targets."""

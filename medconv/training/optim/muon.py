@@ -1,0 +1,146 @@
+"""Muon for convolutional networks: kernels follow orthogonalised momentum, everything else Adam; rates of single layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+
+from medconv.utils.hardware import fast_bf16_cpu
+
+# Odd polynomial whose repetition takes every singular value from (0, 1] to near 1: between 0.7 and 1.2 after five.
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+_REPETITIONS = 5
+
+
+class Muon(Optimizer):
+    """A kernel (out, in, *taps) is a matrix (out, in * taps); its update is the momentum with all singular values near 1.
+
+    So a step changes every direction of a kernel alike, where plain gradients follow the few that are strong. A transposed
+    convolution's kernel is (in, out, *taps), its matrix so (in, out * taps). Parameters with fewer than three axes (biases,
+    norms) follow Adam.
+    Args:
+        params: parameters, or groups of them as in torch's optimizers.
+        lr: of both kinds: a kernel's update is scaled to the size that Adam's has as a rule, 0.2 per weight.
+        momentum: of kernels, Nesterov's. betas, eps: Adam's.
+        weight_decay: decoupled, of kernels alone.
+    Where its attribute `found_inf`, a number on the device, is 1, a step changes nothing but the count of steps, and the
+    host need not know. Not of parameters that FSDP divides.
+    Raises: ValueError: no numbers, or values out of range.
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; scale of the update: Liu et al. 2025,
+        arXiv:2502.16982.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float = 5e-3,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        if not isinstance(betas, Sequence) or len(betas) != 2:
+            raise ValueError(f"betas must be two numbers, got {betas}")
+        _check({"lr": lr, "weight_decay": weight_decay, "eps": eps})
+        _check({"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}, below_one=True)
+        given: list[Any] = list(params)
+        groups = [{**g, "params": list(g["params"])} for g in given if isinstance(g, dict)] or [{"params": given}]
+        self.heeds_found_inf = not any(isinstance(p, DTensor) for group in groups for p in group["params"])
+        divided = [
+            {**group, "params": found, "kernels": kernels}
+            for group in groups
+            for kernels in (True, False)
+            if (found := [p for p in group["params"] if (p.ndim > 2) == kernels])
+        ]
+        settings = {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        super().__init__(divided, settings)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state, found_inf = self.state[parameter], getattr(self, "found_inf", None)
+        if not state:
+            names = ["momentum"] if group["kernels"] else ["mean", "square"]
+            state.update({name: torch.zeros_like(parameter) for name in names}, **({} if group["kernels"] else {"step": 0}))
+        changed = [] if found_inf is None else [parameter, *(value for value in state.values() if isinstance(value, Tensor))]
+        before = [tensor.clone() for tensor in changed]
+        (self._kernel if group["kernels"] else self._vector)(parameter, gradient, group)
+        for tensor, old in zip(changed, before, strict=True):
+            tensor.copy_(torch.where(found_inf.bool(), old, tensor))  # type: ignore[union-attr]
+
+    def _kernel(self, kernel: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[kernel]
+        momentum = state["momentum"].lerp_(gradient, 1 - group["momentum"])
+        ahead = gradient.lerp(momentum, group["momentum"])
+        update = _divided_as(kernel, _orthogonal_kernel(_whole(ahead)))
+        size = 0.2 * max(len(kernel), kernel.shape[1:].numel()) ** 0.5
+        kernel.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"] * size)
+
+    def _vector(self, vector: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[vector]
+        state["step"] += 1
+        first, second = group["betas"]
+        mean = state["mean"].lerp_(gradient, 1 - first) / (1 - first ** state["step"])
+        square = state["square"].lerp_(gradient.square(), 1 - second) / (1 - second ** state["step"])
+        vector.addcdiv_(mean, square.sqrt_().add_(group["eps"]), value=-group["lr"])
+
+
+def _check(settings: dict[str, Any], below_one: bool = False) -> None:
+    for name, value in settings.items():
+        if not isinstance(value, (int, float)):
+            raise ValueError(f"{name} must be a number, got {value}")
+        if below_one and not 0 <= value < 1:
+            raise ValueError(f"{name} must lie between 0 and 1 (exclusive), got {value}")
+        if not value >= 0:
+            raise ValueError(f"{name} must be 0 or more, got {value}")
+
+
+def _orthogonal_kernel(kernel: Tensor) -> Tensor:
+    """As a matrix (out, in * taps) whose columns stand as they lie in memory, so that nothing is copied."""
+    order = [0, *sorted(range(1, kernel.ndim), key=kernel.stride, reverse=True)]
+    laid = kernel.permute(order)
+    back = [order.index(axis) for axis in range(kernel.ndim)]
+    return orthogonal(laid.flatten(1)).view(laid.shape).permute(back)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Of a tensor that FSDP divided over the ranks, all of it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _divided_as(other: Tensor, whole: Tensor) -> Tensor:
+    """Every rank has all of it, so nothing is sent."""
+    if not isinstance(other, DTensor):
+        return whole
+    return distribute_tensor(whole, other.device_mesh, other.placements, src_data_rank=None)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The nearest matrix with orthonormal rows (or columns, if it is tall), roughly: singular values from 0.7 to 1.2.
+
+    Shape: (rows, columns) -> the same. Computed in bf16 where the hardware is fast at it, which is precise enough.
+    """
+    fast = matrix.is_cuda or fast_bf16_cpu()
+    x = matrix.to(torch.bfloat16) if fast else matrix.float()
+    x = x.T if len(x) > x.shape[1] else x  # the smaller side is the one that is multiplied out
+    x = x / (x.norm() + 1e-7)
+    linear, cubic, quintic = _NEWTON_SCHULZ
+    for _ in range(_REPETITIONS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=cubic, alpha=quintic), x, beta=linear)
+    return (x.T if len(matrix) > matrix.shape[1] else x).to(matrix.dtype)

@@ -1,0 +1,89 @@
+"""Check and prepare a dataset before training, or only look at it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+from omegaconf import DictConfig
+
+from medconv import config
+from medconv.config import compose
+from medconv.data.case import Dataset
+from medconv.data.preprocessing.fingerprint import CaseReport, complaint, measured, survey
+from medconv.planning import report as planning_report
+from medconv.training.data_setup import checked_parts, divided_cases, find_data, planned_for, prepare_data
+from medconv.utils.exit_codes import DONE
+from medconv.utils.logging import start_logging
+
+
+def run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """`medconv preprocess`. Args: arguments: for Hydra. Returns: the exit code."""
+    start_logging()
+    configs: list[DictConfig] = []
+    compose.composed(lambda found, _: configs.append(config.checked(found)), arguments)
+    codes = [_check(found) if options.check_only else _prepare(found, options.verify) for found in configs]
+    return max(codes, default=DONE)
+
+
+def _prepare(found: DictConfig, verify: bool) -> int:
+    prepared = prepare_data(found, verify)
+    store, planned = prepared.store, prepared.plan
+    print(f"{'verified' if verify else 'prepared'}  {len(prepared.dataset.cases)} cases of {prepared.dataset.name}")
+    print(f"store     {store.folder}, {store.size() / 1e6:.1f} MB")
+    print(f"findings  {store.folder.parent / 'fingerprint.json'}")
+    print(f"plan      spacing {_by(planned.spacing_mm)} mm, patch {_by(planned.patch_size)} voxels")
+    return DONE
+
+
+def _check(found: DictConfig) -> int:
+    """Writes nothing; the faults, if there are any, are the error."""
+    dataset, workers = find_data(found)
+    reports = survey(dataset, workers)
+    print(table(dataset, reports))
+    for report in reports:
+        for warning in report.warnings:
+            print(f"warning: case {report.case}: {warning}")
+    faults = {report.case: report.faults for report in reports if report.faults}
+    if faults:
+        raise ValueError(complaint(dataset, faults))
+    known = measured(reports)
+    if dataset.outcome is not None:
+        checked_parts(divided_cases(dataset, found.data), dataset, known, found.data)
+    print(f"\n{planning_report.table(planned_for(found, dataset, known).rows)}")
+    print(f"\nno fault in {len(reports)} cases of {dataset.name}")
+    return DONE
+
+
+def table(dataset: Dataset, reports: list[CaseReport]) -> str:
+    """One line per case: its grid as its files have it, its intensities, and how much of it each class takes, or
+    what is known of the whole image."""
+    head = ["case", "shape", "spacing mm", "axes", "channels", "intensities", *dataset.class_names, ""]
+    values = {case.id: _values(case.values, dataset) for case in dataset.cases}
+    rows = [head, *[_row(report, values[report.case]) for report in reports]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _values(values: tuple[float, ...] | None, dataset: Dataset) -> list[str]:
+    """What is known of a whole image, in a column for each name; of label maps, or a case without values, dashes."""
+    if dataset.outcome is None or values is None:
+        return ["-"] * len(dataset.class_names)
+    if dataset.outcome.kind == "classes":
+        return ["x" if values[0] == index else "" for index in range(len(dataset.class_names))]
+    return [f"{value:.4g}" for value in values]
+
+
+def _row(report: CaseReport, values: list[str]) -> list[str]:
+    grid, known = report.grid, ["-"] * 5
+    if grid is not None:
+        known = [_by(grid.shape), _by(grid.spacing_mm), grid.orientation, str(report.channels)]
+        known.append(f"{report.low:.4g} to {report.high:.4g}")
+    total = sum(report.class_voxels)
+    shares = [f"{100 * n / total:.2f} %" for n in report.class_voxels] or values
+    return [report.case, *known, *shares, f"{len(report.faults)} faults" if report.faults else ""]
+
+
+def _by(numbers: tuple[float, ...]) -> str:
+    return " x ".join(f"{np.round(n, 3):g}" for n in numbers)

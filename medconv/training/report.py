@@ -1,0 +1,84 @@
+"""What a run says of itself: a few lines before it trains, its choices in TensorBoard once it has."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+
+import lightning as L
+from torch import nn
+
+from medconv import config as configs
+from medconv.models.build import Values
+from medconv.planning.planner import Plan
+from medconv.planning.report import table
+from medconv.targets import monitor
+from medconv.training.run_dir import RunFolder
+from medconv.utils.hardware import without_effect
+
+OF_A_SWEEP = "MEDCONV_SWEEP"  # in the environment of a sweep's job: what tells it from the others, JSON
+
+log = logging.getLogger(__name__)
+
+
+def left_out(skipped: Mapping[str, str], num_cases: int) -> None:
+    """Which cases a run goes without, and why."""
+    lines = "".join(f"\n  case {case}: {fault}" for case, fault in skipped.items())
+    log.warning("data.on_fault=skip leaves out %d of %d cases%s", len(skipped), num_cases, lines)
+
+
+def planned(found: Plan) -> None:
+    """What was planned for the dataset, or what the config says instead, each with its reason."""
+    log.info("%s", table(found.rows))
+
+
+def announce(
+    values: Values, dataset: str, num_train: int, num_val: int, network: nn.Module, trainer: L.Trainer, folder: RunFolder
+) -> None:
+    """What is about to happen, in a few lines."""
+    known, data = values["facts"], values["data"]
+    batch = data["batch_size"] * trainer.world_size * trainer.accumulate_grad_batches
+    weights = sum(p.numel() for p in network.parameters())
+    log.info("data: %s, %d cases to train on, %d to validate", dataset, num_train, num_val)
+    log.info("patch: %s voxels of %s mm, global batch %d", _by(known["patch_size"]), _by(known["spacing_mm"]), batch)
+    if known["slice_axis"] is not None:
+        log.info("slices: 2D, across the %s axis of the volumes", ("right", "anterior", "superior")[known["slice_axis"]])
+    log.info("model: %s, %.2f million parameters", values["model"]["_target_"], weights / 1e6)
+    log.info("trainer: %d x %s, precision %s", trainer.world_size, trainer.strategy.root_device.type, trainer.precision)
+    log.info("run: %s", folder.path)
+    log.debug("parameters: %s", ", ".join(name for name, _ in network.named_parameters()))
+    for line in without_effect(values["perf"], values["trainer"]):
+        log.warning("%s", line)
+
+
+def hyperparameters(trainer: L.Trainer, values: Values, folder: RunFolder) -> None:
+    """TensorBoard's hparams page: choices, with the final metric; for other loggers the choices.
+
+    In a sweep's job, what tells it from the others: the page shows the first few, in the order of the alphabet.
+    """
+    groups = {k: v for k, v in values.items() if k in ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")}
+    params = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in configs.flat(groups).items()}
+    in_sweep = {k: _number(v) for k, v in json.loads(os.environ.get(OF_A_SWEEP) or "{}").items()}
+    summary = folder.summary()
+    goal = monitor.of_summary(summary)
+    final = summary.get(goal.name)
+    scored = {} if final is None else {f"hparams/{goal.name.replace('/', '_')}": final}
+    for logger in trainer.loggers:
+        if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):
+            logger.log_hyperparams(in_sweep or params, scored)
+            logger.finalize("success")
+        else:
+            logger.log_hyperparams(params)
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _by(numbers: Sequence[float]) -> str:
+    return " x ".join(f"{n:g}" for n in numbers)

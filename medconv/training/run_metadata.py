@@ -1,0 +1,61 @@
+"""Where and of what a run was made: versions, hardware, commit, command, and the most memory that it took."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medconv.config.schema import PACKAGE
+from medconv.utils import cluster
+
+_PACKAGES = ("medconv", "torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "tensorboard")
+
+
+def of(trainer: Any) -> dict[str, Any]:
+    device = trainer.strategy.root_device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.cpu.get_capabilities().get("cpu_name")
+    return {
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "hardware": {
+            "device": device.type,
+            "name": name or platform.processor(),
+            "devices": trainer.world_size,
+            "cores": len(os.sched_getaffinity(0)),
+            "torch_threads": torch.get_num_threads(),
+        },
+        "git_commit": git_commit(),
+        "command": " ".join([_program(), *sys.argv[1:]]),
+        "job": cluster.job(),
+    }
+
+
+def _program() -> str:
+    name = Path(sys.argv[0]).name
+    return "medconv" if name == "__main__.py" else name  # of `python -m medconv.cli`
+
+
+def git_commit() -> str | None:
+    """Of the checkout that medconv runs from; None where it is installed."""
+    if not (PACKAGE.parent / ".git").exists():
+        return None
+    command = ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def peak_memory() -> int:
+    """Bytes: of the accelerator, or resident on a CPU."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

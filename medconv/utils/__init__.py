@@ -1,0 +1,1 @@
+"""Processes, files, signals, hardware and logging: nothing about images or networks."""

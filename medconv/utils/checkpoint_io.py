@@ -1,0 +1,69 @@
+"""Reading checkpoints back; nothing but tensors and plain values is ever unpickled."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+_NETWORK = "network."  # what Lightning puts before the network's own parameter names
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A checkpoint's content.
+
+    Raises: ValueError: missing, damaged, carrying objects, or not medconv's.
+    """
+    content = unpickled(path)
+    if not is_ours(content):
+        raise ValueError(f"{path}: not a medconv checkpoint, the keys `medconv` and `state_dict` are not in it")
+    return content
+
+
+def is_ours(content: Any) -> bool:
+    return isinstance(content, dict) and {"medconv", "state_dict"} <= set(content)
+
+
+def unpickled(path: Path) -> Any:
+    """What torch saved into a file, anybody's. Raises: ValueError: missing, damaged, or carrying objects."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such checkpoint")
+    try:
+        broken = _broken_part(path)
+        content = None if broken else torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{path}: refused, it holds more than tensors and plain values, or is no checkpoint") from error
+    except Exception as error:  # unpickling what somebody made up may raise anything
+        raise ValueError(f"{path}: damaged or not a checkpoint ({type(error).__name__})") from error
+    if broken:
+        raise ValueError(f"{path}: damaged, the checksum of {broken} in it is another one")
+    return content
+
+
+def _broken_part(path: Path) -> str | None:
+    """The first part of an archive whose content is not that of its checksum, at which torch does not look."""
+    if not zipfile.is_zipfile(path):  # as torch before 1.6 wrote it
+        return None
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip()
+
+
+def load_weights(network: nn.Module, content: dict[str, Any], path: Path) -> None:
+    """Put the network's weights of a checkpoint into a network. Raises: ValueError: they do not fit."""
+    state = {k.removeprefix(_NETWORK): v for k, v in content["state_dict"].items() if k.startswith(_NETWORK)}
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        reasons = "; ".join(line.strip() for line in str(error).splitlines()[1:4])
+        raise ValueError(f"{path}: its weights do not fit this network: {reasons}") from error
+
+
+def names_of(facts: Mapping[str, Any]) -> list[str]:
+    """What the outputs are called, without the background; nothing where facts do not say."""
+    targets = facts.get("outcome") or facts.get("targets")
+    return list(targets.get("names") or []) if isinstance(targets, Mapping) else []

@@ -1,0 +1,103 @@
+"""What all commands share: the exit codes, which `cli/entrypoint.py` maps errors to, and where messages go."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from logging.handlers import MemoryHandler
+from pathlib import Path
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from medconv.utils.atomic_io import NO_ROOM
+
+log = logging.getLogger("medconv")
+_kept = MemoryHandler(capacity=100_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
+
+
+def message(error: BaseException) -> str:
+    """What a user needs of an error: OmegaConf's and Hydra's without their inner types, key first."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), None)
+    if not isinstance(error, (HydraException, OmegaConfBaseException)):
+        return str(error).strip() or type(error).__name__
+    if "Config search path:" in lines:  # after the options that there are
+        lines = lines[: lines.index("Config search path:")]
+    useful = [line for line in lines if line and not line.startswith(("full_key:", "object_type=", "reference_type="))]
+    return (f"{key}: " if key else "") + " ".join(useful)
+
+
+def shown(text: str) -> str:
+    """A text whose names come from files, without the codes that a terminal would obey or cannot print."""
+    return re.sub(r"[^\n\t -~\xa0-\ud7ff\ue000-\U0010ffff]", lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def some(items: Sequence[str], most: int = 5) -> str:
+    """The first of them in words, and how many more there are."""
+    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
+
+
+def start_logging(rank_zero: bool = True) -> None:
+    """Messages to standard output on the first rank, errors and warnings from every rank to standard error."""
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    log.setLevel(logging.DEBUG)
+    console = logging.StreamHandler(sys.stdout if rank_zero else sys.stderr)
+    console.setLevel(logging.INFO if rank_zero else logging.ERROR)
+    console.setFormatter(_Plain())
+    root.handlers[:] = [console, *([_kept] if rank_zero else [])]
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).propagate = True
+    logging.captureWarnings(True)
+    threading.excepthook = _thread_ended
+    if not rank_zero:
+        warnings.simplefilter("ignore")
+    _silence()
+
+
+def log_into(path: Path) -> None:
+    """From now on messages also go to this file, those since the start first."""
+    file = _Log(path)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    _kept.setTarget(file)
+    _kept.flush()
+    _kept.flushLevel = logging.NOTSET
+
+
+def _thread_ended(args: threading.ExceptHookArgs) -> None:
+    """Threads that write raise what went wrong in the one that trains as well."""
+    if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in NO_ROOM):
+        threading.__excepthook__(args)
+
+
+class _Log(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A disk that is full is said by whatever needs it; by default each message would be a traceback."""
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = shown(record.getMessage())
+        return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
+
+
+def _silence() -> None:
+    """Warnings of libraries about what we do on purpose, or cannot change."""
+    for pattern in (
+        ".*does not have many workers.*",
+        ".*Checkpoint directory .* exists and is not empty.*",
+        ".*The number of training batches .* is smaller than the logging interval.*",
+        ".*`isinstance\\(treespec, LeafSpec\\)` is deprecated.*",
+        ".*module\\(s\\) in eval mode at the start of training.*",  # frozen norms
+        ".*WeightAveraging callback with a model that overrides the configure_model.*",
+        ".*You called `self.log\\('.*', ..., rank_zero_only=True\\)`.*",
+        ".*It is recommended to use `self.log\\(.*sync_dist=True\\)`.*",
+    ):
+        warnings.filterwarnings("ignore", pattern)

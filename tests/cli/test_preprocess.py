@@ -1,0 +1,216 @@
+"""`medconv preprocess`, and what training does with faulty cases."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import tiny
+
+from medconv.data.datasets.decathlon import msd
+from medconv.data.splits import split
+from medconv.utils.exit_codes import PREEMPTED, USER
+
+
+def overrides(dataset: Path, cache: Path) -> list[str]:
+    return ["data=msd", f"data.root={dataset}", f"data.cache={cache}", "data.num_folds=3"]
+
+
+def prepares(
+    arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int = 0
+) -> tuple[str, str]:
+    """The command in this process; what it says on standard output and standard error."""
+    monkeypatch.chdir(cwd)
+    ended = tiny.call(monkeypatch, "preprocess", *arguments)
+    out, err = capsys.readouterr()
+    assert ended == code, err
+    assert "Traceback" not in err
+    return out, err
+
+
+def test_preparing_says_what_was_made_and_where(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*overrides(dataset, tmp_path / "cache"), "data.spacing_mm=[1,1.5,2]", "data.patch_size=[16,16,12]"]
+    out, _ = prepares(arguments, tmp_path, monkeypatch, capsys)
+    (home,) = (tmp_path / "cache").iterdir()
+    (store,) = [path for path in home.iterdir() if path.is_dir()]
+    size = sum(path.stat().st_size for path in store.iterdir()) / 1e6
+    assert out.splitlines()[-4:] == [
+        "prepared  7 cases of Tiny",
+        f"store     {store}, {size:.1f} MB",
+        f"findings  {home / 'fingerprint.json'}",
+        "plan      spacing 1 x 1.5 x 2 mm, patch 16 x 16 x 12 voxels",
+    ]
+    before = {path: path.stat().st_mtime_ns for path in store.iterdir()}
+    stat = (store / "case_3.image.npy").stat()
+    content = bytearray((store / "case_3.image.npy").read_bytes())
+    content[-1] ^= 1
+    (store / "case_3.image.npy").write_bytes(content)
+    os.utime(store / "case_3.image.npy", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert "preparing 1" not in prepares(arguments, tmp_path, monkeypatch, capsys)[0]
+    assert "preparing 1 of 7 cases" in prepares([*arguments, "--verify"], tmp_path, monkeypatch, capsys)[0]
+    changed = {path.name.split(".")[0] for path, when in before.items() if path.stat().st_mtime_ns != when}
+    assert changed == {"case_3"}
+
+
+def test_check_only_shows_a_table_and_writes_nothing(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*overrides(dataset, tmp_path / "cache"), "--check-only"]
+    out, err = prepares(arguments, tmp_path, monkeypatch, capsys)
+    head, *rows = out.splitlines()[:8]
+    assert head.split("  ")[0] == "case" and head.split()[-3:] == ["background", "box", "hole"]
+    assert [row.split()[0] for row in rows] == [f"case_{i}" for i in range(7)]
+    assert rows[0].split()[1:13] == ["16", "x", "18", "x", "12", "1", "x", "1.5", "x", "2", "LAS", "1"]
+    assert " %" in rows[0] and " to " in rows[0]
+    plan = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert plan["patch"].endswith("the median image, 16 x 18 x 12, rounded up to what the strides divide")
+    assert plan["batch"].startswith("batch          2  ") and "of CPU memory" in plan["memory"]
+    assert out.endswith("no fault in 7 cases of Tiny\n") and err == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_only_lists_every_fault_and_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tiny.write_dataset(tmp_path / "damaged")
+    (root / "imagesTr/case_1.nii.gz").write_bytes(b"")
+    (root / "labelsTr/case_4.nii.gz").unlink()
+    arguments = [*overrides(root, tmp_path / "cache"), "--check-only", "data.on_fault=skip"]
+    out, err = prepares(arguments, tmp_path, monkeypatch, capsys, USER)
+    rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("case_")}
+    assert rows["case_1"].endswith("1 faults") and rows["case_4"].endswith("1 faults") and rows["case_2"].endswith("%")
+    assert err.startswith("error: dataset Tiny: 2 faults in 7 cases\n  case case_1: ")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_help_and_config_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, _ = prepares(["--help"], tmp_path, monkeypatch, capsys)
+    assert "--check-only" in out and "--verify" in out and "data=msd" in out
+    out, _ = prepares(["data=msd", "--cfg", "job", "-p", "data"], tmp_path, monkeypatch, capsys)
+    assert "on_fault: raise" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["data.rot=x"], "there is no key data.rot; did you mean data.root"),
+        (["data=nowhere"], "Could not find 'data/nowhere'"),
+        (["data=msd", "data.root=null"], "data.root is not set"),
+        (["data.on_fault=ignore"], "data.on_fault must be raise or skip, got ignore"),
+        (["--check-only", "--verify"], "not allowed with argument --check-only"),
+        (["--check"], "check"),
+    ],
+)
+def test_bad_configuration(
+    arguments: list[str], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert wanted in prepares(arguments, tmp_path, monkeypatch, capsys, USER)[1]
+
+
+def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
+    """A real process and SIGKILL, some cases before its end."""
+    root, cache = tiny.write_dataset(tmp_path / "data", cases=24, shape=(64, 64, 64)), tmp_path / "cache"
+    arguments = [*overrides(root, cache), "data.spacing_mm=[0.9,1.3,1.9]", "data.prepare_workers=1"]
+    process = subprocess.Popen([sys.executable, *tiny.words("preprocess"), *arguments], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(done := list(cache.glob("*/*/case_*.json"))) < 3:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    done = list(cache.glob("*/*/case_*.json"))
+    assert 3 <= len(done) < 24
+    before = {path: path.stat().st_mtime_ns for path in done}
+    again = tiny.command("preprocess", *arguments, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert f"preparing {24 - len(done)} of 24 cases" in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in done} == before
+    assert len(list(cache.glob("*/*/case_*.json"))) == 24 and not list(cache.glob("*/*/.*"))
+
+
+def test_two_commands_at_once_do_the_work_once(tmp_path: Path) -> None:
+    root, cache = tiny.write_dataset(tmp_path / "data", cases=6), tmp_path / "cache"
+    command = [sys.executable, *tiny.words("preprocess"), *overrides(root, cache)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("preparing 6 of 6 cases" in words for words in said) == 1
+    assert all("prepared  6 cases" in words for words in said)
+
+
+def test_spaces_and_letters_of_other_alphabets_from_end_to_end(tmp_path: Path) -> None:
+    home = tmp_path / "Größe und 患者"
+    home.mkdir()
+    root = tiny.write_dataset(home / "mes données")
+    for name in ("imagesTr", "labelsTr"):
+        (root / name / "case_0.nii.gz").rename(root / name / "Fall é 0.nii.gz")
+    meta = (root / "dataset.json").read_text().replace("case_0.nii.gz", "Fall é 0.nii.gz")
+    (root / "dataset.json").write_text(meta, encoding="utf-8")
+    arguments = ["data=msd", f"data.root='{root}'", f"data.cache='{home / 'der Cache'}'", *tiny.SMALL]
+    done = tiny.command("preprocess", *arguments, cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert f"store     {home / 'der Cache'}" in done.stdout
+    done = tiny.command("train.py", *arguments, "data.num_workers=1", f"run.dir='{home / 'ein Lauf'}'", cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((home / "ein Lauf/summary.json").read_text())["status"] == "done"
+    flags = ["--checkpoint", str(home / "ein Lauf/checkpoints/best.ckpt"), "--input", str(root / "imagesTr")]
+    done = tiny.command("predict", *flags, "--output", str(home / "aus gabe"), cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert (home / "aus gabe/Fall é 0.nii.gz").is_file()
+
+
+def test_training_goes_on_without_faulty_cases_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = tiny.write_dataset(tmp_path / "data")
+    whole = split(msd(root).cases, 0, 3)
+    faulty = [whole[0][0].id, whole[1][0].id]
+    for case in faulty:
+        (root / f"imagesTr/{case}.nii.gz").write_bytes(b"")
+    with pytest.raises(ValueError, match="2 faults in 7 cases"):
+        tiny.train(root, tmp_path / "raise")
+    summary = tiny.train(root, tmp_path / "skip", "data.on_fault=skip")
+    assert summary["status"] == "done"
+    assert sorted(summary["skipped_cases"]) == sorted(faulty)
+    assert all("the file is empty (0 bytes)" in fault for fault in summary["skipped_cases"].values())
+    assert sorted(summary["val/cases"]) == sorted(case.id for case in whole[1] if case.id not in faulty)
+    assert "data.on_fault=skip leaves out 2 of 7 cases\n  case case_" in caplog.text
+    again = tiny.train(tiny.write_dataset(tmp_path / "good"), tmp_path / "none", "data.on_fault=skip")
+    assert again["skipped_cases"] == {}
+
+
+def test_nothing_left_to_train_on_is_an_error(tmp_path: Path) -> None:
+    root = tiny.write_dataset(tmp_path / "data")
+    train, _ = split(msd(root).cases, 1, 3)
+    for case in train:
+        case.images[0].write_bytes(b"")
+    with pytest.raises(ValueError, match=r"data\.fold=1: no case is left to train on, all of them are faulty"):
+        tiny.train(root, tmp_path / "run", "data.on_fault=skip", "data.fold=1")
+
+
+def test_sigterm_ends_preparation_as_it_ends_training(tmp_path: Path) -> None:
+    root = tiny.write_dataset(tmp_path / "data", cases=24, shape=(64, 64, 64))
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            *tiny.words("preprocess"),
+            *overrides(root, tmp_path / "cache"),
+            "data.prepare_workers=1",
+        ],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not list((tmp_path / "cache").glob("*/.lock")) and process.poll() is None:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == PREEMPTED, err
+    assert "stopped by SIGTERM" in err and "Traceback" not in err

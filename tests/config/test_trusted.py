@@ -1,0 +1,225 @@
+"""What comes with a file runs no code: no loader unpickles objects, no command takes a payload, no config names code."""
+
+import ast
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+
+from medconv.cli.main import COMMANDS
+from medconv.config import ConfigError, trusted
+from medconv.training import run
+from medconv.utils.exit_codes import USER
+
+SOURCES = sorted([*(tiny.ROOT / "medconv").rglob("*.py"), *(tiny.ROOT / "scripts").rglob("*.py"), tiny.ROOT / "train.py"])
+# Each a way to make objects, or code, of a file's content.
+NEVER = {"eval", "exec", "compile", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads", "dill.load"}
+NEVER |= {"joblib.load", "pandas.read_pickle", "pd.read_pickle", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
+NEVER |= {
+    "torch.hub.load",
+    "torch.jit.load",
+    "torch.export.load",
+    "torch.package.PackageImporter",
+    "shelve.open",
+    "cloudpickle.load",
+}
+OWN = {"medconv/export/formats.py": ["torch.jit.load(file", "torch.export.load(file"]}  # that it has just written
+
+
+def calls(source: str) -> list[tuple[str, dict[str, Any], int]]:
+    """Every call in a text: dotted name, keywords with plain values, line."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    plain = [{k.arg: k.value.value for k in node.keywords if k.arg and isinstance(k.value, ast.Constant)} for node in nodes]
+    return [(ast.unparse(node.func), known, node.lineno) for node, known in zip(nodes, plain, strict=True)]
+
+
+def unsafe(source: str) -> list[int]:
+    """Lines that may unpickle objects."""
+    found = []
+    for name, keywords, line in calls(source):
+        loads = name.endswith(("torch.load", ".load_from_checkpoint", "trainer.fit"))
+        wrong = name in NEVER or (loads and keywords.get("weights_only") is not True) or keywords.get("allow_pickle") is True
+        found += [line] if wrong else []
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(tiny.ROOT)))
+def test_nothing_unpickles_objects(path: Path) -> None:
+    if "benchmarks/peers" in str(path):
+        pytest.skip("runs a peer's own trainer on files that it wrote itself")
+    source = path.read_text()
+    for call in OWN.get(str(path.relative_to(tiny.ROOT)), []):
+        assert source.count(call) == 1
+        source = source.replace(call, call.replace("torch.", "own."))
+    assert unsafe(source) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("torch.load(path)", "torch.load(path, weights_only=False)", "np.load(path, allow_pickle=True)", "eval(text)"),
+        *(
+            "pickle.load(file)",
+            "yaml.load(file, Loader=yaml.Loader)",
+            "torch.export.load(path)",
+            "trainer.fit(task, data, ckpt_path=path)",
+        ),
+    ],
+)
+def test_unsafe_loads_are_seen(source: str) -> None:
+    assert unsafe(source) == [1]
+
+
+class Payload:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture(scope="module")
+def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "done"
+    tiny.train(dataset, folder, "trainer.max_steps=2")
+    return folder
+
+
+@pytest.fixture
+def payload(trained: Path, tmp_path: Path) -> Path:
+    """A checkpoint that is whole but for an object in what the optimizer remembers."""
+    content = torch.load(trained / "checkpoints/last.ckpt", weights_only=True)
+    content["optimizer_states"][0]["more"] = Payload(tmp_path / "hit")
+    torch.save(content, tmp_path / "bad.ckpt")
+    return tmp_path / "bad.ckpt"
+
+
+def refused(command: str, arguments: list[str], monkeypatch: Any, capsys: Any, hit: Path) -> str:
+    monkeypatch.chdir(hit.parent)
+    code = tiny.call(monkeypatch, command, *arguments)
+    said = capsys.readouterr().err
+    assert code == USER, said
+    assert "Traceback" not in said and said.count("error:") == 1, said
+    assert not hit.exists()
+    return said
+
+
+def arguments_of(command: str, payload: Path, trained: Path, dataset: Path) -> list[str]:
+    own = payload.parent / "own"
+    if command in ("resume=auto", "find-postprocessing"):
+        shutil.copytree(trained, own / "fold0")
+        for name in ("best", "last"):
+            shutil.copy(payload, own / "fold0/checkpoints" / f"{name}.ckpt")
+    if command == "find-postprocessing":
+        for fold in (1, 2):
+            tiny.train(dataset, own / f"fold{fold}", "trainer.max_steps=2", f"data.fold={fold}")
+    train = [*tiny.overrides(dataset, "trainer.max_steps=2")]
+    return {
+        "resume=PATH": [*train, f"run.resume={payload}", f"run.dir={own}"],
+        "resume=auto": [*train, "trainer.max_steps=4", f"run.dir={own / 'fold0'}"],
+        "pretrained": [*train, "init=checkpoint", f"init.pretrained={payload}", f"run.dir={own}"],
+        "predict": ["--checkpoint", str(payload), "--input", str(dataset / "imagesTr"), "--output", str(own)],
+        "find-postprocessing": ["--runs", str(own)],
+    }[command]
+
+
+@pytest.mark.parametrize("command", ["resume=PATH", "resume=auto", "pretrained", "predict", "find-postprocessing"])
+def test_a_payload_is_refused_by_every_command(
+    command: str, payload: Path, trained: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    arguments = arguments_of(command, payload, trained, dataset)
+    said = refused(command if command in COMMANDS else "train", arguments, monkeypatch, capsys, payload.parent / "hit")
+    assert ".ckpt" in said, said
+
+
+def test_the_payload_would_have_run(payload: Path) -> None:
+    torch.load(payload, weights_only=False)
+    assert (payload.parent / "hit").is_dir()
+
+
+NODES: dict[str, Any] = {
+    "a function": {"_target_": "os.system", "command": "touch HIT"},
+    "a function through an imported module": {"_target_": "torch.nn.parallel.distributed.os.system", "command": "touch HIT"},
+    "the same of our own": {"_target_": "medconv.data.loading.datamodule.os.mkdir", "path": "HIT"},
+    "a builtin": {"_target_": "torch.nn.Module.__builtins__.exec"},
+    "globals": {"_target_": "torch.nn.functional.conv2d.__globals__"},
+    "a class of another module": {"_target_": "medconv.convs.swap.Path", "a": "HIT"},
+    "a class re-exported": {"_target_": "torch.nn.modules.module.OrderedDict"},
+    "a class re-exported by our convolutions": {"_target_": "medconv.convs.parametrization.Tensor"},
+    "a network defined elsewhere": {"_target_": "medconv.training.tasks.segmentation.LightningModule"},
+    "a class that is no network": {"_target_": "medconv.training.run_dir.RunFolder", "path": "HIT"},
+    "a Trainer": {"_target_": "medconv.training.run.L.Trainer"},
+    "a function of ours": {"_target_": "medconv.utils.atomic_io.write_text", "path": "HIT", "text": ""},
+    "a method": {"_target_": "torch.nn.Module.load_state_dict"},
+    "hub": {"_target_": "torch.hub.load", "repo_or_dir": "a/b", "model": "c"},
+    "a loader": {"_target_": "torch.nn.modules.module.torch.load", "f": "HIT"},
+    "a partial": {"_target_": "functools.partial", "_args_": ["os.mkdir", "HIT"]},
+    "made partial": {"_target_": "os.mkdir", "_partial_": True, "path": "HIT"},
+    "nothing": {"_target_": "torch.nn.NoSuchThing"},
+    "no name": {"_target_": "torch.nn."},
+    "a list": {"_target_": ["os", "mkdir"]},
+    "a number": {"_target_": 3},
+    "null": {"_target_": None},
+    "nested": {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "os.mkdir", "path": "HIT"}]},
+    "nested deeper": {"_target_": "torch.nn.Identity", "a": [[{"b": {"_target_": "os.mkdir", "path": "HIT"}}]]},
+    "made of text": {"_target_": "torch.nn.Identity", "a": "${oc.create:{_target_: os.mkdir, path: HIT}}"},
+    "made of text in a list": {"_target_": "torch.nn.Identity", "a": ["${oc.create:{_target_: os.mkdir, path: HIT}}"]},
+    "a target of text": {"_target_": "${b}", "b": "os.mkdir", "path": "HIT"},
+    "the environment": {"_target_": "torch.nn.Identity", "a": "${oc.env:HOME}"},
+    "an address": {"_target_": "monai.networks.nets.HoVerNet", "pretrained_url": "http://127.0.0.1:9/a"},
+    "an address by its place": {
+        "_target_": "monai.networks.nets.HoVerNet",
+        "_args_": ["fast", 3, 0, 2, "relu", "batch", False, 0.0, "http://127.0.0.1:9/a"],
+    },
+    "a repository": {"_target_": "monai.networks.nets.Transchex", "path_or_repo_id": "a/b"},
+    "a loss that imports what a folder holds": {"_target_": "monai.losses.PerceptualLoss", "cache_dir": "HIT"},
+    "a file": {"_target_": "monai.networks.nets.CellSamWrapper", "checkpoint": "HIT"},
+}
+
+
+def placed(node: Any, hit: Path) -> Any:
+    if isinstance(node, dict):
+        return {key: placed(value, hit) for key, value in node.items()}
+    if isinstance(node, list):
+        return [placed(value, hit) for value in node]
+    return node.replace("HIT", str(hit)) if isinstance(node, str) else node
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_a_node_that_came_with_a_file_chooses_no_code(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=r"^model.* is refused: [^\n]+$"):
+        trusted.build_trusted(placed(NODES[name], tmp_path / "hit"), "model")
+    assert not (tmp_path / "hit").exists()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("group", ["model", "conv"])
+@pytest.mark.parametrize("name", ["a function through an imported module", "nested", "made of text"])
+def test_a_checkpoint_that_names_code_is_refused(trained: Path, tmp_path: Path, group: str, name: str) -> None:
+    content = torch.load(trained / "checkpoints/last.ckpt", weights_only=True)
+    content["medconv"]["config"][group] = placed(NODES[name], tmp_path / "hit")
+    torch.save(content, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match="is refused"):
+        run.load(tmp_path / "x.ckpt")
+    assert not (tmp_path / "hit").exists()
+
+
+def test_networks_and_what_the_user_trusts_pass() -> None:
+    assert isinstance(trusted.build_trusted({"_target_": "torch.nn.Identity"}, "model"), torch.nn.Identity)
+    nested = {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.ReLU"}]}
+    assert isinstance(trusted.build_trusted(nested, "model")[0], torch.nn.ReLU)
+    loss = {"_target_": "monai.losses.DiceLoss", "sigmoid": True}
+    with pytest.raises(ConfigError, match=r"^loss\._target_=monai\.losses\.DiceLoss is refused"):
+        trusted.build_trusted(loss, "loss")
+    assert trusted.build_trusted(loss, "loss", ["monai.losses"]).sigmoid
+
+
+def test_whether_a_network_began_with_known_weights_is_no_choice_of_code() -> None:
+    node = {"_target_": "monai.networks.nets.DenseNet121", "spatial_dims": 3, "in_channels": 1, "out_channels": 2}
+    assert trusted.build_trusted({**node, "pretrained": False}, "model")

@@ -1,0 +1,103 @@
+"""medconv/convs/masked.py: masks, and parts of a wider weight whose gradient is exact in the whole."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from medconv.convs import fold_convs, masked
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "cross",
+        [[1, 0, 1], [0, 1, 0], [1, 0, 1]],
+        torch.rand(3, 3),
+        torch.randint(0, 2, (3, 3, 3)),
+        torch.rand(4, 1, 3, 3),
+        torch.rand(4, 3, 3, 3),
+    ],
+    ids=["cross", "lists", "of the kernel", "of inputs and kernel", "of outputs", "whole"],
+)
+def test_the_weight_is_the_mask_times_the_true_weight(mask: object) -> None:
+    conv = masked(nn.Conv2d(3, 4, 3), mask=mask)
+    values = torch.tensor([[0, 1, 0], [1, 1, 1], [0, 1, 0]]) if mask == "cross" else torch.as_tensor(mask)
+    true = conv.parametrizations.weight.original.detach()
+    torch.testing.assert_close(conv.weight.detach(), true * values)
+
+
+@pytest.mark.parametrize(("size", "taps"), [((3, 3, 3), 7), ((5, 3), 7), ((1, 3, 3), 5), ((1, 1, 3), 3), ((3,), 3)])
+def test_a_cross_has_the_taps_on_its_axes(size: tuple[int, ...], taps: int) -> None:
+    conv = masked({1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(size)](1, 1, size))
+    inside = conv.weight.detach()[0, 0] != 0
+    assert int(inside.sum()) == taps
+    for tap in inside.nonzero().tolist():
+        assert sum(t != k // 2 for t, k in zip(tap, size, strict=True)) <= 1
+
+
+@pytest.mark.parametrize("channels", [None, [0, 1, 2], [4, 0, 3]])
+@pytest.mark.parametrize("mask", [torch.ones(3, 3), torch.rand(3, 3), torch.rand(4, 5, 3, 3)])
+def test_a_part_of_a_wider_weight_has_the_exact_gradient(channels: list[int] | None, mask: torch.Tensor) -> None:
+    wide = nn.Parameter(torch.randn(4, 5, 3, 3))
+    conv, image = masked(nn.Conv2d(3, 4, 3, bias=False), mask=mask, weight=wide, channels=channels), torch.randn(2, 3, 5, 5)
+    expected = F.conv2d(image, (mask * wide)[:, channels if channels else slice(3)])
+    torch.testing.assert_close(conv(image), expected)
+    (wanted,) = torch.autograd.grad(expected.square().sum(), wide)
+    conv(image).square().sum().backward()
+    torch.testing.assert_close(wide.grad, wanted)
+    torch.testing.assert_close(fold_convs(conv)(image), expected)
+
+
+def test_several_convolutions_learn_parts_of_one_weight() -> None:
+    wide = nn.Parameter(torch.randn(4, 6, 3, 3))
+    first = masked(nn.Conv2d(2, 4, 3), mask=torch.ones(3, 3), weight=wide)
+    second = masked(nn.Conv2d(6, 4, 3), mask=torch.ones(3, 3), weight=wide)
+    both = nn.ModuleList([first, second])
+    assert sum(p is wide for p in both.parameters()) == 1
+    (first(torch.randn(1, 2, 4, 4)).sum() + second(torch.randn(1, 6, 4, 4)).sum()).backward()
+    assert wide.grad is not None and bool((wide.grad[:, 5] != 0).all())
+    copied = masked(nn.Conv2d(2, 4, 3), mask=torch.ones(3, 3), weight=wide.detach())
+    assert not any(p is wide for p in copied.parameters())
+
+
+def test_masked_weights_get_no_gradient() -> None:
+    conv = masked(nn.Conv3d(2, 2, 3))
+    conv(torch.randn(1, 2, 4, 4, 4)).square().sum().backward()
+    gradient = conv.parametrizations.weight.original.grad
+    assert not gradient[..., 0, 0, 0].any() and gradient[..., 1, 1, 1].all()
+
+
+def test_keep_weight_keeps_what_the_mask_lets_through() -> None:
+    plain = nn.Conv2d(2, 3, 3)
+    conv = masked(deepcopy(plain), keep_weight=True)
+    assert torch.equal(conv.weight[..., 1, :], plain.weight[..., 1, :])
+    lost = plain.weight.detach()[..., ::2, ::2]
+    assert conv.approximation_error == pytest.approx(float(lost.norm() / plain.weight.detach().norm()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mask": "plane"}, r"mask must be `cross`, nested lists or a tensor, got 'plane'"),
+        ({"mask": [[1, 0], [1]]}, r"mask must be numbers in nested lists of equal lengths"),
+        ({"mask": torch.ones(5, 5)}, r"mask must have shape kernel_size = \(3, 3\).*got \(5, 5\)"),
+        ({"mask": torch.ones(3)}, r"mask must have shape kernel_size = \(3, 3\).*got \(3,\)"),
+        ({"mask": torch.ones(2, 3, 3, 3)}, r"\(4, 3, 3, 3\), got \(2, 3, 3, 3\)"),
+        ({"mask": torch.zeros(3, 3)}, r"every weight zero"),
+        ({"weight": torch.ones(4, 2, 3, 3)}, r"weight must have shape .*\(4, 3, 3, 3\), got \(4, 2, 3, 3\)"),
+        ({"weight": torch.ones(4, 5, 3, 3), "channels": [0, 1]}, r"channels must be 3 different numbers.*4, got \[0, 1\]"),
+        ({"weight": torch.ones(4, 5, 3, 3), "channels": [0, 1, 1]}, r"3 different numbers from 0 to 4, got \[0, 1, 1\]"),
+        ({"weight": torch.ones(4, 5, 3, 3), "channels": [0, 1, 5]}, r"3 different numbers from 0 to 4, got \[0, 1, 5\]"),
+    ],
+)
+def test_errors_name_the_argument_and_what_came(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        masked(nn.Conv2d(3, 4, 3), **arguments)
+
+
+def test_a_cross_needs_an_odd_kernel() -> None:
+    with pytest.raises(ValueError, match=r"kernel_size must be odd.*\(3, 4\)"):
+        masked(nn.Conv2d(1, 1, (3, 4)))

@@ -1,0 +1,261 @@
+"""medconv/convs/tensor_parallel.py: two processes against one, in double precision, and the bytes that they exchange."""
+
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, multiprocessing, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from medconv.convs.tensor_parallel import clip_grad_norm, shard_convs
+from medconv.models.unet import UNet
+from medconv.training.optim.muon import Muon
+
+CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+NORM = {"instance": {2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}, "batch": {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}}
+SIZE = (7, 6, 5)
+WHOLE = StateDictOptions(full_state_dict=True)
+ATOMS = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def layers(dims: int, **settings: Any) -> nn.Sequential:
+    """Channels that two does not divide; a layer on both sides, so that gradients pass through."""
+    conv = CONV[dims]
+    return nn.Sequential(conv(2, 5, 3), conv(5, 7, 3, padding=1, **settings), nn.ReLU(), conv(7, 2, 1))
+
+
+def block(dims: int, norm: str) -> nn.Sequential:
+    conv, norms = CONV[dims], NORM[norm][dims]
+    inner = [conv(4, 7, 3, padding=1), norms(7, affine=True), nn.LeakyReLU(0.1), conv(7, 5, 3)]
+    return nn.Sequential(conv(2, 4, 1), nn.Sequential(*inner, norms(5, affine=True)), conv(5, 2, 1))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, str], int]] = {
+    **{f"{way} {d}d": (lambda d=d: layers(d), {"^1$": way}, d) for way in ("out", "in") for d in (1, 2, 3)},  # type: ignore[misc]
+    "out, strided, reflected, no bias": (
+        lambda: layers(2, stride=2, dilation=2, padding_mode="reflect", bias=False),
+        {"^1$": "out"},
+        2,
+    ),
+    "in, strided, reflected, no bias": (lambda: layers(2, stride=2, padding_mode="reflect", bias=False), {"^1$": "in"}, 2),
+    "one after the other": (lambda: layers(3), {"^1$": "out", "^3$": "in"}, 3),
+    **{f"pair {n} {d}d": (lambda d=d, n=n: block(d, n), {"^1$": "pair"}, d) for n in NORM for d in (2, 3)},  # type: ignore[misc]
+    "our U-Net": (
+        lambda: UNet(3, 2, 2, channels=[4, 6], strides=[2], norm="instance"),
+        {r"encoder\.0$": "pair", r"encoder\.1\.0": "out", r"encoder\.1\.3": "in", r"decoder": "pair"},
+        3,
+    ),
+}
+
+
+def step(network: nn.Module, x: Tensor, clip: Callable[[], Any]) -> list[Tensor]:
+    """Two steps of gradient descent; outputs and the input's gradient."""
+    optimizer, seen = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), []
+    for _ in range(2):
+        given = x.clone().requires_grad_()
+        y = network(given)
+        optimizer.zero_grad()
+        y.square().mean().backward()
+        seen += [y.detach(), given.grad]
+        seen.append(torch.as_tensor(clip()))
+        optimizer.step()
+    return seen  # type: ignore[return-value]
+
+
+class Counted:
+    """Bytes that a process sends in torch's collectives, by their usual algorithm, the ring."""
+
+    def __init__(self) -> None:
+        self.bytes, size = 0.0, distributed.get_world_size()
+        self._real = distributed.all_reduce, distributed.all_gather_into_tensor
+        self._share = (size - 1) / size
+
+    def __enter__(self) -> "Counted":
+        def all_reduce(tensor: Tensor, **settings: Any) -> Any:
+            self.bytes += 2 * self._share * tensor.nbytes
+            return self._real[0](tensor, **settings)
+
+        def all_gather_into_tensor(out: Tensor, tensor: Tensor, **settings: Any) -> Any:
+            self.bytes += self._share * out.nbytes
+            return self._real[1](out, tensor, **settings)
+
+        distributed.all_reduce, distributed.all_gather_into_tensor = all_reduce, all_gather_into_tensor
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        distributed.all_reduce, distributed.all_gather_into_tensor = self._real
+
+
+def compare(name: str, mesh: Any) -> None:
+    build, plan, dims = CASES[name]
+    torch.manual_seed(0)
+    plain = build().double()
+    x = torch.randn(2, 2, *((8,) * dims if "U-Net" in name else SIZE[:dims]), dtype=torch.float64)
+    torch.manual_seed(distributed.get_rank() + 1)  # weights become those of the first process
+    ours = build().double()
+    if distributed.get_rank() == 0:
+        ours.load_state_dict(plain.state_dict())
+    keys = list(ours.state_dict())
+    assert shard_convs(ours, mesh, plan)
+    assert list(ours.state_dict()) == keys
+    assert any(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in ours.parameters())
+    expected = step(plain, x, lambda: nn.utils.clip_grad_norm_(plain.parameters(), 1e-3))
+    found = step(ours, x, lambda: clip_grad_norm(ours, 1e-3))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, **ATOMS)
+    grads = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in ours.parameters()]
+    for a, b in zip(grads, plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b.grad, **ATOMS)
+    whole = get_model_state_dict(ours, options=WHOLE)
+    assert list(whole) == keys
+    for key, value in plain.state_dict().items():
+        torch.testing.assert_close(whole[key], value, **ATOMS)
+    twice = {key: value * 2 for key, value in plain.state_dict().items()}
+    set_model_state_dict(ours, dict(twice), options=WHOLE)  # it changes the dict
+    for key, value in get_model_state_dict(ours, options=WHOLE).items():
+        torch.testing.assert_close(value, twice[key], **ATOMS)
+
+
+def with_muon(mesh: Any) -> None:
+    """Which gathers kernels; it orthogonalises in single precision."""
+    build, plan, _ = CASES["our U-Net"]
+    torch.manual_seed(0)
+    plain = build()
+    ours = build()
+    ours.load_state_dict(plain.state_dict())
+    shard_convs(ours, mesh, plan)
+    x = torch.randn(2, 2, 8, 8, 8)
+    for network in (plain, ours):
+        optimizer = Muon(network.parameters(), lr=0.01)
+        network(x).square().mean().backward()
+        optimizer.step()
+    for key, value in get_model_state_dict(ours, options=WHOLE).items():
+        torch.testing.assert_close(value, plain.state_dict()[key], rtol=0, atol=2e-4, msg=key)
+
+
+def traffic(way: str, mesh: Any) -> None:
+    """The formula of `shard_convs`, with channels that two divides."""
+    first, second = nn.Conv2d(4, 6, 3), nn.Conv2d(6, 8, 3)
+    network = nn.Sequential(nn.Sequential(first, nn.ReLU(), second) if way == "pair" else first)
+    shard_convs(network, mesh, {"^0$": way})
+    x = torch.randn(2, 4, 9, 9, requires_grad=True)
+    with Counted() as forward:
+        y = network(x)
+    with Counted() as backward:
+        y.sum().backward()
+    parts = {"out": (1, 2), "in": (2, 1), "pair": (2, 2)}[way]
+    assert (forward.bytes, backward.bytes) == (parts[0] * y.nbytes / 2, parts[1] * x.nbytes / 2)
+
+
+class Standardised(nn.Conv2d):
+    """Of its weight it takes another one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
+
+
+def second_derivative(mesh: Any) -> None:
+    """It would lack what the processes exchange."""
+    network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh())
+    shard_convs(network, mesh, {"0": "out"})
+    x = torch.randn(1, 2, 5, 5, requires_grad=True)
+    (first,) = torch.autograd.grad(network(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.square().sum().backward()
+
+
+def no_gradients(mesh: Any) -> None:
+    assert clip_grad_norm(nn.Conv2d(2, 4, 3), 1.0) == 0
+
+
+def refusals(mesh: Any) -> None:
+    conv = nn.Conv2d
+    for network, plan, words in (
+        (nn.Sequential(conv(4, 4, 3, groups=2)), {"0": "out"}, "layer 0: .*groups=1 can be divided, this is groups=2"),
+        (nn.Sequential(nn.ConvTranspose2d(4, 4, 2)), {"": "in"}, "layer 0: .* this is a transposed one"),
+        (conv(1, 4, 3), {"": "in"}, "1 input channels cannot be divided over 2 processes, some would get none"),
+        (nn.Sequential(conv(4, 4, 3)), {"1": "in"}, "plan: '1' matches no layer for 'in' of Sequential"),
+        (nn.Sequential(conv(4, 4, 3)), {"0": "row"}, "plan: '0' must be one of .*, got 'row'"),
+        (nn.Sequential(conv(4, 4, 3)), {"": "pair"}, "a pair has two convolutions, this one has 1"),
+        (
+            nn.Sequential(conv(4, 4, 3), nn.GroupNorm(2, 4), conv(4, 4, 3)),
+            {"": "pair"},
+            "GroupNorm within a pair may mix channels",
+        ),
+        (nn.Sequential(c := conv(4, 4, 3), c, conv(4, 4, 3)), {"0": "in"}, "layer 0: another layer has the same weights"),
+        (
+            nn.Sequential(nn.utils.parametrizations.weight_norm(conv(4, 4, 3))),
+            {"0": "in"},
+            "layer 0: its weight is computed",
+        ),
+        (
+            nn.Sequential(Standardised(4, 4, 3)),
+            {"0": "in"},
+            "layer 0: Standardised has a forward of its own, which would be",
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            shard_convs(network, mesh, plan)
+    half = nn.Sequential(conv(4, 4, 3), conv(4, 1, 3))
+    for plan in ({".": "out"}, {"0": "in", "2": "in"}):
+        with pytest.raises(ValueError):
+            shard_convs(half, mesh, plan)
+    assert type(half[0]) is conv and not isinstance(half[0].weight, DTensor)
+    with pytest.raises(ValueError, match="layer 0: it is divided already"):
+        shard_convs(nn.Sequential(conv(4, 4, 3), conv(4, 4, 3)), mesh, {"^$": "pair", "0": "out"})
+    twice = nn.Sequential(conv(4, 4, 3))
+    shard_convs(twice, mesh, {"0": "in"})
+    with pytest.raises(ValueError, match="layer 0: it is divided already"):
+        shard_convs(twice, mesh, {"0": "out"})
+
+
+TESTS: dict[str, Callable[[Any], None]] = {
+    **{name: lambda mesh, name=name: compare(name, mesh) for name in CASES},  # type: ignore[misc]
+    **{f"bytes of {way}": lambda mesh, way=way: traffic(way, mesh) for way in ("out", "in", "pair")},  # type: ignore[misc]
+    "Muon": with_muon,
+    "refusals": refusals,
+    "second derivative": second_derivative,
+    "no gradients": no_gradients,
+}
+
+
+def _work(rank: int, port: int, folder: Path) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    mesh = init_device_mesh("cpu", (2,))
+    failed = {}
+    for name, test in TESTS.items():
+        try:
+            test(mesh)
+        except BaseException as error:  # of pytest's own kind, too
+            failed[name] = f"{type(error).__name__}: {error}"
+    torch.save(failed, folder / f"failed{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What went wrong on each of two processes, which are started once."""
+    folder = tmp_path_factory.mktemp("sharded")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    multiprocessing.spawn(_work, (port, folder), nprocs=2)
+    return [torch.load(folder / f"failed{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_two_processes_are_one(failed: list[dict[str, str]], name: str) -> None:
+    assert [one.get(name) for one in failed] == [None, None]

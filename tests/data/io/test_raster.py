@@ -1,0 +1,213 @@
+"""medconv/data/io/raster.py and its way through files: PNG, JPEG and TIFF as images, as masks, and as predictions."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.volumes import truncate
+from PIL import Image
+
+from medconv.data.case import Case
+from medconv.data.datasets.image_mask import image_mask
+from medconv.data.io import raster
+from medconv.data.io.images import in_folder, num_channels, read_image, read_label, stamp, stem, write_channels, write_label
+from medconv.data.preprocessing.pipeline import fingerprint, prepare
+from medconv.data.preprocessing.preprocess import Recipe, restore
+from medconv.inference.inputs import find_cases
+from medconv.inference.output_dir import Folder
+from medconv.utils.visualization import overlay
+
+GREY = np.arange(6 * 4, dtype=np.uint8).reshape(4, 6) * 10  # four rows of six pixels, from the top
+RGB = np.stack([GREY, GREY + 1, 255 - GREY], axis=-1)
+
+
+def save(path: Path, pixels: np.ndarray | Image.Image, **settings: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)).save(path, **settings)
+    return path
+
+
+def as_seen(volume: np.ndarray) -> np.ndarray:
+    """(X, Y, 1) to rows from the top, without the function that is tested."""
+    return np.array([[volume[x, y, 0] for x in range(volume.shape[0])] for y in reversed(range(volume.shape[1]))])
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels"),
+    [
+        ("a.png", GREY),
+        ("a.tif", GREY),
+        ("A.PNG", GREY.astype(np.uint16) * 200),
+        ("a.tiff", GREY.astype(np.uint16) * 200),
+        ("f.tif", GREY.astype(np.float32) / 7),
+        ("bits.png", GREY > 100),
+    ],
+)
+def test_grey_pixels_come_exactly(tmp_path: Path, name: str, pixels: np.ndarray) -> None:
+    path = save(tmp_path / name, pixels)
+    image, grid = read_image([path])
+    np.testing.assert_array_equal(as_seen(image[0]), pixels.astype(np.float32))
+    assert grid.shape == (6, 4, 1) and grid.spacing_mm == (1, 1, 1) and (grid.matrix == np.eye(4)).all()
+    assert num_channels(path) == 1 and stem(path) == path.name.split(".")[0] and len(stamp(path)) == 2
+
+
+def test_colours_are_three_channels_and_an_opaque_alpha_is_dropped(tmp_path: Path) -> None:
+    alpha = np.concatenate([RGB, np.full((4, 6, 1), 255, np.uint8)], axis=-1)
+    palette = Image.fromarray(RGB).quantize(256)
+    for path in (save(tmp_path / "a.png", RGB), save(tmp_path / "b.png", alpha), save(tmp_path / "c.tif", RGB)):
+        image, _ = read_image([path])
+        assert num_channels(path) == 3
+        for channel in range(3):
+            np.testing.assert_array_equal(as_seen(image[channel]), RGB[..., channel])
+    assert read_image([save(tmp_path / "p.png", palette)])[0].shape == (3, 6, 4, 1)
+    jpeg, _ = read_image([save(tmp_path / "j.jpg", np.full((4, 6, 3), 77, np.uint8))])
+    assert np.abs(jpeg - 77).max() <= 2
+
+
+def test_a_photograph_is_upright(tmp_path: Path) -> None:
+    """Orientation 6: held on its side, the rows that are stored run from the top right downwards."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = save(tmp_path / "a.png", GREY, exif=exif)
+    assert raster.size(path) == (4, 6)
+    np.testing.assert_array_equal(as_seen(read_image([path])[0][0]), np.rot90(GREY, -1))
+    np.testing.assert_array_equal(
+        as_seen(read_label(save(tmp_path / "m.png", GREY // 10, exif=exif))[0]), np.rot90(GREY // 10, -1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("pixels", "expected"),
+    [
+        (GREY // 60, GREY // 60),
+        (np.where(GREY > 100, 255, 0).astype(np.uint8), GREY > 100),
+        (np.where(GREY > 100, 65535, 0).astype(np.uint16), GREY > 100),
+        (GREY > 100, GREY > 100),
+        (np.where(GREY > 100, 2, 0).astype(np.uint8), np.where(GREY > 100, 2, 0)),  # the third class, and not the second
+        (np.where(GREY > 100, 255, GREY // 100).astype(np.uint8), np.where(GREY > 100, 255, GREY // 100)),
+        (np.stack([GREY // 60] * 3, axis=-1), GREY // 60),
+        (np.zeros((4, 6), np.uint8), np.zeros((4, 6))),
+    ],
+    ids=["values", "0 and 255", "16 bits", "one bit", "0 and 2", "0 1 255", "grey as RGB", "empty"],
+)
+def test_masks(tmp_path: Path, pixels: np.ndarray, expected: np.ndarray) -> None:
+    label, grid = read_label(save(tmp_path / "m.png", pixels))
+    np.testing.assert_array_equal(as_seen(label), expected)
+    assert label.dtype == np.int16 and grid.shape == (6, 4, 1)
+
+
+def test_a_palette_is_read_by_index(tmp_path: Path) -> None:
+    mask = Image.fromarray((GREY // 60).astype(np.uint8), mode="P")
+    mask.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255])
+    np.testing.assert_array_equal(as_seen(read_label(save(tmp_path / "m.png", mask))[0]), GREY // 60)
+
+
+def text(path: Path) -> Path:
+    path.write_text("not a picture at all")
+    return path
+
+
+def pages(path: Path) -> Path:
+    page = Image.fromarray(GREY)
+    return save(path, page, save_all=True, append_images=[page, page])
+
+
+NOISE = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+MASK = np.where(NOISE[..., 0] > 128, 255, 0).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("read", "make", "message"),
+    [
+        (read_image, lambda p: text(p / "a.png"), "a.png: not a readable PNG, JPEG or TIFF file"),
+        (read_image, lambda p: truncate(save(p / "a.png", NOISE)), "a.png: damaged or truncated, its pixels cannot be read"),
+        (read_image, lambda p: truncate(save(p / "a.jpg", NOISE)), "a.jpg: damaged or truncated, its pixels cannot be read"),
+        (read_image, lambda p: truncate(save(p / "a.tif", NOISE)), "a.tif: "),
+        (read_image, lambda p: pages(p / "a.tif"), "a.tif: 3 pages, expected one picture"),
+        (read_image, lambda p: save(p / "a.png", np.dstack([RGB, GREY])), "a.png: partly transparent, expected opaque"),
+        (read_image, lambda p: p / "a.png", "a.png: no such file"),
+        (read_image, lambda p: truncate(save(p / "a.png", NOISE), 0), "a.png: the file is empty"),
+        (
+            read_label,
+            lambda p: save(p / "a.png", NOISE),
+            "a.png: a photograph of 1600 colours, expected a mask of label values",
+        ),
+        (read_label, lambda p: save(p / "a.png", RGB // 200 * 200), "a.png: 3 colours, expected a mask of label values"),
+        (read_label, lambda p: save(p / "a.png", NOISE[..., 0]), "different values, expected a mask of label values, not a"),
+        (read_label, lambda p: save(p / "a.jpg", MASK), "JPEG blurs the values of a mask, PNG keeps them"),
+    ],
+)
+def test_what_is_no_picture_or_no_mask_is_named(
+    tmp_path: Path, read: Callable[[Any], Any], make: Callable[[Path], Path], message: str
+) -> None:
+    path = make(tmp_path)
+    with pytest.raises(ValueError) as error:
+        read([path] if read is read_image else path)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_prediction_lies_on_its_picture_and_looks_like_it(tmp_path: Path) -> None:
+    image = save(tmp_path / "a.jpg", RGB)
+    label = read_label(save(tmp_path / "m.png", GREY // 60))[0]
+    write_label(tmp_path / "out.png", label, image)
+    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "out.png")), GREY // 60)
+    write_label(tmp_path / "out.nii.gz", label, image)
+    np.testing.assert_array_equal(read_label(tmp_path / "out.nii.gz")[0], label)
+    write_channels(tmp_path / "p.nii.gz", [label.astype(np.float32)] * 2, 2, image)
+    assert read_image([tmp_path / "p.nii.gz"])[0].shape == (2, 6, 4, 1)
+    corner = np.zeros((4, 6), np.uint8)
+    corner[0, 0] = 1  # top left
+    shown = overlay(np.zeros((6, 4)), [read_label(save(tmp_path / "c.png", corner))[0][:, :, 0]], (1, 1))
+    column = shown[:, -shown.shape[1] // 2 :].max(-1)
+    top, left = np.argwhere(column > column.min()).mean(0) / column.shape
+    assert top < 0.3 and left < 0.3
+
+
+def test_pairs_of_pictures_and_masks_are_a_dataset(tmp_path: Path) -> None:
+    for i in range(4):
+        save(tmp_path / f"images/case{i}.jpg", np.roll(RGB, i, 0))
+        save(tmp_path / f"masks/case{i}.png", np.where(100 + i < GREY, 255, 0).astype(np.uint8))
+    found = image_mask(str(tmp_path / "images"), str(tmp_path / "masks"))
+    assert [case.id for case in found.cases] == ["case0", "case1", "case2", "case3"]
+    assert found.modalities == ("red", "green", "blue") and found.class_names == ("background", "1")
+    again = image_mask(str(tmp_path / "images/*.jpg"), str(tmp_path / "masks/*.png"))
+    assert again == found
+    known, faults = fingerprint(found, tmp_path / "cache", 1)
+    assert known.spatial_dims == 2 and not faults and known.shapes[0] == (6, 4)
+    recipe = Recipe(2, (1.0, 1.0), ("dataset",) * 3, known.intensities)
+    entry = prepare(found, recipe, tmp_path / "cache", 1).read("case0")
+    mean, std = known.intensities[0]["mean"], known.intensities[0]["std"]
+    image = read_image(found.cases[0].images)[0]
+    np.testing.assert_allclose(entry.image[0], (image[0, :, :, 0] - mean) / std, atol=1e-4)
+    logits = np.stack([entry.label == 0, entry.label == 1]).astype(np.float32)
+    assert (restore(torch.from_numpy(logits), entry.placement) == read_label(found.cases[0].label)[0]).all()
+
+
+def test_a_folder_of_pictures_is_a_folder_of_cases(tmp_path: Path) -> None:
+    for name in ("b.png", "a.jpg"):
+        save(tmp_path / "in" / name, RGB)
+    assert [case.id for case in find_cases(tmp_path / "in", 3)] == ["a", "b"]
+    assert list(in_folder(tmp_path / "in", "--predictions")) == ["a", "b"]
+    write_label(tmp_path / "in/volume.nii.gz", np.zeros((6, 4, 1)), tmp_path / "in/b.png")
+    assert [case.id for case in find_cases(tmp_path / "in", 3)] == ["volume"]  # previews beside volumes do not count
+
+
+def test_predictions_of_pictures_are_pictures(tmp_path: Path) -> None:
+    cases = [Case("a", (save(tmp_path / "in/a.png", GREY),))]
+    folder = Folder(tmp_path / "out", {"network": 1}, {})
+    with folder.open(cases):
+        for case, release in folder.claims(cases):
+            write_label(folder.label(case.id), np.ones((6, 4, 1)), case.images[0])
+            release()
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.name[0] != ".") == ["a.png", "prediction.json"]
+    again = Folder(tmp_path / "out", {"network": 1}, {})
+    with again.open(cases):
+        assert list(again.claims(cases)) == [] and again.skipped == ["a"]
+    with (
+        pytest.raises(ValueError, match="holds label maps|made otherwise|other"),
+        Folder(tmp_path / "out", {"network": 2}, {}).open(cases),
+    ):
+        pass

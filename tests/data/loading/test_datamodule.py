@@ -1,0 +1,176 @@
+"""medconv/data/loading/datamodule.py: what loaders deliver, with real workers, and which values are refused."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.volumes import recipe, tiny
+
+from medconv.data.augmentation.augment import Augment
+from medconv.data.case import Dataset
+from medconv.data.loading.datamodule import Batch, DataModule
+from medconv.data.preprocessing.pipeline import prepare
+from medconv.data.preprocessing.store import Store
+
+PATCH = (6, 5, 4)
+Prepared = tuple[Dataset, Store]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    folder = tmp_path_factory.mktemp("datamodule")
+    dataset = tiny(folder / "data", 4)
+    return dataset, prepare(dataset, recipe(), folder / "cache", 1)
+
+
+def add_100(batch: Batch) -> Batch:
+    return {**batch, "image": batch["image"] + 100}
+
+
+def module(prepared: Prepared, augment: Any = add_100, **changes: Any) -> DataModule:
+    dataset, store = prepared
+    settings: dict[str, Any] = {
+        "train": dataset.cases[:3],
+        "val": dataset.cases[3:],
+        "seed": 0,
+        "batch_size": 2,
+        "samples_per_epoch": 6,
+        "foreground_share": 0.5,
+        "num_workers": 0,
+    }
+    settings.update(changes)
+    return DataModule(store, settings.pop("train"), settings.pop("val"), PATCH, augment, **settings)
+
+
+def pretend_trainer(device: str = "cpu", rank: int = 0, world_size: int = 1, training: bool = True) -> Any:
+    strategy = SimpleNamespace(root_device=torch.device(device))
+    return SimpleNamespace(
+        strategy=strategy, global_rank=rank, world_size=world_size, num_devices=world_size, training=training
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": []}, "no case is left to train on"),
+        ({"batch_size": 0}, r"data\.batch_size must be at least 1, got 0"),
+        ({"samples_per_epoch": 0}, r"data\.samples_per_epoch must be at least 1, got 0"),
+        ({"prefetch_factor": 0}, r"data\.prefetch_factor must be at least 1, got 0"),
+        ({"num_workers": -1}, r"data\.num_workers must be 0 or more, got -1"),
+        ({"foreground_share": 2}, r"data\.foreground_share must lie between 0 and 1, got 2"),
+        ({"foreground_share": -0.1}, r"data\.foreground_share must lie between 0 and 1, got -0\.1"),
+        ({"foreground_share": float("nan")}, r"data\.foreground_share must lie between 0 and 1, got nan"),
+        ({"num_workers": 0, "persistent_workers": True}, r"data\.persistent_workers=true.*got data\.num_workers=0"),
+    ],
+)
+def test_bad_values(prepared: Prepared, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        module(prepared, **changes)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_training_batches(prepared: Prepared, workers: int) -> None:
+    """Plain tensors: MONAI's MetaTensor costs time in every operation."""
+    data = module(prepared, Augment(0, (1, 1.5, 2), PATCH, p={"rotation": 1, "noise": 1}), num_workers=workers)
+    loader = data.train_dataloader()
+    assert len(loader) == 3 and loader.persistent_workers == (workers > 0)
+    for batch in loader:
+        assert set(batch) == {"image", "label", "sample"}
+        assert all(type(value) is torch.Tensor for value in batch.values())
+        assert batch["image"].shape == batch["label"].shape == (2, 1, *PATCH)
+        assert [batch[key].dtype for key in ("image", "label", "sample")] == [torch.float32, torch.uint8, torch.int64]
+
+
+def test_workers_change_nothing_but_time(prepared: Prepared) -> None:
+    augment = Augment(0, (1, 1.5, 2), PATCH, p={"rotation": 0.5, "noise": 1, "brightness": 1})
+    alone, helped = (list(module(prepared, augment, num_workers=n).train_dataloader()) for n in (0, 2))
+    assert len(alone) == 3
+    for one, other in zip(alone, helped, strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_validation_cases(prepared: Prepared, workers: int) -> None:
+    loader = module(prepared, num_workers=workers).val_dataloader()
+    (item,) = list(loader)
+    assert item["case"] == "case_3"
+    assert all(type(item[key]) is torch.Tensor for key in ("image", "label", "reference"))
+    assert item["image"].shape == (1, 1, 12, 14, 10) and item["reference"].shape == (12, 14, 10)
+    assert item["image"].max() < 50  # not augmented
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_names_the_case(tmp_path: Path, workers: int) -> None:
+    dataset = tiny(tmp_path / "data", 2)
+    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    (store.folder / "case_1.image.npy").write_bytes(b"")
+    data = module((dataset, store), train=dataset.cases, val=dataset.cases, num_workers=workers)
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        with pytest.raises(ValueError, match=r"case case_1 \(\w+.*\): its prepared files in .* cannot be read"):
+            list(loader)
+        if workers:
+            loader._iterator._shutdown_workers()  # as the trainer does; the garbage collector would take 10 seconds
+
+
+def test_augmentation_runs_with_the_workers_where_there_is_no_accelerator(prepared: Prepared) -> None:
+    data = module(prepared)
+    for trainer in (None, pretend_trainer("cpu")):
+        data.trainer = trainer
+        batch = next(iter(data.train_dataloader()))
+        assert batch["image"].min() > 100
+        assert data.on_after_batch_transfer(batch, 0) is batch
+
+
+def test_augmentation_runs_on_the_accelerator_where_there_is_one(prepared: Prepared) -> None:
+    data = module(prepared)
+    data.trainer = pretend_trainer("cuda")
+    loader = data.train_dataloader()
+    assert loader.pin_memory
+    (batch, *_) = (loader.collate_fn([loader.dataset[i] for i in (0, 1)]),)
+    assert batch["image"].max() < 50
+    assert data.on_after_batch_transfer(batch, 0)["image"].min() > 100
+    sent = data.on_before_batch_transfer(batch, 0)
+    assert sent["sample"] == [0, 1] and sent["image"] is batch["image"]  # numbers that never reach the device
+    data.trainer = pretend_trainer("cuda", training=False)
+    assert data.on_after_batch_transfer(batch, 0) is batch
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_each_validation_case_is_on_one_rank(prepared: Prepared, world_size: int) -> None:
+    """Ranks beyond the number of cases repeat the first, so that none stands idle in a collective."""
+    data = module(prepared, val=prepared[0].cases)
+    ranks = []
+    for rank in range(world_size):
+        data.trainer = pretend_trainer(rank=rank, world_size=world_size)
+        ranks.append([item["case"] for item in data.val_dataloader()])
+    assert all(ranks)
+    seen = [case for rank in ranks[:4] for case in rank]
+    assert sorted(seen) == ["case_0", "case_1", "case_2", "case_3"]
+    assert ranks[4:] == [["case_0"]] * (world_size - 4)
+
+
+def test_no_validation_case(prepared: Prepared) -> None:
+    assert list(module(prepared, val=[]).val_dataloader()) == []
+
+
+def test_ranks_share_the_training_samples(prepared: Prepared) -> None:
+    data, numbers = module(prepared, samples_per_epoch=8), []
+    for rank in (0, 1):
+        data.trainer = pretend_trainer(rank=rank, world_size=2)
+        numbers.append([batch["sample"].tolist() for batch in data.train_dataloader()])
+    assert numbers == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
+def test_number_of_workers_follows_the_machine(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = module(prepared, num_workers=None)
+    for cores, devices, wanted in ((1, 1, 1), (8, 1, 4), (64, 1, 8), (64, 8, 4), (4, 4, 1)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid, n=cores: set(range(n)))
+        data.trainer = pretend_trainer(world_size=devices)
+        assert data.train_dataloader().num_workers == wanted
+
+
+def test_loader_settings_are_passed_on(prepared: Prepared) -> None:
+    loader = module(prepared, num_workers=2, prefetch_factor=3, persistent_workers=False).train_dataloader()
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (2, 3, False)

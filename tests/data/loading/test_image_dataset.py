@@ -1,0 +1,338 @@
+"""Whole images with values on their way: prepared to one frame, stored, sampled, augmented, loaded; facts of a config."""
+
+import logging
+import os
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.volumes import image_array
+from helpers.volumes import save as save_volume
+from hydra import compose, initialize_config_dir
+
+from medconv import config
+from medconv.data.augmentation.augment import Augment
+from medconv.data.case import Case, Dataset, Grid
+from medconv.data.datasets.csv_table import csv
+from medconv.data.io.raster import write_picture
+from medconv.data.loading import image_dataset
+from medconv.data.loading.datamodule import DataModule
+from medconv.data.loading.image_dataset import WholeCases, WholeDataset
+from medconv.data.preprocessing.fingerprint import Fingerprint
+from medconv.data.preprocessing.pipeline import fingerprint, prepare
+from medconv.data.preprocessing.preprocess import Recipe, framed, preprocess
+from medconv.data.preprocessing.store import Store
+from medconv.planning import Wanted
+from medconv.planning.memory_model import Budget
+from medconv.planning.planner import plan
+from medconv.training import data_setup
+
+COUNT, SIZE = 10, (12, 8)  # X, Y
+LIGHT: dict[str, Any] = {"p": {"rotation": 1.0, "noise": 1.0, "offset": 1.0}, "spacing_mm": (1.0, 1.0), "patch_size": SIZE}
+
+
+def pixels(seed: int, size: tuple[int, int] = SIZE) -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, 256, (size[1], size[0]), dtype=np.uint8)
+
+
+def write(root: Path, count: int = COUNT, **odd: tuple[int, int]) -> Path:
+    """Pictures 0.png, 1.png, ...; every fifth is of class b. Args: odd: `_3=(9, 9)` gives picture 3 another size."""
+    root.mkdir(parents=True, exist_ok=True)
+    lines = ["path,label,age"]
+    for i in range(count):
+        write_picture(root / f"{i}.png", pixels(i, odd.get(f"_{i}", SIZE)))
+        lines.append(f"{i}.png,{'b' if i % 5 == 0 else 'a'},{20 + i}")
+    (root / "labels.csv").write_text("\n".join(lines))
+    return root / "labels.csv"
+
+
+def known(found: Dataset, folder: Path, **settings: Any) -> tuple[Recipe, Store]:
+    measured, _ = fingerprint(found, folder, 1)
+    names = ("dataset",) * len(found.modalities)
+    given = {"frame": measured.shapes[0], **settings}
+    recipe = Recipe(measured.spatial_dims, (1.0,) * measured.spatial_dims, names, measured.intensities, **given)
+    return recipe, prepare(found, recipe, folder, 1)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Store]:
+    root = tmp_path_factory.mktemp("whole")
+    found = csv(write(root / "data"))
+    return found, known(found, root / "cache")[1]
+
+
+def test_a_whole_image_keeps_its_borders_and_is_normalised_by_the_dataset(tmp_path: Path) -> None:
+    table = write(tmp_path / "data")
+    black = pixels(0)
+    black[:3] = 0
+    write_picture(tmp_path / "data/0.png", black)
+    found = csv(table)
+    recipe, store = known(found, tmp_path / "cache")
+    everything = np.stack([black, *[pixels(i) for i in range(1, COUNT)]]).astype(float)
+    assert recipe.intensities[0]["mean"] == pytest.approx(everything.mean(), rel=1e-5)
+    expected = (black[::-1].T - everything.mean()) / everything.std()
+    entry = store.read("0")
+    np.testing.assert_allclose(entry.image[0], expected, atol=1e-4)
+    assert entry.image.dtype == np.float32 and entry.label.size == 0
+    assert sorted(p.name for p in store.folder.glob("0.*")) == ["0.image.npy", "0.json"]
+
+
+@pytest.mark.parametrize(("size", "inside"), [((4, 4), "cut"), ((16, 14), "padded"), ((6, 14), "both")])
+def test_frame(size: tuple[int, int], inside: str) -> None:
+    image = np.arange(96, dtype=np.float32).reshape(1, 12, 8) + 1
+    out = framed(image, size)
+    assert out.shape == (1, *size)
+    kept = out[out > 0]
+    assert len(kept) == min(12, size[0]) * min(8, size[1])
+    x, y = (max(0, n - s) // 2 for n, s in zip((12, 8), size, strict=True))
+    assert kept[0] == image[0, x, y], inside
+
+
+def test_pictures_are_scaled_without_patterns_of_their_own(tmp_path: Path) -> None:
+    recipe = Recipe(2, (1.0, 1.0), ("none",), ({},), frame=(10, 20), resize=(10, 20))
+    ramp = np.linspace(0, 1, 80)[None, :, None, None] * np.ones((1, 80, 40, 1))
+    out, _ = preprocess(ramp.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), recipe)
+    assert out.shape == (1, 10, 20)
+    np.testing.assert_allclose(out[0, 1:-1, 10], np.linspace(0, 1, 80).reshape(10, 8).mean(1)[1:-1], atol=0.02)
+    stripes = np.tile([0.0, 1.0, 1.0], 40)[:80][None, :, None, None] * np.ones((1, 80, 40, 1))
+    out, _ = preprocess(stripes.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), recipe)
+    assert np.abs(out[0, 1:-1] - 2 / 3).max() < 0.06
+
+
+def test_a_volume_is_resampled_then_cut_or_padded(tmp_path: Path) -> None:
+    save_volume(tmp_path / "v.nii.gz", image_array(0), np.diag([2.0, 1.5, 2.0, 1.0]))  # 12 x 14 x 10 voxels
+    found = Dataset(
+        "v",
+        (Case("v", (tmp_path / "v.nii.gz",), values=(0.0,)),),
+        ("a", "b"),
+        ("MRI",),
+        outcome=csv(write(tmp_path / "d")).outcome,
+    )
+    recipe = Recipe(3, (1.0, 1.5, 2.0), ("zscore",), ({},), frame=(20, 20, 8))
+    image = prepare(found, recipe, tmp_path / "cache", 1).read("v").image
+    assert image.shape == (1, 20, 20, 8) and (image[0, :, :3] == 0).all() and (image[0, :, 3:17] != 0).any(0).all()
+
+
+def test_only_what_changed_is_prepared_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = write(tmp_path / "data")
+    found = csv(table)
+    recipe, store = known(found, tmp_path / "cache")
+    with caplog.at_level(logging.INFO):
+        prepare(found, recipe, tmp_path / "cache", 1)
+        assert "preparing" not in caplog.text
+        table.write_text(table.read_text().replace("0.png,b", "0.png,a").replace("5.png,b", "5.png,c"))
+        again = csv(table)
+        assert again.cases[0].values == (0.0,) and prepare(again, recipe, tmp_path / "cache", 1).folder == store.folder
+        assert "preparing" not in caplog.text  # the images are the same
+        path = store.folder / "3.image.npy"
+        stat = path.stat()
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # a small one that was not flushed before a power cut
+        prepare(again, recipe, tmp_path / "cache", 1)
+    assert "preparing 1 of 10 cases" in caplog.text
+
+
+def test_samples_are_a_function_of_their_number(prepared: tuple[Dataset, Store]) -> None:
+    found, store = prepared
+    cases = list(found.cases)
+    one, other = WholeDataset(store, cases, 3), WholeDataset(store, cases, 3)
+    numbers = [7, 0, 25, 13]
+    late = {n: other[n] for n in reversed(numbers)}
+    for n in numbers:
+        torch.testing.assert_close(one[n]["image"], late[n]["image"])
+        place = one.place_of(n)
+        assert one[n]["label"].tolist() == list(cases[place].values) and one[n]["sample"] == n
+        torch.testing.assert_close(one[n]["image"], torch.from_numpy(np.array(store.read(cases[place].id).image)))
+    assert Counter(one.place_of(n) for n in range(3 * COUNT)) == dict.fromkeys(range(COUNT), 3)
+    assert [one.place_of(n) for n in range(COUNT)] != [one.place_of(n) for n in range(COUNT, 2 * COUNT)]
+    assert [WholeDataset(store, cases, 4).place_of(n) for n in range(COUNT)] != [one.place_of(n) for n in range(COUNT)]
+    assert one.describe(7) == (cases[one.place_of(7)].id, "training sample 7")
+
+
+def test_balance_draws_each_class_equally_often(prepared: tuple[Dataset, Store]) -> None:
+    found, store = prepared
+    groups = [[1, 2, 3, 4, 6, 7, 8, 9], [0, 5], []]
+    samples = WholeDataset(store, list(found.cases), 0, groups)
+    drawn = Counter(samples.place_of(n) for n in range(160))
+    assert drawn == dict.fromkeys(groups[0], 10) | dict.fromkeys(groups[1], 40)
+    classes = [samples.place_of(n) in groups[1] for n in range(160)]
+    assert all(classes[n] != classes[n + 1] for n in range(0, 160, 2))
+    again = WholeDataset(store, list(found.cases), 0, groups)
+    assert [again.place_of(n) for n in (99, 3, 50)] == [samples.place_of(n) for n in (99, 3, 50)]
+
+
+def test_from_memory_or_from_files_is_the_same(prepared: tuple[Dataset, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    found, store = prepared
+    within = WholeCases(store, found.cases)
+    monkeypatch.setattr(image_dataset, "_IN_MEMORY", 0)
+    beside = WholeCases(store, found.cases)
+    assert within.images is not None and beside.images is None
+    for i in range(COUNT):
+        torch.testing.assert_close(within[i]["image"], beside[i]["image"])
+        assert within[i]["label"].tolist() == beside[i]["label"].tolist() and within[i]["case"] == beside[i]["case"]
+    assert within[3]["case"] == "3" and within[3]["image"].shape == (1, *SIZE)
+
+
+def module(prepared: tuple[Dataset, Store], **changes: Any) -> DataModule:
+    found, store = prepared
+    settings: dict[str, Any] = {
+        "seed": 0,
+        "batch_size": 4,
+        "samples_per_epoch": 8,
+        "foreground_share": 0.3,
+        "num_workers": 0,
+    }
+    return DataModule(store, found.cases[:7], found.cases[7:], SIZE, Augment(0, **LIGHT), **(settings | changes))
+
+
+def test_batches_of_training_and_validation(prepared: tuple[Dataset, Store]) -> None:
+    data = module(prepared)
+    first, second = list(data.train_dataloader())
+    assert first["image"].shape == (4, 1, *SIZE) and first["image"].dtype == torch.float32
+    assert first["label"].shape == (4, 1) and first["label"].dtype == torch.float32
+    assert first["sample"].tolist() == [0, 1, 2, 3] and second["sample"].tolist() == [4, 5, 6, 7]
+    (batch,) = list(data.val_dataloader())
+    assert (
+        batch["image"].shape == (3, 1, *SIZE)
+        and batch["label"].tolist() == [[0], [0], [0]]
+        and batch["case"] == ["7", "8", "9"]
+    )
+    workers = list(module(prepared, num_workers=2).train_dataloader())
+    for key in ("image", "label", "sample"):
+        torch.testing.assert_close(workers[1][key], second[key])
+
+
+def test_each_rank_validates_its_own_cases(prepared: tuple[Dataset, Store]) -> None:
+    seen = []
+    for rank in range(2):
+        data = module(prepared)
+        strategy = SimpleNamespace(root_device=torch.device("cpu"))
+        data.trainer = SimpleNamespace(strategy=strategy, global_rank=rank, world_size=2, num_devices=2)  # type: ignore[assignment]
+        seen.append([case for batch in data.val_dataloader() for case in batch["case"]])
+    assert seen == [["7", "9"], ["8"]]
+
+
+def test_augmentation_leaves_values_alone_and_a_batch_is_its_samples() -> None:
+    augment = Augment(1, **LIGHT)
+    image, label = torch.randn(5, 2, *SIZE), torch.rand(5, 3)
+    whole_batch = augment({"image": image, "label": label, "sample": torch.arange(5)})
+    assert whole_batch["label"] is label and whole_batch["image"].shape == image.shape
+    assert not torch.allclose(whole_batch["image"], image)
+    for i in range(5):
+        own = augment({"image": image[i : i + 1], "label": label[i : i + 1], "sample": torch.tensor([i])})
+        torch.testing.assert_close(own["image"][0], whole_batch["image"][i])
+    maps = torch.zeros(5, 1, *SIZE)
+    torch.testing.assert_close(
+        augment({"image": image, "label": maps, "sample": torch.arange(5)})["image"],
+        whole_batch["image"],
+        atol=1e-4,
+        rtol=1e-4,
+    )
+
+
+@pytest.mark.parametrize(("shape", "batch", "stages"), [((28, 28), 128, 3), ((28, 28, 28), 32, 3), ((224, 224), 16, 6)])
+def test_plan(shape: tuple[int, ...], batch: int, stages: int) -> None:
+    dims = len(shape)
+    of = Fingerprint(dims, (shape,) * 5000, ((1.0,) * dims,) * 5000, ({"mean": 0.0, "std": 1.0},), ((),) * 5000)
+    planned = plan(of, Wanted(whole=True), Budget(8.0), ("grey",), 2)
+    assert planned.patch_size == shape and planned.batch_size == batch and len(planned.channels) == stages
+    assert planned.normalisation == ("dataset",)
+    assert plan(of, Wanted(whole=True, resize=(17,) * dims), Budget(8.0), ("grey",), 2).patch_size == (20,) * dims
+    squeezed = plan(of, Wanted(whole=True, resize=(14,) * (dims - 1) + shape[-1:]), Budget(8.0), ("grey",), 2)
+    assert squeezed.spacing_mm == (shape[0] / 14,) * (dims - 1) + (1.0,), "mm of what the network sees"
+    given = Wanted(whole=True, resize=(14,) * dims, spacing_mm=(3.0,) * dims)
+    assert plan(of, given, Budget(8.0), ("grey",), 2).spacing_mm == (3.0,) * dims
+    with pytest.raises(ValueError, match=r"data\.resize needs .* numbers, one per spatial axis"):
+        plan(of, Wanted(whole=True, resize=(17,)), Budget(8.0), ("grey",), 2)
+    with pytest.raises(ValueError, match=r"data\.resize needs cases with values"):
+        Wanted(resize=(17, 17))
+    if dims == 3:
+        with pytest.raises(ValueError, match=r"data\.spatial_dims must be 3 or null, as the network takes whole images"):
+            plan(of, Wanted(whole=True, spatial_dims=2), Budget(8.0), ("grey",), 2)
+
+
+def composed(table: Path, *more: str) -> Any:
+    given = ["data=csv", f"data.root={table}", f"data.cache={table.parent.parent / 'cache'}", "data.num_workers=0"]
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        return config.checked(compose("train", [*given, "trainer.accelerator=cpu", "data.num_folds=2", *more]))
+
+
+def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = write(tmp_path / "data", 20)
+    write_picture(tmp_path / "data/1.png", pixels(2))  # 1 and 2 are alike
+    settings = composed(table, "data.balance=true", "data.fold=1")
+    found = data_setup.prepare_data(settings)
+    facts = data_setup.facts(found)
+    assert facts["outcome"] == {"kind": "classes", "names": ["a", "b"]} and facts["targets"] is None
+    assert facts["num_classes"] == 2 and facts["num_channels"] == 1 and facts["class_names"] == ["a", "b"]
+    assert facts["patch_size"] == list(SIZE) and facts["spatial_dims"] == 2 and facts["value_means"] is None
+    held = {case.id for case in found.val}
+    assert ("1" in held) != ("2" in held), "or the next line tests nothing"
+    assert "1 images are both in training and in validation" in caplog.text and len(found.train) + len(found.val) == 19
+    assert facts["class_counts"] == [sum(c.values == (v,) for c in found.train) for v in (0.0, 1.0)]
+    values = config.resolved(settings, {**facts, "num_train_cases": len(found.train)})
+    values["data"]["batch_size"] = 4
+    batch = next(iter(data_setup.data_module(values, found).train_dataloader()))
+    assert sorted(batch["label"].flatten().tolist()) == [0, 0, 1, 1]
+    numbers = data_setup.prepare_data(composed(table, "task=regression", "data.label_columns=age", "data.fold=all"))
+    facts = data_setup.facts(numbers)
+    assert facts["value_means"] == [pytest.approx(29.5)] and facts["value_stds"] == [pytest.approx(np.arange(20).std())]
+    assert facts["class_counts"] is None and facts["num_classes"] == 1 and not numbers.val
+
+
+@pytest.mark.parametrize(
+    ("odd", "more", "message"),
+    [
+        (
+            {"_3": (9, 9)},
+            [],
+            r"3\.png: 9 x 9 pixels, while most pictures have 12 x 8; expected one size, or data\.resize=\[12,8\]",
+        ),
+        ({}, ["data.regions={x:[1]}"], r"data\.regions is about label maps"),
+        ({}, ["data.label_pairs=[[a,b]]"], r"data\.label_pairs is about label maps"),
+        (
+            {},
+            ["data.balance=true", "task=regression", "data.label_columns=age"],
+            r"data\.balance=true draws each class",
+        ),
+        ({}, ["data.num_folds=10"], "no case of validation has class"),
+    ],
+)
+def test_what_a_config_may_not_ask(tmp_path: Path, odd: Any, more: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        data_setup.prepare_data(composed(write(tmp_path / "data", **odd), *more))
+
+
+def test_pictures_of_different_sizes_are_scaled_where_asked(tmp_path: Path) -> None:
+    table = write(tmp_path / "data", 20, _3=(9, 30))
+    found = data_setup.prepare_data(composed(table, "data.resize=[16,8]"))
+    assert found.recipe.resize == (16, 8) and found.plan.patch_size == (16, 8)
+    assert all(found.store.read(case.id).image.shape == (1, 16, 8) for case in found.dataset.cases)
+
+
+def test_nothing_is_learned_from_the_test_part(tmp_path: Path) -> None:
+    """Neither mean nor deviation; and a table that says otherwise later is measured anew."""
+    lines = write(tmp_path).read_text().splitlines()
+    write_picture(tmp_path / "9.png", np.full((SIZE[1], SIZE[0]), 255, np.uint8))
+
+    def mean(last: str) -> float:
+        parts = ["split", *["train"] * 8, "val", last]
+        (tmp_path / "parts.csv").write_text("\n".join(f"{a},{b}" for a, b in zip(lines, parts, strict=True)))
+        found = csv(tmp_path / "parts.csv", label_columns="label")
+        return fingerprint(found, tmp_path / "home", 1)[0].intensities[0]["mean"]
+
+    assert mean("test") < mean("train") - 5
+    assert mean("test") == pytest.approx(np.mean([pixels(i) for i in range(9)]), abs=1e-3)
+
+
+def test_a_rank_without_validation_has_an_empty_loader(prepared: tuple[Dataset, Store]) -> None:
+    """As with `data.fold=all`."""
+    found = module(prepared)
+    found.val_cases = []
+    assert list(found.val_dataloader()) == []

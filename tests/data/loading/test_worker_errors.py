@@ -1,0 +1,214 @@
+"""medconv/data/loading/worker_errors.py: an error in a loader worker names the case, keeps its traceback, and says one thing to a user."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+from helpers.volumes import recipe
+from helpers.volumes import tiny as tiny_dataset
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from threadpoolctl import threadpool_limits
+
+from medconv.data.loading import worker_errors
+from medconv.data.loading.datamodule import DataModule
+from medconv.data.preprocessing.pipeline import prepare
+from medconv.training.memory_errors import naming_memory
+from medconv.utils.exit_codes import USER
+
+
+class Failing:
+    """An augmentation that fails at one sample. Args: how: to fail. The others are whatever a config has."""
+
+    reads = False  # whether it fails while the sample is read
+
+    def __init__(self, sample: int, how: str, **ignored: Any) -> None:
+        self.sample, self.how = sample, how
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if self.sample in batch["sample"].tolist() and not self.reads:
+            if self.how.startswith("SIG"):
+                os.kill(os.getpid(), getattr(signal, self.how))
+            if self.how == "SIGTERM":
+                return batch
+            if self.how == "exit":
+                os._exit(3)
+            kinds = {"ValueError": ValueError, "TypeError": TypeError, "MemoryError": MemoryError}
+            raise kinds[self.how]("the rotation went wrong")
+        return batch
+
+
+class FailingRead(Failing):
+    reads = True
+
+    def read_size(self, sample: int) -> tuple[int, ...]:
+        if sample == self.sample:
+            os.kill(os.getpid(), getattr(signal, self.how))
+        return (16, 16, 12)
+
+
+def module(folder: Path, augment: Any, workers: int) -> DataModule:
+    dataset = tiny_dataset(folder / "data", 3)
+    store = prepare(dataset, recipe(), folder / "cache", 1)
+    settings: dict[str, Any] = {"seed": 0, "batch_size": 2, "samples_per_epoch": 8, "foreground_share": 0.5}
+    return DataModule(store, dataset.cases, [], (6, 5, 4), augment, num_workers=workers, **settings)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("how", "kind"), [("ValueError", ValueError), ("TypeError", RuntimeError), ("MemoryError", ValueError)]
+)
+def test_an_error_in_the_augmentation_names_sample_and_case(tmp_path: Path, workers: int, how: str, kind: type) -> None:
+    """The second sample of its batch; a ValueError stays the user's fault, anything else ours."""
+    loader = module(tmp_path, Failing(5, how), workers).train_dataloader()
+    case = loader.dataset.dataset.case_of(5)
+    said = {
+        "ValueError": "the rotation went wrong",
+        "TypeError": "TypeError: the rotation went wrong",
+        "MemoryError": "no memory left in a loader worker (the rotation went wrong); fewer data.num_workers or smaller batches help",
+    }[how]
+    with pytest.raises(kind) as caught:
+        list(loader)
+    if workers:
+        loader._iterator._shutdown_workers()  # as the trainer does; left to the garbage collector it takes 10 seconds
+    assert str(caught.value) == f"case {case} (training sample 5): {said}"
+    cause = str(caught.value.__cause__)
+    assert "Traceback (most recent call last)" in cause and "in __call__\n    raise kinds[self.how]" in cause
+
+
+def test_an_error_that_only_whole_batches_make_names_the_first(tmp_path: Path) -> None:
+    def only_together(batch: dict[str, Any]) -> dict[str, Any]:
+        if len(batch["sample"]) > 1 and 4 in batch["sample"].tolist():
+            raise ValueError("too many")
+        return batch
+
+    loader = module(tmp_path, only_together, 0).train_dataloader()
+    with pytest.raises(ValueError, match=r"\(training sample 4\): too many"):
+        list(loader)
+
+
+def command(dataset: Path, folder: Path, how: str, kind: str = "Failing") -> subprocess.CompletedProcess[str]:
+    """A run with two workers, one of which ends in this way at sample 5."""
+    augment = [f"augment._target_=tests.data.loading.test_worker_errors.{kind}", "+augment.sample=5", f"+augment.how={how}"]
+    arguments = [*tiny.overrides(dataset), "data.num_workers=2", f"run.dir={folder}", *augment]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return tiny.command("train.py", *arguments, cwd=folder.parent, env=environment)
+
+
+def test_a_users_fault_is_one_message_and_the_traceback_is_in_the_log(dataset: Path, tmp_path: Path) -> None:
+    done = command(dataset, tmp_path / "run", "ValueError")
+    assert done.returncode == USER, done.stderr
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("warning")]
+    assert len(lines) == 1 and lines[0].startswith("error: case case_"), done.stderr
+    assert lines[0].endswith("(training sample 5): the rotation went wrong")
+    log = (tmp_path / "run/train.log").read_text()
+    assert "ValueError: the rotation went wrong" in log and "in __call__" in log and "Traceback" in log
+
+
+def test_a_killed_worker_is_one_message_with_its_case_and_what_helps(dataset: Path, tmp_path: Path) -> None:
+    """By the signal of the out-of-memory killer, while it reads."""
+    done = command(dataset, tmp_path / "run", "SIGKILL", "FailingRead")
+    assert done.returncode == USER, done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.count("error:") == 1, done.stderr
+    wanted = r"error: loader worker \d+ was ended by SIGKILL while reading case case_\d \(training sample 5\), most likely because"
+    assert re.search(wanted, done.stderr), done.stderr
+    assert "data.num_workers (now 2)" in done.stderr and "data.prefetch_factor (now 2)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "ended_by"), [("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV"), ("SIGABRT", "SIGABRT"), ("exit", "exit code 3")]
+)
+@pytest.mark.parametrize("kind", [Failing, FailingRead])
+def test_what_is_known_of_a_worker_that_ended(tmp_path: Path, kind: type[Failing], how: str, ended_by: str) -> None:
+    if kind is FailingRead and how == "exit":
+        pytest.skip("it ends by signals alone")
+    augment = kind(5, how) if kind is Failing else Small(5, how)
+    data = module(tmp_path, augment, 2)
+    loader = data.train_dataloader()
+    words = [f"case {loader.dataset.dataset.case_of(n)} (training sample {n})" for n in (4, 5)]
+    with pytest.raises(RuntimeError) as caught:
+        list(loader)
+    with contextlib.suppress(RuntimeError):  # of another worker, which is ended with this one
+        loader._iterator._shutdown_workers()
+    ended = worker_errors.ended_worker(caught.value)
+    assert ended is not None and ended[1] == ended_by
+    doing = f"while augmenting {', '.join(words)}" if kind is Failing else f"while reading {words[1]}"
+    assert worker_errors.advice(*ended, SETTINGS).startswith(f"loader worker {ended[0]} was ended by {ended_by} {doing}")
+
+
+class Small(FailingRead):
+    """For images of `makers.tiny`."""
+
+    def read_size(self, sample: int) -> tuple[int, ...]:
+        super().read_size(sample)
+        return (6, 5, 4)
+
+
+SETTINGS = {"num_workers": 4, "prefetch_factor": 2, "batch_size": 8, "patch_size": [96, 96, 96]}
+
+
+def test_a_worker_that_is_told_to_stop_leaves_it_to_the_run(tmp_path: Path) -> None:
+    """A cluster tells all processes of a job at once, and the run still needs its workers then."""
+    loader = module(tmp_path, Failing(5, "SIGTERM"), 2).train_dataloader()
+    assert [n for batch in loader for n in batch["sample"].tolist()] == list(range(8))
+
+
+class Deafness:
+    """An augmentation that counts the threads of its worker that SIGTERM reaches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        told = 1 << (signal.SIGTERM - 1)
+        said = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
+        masks = [int(line.split()[1], 16) for text in said for line in text.splitlines() if line.startswith("SigBlk")]
+        (self.folder / str(os.getpid())).write_text(str(sum(not mask & told for mask in masks)))
+        return batch
+
+
+def test_no_thread_of_a_worker_hears_what_is_said_to_the_run(tmp_path: Path) -> None:
+    """But for the one that waits for it, in which it looks as if it were let through."""
+    heard = tmp_path / "heard"
+    heard.mkdir()
+    with threadpool_limits(2):  # numpy's library then begins threads in each worker, before anything of ours
+        list(module(tmp_path / "data", Deafness(heard), 2).train_dataloader())
+    assert [path.read_text() for path in heard.iterdir()] == ["1", "1"]
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_worker_that_heard_it_too_early_preempts_the_run() -> None:
+    with pytest.raises(SIGTERMException), naming_memory(SETTINGS):
+        raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Terminated. ")
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("DataLoader worker (pid 12) is killed by signal: Killed. ", (12, "SIGKILL")),
+        ("DataLoader worker (pid(s) 12, 13) exited unexpectedly", (12, "SIGKILL")),
+        ("DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that", (12, "SIGBUS")),
+        ("mat1 and mat2 shapes cannot be multiplied", None),
+    ],
+)
+def test_what_torch_says_of_dead_workers(said: str, found: tuple[str, str] | None) -> None:
+    assert worker_errors.ended_worker(RuntimeError(said)) == found
+    outer = RuntimeError("DataLoader worker (pid(s) 12) exited unexpectedly")
+    outer.__cause__ = RuntimeError("DataLoader worker (pid 12) is killed by signal: Bus error. ")
+    assert worker_errors.ended_worker(outer) == (12, "SIGBUS")
+    outer = RuntimeError("DataLoader worker (pid 13) is killed by signal: Terminated. ")
+    outer.__context__ = RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
+    assert worker_errors.ended_worker(outer) == (12, "SIGKILL")
+
+
+def test_advice_fits_the_signal() -> None:
+    """Of a worker that no dataset knows, as well."""
+    assert "/dev/shm" in worker_errors.advice(1, "SIGBUS", SETTINGS)
+    assert "data.patch_size (now [96, 96, 96])" in worker_errors.advice(1, "SIGKILL", SETTINGS)
+    assert worker_errors.advice(1, "SIGSEGV", SETTINGS).startswith("loader worker 1 was ended by SIGSEGV: a library crashed")

@@ -1,0 +1,334 @@
+"""medconv/data/preprocessing/preprocess.py: to the network's grid and back, against nibabel's own reorientation and by millimetres."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers.volumes import ORIENTATIONS, affine_of, dice, recipe, rotation
+
+from medconv.data.case import Grid
+from medconv.data.io.images import read_image, read_label
+from medconv.data.preprocessing.preprocess import (
+    Placement,
+    Recipe,
+    content_box,
+    normalisation_for,
+    on_content_grid,
+    preprocess,
+    preprocess_label,
+    resampled_shape,
+    restore,
+    to_canonical,
+)
+from medconv.targets.segmentation import Targets
+
+SPACING_MM = (0.7, 1.1, 1.9)  # of the array axes, whichever way they point
+SHAPE = (5, 6, 7)
+
+
+def one_hot(label: np.ndarray, num_classes: int) -> torch.Tensor:
+    return torch.from_numpy(np.stack([label == value for value in range(num_classes)]).astype(np.float32))
+
+
+def with_border(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> tuple[np.ndarray, np.ndarray]:
+    """An image that is 0 in a border, of a different width on each side, and a random label inside."""
+    rng = np.random.default_rng(seed)
+    image, label = np.zeros((1, *shape), np.float32), np.zeros(shape, np.int16)
+    inside = (slice(1, 5), slice(0, 4), slice(2, 6))
+    image[(0, *inside)] = rng.uniform(1, 2, image[(0, *inside)].shape)
+    label[inside] = rng.integers(0, 4, label[inside].shape)
+    return image, label
+
+
+def canonical_spacing(axes: tuple[int, ...]) -> tuple[float, ...]:
+    return tuple(SPACING_MM[axes.index(world)] for world in range(3))
+
+
+@pytest.mark.parametrize(("axes", "signs"), ORIENTATIONS)
+def test_round_trip_in_every_orientation(axes: tuple[int, ...], signs: tuple[int, ...]) -> None:
+    affine = affine_of(axes, signs, SPACING_MM, (-50, 20, 1000))
+    image, label = with_border()
+    grid, known = Grid.of(SHAPE, affine), recipe(canonical_spacing(axes))
+    array, placement = preprocess(image, grid, known)
+    prepared = preprocess_label(label, placement, known, 4)
+
+    canonical = nib.as_closest_canonical(nib.Nifti1Image(image[0], affine))
+    reference = np.asanyarray(canonical.dataobj)
+    where = np.argwhere(reference)
+    box = tuple(slice(a, b + 1) for a, b in zip(where.min(0), where.max(0), strict=True))
+    np.testing.assert_array_equal(array[0], reference[box])
+    assert to_canonical(image, grid)[1] == pytest.approx(canonical.header.get_zooms())
+    assert placement.slices == box and placement.shape == reference.shape
+
+    back = restore(one_hot(prepared, 4), placement)
+    assert back.dtype == np.int16 and back.flags.c_contiguous
+    np.testing.assert_array_equal(back, label)
+
+
+def blob(shape: tuple[int, ...], affine: np.ndarray, centre_mm: np.ndarray, radii_mm: np.ndarray) -> np.ndarray:
+    """How far each voxel is from the centre, in radii."""
+    voxels = np.stack([*np.meshgrid(*[np.arange(n) for n in shape], indexing="ij"), np.ones(shape)])
+    positions = np.einsum("ij,jxyz->ixyz", affine[:3], voxels)
+    return np.linalg.norm((positions - centre_mm[:, None, None, None]) / radii_mm[:, None, None, None], axis=0)
+
+
+@pytest.mark.parametrize(("axes", "signs"), ORIENTATIONS[::7])
+@pytest.mark.parametrize("target_mm", [(1.3, 0.9, 1.6), (0.6, 0.8, 2.2)])
+def test_resampled_round_trip_keeps_a_smooth_shape(
+    axes: tuple[int, ...], signs: tuple[int, ...], target_mm: tuple[float, ...]
+) -> None:
+    shape = (26, 24, 22)
+    affine = affine_of(axes, signs, (0.9, 1.1, 1.4), (7, 8, 9))
+    centre = affine[:3] @ [12, 13, 10, 1]
+    distance = blob(shape, affine, centre, np.array([7.0, 9.0, 8.0]))
+    label = (distance < 1).astype(np.int16) + (distance < 0.7)
+    image = np.ones((1, *shape), np.float32)
+    image[:, :2] = 0
+    known = recipe(target_mm)
+    array, placement = preprocess(image, Grid.of(shape, affine), known)
+    prepared = preprocess_label(label, placement, known, 3)
+    assert array.shape[1:] == prepared.shape != placement.shape
+    back = restore(one_hot(prepared, 3), placement)
+    assert back.shape == shape
+    for value in (1, 2):
+        assert dice(back >= value, label >= value) > 0.9
+
+
+@pytest.mark.parametrize(("axes", "signs"), ORIENTATIONS[::11])
+def test_a_point_stays_where_it_is_in_mm(axes: tuple[int, ...], signs: tuple[int, ...]) -> None:
+    """A blob at a known place of the patient, found again by centre of mass; the new grid starts at the content's edge."""
+    shape, native_mm, target_mm = (34, 28, 16), (0.8, 1.0, 2.1), np.array([1.1, 0.7, 1.9])
+    affine = affine_of(axes, signs, native_mm, (30, -20, 5))
+    centre = affine[:3] @ [17.3, 13.6, 7.2, 1]
+    weight = np.exp(-0.5 * blob(shape, affine, centre, np.array([2.0, 2.0, 2.0])) ** 2)
+    image = (1 + weight).astype(np.float32)[None]
+    image[:, :3] = 0
+    image[..., -2:] = 0
+    label = (weight > 0.4).astype(np.int16)
+    known = recipe(tuple(target_mm))
+    array, placement = preprocess(image, Grid.of(shape, affine), known)
+    prepared = preprocess_label(label, placement, known, 2)
+
+    canonical = nib.as_closest_canonical(nib.Nifti1Image(image[0], affine)).affine
+    edge_mm = canonical[:3] @ [*(a - 0.5 for a, _ in placement.box), 1]
+    wanted = (centre - edge_mm) / target_mm - 0.5
+    for mass in (array[0] - 1, prepared):
+        found = np.array([(np.indices(mass.shape)[i] * mass).sum() / mass.sum() for i in range(3)])
+        np.testing.assert_allclose(found, wanted, atol=0.5)
+    # exact with the spacing that the new shape really has: whole voxels make it differ a little from the target
+    extent_mm = np.diff(placement.box)[:, 0] * np.diag(canonical)[:3]
+    mass = array[0] - 1
+    found = np.array([(np.indices(mass.shape)[i] * mass).sum() / mass.sum() for i in range(3)])
+    np.testing.assert_allclose(edge_mm + (found + 0.5) * extent_mm / mass.shape, centre, atol=0.02)
+
+
+def test_resampling_keeps_the_outer_edges() -> None:
+    """A ramp over twice as many voxels: new centres lie at quarters of the old voxels."""
+    ramp = np.broadcast_to(np.arange(1, 17, dtype=np.float32)[:, None, None], (16, 4, 4))[None]
+    array, _ = preprocess(ramp, Grid.of((16, 4, 4), np.eye(4)), recipe((0.5, 1, 1)))
+    assert array.shape == (1, 32, 4, 4)
+    np.testing.assert_allclose(array[0, 6:-6, 0, 0], 1 + (np.arange(32)[6:-6] + 0.5) / 2 - 0.5, atol=0.01)
+
+
+def test_resampled_shape() -> None:
+    assert resampled_shape((10, 20, 30), (1, 1, 2), (2, 1, 0.5)) == (5, 20, 120)
+    assert resampled_shape((3, 3, 3), (1, 1, 1), (100, 1, 1)) == (1, 3, 3)
+    assert resampled_shape((10, 20, 1), (1, 1, 5), (2, 2)) == (5, 10, 1)
+
+
+def test_resampled_label_has_no_new_values() -> None:
+    """Between 1 and 4 no 2 and no 3 may appear."""
+    label = np.zeros((12, 12, 12), np.int16)
+    label[2:6], label[6:10] = 1, 4
+    for target in ((0.6, 1.7, 1.3), (2.5, 0.7, 1)):
+        known = recipe(target)
+        _, placement = preprocess(np.ones((1, 12, 12, 12), np.float32), Grid.of((12, 12, 12), np.eye(4)), known)
+        prepared = preprocess_label(label, placement, known, 5)
+        assert prepared.shape != label.shape
+        assert set(np.unique(prepared)) == {0, 1, 4}
+
+
+@pytest.mark.parametrize(("num_classes", "dtype"), [(3, np.uint8), (256, np.uint8), (257, np.int16)])
+def test_prepared_label_is_as_small_as_it_can_be(num_classes: int, dtype: type) -> None:
+    label = np.zeros((4, 4, 4), np.int16)
+    label[0, 0, 0] = num_classes - 1
+    _, placement = preprocess(np.ones((1, 4, 4, 4), np.float32), Grid.of((4, 4, 4), np.eye(4)), recipe((1, 1, 1)))
+    prepared = preprocess_label(label, placement, recipe((1, 1, 1)), num_classes)
+    assert prepared.dtype == dtype and prepared.max() == num_classes - 1
+
+
+def test_content_of_several_channels() -> None:
+    image = np.zeros((2, 8, 8, 8), np.float32)
+    image[0, 2, 3, 4], image[1, 5, 3, 1] = 1, -1
+    assert content_box(image) == (slice(2, 6), slice(3, 4), slice(1, 5))
+    assert content_box(np.zeros((1, 3, 4, 5), np.float32)) == (slice(0, 3), slice(0, 4), slice(0, 5))
+    array, _ = preprocess(image, Grid.of((8, 8, 8), np.eye(4)), recipe((1, 1, 1), channels=2))
+    np.testing.assert_array_equal(array, image[:, 2:6, 3:4, 1:5])
+
+
+def test_outside_the_content_is_background() -> None:
+    image = np.zeros((1, 6, 6, 6), np.float32)
+    image[0, 1:4, 2:5, 0:2] = 1
+    _, placement = preprocess(image, Grid.of((6, 6, 6), np.eye(4)), recipe((1, 1, 1)))
+    back = restore(one_hot(np.ones((3, 3, 2)), 2), placement)
+    np.testing.assert_array_equal(back, image[0])
+
+
+@pytest.mark.parametrize("shape", [(9, 11), (9, 11, 1)])
+@pytest.mark.parametrize("signs", [(1, 1, 1), (-1, 1, 1), (-1, -1, 1)])
+def test_a_slice_stays_as_it_is(tmp_path: Path, shape: tuple[int, ...], signs: tuple[int, ...]) -> None:
+    """2D has no anatomy to turn to: rows and columns stay rows and columns."""
+    rng = np.random.default_rng(0)
+    image, label = rng.uniform(1, 2, shape).astype(np.float32), rng.integers(0, 3, shape).astype(np.uint8)
+    image[:2], label[:2] = 0, 0
+    affine = affine_of((1, 0, 2), signs, (0.5, 0.8, 6), (0, 0, 0))
+    for name, array in (("image", image), ("label", label)):
+        nib.save(nib.Nifti1Image(array, affine), tmp_path / f"{name}.nii")
+    read, grid = read_image([tmp_path / "image.nii"])
+    array, placement = preprocess(read, grid, recipe((0.5, 0.8)))
+    np.testing.assert_array_equal(array[0], image.reshape(9, 11)[2:])
+    native = read_label(tmp_path / "label.nii")[0]
+    prepared = preprocess_label(native, placement, recipe((0.5, 0.8)), 3)
+    assert prepared.shape == (7, 11)
+    np.testing.assert_array_equal(restore(one_hot(prepared, 3), placement), native)
+
+
+def test_a_resampled_slice() -> None:
+    grid = Grid.of((40, 30, 1), np.diag([1, 1, 9, 1]))
+    distance = np.hypot(*np.meshgrid(np.arange(40) - 18, np.arange(30) - 15, indexing="ij"))
+    label = (distance < 9).astype(np.int16)[..., None]
+    known = recipe((1.4, 0.8))
+    array, placement = preprocess(np.ones((1, 40, 30, 1), np.float32), grid, known)
+    assert array.shape == (1, 29, 38)
+    prepared = preprocess_label(label, placement, known, 2)
+    back = restore(one_hot(prepared, 2), placement)
+    assert back.shape == (40, 30, 1) and dice(back > 0, label > 0) > 0.95
+
+
+def normalised(values: np.ndarray, name: str, **known: float) -> np.ndarray:
+    image = values.astype(np.float32).reshape(1, -1, 1, 1)
+    grid = Grid.of((*image.shape[1:], 2), np.eye(4))
+    statistics = {"percentile_00_5": 0.0, "percentile_99_5": 0.0, "mean": 0.0, "std": 0.0, **known}
+    made = Recipe(3, (1, 1, 1), (name,), (statistics,))
+    return preprocess(np.repeat(image, 2, axis=3), grid, made)[0][0, :, 0, 0]
+
+
+def test_normalisation_by_numbers() -> None:
+    values = np.array([1.0, 2.0, 3.0, 6.0])  # mean 3, standard deviation sqrt(3.5)
+    np.testing.assert_allclose(normalised(values, "zscore"), np.array([-2, -1, 0, 3]) / np.sqrt(3.5), rtol=1e-5)
+    np.testing.assert_allclose(normalised(values, "rescale"), [0, 0.2, 0.4, 1], rtol=1e-6)
+    np.testing.assert_array_equal(normalised(values, "none"), values)
+    window = {"percentile_00_5": 1.5, "percentile_99_5": 5.0, "mean": 2.0, "std": 4.0}
+    np.testing.assert_allclose(normalised(values, "ct", **window), [-0.125, 0, 0.25, 0.75])
+
+
+@pytest.mark.parametrize("name", ["zscore", "rescale"])
+def test_normalisation_ignores_the_border_and_scale(name: str) -> None:
+    values = np.array([0, 0, 0, 1.0, 2.0, 3.0, 6.0, 0, 0])
+    np.testing.assert_allclose(normalised(values, name), normalised(values[3:7] * 1000, name), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["zscore", "rescale", "ct"])
+@pytest.mark.parametrize("value", [0.0, 7.0])
+def test_constant_images_stay_finite(name: str, value: float) -> None:
+    assert np.isfinite(normalised(np.full(4, value), name)).all()
+    assert np.abs(normalised(np.full(4, value), name)).max() < 1e-3
+
+
+def test_each_channel_has_its_own_normalisation() -> None:
+    image = np.arange(1, 17, dtype=np.float32).reshape(2, 2, 2, 2)
+    window = {"percentile_00_5": 9.0, "percentile_99_5": 12.0, "mean": 10.0, "std": 2.0}
+    made = Recipe(3, (1, 1, 1), ("rescale", "ct"), ({}, window))
+    array, _ = preprocess(image, Grid.of((2, 2, 2), np.eye(4)), made)
+    np.testing.assert_allclose(array[0].ravel(), np.arange(8) / 7, rtol=1e-6)
+    np.testing.assert_allclose(array[1].ravel(), [-0.5, 0, 0.5, 1, 1, 1, 1, 1])
+
+
+def test_which_normalisation() -> None:
+    assert normalisation_for(None, ("CT", "ct ", "T1", "MRI", "PET")) == ("ct", "ct", "zscore", "zscore", "zscore")
+    assert normalisation_for("rescale", ("CT", "T1")) == ("rescale", "rescale")
+    assert normalisation_for(["none", "ct"], ("CT", "T1")) == ("none", "ct")
+    with pytest.raises(
+        ValueError, match=r"data\.normalisation needs one name, or one for each of 2 channels, got \('ct',\)"
+    ):
+        normalisation_for(["ct"], ("CT", "T1"))
+
+
+def test_recipe_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(ValueError, match=r"data\.normalisation must be one of .*'zscore'.* got \['minmax'\]"):
+        Recipe(3, (1, 1, 1), ("ct", "minmax"), ({}, {}))
+    for spacing in ((1.0, 1.0), (1.0, 1.0, 0.0), (1.0, -1.0, 1.0), (1.0, 1.0, float("nan"))):
+        with pytest.raises(ValueError, match=r"data\.spacing_mm needs 3 positive numbers in mm, got"):
+            Recipe(3, spacing, ("ct",), ({},))
+
+
+def test_oblique_grids_turn_to_their_nearest_axes() -> None:
+    affine = np.eye(4)
+    affine[:3, :3] = rotation((8, -12, 5)) @ np.diag([1, 1, 3]) @ np.eye(3)[[2, 0, 1]]
+    image, label = with_border()
+    grid = Grid.of(SHAPE, affine)
+    canonical = nib.as_closest_canonical(nib.Nifti1Image(image[0], affine))
+    turned, spacing = to_canonical(image, grid)
+    np.testing.assert_array_equal(turned[0], np.asanyarray(canonical.dataobj))
+    assert spacing == pytest.approx(canonical.header.get_zooms()[:3])
+    known = recipe(spacing)
+    _, placement = preprocess(image, grid, known)
+    np.testing.assert_array_equal(restore(one_hot(preprocess_label(label, placement, known, 4), 4), placement), label)
+
+
+def test_restore_takes_logits_of_any_precision_and_size() -> None:
+    """Four times finer: the step after the first of 4 voxels comes after the fourth of 16, for outer edges stay."""
+    placement = Placement(Grid.of((16, 8, 8), np.eye(4)), (16, 8, 8), ((0, 16), (2, 6), (0, 8)))
+    logits = torch.full((3, 4, 2, 4), -5.0, dtype=torch.bfloat16)
+    logits[0] = 0
+    logits[2, 1:] = 5
+    back = restore(logits, placement)
+    wanted = np.zeros((16, 8, 8))
+    wanted[4:, 2:6] = 2
+    np.testing.assert_array_equal(back, wanted)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 3), (9, 12, 8), (9, 10, 3), (9, 10, 11)])
+@pytest.mark.parametrize("slices", [False, True])
+def test_restore_takes_channel_after_channel_with_the_result_of_all_at_once(shape: tuple[int, ...], slices: bool) -> None:
+    """To the last bit, and the first of equal ones wins; also where slices of a volume were put together."""
+    logits = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
+    logits[4] = logits[2]
+    logits = logits.transpose(1, 3).contiguous().transpose(1, 3) if slices else logits
+    grid = Grid.of((9, 10, 11), np.eye(4))
+    whole = torch.nn.functional.interpolate(logits[None], size=(9, 10, 11), mode="trilinear", align_corners=False)[0]
+    placement = Placement(grid, grid.shape, ((0, 9), (0, 10), (0, 11)))
+    for channel, wanted in zip(on_content_grid(logits, placement), whole, strict=True):
+        assert torch.equal(channel, wanted)
+    found = restore(logits, placement)
+    np.testing.assert_array_equal(found, whole.argmax(0).numpy())
+    assert set(np.unique(found)) == {0, 1, 2, 3}
+    np.testing.assert_array_equal(restore(logits, placement, Targets.of_classes("abcde").decode), found)
+    regions = Targets(tuple("abcde"), ((1,),) * 5, (3, 1, 5, 2, 4))
+    wanted = np.zeros(grid.shape, np.int16)
+    for value, region in zip(regions.order, whole.numpy(), strict=True):
+        wanted[region > 0] = value
+    np.testing.assert_array_equal(restore(logits, placement, regions.decode), wanted)
+
+
+def test_restore_does_not_hold_all_channels_on_the_native_grid() -> None:
+    """Of 30 classes on 80 x 80 x 80 voxels, which would be 61 MB; one channel is 2 MB."""
+    code = """
+import resource, sys, numpy as np, torch
+from medconv.data.case import Grid
+from medconv.data.preprocessing.preprocess import Placement, restore
+torch.set_num_threads(1)
+grid = Grid.of((80, 80, 80), np.eye(4))
+placement = Placement(grid, grid.shape, ((0, 80),) * 3)
+restore(torch.randn(30, 4, 4, 4), Placement(Grid.of((8, 8, 8), np.eye(4)), (8, 8, 8), ((0, 8),) * 3))
+logits = torch.randn(30, 20, 20, 20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+restore(logits, placement)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert int(done.stdout) < 30_000  # KB

@@ -1,0 +1,59 @@
+"""medconv/data/preprocessing/resampling.py: against scipy's zoom, which does the same voxel by voxel."""
+
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from medconv.data.preprocessing.resampling import zoom, zoom_label
+
+SHAPES = [
+    ((9, 11, 8), (13, 7, 8)),
+    ((20, 5, 30), (11, 9, 47)),
+    ((1, 6, 7), (3, 5, 7)),
+    ((40, 3, 4), (7, 3, 4)),
+    ((17, 12), (12, 31)),
+]
+
+
+def scipy_zoom(volume: np.ndarray, shape: tuple[int, ...], order: int) -> np.ndarray:
+    factors = [new / old for new, old in zip(shape, volume.shape, strict=True)]
+    return ndimage.zoom(volume.astype(np.float32), factors, order=order, mode="nearest", grid_mode=True)
+
+
+@pytest.mark.parametrize(("before", "after"), SHAPES)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_image_is_scipys(before: tuple[int, ...], after: tuple[int, ...], order: str) -> None:
+    volume = np.random.default_rng(0).normal(100, 30, before).astype(np.float32, order=order)
+    found = zoom(volume, after)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, scipy_zoom(volume, after, 3), atol=1e-4)
+
+
+@pytest.mark.parametrize(("before", "after"), SHAPES)
+@pytest.mark.parametrize("classes", [2, 5])
+def test_label_is_the_heaviest_of_scipys_classes(before: tuple[int, ...], after: tuple[int, ...], classes: int) -> None:
+    """Noise, where almost every voxel is contested, and regions, where almost none is."""
+    rng = np.random.default_rng(1)
+    regions = (ndimage.gaussian_filter(rng.normal(0, 1, before), 2) * 20).clip(0, classes - 1)
+    for label in (rng.integers(0, classes, before), regions):
+        weights = np.stack([scipy_zoom(label.astype(int) == value, after, 1) for value in range(classes)])
+        found = zoom_label(label.astype(np.int16), after, classes)
+        assert found.dtype == np.int16
+        np.testing.assert_array_equal(found, weights.argmax(0))
+
+
+def test_classes_that_share_a_voxel_equally_leave_it_to_the_lower() -> None:
+    assert zoom_label(np.array([[0, 0, 1, 1, 2, 2, 0, 2]], np.int16), (1, 4), 3).tolist() == [[0, 1, 2, 0]]
+    assert zoom_label(np.array([[2, 1, 1, 0, 0, 2]], np.int16), (1, 3), 3).tolist() == [[1, 0, 0]]
+
+
+def test_a_label_without_foreground_and_one_that_falls_between_the_voxels() -> None:
+    assert not zoom_label(np.zeros((8, 8, 8), np.int16), (5, 5, 5), 3).any()
+    thin = np.zeros((60, 4, 4), np.int16)
+    thin[1] = 1
+    np.testing.assert_array_equal(zoom_label(thin, (4, 4, 4), 2), scipy_zoom(thin, (4, 4, 4), 1) > 0.5)
+
+
+def test_nothing_is_done_to_a_volume_that_keeps_its_shape() -> None:
+    volume = np.random.default_rng(0).normal(0, 1, (4, 5, 6)).astype(np.float32)
+    np.testing.assert_array_equal(zoom(volume, volume.shape), volume)

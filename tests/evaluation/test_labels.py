@@ -1,0 +1,109 @@
+"""medconv/evaluation/labels.py: classes and tolerances from files that somebody may have sent, and from options."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from medconv.evaluation import labels as evaluation_labels
+from medconv.evaluation.labels import Tolerance, agreed_targets, check_declared, numbered, targets_of, tolerances
+from medconv.inference.predict import RECORD
+from medconv.targets.segmentation import Targets
+
+REGIONS = Targets(("whole", "core"), ((1, 2, 3), (2, 3)), (1, 2), ignore=4)
+
+
+def folders(tmp_path: Path, record: Any = None, labels: Any = None) -> tuple[Path, Path]:
+    (tmp_path / "out").mkdir(exist_ok=True)
+    if record is not None:
+        (tmp_path / "out" / RECORD).write_text(record if isinstance(record, str) else json.dumps(record))
+    if labels is not None:
+        (tmp_path / "dataset.json").write_text(json.dumps(labels))
+    return tmp_path / "out", tmp_path / "labelsTr"
+
+
+def test_targets_from_the_record_then_the_dataset(tmp_path: Path) -> None:
+    assert targets_of(*folders(tmp_path)) is None
+    regions = {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}
+    found = targets_of(*folders(tmp_path, labels={"labels": regions, "regions_class_order": [1, 2]}))
+    assert found == Targets(("whole", "core"), ((1, 2), (2,)), (1, 2), ignore=3)
+    assert targets_of(*folders(tmp_path, {"class_names": ["background", "x"]})) == Targets.of_classes(("background", "x"))
+    assert targets_of(*folders(tmp_path, {"class_names": ["old"], "targets": REGIONS.plain()})) == REGIONS
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {"targets": {**REGIONS.plain(), **changes}}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *("{", "[]", "{}", "7", '{"class_names": 5}', '{"class_names": []}', '{"class_names": ["background"]}'),
+        *(
+            '{"class_names": ["background", "a", "a"]}',
+            '{"class_names": ["background", " "]}',
+            '{"targets": null}',
+            "[" * 100_000,
+        ),
+        *(changed(names=["whole"]), changed(names=["whole", 3]), changed(names=["a", "a"]), changed(names="ab")),
+        *(
+            changed(values=[[1], []]),
+            changed(values=[[0], [1]]),
+            changed(values=[[1], [40_000]]),
+            changed(values=[[1], [True]]),
+        ),
+        *(changed(values=[1, 2]), changed(values={"1": 2}), changed(order=[1]), changed(order="12"), changed(order=[1, -2])),
+        *(changed(ignore=0), changed(ignore="4"), changed(ignore=[4]), changed(ignore=3), {"targets": {"names": ["a"]}}),
+    ],
+)
+def test_a_damaged_record_is_named(tmp_path: Path, record: Any) -> None:
+    predictions, references = folders(tmp_path, record)
+    with pytest.raises(ValueError, match=rf"^{predictions}/{RECORD}: expected a JSON object whose `class_names` is a list"):
+        targets_of(predictions, references)
+
+
+def test_a_record_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation_labels, "_RECORD_BYTES", 1000)
+    predictions, references = folders(tmp_path, '{"class_names": ["background", "' + "x" * 2000 + '"]}')
+    with pytest.raises(ValueError, match="expected a JSON object"):
+        targets_of(predictions, references)
+    (predictions / RECORD).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="expected a JSON object"):
+        targets_of(predictions, references)
+
+
+def test_two_folders_must_mean_the_same(tmp_path: Path) -> None:
+    for name, classes in (("a", ["background", "x"]), ("b", ["background", "x"]), ("c", ["background", "x", "y"])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / RECORD).write_text(json.dumps({"class_names": classes}))
+    assert agreed_targets([tmp_path / "a", tmp_path / "b"], tmp_path / "labelsTr") == Targets.of_classes(("background", "x"))
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/c: its classes differ from those of {tmp_path}/a: x and x, y"):
+        agreed_targets([tmp_path / "a", tmp_path / "c"], tmp_path / "labelsTr")
+
+
+def test_classes_without_names() -> None:
+    assert numbered([0, 10, 2]) == numbered(["10", "2"]) == Targets(("2", "10"), ((2,), (10,)))
+
+
+def test_values_that_are_not_declared() -> None:
+    path, label = Path("a.nii.gz"), np.array([[0, 1], [3, 4]], np.int16)
+    check_declared(path, label, REGIONS, ignore=4)
+    with pytest.raises(ValueError, match=r"^a\.nii\.gz: label value 4 is not declared, expected 0 to 3$"):
+        check_declared(path, label, REGIONS)
+    with pytest.raises(ValueError, match="label value 9"):
+        check_declared(path, label + 5, REGIONS, ignore=4)
+
+
+def test_tolerances() -> None:
+    assert Tolerance(tolerances([])).by_class(["a", "b=c"]) == {"a": 1.0, "b=c": 1.0}
+    assert Tolerance(tolerances(["2", "b=c=0.5"])).by_class(["a", "b=c"]) == {"a": 2.0, "b=c": 0.5}
+    with pytest.raises(ValueError, match=r"^--tolerance-mm: no class 'livr'; there are liver, spleen$"):
+        Tolerance(tolerances(["livr=3"])).by_class(["liver", "spleen"])
+
+
+@pytest.mark.parametrize("option", ["", "wide", "liver=", "=3", "-1", "nan", "inf", "liver=-2"])
+def test_tolerances_that_are_none(option: str) -> None:
+    with pytest.raises(ValueError, match=rf"^--tolerance-mm {option}: expected millimetres, such as 2, or NAME=MM"):
+        tolerances([option])

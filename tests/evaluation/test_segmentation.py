@@ -1,0 +1,419 @@
+"""medconv/evaluation/segmentation.py: folders of label maps, in JSON, CSV and words; and which files `predict` takes as cases."""
+
+import csv
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers import tiny
+
+from medconv.evaluation.segmentation import evaluate, table, write
+from medconv.inference.predict import RECORD, find_cases
+
+SHAPE = (6, 5, 4)
+
+
+def save(path: Path, array: np.ndarray, affine: np.ndarray | None = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(nib.Nifti1Image(array, np.diag([1.0, 2, 3, 1]) if affine is None else affine), path)
+    return path
+
+
+def label_of(*counts: int) -> np.ndarray:
+    """So many voxels of 1, of 2, ..., one class after the other from the start."""
+    values = np.repeat(np.arange(1, len(counts) + 1), counts)
+    return np.pad(values, (0, math.prod(SHAPE) - len(values))).astype(np.uint8).reshape(SHAPE)
+
+
+def folders(root: Path, predicted: dict[str, np.ndarray], known: dict[str, np.ndarray]) -> tuple[Path, Path]:
+    for name, labels in (("predictions", predicted), ("labelsTr", known)):
+        (root / name).mkdir(exist_ok=True)
+        for case, label in labels.items():
+            save(root / name / f"{case}.nii.gz", label)
+    return root / "predictions", root / "labelsTr"
+
+
+def dices(result: dict[str, Any]) -> dict[str, float | None]:
+    return {name: values["dice"] for name, values in result["per_class"].items()}
+
+
+def test_perfect_prediction(tmp_path: Path) -> None:
+    labels = {"a": label_of(10, 20), "b": label_of(5, 6)}
+    result = evaluate(*folders(tmp_path, labels, labels))
+    best = {"dice": 1.0, "nsd": 1.0, "hd95_mm": 0.0, "asd_mm": 0.0, "volume_error": 0.0, "volume_error_ml": 0.0}
+    assert {metric: result["mean"][metric] for metric in best} == best
+    for name in "12":
+        assert {metric: result["per_class"][name][metric] for metric in best} == best
+    assert [(row["case"], row["dice"]) for row in result["cases"]] == [(case, {"1": 1.0, "2": 1.0}) for case in "ab"]
+
+
+def test_dice_by_numbers(tmp_path: Path) -> None:
+    """Case a: class 1 has 12 and 10 voxels, 10 in common; 2 of its voxels are class 2 in the prediction."""
+    result = evaluate(*folders(tmp_path, {"a": label_of(10, 10)}, {"a": label_of(12, 8)}))
+    assert result["cases"][0]["dice"]["1"] == pytest.approx(2 * 10 / 22)
+    assert result["cases"][0]["dice"]["2"] == pytest.approx(2 * 8 / 18)
+    assert result["mean"]["dice"] == pytest.approx((20 / 22 + 16 / 18) / 2)
+
+
+def test_mean_is_over_cases_then_over_classes(tmp_path: Path) -> None:
+    """Class 2 is only in case a; class 1 is found in full in a, not at all in b."""
+    predicted = {"a": label_of(4, 5), "b": label_of()}
+    result = evaluate(*folders(tmp_path, predicted, {"a": label_of(4, 5), "b": label_of(7)}))
+    assert dices(result) == {"1": 0.5, "2": 1.0}
+    assert result["mean"]["dice"] == 0.75
+    described = result["statistics"]["1"]["dice"]
+    assert (described["n"], described["mean"], described["median"], described["low"]) == (2, 0.5, 0.5, 0.0)
+    assert described["sd"] == pytest.approx(0.5**0.5)
+    assert result["statistics"]["2"]["dice"]["n"] == 1
+    assert result["per_class"]["1"]["hd95_mm"] == pytest.approx(math.hypot(6, 10, 12) / 2)  # the miss is the diagonal
+
+
+def with_names(predictions: Path, *names: str) -> None:
+    (predictions / RECORD).write_text(json.dumps({"checkpoint": "x", "class_names": names}))
+
+
+def test_absent_class_is_none_and_null(tmp_path: Path) -> None:
+    """In neither label map: undefined. In one only: 0."""
+    predicted, known = {"a": label_of(4), "b": label_of(4, 3)}, {"a": label_of(4), "b": label_of(4)}
+    predictions, references = folders(tmp_path, predicted, known)
+    with_names(predictions, "background", "one", "two", "three")
+    result = evaluate(predictions, references)
+    assert [row["dice"] for row in result["cases"]] == [
+        {"one": 1.0, "two": None, "three": None},
+        {"one": 1.0, "two": 0.0, "three": None},
+    ]
+    assert dices(result) == {"one": 1.0, "two": 0.0, "three": None}
+    assert result["mean"]["dice"] == 0.5
+    assert table(result).splitlines()[3].split() == ["three", *"------", "0"]
+    write(result, tmp_path / "out" / "metrics.json")
+    text = (tmp_path / "out" / "metrics.json").read_text()
+    assert "NaN" not in text and json.loads(text) == result
+    assert json.loads(text)["per_class"]["three"]["dice"] is None
+
+
+def test_nothing_anywhere_is_undefined(tmp_path: Path) -> None:
+    result = evaluate(*folders(tmp_path, {"a": label_of()}, {"a": label_of()}))
+    assert result["mean"]["dice"] is None
+    write(result, tmp_path / "metrics.json")
+    assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] is None
+    assert table(result).splitlines()[-1].split() == ["mean", "foreground", *"------"]
+
+
+def test_csv_and_table(tmp_path: Path) -> None:
+    predicted, known = {"b": label_of(4, 2), "a": label_of(4)}, {"a": label_of(4), "b": label_of(4)}
+    predictions, references = folders(tmp_path, predicted, known)
+    with_names(predictions, "background", "liver", "tumour, left")
+    result = evaluate(predictions, references)
+    write(result, tmp_path / "metrics.json")
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0][:5] == ["predictions", "case", "class", "dice", "nsd"]
+    assert [row[1:5] for row in rows[1:]] == [
+        ["a", "liver", "1.0", "1.0"],
+        ["a", "tumour, left", "", ""],
+        ["b", "liver", "1.0", "1.0"],
+        ["b", "tumour, left", "0.0", "0.0"],
+    ]
+    assert {len(row) for row in rows} == {11} and rows[1][0] == str(predictions)
+    lines = [line.split() for line in table(result).splitlines()]
+    assert lines[1] == ["liver", "1.0000", "0.0000", "1.0000", "0.00", "0.00", "0.0", "2"]
+    assert lines[2] == ["tumour,", "left", "0.0000", "-", "0.0000", "16.73", "16.73", "-", "1"]
+    assert lines[3] == ["mean", "foreground", "0.5000", "-", "0.5000", "8.37", "8.37", "0.0"]
+
+
+def test_class_names_from_the_record_or_the_dataset(tmp_path: Path) -> None:
+    labels = {"a": label_of(3, 3)}
+    predictions, references = folders(tmp_path, labels, labels)
+    assert list(evaluate(predictions, references)["per_class"]) == ["1", "2"]
+    meta: dict[str, Any] = {"labels": {"0": "background", "1": "Anterior", "2": "Posterior"}}
+    (tmp_path / "dataset.json").write_text(json.dumps(meta))
+    assert list(evaluate(predictions, references)["per_class"]) == ["Anterior", "Posterior"]
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "front": 1, "back": 2}}))
+    assert list(evaluate(predictions, references)["per_class"]) == ["front", "back"]
+    with_names(predictions, "background", "x", "y")
+    assert list(evaluate(predictions, references)["per_class"]) == ["x", "y"]
+
+
+def test_class_names_of_cases_with_different_classes(tmp_path: Path) -> None:
+    """Without names a class counts from the first case on that shows it."""
+    labels = {"a": label_of(3), "b": label_of(3, 3)}
+    result = evaluate(*folders(tmp_path, labels, labels))
+    assert result["cases"][0]["dice"] == {"1": 1.0, "2": None}
+    assert dices(result) == {"1": 1.0, "2": 1.0}
+
+
+def test_missing_references_are_named(tmp_path: Path) -> None:
+    labels = {name: label_of(3) for name in ("a", "b", "c")}
+    predictions, references = folders(tmp_path, labels, {"a": label_of(3), "other": label_of(1)})
+    with pytest.raises(ValueError, match=rf"--references {references}: no label map there for b, c$"):
+        evaluate(predictions, references)
+
+
+def test_references_without_a_prediction_are_said(tmp_path: Path) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
+    result = evaluate(predictions, references)
+    assert [row["case"] for row in result["cases"]] == ["a"]
+    assert result["without_prediction"] == ["b"]
+    assert table(result).splitlines()[-1] == "1 of 2 references have no prediction and are in no number: b"
+
+
+def test_two_sets_of_predictions(tmp_path: Path) -> None:
+    """Case c is in one set only; b's class 2 has no Dice in the first, so it is compared nowhere."""
+    known = {name: label_of(10, 5) for name in "ac"} | {"b": label_of(10)}
+    predictions, references = folders(tmp_path, {"a": label_of(10, 5), "b": label_of(8), "c": label_of(1)}, known)
+    for name, label in {"a": label_of(5, 5), "b": label_of(4, 3)}.items():
+        save(tmp_path / "other" / f"{name}.nii.gz", label)
+    result = evaluate(predictions, references, tmp_path / "other")
+    one, two = (result["comparison"][name]["dice"] for name in "12")
+    assert (one["n"], two["n"]) == (2, 1)
+    assert one["difference"] == pytest.approx((1 - 10 / 15 + 16 / 18 - 8 / 14) / 2)
+    assert one["p"] == 0.5 and one["p_holm"] == 1.0
+    assert result["comparison"]["1"]["volume_error_ml"]["mean_compare"] == pytest.approx((5 + 6) / 2 * 6 / 1000)
+    assert [row["case"] for row in result["compare"]["cases"]] == ["a", "b"]
+    assert result["compare"]["predictions"] == str(tmp_path / "other")
+    assert "1: Dice minus that of --compare 0.3254 in 2 cases, p 1.0000 (Wilcoxon, Holm)" in table(result)
+    write(result, tmp_path / "metrics.json")
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        assert [row["predictions"] for row in csv.DictReader(file)] == [str(predictions)] * 6 + [str(tmp_path / "other")] * 4
+
+
+def test_two_sets_without_a_common_case(tmp_path: Path) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
+    save(tmp_path / "other/b.nii.gz", label_of(3))
+    with pytest.raises(ValueError, match=rf"--compare {tmp_path}/other: no case that {predictions} has too"):
+        evaluate(predictions, references, tmp_path / "other")
+
+
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    labels = {str(i): label_of(i + 1, 20 - i) for i in range(8)}
+    known = {str(i): label_of(9, 9) for i in range(8)}
+    predictions, references = folders(tmp_path, labels, known)
+    assert evaluate(predictions, references, workers=4) == evaluate(predictions, references)
+
+
+def test_regions_and_voxels_to_ignore(tmp_path: Path) -> None:
+    predicted, known = label_of(6, 4), label_of(4, 6)
+    known[-1] = 3
+    predictions, references = folders(tmp_path, {"a": predicted}, {"a": known})
+    labels = {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": labels, "regions_class_order": [1, 2]}))
+    assert dices(evaluate(predictions, references)) == {"whole": 1.0, "core": pytest.approx(2 * 4 / 10)}
+    predicted[0, 0, 0] = 3
+    save(predictions / "a.nii.gz", predicted)
+    with pytest.raises(ValueError, match=rf"{predictions}/a\.nii\.gz: label value 3 is not declared, expected 0 to 2"):
+        evaluate(predictions, references)
+
+
+def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
+    good = label_of(3)
+    names = ("good", "shape", "affine", "broken", "value", "fraction")
+    predictions, references = folders(tmp_path, dict.fromkeys(names, good), dict.fromkeys(names, good))
+    with_names(predictions, "background", "one")
+    save(predictions / "shape.nii.gz", good[:-1])
+    save(predictions / "affine.nii.gz", good, np.diag([1.0, 2, 4, 1]))
+    (references / "broken.nii.gz").write_bytes(b"")
+    save(references / "value.nii.gz", label_of(3, 1))
+    save(predictions / "fraction.nii.gz", good.astype(np.float32) / 2)
+    with pytest.raises(ValueError) as error:
+        evaluate(predictions, references)
+    first, *lines = str(error.value).splitlines()
+    assert first == "5 of 6 cases cannot be evaluated"
+    faults = dict(line.removeprefix("  case ").split(": ", 1) for line in lines)
+    assert f"{predictions}/shape.nii.gz: shape (5, 5, 4) differs from that of shape.nii.gz, (6, 5, 4)" == faults["shape"]
+    assert faults["affine"].startswith(f"{predictions}/affine.nii.gz: its affine puts the volume's corners")
+    assert faults["broken"] == f"{references}/broken.nii.gz: the file is empty (0 bytes)"
+    assert faults["value"] == f"{references}/value.nii.gz: label value 2 is not declared, expected 0 to 1"
+    assert (
+        faults["fraction"]
+        == f"{predictions}/fraction.nii.gz: label values must be whole numbers, found 0.5 at voxel (0, 0, 0); within 0.001 of one they are rounded"
+    )
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(1)}, {})
+    with pytest.raises(ValueError, match=rf"--references {references}: no image there \(\.nii\.gz, \.nii, "):
+        evaluate(predictions, references)
+    with pytest.raises(ValueError, match=rf"--predictions {tmp_path}/gone: no such folder"):
+        evaluate(tmp_path / "gone", references)
+
+
+def test_two_label_maps_of_one_name(tmp_path: Path) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(1), "b": label_of(1)}, {"a": label_of(1)})
+    save(predictions / "b.nii", label_of(2))
+    with pytest.raises(ValueError, match=rf"--predictions {predictions}: more than one file for b$"):
+        evaluate(predictions, references)
+
+
+def test_suffixes_may_differ_and_hidden_files_are_left_alone(tmp_path: Path) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(1)}, {})
+    save(references / "a.nii", label_of(1))
+    (predictions / ".partial.b.nii.gz").write_bytes(b"")
+    assert evaluate(predictions, references)["mean"]["dice"] == 1
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, *options: object) -> int:
+    monkeypatch.setattr("medconv.evaluation.segmentation.start_logging", lambda: None)
+    return tiny.call(monkeypatch, "evaluate", *options)
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
+    given = ["--predictions", predictions, "--references", references, "--output", tmp_path / "metrics.json"]
+    assert run_main(monkeypatch, *given) == 0
+    printed = capsys.readouterr().out
+    assert "1.0000" in printed and all(str(tmp_path / f"metrics.{kind}") in printed for kind in ("json", "csv", "html"))
+    assert "<h1>Evaluation of 1 cases</h1>" in (tmp_path / "metrics.html").read_text()
+    assert sorted(path.name for path in tmp_path.glob("*metrics*")) == ["metrics.csv", "metrics.html", "metrics.json"]
+    assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] == 1
+    (references / "a.nii.gz").unlink()
+    assert run_main(monkeypatch, *given) == 1
+    assert "error: --references" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--output", "metrics.csv"], "--output metrics.csv: expected a JSON file; CSV and HTML are written beside it"),
+        (["--output", "labelsTr/a.nii.gz/m.json"], "--output labelsTr/a.nii.gz/m.json: cannot be written (File exists)"),
+        (["--output", "folder.json"], "--output folder.json: cannot be written (Is a directory)"),
+        (["--output", "other.json"], "--output other.csv: cannot be written (Is a directory)"),
+        (["--images", "elsewhere"], "--images elsewhere: no image of any case there, such as a.nii.gz"),
+        (["--workers", 0], "--workers must be at least 1, got 0"),
+        (["--images", "nowhere"], "--images nowhere: no such folder"),
+        (["--compare", "nowhere"], "--compare nowhere: no such folder"),
+        (["--tolerance-mm", "2 mm"], "--tolerance-mm 2 mm: expected millimetres, such as 2, or NAME=MM for one class"),
+        (["--tolerance-mm", "livr=2"], "--tolerance-mm: no class 'livr'; there are 1"),
+    ],
+)
+def test_mistakes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[object],
+    wanted: str,
+) -> None:
+    folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
+    save(tmp_path / "elsewhere/b.nii.gz", label_of(5))
+    for name in ("folder.json", "other.csv"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = ["--predictions", "predictions", "--references", "labelsTr", "--output", "metrics.json", *options]
+    assert run_main(monkeypatch, *given) == 1
+    assert capsys.readouterr().err.strip() == f"error: {wanted}"
+    assert not (tmp_path / "metrics.json").exists()
+
+
+def test_references_where_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`.` has its dataset.json beside it, too; and an imagesTr without images is none."""
+    _, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"0": "background", "1": "liver"}}))
+    (tmp_path / "imagesTr").mkdir()
+    monkeypatch.chdir(references)
+    given = ["--predictions", "../predictions", "--references", ".", "--output", "../metrics.json"]
+    assert run_main(monkeypatch, *given) == 0, capsys.readouterr().err
+    assert list(json.loads((tmp_path / "metrics.json").read_text())["per_class"]) == ["liver"]
+
+
+def test_names_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Any bytes in the name of a file, and what a terminal would obey in that of a class."""
+    odd = "sp\udce4t"
+    predictions, references = folders(tmp_path, {odd: label_of(5)}, {odd: label_of(5), odd * 2: label_of(5)})
+    with_names(predictions, "background", "\x1b[2Jliver\udce4")
+    given = ["--predictions", predictions, "--references", references, "--output", tmp_path / "metrics.json"]
+    assert run_main(monkeypatch, *given) == 0, capfd.readouterr().err
+    printed = capfd.readouterr().out
+    assert "\\x1b[2Jliver\\udce4" in printed and "sp\\udce4tsp\\udce4t" in printed and "\x1b" not in printed
+    assert "sp\\udce4t" in (tmp_path / "metrics.csv").read_text()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
+    (tmp_path / f".{os.getpid()}.metrics.csv").symlink_to("/dev/full")  # what is renamed when it is whole
+    given = ["--predictions", predictions, "--references", references, "--output", tmp_path / "metrics.json"]
+    assert run_main(monkeypatch, *given) == 1
+    wanted = f"error: {tmp_path}/metrics.csv: cannot be written (No space left on device)"
+    assert capsys.readouterr().err.strip() == wanted
+
+
+def touch(folder: Path, *names: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+def found(source: Path, num_channels: int) -> dict[str, list[str]]:
+    return {case.id: [path.name for path in case.images] for case in find_cases(source, num_channels)}
+
+
+@pytest.mark.parametrize("name", ["scan.nii.gz", "scan.nii"])
+def test_a_single_file_is_a_case(tmp_path: Path, name: str) -> None:
+    (case,) = find_cases(touch(tmp_path, name) / name, 1)
+    assert (case.id, case.images, case.label) == ("scan", (tmp_path / name,), None)
+
+
+def test_a_folder_of_files(tmp_path: Path) -> None:
+    touch(tmp_path, "b.nii", "a.nii.gz", "notes.txt", "._a.nii.gz", ".partial.c.nii.gz")
+    assert found(tmp_path, 1) == {"a": ["a.nii.gz"], "b": ["b.nii"]}
+
+
+def test_channels_of_a_case_belong_together(tmp_path: Path) -> None:
+    touch(tmp_path, "a_0001.nii.gz", "a_0000.nii.gz", "b_c_0000.nii.gz", "b_c_0001.nii.gz")
+    assert found(tmp_path, 2) == {
+        "a": ["a_0000.nii.gz", "a_0001.nii.gz"],
+        "b_c": ["b_c_0000.nii.gz", "b_c_0001.nii.gz"],
+    }
+
+
+def test_one_channel_with_its_number(tmp_path: Path) -> None:
+    touch(tmp_path, "a_0000.nii.gz", "b_0000.nii.gz")
+    assert found(tmp_path, 1) == {"a": ["a_0000.nii.gz"], "b": ["b_0000.nii.gz"]}
+
+
+@pytest.mark.parametrize("names", [["case_0001"], ["hippocampus_1234"]])
+def test_names_that_merely_end_in_four_digits(tmp_path: Path, names: list[str]) -> None:
+    touch(tmp_path, *(f"{name}.nii.gz" for name in names))
+    assert found(tmp_path, 1) == {name: [f"{name}.nii.gz"] for name in names}
+
+
+@pytest.mark.parametrize("names", [["case_0000", "case_0001", "case_0002"], ["a_0000", "b"]])
+def test_a_folder_with_a_first_channel_holds_channels_and_nothing_else(tmp_path: Path, names: list[str]) -> None:
+    touch(tmp_path, *(f"{name}.nii.gz" for name in names))
+    with pytest.raises(ValueError, match=r"every case needs channels 0 to 0|expected a name that ends in a channel number"):
+        find_cases(tmp_path, 1)
+
+
+def test_4d_files_hold_several_channels(tmp_path: Path) -> None:
+    touch(tmp_path, "BRATS_001.nii.gz", "BRATS_002.nii.gz")
+    assert found(tmp_path, 4) == {"BRATS_001": ["BRATS_001.nii.gz"], "BRATS_002": ["BRATS_002.nii.gz"]}
+
+
+def test_missing_channels_are_named(tmp_path: Path) -> None:
+    touch(tmp_path, "a_0000.nii.gz", "a_0001.nii.gz", "b_0000.nii.gz", "c_0000.nii.gz", "c_0002.nii.gz")
+    message = rf"^{tmp_path}: every case needs channels 0 to 1: b has \[0\]; c has \[0, 2\]$"
+    with pytest.raises(ValueError, match=message):
+        find_cases(tmp_path, 2)
+
+
+def test_input_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"--input {tmp_path}/gone: no such file or folder"):
+        find_cases(tmp_path / "gone", 1)
+    touch(tmp_path, "notes.txt")
+    with pytest.raises(ValueError, match=rf"--input {tmp_path}: no image there \(\.nii\.gz, \.nii, "):
+        find_cases(tmp_path, 1)
+
+
+@pytest.mark.parametrize("suffixes", [(".nii", ".nii.gz"), (".nii.gz", ".nii")])
+def test_two_files_of_one_name(tmp_path: Path, suffixes: tuple[str, str]) -> None:
+    """Both would be written to a.nii.gz."""
+    touch(tmp_path, *(f"a{suffix}" for suffix in suffixes))
+    with pytest.raises(ValueError, match=r"--input .*: more than one file for a$"):
+        find_cases(tmp_path, 1)

@@ -1,0 +1,285 @@
+"""`medconv export` and `medconv predict --exported-model`: what is in the files, that they say what the checkpoint says, and bad input."""
+
+import json
+import shutil
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers import exports, tiny
+
+from medconv.convs import fold_convs
+from medconv.data.preprocessing.preprocess import Recipe
+from medconv.export import export
+from medconv.export.formats import OPSETS
+from medconv.export.metadata import _inputs
+from medconv.inference import load as inference_load
+from medconv.inference.exported.load import load
+from medconv.inference.exported.metadata import card_path, digest
+from medconv.inference.predictor import Predictor
+
+Made = tuple[Path, Path, dict[str, Path]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Images, a checkpoint, and its files by format."""
+    folder = tmp_path_factory.mktemp("export")
+    images, checkpoint = exports.train(folder)
+    files = {format: folder / f"model.{format}" for format in exports.FORMATS}
+    for format, path in files.items():
+        export.export(checkpoint, path, export.Wanted(format, case=images / "case_1.nii.gz"))
+    return images, checkpoint, files
+
+
+def refusal(monkeypatch, capsys, *words: object) -> str:
+    capsys.readouterr()
+    assert tiny.call(monkeypatch, *words) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said and said.count("error:") == 1 and len(said.strip().splitlines()) == 1, said
+    return said
+
+
+@pytest.mark.parametrize("format", exports.FORMATS)
+def test_the_file_says_what_the_checkpoint_says_for_any_batch_and_size(made: Made, format: str) -> None:
+    model, other = inference_load.load(made[1]), exports.read_back(made[2][format], format)
+    for batch, size in ((1, (16, 16, 12)), (3, model.window.patch_size), (2, (8, 20, 4))):
+        image = torch.randn(batch, 1, *size, generator=torch.Generator().manual_seed(batch))
+        with torch.inference_mode():
+            wanted, got = model.network(image), other.network(image)
+        assert got.shape == wanted.shape == (batch, 3, *size) and wanted.std() > 0.01
+        assert (got - wanted).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("format", exports.FORMATS)
+def test_the_card_is_all_that_prediction_needs(made: Made, format: str) -> None:
+    path = made[2][format]
+    card, model, other = (
+        json.loads(card_path(path).read_text()),
+        inference_load.load(made[1]),
+        exports.read_back(path, format),
+    )
+    assert (other.recipe, other.window, other.targets) == (model.recipe, model.window, model.targets)
+    assert (other.class_names, other.modalities) == (model.class_names, model.modalities)
+    assert (other.spacing_range_mm, other.seen_axes) == (model.spacing_range_mm, (0, 1))
+    assert card["sha256"] == digest(path) and card["format"] == format
+    assert card["inputs"]["orientation"] == "RAS" and card["inputs"]["dynamic"] == {"batch": True, "spatial": [True] * 3}
+    assert card["inputs"]["divisor"] == [2, 2, 2] and ("opset" in card) == (format == "onnx")
+    assert (card["training"]["dataset"], card["training"]["cases"], card["validation"]["cases"]) == ("Tiny", 4, 3)
+    assert set(card["validation"]["dice_per_class"]) == {"box", "hole"}
+    assert 0 <= card["parity"]["largest_difference"] <= 1e-4 and "case_1.nii.gz" in card["parity"]["of"]
+    words = path.with_name(path.name + ".md").read_text()
+    assert card["sha256"] in words and "Tiny, 4 cases" in words and "zscore" in words and "1 x 1.5 x 2 mm" in words
+    assert str(made[1].parent) not in json.dumps(card) + words  # no path of the machine that trained it
+
+
+def test_files_hold_plain_convolutions_alone(made: Made) -> None:
+    network = inference_load.load(made[1], plain=True).network
+    wanted = Counter(
+        type(layer).__name__ for layer in network.modules() if "Conv" in type(layer).__name__ and not list(layer.children())
+    )
+    convs, ups = wanted["Conv3d"], wanted["ConvTranspose3d"]
+    assert convs == 8 and ups == 1
+    graph = torch.jit.load(made[2]["torchscript"]).inlined_graph
+    kinds = Counter(node.kind().removeprefix("aten::") for node in graph.nodes() if node.kind().startswith("aten::"))
+    assert set(kinds) == {"_convolution", "instance_norm", "leaky_relu_", "cat"} and kinds["_convolution"] == convs + ups
+    nodes = torch.export.load(made[2]["pt2"].open("rb")).graph.nodes
+    targets = Counter(
+        str(node.target) for node in nodes if node.op == "call_function" and "sym_size" not in str(node.target)
+    )
+    assert targets["aten.conv3d.default"] == convs and targets["aten.conv_transpose3d.input"] == ups
+    assert set(targets) <= {
+        *("aten.conv3d.default", "aten.conv_transpose3d.input", "aten.instance_norm.default"),
+        *("aten.leaky_relu_.default", "aten.cat.default"),
+    }
+    onnx = pytest.importorskip("onnx")
+    types = Counter(node.op_type for node in onnx.load(made[2]["onnx"]).graph.node)
+    assert types["Conv"] == convs and types["ConvTranspose"] == ups and not {"MatMul", "Einsum", "Gemm"} & set(types)
+    before = inference_load.load(made[1]).network  # with what must not be in a file
+    assert type(before.encoder[0][1]).__name__ == "ChannelsLastInstanceNorm3d" and fold_convs(network) is not network
+
+
+def test_predict_takes_an_onnx_file_as_it_takes_a_checkpoint(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, checkpoint, files = made
+    common = ("--input", images, "--device", "cpu", "--save-probabilities", "--mirror-axes", "1")
+    assert tiny.call(monkeypatch, "predict", "--checkpoint", checkpoint, *common, "--output", tmp_path / "a") == 0
+    assert tiny.call(monkeypatch, "predict", "--exported-model", files["onnx"], *common, "--output", tmp_path / "b") == 0
+    for path in sorted((tmp_path / "a").glob("*.nii.gz")):
+        labels = [np.asarray(nib.load(tmp_path / side / path.name).dataobj) for side in "ab"]
+        chances = [nib.load(tmp_path / side / "probabilities" / path.name).get_fdata() for side in "ab"]
+        assert (labels[0] != labels[1]).mean() < 1e-3 and len(np.unique(labels[0])) > 1
+        np.testing.assert_allclose(chances[0], chances[1], atol=1e-4)
+    record = json.loads((tmp_path / "b/prediction.json").read_text())
+    assert record["checkpoint"] == str(files["onnx"]) and record["settings"]["mirror_axes"] == [[1]]
+
+
+def test_files_and_checkpoints_make_one_mean(made: Made, tmp_path: Path) -> None:
+    image = made[0] / "case_0.nii.gz"
+    several = Predictor.load([made[1]], models=[made[2]["onnx"]])
+    assert len(several.members) == 2 and len(several.recipes) == 1
+    assert (several(image) != Predictor.load([made[1]])(image)).mean() < 1e-3
+
+
+def test_another_card_is_another_setting(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
+    path = tmp_path / "m.onnx"
+    shutil.copy(made[2]["onnx"], path)
+    common = ("--input", made[0], "--device", "cpu", "--output", tmp_path / "out", "--exported-model", path)
+    exports.sealed(made[2]["onnx"], path)
+    assert tiny.call(monkeypatch, "predict", *common) == 0
+    card = json.loads(card_path(path).read_text())
+    exports.sealed(made[2]["onnx"], path, inputs={**card["inputs"], "spacing_mm": [1.2, 1.5, 2.0]})
+    assert "holds results that were made otherwise" in refusal(monkeypatch, capsys, "predict", *common)
+
+
+def test_the_command_as_a_user_starts_it(made: Made, tmp_path: Path) -> None:
+    words = ("--checkpoint", str(made[1]), "--format", "torchscript", "--output", "m.ts")
+    done = tiny.command("export", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "logits differ from the checkpoint's by at most" in done.stdout and "random patches" in done.stdout
+    assert "--case IMAGE" in done.stdout and not done.stderr.strip()
+    assert {path.name for path in tmp_path.iterdir()} == {"m.ts", "m.ts.json", "m.ts.md"}
+
+
+def test_the_card_says_which_images_are_turned(made: Made) -> None:
+    """Lone slices and pictures keep their axes; slices of volumes lie in volumes, which are turned."""
+    model = inference_load.load(made[1])
+    for dims, axis, wanted in ((2, None, "as stored"), (2, 2, "RAS"), (3, None, "RAS")):
+        recipe = Recipe(dims, (1.0,) * dims, ("zscore",), ({},), axis)
+        inputs = _inputs(replace(model, recipe=recipe), SimpleNamespace(divisor=(8,) * dims, dynamic=(True,) * dims))
+        assert inputs["orientation"] == wanted and ("anterior" in inputs["layout"]) == (wanted == "RAS")
+
+
+def test_what_differs_is_not_written(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
+    before = {*tmp_path.iterdir()}
+    for format, name in (("torchscript", "m.ts"), ("bundle", "folder")):
+        words = ("--checkpoint", made[1], "--format", format, "--output", tmp_path / name, "--tolerance", "-1")
+        said = refusal(monkeypatch, capsys, "export", *words)
+        assert "its logits differ by" in said and "nothing was written" in said
+        assert {*tmp_path.iterdir()} == before
+
+
+def test_bad_input_of_export(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
+    branching = exports.variant(
+        made[1], tmp_path / "b.ckpt", lambda r: r["config"]["model"].update(_target_="exports.Branching")
+    )
+    good = ("--checkpoint", made[1], "--output", tmp_path / "m.ts")
+    for words, wanted in (
+        ((*good, "--format", "keras"), "--format must be one of torchscript, onnx, pt2, bundle, got keras"),
+        ((*good, "--format", "onnx", "--opset", "7"), f"--opset must lie between {OPSETS[0]} and {OPSETS[-1]}, got 7"),
+        (("--checkpoint", tmp_path / "no.ckpt", "--output", tmp_path / "m", "--format", "pt2"), "no such checkpoint"),
+        (("--checkpoint", made[1], "--output", tmp_path / "no/m", "--format", "pt2"), "no such folder"),
+        ((*good, "--format", "bundle", "--output", made[0]), "is there already; a bundle is a new folder"),
+        ((*good, "--format", "pt2", "--output", made[0]), "is a folder, expected the name of a file"),
+        ((*good[:2], "--format", "pt2", "--output", made[1]), "is the checkpoint itself, expected another name"),
+        ((*good, "--format", "pt2", "--case", made[0]), "expected one case, found 7"),
+        (
+            ("--checkpoint", branching, *good[2:], "--format", "pt2", "--trust-package", "exports"),
+            "Branching, cannot be exported",
+        ),
+    ):
+        assert wanted in refusal(monkeypatch, capsys, "export", *words)
+    assert {path.name for path in tmp_path.iterdir()} == {"b.ckpt"}
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
+def test_missing_packages_have_names(made: Made, tmp_path: Path, monkeypatch, capsys, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    words = ("--checkpoint", made[1], "--format", "onnx", "--output", tmp_path / "m.onnx")
+    assert f"needs {package}: pip install 'medconv[onnx]'" in refusal(monkeypatch, capsys, "export", *words)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"sha256": "0" * 64}, "the card of another file"),
+        ({"medconv_card": 2}, "a card of version 2"),
+        ({"format": "os.system"}, "its format must be onnx, got 'os.system'"),
+        ({"inputs": {}}, "damaged, it cannot be read (KeyError: "),
+        ({"windows": []}, "damaged, it cannot be read"),
+        ({"outputs": {"class_names": ["a"], "targets": {"names": 3}}}, "damaged, it cannot be read"),
+        (None, "its card, m.onnx.json, is not beside it"),
+        ("{", "damaged, or no card of an exported network"),
+        ("[]", "damaged, or no card of an exported network"),
+    ],
+)
+def test_cards_that_do_not_fit(made: Made, tmp_path: Path, changes, wanted: str, monkeypatch, capsys) -> None:
+    path = Path(shutil.copy(made[2]["onnx"], tmp_path / "m.onnx"))
+    if isinstance(changes, str):
+        card_path(path).write_text(changes)
+    elif changes is not None:
+        exports.sealed(made[2]["onnx"], path, **changes)
+    words = ("--exported-model", path, "--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
+    assert wanted in refusal(monkeypatch, capsys, "predict", *words)
+
+
+@pytest.mark.parametrize(
+    ("format", "name"), [("torchscript", "m.ts"), ("torchscript", "m.pt"), ("pt2", "m.pt2"), ("pt2", "m")]
+)
+def test_files_of_torch_are_written_but_not_read(
+    made: Made, tmp_path: Path, format: str, name: str, monkeypatch, capsys
+) -> None:
+    """With their card or without."""
+    path = Path(shutil.copy(made[2][format], tmp_path / name))
+    words = ("--exported-model", path, "--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
+    for _ in range(2):
+        said = refusal(monkeypatch, capsys, "predict", *words)
+        assert f"{path}: a TorchScript or torch.export file; exported models are read as ONNX only" in said
+        assert "medconv export --checkpoint CHECKPOINT --format onnx --output m.onnx" in said
+        exports.sealed(made[2][format], path)
+
+
+def test_other_bad_input_of_predict(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
+    words = ("--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
+    assert "--checkpoint or --exported-model is needed" in refusal(monkeypatch, capsys, "predict", *words)
+    said = refusal(monkeypatch, capsys, "predict", *words, "--exported-model", made[2]["onnx"], "--mirror-axes", "2")
+    assert "--mirror-axes=[2] needs a network that knows mirrored images" in said
+    assert "no such file" in refusal(monkeypatch, capsys, "predict", *words, "--exported-model", tmp_path / "no.onnx")
+
+
+def test_a_mirror_network_and_one_of_batch_norms(tmp_path: Path) -> None:
+    """Priors that concern a whole network, and another divisor along each axis."""
+    settings = ("conv=mirror", "model.norm=batch", "model.strides=[[2,2,1]]", "data.patch_size=[16,16,12]")
+    images, checkpoint = exports.train(tmp_path, *settings)
+    export.export(checkpoint, tmp_path / "m.onnx", export.Wanted("onnx", case=images / "case_0.nii.gz"))
+    model = load(tmp_path / "m.onnx", mirror_axes=[0, 1])
+    assert model.equivariant_axes == (0,) and model.window.mirror_axes == (1,)
+    card = json.loads(card_path(tmp_path / "m.onnx").read_text())
+    assert card["inputs"]["divisor"] == [2, 2, 1] and isinstance(model.recipe, Recipe)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["unet", "dynunet", "segresnet"])
+@pytest.mark.parametrize("format", exports.FORMATS)
+def test_networks_of_monai(tmp_path: Path, name: str, format: str) -> None:
+    dataset = tiny.write_dataset(tmp_path / "data")
+    chosen = [word for word in tiny.SMALL if not word.startswith("model.")]
+    from hydra import compose, initialize_config_dir
+
+    from medconv import config
+    from medconv.training import run
+    from medconv.training.run_dir import RunFolder
+
+    words = [
+        "data=msd",
+        f"data.root={dataset}",
+        f"data.cache={tmp_path / 'c'}",
+        *chosen,
+        f"model={name}",
+        "trainer.max_steps=1",
+    ]
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        composed = compose("train", [*words, "plan.max_stages=2", f"run.dir={tmp_path / 'run'}"])
+    checked = config.checked(composed)
+    run.train(checked, RunFolder.of(checked, {}))
+    case = dataset / "imagesTr/case_0.nii.gz"
+    export.export(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "m", export.Wanted(format, case=case))
+    assert exports.read_back(tmp_path / "m", format).network is not None

@@ -1,0 +1,62 @@
+"""The whole family, as the tests of this folder build it: every convolution, by the word of its `conv` option."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from medconv.convs import Mirror, acs, ball, basis, bottleneck, masked, plain, se, separable, spacing, swap_convs, transform
+
+CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+COARSE = (1.0, 0.5, 2.0)  # mm; the first numbers are used
+
+LAYERS: dict[str, Callable[..., nn.Module]] = {
+    "none": plain,
+    "transform": transform,
+    "basis": basis,
+    "ball": ball,
+    "spacing": spacing,
+    "masked": masked,
+    "bottleneck": partial(bottleneck, channels=(2, 3)),
+    "separable": separable,
+    "acs": acs,
+    "se": partial(se, reduction=2),
+}
+ALL = [*LAYERS, "mirror"]
+WEIGHT_PRIORS = ["transform", "basis", "ball", "spacing", "masked", "acs"]
+FACTORISED = ["bottleneck", "separable"]
+UNGROUPED = ["transform", "bottleneck", "separable"]  # what has no meaning for a grouped convolution
+IN_MM = ["transform", "basis", "ball", "spacing"]
+
+
+def dims_of(name: str) -> list[int]:
+    return [3] if name == "acs" else [2, 3]
+
+
+CASES = [(name, dims) for name in ALL for dims in dims_of(name)]
+
+
+def build(name: str, dims: int = 2, seed: int = 0, conv: nn.Module | None = None, **arguments) -> nn.Module:
+    """One convolution of 4 to 6 channels, or, for `mirror`, a network of 4 to 6 channels."""
+    torch.manual_seed(seed)
+    if name == "mirror":
+        return mirror_network(dims)
+    conv = CONV[dims](4, 6, 3, padding=1) if conv is None else conv
+    if name in IN_MM:
+        arguments.setdefault("spacing_mm", COARSE[: len(conv.kernel_size)])
+    return LAYERS[name](conv, **arguments)
+
+
+def mirror_network(dims: int) -> nn.Module:
+    """Lifting, regular and head layers, and a transposed one, with weights for every path."""
+    conv, up = CONV[dims], {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}[dims]
+    network = nn.Sequential(
+        conv(4, 4, 3, padding=1), nn.Tanh(), conv(4, 8, 2, 2), nn.Tanh(), up(8, 4, 2, 2), nn.Tanh(), conv(4, 6, 3, padding=1)
+    )
+    swap_convs(network, Mirror((0, dims - 1)), example=torch.zeros(1, 4, *[4] * dims))
+    return network
+
+
+def image(dims: int, batch: int = 2, size: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(batch, 4, *[size] * dims, dtype=dtype, generator=torch.Generator().manual_seed(7))

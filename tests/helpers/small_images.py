@@ -1,0 +1,82 @@
+"""Small images whose class, findings or number can be seen: real loaders of batches as a dataset of whole images gives them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from medconv.models.encoder import Encoder
+from medconv.models.output_scaling import in_units
+from medconv.targets.image_level import Outcome
+from medconv.training.losses.image_level import CrossEntropy, Deviation, ForOutcome
+from medconv.training.optim.lr_schedulers import constant
+from medconv.training.tasks.image_level import Classification, Regression, WholeImage
+
+CLASSES = Outcome("classes", ("dark", "bright", "brightest"))
+FINDINGS = Outcome("findings", ("left", "right"))
+NUMBERS = Outcome("numbers", ("age", "volume"))
+MEANS, STDS = (60.0, 1000.0), (10.0, 200.0)
+
+
+class Images(Dataset):
+    """Args: cases: how many; validation names them, training numbers them."""
+
+    def __init__(self, outcome: Outcome, cases: int, named: bool, size: tuple[int, ...] = (8, 8)) -> None:
+        self.outcome, self.cases, self.named, self.size = outcome, cases, named, size
+
+    def __len__(self) -> int:
+        return self.cases
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        rng = np.random.default_rng([number, self.named])
+        image = rng.normal(0, 0.3, (1, *self.size)).astype(np.float32)
+        if self.outcome.kind == "classes":
+            values = [float(number % 3)]
+            image += values[0]
+        elif self.outcome.kind == "findings":
+            values = [float(number % 2), float(number // 2 % 2)]
+            image[:, :4] += 2 * values[0]
+            image[:, 4:] += 2 * values[1]
+        else:
+            z = rng.normal(size=2)
+            values = [MEANS[0] + STDS[0] * z[0], MEANS[1] + STDS[1] * z[1]]
+            image[:, :4] += z[0]
+            image[:, 4:] += z[1]
+        key = {"case": f"case{number:03}"} if self.named else {"sample": number}
+        return {"image": torch.from_numpy(image), "label": torch.tensor(values, dtype=torch.float32), **key}
+
+
+def task(outcome: Outcome, network: torch.nn.Module | None = None, **settings: Any) -> WholeImage:
+    torch.manual_seed(0)
+    network = network or Encoder(2, 1, outcome.num_outputs, [8, 16], [2])
+    if outcome.kind == "numbers":
+        network, loss = in_units(network, MEANS, STDS), ForOutcome(Deviation(), outcome, MEANS, STDS)
+    else:
+        loss = ForOutcome(CrossEntropy(outcome.kind == "classes"), outcome)
+    kind = Regression if outcome.kind == "numbers" else Classification
+    make = partial(torch.optim.AdamW, lr=2e-2)
+    return kind(network, loss, make, constant, outcome, 2, record={"of": "a test"}, **settings)
+
+
+def fit(module: WholeImage, steps: int, *callbacks: L.Callback, home: Path | None = None) -> L.Trainer:
+    """The module, trained on samples and validated on cases; no logger but what the trainer keeps."""
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_steps=steps,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        default_root_dir=home,
+    )
+    train = DataLoader(Images(module.outcome, 16 * steps, named=False), batch_size=16)
+    trainer.fit(module, train, DataLoader(Images(module.outcome, 30, named=True), batch_size=8))
+    return trainer

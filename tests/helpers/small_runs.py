@@ -1,0 +1,67 @@
+"""Runs on whole images: pictures in folders and tables, written small; real loaders, a real trainer."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+from PIL import Image
+
+from medconv import config
+from medconv.training import run
+from medconv.training.run_dir import RunFolder
+
+SMALL = [
+    "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
+    "trainer.max_steps=6",
+    "trainer.enable_progress_bar=false",
+    "trainer.log_every_n_steps=1",
+    "data.batch_size=4",
+    "data.samples_per_epoch=12",
+    "data.num_workers=0",
+    "data.num_folds=3",
+]
+OURS = ["model=encoder", "model.channels=[4,8]", "model.strides=[2]", "model.kernel_size=3"]
+
+
+def write_classes(root: Path, cases: int = 10, names: tuple[str, ...] = ("bright", "dark")) -> Path:
+    """ROOT/CLASS/N.png, 16 x 16 grey: bright ones are."""
+    for index, name in enumerate(names):
+        (root / name).mkdir(parents=True)
+        for number in range(cases):
+            pixels = np.random.default_rng([index, number]).normal(60 + 100 * (index == 0), 20, (16, 16))
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / name / f"{name}{number}.png")
+    return root
+
+
+def write_table(root: Path, columns: dict[str, str], cases: int = 18) -> Path:
+    """ROOT/labels.csv and its pictures. Args: columns: name to `number`, the brightness as 100 times itself, or `finding`."""
+    root.mkdir(parents=True)
+    with (root / "labels.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["path", *columns])
+        for number in range(cases):
+            bright = number % 4 / 4
+            pixels = np.random.default_rng(number).normal(60 + 100 * bright, 15, (16, 16))
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / f"{number}.png")
+            found = {"number": 1000 + 100 * bright, "finding": int(bright > 0.4), "other": number // 2 % 2}
+            writer.writerow([f"{number}.png", *(found[kind] for kind in columns.values())])
+    return root / "labels.csv"
+
+
+def overrides(root: Path, *more: str) -> list[str]:
+    """Of a folder of classes, or of a table."""
+    cache = f"data.cache={root.parent / 'prepared'}"
+    return [f"data={'csv' if root.suffix == '.csv' else 'imagefolder'}", f"data.root={root}", cache, *SMALL, *more]
+
+
+def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:
+    """One run in this process; returns its summary."""
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        composed = compose("train", [*overrides(root, *more), f"run.dir={folder}"])
+    checked = config.checked(composed)
+    return run.train(checked, RunFolder.of(checked, {}))

@@ -1,0 +1,206 @@
+"""Post-processing of label maps against flood fill, voxel by voxel; and the file that says which steps to take."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.volumes import ORIENTATIONS, affine_of
+from reference import components as oracle
+
+from medconv.data.case import Grid
+from medconv.inference.postprocessing import WHOLE, Step, Steps, component_volumes, read
+from medconv.targets.segmentation import Targets
+
+CLASSES = Targets.of_classes(("background", "a", "b"))
+REGIONS = Targets(("whole", "core", "enhancing"), ((1, 2, 3), (2, 3), (3,)), (1, 2, 3))
+SPACING = (1.0, 1.5, 2.0)
+
+
+def grid(label: np.ndarray) -> Grid:
+    return Grid.of(label.shape, np.diag([*SPACING, 1]))
+
+
+def random_label(seed: int, shape: tuple[int, ...], values: int = 3, background: float = 0.4) -> np.ndarray:
+    """Many components, of every shape, and holes; values below `values`."""
+    rng = np.random.default_rng(seed)
+    share = [background, *[(1 - background) / (values - 1)] * (values - 1)]
+    return rng.choice(values, shape, p=share).astype(np.int16)
+
+
+@pytest.mark.parametrize("shape", [(7, 6, 5), (12, 11, 1), (1, 9, 10), (6, 1, 1)])
+@pytest.mark.parametrize("seed", range(6))
+def test_components_are_those_of_flood_fill(shape: tuple[int, ...], seed: int) -> None:
+    label = random_label(seed, shape, background=0.75)
+    before, volume = label.copy(), math.prod(SPACING)
+    for of, values in (("a", (1,)), ("b", (2,)), (WHOLE, (1, 2))):
+        found = Step("keep_largest", of).apply(label, grid(label), CLASSES)
+        assert np.array_equal(found, oracle.keep_largest(label, values))
+        for smallest in (1, 2, 3.5):  # voxels
+            found = Step("remove_small", of, smallest * volume).apply(label, grid(label), CLASSES)
+            assert np.array_equal(found, oracle.remove_small(label, values, smallest * volume, volume))
+    assert np.array_equal(label, before)
+
+
+@pytest.mark.parametrize("shape", [(7, 6, 5), (12, 11, 1), (1, 9, 10), (6, 1, 1)])
+@pytest.mark.parametrize("background", [0.05, 0.2, 0.4])
+@pytest.mark.parametrize("seed", range(3))
+def test_holes_are_those_of_flood_fill(shape: tuple[int, ...], background: float, seed: int) -> None:
+    for values in (2, 3):
+        label = random_label(seed, shape, values, background)
+        for name, value in (("a", 1), ("b", 2)):
+            found = Step("fill_holes", name).apply(label, grid(label), CLASSES)
+            assert np.array_equal(found, oracle.fill_holes(label, value))
+
+
+def test_a_hole_is_no_hole_through_a_diagonal_gap_or_towards_the_border() -> None:
+    label = np.zeros((7, 7, 7), np.int16)
+    label[1:6, 1:6, 1:6] = 1
+    label[3, 3, 3] = 0
+    assert Step("fill_holes", "a").apply(label, grid(label), CLASSES)[3, 3, 3] == 1
+    label[2, 2, 3] = label[1, 1, 3] = 0  # meet it by edges alone: a component's neighbours, not a hole's
+    assert Step("fill_holes", "a").apply(label, grid(label), CLASSES)[3, 3, 3] == 1
+    label[3, 3, 0:3] = 0  # a channel to the outside
+    assert Step("fill_holes", "a").apply(label, grid(label), CLASSES)[3, 3, 3] == 0
+    flat = np.zeros((7, 7, 3), np.int16)
+    flat[1:6, 1:6, 1] = 1
+    flat[3, 3, 1] = 0  # open to both sides in a volume, though not in its slice
+    assert Step("fill_holes", "a").apply(flat, grid(flat), CLASSES)[3, 3, 1] == 0
+
+
+def test_volumes_are_in_mm_whichever_way_axes_lie() -> None:
+    label = np.zeros((6, 8, 10), np.int16)
+    label[:2, :2, :2], label[4, 5:8, 4] = 1, 1  # 24 and 9 mm^3
+    for axes, signs in ORIENTATIONS[::7]:
+        turned = Grid.of(label.shape, affine_of(axes, signs, SPACING, (5, 6, 7)))
+        assert sorted(component_volumes(label == 1, turned)) == pytest.approx([9, 24])
+        assert Step("remove_small", "a", 9).apply(label, turned, CLASSES) is label  # none is smaller
+        assert Step("remove_small", "a", 9.1).apply(label, turned, CLASSES).sum() == 8
+
+
+def test_components_equally_large_all_stay() -> None:
+    label = np.zeros((9, 3, 1), np.int16)
+    label[[0, 4, 8]] = 1
+    label[4, 2] = 0
+    found = Step("keep_largest", "a").apply(label, grid(label), CLASSES)
+    assert found[0].all() and found[8].all() and not found[4].any()
+
+
+def test_what_a_region_loses_falls_to_the_region_around_it() -> None:
+    label = np.zeros((9, 9, 1), np.int16)
+    label[1:8, 1:8] = 1
+    label[2:5, 2:5], label[3, 3], label[6, 6], label[2, 6] = 2, 1, 3, 0
+    step = Step("keep_largest", "core").apply(label, grid(label), REGIONS)
+    assert step[6, 6] == 1  # of core and enhancing: neither any more, still of the whole
+    assert np.array_equal(np.argwhere(step != label), [[6, 6, 0]])
+    assert not Step("remove_small", "whole", 1000).apply(label, grid(label), REGIONS).any()
+    filled = Step("fill_holes", "core").apply(label, grid(label), REGIONS)
+    assert filled[3, 3] == 2  # what is of the whole alone loses nothing by joining the core
+    assert filled[2, 6] == 0
+    assert Step("fill_holes", "whole").apply(label, grid(label), REGIONS)[2, 6] == 1
+    assert Step("fill_holes", "enhancing").apply(label, grid(label), REGIONS) is label
+    label[3, 3] = 3  # enhancing inside of the core: nothing to fill
+    assert Step("fill_holes", "core").apply(label, grid(label), REGIONS) is label
+
+
+def test_an_empty_label_map_stays_so() -> None:
+    label = np.zeros((4, 4, 4), np.int16)
+    for step in (Step("keep_largest", WHOLE), Step("remove_small", "a", 5.0), Step("fill_holes", "b")):
+        assert step.apply(label, grid(label), CLASSES) is label
+
+
+def test_steps_are_taken_in_their_order(tmp_path: Path) -> None:
+    label = np.zeros((9, 9, 1), np.int16)
+    label[1:6, 1:6], label[3, 3], label[8, 8] = 1, 0, 1
+    label[3, 3] = 2  # a stray inside
+    content = {
+        "targets": CLASSES.plain(),
+        "steps": [
+            {"operation": "remove_small", "of": "b", "min_mm3": 4, "evidence": {"any": "thing"}},
+            {"operation": "fill_holes", "of": "a"},
+            {"operation": "keep_largest", "of": WHOLE},
+        ],
+        "anything": "else",
+    }
+    path = tmp_path / "postprocessing.json"
+    path.write_text(json.dumps(content))
+    steps = read(path)
+    found = steps.apply(label, grid(label), CLASSES)
+    assert found[3, 3] == 1 and found[8, 8] == 0 and found.sum() == 25
+    assert Steps(steps.steps[::-1], CLASSES).apply(label, grid(label), CLASSES)[3, 3] == 0
+    assert [step.plain() for step in steps.steps][1] == {"operation": "fill_holes", "of": "a"}
+
+
+def test_steps_decided_for_other_classes_are_refused() -> None:
+    label = np.zeros((4, 4, 4), np.int16)
+    other = Targets.of_classes(("background", "b", "a"))
+    with pytest.raises(ValueError, match=r"decided for a=1, b=2; the network has b=1, a=2"):
+        Steps((), CLASSES).apply(label, grid(label), other)
+    Steps((), CLASSES).apply(label, grid(label), Targets.of_classes(("background", "a", "b"), ignore=255))
+
+
+GOOD = {"operation": "remove_small", "of": "a", "min_mm3": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ([], "whose `steps` is a list"),
+        ({"steps": {}}, "whose `steps` is a list"),
+        ({"steps": [], "targets": None}, "`targets` must give names, values and order"),
+        ({"steps": [], "targets": {**CLASSES.plain(), "values": [[1]]}}, "`targets` must give"),
+        ({"steps": [], "targets": {**CLASSES.plain(), "values": [[1], [70000]]}}, "`targets` must give"),
+        *(
+            ({"steps": [], "targets": {**CLASSES.plain(), **odd}}, "`targets` must give")
+            for odd in (
+                {"values": [[1], [math.inf]]},
+                {"values": [[1], [1.9]]},
+                {"values": [["1"], [2]]},
+                {"values": [[True], [2]]},
+                {"values": [[1], [1]]},
+                {"values": [[1, 2], [3]]},
+                {"names": "ab"},
+                {"names": ["a", "a"]},
+                {"names": ["a", None]},
+                {"order": [2, 1]},
+                {"ignore": "none"},
+                {"ignore": 2},
+            )
+        ),
+        ({"steps": [GOOD, 3]}, "step 2: expected an object"),
+        ({"steps": [{"operation": "keep_largest"}]}, "step 1: expected an object with the keys"),
+        ({"steps": [{**GOOD, "code": "import os"}]}, "step 1: expected an object with the keys"),
+        (
+            {"steps": [{**GOOD, "operation": "os.system"}]},
+            "`operation` must be one of keep_largest, remove_small, fill_holes",
+        ),
+        ({"steps": [{**GOOD, "operation": ["keep_largest"]}]}, "`operation` must be one of"),
+        ({"steps": [{**GOOD, "of": "c"}]}, "step 1: `of` is 'c', which is none of a, b, nor *"),
+        ({"steps": [{**GOOD, "of": 1}]}, "`of` must be the name of a class or region"),
+        ({"steps": [{**GOOD, "min_mm3": -1}]}, "`min_mm3` must be a positive number, got -1"),
+        ({"steps": [{**GOOD, "min_mm3": 10**400}]}, "`min_mm3` must be a positive number, got 1000"),
+        ({"steps": [{**GOOD, "min_mm3": True}]}, "`min_mm3` must be a positive number, got True"),
+        ({"steps": [{**GOOD, "min_mm3": math.nan}]}, "`min_mm3` must be a positive number, got nan"),
+        ({"steps": [{**GOOD, "min_mm3": math.inf}]}, "`min_mm3` must be a positive number, got inf"),
+        ({"steps": [{"operation": "remove_small", "of": "a"}]}, "`min_mm3` must be a positive number, got None"),
+        ({"steps": [{**GOOD, "operation": "keep_largest"}]}, "`min_mm3` belongs to remove_small, not to keep_largest"),
+        ({"steps": [{"operation": "fill_holes", "of": "*"}]}, "fill_holes needs the class or region that fills them"),
+    ],
+)
+def test_a_file_that_is_not_one_of_steps_is_refused(content: object, wanted: str, tmp_path: Path) -> None:
+    path = tmp_path / "steps.json"
+    if isinstance(content, dict) and "targets" not in content:
+        content = {**content, "targets": CLASSES.plain()}
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ValueError) as error:
+        read(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert wanted in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.json: cannot be read \(No such file"):
+        read(tmp_path / "none.json")

@@ -1,0 +1,142 @@
+"""medconv/inference/saliency.py: the map lies where the network looks; networks of all families; nothing is left behind."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from monai.networks import nets
+from torch import nn
+
+from medconv.inference import saliency
+from medconv.models.unet import UNet
+from medconv.targets.image_level import Outcome
+from medconv.training.callbacks.worst_cases import Worst
+from medconv.utils import visualization
+
+
+class Corner(nn.Module):
+    """The first output grows with what is bright, the second with what is dark, each where it is."""
+
+    def __init__(self, dims: int, inplace: bool = False) -> None:
+        super().__init__()
+        conv, norm = (nn.Conv2d, nn.BatchNorm2d) if dims == 2 else (nn.Conv3d, nn.BatchNorm3d)
+        self.stem = conv(1, 2, 1, bias=False)
+        self.norm = norm(2)
+        self.relu = nn.ReLU(inplace=inplace)
+        self.stem.weight.data = torch.tensor([1.0, -1.0]).reshape(2, 1, *(1,) * dims)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.relu(self.norm(self.stem(x))).flatten(2).mean(2)
+
+
+def spotted(shape: tuple[int, ...], bright: tuple[int, ...], dark: tuple[int, ...]) -> torch.Tensor:
+    image = torch.zeros(1, 1, *shape)
+    image[(0, 0, *bright)], image[(0, 0, *dark)] = 3.0, -3.0
+    return image
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(("shape", "bright", "dark"), [((8, 9), (1, 7), (6, 2)), ((6, 8, 7), (5, 1, 2), (0, 6, 4))])
+def test_the_map_lies_where_the_network_looks(
+    shape: tuple[int, ...], bright: tuple[int, ...], dark: tuple[int, ...], inplace: bool
+) -> None:
+    network, image = Corner(len(shape), inplace).train(), spotted(shape, bright, dark)
+    batch = torch.cat([image, image, image * 0])
+    found = saliency.saliency(network, batch, [0, 1, 0])
+    assert found.shape == (3, *shape) and found.dtype == np.float32
+    assert np.unravel_index(found[0].argmax(), shape) == bright and np.unravel_index(found[1].argmax(), shape) == dark
+    assert found[:2].max((*range(1, len(shape) + 1),)).tolist() == [1, 1] and not found[2].any()
+    assert (saliency.saliency(network, image, 1) == found[1]).all()
+    assert (
+        saliency.saliency(network, 2 * image + (image > 0)) == saliency.saliency(network, 2 * image + (image > 0), 0)
+    ).all()
+
+
+def test_nothing_is_left_behind() -> None:
+    network = Corner(2, inplace=True).train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    with torch.inference_mode():
+        saliency.saliency(network, torch.randn(2, 1, 8, 8), 1)
+    assert network.training and network.relu.inplace and all(p.grad is None for p in network.parameters())
+    assert all((value == before[name]).all() for name, value in network.state_dict().items())
+    assert not any(m._forward_hooks or m._backward_hooks for m in network.modules())
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("family", ["resnet", "densenet", "efficientnet", "senet"])
+def test_monais_networks(family: str, dims: int) -> None:
+    torch.manual_seed(0)
+    network: nn.Module = {
+        "resnet": lambda: nets.ResNet(
+            "basic", [1, 1, 1, 1], [4, 8, 8, 8], dims, 1, conv1_t_size=3, conv1_t_stride=1, num_classes=3, no_max_pool=True
+        ),  # type: ignore[arg-type]
+        "densenet": lambda: nets.DenseNet(dims, 1, 3, init_features=4, growth_rate=4, block_config=(1, 1)),
+        "efficientnet": lambda: nets.EfficientNetBN(
+            "efficientnet-b0", pretrained=False, spatial_dims=dims, in_channels=1, num_classes=3
+        ),
+        "senet": lambda: nets.SENet(dims, 1, nets.senet.SEResNetBottleneck, (1, 1, 1, 1), 1, 4, inplanes=8, num_classes=3),
+    }[family]()
+    size = 64 if family == "efficientnet" else 28  # it fails for smaller ones by itself
+    image = torch.randn(2, 1, *(size,) * dims)
+    found = saliency.saliency(network, image, [0, 2])
+    assert found.shape == (2, *(size,) * dims) and np.isfinite(found).all()
+    assert {0.0, 1.0} >= {float(f.max()) for f in found}
+
+
+def test_no_layer_with_places() -> None:
+    with pytest.raises(ValueError, match="needs a layer whose output has the image's axes"):
+        saliency.saliency(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), torch.randn(1, 1, 8, 8), 0)
+
+
+def test_a_layer_used_twice_is_none() -> None:
+    class Twice(Corner):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.relu(self.norm(self.relu(self.stem(x)))).flatten(2).mean(2)
+
+    assert saliency._layer(Twice(2), torch.randn(1, 1, 8, 8)) == "norm"
+
+
+def test_our_network_and_its_picture() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = UNet(in_channels=1, out_channels=2, spatial_dims=3, channels=[4, 8], strides=[2], kernel_size=3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x).flatten(2).mean(2)
+
+    picture = saliency.overlay(Pooled(), torch.randn(1, 8, 10, 6), (1.0, 1.0, 2.0), 1)
+    assert picture.dtype == np.uint8 and picture.shape[2] == 3 and picture.shape[0] > 3 * 100
+
+
+def test_heat_lies_on_its_place_and_colours_stay() -> None:
+    strength = np.zeros((20, 10), np.float32)
+    strength[15, 8] = 1
+    image = np.zeros((3, 20, 10))
+    image[0, :10], image[2, 10:] = 1, 1  # red on the left, blue on the right
+    picture = visualization.heat(image, strength, (1.0, 1.0)).astype(int)
+    width = (picture.shape[1] - 4) // 2
+    bare, warm = picture[:, :width], picture[:, -width:]
+    assert bare[0, 0].tolist() == [255, 0, 0] and bare[0, -1].tolist() == [0, 0, 255]
+    rows, columns = np.nonzero((bare != warm).any(2))
+    assert (columns.mean() / width, 1 - rows.mean() / len(picture)) == pytest.approx((15.5 / 20, 8.5 / 10), abs=0.02)
+
+
+class Uncopied(Corner):
+    """As sharded modules are."""
+
+    def __deepcopy__(self, memo: object) -> None:
+        raise AssertionError
+
+
+def test_a_network_that_cannot_be_copied_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    outcome, worst = Outcome("classes", ("a", "b")), Worst(1)
+    batch = {"image": torch.randn(2, 1, 8, 8), "label": torch.tensor([[0.0], [1.0]]), "case": ["x", "y"]}
+    worst.see(outcome, batch, torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
+    shown = [
+        list(worst.pictures(SimpleNamespace(outcome=outcome, network=network, device="cpu"), (1.0, 1.0)))
+        for network in (Corner(2), Uncopied(2))
+    ]
+    assert [len(visualization) for visualization in shown] == [1, 0] and shown[0][0][0] == "worst/y (b, predicted a 0.70)"
+    assert "no picture of the cases that are most wrong: AssertionError" in caplog.text

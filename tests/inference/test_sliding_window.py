@@ -1,0 +1,131 @@
+"""medconv/inference/sliding_window.py: windows over whole images."""
+
+import pytest
+import torch
+from monai.networks.nets import DynUNet
+from torch import Tensor
+
+from medconv.inference.sliding_window import SlidingWindow
+from medconv.models.unet import UNet
+
+
+class Constant:
+    """Logits 3 and -2 everywhere, and a record of the windows it saw."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __call__(self, windows: Tensor) -> Tensor:
+        self.shapes.append(tuple(windows.shape))
+        logits = windows.new_empty(len(windows), 2, *windows.shape[2:])
+        logits[:, 0], logits[:, 1] = 3.0, -2.0
+        return logits
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.25, 0.5, 0.9])
+@pytest.mark.parametrize(("size", "patch"), [((13, 10), (8, 8)), ((9, 6, 5), (4, 4, 4)), ((8, 8), (8, 8))])
+def test_constant_output_gives_a_constant_map(size: tuple[int, ...], patch: tuple[int, ...], overlap: float) -> None:
+    network = Constant()
+    logits = SlidingWindow(patch, overlap, batch_size=3)(network, torch.randn(1, 1, *size))
+    assert logits.shape == (1, 2, *size)
+    torch.testing.assert_close(logits[:, 0], torch.full((1, *size), 3.0))
+    torch.testing.assert_close(logits[:, 1], torch.full((1, *size), -2.0))
+    assert {shape[1:] for shape in network.shapes} == {(1, *patch)}
+    assert max(shape[0] for shape in network.shapes) <= 3
+
+
+@pytest.mark.parametrize(("overlap", "windows"), [(0.0, 2), (0.5, 3), (0.75, 5)])
+def test_overlap_decides_how_many_windows_there_are(overlap: float, windows: int) -> None:
+    network = Constant()
+    SlidingWindow((8, 8), overlap)(network, torch.randn(1, 1, 16, 8))
+    assert sum(shape[0] for shape in network.shapes) == windows
+
+
+def test_every_voxel_lands_where_it_came_from() -> None:
+    image = torch.randn(1, 2, 13, 9, 7)
+    torch.testing.assert_close(SlidingWindow((6, 4, 4))(torch.clone, image), image, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(5, 7), (5, 20), (8, 1)])
+def test_an_image_smaller_than_the_window_keeps_its_size(size: tuple[int, int]) -> None:
+    image = torch.randn(1, 1, *size)
+    network = UNet(2, 1, 3, (4, 8), (2,)).eval()
+    assert SlidingWindow((8, 8))(network, image).shape == (1, 3, *size)
+    torch.testing.assert_close(SlidingWindow((8, 8))(torch.clone, image), image, rtol=1e-4, atol=1e-5)
+
+
+def test_one_window_is_the_network_itself() -> None:
+    network, image = UNet(3, 1, 2, (4, 8), (2,)).eval(), torch.randn(1, 1, 4, 6, 8)
+    torch.testing.assert_close(SlidingWindow((4, 6, 8))(network, image), network(image), rtol=1e-4, atol=1e-5)
+
+
+def test_overlapping_windows_are_weighted_toward_their_centres() -> None:
+    """Two windows that disagree, 0 and 1: between them the nearer centre counts for more."""
+    values = iter([0.0, 1.0])
+
+    def network(windows: Tensor) -> Tensor:
+        return torch.stack([torch.full_like(window, next(values)) for window in windows])
+
+    row = SlidingWindow((8, 8), overlap=0.5)(network, torch.randn(1, 1, 12, 8))[0, 0, :, 4]
+    torch.testing.assert_close(row[[0, 3, 8, 11]], torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    assert (row[4:8].diff() > 0).all() and 0 < row[4] < 0.5 < row[7] < 1
+
+
+def test_heads_of_deep_supervision_are_left_out() -> None:
+    image = torch.randn(1, 1, 12, 9)
+    both = SlidingWindow((8, 8))(lambda windows: [windows.clone(), windows[..., ::2, ::2]], image)
+    torch.testing.assert_close(both, image, rtol=1e-4, atol=1e-5)
+    network = DynUNet(2, 1, 2, [3] * 3, [1, 2, 2], [2, 2], filters=[4, 6, 8], deep_supervision=True).eval()
+    assert SlidingWindow((8, 8))(network, image).shape == (1, 2, 12, 9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"overlap": 1.0}, r"task\.overlap must be at least 0 and below 1.*got 1\.0"),
+        ({"overlap": -0.1}, r"task\.overlap must be at least 0 and below 1.*got -0\.1"),
+        ({"batch_size": 0}, r"task\.window_batch_size must be a whole number of at least 1, got 0"),
+    ],
+)
+def test_errors_name_the_argument_and_what_came(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SlidingWindow((8, 8), **arguments)
+
+
+def test_mirror_augmentation_is_the_mean_over_all_flips() -> None:
+    torch.manual_seed(0)
+    network, image = UNet(3, 1, 2, (4, 6), (2,)).eval(), torch.randn(1, 1, 8, 8, 8)
+    with torch.no_grad():
+        logits = SlidingWindow((8, 8, 8), mirror_axes=(0, 2))(network, image)
+        views = [network(image.flip(dims)).flip(dims) for dims in ([], [2], [4], [2, 4])]
+    torch.testing.assert_close(logits, torch.stack(views).mean(0), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(logits, views[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("axes", [(2,), (0, 0), (-1,)])
+def test_mirror_axes_are_different_spatial_axes(axes: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"task\.mirror_axes must be different spatial axes from 0 to 1, got"):
+        SlidingWindow((8, 8), mirror_axes=axes)
+
+
+def test_without_room_on_the_gpu_the_sums_lie_in_main_memory() -> None:
+    """As a GPU raises it, at the first window."""
+    calls = 0
+
+    def network(windows: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60 GiB.")
+        return windows.clone()
+
+    image = torch.randn(1, 1, 13, 9)
+    logits = SlidingWindow((8, 8))(network, image)
+    assert logits.device.type == "cpu"
+    assert torch.equal(logits, SlidingWindow((8, 8))(torch.clone, image))
+
+    def full(windows: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60 GiB.")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        SlidingWindow((8, 8))(full, image)

@@ -1,0 +1,128 @@
+"""Runs that begin from a file: other classes, frozen layers and rates of their own, killed and continued, on two processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+
+from medconv.training import run
+from medconv.utils import checkpoint_io
+from medconv.utils.exit_codes import DONE
+from tests.integration import test_resuming as resuming
+
+MORE = [
+    "task.deep_supervision=true",
+    "model.channels=[4,8,8,8]",
+    "model.strides=[2,2,1]",
+    "averaging.begin=1",
+    "averaging.every=1",
+    "data.patch_size=[16,16,16]",
+]
+TUNED = ["init.freeze=['^encoder']", "init.lr_factors={decoder:0.1,down:0.5}", "scheduler.warmup_steps=0"]
+
+
+@pytest.fixture(scope="module")
+def first(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("first") / "run"
+    tiny.train(dataset, folder, *MORE)
+    return folder / "checkpoints/last.ckpt"
+
+
+def last(folder: Path) -> dict[str, Any]:
+    return checkpoint_io.read(folder / "checkpoints/last.ckpt")
+
+
+def rates(content: dict[str, Any]) -> dict[float, float]:
+    """Factor to learning rate."""
+    return {group["lr_factor"]: group["lr"] for group in content["optimizer_states"][0]["param_groups"]}
+
+
+def test_on_other_classes_with_frozen_layers_and_rates_of_their_own(
+    first: Path, dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    regions = ["data.regions={both:[1,2]}", *MORE, *TUNED, f"init.pretrained={first}"]
+    with caplog.at_level("INFO", logger="medconv"):
+        tiny.train(dataset, tmp_path / "run", *regions)
+    assert f"init.pretrained={first}: " in caplog.text
+    assert (
+        "2 stay as drawn (head.weight, head.bias); 4 of the file not used (network.head.weight, network.head.bias, "
+        in caplog.text
+    )
+    assert (
+        "init.freeze: 24 of 56 parameters" in caplog.text
+        and "the statistics of 8 batch norms stay as they are" in caplog.text
+    )
+    before, after = checkpoint_io.read(first)["state_dict"], last(tmp_path / "run")
+    for state in (after["state_dict"], after["current_model_state"]):
+        for name, value in state.items():
+            if name.startswith("network.") and "head" not in name:
+                assert torch.equal(value, before[name]) == name.startswith("network.encoder"), name
+    found = rates(after)
+    assert found[0.1] == pytest.approx(0.1 * found[1.0]) and found[0.5] == pytest.approx(0.5 * found[1.0])
+    assert run.load(tmp_path / "run/checkpoints/last.ckpt").class_names
+
+
+def test_the_log_holds_the_table(first: Path, dataset: Path, tmp_path: Path) -> None:
+    arguments = tiny.overrides(dataset, *MORE, "trainer.max_steps=1", f"init.pretrained={first}", "init.freeze=[encoder]")
+    done = tiny.command("train.py", *arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "eval mode" not in done.stderr
+    said = [line for line in done.stdout.splitlines() if "init.pretrained" in line]
+    assert len(said) == 1 and "tensors loaded" in said[0]
+    text = (tmp_path / "run/train.log").read_text()
+    assert "  loaded    encoder.0.0.weight\n" in text and "  not used  supervision.heads.0.weight  no such name" in text
+
+
+def test_a_run_that_was_killed_keeps_them_and_needs_the_file_no_more(first: Path, dataset: Path, tmp_path: Path) -> None:
+    file = tmp_path / "weights.ckpt"
+    file.write_bytes(first.read_bytes())
+    settings = [*resuming.STEPS, *MORE, *TUNED, f"init.pretrained={file}", "trainer.max_steps=9"]
+    resuming.train(dataset, tmp_path / "whole", settings)
+    process = resuming.start(dataset, tmp_path / "run", settings)
+    resuming.wait_for(process, tmp_path / "run", 5, "t")
+    process.kill()
+    process.join(60)
+    assert last(tmp_path / "run")["global_step"] < 9
+    file.unlink()
+    resuming.train(dataset, tmp_path / "run", settings)
+    resuming.assert_the_same_run(tmp_path / "whole", tmp_path / "run")
+    assert set(rates(last(tmp_path / "run"))) == {0.1, 0.5, 1.0}
+
+
+def test_a_run_goes_on_only_with_the_same_layers_frozen(first: Path, dataset: Path, tmp_path: Path) -> None:
+    for key, value in (("freeze", "[encoder]"), ("lr_factors", "{encoder:0.1}")):
+        with pytest.raises(ValueError, match=rf"run\.resume={first}: was trained with init\.{key}=None, this run has"):
+            tiny.train(dataset, tmp_path / "run", *MORE, f"run.resume={first}", f"init.{key}={value}")
+
+
+def test_into_another_number_of_channels_and_dimensions(dataset: Path, tmp_path: Path) -> None:
+    """From slices to volumes, into planes that conv=acs keeps."""
+    flat, solid = tmp_path / "flat", tmp_path / "solid"
+    tiny.train(dataset, flat, "data.spatial_dims=2")
+    path = flat / "checkpoints/last.ckpt"
+    with pytest.raises(ValueError, match=r"init\.to_3d=inflate repeats its kernels"):
+        tiny.train(dataset, solid, f"init.pretrained={path}")
+    planes = ["conv=acs", "conv.keep_weight=true", "init.to_3d=acs", "optimizer.lr=0", "init.freeze=[encoder]"]
+    tiny.train(dataset, solid, f"init.pretrained={path}", *planes)
+    own, theirs = last(solid)["state_dict"], checkpoint_io.read(path)["state_dict"]
+    coefficients = own["network.encoder.0.0.parametrizations.weight.original"]
+    torch.testing.assert_close(coefficients, theirs["network.encoder.0.0.weight"].flatten(2).transpose(1, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["trainer.strategy=fsdp", "averaging=none"]])
+def test_on_two_processes(first: Path, dataset: Path, tmp_path: Path, more: list[str]) -> None:
+    arguments = tiny.overrides(dataset, *MORE, *TUNED, f"init.pretrained={first}", "trainer.devices=2", *more)
+    arguments = [a for a in arguments if more == [] or not a.startswith("averaging.")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = tiny.command("train.py", *arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path, env=environment)
+    assert done.returncode == DONE, done.stderr
+    before, after = checkpoint_io.read(first)["state_dict"], last(tmp_path / "run")["state_dict"]
+    for name, value in after.items():
+        if name.startswith("network.") and "num_batches" not in name and "head" not in name:
+            assert torch.equal(value, before[name]) == name.startswith("network.encoder"), name

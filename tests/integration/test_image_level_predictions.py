@@ -1,0 +1,212 @@
+"""Whole images predicted, evaluated and exported, from networks that were trained on them; and what a user is told."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import small_runs as smallruns
+from helpers import tiny
+from PIL import Image
+
+from medconv.data.case import Case
+from medconv.export import export
+from medconv.inference.image_predictor import WholePredictor
+from medconv.inference.load import _rounding, load
+from medconv.inference.predict_images import predict_whole
+from medconv.inference.predictor import Input
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A table of pictures, and checkpoints of classes, findings and numbers in it."""
+    root = tmp_path_factory.mktemp("whole")
+    table = smallruns.write_table(root / "data", {"label": "finding", "other": "other", "age": "number"})
+    wanted = {
+        "classes": ("task=classification", "augment.mirror_axes=[0,1]"),
+        "findings": ("task=classification", "data.label_columns=[label,other]"),
+        "numbers": ("task=regression", "data.label_columns=[age]"),
+    }
+    for kind, more in wanted.items():
+        smallruns.train(table, root / kind, *smallruns.OURS, *more)
+    return {"table": table, **{kind: root / kind / "checkpoints/best.ckpt" for kind in wanted}}
+
+
+@pytest.fixture
+def predicting(monkeypatch: pytest.MonkeyPatch, made: dict[str, Path]) -> Callable[..., int]:
+    def run(*words: object, source: Path | None = None) -> int:
+        return tiny.call(monkeypatch, "predict", "--input", source or made["table"], "--device", "cpu", *words)
+
+    return run
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "predictions.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def variant(source: Path, path: Path) -> Path:
+    content = torch.load(source, weights_only=True)
+    generator = torch.Generator().manual_seed(1)
+    for name, value in content["state_dict"].items():
+        if value.is_floating_point():
+            content["state_dict"][name] = value + 0.1 * torch.randn(value.shape, generator=generator)
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["classes", "findings", "numbers"])
+def test_as_validated(made: dict[str, Path], kind: str, tmp_path: Path, predicting: Callable[..., int]) -> None:
+    """What validation found of each case, to the last digits, in any batches."""
+    assert predicting("--checkpoint", made[kind], "--output", tmp_path, "--sw-batch-size", 5) == 0
+    found = {row["case"]: row for row in rows(tmp_path)}
+    record = torch.load(made[kind], weights_only=True)["medconv"]
+    names = record["outcome"]["names"]
+    assert list(found) == sorted(found, key=int) and len(found) == 18 and record["validation"]
+    for case, row in record["validation"].items():
+        assert [float(found[case][name]) for name in names] == pytest.approx(row["outputs"], rel=1e-4, abs=1e-5)
+    if kind == "classes":
+        for row in found.values():
+            assert row["predicted"] == max(names, key=lambda name: float(row[name]))
+            assert sum(float(row[name]) for name in names) == pytest.approx(1)
+    else:
+        assert "predicted" not in found["0"]
+
+
+def test_several_networks_are_the_mean_of_what_they_mean(
+    made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]
+) -> None:
+    other = variant(made["classes"], tmp_path / "other.ckpt")
+    for name, networks in (("a", [made["classes"]]), ("b", [other]), ("both", [made["classes"], other])):
+        assert predicting("--checkpoint", *networks, "--output", tmp_path / name) == 0
+    a, b, both = (
+        np.array([[float(v) for v in list(row.values())[2:]] for row in rows(tmp_path / n)]) for n in ("a", "b", "both")
+    )
+    np.testing.assert_allclose(both, (a + b) / 2, atol=1e-6)
+    assert np.abs(a - b).max() > 1e-3
+
+
+def test_mirrored_images_count_as_much(made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]) -> None:
+    predictor = WholePredictor([load(made["classes"], mirror_axes=[0, 1])])
+    picture = np.asarray(Image.open(made["table"].parent / "3.png"))
+    for number, flipped in enumerate((picture, picture[::-1], picture[:, ::-1], picture[::-1, ::-1])):
+        Image.fromarray(np.ascontiguousarray(flipped)).save(tmp_path / f"{number}.png")
+    alone = WholePredictor([load(made["classes"], mirror_axes=[])])
+    each = [alone.answer(tmp_path / f"{number}.png") for number in range(4)]
+    np.testing.assert_allclose(predictor.answer(tmp_path / "0.png"), np.mean(each, 0), atol=1e-6)
+    assert np.ptp(each, 0).max() > 1e-6
+
+
+def test_a_case_that_fails_takes_no_other_with_it(
+    made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(4):
+        (images / f"{number}.png").write_bytes((made["table"].parent / f"{number}.png").read_bytes())
+    Image.new("RGB", (16, 16), (9, 99, 200)).save(images / "colours.png")
+    (images / "damaged.png").write_bytes((images / "0.png").read_bytes()[:60])
+    command = ("--checkpoint", made["classes"], "--output", tmp_path / "out")
+    assert predicting(*command, source=images) == 1
+    said = capsys.readouterr().err
+    assert "2 of 6 cases could not be predicted" in said and "Traceback" not in said
+    assert "colours.png: the network was trained on 1 channels (grey), found 3" in said and "case damaged" in said
+    before = (tmp_path / "out/predictions.csv").read_text()
+    assert [row["case"] for row in rows(tmp_path / "out")] == ["0", "1", "2", "3"]
+    with (tmp_path / "out/predictions.csv").open("a") as file:
+        file.write("damaged,bri")  # as a process that was killed leaves it
+    (images / "damaged.png").write_bytes((images / "0.png").read_bytes())
+    (images / "colours.png").unlink()
+    assert predicting(*command, source=images) == 0
+    after = (tmp_path / "out/predictions.csv").read_text()
+    assert after.startswith(before) and after.count("\n") == 6
+    capsys.readouterr()
+    assert predicting(*command, "--mirror-axes", "0", source=images) == 1
+    assert "holds results that were made otherwise (mirror_axes: [[]] there, [[0]] now)" in capsys.readouterr().err
+    assert predicting(*command, "--mirror-axes", "0", "--overwrite", source=images) == 0
+    assert (tmp_path / "out/predictions.csv").read_text() != after
+
+
+def test_pictures_of_another_size_are_refused(made: dict[str, Path], tmp_path: Path) -> None:
+    """Not predicted from their middle; training took one size, which is rounded up to a multiple of 4."""
+    for size in (14, 20):
+        Image.fromarray(np.full((size, size), 90, np.uint8)).save(tmp_path / f"{size}.png")
+    predictor = WholePredictor([model := load(made["classes"])])
+    assert model.rounding == (4, 4) and predictor.answer(tmp_path / "14.png").sum() == pytest.approx(1)
+    with pytest.raises(ValueError, match=r"20\.png: 20 x 20 pixels, the network was trained on .* and takes 16 x 16"):
+        predictor.answer(tmp_path / "20.png")
+    values = torch.load(made["classes"], weights_only=True)["medconv"]["config"]
+    values["data"]["patch_size"] = [16, 16]  # trained on several sizes
+    assert _rounding(values) == ()
+
+
+class Forgetful(WholePredictor):
+    """Memory runs out in one picture."""
+
+    def overlay(self, given: Input, answer: np.ndarray) -> np.ndarray:
+        if given.case.id == "1":
+            raise torch.OutOfMemoryError("no room")
+        return super().overlay(given, answer)
+
+
+def test_a_picture_that_fails_takes_no_other_case_with_it(made: dict[str, Path], tmp_path: Path) -> None:
+    cases = [Case(str(number), (made["table"].parent / f"{number}.png",)) for number in range(3)]
+    with pytest.raises(ValueError, match="1 of 3 cases could not be predicted\n  case 1: memory ran out"):
+        predict_whole(Forgetful([load(made["classes"])]), cases, tmp_path / "out", {}, {}, saliency=True)
+    assert [row["case"] for row in rows(tmp_path / "out")] == ["0", "2"]
+
+
+def test_what_is_refused(
+    made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ("--checkpoint", made["classes"])
+    for words, said in (
+        ((*both, made["numbers"]), "its outputs are other ones: numbers of whole images; there classes of whole images"),
+        ((*both, "--save-probabilities"), "--save-probabilities: is for label maps; "),
+        ((*both, "--sw-batch-size", 0), "--sw-batch-size must be at least 1, got 0"),
+    ):
+        assert predicting(*words, "--output", tmp_path / "out") == 1
+        assert said in capsys.readouterr().err
+    (tmp_path / "list.csv").write_text("file\nx.png\n")
+    assert predicting(*both, "--output", tmp_path / "out", source=tmp_path / "list.csv") == 1
+    assert "list.csv: no column 'path', it has file" in capsys.readouterr().err
+
+
+def test_evaluation_with_pictures(
+    made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`evaluate` finds what `predict` wrote, and gives the scores of validation for the validated cases."""
+    assert predicting("--checkpoint", made["findings"], "--output", tmp_path / "out", "--saliency") == 0
+    for number in range(18):
+        assert Image.open(tmp_path / f"out/saliency/{number}.png").size == (160 + 4 + 160, 160)
+    words = ("--predictions", tmp_path / "out", "--labels", made["table"], "--output", tmp_path / "s.json")
+    assert tiny.call(monkeypatch, "evaluate", *words) == 0
+    result = json.loads((tmp_path / "s.json").read_text())
+    assert result["outcome"] == {"kind": "findings", "names": ["label", "other"]} and len(result["cases"]) == 18
+    assert "Grad-CAM" in (tmp_path / "s.html").read_text()
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_exported_networks_answer_alike(
+    made: dict[str, Path], tmp_path: Path, kind: str, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.onnx"
+    export.export(made[kind], file, export.Wanted("onnx", case=made["table"].parent / "1.png"))
+    card = json.loads((tmp_path / "model.onnx.json").read_text())
+    assert card["outputs"]["outcome"]["kind"] == kind and card["inputs"]["frame"] == [16, 16]
+    assert kind in (tmp_path / "model.onnx.md").read_text()
+    Image.new("L", (20, 20)).save(tmp_path / "large.png")
+    with pytest.raises(ValueError, match="20 x 20 pixels"):
+        WholePredictor.load([], models=[file]).answer(tmp_path / "large.png")  # type: ignore[attr-defined]
+    assert predicting("--exported-model", file, "--output", tmp_path / "a") == 0
+    assert predicting("--checkpoint", made[kind], "--output", tmp_path / "b") == 0
+    for ours, theirs in zip(rows(tmp_path / "a"), rows(tmp_path / "b"), strict=True):
+        numbers = ([float(v) for k, v in row.items() if k not in ("case", "predicted")] for row in (ours, theirs))
+        assert next(numbers) == pytest.approx(next(numbers), rel=1e-4, abs=1e-5)
+    assert predicting("--exported-model", file, "--output", tmp_path / "c", "--saliency") == 1
+    assert "--saliency needs a network from --checkpoint" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="this network is for whole images; take another --format"):
+        export.export(made[kind], tmp_path / "bundle", export.Wanted("bundle"))

@@ -1,0 +1,276 @@
+"""Runs on whole images, from a folder or table to a summary: what they are judged by, go on with, and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import small_runs as smallruns
+from helpers import tiny
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from medconv.config import ConfigError
+from medconv.inference.load import load
+from medconv.metrics import image_level
+from medconv.sweeps import table as sweeps_table
+from medconv.sweeps.job import Job
+from medconv.targets import monitor
+from medconv.targets.image_level import Outcome
+from medconv.training.callbacks import nonfinite_guard, worst_cases
+from medconv.training.tasks.image_level import arrays
+from medconv.utils import checkpoint_io
+from medconv.utils.exit_codes import DONE
+
+OURS = smallruns.OURS
+QUIET = ["callbacks=none", "logger=none"]
+FAST = [
+    "optimizer=adamw",
+    "optimizer.lr=0.02",
+    "scheduler=constant",
+    "scheduler.warmup_steps=0",
+    "averaging=none",
+    "augment=none",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return smallruns.write_classes(tmp_path_factory.mktemp("classes") / "light")
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return smallruns.write_table(tmp_path_factory.mktemp("numbers") / "table", {"label": "number"})
+
+
+def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None:
+    summary = smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24")
+    assert summary["status"] == "done" and summary["val/auc"] > 0.9 and summary["val/dice"] is None
+    assert summary["score"] == monitor.AUC.plain()
+    record = checkpoint_io.read(tmp_path / "run/checkpoints/best.ckpt")["medconv"]
+    assert record["outcome"] == {"kind": "classes", "names": ["bright", "dark"]} and record["targets"] is None
+    assert record["validation"] == summary["val/cases"] and len(summary["val/cases"]) == 7
+    again = image_level.measure(Outcome.from_plain(record["outcome"]), *arrays(record["validation"]))
+    assert {name: summary[f"val/{name}"] for name in again} == again
+    shown = seen(tmp_path / "run")
+    assert {"validation/confusion", "validation/roc", "validation/reliability"} <= shown
+    assert len([tag for tag in shown if tag.startswith("worst/")]) == 3
+    assert len([tag for tag in shown if tag.startswith("training/sample")]) == 3
+    model = load(tmp_path / "run/checkpoints/best.ckpt")
+    assert model.outcome == Outcome("classes", ("bright", "dark")) and model.targets.names == ()
+    assert model.network(torch.zeros(1, 1, *model.window.patch_size)).shape == (1, 2)
+    assert smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24") == summary  # finished
+
+
+def test_the_worst_cases_are_shown_by_the_weights_that_answered(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The averaged ones, of which the checkpoint is; not those that training would go on with."""
+    looked, draw = [], worst_cases.saliency.overlay
+
+    def overlay(network: Any, *more: Any) -> Any:
+        looked.append({name: value.clone() for name, value in network.state_dict().items()})
+        return draw(network, *more)
+
+    monkeypatch.setattr(worst_cases.saliency, "overlay", overlay)
+    averaged = ["averaging=polynomial", "averaging.begin=0", "averaging.every=1"]
+    smallruns.train(folder, tmp_path / "run", *OURS, *[o for o in FAST if o != "averaging=none"], *averaged)
+    content = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")
+    (name,) = (key for key in content["state_dict"] if key.endswith(next(n for n in looked[0] if n.endswith("weight"))))
+    (place,) = (n for n in looked[0] if name.endswith(n))
+    assert len(looked) == 3 and len([tag for tag in seen(tmp_path / "run") if tag.startswith("worst/")]) == 3
+    torch.testing.assert_close(looked[0][place], content["state_dict"][name], rtol=0, atol=0)
+    assert not torch.equal(content["current_model_state"][name], content["state_dict"][name])
+
+
+def seen(run: Path) -> set[str]:
+    """Tags of pictures in TensorBoard."""
+    tags: set[str] = set()
+    for file in (run / "tensorboard").rglob("events*"):
+        events = EventAccumulator(str(file), size_guidance={"images": 0})
+        events.Reload()
+        tags |= set(events.Tags()["images"])
+    return tags
+
+
+def test_numbers_keep_the_lowest_error(numbers: Path, tmp_path: Path) -> None:
+    """In their own units, by the same model where it is said."""
+    stops = ["stopping=patience", "stopping.patience=50", *QUIET, *FAST]
+    summary = smallruns.train(numbers, tmp_path / "run", "task=regression", *OURS, *stops, "trainer.max_steps=30")
+    assert summary["score"] == monitor.MAE.plain() and summary["val/mae"] < 30
+    outputs, truth = arrays(summary["val/cases"])
+    assert np.abs(outputs - truth).mean() == pytest.approx(summary["val/mae"]) and truth.min() >= 1000
+    errors = column(tmp_path / "run", "val/mae")
+    assert summary["val/mae"] == pytest.approx(min(errors), rel=1e-4)
+    content = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")
+    waiting = content["callbacks"]["EarlyStopping"]
+    assert -waiting["best"] == pytest.approx(min(errors), rel=1e-4)
+    model = load(tmp_path / "run/checkpoints/best.ckpt")
+    assert 900 < float(model.network(torch.zeros(1, 1, *model.window.patch_size)).detach()) < 1200
+    assert not any("value_" in key for key in content["state_dict"])
+
+
+def column(run: Path, name: str) -> list[float]:
+    import csv
+
+    with (run / "metrics.csv").open(newline="") as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
+def test_findings_train_with_the_loss_of_classes_or_their_own(tmp_path: Path) -> None:
+    table = smallruns.write_table(tmp_path / "table", {"glow": "finding", "odd": "other"})
+    columns = "data.label_columns=[glow,odd]"
+    for loss in ("cross_entropy", "bce"):
+        more = [f"loss={loss}", "loss.class_weights=balanced", "task.mixup=0.2", *OURS, *QUIET]
+        summary = smallruns.train(table, tmp_path / loss, columns, *more)
+        assert summary["status"] == "done" and summary["val/auc"] is not None
+        assert all(len(row["outputs"]) == 2 for row in summary["val/cases"].values())
+
+
+@pytest.mark.parametrize("model", ["resnet", "densenet", "efficientnet", "senet", "customconv", "encoder"])
+def test_every_model_takes_a_step(folder: Path, tmp_path: Path, model: str) -> None:
+    smaller = {
+        "resnet": ["model.widen_factor=0.1"],
+        "densenet": ["model.block_config=[1,1,1]", "model.init_features=8", "model.growth_rate=4"],
+        "senet": ["model.layers=[1,1,1,1]"],
+    }
+    ours = [o for o in OURS if not o.startswith("model=")] if model in ("customconv", "encoder") else smaller.get(model, [])
+    fast = ["trainer.max_steps=1", "perf.checkpointing=blocks", *QUIET]
+    summary = smallruns.train(folder, tmp_path / "run", f"model={model}", *ours, *fast)
+    assert summary["status"] == "done" and len(summary["val/cases"]) == 7
+    assert load(tmp_path / "run/checkpoints/last.ckpt").outcome is not None
+
+
+@pytest.mark.parametrize("conv", ["basis", "mirror", "bottleneck", "se"])
+def test_other_convolutions_fit(folder: Path, tmp_path: Path, conv: str) -> None:
+    more = [
+        *OURS,
+        f"conv={conv}",
+        "model.channels=[8,16]",
+        "trainer.max_steps=2",
+        "trainer.accumulate_grad_batches=2",
+        *QUIET,
+    ]
+    summary = smallruns.train(folder, tmp_path / "run", *more)
+    assert summary["status"] == "done"
+    model = load(tmp_path / "run/checkpoints/last.ckpt")
+    image = torch.randn(2, 1, *model.window.patch_size)
+    with torch.no_grad():
+        found, turned = model.network(image), model.network(image.flip(2))
+    assert torch.allclose(found, turned, atol=1e-4) == (conv == "mirror")
+
+
+def test_a_network_that_cannot_be_mirrored_says_which_can(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"conv: Mirror cannot make .* layer layer2.* model=encoder keeps the symmetry"):
+        smallruns.train(folder, tmp_path / "run", "model=resnet", "model.widen_factor=0.125", "conv=mirror", *QUIET)
+
+
+def test_a_run_that_goes_on_ends_as_one_that_never_stopped(folder: Path, tmp_path: Path) -> None:
+    same = [*OURS, *QUIET, "task.mixup=0.4", "averaging.begin=2", "data.samples_per_epoch=12"]
+    whole = smallruns.train(folder, tmp_path / "whole", *same, "scheduler=constant", "trainer.max_steps=6")
+    smallruns.train(folder, tmp_path / "half", *same, "scheduler=constant", "trainer.max_steps=3")
+    more = [f"run.resume={tmp_path / 'half/checkpoints/last.ckpt'}", "trainer.max_steps=6"]
+    rest = smallruns.train(folder, tmp_path / "rest", *same, "scheduler=constant", *more)
+    assert whole["steps"] == rest["steps"] == 6
+    states = [torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in ("whole", "rest")]
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, rtol=0, atol=0)
+
+
+def test_two_processes_give_the_result_of_one(folder: Path, tmp_path: Path) -> None:
+    """Seven cases on two ranks: each counts once. Weighted, since a mean over samples is that of any division of them."""
+    same = [*OURS, *QUIET, "model.norm=instance", "optimizer=sgd", "data.num_folds=3", "loss.class_weights=[1,3]"]
+    one = smallruns.train(folder, tmp_path / "one", *same, "data.batch_size=4")
+    arguments = smallruns.overrides(folder, *same, "data.batch_size=2", "trainer.devices=2", f"run.dir={tmp_path / 'two'}")
+    done = tiny.command("train.py", *arguments, cwd=tmp_path)
+    assert done.returncode == DONE, done.stderr
+    two = json.loads((tmp_path / "two/summary.json").read_text())
+    assert two["steps"] == one["steps"] == 6 and two["hardware"]["devices"] == 2
+    assert list(two["val/cases"]) == list(one["val/cases"])
+    for case, row in one["val/cases"].items():
+        assert two["val/cases"][case]["outputs"] == pytest.approx(row["outputs"], abs=1e-4)
+
+
+def test_accumulated_batches_are_one_larger_batch(folder: Path, tmp_path: Path) -> None:
+    same = [*OURS, *QUIET, "model.norm=instance", "optimizer=sgd", "loss.class_weights=balanced", "trainer.max_steps=3"]
+    one = smallruns.train(folder, tmp_path / "one", *same, "data.batch_size=4")
+    two = smallruns.train(folder, tmp_path / "two", *same, "data.batch_size=2", "trainer.accumulate_grad_batches=2")
+    for case, row in one["val/cases"].items():
+        assert two["val/cases"][case]["outputs"] == pytest.approx(row["outputs"], abs=1e-4)
+
+
+def test_a_step_that_is_not_finite_is_saved_with_its_layers(folder: Path, tmp_path: Path) -> None:
+    explodes = ["optimizer=sgd", "optimizer.lr=1e30", "trainer.gradient_clip_val=null", "task.mixup=0.3"]
+    with pytest.raises(nonfinite_guard.NonFinite, match="of case .*light|bright|dark"):
+        smallruns.train(folder, tmp_path / "run", *OURS, *QUIET, *explodes)
+    (file,) = (tmp_path / "run/nonfinite").glob("*.ckpt")
+    assert any(row["bad"] for row in torch.load(file, weights_only=True)["nonfinite"]["rows"])
+
+
+def test_perf_auto_measures_whole_images(numbers: Path, tmp_path: Path) -> None:
+    auto = ["perf=auto", "perf.auto_seconds=1", "task=regression", "trainer.precision=32-true", "trainer.max_steps=2"]
+    summary = smallruns.train(numbers, tmp_path / "run", *OURS, *QUIET, *auto)
+    assert summary["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["task=segmentation"], "Segmentation is for label maps, and light has classes of whole images .*take task=classif"),
+        (["task=regression"], "Regression is for numbers of whole images, and light has classes .*take task=classification"),
+        (["loss=dice_ce"], "loss: DiceCrossEntropy is no mean over samples.*take loss=cross_entropy"),
+        (["loss=huber"], "loss: Deviation is for numbers, and the data has classes; take loss=cross_entropy"),
+        (["model=segresnet"], r"model must return logits of shape \(1, 2\) \(batch, outputs\), it returns .*model=resnet"),
+        (["task.mixup=-1"], r"task.mixup must be a number of 0 or more, got -1"),
+        (["task.mirror_axes=[2]", *OURS], "task.mirror_axes must be different spatial axes from 0 to 1"),
+        (["loss.class_weights=[1,2,3]", *OURS], "loss.class_weights must be 2 numbers, one for each, got 3"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(folder: Path, tmp_path: Path, more: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        smallruns.train(folder, tmp_path / "run", *more, *QUIET)
+    assert "\n" not in str(caught.value)
+
+
+def test_label_maps_need_segmentation(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "tiny", cases=3)
+    with pytest.raises(
+        ValueError, match=r"is for classes or findings of whole images, and Tiny has label maps; take task=seg"
+    ):
+        tiny.train(dataset, tmp_path / "run", "task=classification", "model=encoder")
+    with pytest.raises(ValueError, match=r"loss: CrossEntropy is for whole images \(classes\), not label maps"):
+        tiny.train(dataset, tmp_path / "run", "loss=cross_entropy")
+
+
+def test_a_checkpoint_of_another_task_is_refused(folder: Path, numbers: Path, tmp_path: Path) -> None:
+    smallruns.train(numbers, tmp_path / "first", "task=regression", *OURS, *QUIET, "trainer.max_steps=1")
+    path = tmp_path / "first/checkpoints/last.ckpt"
+    with pytest.raises(ValueError, match=r"another task: it is for numbers label .*this run for classes bright, dark"):
+        smallruns.train(folder, tmp_path / "run", *OURS, *QUIET, f"run.resume={path}")
+
+
+def test_sweeps_put_the_lowest_error_first(tmp_path: Path) -> None:
+    jobs = []
+    for number, score in enumerate((3.0, 1.0, None, 2.0)):
+        jobs.append(Job((f"seed={number}",), (), tmp_path, 0))
+        jobs[-1].folder.path.mkdir(parents=True)
+        written: dict[str, Any] = {"score": monitor.MAE.plain(), "val/mae": score, "status": "done"}
+        (jobs[-1].folder.path / "summary.json").write_text(json.dumps(written))
+    assert [job.overrides[0][-1] for job in sweeps_table.ranked(jobs)] == ["1", "3", "0", "2"]
+    header, first, *_ = sweeps_table.write(tmp_path, jobs).read_text().splitlines()
+    assert header.startswith("seed,val/mae,steps") and first.startswith("1,1.0")
+    assert "1.0000" in sweeps_table.text(jobs).splitlines()[1]
+
+
+def test_a_goal_says_which_of_two_is_better() -> None:
+    assert monitor.DICE.quality(0.9) > monitor.DICE.quality(0.8) and monitor.MAE.quality(1) > monitor.MAE.quality(2)
+    assert (
+        monitor.of_task("medconv.training.tasks.Regression")
+        == monitor.of_summary({"score": monitor.MAE.plain()})
+        == monitor.MAE
+    )
+    assert monitor.of_summary({}) == monitor.of_summary({"score": "x"}) == monitor.of_task("torch.nn.Linear") == monitor.DICE

@@ -1,0 +1,89 @@
+"""Long runs: resident memory, open files and processes stay what they were after the first epochs."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+from lightning import Callback
+
+BEGIN = 50  # epochs until libraries have grown their caches
+
+
+class Resources(Callback):
+    """Writes after each epoch what the main process and its loader workers hold. Args: path: of a file, a row per epoch."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        row = {
+            "epoch": trainer.current_epoch + 1,
+            "files": _files("self"),
+            "kB": _resident("self"),
+            "workers": len(children),
+            "workers_files": sum(_files(child) for child in children),
+            "workers_kB": sum(_resident(child) for child in children),
+        }
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _files(process: str) -> int:
+    return len(list(Path(f"/proc/{process}/fd").iterdir()))
+
+
+def _resident(process: str) -> int:
+    """kB that are the process's own: pages of files that it looks at come and go."""
+    fields = dict(
+        line.split(":") for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("Rss")
+    )
+    return int(fields["RssAnon"].split()[0])
+
+
+def rows(folder: Path, epochs: int, *more: str) -> list[dict[str, int]]:
+    """A 2D run of so many epochs of two steps with all that a run has: what it held after each."""
+    dataset = tiny.write_dataset(folder / "data" / "tiny", shape=(16, 20, 1))
+    settings = [
+        f"trainer.max_epochs={epochs}",
+        "trainer.max_steps=-1",
+        "data.samples_per_epoch=4",
+        "data.num_workers=1",
+        "+callbacks.resources._target_=tests.integration.test_leaks.Resources",
+        f"+callbacks.resources.path={folder / 'rows'}",
+        *more,
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    arguments = [*tiny.overrides(dataset, *settings), f"run.dir={folder / 'run'}"]
+    done = tiny.command("train.py", *arguments, cwd=folder, timeout=1800, env=environment)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in (folder / "rows").read_text().splitlines()]
+
+
+def grown(found: list[dict[str, int]], key: str, begin: int) -> int:
+    """From the median of ten epochs that end at `begin` to that of the last ten."""
+    middle = [sorted(row[key] for row in part)[len(part) // 2] for part in (found[begin - 10 : begin], found[-10:])]
+    return middle[1] - middle[0]
+
+
+def test_files_and_processes_stay_over_a_short_run(tmp_path: Path) -> None:
+    """Workers that are started anew in each epoch, which leave most behind."""
+    found = rows(tmp_path, 6, "data.persistent_workers=false")
+    for key in ("files", "workers"):
+        assert len({row[key] for row in found[2:]}) == 1, (key, [row[key] for row in found])
+
+
+@pytest.mark.slow
+def test_500_epochs_hold_what_50_held(tmp_path: Path) -> None:
+    found = rows(tmp_path, 500)
+    figures = {key: (found[BEGIN - 1][key], found[-1][key]) for key in found[0]}
+    print(figures)
+    assert len(found) == 500
+    for key in ("files", "workers", "workers_files"):
+        assert grown(found, key, BEGIN) == 0, figures
+    assert grown(found, "kB", BEGIN) < 8000, figures
+    assert grown(found, "workers_kB", BEGIN) < 8000, figures

@@ -1,0 +1,117 @@
+"""`medconv predict` in processes of its own: killed, shared, stopped, on a full disk."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers import members, tiny
+
+NUMBER = 5
+WHOLE = "[!.]*.nii.gz"  # and not what is being written
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Of a command that takes long enough, 0.1 s a case, to be interrupted."""
+    home = tmp_path_factory.mktemp("processes")
+    images, checkpoint = members.train(home)
+    for i in range(NUMBER):
+        array = nib.load(images / f"case_{i}.nii.gz").get_fdata().astype(np.float32)
+        (home / "large").mkdir(exist_ok=True)
+        nib.save(nib.Nifti1Image(np.tile(array, (2, 2, 2)), np.diag([1.0, 1.5, 2, 1])), home / f"large/case_{i}.nii.gz")
+    given = {"--checkpoint": checkpoint, "--input": home / "large", "--device": "cpu", "--overlap": 0.75}
+    return [str(word) for pair in given.items() for word in pair]
+
+
+@pytest.fixture(scope="module")
+def serial(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("serial") / "out"
+    done = tiny.command("predict", *flags, "--output", str(output), cwd=output.parent)
+    assert done.returncode == 0, done.stderr
+    assert f"{NUMBER} of {NUMBER} predictions are in {output}: {NUMBER} made now, 0 before" in done.stdout
+    return output
+
+
+def start(flags: list[str], output: Path, *launcher: str) -> subprocess.Popen[str]:
+    words = [*launcher, sys.executable, *tiny.words("predict"), *flags, "--output", str(output)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(number: int, output: Path) -> None:
+    end = time.monotonic() + 120
+    while len(list(output.glob(WHOLE))) < number:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def assert_same(output: Path, serial: Path) -> None:
+    assert {p.name for p in output.iterdir()} == {p.name for p in serial.iterdir()}
+    for path in serial.glob("*.nii.gz"):
+        found, wanted = nib.load(output / path.name), nib.load(path)
+        np.testing.assert_array_equal(np.asarray(found.dataobj), np.asarray(wanted.dataobj))
+        np.testing.assert_array_equal(found.affine, wanted.affine)
+
+
+def test_killed_and_continued(flags: list[str], serial: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    process = start(flags, output)
+    wait_for(2, output)
+    process.kill()
+    process.wait()
+    before = {path: path.stat().st_mtime_ns for path in output.glob(WHOLE)}
+    assert 2 <= len(before) < NUMBER and (output / ".claims").is_dir()
+    done = tiny.command("predict", *flags, "--output", str(output), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{NUMBER - len(before)} made now, {len(before)} before" in done.stdout
+    assert all(path.stat().st_mtime_ns == when for path, when in before.items())
+    assert_same(output, serial)
+
+
+def test_three_processes_share_a_list(flags: list[str], serial: Path, tmp_path: Path) -> None:
+    processes = [start(flags, tmp_path / "out") for _ in range(3)]
+    said = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
+    assert sum(int(re.search(r"(\d+) made now", out)[1]) for out, _ in said) == NUMBER
+    assert_same(tmp_path / "out", serial)
+    assert len(json.loads((tmp_path / "out/prediction.json").read_text())["cases"]) == NUMBER
+
+
+def test_stopped(flags: list[str], tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    process = start(flags, output)
+    wait_for(1, output)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 75, said
+    assert "stopped by SIGTERM; the same command goes on\n" in said and "Traceback" not in said
+    assert not (output / ".claims").exists() and not [p for p in output.glob(".*") if p.name != ".lock"]
+    found = list(output.glob("*.nii.gz"))
+    assert 1 <= len(found) < NUMBER
+    assert all(np.asarray(nib.load(path).dataobj).shape == (32, 36, 24) for path in found)
+
+
+def test_a_full_disk(flags: list[str], serial: Path, tmp_path: Path) -> None:
+    """A real one: no room for the probabilities of all; what was written stays."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("`unshare -rm` is not allowed here, so no small disk can be mounted")
+    (disk := tmp_path / "disk").mkdir()
+    mount = f'mount -t tmpfs -o size=500k tmpfs "{disk}"; "$@"; code=$?; cp -r "{disk}/out" "{tmp_path}"; exit $code'
+    process = start([*flags, "--save-probabilities"], disk / "out", "unshare", "-rm", "sh", "-c", mount, "sh")
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 1, said
+    assert re.search(r"^error: case case_\d: no room in \S+/disk/out \(No space left on device\), 0\.\d MB are free", said)
+    assert "Traceback" not in said and said.count("\n") == 1
+    found = list((tmp_path / "out").glob("*.nii.gz"))
+    assert 1 <= len(found) < NUMBER and not list((tmp_path / "out").glob("**/.*.nii.gz"))
+    for path in found:
+        whole = np.asarray(nib.load(tmp_path / "out/probabilities" / path.name).dataobj)
+        assert whole.shape == (32, 36, 24, 3) and whole.dtype == np.float32
+        np.testing.assert_array_equal(whole.argmax(-1), np.asarray(nib.load(serial / path.name).dataobj))

@@ -1,0 +1,444 @@
+"""Whole runs on a tiny dataset: what a run leaves, that it agrees with predict and evaluate, restarts, equal results."""
+
+import csv
+import dataclasses
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from helpers import tiny
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from medconv.config import ConfigError
+from medconv.evaluation.segmentation import evaluate
+from medconv.inference import predict
+from medconv.inference.predictor import Predictor
+from medconv.training import run
+from medconv.training.callbacks.time_budget import TimeBudget
+
+GOLDEN = Path(__file__).parent / "golden.json"
+
+
+@pytest.fixture(scope="module")
+def done(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "done"
+    tiny.train(dataset, folder, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=2e-2")
+    return folder
+
+
+def test_a_run_leaves_what_it_promises(done: Path) -> None:
+    summary = json.loads((done / "summary.json").read_text())
+    assert summary["status"] == "done"
+    assert summary["steps"] == 40
+    assert set(summary["val/dice_per_class"]) == {"box", "hole"}
+    assert summary["val/dice"] == pytest.approx(np.mean(list(summary["val/dice_per_class"].values())))
+    assert summary["val/dice"] > 0.3
+    for key in ("wall_seconds", "samples_per_second", "peak_memory_bytes"):
+        assert summary[key] > 0
+    assert 0 <= summary["data_wait_share"] <= 1
+    assert summary["versions"]["torch"] == torch.__version__
+    assert {"hardware", "git_commit", "command"} <= set(summary)
+    for name in ("config.yaml", "metrics.csv", "checkpoints/best.ckpt", "checkpoints/last.ckpt"):
+        assert (done / name).stat().st_size > 0, name
+
+
+def test_tensorboard_has_curves_pictures_and_hyperparameters(done: Path) -> None:
+    events = EventAccumulator(str(done / "tensorboard"), size_guidance={"images": 0})
+    events.Reload()
+    tags = events.Tags()
+    wanted = {"train/loss", "val/dice", "val/dice/box", "lr-Muon/pg1", "perf/samples_per_second", "perf/data_wait_share"}
+    assert wanted <= set(tags["scalars"])
+    assert tags["images"]
+    assert "hparams/val_dice" in tags["scalars"]
+
+
+def test_predict_and_evaluate_give_the_numbers_of_validation(done: Path, dataset: Path, tmp_path: Path) -> None:
+    recorded = json.loads((done / "summary.json").read_text())["val/cases"]
+    images = tmp_path / "images"
+    images.mkdir()
+    for case in recorded:
+        (images / f"{case}.nii.gz").symlink_to(dataset / "imagesTr" / f"{case}.nii.gz")
+    model = run.load(done / "checkpoints" / "best.ckpt")
+    predict.predict(Predictor([model]), predict.find_cases(images, 1), tmp_path / "out")
+    result = evaluate(tmp_path / "out", dataset / "labelsTr")
+    assert {row["case"]: row["dice"] for row in result["cases"]} == recorded
+    for case in recorded:
+        image, label = (nib.load(p / f"{case}.nii.gz") for p in (images, tmp_path / "out"))
+        assert image.shape == label.shape
+        assert np.array_equal(image.affine, label.affine)
+
+
+def test_a_loaded_network_is_plain(done: Path) -> None:
+    model = run.load(done / "checkpoints" / "best.ckpt")
+    assert not any("medconv.convs" in type(m).__module__ for m in model.network.modules())
+    assert not any("parametrizations" in name for name, _ in model.network.named_parameters())
+
+
+def test_a_finished_run_is_not_trained_again(done: Path, dataset: Path) -> None:
+    before = (done / "checkpoints" / "last.ckpt").stat().st_mtime_ns
+    again = tiny.train(dataset, done, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=2e-2")
+    assert again["status"] == "done"
+    assert (done / "checkpoints" / "last.ckpt").stat().st_mtime_ns == before
+
+
+def test_a_folder_of_another_config_is_refused(done: Path, dataset: Path) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.lr: 0.02 there, 0.5 now"):
+        tiny.train(dataset, done, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=0.5")
+
+
+def test_a_config_that_never_trained_does_not_hold_its_folder(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        tiny.train(dataset, tmp_path / "run", "model.norm=nonsense")
+    assert tiny.train(dataset, tmp_path / "run")["status"] == "done"
+
+
+def test_resume_never_moves_the_old_run_aside(dataset: Path, tmp_path: Path) -> None:
+    tiny.train(dataset, tmp_path / "run")
+    tiny.train(dataset, tmp_path / "run", "run.resume=never", "optimizer.lr=0.5")
+    assert len(list(tmp_path.glob("run*"))) == 2
+
+
+def test_training_on_all_cases_has_no_best(dataset: Path, tmp_path: Path) -> None:
+    summary = tiny.train(dataset, tmp_path / "run", "data.fold=all")
+    assert summary["val/dice"] is None
+    assert summary["val/dice_per_class"] is None
+    assert (tmp_path / "run/checkpoints/last.ckpt").is_file()
+    assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
+    assert run.load(tmp_path / "run/checkpoints/last.ckpt").class_names == ("background", "box", "hole")
+
+
+@pytest.mark.parametrize("end", ["trainer.max_steps=3", "trainer.max_epochs=2"])
+def test_the_last_step_is_validated_and_saved(dataset: Path, tmp_path: Path, end: str) -> None:
+    """In the middle of an epoch of four steps, or in an epoch without a validation of its own."""
+    settings = ["trainer.max_steps=-1", end, "trainer.check_val_every_n_epoch=3"]
+    summary = tiny.train(dataset, tmp_path / "run", *settings)
+    assert len(summary["val/cases"]) == 3
+    saved = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+    assert saved["global_step"] == summary["steps"] == (3 if "steps" in end else 8)
+
+
+@pytest.mark.parametrize(
+    ("between", "validations"),
+    [
+        (["trainer.val_check_interval=3"], 3),  # after 3 of 4 batches, of both epochs, and at the end
+        (["trainer.val_check_interval=8", "trainer.check_val_every_n_epoch=null"], 1),  # counted across epochs
+    ],
+)
+def test_the_last_batch_is_validated_once(dataset: Path, tmp_path: Path, between: list[str], validations: int) -> None:
+    tiny.train(dataset, tmp_path / "run", "logger=none", "trainer.max_steps=-1", "trainer.max_epochs=2", *between)
+    with (tmp_path / "run/metrics.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("val/dice")]
+    assert len(rows) == validations and int(rows[-1]["step"]) in (7, 8)
+
+
+def test_two_dimensions(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "flat", shape=(16, 20, 1))
+    tiny.train(dataset, tmp_path / "run")
+    model = run.load(tmp_path / "run/checkpoints/best.ckpt")
+    predict.predict(Predictor([model]), predict.find_cases(dataset / "imagesTr", 1), tmp_path / "out")
+    assert nib.load(tmp_path / "out/case_0.nii.gz").shape == (16, 20, 1)
+
+
+@pytest.mark.parametrize("model", ["unet", "dynunet", "segresnet"])
+@pytest.mark.parametrize("conv", ["none", "transform"])
+def test_other_networks_take_the_same_convolutions(dataset: Path, tmp_path: Path, model: str, conv: str) -> None:
+    with tiny.initialize_config_dir(str(tiny.config.conf_dir()), version_base="1.3"):
+        small = [o for o in tiny.overrides(dataset) if not o.startswith("model.")]
+        small += ["trainer.max_steps=2", "data.patch_size=[16,16,16]", f"model={model}", f"conv={conv}"]
+        composed = tiny.compose("train", [*small, f"run.dir={tmp_path / 'run'}"])
+    checked = tiny.config.checked(composed)
+    summary = run.train(checked, tiny.RunFolder.of(checked, {}))
+    assert summary["status"] == "done"
+    state = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert any("parametrizations" in key for key in state) == (conv == "transform")
+    run.load(tmp_path / "run/checkpoints/last.ckpt")
+
+
+OTHERS = ["basis", "ball", "spacing", "masked", "mirror", "bottleneck", "separable", "acs", "se"]
+
+
+@pytest.mark.parametrize("conv", OTHERS)
+def test_every_convolution_trains_and_comes_back_folded(dataset: Path, tmp_path: Path, conv: str) -> None:
+    assert tiny.train(dataset, tmp_path / "run", f"conv={conv}")["status"] == "done"
+    model = run.load(tmp_path / "run/checkpoints/last.ckpt")
+    assert not any(type(m).__module__.startswith("medconv.convs") for m in model.network.modules())
+
+
+def test_every_conv_option_is_trained_here() -> None:
+    options = {path.stem for path in (tiny.config.conf_dir() / "conv").glob("*.yaml")}
+    assert options == {*OTHERS, "none", "transform"}
+
+
+def test_convolutions_in_mm_take_the_spacing_of_the_data(dataset: Path, tmp_path: Path) -> None:
+    """Voxels of 1 x 1.5 x 2 mm: a ball of 1.6 mm leaves out the neighbours across slices, in both stages."""
+    tiny.train(dataset, tmp_path / "run", "conv=ball", "conv.radius_mm=1.6")
+    model = run.load(tmp_path / "run/checkpoints/last.ckpt")
+    for name in ("encoder.0.0", "encoder.1.0"):
+        weight = model.network.get_submodule(name).weight
+        assert not weight[..., 0].any() and not weight[..., 2].any() and weight[:, :, :, 1, 1].all()
+
+
+def test_mirror_test_time_augmentation_is_skipped_where_it_changes_nothing(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ["conv=mirror", "conv.axes=[0]", "augment.mirror_axes=[1]", "task.mirror_axes=[0,1]"]
+    with caplog.at_level("INFO", logger="medconv"):
+        tiny.train(dataset, tmp_path / "run", *settings)
+    assert "task.mirror_axes: [0] skipped, the network is equivariant along them" in caplog.text
+    model = run.load(tmp_path / "run/checkpoints/last.ckpt")
+    assert model.window.mirror_axes == (1,)
+    image = torch.randn(1, 1, *model.window.patch_size)
+    ours, both = (dataclasses.replace(model.window, mirror_axes=axes) for axes in ((1,), (0, 1)))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(model.network, image), both(model.network, image), rtol=1e-3, atol=1e-4)
+
+
+def test_pretrained_dense_weights_are_projected_into_a_convolution(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny.train(dataset, tmp_path / "dense")
+    checkpoint = tmp_path / "dense/checkpoints/last.ckpt"
+    mask = [[[1, 1, 1], [1, 1, 1], [0, 0, 0]]] * 3
+    frozen = ["optimizer.lr=0", f"init.pretrained={checkpoint}", "conv=masked", f"conv.mask={mask}".replace(" ", "")]
+    with caplog.at_level("INFO", logger="medconv"):
+        tiny.train(dataset, tmp_path / "run", "conv.keep_weight=true", *frozen)
+    assert "weights kept with a relative error of 0." in caplog.text
+    dense, ours = (run.load(tmp_path / name / "checkpoints/last.ckpt").network for name in ("dense", "run"))
+    name = "encoder.1.0.weight"
+    expected = dense.get_parameter(name) * torch.tensor(mask)
+    torch.testing.assert_close(ours.get_parameter(name), expected)
+
+
+def test_golden_losses(dataset: Path, tmp_path: Path) -> None:
+    """A refactor must reproduce these; after a change that is meant, store the new ones (see the message)."""
+    settings = ["trainer.max_steps=8", "data.samples_per_epoch=16", "trainer.deterministic=true", "conv=transform"]
+    tiny.train(dataset, tmp_path / "run", *settings)
+    found = tiny.losses(tmp_path / "run")
+    golden = json.loads(GOLDEN.read_text())
+    assert len(found) == 8
+    assert found == pytest.approx(golden, rel=1e-3), f"new losses: {found}"
+
+
+def test_the_same_run_twice_is_the_same_bit_for_bit(dataset: Path, tmp_path: Path) -> None:
+    weights = []
+    for name, workers in (("a", 0), ("b", 2)):
+        settings = ["trainer.deterministic=true", f"data.num_workers={workers}"]
+        tiny.train(dataset, tmp_path / name, *settings)
+        weights.append(torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True)["state_dict"])
+    assert tiny.losses(tmp_path / "a") == tiny.losses(tmp_path / "b")
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        *("perf.checkpointing=blocks", "perf.checkpointing=pointwise", "perf.channels_last=false", "perf=memory"),
+        *("perf.fast_norm=false", "perf.fused_optimizer=false", "perf=reference"),
+        *(
+            pytest.param(f"perf.{s}", marks=pytest.mark.slow)
+            for s in ("compile=true", "compile=true perf.checkpointing=blocks")
+        ),
+    ],
+)
+def test_a_switch_does_not_change_the_training(dataset: Path, tmp_path: Path, switch: str) -> None:
+    tiny.train(dataset, tmp_path / "plain", "model.norm=instance")
+    again = [] if switch.startswith("perf.") else ["trainer.precision=32-true"]
+    tiny.train(dataset, tmp_path / "switched", "model.norm=instance", *switch.split(), *again)
+    assert tiny.losses(tmp_path / "switched") == pytest.approx(tiny.losses(tmp_path / "plain"), rel=1e-4)
+    keys = [
+        set(torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"])
+        for n in ("plain", "switched")
+    ]
+    assert keys[0] == keys[1]
+
+
+def test_four_micro_batches_of_two_are_one_batch_of_eight(dataset: Path, tmp_path: Path) -> None:
+    """Of cross-entropy, whose mean over a batch is the mean over its parts; a batch's Dice is none."""
+    settings = [
+        "model.norm=instance",
+        "loss.dice_weight=0",
+        "data.samples_per_epoch=32",
+        "trainer.max_steps=4",
+        "optimizer=sgd",
+    ]
+    tiny.train(dataset, tmp_path / "one", *settings, "data.batch_size=8")
+    tiny.train(dataset, tmp_path / "four", *settings, "trainer.accumulate_grad_batches=4")
+    weights = [torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in ("one", "four")]
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, rtol=1e-3, atol=1e-5, msg=key)
+
+
+def test_half_precision_learns_as_much(dataset: Path, tmp_path: Path) -> None:
+    settings = ["trainer.max_steps=60", "data.samples_per_epoch=120", "optimizer.lr=1e-2"]
+    for precision in ("32-true", "bf16-mixed"):
+        tiny.train(dataset, tmp_path / precision, *settings, f"trainer.precision={precision}")
+    single, half = (np.mean(tiny.losses(tmp_path / name)[-20:]) for name in ("32-true", "bf16-mixed"))
+    assert half == pytest.approx(single, rel=0.03)
+    assert single < 0.8 * np.mean(tiny.losses(tmp_path / "32-true")[:5])
+
+
+def test_where_the_time_went_adds_up(done: Path) -> None:
+    summary = json.loads((done / "summary.json").read_text())
+    shares = summary["step_shares"]
+    assert set(shares) == {
+        *("data_wait", "copy_to_device", "augment", "forward", "backward"),
+        *("optimizer", "logging", "validation"),
+    }
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["forward"] > 0.05 and shares["backward"] > 0.05 and shares["optimizer"] > 0 and shares["validation"] > 0
+    training = 1 - shares["validation"]
+    assert summary["data_wait_share"] == pytest.approx(shares["data_wait"] / training)
+    assert 40 * 2 / summary["samples_per_second"] < summary["wall_seconds"]
+
+
+def test_a_slow_loader_is_seen_as_waiting_for_data(dataset: Path, tmp_path: Path) -> None:
+    slow = ["augment._target_=helpers.tiny.SlowAugment", "trainer.max_steps=8"]
+    summary = tiny.train(dataset, tmp_path / "run", *slow)
+    assert summary["step_shares"]["data_wait"] > 0.5
+
+
+def test_a_profile_has_the_named_parts_of_a_step(dataset: Path, tmp_path: Path) -> None:
+    tiny.train(dataset, tmp_path / "run", "perf.profile=true", "trainer.max_steps=14", "data.samples_per_epoch=28")
+    (trace,) = (tmp_path / "run/tensorboard/trace").glob("*.pt.trace.json")
+    names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {f"medconv/{part}" for part in ("data_wait", "forward", "backward", "optimizer")} <= names
+
+
+def test_running_out_of_memory_names_the_switches(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"does not fit into memory.*perf\.checkpointing=pointwise.*data\.batch_size"):
+        tiny.train(dataset, tmp_path / "run", "+callbacks.full._target_=helpers.tiny.OutOfMemory")
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
+
+
+def test_accumulation_steps_less_often(dataset: Path, tmp_path: Path) -> None:
+    summary = tiny.train(dataset, tmp_path / "run", "trainer.accumulate_grad_batches=2", "trainer.max_steps=3")
+    assert summary["steps"] == 3
+
+
+def test_weights_of_a_checkpoint_are_the_start_of_another_run(done: Path, dataset: Path, tmp_path: Path) -> None:
+    settings = [
+        "init=checkpoint",
+        f"init.pretrained={done / 'checkpoints/best.ckpt'}",
+        "optimizer.lr=0",
+        "data.samples_per_epoch=4",
+    ]
+    tiny.train(dataset, tmp_path / "run", *settings)
+    first, last = (
+        torch.load(p / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for p in (done, tmp_path / "run")
+    )
+    key = "network.head.weight"
+    assert torch.equal(first[key], last[key])
+    assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 4  # though no better
+
+
+def test_a_time_budget_fits_the_schedule(dataset: Path, tmp_path: Path) -> None:
+    settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:06", "data.samples_per_epoch=40"]
+    summary = tiny.train(dataset, tmp_path / "run", *settings)
+    assert summary["status"] == "done"
+    checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+    budget = checkpoint["callbacks"]["TimeBudget"]
+    assert budget["total_steps"] == checkpoint["global_step"] == summary["steps"]
+    (schedule,) = checkpoint["lr_schedulers"]
+    assert schedule["progress"] == pytest.approx(1.0, abs=0.05)  # exactly where the machine does not slow down at the end
+    assert schedule["_last_lr"][0] == pytest.approx(0.0, abs=1e-4)  # of 5e-3
+    assert len(summary["val/cases"]) == 3  # the last validation belongs to the run
+
+
+def test_a_time_budget_is_not_waited_for_by_a_few_slow_steps(dataset: Path, tmp_path: Path) -> None:
+    slow = "+callbacks.slow={_target_:helpers.tiny.Slow,seconds:1.0}"
+    summary = tiny.train(dataset, tmp_path / "run", "trainer.max_steps=-1", "trainer.max_time=00:00:00:03", slow)
+    assert summary["steps"] <= 3  # and not the five after which the first estimate is made otherwise
+
+
+def test_a_run_that_goes_on_leaves_time_for_validations_it_has_not_seen() -> None:
+    """Lightning knows of no validation batches until it validates, nor does a run that goes on in an epoch without."""
+    budget = TimeBudget(100.0)
+    budget.load_state_dict({"spent": 0.0, "validation": 10.0, "total_steps": None})
+    settings: Any = {"num_training_batches": 50, "accumulate_grad_batches": 1, "val_check_batch": 50}
+    trainer: Any = SimpleNamespace(**settings, check_val_every_n_epoch=1, num_val_batches=[])
+    assert budget._fitting(trainer, 1.0) == 80  # two validations
+
+
+def test_a_killed_run_continues(dataset: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = ["trainer.max_steps=150", "data.samples_per_epoch=20"]
+    arguments = [*tiny.overrides(dataset, *settings), f"run.dir={folder}"]
+    process = subprocess.Popen(
+        [sys.executable, str(tiny.ROOT / "train.py"), *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoints/last.ckpt").is_file() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert json.loads((folder / "summary.json").read_text())["status"] == "running"
+    assert "global batch 2" in (folder / "train.log").read_text()
+    reached = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"]
+    assert 0 < reached < 150
+    summary = tiny.train(dataset, folder, *settings)
+    assert summary["status"] == "done"
+    assert summary["steps"] == 150
+    assert len(tiny.losses(folder)) == 150  # metrics.csv went on where it was
+
+
+def test_ctrl_c_ends_with_130_and_says_interrupted(dataset: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = [*tiny.overrides(dataset, "trainer.max_steps=100000"), f"run.dir={folder}"]
+    process = subprocess.Popen(
+        [sys.executable, str(tiny.ROOT / "train.py"), *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=_heed_ctrl_c,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not (folder / "checkpoints/last.ckpt").is_file() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert (folder / "checkpoints/last.ckpt").is_file()
+
+
+def _heed_ctrl_c() -> None:
+    """A shell starts background jobs with SIGINT ignored, and what the tests start would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_sample_numbers_run_on_over_epochs(dataset: Path, tmp_path: Path) -> None:
+    """Each epoch brings new samples; what sample n is does not depend on where an epoch ends."""
+    settings = [
+        "trainer.max_steps=8",
+        "+callbacks.spy._target_=helpers.tiny.Spy",
+        f"+callbacks.spy.path={tmp_path / 'seen.txt'}",
+    ]
+    tiny.train(dataset, tmp_path / "run", *settings, "data.samples_per_epoch=6")
+    seen = [int(line) for line in (tmp_path / "seen.txt").read_text().split()]
+    assert seen == list(range(16))
+
+
+def test_checkpoints_hold_plain_values(done: Path) -> None:
+    content = torch.load(done / "checkpoints/last.ckpt", weights_only=True)
+    assert content["medconv"]["config"]["model"]["_target_"] == "medconv.models.UNet"
+
+    def plain(value: object) -> bool:
+        if isinstance(value, dict):
+            return all(plain(v) for v in value.values())
+        if isinstance(value, (list, tuple)):
+            return all(plain(v) for v in value)
+        return value is None or isinstance(value, (bool, int, float, str))
+
+    assert plain(content["medconv"])
+    assert all(math.isfinite(float(v.sum())) for v in content["state_dict"].values())

@@ -1,0 +1,280 @@
+"""Two machines, as processes over loopback: torchrun, and scripts/slurm as Slurm runs it; one of the two is lost."""
+
+import csv
+import json
+import logging
+import multiprocessing
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+
+from medconv.training.data_setup import prepare_data
+from medconv.utils.exit_codes import DONE
+
+SBATCH = tiny.ROOT / "scripts/slurm/train.sbatch"
+SAME = ["model.norm=instance", "optimizer=sgd"]
+LONG = [*SAME, "data.samples_per_epoch=40", "trainer.max_steps=60", "run.dir=run"]
+LOST = "error: another process of this run is gone or does not answer ("
+# What srun does, as far as a task sees it: the variables of a step, and the highest exit code as its own.
+SRUN = """#!{python}
+import os, subprocess, sys
+from pathlib import Path
+nodes, each = int(os.environ["SLURM_JOB_NUM_NODES"]), int(os.environ["SLURM_NTASKS_PER_NODE"])
+step = dict(NTASKS=nodes * each, STEP_ID=0, STEP_NUM_TASKS=nodes * each, STEP_NUM_NODES=nodes,
+            STEP_TASKS_PER_NODE=f"{{each}}(x{{nodes}})", STEP_NODELIST=",".join(["127.0.0.1"] * nodes))
+command = sys.argv[next(i for i, a in enumerate(sys.argv) if i and not a.startswith("--")):]
+tasks = []
+for rank in range(nodes * each):
+    own = dict(step, PROCID=rank, NODEID=rank // each, LOCALID=rank % each)
+    env = dict(os.environ, **{{f"SLURM_{{k}}": str(v) for k, v in own.items()}})
+    tasks.append(subprocess.Popen(command, env=env, stdout=open(f"out{{rank}}", "w"), stderr=open(f"err{{rank}}", "w")))
+    Path(f"task{{rank}}").write_text(str(tasks[-1].pid))
+sys.exit(max(code if code >= 0 else 128 - code for code in [task.wait() for task in tasks]))
+"""
+
+
+def port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def awaited(condition: Any, process: subprocess.Popen[Any], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline and process.poll() is None, process.returncode
+        time.sleep(0.05)
+
+
+@contextmanager
+def two_machines(tmp_path: Path, *arguments: str) -> Iterator[list[subprocess.Popen[Any]]]:
+    """Each with a torchrun, in a working copy of its own; inside, they run."""
+    where = port()
+    nodes = [torchrun(node, where, tmp_path / f"node{node}", *arguments) for node in (0, 1)]
+    try:
+        yield nodes
+    finally:
+        for node in nodes:
+            power_off(node)
+
+
+def power_off(node: subprocess.Popen[Any]) -> None:
+    """torchrun, and the process it started in a session of its own."""
+    for pid in (
+        [*Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split(), node.pid] if node.poll() is None else []
+    ):
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def torchrun(node: int, where: str, cwd: Path, *arguments: str) -> subprocess.Popen[Any]:
+    cwd.mkdir(exist_ok=True)
+    options = [
+        "--nnodes=2",
+        f"--node-rank={node}",
+        "--nproc-per-node=1",
+        "--master-addr=127.0.0.1",
+        f"--master-port={where}",
+    ]
+    return subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *options, str(tiny.ROOT / "train.py"), *arguments],
+        cwd=cwd,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@contextmanager
+def slurm(
+    tmp_path: Path, *arguments: str, python: str = sys.executable, limit: str = "50", **settings: str
+) -> Iterator[subprocess.Popen[Any]]:
+    """The sbatch script as Slurm's daemon runs it on the first of two machines; inside, it runs."""
+    tools = tmp_path / "bin"
+    tools.mkdir(exist_ok=True)
+    (tools / "srun").write_text(SRUN.format(python=sys.executable))
+    (tools / "scontrol").write_text(f"#!/bin/sh\necho $@ >> {tmp_path / 'requeued'}\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    job = {"JOB_ID": "4711", "JOB_NUM_NODES": "2", "NTASKS_PER_NODE": "1", "CPUS_PER_TASK": "1", **settings}
+    variables = {f"SLURM_{key}": value for key, value in job.items()}
+    path = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": python, "MAX_RESTARTS": limit, "PYTHONPATH": str(tiny.ROOT)}
+    process = subprocess.Popen(
+        ["bash", str(SBATCH), *arguments],
+        cwd=tmp_path,
+        start_new_session=True,
+        env={**os.environ, **path, "MASTER_PORT": port(), "SLURM_SUBMIT_DIR": str(tmp_path), **variables},
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_of_all_processes_that_share_a_cache_one_prepares(tmp_path: Path) -> None:
+    """As those of a run do, before they have met; the others find all of it."""
+    folder, fork = tiny.write_dataset(tmp_path / "data"), multiprocessing.get_context("fork")
+    with tiny.initialize_config_dir(str(tiny.config.conf_dir()), version_base="1.3"):
+        config = tiny.config.checked(tiny.compose("train", tiny.overrides(folder)))
+    start = fork.Barrier(4)
+
+    def work(number: int) -> None:
+        logging.getLogger("medconv").setLevel(logging.INFO)
+        logging.getLogger("medconv").addHandler(logging.FileHandler(tmp_path / f"log{number}"))
+        start.wait()
+        store = prepare_data(config).store
+        assert all(store.read(f"case_{i}").image.any() for i in range(7))
+
+    processes = [fork.Process(target=work, args=(number,)) for number in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 4
+    logs = "".join((tmp_path / f"log{number}").read_text() for number in range(4))
+    assert logs.count("preparing 7 of 7 cases") == logs.count("preparing ") == 1
+    assert not list((tmp_path / "prepared").rglob(".*.*.*"))
+
+
+def test_the_sbatch_script_is_bash() -> None:
+    subprocess.run(["bash", "-n", str(SBATCH)], check=True)
+
+
+def test_a_machine_that_is_lost_ends_the_job_and_the_same_command_goes_on(dataset: Path, tmp_path: Path) -> None:
+    arguments = tiny.overrides(dataset, *LONG)
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    with slurm(tmp_path, *arguments) as job:
+        awaited(last.is_file, job)
+        os.kill(int((tmp_path / "task1").read_text()), signal.SIGKILL)
+        killed = time.monotonic()
+        assert job.wait(timeout=60) == 128 + signal.SIGKILL  # srun's: the highest
+        assert time.monotonic() - killed < 20
+    said = (tmp_path / "err0").read_text()
+    assert said.startswith(LOST)
+    assert said.count("\n") == 1 and said.endswith("The same command goes on from the last checkpoint\n")
+    assert _summary(tmp_path)["status"] == "preempted"
+    reached = torch.load(last, weights_only=True)["global_step"]
+    assert 0 < reached < 60
+    with slurm(tmp_path, *arguments, RESTART_COUNT="1") as job:
+        assert job.wait(timeout=120) == DONE, (tmp_path / "err0").read_text()
+    assert (_summary(tmp_path)["status"], _summary(tmp_path)["steps"]) == ("done", 60)
+    with (tmp_path / "run/metrics.csv").open(newline="") as file:
+        assert {int(row["step"]) for row in csv.DictReader(file)} >= set(range(60))
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "run/summary.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "requeued"), [(75, "0", True), (75, "2", False), (0, "0", False), (1, "0", False)]
+)
+def test_a_job_that_may_go_on_is_requeued(tmp_path: Path, code: int, restarts: str, requeued: bool) -> None:
+    """With an interpreter that ends as a run would."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@"; exit {code}\n')
+    python.chmod(0o755)
+    with slurm(tmp_path, "a=1 2", "b", RESTART_COUNT=restarts, python=str(python), limit="2") as job:
+        assert job.wait(timeout=60) == code
+    assert (tmp_path / "out1").read_text() == "-m medconv.cli train data.num_workers=0 a=1 2 b\n"
+    assert (tmp_path / "requeued").exists() == requeued
+    assert not requeued or (tmp_path / "requeued").read_text() == "requeue 4711\n"
+
+
+@pytest.mark.slow
+def test_two_machines_give_the_result_of_one_and_the_first_alone_writes(dataset: Path, tmp_path: Path) -> None:
+    same = [*SAME, "data.samples_per_epoch=12", "trainer.max_steps=6"]
+    one = tiny.train(dataset, tmp_path / "one", *same, "data.batch_size=4")  # prepares for them, too
+    with two_machines(tmp_path, *tiny.overrides(dataset, *same, "run.dir=run")) as nodes:
+        (said, complained), _ = [node.communicate(timeout=120) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], complained
+    assert "global batch 4" in said
+    assert list((tmp_path / "node1").iterdir()) == []
+    run = tmp_path / "node0/run"
+    two = json.loads((run / "summary.json").read_text())
+    assert two["steps"] == one["steps"] == 6 and two["hardware"]["devices"] == 2
+    assert sorted(two["val/cases"]) == sorted(one["val/cases"])
+    states = [torch.load(f / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for f in (tmp_path / "one", run)]
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_torchrun_ends_too_and_only_a_shared_folder_goes_on(dataset: Path, tmp_path: Path) -> None:
+    arguments = tiny.overrides(dataset, *LONG, "trainer.max_steps=100000")
+    with two_machines(tmp_path, *arguments) as nodes:
+        awaited((tmp_path / "node0/run/checkpoints/last.ckpt").is_file, nodes[0])
+        power_off(nodes[1])
+        killed = time.monotonic()
+        said = nodes[0].communicate(timeout=60)[1]
+    print(f"ended after {time.monotonic() - killed:.1f} s")
+    assert nodes[0].returncode == 1 and LOST in said and "exitcode  : 75" in said
+    assert time.monotonic() - killed < 30
+    with two_machines(tmp_path, *arguments) as nodes:
+        messages = [node.communicate(timeout=120)[1] for node in nodes]
+    for said in messages:
+        assert re.search(
+            r"error: run: not the same folder for all processes, they would go on from steps \[\d+, 0\]; it ", said
+        )
+
+
+@pytest.mark.slow
+def test_a_machine_that_does_not_answer_is_waited_for_in_bounds(dataset: Path, tmp_path: Path) -> None:
+    arguments = tiny.overrides(dataset, *LONG, "trainer.max_steps=100000", "perf.timeout_seconds=10")
+    with slurm(tmp_path, *arguments) as job:
+        awaited((tmp_path / "run/checkpoints/last.ckpt").is_file, job)
+        tasks = [int((tmp_path / f"task{rank}").read_text()) for rank in (0, 1)]
+        os.kill(tasks[1], signal.SIGSTOP)
+        stopped = time.monotonic()
+        awaited((tmp_path / "err0").read_text, job, 60)
+        print(f"noticed after {time.monotonic() - stopped:.1f} s")
+        assert 5 < time.monotonic() - stopped < 30
+        os.kill(tasks[1], signal.SIGKILL)
+        assert job.wait(timeout=60) == 128 + signal.SIGKILL
+    assert (tmp_path / "err0").read_text().startswith(LOST)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_machines_lost_again_and_again(dataset: Path, tmp_path: Path) -> None:
+    """While processes start, prepare and meet, and while they train; either of them."""
+    arguments = tiny.overrides(dataset, *LONG, "trainer.max_steps=600", "perf.timeout_seconds=20")
+    times, seen, last = random.Random(0), [], tmp_path / "run/checkpoints/last.ckpt"
+    for number in range(6):
+        begun = time.time()
+        with slurm(tmp_path, *arguments) as job:
+            tasks = [tmp_path / f"task{rank}" for rank in (0, 1)]
+            awaited(lambda tasks=tasks: all(task.is_file() for task in tasks), job)
+            if number < 2:
+                time.sleep(times.uniform(2, 20))  # to start takes that long, more or less
+            else:
+                awaited(lambda begun=begun: last.is_file() and last.stat().st_mtime > begun, job)
+                time.sleep(times.uniform(0, 1))
+            os.kill(int(tasks[number % 2].read_text()), signal.SIGKILL)
+            killed = time.monotonic()
+            assert job.wait(timeout=90) == 128 + signal.SIGKILL
+            seen.append(round(time.monotonic() - killed, 1))
+            said = (tmp_path / f"err{1 - number % 2}").read_text()
+            assert said.splitlines()[-1].startswith(LOST), said  # before processes have met, torch says more
+            for task in tasks:
+                task.unlink()
+    with slurm(tmp_path, *arguments) as job:
+        assert job.wait(timeout=300) == DONE, (tmp_path / "err0").read_text()
+    print(f"the other ended after {seen} s")
+    assert max(seen) < 2 * 20 + 25  # to meet is tried twice
+    assert (_summary(tmp_path)["status"], _summary(tmp_path)["steps"]) == ("done", 600)

@@ -1,0 +1,51 @@
+"""medconv/metrics/dice.py: Dice against sets of voxels, and means where some classes are undefined."""
+
+import numpy as np
+import pytest
+from reference import overlap
+
+from medconv.metrics.dice import dice, mean, mean_per_class
+from medconv.targets.segmentation import Targets
+
+NAMES = ("background", "liver", "spleen", "cyst")
+TARGETS = Targets.of_classes(NAMES)
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (3, 4, 5)])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+def test_equals_the_sets(shape: tuple[int, ...], seed: int, dtype: type) -> None:
+    rng = np.random.default_rng(seed)
+    prediction, reference = (rng.integers(0, rng.integers(2, 5), shape).astype(dtype) for _ in range(2))
+    row = dice(prediction, reference, TARGETS)
+    assert list(row) == ["liver", "spleen", "cyst"]
+    assert row == pytest.approx(overlap.dice(prediction, reference, NAMES))
+    assert all(value is None or type(value) is float for value in row.values())
+
+
+def test_undefined_where_neither_holds_the_class_and_zero_where_one_does() -> None:
+    prediction, reference = np.zeros((2, 4, 4), np.uint8)
+    prediction[0, :2], reference[0, 1:3] = 1, 1
+    prediction[3] = 2
+    assert dice(prediction, reference, TARGETS) == {"liver": 0.5, "spleen": 0.0, "cyst": None}
+    assert dice(reference, prediction, TARGETS) == {"liver": 0.5, "spleen": 0.0, "cyst": None}
+    assert dice(reference, reference, TARGETS) == {"liver": 1.0, "spleen": None, "cyst": None}
+    assert dice(np.zeros((2, 2), int), np.zeros((2, 2), int), TARGETS) == {"liver": None, "spleen": None, "cyst": None}
+
+
+def test_counts_do_not_overflow_small_label_types() -> None:
+    ones = np.ones((40, 40), np.uint8)
+    assert dice(ones, ones, Targets.of_classes(("background", "all"))) == {"all": 1.0}
+
+
+def test_mean_per_class_leaves_undefined_cases_out() -> None:
+    rows = [{"a": 0.5, "b": None, "c": None}, {"a": 1.0, "b": 0.25, "c": None}, {"a": 0.0, "b": 0.75, "c": None}]
+    assert mean_per_class(rows) == {"a": 0.5, "b": 0.5, "c": None}
+    assert mean_per_class(rows[:1]) == {"a": 0.5, "b": None, "c": None}
+    assert mean_per_class([]) == {}
+
+
+def test_mean_leaves_undefined_classes_out() -> None:
+    assert mean({"a": 0.5, "b": None, "c": 0.0}) == 0.25
+    assert mean({"a": None}) is None
+    assert mean({}) is None

@@ -1,0 +1,138 @@
+"""medconv/metrics/segmentation.py: all metrics of a case; missing classes, regions, voxels to ignore, single slices."""
+
+import numpy as np
+import pytest
+from reference import surfaces as oracle
+from scipy.ndimage import gaussian_filter
+
+from medconv.data.case import Grid
+from medconv.metrics.dice import dice
+from medconv.metrics.segmentation import METRICS, VOLUMES, measure
+from medconv.targets.segmentation import Targets
+
+SPACING = (1.0, 1.5, 2.0)
+TARGETS = Targets.of_classes(("background", "one", "two", "three"))
+MM = {"one": 1.0, "two": 2.0, "three": 1.0}
+DIAGONAL = np.sqrt(12**2 + 15**2 + 16**2)  # of 12 x 10 x 8 voxels
+
+
+def grid(label: np.ndarray, *spacing_mm: float) -> Grid:
+    return Grid.of(label.shape, np.diag([*(spacing_mm or SPACING), 1]))
+
+
+def labels(seed: int, shape: tuple[int, ...] = (12, 10, 8)) -> np.ndarray:
+    """Three classes and background, in pieces."""
+    rng = np.random.default_rng(seed)
+    return np.stack([gaussian_filter(rng.normal(size=shape), 1.2) for _ in range(4)]).argmax(0).astype(np.int16)
+
+
+def test_all_metrics_of_every_class() -> None:
+    a, b = labels(0), labels(1)
+    rows = measure(a, b, grid(a), TARGETS, MM)
+    assert list(rows) == [*(m.name for m in METRICS), *VOLUMES]
+    assert rows["dice"] == dice(a, b, TARGETS)
+    for value, name in enumerate(TARGETS.names, 1):
+        found, wanted = a == value, b == value
+        assert rows["hd95_mm"][name] == pytest.approx(oracle.hd95(found, wanted, SPACING))
+        assert rows["asd_mm"][name] == pytest.approx(oracle.average_distance(found, wanted, SPACING))
+        assert rows["volume_ml"][name] == pytest.approx(found.sum() * 3 / 1000)
+        assert rows["reference_volume_ml"][name] == pytest.approx(wanted.sum() * 3 / 1000)
+        assert rows["volume_error_ml"][name] == pytest.approx((found.sum() - wanted.sum()) * 3 / 1000)
+        assert rows["volume_error"][name] == pytest.approx(found.sum() / wanted.sum() - 1)
+    values = [value for row in rows.values() for value in row.values()]
+    assert all(type(value) is float for value in values)
+
+
+def test_the_tolerance_is_that_of_the_class() -> None:
+    a, b = labels(0), labels(1)
+    rows = [measure(a, b, grid(a), TARGETS, dict.fromkeys(MM, mm))["nsd"] for mm in (1.0, 2.0)]
+    assert measure(a, b, grid(a), TARGETS, MM)["nsd"] == {
+        "one": rows[0]["one"],
+        "two": rows[1]["two"],
+        "three": rows[0]["three"],
+    }
+    assert rows[0]["two"] < rows[1]["two"]
+
+
+def test_missing_classes() -> None:
+    """In neither: no value. In one: the worst, and a relative volume error only where there is a volume to relate to."""
+    a, b = np.zeros((2, 12, 10, 8), np.int16)
+    a[3:5, 3:5, 3:5], b[6:8, 2:4, 2:6] = 1, 2
+    rows = {name: {m: row[name] for m, row in measure(a, b, grid(a), TARGETS, MM).items()} for name in TARGETS.names}
+    worst = {"dice": 0.0, "nsd": 0.0, "hd95_mm": pytest.approx(DIAGONAL), "asd_mm": pytest.approx(DIAGONAL)}
+    assert rows["one"] == {
+        **worst,
+        "volume_error": None,
+        "volume_error_ml": pytest.approx(0.024),
+        "volume_ml": pytest.approx(0.024),
+        "reference_volume_ml": 0.0,
+    }
+    assert rows["two"] == {
+        **worst,
+        "volume_error": -1.0,
+        "volume_error_ml": pytest.approx(-0.048),
+        "volume_ml": 0.0,
+        "reference_volume_ml": pytest.approx(0.048),
+    }
+    assert rows["three"] == {**dict.fromkeys(m.name for m in METRICS), "volume_ml": 0.0, "reference_volume_ml": 0.0}
+
+
+def test_regions_are_unions_of_values() -> None:
+    a, b = labels(2), labels(3)
+    regions = Targets(("whole", "core"), ((1, 2, 3), (2, 3)), (1, 2))
+    rows = measure(a, b, grid(a), regions, {"whole": 1.0, "core": 1.0})
+    union = Targets(("whole",), ((1,),))
+    for name, values in (("whole", (1, 2, 3)), ("core", (2, 3))):
+        alone = measure(*(np.isin(label, values).astype(np.int16) for label in (a, b)), grid(a), union, {"whole": 1.0})
+        assert {m: row[name] for m, row in rows.items()} == {m: row["whole"] for m, row in alone.items()}
+
+
+def test_voxels_to_ignore_count_nowhere() -> None:
+    """Whatever is predicted there, and although their value is above all classes."""
+    a, b = labels(4), labels(5)
+    b[:5] = 9
+    targets = Targets(TARGETS.names, TARGETS.values, (), ignore=9)
+    rows = measure(a, b, grid(a), targets, MM)
+    assert rows["dice"] == dice(a, b, targets)
+    a[:5] = 1
+    assert measure(a, b, grid(a), targets, MM) == rows
+    known = measure(a[5:], b[5:], grid(a[5:]), TARGETS, MM)  # a cut there makes the same surfaces
+    for metric, row in rows.items():
+        assert row == pytest.approx(known[metric]), metric
+
+
+def test_one_slice_is_a_plane() -> None:
+    """As a volume, each voxel of one slice would lie on the surface."""
+    a, b = labels(6, (20, 18)), labels(7, (20, 18))
+    rows = measure(a[..., None], b[..., None], grid(a[..., None], 1.0, 1.5, 5.0), TARGETS, MM)
+    for value, name in enumerate(TARGETS.names, 1):
+        assert rows["hd95_mm"][name] == pytest.approx(oracle.hd95(a == value, b == value, (1.0, 1.5)))
+        assert rows["volume_ml"][name] == pytest.approx((a == value).sum() * 7.5 / 1000)
+    alone = measure(a[..., None], 0 * b[..., None], grid(a[..., None], 1.0, 1.5, 5.0), TARGETS, MM)
+    assert alone["hd95_mm"]["one"] == pytest.approx(np.hypot(20, 27))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_slice_is_one_whichever_way_it_lies(axis: int) -> None:
+    a, b = labels(6, (20, 18)), labels(7, (20, 18))
+    spacing = list(np.insert([1.0, 1.5], axis, 5.0))
+    rows = measure(np.expand_dims(a, axis), np.expand_dims(b, axis), grid(np.expand_dims(a, axis), *spacing), TARGETS, MM)
+    assert rows == measure(a[..., None], b[..., None], grid(a[..., None], 1.0, 1.5, 5.0), TARGETS, MM)
+
+
+def test_volumes_of_a_sheared_grid() -> None:
+    """As a tilted gantry leaves them: the third axis leans, and is longer than the distance of the slices."""
+    a = labels(0)
+    affine = np.diag([*SPACING, 1])
+    affine[1, 2] = 2.0
+    rows = measure(a, a, Grid.of(a.shape, affine), TARGETS, MM)
+    assert rows["volume_ml"]["one"] == pytest.approx((a == 1).sum() * 3 / 1000)
+
+
+def test_masks_far_apart() -> None:
+    """The box holds both, wherever they lie: 4 x 4 x 4 voxels, 20, 30 and 10 mm from each other."""
+    a, b = np.zeros((2, 50, 60, 40), np.int16)
+    a[2:6, 50:54, 30:34], b[22:26, 20:24, 20:24] = 1, 1
+    row = {m: row["one"] for m, row in measure(a, b, grid(a, 1.0, 1.0, 1.0), TARGETS, MM).items()}
+    assert row["hd95_mm"] == pytest.approx(oracle.hd95(a == 1, b == 1, (1, 1, 1)))
+    assert (row["dice"], row["nsd"], row["volume_error"]) == (0.0, 0.0, 0.0)

@@ -1,0 +1,41 @@
+"""medconv/models/layers/max_pool.py against nn.MaxPool3d."""
+
+from typing import Any
+
+import pytest
+import torch
+from monai.networks import nets
+from torch import nn
+
+from medconv.models.layers.max_pool import WindowMaxPool3d, swap_pools
+
+
+@pytest.mark.parametrize("settings", [{"kernel_size": 2}, {"kernel_size": (1, 2, 3)}, {"kernel_size": 3, "stride": 3}])
+def test_values_and_gradients_are_those_of_max_pooling(settings: dict[str, Any]) -> None:
+    plain, mine = nn.MaxPool3d(**settings), nn.Sequential(nn.MaxPool3d(**settings))
+    assert swap_pools(mine) == 1
+    torch.manual_seed(0)
+    image = torch.randn(2, 3, 7, 8, 9).relu()  # with many equal values
+    found = []
+    for pool in (plain, mine):
+        x = image.clone().requires_grad_()
+        output = pool(x)
+        output.backward(torch.arange(output.numel(), dtype=torch.float32).view_as(output))
+        found.append((output.detach(), x.grad))
+    for value, wanted in zip(*found, strict=True):
+        assert torch.equal(value, wanted)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"kernel_size": 3, "stride": 2}, {"kernel_size": 2, "padding": 1}, {"kernel_size": 2, "ceil_mode": True}],
+)
+def test_windows_that_overlap_or_stand_over_are_left(settings: dict[str, Any]) -> None:
+    network = nn.Sequential(nn.MaxPool3d(**settings))
+    assert swap_pools(network) == 0 and type(network[0]) is nn.MaxPool3d
+
+
+def test_in_a_network_of_monai() -> None:
+    network = nets.BasicUNet(3, 1, 2, (4, 4, 4, 4, 4, 4))
+    assert swap_pools(network) == 4
+    assert sum(isinstance(layer, WindowMaxPool3d) for layer in network.modules()) == 4

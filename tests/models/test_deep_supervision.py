@@ -1,0 +1,89 @@
+"""medconv/models/deep_supervision.py: heads on the stages of our U-Net, which the network itself knows nothing of."""
+
+import pytest
+import torch
+from monai.networks.nets import DynUNet
+from torch import Tensor, nn
+
+from medconv.convs import Mirror, fold_convs, swap_convs
+from medconv.models.deep_supervision import DeepSupervision
+from medconv.models.unet import UNet
+from medconv.performance.switches import apply_switches
+
+
+def unet(spatial_dims: int = 2, channels: tuple[int, ...] = (4, 6, 8, 10, 12)) -> UNet:
+    torch.manual_seed(0)
+    return UNet(spatial_dims, 1, 3, channels, (2,) * (len(channels) - 1), norm="instance")
+
+
+@pytest.mark.parametrize("spatial_dims", [2, 3])
+def test_heads_lie_on_all_stages_but_the_two_coarsest(spatial_dims: int) -> None:
+    network, image = unet(spatial_dims), torch.randn(1, 1, *[32] * spatial_dims)
+    outputs = DeepSupervision(network, 3)(network, image)
+    assert [tuple(o.shape) for o in outputs] == [(1, 3, *[n] * spatial_dims) for n in (32, 16, 8)]
+    torch.testing.assert_close(outputs[0], network(image))
+
+
+def test_each_head_reads_its_own_stage_of_the_decoder() -> None:
+    network, image = unet(), torch.randn(1, 1, 32, 32)
+    seen: dict[int, Tensor] = {}
+    for i in (1, 2):
+        network.decoder[i].register_forward_hook(lambda _, __, out, i=i: seen.__setitem__(i, out))
+    supervision = DeepSupervision(network, 3)
+    _, *coarse = supervision(network, image)
+    for i, logits in enumerate(coarse, start=1):
+        torch.testing.assert_close(logits, supervision.heads[i - 1](seen[i]))
+
+
+def test_the_network_stays_as_it_is() -> None:
+    network, image = unet(), torch.randn(1, 1, 32, 32)
+    keys = list(network.state_dict())
+    supervision = DeepSupervision(network, 3)
+    assert list(network.state_dict()) == keys and not any("network" in key for key in supervision.state_dict())
+    assert isinstance(network.train()(image), Tensor) and isinstance(network.eval()(image), Tensor)
+
+
+def test_every_stage_with_a_head_gets_a_gradient_from_it() -> None:
+    network, image = unet(), torch.randn(1, 1, 32, 32)
+    DeepSupervision(network, 3)(network, image)[-1].sum().backward()
+    reached = {name.split(".")[1] for name, p in network.named_parameters() if "decoder" in name and p.grad is not None}
+    assert reached == {"2", "3"}  # nothing of the finer ones
+
+
+def test_with_few_stages_there_are_no_heads() -> None:
+    network = unet(channels=(4, 6, 8))
+    assert len(DeepSupervision(network, 3)(network, torch.randn(1, 1, 32, 32))) == 1
+
+
+def test_other_networks_are_refused_by_name() -> None:
+    dynunet = DynUNet(2, 1, 3, [3] * 3, [1, 2, 2], [2, 2], filters=[4, 6, 8])
+    with pytest.raises(
+        ValueError, match=r"task\.deep_supervision=true needs our own U-Net.*DynUNet; model=dynunet has heads"
+    ):
+        DeepSupervision(dynunet, 3)
+
+
+@pytest.mark.parametrize("axes", [(0,), (0, 1)])
+def test_heads_of_an_equivariant_network_are_so_too(axes: tuple[int, ...]) -> None:
+    network, image = unet(channels=(8, 8, 8, 8, 8)), torch.randn(1, 1, 32, 32)
+    swap_convs(network, Mirror(axes), example=image)
+    supervision = DeepSupervision(network, 3)
+    outputs = supervision(network, image)
+    for axis in axes:
+        for one, other in zip(outputs, supervision(network, image.flip(2 + axis)), strict=True):
+            torch.testing.assert_close(other, one.flip(2 + axis), rtol=1e-4, atol=1e-5)
+    logits = network.eval()(image)
+    torch.testing.assert_close(fold_convs(network)(image), logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("checkpointing", ["blocks", "pointwise"])
+def test_checkpointing_changes_no_gradient(checkpointing: str) -> None:
+    image, found = torch.randn(2, 1, 32, 32), []
+    for mode in ("none", checkpointing):
+        network = unet()
+        supervision = DeepSupervision(network, 3)
+        apply_switches(network, channels_last=True, fast_norm=True, checkpointing=mode)
+        torch.stack([o.square().mean() for o in supervision(network.train(), image)]).sum().backward()
+        found.append([p.grad for p in nn.ModuleList([network, supervision]).parameters()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

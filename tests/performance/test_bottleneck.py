@@ -1,0 +1,51 @@
+"""medconv/performance/bottleneck.py: the sentence names the worst limit and a switch that addresses it."""
+
+from typing import Any
+
+import pytest
+
+from medconv.performance.bottleneck import verdict
+from medconv.performance.step_profiler import PHASES
+
+
+def shares(**given: float) -> dict[str, float]:
+    rest = 1 - sum(given.values())
+    return {**dict.fromkeys(PHASES, 0.0), "forward": rest / 3, "backward": 2 * rest / 3, **given}
+
+
+def values(**perf: Any) -> dict[str, Any]:
+    return {
+        "data": {"num_workers": 2},
+        "trainer": {"devices": 1, "precision": "bf16-mixed", "accelerator": "cpu"},
+        "perf": {"checkpointing": "none", "channels_last": True, "compile": False, **perf},
+    }
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        ({"data_wait": 0.61}, "61% of the time waits for data: data.num_workers is 2 with 16 cores; try 16"),
+        ({"data_wait": 0.2, "validation": 0.4}, "40% of the time is validation: a larger trainer.check_val_every_n_epoch"),
+        ({"copy_to_device": 0.15}, "15% of the time copies batches to the device"),
+        ({"augment": 0.3}, "30% of the time is augmentation on the device"),
+        ({"logging": 0.2}, "20% of the time is logging and callbacks: a larger trainer.log_every_n_steps"),
+        ({"data_wait": 0.05}, "95% of the time is the network itself: perf.compile=true repays itself"),
+    ],
+)
+def test_the_worst_limit_and_its_switch(measured: dict[str, float], said: str) -> None:
+    sentence = verdict(shares(**measured), values(), cores=16)
+    assert sentence is not None and sentence.startswith(said)
+
+
+def test_a_network_is_told_what_it_does_not_use_yet() -> None:
+    assert "perf.channels_last=true" in str(verdict(shares(), values(channels_last=False), 2))
+    assert "perf.checkpointing=none" in str(verdict(shares(), values(checkpointing="blocks"), 2))
+    assert "more devices" in str(verdict(shares(), values(compile=True), 2))
+
+
+def test_workers_as_many_as_cores_are_not_advised_again() -> None:
+    assert "try augment=none" in str(verdict(shares(data_wait=0.5), values(), cores=2))
+
+
+def test_nothing_measured_nothing_said() -> None:
+    assert verdict({}, values(), 2) is None

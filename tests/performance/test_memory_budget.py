@@ -1,0 +1,58 @@
+"""medconv/performance/memory_budget.py: how much memory a step may take, from sizes that are known."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from medconv.performance.memory_budget import measured_gb, total_memory, usable_gb
+
+GB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("kind", "total", "processes", "expected"),
+    [
+        ("gpu", 80, 1, 24),  # as much as is ever taken
+        ("gpu", 23.6, 1, 16),  # 18.9, and the next step is 20
+        ("gpu", 7.7, 1, 6),
+        ("gpu", 7.9, 1, 6),  # cards that are sold as alike plan alike
+        ("cpu", 64, 1, 1),  # a CPU is slow at large patches
+        ("cpu", 64, 64, 0.5),
+        ("cpu", 8, 4, 1),
+        ("cpu", 0.5, 1, 0.5),  # the least, whatever there is
+    ],
+)
+def test_a_share_of_all_memory_rounded_down(kind: str, total: float, processes: int, expected: float) -> None:
+    found, words = usable_gb(kind, total * GB, processes)
+    assert found == expected and isinstance(found, float)
+    assert f"of {total:g} GB of {kind.upper()} memory" in words
+    assert ("as much as is ever taken" in words) == (expected in (1, 24)) and (f"{processes} processes" in words) == (
+        processes > 1
+    )
+
+
+def test_control_groups_bound_it(tmp_path: Path) -> None:
+    """The process's own group and all above it, in both versions; no limit is none."""
+    job = tmp_path / "slurm/job_1"
+    (job / "step").mkdir(parents=True)
+    (tmp_path / "memory/batch").mkdir(parents=True)
+    own = tmp_path / "own"
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    (job / "step/memory.max").write_text("max\n")
+    own.write_text("0::/slurm/job_1/step\n")
+    assert total_memory(tmp_path, own) == whole
+    (job / "memory.max").write_text(f"{3 * GB // 4}\n")
+    assert total_memory(tmp_path, own) == 3 * GB // 4
+    (tmp_path / "memory/batch/memory.limit_in_bytes").write_text(f"{GB // 2}\n")
+    own.write_text("4:cpu,memory:/batch\n3:cpu:/\n0::/\n")
+    assert total_memory(tmp_path, own) == GB // 2
+    assert total_memory(tmp_path, tmp_path / "absent") == whole
+
+
+def test_this_machine_has_some() -> None:
+    found, words = measured_gb("cpu", 1)
+    assert 0.5 <= found <= 10 and words.startswith("measured, of") and "CPU" in words
+    assert measured_gb("cpu", 64)[0] <= found
+    assert ("GPU" if torch.cuda.is_available() else "CPU") in measured_gb("auto", 1)[1]

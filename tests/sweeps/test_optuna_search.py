@@ -1,0 +1,269 @@
+"""`hydra/sweeper=optuna`: searches that are stopped and go on, and what they search."""
+
+import csv
+import json
+import math
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import tiny
+from helpers.processes import Forked, until
+from hydra.errors import ConfigCompositionException
+from omegaconf import DictConfig, OmegaConf
+
+from medconv.config import ConfigError
+from medconv.sweeps import optuna_search
+from medconv.sweeps.job import Job
+from medconv.targets.monitor import DICE
+from medconv.utils.exit_codes import DONE, PREEMPTED, USER
+
+optuna = pytest.importorskip("optuna")
+SPACE = "# @package hydra.sweeper\nn_trials: 2\nparams:\n  optimizer.lr: tag(log,interval(1e-3,1e-2))\n"
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> list[str]:
+    """A user's own search space, and the options that name it."""
+    (tmp_path / "own/sweep").mkdir(parents=True)
+    (tmp_path / "own/sweep/mine.yaml").write_text(SPACE)
+    return ["-m", "--config-dir", str(tmp_path / "own"), "hydra/sweeper=optuna", "sweep=mine", "run.name=found"]
+
+
+def test_a_search_goes_on_where_it_was_stopped(dataset: Path, tmp_path: Path, space: list[str]) -> None:
+    arguments = [*space, *tiny.overrides(dataset), "callbacks=none", "model.norm=choice(batch,instance)"]
+    home = tmp_path / "runs/found"
+    first = Forked(*arguments, cwd=tmp_path)
+    until(lambda: "[trial 1]" in first.said.read_text() or first.ended())
+    os.kill(first.pid, signal.SIGTERM)
+    code, said = first.wait()
+    assert code == PREEMPTED, said
+    tried = said[said.index("[trial 1]") :].splitlines()[0]
+    code, said = Forked(*arguments, cwd=tmp_path).wait()
+    assert code == DONE, said
+    assert f"\n{tried}\n" in said and said.count("\n[trial 2]") == 1 and "[trial 3]" not in said, said  # the same again
+    with (home / "sweep.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    study = optuna.load_study(study_name="medconv", storage=storage(home))
+    scores = {trial.params["optimizer.lr"]: trial.value for trial in study.trials}
+    assert {float(row["optimizer.lr"]): float(row["val/dice"]) for row in rows} == scores
+    assert len(scores) == 2 and all(1e-3 <= rate <= 1e-2 for rate in scores)
+    assert [row["val/dice"] for row in rows] == sorted((row["val/dice"] for row in rows), reverse=True)
+    code, said = Forked(*arguments, cwd=tmp_path).wait()  # all trials are there
+    assert code == DONE and "[trial" not in said and "sweep, best first" in said
+
+
+@pytest.mark.parametrize(
+    ("code", "score", "state"),
+    [(0, 0.5, "COMPLETE"), (0, None, "FAIL"), (0, math.nan, "FAIL"), (1, 0.5, "FAIL"), (-9, None, "FAIL")],
+)
+def test_what_came_of_a_trial_is_told(code: int, score: float | None, state: str, tmp_path: Path) -> None:
+    settings = {"n_trials": 3, "n_jobs": 2, "seed": 0}
+    study = optuna_search._study(tmp_path, settings, DICE, optuna)
+    space = {"seed": optuna.distributions.IntDistribution(0, 9)}
+    trials = optuna_search._next(study, space, ["a=1"], settings, optuna)
+    assert [trial.user_attrs["overrides"][0] for trial in trials] == ["a=1", "a=1"]
+    job = Job(tuple(trials[0].user_attrs["overrides"]), (), tmp_path, code)
+    job.folder.path.mkdir()
+    (job.folder.path / "summary.json").write_text(json.dumps({"val/dice": score}))
+    again = optuna_search._study(tmp_path, settings, DICE, optuna)  # as after a kill
+    assert [t.params for t in optuna_search._next(again, space, ["a=1"], settings, optuna)] == [t.params for t in trials]
+    optuna_search._tell(again, trials[0], job, optuna)
+    (told,) = [trial for trial in again.trials if trial.state.is_finished()]
+    assert (told.state.name, told.value, told.user_attrs["exit_code"]) == (
+        state,
+        score if state == "COMPLETE" else None,
+        code,
+    )
+    assert [t.number for t in optuna_search._next(again, space, ["a=1"], settings, optuna)] == [1]
+
+
+def storage(home: Path) -> object:
+    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(home / optuna_search.STUDY)))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "values"),
+    [
+        ("x=choice(a,b)", "CategoricalDistribution", {"choices": ("a", "b")}),
+        ("x=a,b", "CategoricalDistribution", {"choices": ("a", "b")}),
+        ("x=choice([4,8],[8])", "CategoricalDistribution", {"choices": ("[4,8]", "[8]")}),
+        ("x=range(1,9,3)", "CategoricalDistribution", {"choices": (1, 4, 7)}),
+        ("x=interval(0.2,0.8)", "FloatDistribution", {"low": 0.2, "high": 0.8, "log": False}),
+        ("x=int(interval(1,8))", "IntDistribution", {"low": 1, "high": 8, "log": False}),
+        ("x=tag(log,interval(1e-4,1e-2))", "FloatDistribution", {"low": 1e-4, "high": 1e-2, "log": True}),
+    ],
+)
+def test_hydra_s_ranges_become_optuna_s(given: str, kind: str, values: dict[str, object]) -> None:
+    (override,) = optuna_search._parsed(["x=1", given, "sweep=mine"])
+    found = optuna_search._distribution(override, optuna)
+    assert type(found).__name__ == kind
+    assert {name: getattr(found, name) for name in values} == values
+
+
+def test_the_last_of_a_key_counts() -> None:
+    found = optuna_search._parsed(["a=choice(1,2)", "b=3", "a=4"])
+    assert sorted(o.input_line for o in found) == ["a=4", "b=3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["run.name=x"], "hydra/sweeper=optuna has no search space: give sweep=NAME, or KEY=choice(A,B)"),
+        (["sweep=recipe", "hydra/sweeper=basic"], "sweep=NAME is a search space for Optuna: add hydra/sweeper=optuna"),
+        (["seed=interval(2,1)"], "hydra/sweeper=optuna: seed=interval(2,1): "),
+        (["seed=1,2", "hydra.sweeper.n_trials=0"], "hydra.sweeper.n_trials must be a whole number of 1 or more, got 0"),
+        (["optimizer.rate=interval(0,1)"], "there is no key optimizer.rate"),
+        (["optimizer.lr=interval(0,1)", "data.bach_size=2"], "there is no key data.bach_size; did you mean data.batch_size"),
+        (["data.fold=0,1"], "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one of"),
+        (["seed=1,2", "data.fold=all"], "hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no score"),
+    ],
+)
+def test_what_a_search_needs_is_named(arguments: list[str], wanted: str, tmp_path: Path) -> None:
+    code, said = Forked("-m", "hydra/sweeper=optuna", *arguments, cwd=tmp_path).wait()
+    assert code == USER and f"error: {wanted}" in said and "Traceback" not in said, said
+    assert not list(tmp_path.glob("runs/*/*.journal"))  # nothing that a corrected command would meet
+
+
+def test_a_misspelt_key_beside_options_of_one_s_own(tmp_path: Path, space: list[str]) -> None:
+    code, said = Forked(*space, "data.bach_size=2", cwd=tmp_path).wait()
+    assert code == USER and "error: there is no key data.bach_size; did you mean data.batch_size" in said, said
+
+
+def test_a_dry_run_shows_the_space_and_runs_nothing(tmp_path: Path, space: list[str]) -> None:
+    code, said = Forked(*space, "model.norm=batch,instance", "run.dry_run=true", cwd=tmp_path).wait()
+    assert code == DONE
+    assert said.splitlines() == [
+        "2 trials by Optuna for the best val/dice, into runs/found, over",
+        "  optimizer.lr=tag(log,interval(1e-3,1e-2))",
+        "  model.norm=batch,instance",
+    ]
+    assert not (tmp_path / "runs/found").exists()
+
+
+def test_without_optuna_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(
+        ConfigError, match="hydra/sweeper=optuna needs the package optuna: pip install 'medconv\\[optuna\\]'"
+    ):
+        optuna_search.run(["seed=1,2"], {}, lambda overrides: None)  # type: ignore[arg-type,return-value]
+
+
+def test_a_search_that_goes_on_tries_something_else(tmp_path: Path) -> None:
+    settings, tried = {"n_trials": 3, "n_jobs": 1, "seed": 0}, []
+    for _ in range(3):
+        study = optuna_search._study(tmp_path, settings, DICE, optuna)
+        (trial,) = optuna_search._next(study, {"lr": optuna.distributions.FloatDistribution(0, 1)}, [], settings, optuna)
+        study.tell(trial.number, 0.5)
+        tried.append(trial.params["lr"])
+    assert len(set(tried)) == 3
+
+
+def composed(folder: Path, overrides: list[str]) -> DictConfig:
+    """What Hydra would make of them. A model that has no kernel size, and a value for it, make no config."""
+    if "misspelt=1" in overrides or (
+        "model=unet" in overrides and any(o.startswith("model.kernel_size=") for o in overrides)
+    ):
+        key = "misspelt" if "misspelt=1" in overrides else "model.kernel_size"
+        raise ConfigCompositionException(f"Could not override '{key}'")
+    settings = {"launcher": {}, "runtime": {"config_sources": []}, "job": {"config_name": "train"}}
+    told = {"overrides": {"task": overrides, "hydra": []}}
+    run = {"dir": str(folder), "name": None, "dry_run": False}
+    return OmegaConf.create({"run": run, "data": {"fold": 0}, "hydra": {**settings, **told}})
+
+
+WELL = """
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir(exist_ok=True)
+with (folder / "count").open("a") as file: file.write("x")
+(folder / "summary.json").write_text(json.dumps({"val/dice": 0.5}))
+"""
+LOST = WELL + '(folder / "error.txt").write_text("another process is gone"); sys.exit(75)'
+
+
+def searched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, line: str = WELL, trials: int = 4, n_jobs: int = 1
+) -> int:
+    """A search whose jobs run a line of Python, with their folder as argument, in place of training."""
+    command = property(lambda job: [sys.executable, "-c", line, str(job.folder.path)])
+    monkeypatch.setattr(Job, "command", command)
+    settings = {"n_trials": trials, "n_jobs": n_jobs, "seed": 0}
+    return optuna_search.run(arguments, settings, lambda overrides: composed(folder, overrides))
+
+
+def states(folder: Path) -> list[str]:
+    return [trial.state.name for trial in optuna.load_study(study_name="medconv", storage=storage(folder)).trials]
+
+
+def test_a_trial_that_makes_no_config_fails_and_the_search_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = ["model=choice(unet,customconv)", "model.kernel_size=range(3,8,2)"]
+    assert searched(tmp_path, monkeypatch, *space, trials=8) == DONE
+    said = capsys.readouterr().out
+    assert set(states(tmp_path)) == {"COMPLETE", "FAIL"} and len(states(tmp_path)) == 8
+    assert said.count("makes no config: Could not override 'model.kernel_size'") == states(tmp_path).count("FAIL")
+    assert "model=unet" not in said[said.index("sweep, best first") :]
+    with pytest.raises(ConfigCompositionException, match="misspelt"):  # of every trial: a mistake, and nothing is kept
+        searched(tmp_path / "other", monkeypatch, *space, "misspelt=1")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_trial_that_lost_a_process_is_tried_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert searched(tmp_path, monkeypatch, "seed=range(0,9)", line=LOST, trials=2) == PREEMPTED
+    assert states(tmp_path) == ["FAIL", "FAIL"]
+    said = capsys.readouterr().out
+    assert said.count("[trial 1]") == said.count("[trial 2]") == 2
+    assert "exit code 75: another process is gone" in said
+
+
+def test_equal_trials_at_the_same_time_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert searched(tmp_path, monkeypatch, "seed=choice(0,1)", n_jobs=4) == DONE
+    assert states(tmp_path) == ["COMPLETE"] * 4
+    assert len(list(tmp_path.glob("*/count"))) <= 2 and {p.read_text() for p in tmp_path.glob("*/count")} == {"x"}
+
+
+def test_one_folder_holds_one_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = ["seed=choice(0,1)", "optimizer.lr=1e-3", "data.num_workers=2"]
+    searched(tmp_path, monkeypatch, *begun, trials=1)
+    searched(tmp_path, monkeypatch, begun[1], begun[0], "data.num_workers=4", trials=2)  # changes nothing that is trained
+    assert len(states(tmp_path)) == 2
+    for other, wanted in (
+        (["seed=choice(0,1)", "optimizer.lr=1e-2"], "optimizer.lr: 1e-3 there, 1e-2 now"),
+        (["seed=choice(0,1)"], "optimizer.lr: 1e-3 there, nothing now"),
+        ([*begun, "optimizer.lr=interval(0,1)"], "optimizer.lr: 1e-3 there, FloatDistribution"),
+        ([*begun, "seed=interval(0,9)"], "seed: CategoricalDistribution.* there, FloatDistribution"),
+        ([*begun, "model=a,b"], "model: nothing there, CategoricalDistribution"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{tmp_path} holds another search; choose another run.name\n.*{wanted}"):
+            searched(tmp_path, monkeypatch, *other)
+    assert len(states(tmp_path)) == 2
+
+
+def test_a_search_is_not_started_by_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(
+        ConfigError, match="-m is a sweep, whose jobs start processes of their own; start it without torchrun"
+    ):
+        optuna_search.run(["seed=1,2"], {}, lambda overrides: None)  # type: ignore[arg-type,return-value]
+
+
+def test_a_study_whose_last_line_was_cut_goes_on_and_a_damaged_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / optuna_search.STUDY
+    searched(tmp_path, monkeypatch, "seed=range(0,9)", trials=1)
+    with path.open("a") as file:
+        file.write('{"op_code": 4, "worker')
+    searched(tmp_path, monkeypatch, "seed=range(0,9)", trials=2)
+    assert states(tmp_path) == ["COMPLETE"] * 2  # also what was written after it can be read
+    path.write_text(path.read_text().replace('{"op_code', '{"op', 1).replace('"op_code', "op_code", 1))
+    with pytest.raises(ConfigError, match=f"^{path}: damaged \\(.*another run.name begins a new search"):
+        searched(tmp_path, monkeypatch, "seed=range(0,9)", trials=3)

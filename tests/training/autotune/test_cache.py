@@ -1,0 +1,181 @@
+"""medconv/training/autotune/cache.py: perf=auto in real runs, what it remembers, and who decides."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+from omegaconf import OmegaConf
+
+from medconv.config import ConfigError
+from medconv.training.autotune import cache
+from medconv.training.run_dir import RunFolder
+
+AUTO = ("perf=auto", "perf.auto_seconds=1", "model.norm=instance", "trainer.precision=null")
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    return tiny.write_dataset(tmp_path / "data" / "tiny")
+
+
+def choice(folder: Path) -> dict[str, Any]:
+    values = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    return {key: cache._get(values, key) for key in cache.OPEN}
+
+
+def memory(dataset: Path) -> Path:
+    (path,) = (dataset.parent / "prepared/autotune").glob("*.json")
+    return path
+
+
+def test_a_run_measures_chooses_and_says_so(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="medconv"):
+        tiny.train(dataset, tmp_path / "run", *AUTO)
+    assert "perf=auto takes the first of these" in caplog.text
+    found = choice(tmp_path / "run")
+    assert None not in found.values()
+    assert found["perf.checkpointing"] == "none" and found["perf.compile"] is False  # memory is ample, the run is short
+    record = json.loads(memory(dataset).read_text())
+    assert record["choice"] == found
+    first, *others = record["rows"]
+    assert first["choice"].items() >= {key.split(".")[1]: value for key, value in found.items()}.items()
+    assert all(first["seconds"] <= row["seconds"] / 0.97 for row in others if row["seconds"])
+
+
+def test_the_next_run_remembers_and_another_network_does_not(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny.train(dataset, tmp_path / "first", *AUTO)
+    record = json.loads(memory(dataset).read_text())
+    record["choice"]["perf.channels_last"] = not record["choice"]["perf.channels_last"]
+    memory(dataset).write_text(json.dumps(record))
+    caplog.clear()
+    with caplog.at_level("INFO", logger="medconv"):
+        tiny.train(dataset, tmp_path / "second", *AUTO, "seed=5")
+    assert "as measured here before" in caplog.text and "takes the first" not in caplog.text
+    assert choice(tmp_path / "second") == record["choice"]
+    tiny.train(dataset, tmp_path / "third", *AUTO, "model.channels=[4,6]")
+    assert len(list((dataset.parent / "prepared/autotune").glob("*.json"))) == 2
+
+
+def test_a_run_that_goes_on_keeps_its_choice(dataset: Path, tmp_path: Path) -> None:
+    tiny.train(dataset, tmp_path / "run", *AUTO)
+    chosen = choice(tmp_path / "run")
+    memory(dataset).write_text(json.dumps({"choice": dict.fromkeys(chosen, "another")}))
+    assert tiny.train(dataset, tmp_path / "run", *AUTO)["status"] == "done"
+    assert choice(tmp_path / "run") == chosen
+
+
+def test_what_the_user_fixed_is_not_measured(dataset: Path, tmp_path: Path) -> None:
+    fixed = ["perf.channels_last=false", "perf.checkpointing=blocks", "trainer.precision=32-true"]
+    tiny.train(dataset, tmp_path / "run", *AUTO, *fixed)
+    found = choice(tmp_path / "run")
+    assert found == {
+        "perf.channels_last": False,
+        "perf.fast_norm": False,
+        "perf.checkpointing": "blocks",
+        "perf.compile": False,
+        "trainer.precision": "32-true",
+    }
+
+
+def test_measuring_does_not_change_the_training(dataset: Path, tmp_path: Path) -> None:
+    fixed = ["perf.channels_last=true", "trainer.precision=32-true"]
+    tiny.train(dataset, tmp_path / "auto", *AUTO, *fixed)
+    tiny.train(dataset, tmp_path / "plain", "model.norm=instance", *fixed)
+    assert tiny.losses(tmp_path / "auto") == pytest.approx(tiny.losses(tmp_path / "plain"), rel=1e-4)
+
+
+def test_other_ranks_take_what_rank_zero_found(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.train(dataset, tmp_path / "zero", *AUTO)
+    path, record = memory(dataset), memory(dataset).read_text()
+    path.unlink()
+    monkeypatch.setenv("RANK", "1")
+    threading.Thread(target=lambda: (time.sleep(0.5), path.write_text(record)), daemon=True).start()
+    values = {**json.loads(record)["key"]["values"], "trainer": {}, "data": {}}
+    monkeypatch.setattr(cache, "_memory", lambda _: path)
+    values["perf"] = {**values["perf"], "auto_batch_size": False}
+    values["trainer"] = {"precision": None}
+    found = cache.settle(values, RunFolder(tmp_path / "new"))
+    assert {key: cache._get(found, key) for key in cache.OPEN} == json.loads(record)["choice"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(None, 100_000), (1.0, 100_000), (0.25, 25_000), (5, 1000), (5000, 100_000), (1, 200)]
+)
+def test_a_run_of_fewer_batches_is_shorter(limit: Any, expected: float) -> None:
+    trainer = {"max_steps": -1, "max_time": None, "max_epochs": 100, "limit_train_batches": limit}
+    values = {"trainer": trainer, "data": {"samples_per_epoch": 1000, "batch_size": 2}}
+    assert cache._planned_seconds(values, 2.0) == expected
+
+
+def test_heads_of_deep_supervision_are_measured_with_the_rest(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, work = [], cache._work
+    monkeypatch.setattr(cache, "_work", lambda *given: seen.append(work(*given)) or seen[-1])
+    deep = ["model.channels=[4,6,8,8]", "model.strides=[2,2,2]", "data.patch_size=[16,16,16]"]
+    tiny.train(dataset, tmp_path / "run", *AUTO, *deep, "task.deep_supervision=true", "trainer.max_steps=1")
+    assert [tuple(o.shape[2:]) for o in seen[0].network(seen[0].image)] == [(16,) * 3, (8,) * 3]
+
+
+def test_a_rank_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_PATIENCE", 0.3)
+    with pytest.raises(
+        ConfigError, match=r"rank 0's choice did not come to .*data.cache must be a folder that all ranks share"
+    ):
+        cache._awaited(tmp_path / "nowhere.json")
+
+
+def test_two_processes_agree(dataset: Path, tmp_path: Path) -> None:
+    arguments = tiny.overrides(dataset, *AUTO, "trainer.devices=2", f"run.dir={tmp_path / 'run'}")
+    done = tiny.command("train.py", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("perf=auto takes the first of these") == 1
+    assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
+
+
+def test_nothing_that_fits_is_said_with_the_table(dataset: Path, tmp_path: Path) -> None:
+    settings = [*AUTO, "loss._target_=helpers.tiny.FullLoss"]
+    with pytest.raises(ConfigError, match=r"no candidate runs, fits into memory.*\n.*takes the first"):
+        tiny.train(dataset, tmp_path / "run", *settings)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", ["", '{"choice": {}}', "[]"])
+def test_a_damaged_memory_is_measured_anew(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    tiny.train(dataset, tmp_path / "first", *AUTO)
+    memory(dataset).write_text(content)
+    assert tiny.train(dataset, tmp_path / "second", *AUTO)["status"] == "done"
+    assert "cannot be read, so it is measured anew" in caplog.text
+    assert set(json.loads(memory(dataset).read_text())["choice"]) == set(cache.OPEN)
+
+
+def test_a_cache_that_takes_nothing_costs_the_memory_only(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny.train(dataset, tmp_path / "plain")
+    (dataset.parent / "prepared/autotune").write_text("in the way")
+    assert tiny.train(dataset, tmp_path / "run", *AUTO)["status"] == "done"
+    assert "the choice cannot be kept for later runs" in caplog.text
+
+
+def test_a_run_whose_last_checkpoint_is_gone_keeps_its_choice(tmp_path: Path) -> None:
+    """It goes on from the one before."""
+    values: dict[str, Any] = {"perf": {"auto_batch_size": False}, "trainer": {}}
+    recorded = json.loads(json.dumps(values))
+    for key in cache.OPEN:
+        group, name = key.split(".")
+        values[group][name], recorded[group][name] = None, f"my {name}"
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    folder.previous.touch()
+    OmegaConf.save(OmegaConf.create(recorded), tmp_path / "config.yaml")
+    assert cache.settle(values, folder) == recorded

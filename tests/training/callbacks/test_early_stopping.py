@@ -1,0 +1,131 @@
+"""Runs that end early, and learning rates that wait for progress: medconv/training/callbacks/early_stopping.py in real runs."""
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+from lightning import Callback
+
+from medconv.config import ConfigError
+from medconv.utils import checkpoint_io
+
+# No validation but the first is ever good enough.
+NEVER = ["stopping=patience", "stopping.patience=2", "stopping.min_delta=2", "callbacks=none", "logger=none"]
+PLATEAU = ["scheduler=plateau", "scheduler.patience=1", "scheduler.min_delta=2", "scheduler.warmup_steps=0"]
+
+
+def test_a_run_without_progress_ends_early_and_says_so(dataset: Path, tmp_path: Path) -> None:
+    summary = tiny.train(dataset, tmp_path / "run", *NEVER, *PLATEAU, "trainer.max_steps=40")
+    assert summary["status"] == "done" and summary["steps"] == 12  # validations after 4, 8 and 12 steps
+    best = next(iter(validations(tmp_path / "run")))
+    assert summary["stopped_early"] == {
+        "step": 12,
+        "reason": f"val/dice was not better than {best:.4f} in the last 2 validations",
+    }
+    assert len(validations(tmp_path / "run")) == 3
+    content = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")
+    assert content["callbacks"]["EarlyStopping"]["waited"] == 2
+    assert content["lr_schedulers"][0]["level"] == 0.25  # lowered twice, the last validation's included
+    assert content["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.25 * 0.005)
+    assert tiny.train(dataset, tmp_path / "run", *NEVER, *PLATEAU, "trainer.max_steps=40") == summary  # finished
+
+
+def test_a_run_that_goes_on_keeps_its_count(dataset: Path, tmp_path: Path) -> None:
+    """Two steps between validations, in the middle of an epoch."""
+    often = [*NEVER, "trainer.val_check_interval=2", "trainer.limit_val_batches=1"]
+    tiny.train(dataset, tmp_path / "run", *often, "trainer.max_steps=4")
+    assert len(validations(tmp_path / "run")) == 2
+    longer = tiny.train(
+        dataset,
+        tmp_path / "more",
+        *often,
+        "trainer.max_steps=40",
+        f"run.resume={tmp_path / 'run/checkpoints/last.ckpt'}",
+    )
+    assert longer["steps"] == longer["stopped_early"]["step"] == 6
+
+
+class Scores(Callback):
+    """Validations with these values of `val/score`, one after another, then the last again."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = list(values)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            pl_module.log("val/score", self.values.pop(0) if len(self.values) > 1 else self.values[0])
+
+
+SCORED = [
+    *("stopping=patience", "stopping.patience=2", "stopping.monitor=val/score", "callbacks=none", "logger=none"),
+    "+callbacks.scores._target_=tests.training.callbacks.test_early_stopping.Scores",
+]
+
+
+def test_before_its_least_number_of_steps_nothing_is_decided(dataset: Path, tmp_path: Path) -> None:
+    """It got better after two validations without progress, so it goes on."""
+    least = ["trainer.min_steps=14", "+callbacks.scores.values=[0.5,0.4,0.4,0.6,0.7,0.6,0.6]", "trainer.max_steps=60"]
+    summary = tiny.train(dataset, tmp_path / "run", *SCORED, *least)
+    assert summary["steps"] == summary["stopped_early"]["step"] == 28  # the seventh validation
+    assert len(validations(tmp_path / "run")) == 7
+
+
+def test_a_run_that_ends_anyway_has_not_stopped_early(dataset: Path, tmp_path: Path) -> None:
+    for name, end in (("steps", "trainer.max_steps=12"), ("epochs", "trainer.max_epochs=3")):
+        given = ["trainer.max_steps=-1", end, "+callbacks.scores.values=[0.5,0.4,0.4]"]
+        summary = tiny.train(dataset, tmp_path / name, *SCORED, *given)
+        assert (summary["steps"], summary["stopped_early"]) == (12, None)
+
+
+def test_a_run_that_was_killed_as_it_stopped_has_ended(dataset: Path, tmp_path: Path) -> None:
+    folder, given = tmp_path / "run", [*SCORED, "+callbacks.scores.values=[0.5,0.4,0.4]", "trainer.max_steps=60"]
+    first = tiny.train(dataset, folder, *given)
+    assert first["steps"] == 12
+    kept = {key: value for key, value in first.items() if key not in ("status", "stopped_early")}
+    (folder / "summary.json").write_text(json.dumps({**kept, "status": "running"}))
+    again = tiny.train(dataset, folder, *given)
+    assert (again["status"], again["steps"], again["stopped_early"]) == ("done", 12, first["stopped_early"])
+    assert len(validations(folder)) == 3
+
+
+def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> None:
+    """By a metric that rank 0 alone has."""
+    alone = ["stopping.monitor=val/cross_entropy", "stopping.mode=min", "scheduler.monitor=val/cross_entropy"]
+    arguments = [*NEVER, *PLATEAU, *alone, "scheduler.mode=min", "trainer.max_steps=40"]
+    two = ["trainer.devices=2", "trainer.strategy=ddp", f"run.dir={tmp_path / 'run'}"]
+    done = tiny.command("train.py", *tiny.overrides(dataset, *arguments, *two), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["hardware"]["devices"] == 2 and summary["steps"] == 6 and summary["stopped_early"]["step"] == 6
+    assert done.stdout.count("stopped early") == 2  # in the log, and in the table at the end
+    assert done.stdout.count("learning rate lowered") == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        (["stopping=patience", "stopping.monitor=val/f1"], "stopping.monitor=val/f1: no such metric; there are "),
+        (["scheduler=plateau", "scheduler.monitor=val/f1"], "scheduler.monitor=val/f1: no such metric; there are "),
+        (["stopping=patience", "data.fold=all"], "stopping=patience looks at validations, and there are no cases to"),
+        (["scheduler=plateau", "data.fold=all"], "scheduler=plateau looks at validations, and there are no cases to"),
+        (["stopping=patience", "trainer.limit_val_batches=0"], "stopping=patience looks at validations, and there are no"),
+        (["stopping=patience", "stopping.patience=0"], "stopping: patience must be a whole number of validations, 1"),
+    ],
+)
+def test_what_stopping_needs_is_named(override: list[str], wanted: str, dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^{wanted}") as error:
+        tiny.train(dataset, tmp_path / "run", *override, "logger=none", "callbacks=none")
+    assert isinstance(error.value, ConfigError) or "no such metric" in wanted
+
+
+def validations(folder: Path) -> list[float]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    found = [float(row["val/dice"]) for row in rows if row.get("val/dice")]
+    assert not any(math.isnan(value) for value in found)
+    return found

@@ -1,0 +1,126 @@
+"""medconv/training/callbacks/weight_averaging.py: which mean of the weights is validated and saved, and that training itself does not notice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+from lightning import Callback
+
+from medconv.training import run
+from medconv.training.callbacks.weight_averaging import AverageWeights
+from medconv.utils import checkpoint_io
+
+STEPS = [
+    "trainer.max_steps=8",
+    "data.samples_per_epoch=8",
+    "scheduler=constant",
+    "scheduler.warmup_steps=0",
+    "averaging.begin=0",
+]
+
+
+class Weights(Callback):
+    """Writes the training's own weights after every step."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        torch.save(pl_module.network.state_dict(), self.path / f"{trainer.global_step}.pt")
+
+
+def state(path: Path, key: str = "state_dict") -> dict[str, torch.Tensor]:
+    return {name.removeprefix("network."): value for name, value in checkpoint_io.read(path)[key].items()}
+
+
+@pytest.mark.parametrize(("power", "every"), [(2.0, 1), (0.0, 1), (1.0, 3)])
+def test_the_mean_is_weighted_by_the_power_of_the_step(tmp_path: Path, power: float, every: int) -> None:
+    """After n updates of equal value the k-th counts k (k + 1) ... of the Gamma functions' ratio; power 0: all alike."""
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    spy = [
+        "+callbacks.spy._target_=tests.training.callbacks.test_weight_averaging.Weights",
+        f"+callbacks.spy.path={tmp_path}",
+    ]
+    tiny.train(dataset, tmp_path / "run", *STEPS, *spy, f"averaging.power={power}", f"averaging.every={every}")
+    seen = [torch.load(tmp_path / f"{step}.pt", weights_only=True) for step in range(1, 9, every)]
+    shares = [1.0]
+    for count in range(1, len(seen)):
+        newest = (power + 1) / (count + power + 1)
+        shares = [*(share * (1 - newest) for share in shares), newest]
+    if power == 0:
+        assert shares == pytest.approx([1 / len(seen)] * len(seen))
+    found = state(tmp_path / "run/checkpoints/last.ckpt")
+    for name, value in found.items():
+        if value.is_floating_point():
+            expected = sum(share * weights[name] for share, weights in zip(shares, seen, strict=True))
+            torch.testing.assert_close(value, expected, msg=name)
+    own = state(tmp_path / "run/checkpoints/last.ckpt", "current_model_state")
+    assert all(torch.equal(own[name], value) for name, value in torch.load(tmp_path / "8.pt", weights_only=True).items())
+
+
+def test_half_of_the_mean_comes_from_the_last_fifth() -> None:
+    callback, mean = AverageWeights(power=2.0, begin=0), [torch.zeros(1)]
+    for count in range(1, 1000):
+        callback._update(mean, [torch.tensor([float(count >= 794)])], torch.tensor(count))
+    assert float(mean[0]) == pytest.approx(0.5, abs=0.01)
+
+
+def test_the_first_steps_are_left_out(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    spy = [
+        "+callbacks.spy._target_=tests.training.callbacks.test_weight_averaging.Weights",
+        f"+callbacks.spy.path={tmp_path}",
+    ]
+    tiny.train(dataset, tmp_path / "run", *STEPS, *spy, "averaging.begin=6", "averaging.power=0", "averaging.every=1")
+    seen = [torch.load(tmp_path / f"{step}.pt", weights_only=True) for step in (7, 8)]
+    for name, value in state(tmp_path / "run/checkpoints/last.ckpt").items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, (seen[0][name] + seen[1][name]) / 2, msg=name)
+    tiny.train(dataset, tmp_path / "short", *STEPS, "averaging.begin=300")
+    short = tmp_path / "short/checkpoints/last.ckpt"
+    own = state(short, "current_model_state")
+    assert all(torch.equal(value, own[name]) for name, value in state(short).items())
+
+
+def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    begin = {"polynomial": STEPS[-1:], "none": []}
+    for name in begin:
+        tiny.train(dataset, tmp_path / name, *STEPS[:-1], f"averaging={name}", *begin[name])
+    assert tiny.losses(tmp_path / "polynomial") == tiny.losses(tmp_path / "none")
+    own, plain = (tmp_path / name / "checkpoints/last.ckpt" for name in ("polynomial", "none"))
+    plain_state, own_state = state(plain), state(own, "current_model_state")
+    assert all(torch.equal(own_state[name], value) for name, value in plain_state.items())
+    assert any(not torch.equal(state(own)[name], value) for name, value in plain_state.items())
+    assert "current_model_state" not in checkpoint_io.read(plain)
+
+
+def test_a_run_that_goes_on_has_the_mean_of_one_that_was_not_stopped(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    tiny.train(dataset, tmp_path / "whole", *STEPS)
+    tiny.train(dataset, tmp_path / "half", *STEPS, "trainer.max_steps=4")
+    half = tmp_path / "half/checkpoints/last.ckpt"
+    tiny.train(dataset, tmp_path / "on", *STEPS, f"run.resume={half}")
+    for key in ("state_dict", "current_model_state"):
+        one, other = (state(tmp_path / name / "checkpoints/last.ckpt", key) for name in ("whole", "on"))
+        for name, value in one.items():
+            torch.testing.assert_close(other[name], value, msg=name)
+
+
+def test_the_mean_is_what_is_loaded(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    tiny.train(dataset, tmp_path / "run", *STEPS)
+    path = tmp_path / "run/checkpoints/last.ckpt"
+    weight = run.load(path).network.get_parameter("encoder.0.0.weight")
+    assert torch.equal(weight, state(path)["encoder.0.0.weight"])
+
+
+@pytest.mark.parametrize(("wrong", "message"), [("power=-1", "0 or more, got -1"), ("every=0", "at least 1, got 0")])
+def test_values_out_of_range(tmp_path: Path, wrong: str, message: str) -> None:
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    with pytest.raises(ValueError, match=rf"averaging\.\w+ must be .*{message}"):
+        tiny.train(dataset, tmp_path / "run", f"averaging.{wrong}")

@@ -1,0 +1,350 @@
+"""medconv/training/checkpoint/writer.py and the run folder's choice of a checkpoint: whole or not there, damage found, the one before it used."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import random
+import re
+import resource
+import signal
+import threading
+import time
+from collections import Counter, defaultdict
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+from lightning import Callback
+
+from medconv.cli.entrypoint import guard
+from medconv.config import ConfigError
+from medconv.performance.step_profiler import StepProfiler
+from medconv.training.checkpoint import log_rewind, writer
+from medconv.training.checkpoint.writer import AtomicIO
+from medconv.training.run_dir import RunFolder
+from medconv.utils import checkpoint_io
+from medconv.utils.cluster import Lost
+from medconv.utils.exit_codes import DONE, USER
+from medconv.utils.signals import Stopped
+
+CONTENT = {"medconv": {"config": {}}, "state_dict": {"weight": torch.arange(2000.0)}, "curves": {"metrics.csv": 3}}
+
+
+def saved(folder: Path, *numbers: float) -> Path:
+    """Checkpoints written one after the other, as `last.ckpt`, told apart by their first weight."""
+    io = AtomicIO()
+    for number in numbers:
+        weight = torch.arange(2000.0)
+        weight[0] = number
+        io.save_checkpoint({**CONTENT, "state_dict": {"weight": weight}}, folder / "checkpoints/last.ckpt")
+    io.teardown()
+    return folder / "checkpoints/last.ckpt"
+
+
+def first(path: Path) -> float:
+    return float(checkpoint_io.read(path)["state_dict"]["weight"][0])
+
+
+def test_a_checkpoint_keeps_the_one_before_it(tmp_path: Path) -> None:
+    last = saved(tmp_path, 1, 2, 3)
+    assert (first(last), first(last.with_name("previous.ckpt"))) == (3, 2)
+    assert sorted(path.name for path in last.parent.iterdir()) == ["last.ckpt", "previous.ckpt"]
+
+
+def test_the_copy_is_made_before_training_goes_on(tmp_path: Path) -> None:
+    """What is written is what there was when it was asked for, strides and the versions of a module's state included."""
+    io, gate = AtomicIO(), threading.Event()
+    network = torch.nn.Conv3d(2, 2, 3).to(memory_format=torch.channels_last_3d)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    io._submit(gate.wait)  # the thread is busy
+    io._pending.clear()
+    io.save_checkpoint({**CONTENT, "state_dict": network.state_dict()}, tmp_path / "last.ckpt")
+    with torch.no_grad():
+        network.weight.zero_()
+    gate.set()
+    io.wait()
+    found = checkpoint_io.read(tmp_path / "last.ckpt")["state_dict"]
+    assert all(torch.equal(found[name], value) for name, value in before.items())
+    assert found["weight"].stride() == network.weight.stride()
+    assert found._metadata == network.state_dict()._metadata
+
+
+def test_a_flipped_bit_or_a_missing_end_is_found_wherever_it_is(tmp_path: Path) -> None:
+    """Or, in the few bytes that say nothing, such as dates and the padding between parts, changes nothing."""
+    last, rng = saved(tmp_path, 1), random.Random(0)
+    whole, harmless = last.read_bytes(), 0
+    places = [*range(200), *range(len(whole) - 600, len(whole)), *(rng.randrange(len(whole)) for _ in range(200))]
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << rng.randrange(8)
+        last.write_bytes(damaged)
+        try:
+            content = checkpoint_io.read(last)
+        except ValueError:
+            continue
+        harmless += 1
+        assert torch.equal(content["state_dict"]["weight"], torch.cat([torch.ones(1), torch.arange(1.0, 2000)]))
+        assert content["curves"] == CONTENT["curves"]
+    assert harmless < len(places) // 2
+    for length in [0, 1, 100, *(rng.randrange(len(whole)) for _ in range(50)), len(whole) - 1]:
+        last.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=re.escape(str(last))):
+            checkpoint_io.read(last)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+def test_of_a_damaged_checkpoint_the_one_before_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    last = saved(tmp_path, 1, 2)
+    if damage == "gone":  # as if killed between two renamings
+        last.unlink()
+    else:
+        content = bytearray(last.read_bytes())
+        content[len(content) // 2] ^= 255
+        last.write_bytes(content if damage == "flip" else content[:-50])
+    folder = RunFolder(tmp_path)
+    assert folder.resume_from() == last.with_name("previous.ckpt")
+    assert "going on from the one before" in caplog.text and str(last) in caplog.text
+    folder.begin({"facts": {}})
+    assert first(saved(tmp_path, 3)) == 3
+    assert first(last.with_name("previous.ckpt")) == 1  # the damaged one did not become it
+
+
+def test_without_a_whole_one_nothing_is_trained(tmp_path: Path) -> None:
+    saved(tmp_path, 1).write_bytes(b"")
+    with pytest.raises(ValueError, match=r"last\.ckpt: damaged.*run\.resume=never begins anew"):
+        RunFolder(tmp_path).resume_from()
+
+
+def test_the_best_is_a_second_name_and_stays_when_the_last_is_written_anew(tmp_path: Path) -> None:
+    io, last, best = AtomicIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    for number in (1.0, 2.0, 3.0):
+        io.also = best if number < 3 else None
+        io.save_checkpoint({**CONTENT, "state_dict": {"weight": torch.full((1,), number)}}, last)
+    io.wait()
+    assert (first(last), first(best), best.stat().st_nlink) == (3, 2, 2)  # with previous.ckpt
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_best_is_there_before_the_last_that_knows_of_it(tmp_path: Path) -> None:
+    """So one that is killed between the two is met by a run that is still to find it."""
+    io, last, best = AtomicIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    last.mkdir()  # what comes after cannot be done
+    io.also = best
+    io.save_checkpoint(CONTENT, last)
+    with pytest.raises(OSError, match="last.ckpt"):
+        io.wait()
+    assert checkpoint_io.read(best)["curves"] == CONTENT["curves"]
+    assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "best.ckpt"}
+
+
+def test_copies_are_of_the_kind_of_what_they_copy() -> None:
+    tree: Any = defaultdict(list, a=[torch.ones(1)])
+    copied = writer.copied({"tree": tree, "counted": Counter("aab")})
+    assert copied["counted"] == Counter("aab") and copied["tree"]["b"] == []
+    assert torch.equal(copied["tree"]["a"][0], torch.ones(1)) and copied["tree"]["a"][0] is not tree["a"][0]
+
+
+def test_a_run_from_elsewhere_keeps_a_best_of_its_own(dataset: Path, tmp_path: Path) -> None:
+    """Though it is not as good as that of the run that it goes on from; and its totals are those of all its steps."""
+    tiny.train(dataset, tmp_path / "one", "logger=none", "trainer.max_steps=2", "data.samples_per_epoch=4")
+    content = checkpoint_io.read(tmp_path / "one/checkpoints/last.ckpt")
+    content["callbacks"]["Checkpoints"]["best"] = 2.0
+    torch.save(content, tmp_path / "x.ckpt")
+    more = ["trainer.max_steps=4", f"run.resume={tmp_path / 'x.ckpt'}", "data.samples_per_epoch=4"]
+    summary = tiny.train(dataset, tmp_path / "two", "logger=none", *more)
+    assert summary["val/dice"] is not None
+    callbacks = checkpoint_io.read(tmp_path / "two/checkpoints/best.ckpt")["callbacks"]
+    assert callbacks["Checkpoints"]["best"] <= 1
+    assert callbacks["StepProfiler"]["samples"] == 2 * 4
+    assert summary["wall_seconds"] > content["callbacks"]["StepProfiler"]["wall_seconds"] > 0
+
+
+def test_where_a_file_cannot_have_two_names_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(writer.os, "link", refuse)
+    last = saved(tmp_path, 1, 2)
+    assert (first(last), first(last.with_name("previous.ckpt"))) == (2, 1)
+
+
+class Full(Callback):
+    """From the third step on no file may grow beyond so many bytes: the writer meets it in the midst of a checkpoint."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.room, resource.RLIM_INFINITY))
+
+
+FULL = [
+    "trainer.max_steps=8",
+    "run.checkpoint_every=00:00:00:00",
+    "+callbacks.full._target_=tests.training.checkpoint.test_writer.Full",
+]
+
+
+def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(
+    dataset: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = [*FULL, "+callbacks.full.room=30000", "logger=none"]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        code = guard(lambda: DONE * bool(tiny.train(dataset, tmp_path / "run", *settings)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith(("error", "Traceback"))]
+    assert (code, said) == (USER, [f"error: {last}: cannot be written (File too large)"])
+    assert checkpoint_io.read(last)["global_step"] in (2, 3)
+    assert {path.name for path in last.parent.iterdir()} == {"last.ckpt", "previous.ckpt"}
+
+
+def test_where_nothing_at_all_can_be_written_one_line_says_so(dataset: Path, tmp_path: Path) -> None:
+    """Neither curves nor the log nor the summary: the first of them that fails."""
+    environment = {**os.environ, "PYTHONPATH": tiny.PYTHONPATH}
+    arguments = tiny.overrides(dataset, *FULL, "+callbacks.full.room=1", f"run.dir={tmp_path / 'run'}")
+    done = tiny.command("train.py", *arguments, cwd=tmp_path, env=environment)
+    assert done.returncode == USER, done.stderr
+    assert re.fullmatch(r"error: \S+/run(/\S+)?: cannot be written \(File too large\)\n", done.stderr)
+    assert checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")["global_step"] in (2, 3)
+
+
+class Small:
+    """A file with room for so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def write(self, data: Any) -> int:
+        self.room -= len(data)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return len(data)
+
+    def flush(self) -> None:
+        """There is nothing to flush."""
+
+
+@pytest.mark.parametrize("room", [0, 10, 100, 1000, 5000])
+def test_why_a_checkpoint_could_not_be_written_is_said(room: int) -> None:
+    """torch says it only where the first bytes fail."""
+    with pytest.raises(OSError, match="No space left"):
+        writer._Recording(Small(room)).save(CONTENT)
+
+
+def test_what_goes_wrong_in_the_thread_is_raised(tmp_path: Path) -> None:
+    io = AtomicIO()
+    (tmp_path / "no folder").touch()
+    io.save_checkpoint(CONTENT, tmp_path / "no folder/last.ckpt")
+    with pytest.raises(OSError, match="no folder/last.ckpt"):
+        io.wait()
+    io.check()  # said once
+
+
+def test_what_ends_while_it_is_looked_at_is_not_forgotten() -> None:
+    class Late(Future):
+        """Done from the second look on."""
+
+        looks = 0
+
+        def done(self) -> bool:
+            self.looks += 1
+            return self.looks > 1
+
+    io, late = AtomicIO(), Late()
+    late.set_exception(OSError("no room"))
+    io._pending.append(late)
+    io.check()
+    with pytest.raises(OSError, match="no room"):
+        io.wait()
+
+
+def test_curves_are_cut_back_to_where_they_were(tmp_path: Path) -> None:
+    events = tmp_path / "tensorboard/events.out.tfevents.1"
+    events.parent.mkdir()
+    events.write_bytes(b"12345")
+    other = tmp_path / "longer/tensorboard/events.out.tfevents.3"  # of another run, whose folder is in this one
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"123")
+    (tmp_path / "metrics.csv").write_text("step,loss\n0,1.0\n1,2.0\n")
+    measured = log_rewind.measure(tmp_path)
+    events.write_bytes(b"12345678")
+    other.write_bytes(b"123456")
+    (events.parent / "events.out.tfevents.2").write_bytes(b"1")
+    (events.parent / "hparams.yaml").touch()
+    (tmp_path / "metrics.csv").write_text("step,loss,dice\n0,1.0,\n1,2.0,\n2,3.0,0.5\n3,0.")
+    log_rewind.rewind(tmp_path, measured)
+    assert events.read_bytes() == b"12345"
+    assert (tmp_path / "metrics.csv").read_text() == "step,loss,dice\n0,1.0,\n1,2.0,\n"
+    assert sorted(path.name for path in events.parent.iterdir()) == [events.name, "hparams.yaml"]
+    log_rewind.rewind(tmp_path, {})
+    assert not events.exists() and not (tmp_path / "metrics.csv").exists()
+    assert other.read_bytes() == b"123456"
+
+
+def _holds(folder: Path, resume: str, ready: Any) -> None:
+    held = RunFolder(folder, resume)  # as long as this is there
+    held.begin({"facts": {}})
+    if os.fork():
+        ready.set()
+    time.sleep(30)  # the child, as a worker would, outlives a parent that is killed
+    os._exit(0)
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path, resume: str) -> None:
+    saved(tmp_path / "run", 1)
+    fork = multiprocessing.get_context("fork")
+    ready = fork.Event()
+    there = fork.Process(target=_holds, args=(tmp_path / "run", "auto", ready))
+    there.start()
+    assert ready.wait(60)
+    with pytest.raises(ConfigError, match=r"run: another process is training there; .*choose another run\.name"):
+        RunFolder(tmp_path / "run", resume).begin({"facts": {}})
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    worker = int(Path(f"/proc/{there.pid}/task/{there.pid}/children").read_text())
+    there.kill()
+    there.join()
+    with closing(RunFolder(tmp_path / "run", resume)) as folder:
+        folder.begin({"facts": {}})
+    os.kill(worker, signal.SIGKILL)
+
+
+def test_a_best_that_is_damaged_hides_no_error(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    saved(tmp_path, 1).with_name("best.ckpt").write_bytes(b"")
+    about = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), world_size=1, global_step=3)
+    for error, status in [(KeyError("the first"), "failed"), (Lost("gone"), "preempted"), (Stopped(), "preempted")]:
+        with pytest.raises(type(error)), folder.recording(about, StepProfiler()):
+            raise error
+        assert folder.summary()["status"] == status and folder.summary()["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "missing"),
+        ("", "empty"),
+        ("a: [", "damaged"),
+        ("just text", "empty, or no config"),
+        ("a: 1", "empty, or no config"),
+    ],
+)
+def test_a_run_without_its_config_does_not_go_on(tmp_path: Path, text: str | None, said: str) -> None:
+    saved(tmp_path, 1)
+    if text is not None:
+        (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rf"config\.yaml: {said}.*run\.resume=never begins anew"):
+        RunFolder(tmp_path).planned_memory()

@@ -1,0 +1,115 @@
+"""medconv/training/distributed/strategy.py with real processes: one answer on every rank."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+
+from medconv.training.distributed import strategy
+from medconv.utils.exit_codes import PREEMPTED
+
+PERF = {"compile": False, "checkpointing": "none", "timeout_seconds": 60.0}
+
+
+def trainer(**given: Any) -> dict[str, Any]:
+    return {"strategy": "auto", "accelerator": "cpu", "devices": 1, "num_nodes": 1, "accumulate_grad_batches": 1, **given}
+
+
+@pytest.mark.parametrize("given", [{"devices": 2}, {"devices": [0, 1]}, {"num_nodes": 2}, {"strategy": "ddp"}])
+def test_several_processes_are_ddp_without_needless_traffic(given: dict[str, Any]) -> None:
+    found = strategy.strategy(trainer(**given), PERF)
+    assert isinstance(found, DDPStrategy)
+    assert found._ddp_kwargs["gradient_as_bucket_view"] and found._ddp_kwargs["static_graph"]
+    assert not strategy.strategy(trainer(**given, accumulate_grad_batches=2), PERF)._ddp_kwargs["static_graph"]
+
+
+def test_one_process_and_other_strategies_are_lightnings() -> None:
+    assert strategy.strategy(trainer(), PERF) == "auto"
+    assert strategy.strategy(trainer(strategy="ddp_spawn", devices=2), PERF) == "ddp_spawn"
+
+
+def test_fsdp_divides_over_all_processes() -> None:
+    found = strategy.strategy(trainer(strategy="fsdp", devices=4, num_nodes=2), PERF)
+    assert isinstance(found, ModelParallelStrategy)
+    assert (found._data_parallel_size, found._tensor_parallel_size) == (8, 1)
+
+
+@pytest.mark.parametrize(("norm", "name"), [("batch", "train"), ("instance", "train.py")])
+def test_running_statistics_are_rank_zeros_where_they_are_used(dataset: Path, tmp_path: Path, norm: str, name: str) -> None:
+    """Lightning starts the second process by the first one's command line."""
+    settings = ["trainer.devices=2", f"model.norm={norm}", "trainer.max_steps=3"]
+    arguments = tiny.overrides(
+        dataset, *settings, "+callbacks.spy._target_=helpers.tiny.Buffers", f"+callbacks.spy.path={tmp_path}"
+    )
+    environment = {**os.environ, "PYTHONPATH": tiny.PYTHONPATH}
+    done = tiny.command(name, *arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    seen = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
+    assert len(seen[0]) == len(seen[1]) and bool(seen[0]) == (norm == "batch")
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+# Ranks agree in the midst of gradients alone. The first ends late: Lightning looks every 5 seconds whether the other failed.
+STOPS = [(0, ["trainer.accumulate_grad_batches=2", "perf.agree_every=2"]), (1, ["+callbacks.spy.lingers=6"])]
+
+
+@pytest.mark.parametrize(("rank", "more"), STOPS, ids=["accumulated", "late"])
+def test_a_rank_that_is_told_to_stop_stops_all(dataset: Path, tmp_path: Path, rank: int, more: list[str]) -> None:
+    settings = [
+        "trainer.devices=2",
+        "trainer.max_steps=100000",
+        "perf.agree_every=3",
+        "trainer.check_val_every_n_epoch=1000",
+    ]
+    spy = ["+callbacks.spy._target_=helpers.tiny.Pids", f"+callbacks.spy.path={tmp_path}"]
+    arguments = tiny.overrides(dataset, *settings, *spy, *more)
+    process = subprocess.Popen(
+        [sys.executable, str(tiny.ROOT / "train.py"), *arguments, f"run.dir={tmp_path / 'run'}"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": tiny.PYTHONPATH},
+    )
+    try:
+        pids = [_number(tmp_path / f"pid{r}") for r in (0, 1)]
+        os.kill(pids[rank], signal.SIGTERM)
+        assert process.wait(timeout=60) == PREEMPTED
+        _gone(pids[1])
+    finally:
+        process.kill()
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "preempted"
+
+
+def _number(path: Path) -> int:
+    deadline = time.monotonic() + 120
+    while not path.is_file() or not path.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+def _gone(pid: int) -> None:
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}").is_dir():
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.05)
+
+
+def test_a_nonsense_interval_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"perf\.agree_every must be at least 1, got 0"):
+        strategy.AgreedStop(0)
+
+
+def test_what_does_not_go_together_is_said() -> None:
+    with pytest.raises(ValueError, match=r"take perf\.checkpointing=blocks"):
+        strategy.strategy(trainer(strategy="fsdp", devices=2), {**PERF, "checkpointing": "pointwise"})
+    assert not strategy.strategy(trainer(devices=2), PERF, accumulates=True)._ddp_kwargs["static_graph"]

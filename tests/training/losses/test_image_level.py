@@ -1,0 +1,116 @@
+"""Losses of whole images against torch's, and which of them fit which outcome."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from monai.losses import DiceCELoss, DiceFocalLoss, TverskyLoss
+from torch import nn
+from torch.nn import functional as F
+
+from medconv.targets.image_level import Outcome
+from medconv.targets.segmentation import Targets
+from medconv.training.losses.image_level import CrossEntropy, Deviation, ForOutcome
+from medconv.training.losses.segmentation import DiceCrossEntropy, Targeted
+
+CLASSES = Outcome("classes", ("a", "b", "c"))
+FINDINGS = Outcome("findings", ("left", "right"))
+NUMBERS = Outcome("numbers", ("age", "volume"))
+MEANS, STDS = [60.0, 1000.0], [10.0, 200.0]
+
+
+def test_cross_entropy_of_classes_is_torchs() -> None:
+    torch.manual_seed(0)
+    logits, label = torch.randn(50, 3), torch.randint(3, (50, 1)).float()
+    loss = ForOutcome(CrossEntropy(label_smoothing=0.1), CLASSES)
+    wanted = F.cross_entropy(logits, label[:, 0].long(), label_smoothing=0.1)
+    torch.testing.assert_close(loss(logits, loss.target(label)), wanted)
+
+
+def test_weights_count_samples_and_leave_the_mean_a_mean_over_them() -> None:
+    logits, label = torch.randn(6, 3), torch.tensor([0, 0, 0, 1, 1, 2.0])[:, None]
+    loss = ForOutcome(CrossEntropy(class_weights="balanced", class_counts=[3, 2, 1]), CLASSES)
+    each = F.cross_entropy(logits, label[:, 0].long(), reduction="none")
+    wanted = sum(float(e) * w for e, w in zip(each, [2 / 3, 2 / 3, 2 / 3, 1, 1, 2], strict=True)) / 6
+    assert float(loss(logits, loss.target(label))) == pytest.approx(wanted, rel=1e-5)
+    own = ForOutcome(CrossEntropy(class_weights=[2 / 3, 1, 2]), CLASSES)
+    torch.testing.assert_close(own(logits, own.target(label)), loss(logits, loss.target(label)))
+
+
+def test_findings_are_binary_with_weights_of_those_present() -> None:
+    torch.manual_seed(0)
+    logits, label = torch.randn(10, 2), torch.randint(2, (10, 2)).float()
+    loss = ForOutcome(CrossEntropy(False, 0.2, "balanced", [10, 80], 100), FINDINGS)
+    wanted = F.binary_cross_entropy_with_logits(logits, 0.8 * label + 0.1, pos_weight=torch.tensor([9.0, 0.25]))
+    torch.testing.assert_close(loss(logits, loss.target(label)), wanted)
+
+
+@pytest.mark.parametrize(("of", "torchs"), [("mse", nn.MSELoss()), ("l1", nn.L1Loss()), ("huber", nn.HuberLoss(delta=0.7))])
+def test_numbers_are_compared_in_standard_deviations(of: str, torchs: nn.Module) -> None:
+    torch.manual_seed(0)
+    truth, found = torch.randn(10, 2), torch.randn(10, 2)
+    scale, shift = torch.tensor(STDS), torch.tensor(MEANS)
+    loss = ForOutcome(Deviation(of, 0.7), NUMBERS, MEANS, STDS)
+    got = loss(found * scale + shift, loss.target(truth * scale + shift))
+    torch.testing.assert_close(got, torchs(found, truth), rtol=1e-4, atol=1e-4)
+    same = ForOutcome(torchs, NUMBERS, MEANS, STDS)
+    torch.testing.assert_close(same(found * scale + shift, same.target(truth * scale + shift)), got)
+
+
+@pytest.mark.parametrize(
+    ("loss", "outcome", "message"),
+    [
+        (CrossEntropy(), FINDINGS, "CrossEntropy is for classes, and the data has findings; take loss=bce"),
+        (CrossEntropy(exclusive=False), CLASSES, "is for findings, and the data has classes; take loss=cross_entropy"),
+        (Deviation(), CLASSES, "Deviation is for numbers, and the data has classes; take loss=cross_entropy"),
+        (nn.MSELoss(), FINDINGS, "MSELoss is for numbers, and the data has findings; take loss=bce"),
+        (CrossEntropy(), NUMBERS, "the data has numbers; take loss=huber, mse or l1"),
+        (DiceCrossEntropy(), CLASSES, "DiceCrossEntropy is no mean over samples"),
+        (DiceCrossEntropy(), NUMBERS, "take loss=huber, mse or l1"),
+        (DiceFocalLoss(to_onehot_y=True, softmax=True, batch=True), CLASSES, "take loss=cross_entropy"),
+        (TverskyLoss(sigmoid=True, batch=True), FINDINGS, "take loss=bce"),
+        (DiceCELoss(sigmoid=True, batch=True), FINDINGS, "take loss=bce"),
+        (CrossEntropy(class_weights=[1, 2]), CLASSES, r"loss.class_weights must be 3 numbers, one for each, got 2"),
+    ],
+)
+def test_a_loss_that_does_not_fit_is_one_line(loss: nn.Module, outcome: Outcome, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        ForOutcome(loss, outcome, MEANS, STDS)
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("loss")
+
+
+@pytest.mark.parametrize(
+    ("loss", "outcome"),
+    [(nn.CrossEntropyLoss(), CLASSES), (nn.BCEWithLogitsLoss(), FINDINGS), (nn.SmoothL1Loss(), NUMBERS)],
+)
+def test_torchs_losses_fit(loss: nn.Module, outcome: Outcome) -> None:
+    ForOutcome(loss, outcome, MEANS, STDS)
+
+
+@pytest.mark.parametrize("loss", [CrossEntropy(), CrossEntropy(exclusive=False), Deviation()])
+def test_label_maps_need_another_loss(loss: nn.Module) -> None:
+    with pytest.raises(ValueError, match="is for whole images .*, not label maps; take loss=dice_ce"):
+        Targeted(loss, Targets.of_classes(["background", "box"]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"label_smoothing": 1.0}, "loss.label_smoothing must be a number from 0 to below 1, got 1.0"),
+        ({"class_weights": "rare"}, "loss.class_weights must be none, balanced, or numbers of 0 or more, got rare"),
+        ({"class_weights": [1, -1]}, "numbers of 0 or more"),
+        ({"class_weights": "balanced"}, "balanced needs training cases of each class, got None of 0"),
+        ({"class_weights": "balanced", "class_counts": [3, 0]}, r"got \[3, 0\] of 3"),
+        (
+            {"exclusive": False, "class_weights": "balanced", "class_counts": [5, 2], "num_cases": 5},
+            "training cases with each finding and without",
+        ),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CrossEntropy(**settings)
+    with pytest.raises(ValueError, match=r"loss.of must be one of mse, l1, huber"):
+        Deviation("cubic")
+    with pytest.raises(ValueError, match=r"loss.delta must be a positive number"):
+        Deviation(delta=0)

@@ -1,0 +1,142 @@
+"""medconv/training/losses/segmentation.py: Dice with cross-entropy against voxel-by-voxel loops, and over two processes."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reference.losses import dice_cross_entropy
+from torch import Tensor, nn
+from torch.distributed import nn as distributed_nn
+
+from medconv.training.losses.segmentation import DiceCrossEntropy
+
+
+def example(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(shape, generator=generator)
+    return logits, torch.randint(0, shape[1], (shape[0], 1, *shape[2:]), generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments"),
+    [
+        ((2, 3, 4, 5), {}),
+        ((1, 2, 3, 4, 2), {}),
+        ((3, 4, 2, 3), {"dice_weight": 0.3, "ce_weight": 2.0}),
+        ((2, 3, 3, 3), {"smooth": 1.5, "ce_weight": 0.0}),
+        ((2, 3, 3, 3), {"dice_weight": 0.0}),
+    ],
+)
+@pytest.mark.parametrize("label_dtype", [torch.uint8, torch.int64, torch.float32])
+def test_equals_the_loops(shape: tuple[int, ...], arguments: dict, label_dtype: torch.dtype) -> None:
+    logits, label = example(shape)
+    expected = dice_cross_entropy(logits.double().numpy(), label.numpy(), **arguments)
+    assert float(DiceCrossEntropy(**arguments)(logits, label.to(label_dtype))) == pytest.approx(expected, rel=1e-5)
+
+
+def test_gradient_is_that_of_the_loops() -> None:
+    logits, label = example((2, 3, 2, 2))
+    logits.requires_grad_()
+    DiceCrossEntropy()(logits, label).backward()
+    values, step = logits.detach().double().numpy(), 1e-5
+    for place in np.ndindex(values.shape):
+        up, down = values.copy(), values.copy()
+        up[place] += step
+        down[place] -= step
+        slope = (dice_cross_entropy(up, label.numpy()) - dice_cross_entropy(down, label.numpy())) / (2 * step)
+        assert float(logits.grad[place]) == pytest.approx(slope, abs=1e-5)
+
+
+def test_a_class_that_is_absent_from_a_sample_counts_over_the_batch() -> None:
+    logits, label = example((2, 3, 4, 4))
+    label[0][label[0] == 2] = 1
+    expected = dice_cross_entropy(logits.double().numpy(), label.numpy())
+    assert float(DiceCrossEntropy()(logits, label)) == pytest.approx(expected, rel=1e-5)
+    alone = np.mean([dice_cross_entropy(logits[i, None].double().numpy(), label[i, None].numpy()) for i in range(2)])
+    assert abs(expected - alone) > 1e-2  # sample by sample it would be another number
+
+
+def test_a_class_that_is_absent_from_the_batch() -> None:
+    logits, label = example((2, 3, 4, 4))
+    label[label == 2] = 0
+    logits.requires_grad_()
+    loss = DiceCrossEntropy()(logits, label)
+    expected = dice_cross_entropy(logits.detach().double().numpy(), label.numpy())
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
+    loss.backward()
+    assert logits.grad.isfinite().all()
+
+
+def test_right_is_near_zero_and_wrong_is_not() -> None:
+    _, label = example((2, 3, 4, 4))
+    right = 30.0 * nn.functional.one_hot(label[:, 0], 3).movedim(-1, 1).float()
+    assert float(DiceCrossEntropy()(right, label)) == pytest.approx(0, abs=1e-5)
+    assert float(DiceCrossEntropy()(right.roll(1, 1), label)) > 20
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e4])
+@pytest.mark.parametrize("background_only", [True, False])
+def test_gradient_is_finite(scale: float, background_only: bool) -> None:
+    logits, label = example((2, 3, 4, 4))
+    logits = (scale * logits).requires_grad_()
+    loss = DiceCrossEntropy()(logits, label * (not background_only))
+    loss.backward()
+    assert loss.isfinite() and logits.grad.isfinite().all()
+
+
+def test_half_precision_logits_are_computed_in_fp32() -> None:
+    logits, label = example((2, 3, 8, 8))
+    half = logits.bfloat16()
+    expected = DiceCrossEntropy()(half.float(), label)
+    assert torch.equal(DiceCrossEntropy()(half, label), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = DiceCrossEntropy()(half, label)
+    assert inside.dtype == torch.float32 and torch.equal(inside, expected)
+
+
+def _half_a_batch(rank: int, folder: str) -> None:
+    """Rank's share of the batch through a network of two layers, gradients averaged as DDP does."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+    image, label, network = _problem()
+    mine = slice(2 * rank, 2 * rank + 2)
+    loss = DiceCrossEntropy()(network(image[mine]), label[mine])
+    loss.backward()
+    losses = distributed_nn.functional.all_reduce(loss.detach()) / 2
+    for parameter in network.parameters():
+        torch.distributed.all_reduce(parameter.grad)
+        parameter.grad /= 2
+    torch.save({"loss": losses, "grads": [p.grad for p in network.parameters()]}, f"{folder}/{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def _problem() -> tuple[Tensor, Tensor, nn.Module]:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Conv2d(4, 3, 1))
+    image, label = torch.randn(4, 1, 7, 6), torch.randint(0, 3, (4, 1, 5, 4))
+    label[:2][label[:2] == 2] = 0  # the second process alone holds class 2
+    return image, label, network
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_half_a_batch, (str(tmp_path),), nprocs=2)
+    image, label, network = _problem()
+    loss = DiceCrossEntropy()(network(image), label)
+    loss.backward()
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        torch.testing.assert_close(found["loss"], loss.detach())
+        for grad, parameter in zip(found["grads"], network.parameters(), strict=True):
+            torch.testing.assert_close(grad, parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_class_that_is_masked_out_leaves_the_loss_finite() -> None:
+    logits, label = torch.randn(2, 3, 4, 4), torch.randint(2, (2, 1, 4, 4))
+    logits[:, 2] = -torch.inf
+    loss = DiceCrossEntropy(dice_weight=0)(logits, label)
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, label[:, 0]))

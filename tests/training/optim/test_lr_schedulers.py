@@ -1,0 +1,346 @@
+"""medconv/training/optim/lr_schedulers.py: learning rates over a run whose end may move."""
+
+import math
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+from torch import nn
+from torch.optim import lr_scheduler as lr
+
+from medconv.training.callbacks.time_budget import TimeBudget, steps_between_validations
+from medconv.training.optim.lr_schedulers import (
+    PlateauSchedule,
+    ProgressSchedule,
+    Waiting,
+    constant,
+    cosine,
+    exponential,
+    multi_step,
+    one_cycle,
+    plateau,
+    poly,
+    step,
+)
+from medconv.utils import checkpoint_io
+
+
+def make(build: Callable[..., ProgressSchedule], total: float, base: float = 0.1, **arguments) -> ProgressSchedule:
+    schedule = build(torch.optim.SGD([nn.Parameter(torch.zeros(1))], base), **arguments)
+    schedule.total_steps = total
+    return schedule
+
+
+def rates(schedule: ProgressSchedule, steps: int) -> list[float]:
+    """The learning rate of each of the next optimizer steps."""
+    found = []
+    for _ in range(steps):
+        found.append(schedule.optimizer.param_groups[0]["lr"])
+        schedule.optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize("total", [1, 7, 1000])
+def test_cosine_of_a_fixed_number_of_steps(total: int) -> None:
+    schedule = make(cosine, total)
+    expected = [0.1 * 0.5 * (1 + math.cos(math.pi * k / total)) for k in range(total + 1)]
+    found = [*rates(schedule, total), schedule.get_last_lr()[0]]
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert schedule.progress == pytest.approx(1, abs=1e-9)
+
+
+def test_poly_and_constant() -> None:
+    assert rates(make(poly, 10), 10) == pytest.approx([0.1 * (1 - k / 10) ** 0.9 for k in range(10)], abs=1e-9)
+    assert rates(make(poly, 10, power=2.0), 10) == pytest.approx([0.1 * (1 - k / 10) ** 2 for k in range(10)], abs=1e-9)
+    assert rates(make(constant, 10), 15) == [0.1] * 15
+
+
+def of_torch(build: Callable[..., Any], steps: int, **arguments: Any) -> list[float]:
+    """The curve of one of torch's schedulers."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
+    schedule, found = build(optimizer, **arguments), []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize("total", [10, 40, 997])
+def test_the_curves_are_those_of_torch(total: int) -> None:
+    every = total // 10 * 3
+    for ours, theirs in (
+        (make(step, total, every=every / total, gamma=0.2), (lr.StepLR, {"step_size": every, "gamma": 0.2})),
+        (
+            make(multi_step, total, milestones=[every / total, 0.9], gamma=0.5),
+            (lr.MultiStepLR, {"milestones": [every, math.ceil(0.9 * total)], "gamma": 0.5}),
+        ),
+        (make(exponential, total, final=0.01), (lr.ExponentialLR, {"gamma": 0.01 ** (1 / total)})),
+        (make(cosine, total), (lr.CosineAnnealingLR, {"T_max": total})),
+        (make(poly, total), (lr.PolynomialLR, {"total_iters": total, "power": 0.9})),
+        (
+            make(one_cycle, total, rise=0.25),
+            # torch counts the first and the last step, and its phases from the first one
+            (lr.OneCycleLR, {"max_lr": 0.1, "total_steps": total + 1, "pct_start": (0.25 * total + 1) / (total + 1)}),
+        ),
+    ):
+        assert rates(ours, total) == pytest.approx(of_torch(theirs[0], total, **theirs[1]), abs=1e-9), theirs[0]
+
+
+@pytest.mark.parametrize("build", [step, multi_step, exponential, one_cycle, plateau])
+def test_all_have_a_warmup(build: Callable[..., ProgressSchedule]) -> None:
+    shape = rates(make(build, 100), 8)
+    warm = rates(make(build, 100, warmup_steps=4), 8)
+    assert warm == pytest.approx([s * f for s, f in zip(shape, [0.25, 0.5, 0.75, 1, 1, 1, 1, 1], strict=True)], abs=1e-9)
+
+
+def test_milestones_move_with_the_end() -> None:
+    schedule = make(step, 100, every=0.5)
+    rates(schedule, 20)
+    schedule.total_steps = 40
+    assert rates(schedule, 20) == pytest.approx([0.1] * 8 + [0.01] * 12)  # half of the run: 0.2 + 0.8 * 8/20 > 0.5
+
+
+SCORES = [0.1, 0.2, 0.2, 0.205, 0.3, 0.3, 0.29, 0.3, 0.31, 0.1, math.nan, 0.2, 0.2, 0.2]
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_plateau_is_that_of_torch(mode: str) -> None:
+    scores = [s if mode == "max" else -s for s in SCORES]
+    ours = make(plateau, 100, mode=mode, patience=3, min_delta=0.01, factor=0.5, min_factor=0.2)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
+    theirs = lr.ReduceLROnPlateau(optimizer, mode, factor=0.5, patience=2, threshold=0.01, threshold_mode="abs", min_lr=0.02)
+    found, expected = [], []
+    for score in scores:
+        ours.validated(score)
+        theirs.step(score)
+        found += rates(ours, 2)
+        expected += [optimizer.param_groups[0]["lr"]] * 2
+    assert found == pytest.approx(expected) and found[-1] == pytest.approx(0.02)
+
+
+def test_plateau_goes_on_from_its_state() -> None:
+    def fed(schedule: ProgressSchedule, scores: list[float]) -> list[float]:
+        found = []
+        for score in scores:
+            assert isinstance(schedule, PlateauSchedule)
+            schedule.validated(score)
+            found += rates(schedule, 1)
+        return found
+
+    expected = fed(make(plateau, 100, patience=2), SCORES)
+    for split in range(1, len(SCORES)):
+        first, second = make(plateau, 100, patience=2), make(plateau, 100, patience=2)
+        fed(first, SCORES[:split])
+        second.load_state_dict(first.state_dict())
+        assert fed(second, SCORES[split:]) == pytest.approx(expected[split:])
+
+
+def test_validations_without_progress_are_counted() -> None:
+    waiting = Waiting(2, min_delta=0.1)
+    assert [waiting.over(v) for v in (0.5, 0.55, 0.61, 0.6, math.nan)] == [False, False, False, False, True]
+    assert waiting.best == 0.61
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments", "wanted"),
+    [
+        (step, {"every": 30}, "every must lie between 0 and 1, got 30"),
+        (step, {"gamma": 0}, "gamma must be positive, got 0"),
+        (multi_step, {"milestones": [0.9, 0.5]}, "milestones must be a list of rising shares of the run, got [0.9, 0.5]"),
+        (multi_step, {"milestones": [100, 200]}, "milestones must lie between 0 and 1, got 100"),
+        (exponential, {"final": 0}, "final must be positive, got 0"),
+        (one_cycle, {"rise": 1}, "rise must lie between 0 and 1, got 1"),
+        (plateau, {"patience": 0}, "patience must be a whole number of validations, 1 or more, got 0"),
+        (plateau, {"mode": "up"}, "mode must be max or min, got up"),
+        (plateau, {"min_delta": -1}, "min_delta must be 0 or more, got -1"),
+        (plateau, {"min_factor": 2}, "min_factor must be a share of the learning rate, 0 to 1, got 2"),
+    ],
+)
+def test_what_a_schedule_needs_is_named(build: Callable[..., Any], arguments: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(wanted)}"):
+        make(build, 10, **arguments)
+
+
+@pytest.mark.parametrize("ends", [(60, 80), (200, 50), (1000, 41)])
+@pytest.mark.parametrize("build", [cosine, poly])
+def test_a_moving_end_is_still_the_end(build: Callable[..., ProgressSchedule], ends: tuple[int, int]) -> None:
+    schedule = make(build, 100)
+    found = rates(schedule, 20)
+    schedule.total_steps = ends[0]
+    found += rates(schedule, 20)
+    schedule.total_steps = ends[1]
+    found += rates(schedule, ends[1] - 40)
+    assert schedule.progress == pytest.approx(1, abs=1e-9)
+    assert schedule.get_last_lr()[0] == pytest.approx(0, abs=1e-9)
+    assert all(later <= earlier for earlier, later in pairwise(found))
+    assert found[19] == pytest.approx(rates(make(build, 100), 20)[-1], abs=1e-12)  # what was is not changed
+
+
+def test_an_end_in_the_past_stays_at_the_end() -> None:
+    schedule = make(cosine, 100)
+    rates(schedule, 30)
+    schedule.total_steps = 10
+    assert rates(schedule, 5)[1:] == pytest.approx([0] * 4, abs=1e-12)
+    assert schedule.progress == 1
+
+
+def test_without_an_end_nothing_progresses() -> None:
+    assert rates(make(cosine, math.inf), 5) == [0.1] * 5
+
+
+def test_warmup_is_linear_and_multiplies_the_shape() -> None:
+    found = rates(make(constant, 100, warmup_steps=4), 6)
+    assert found == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1], abs=1e-9)
+    shape = rates(make(cosine, 100), 6)
+    assert rates(make(cosine, 100, warmup_steps=4), 6) == pytest.approx(
+        [s * f for s, f in zip(shape, [0.25, 0.5, 0.75, 1, 1, 1], strict=True)], abs=1e-9
+    )
+
+
+def test_warmup_is_at_most_a_fifth_of_the_run() -> None:
+    found = rates(make(constant, 20, warmup_steps=1000), 8)
+    assert found[1:] == pytest.approx([0.05, 0.075, 0.1, 0.1, 0.1, 0.1, 0.1], abs=1e-9)
+    assert 0 < found[0] <= 0.025 + 1e-9
+
+
+def test_every_group_keeps_its_own_rate() -> None:
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.02)]
+    schedule = cosine(torch.optim.SGD(groups, 0.5))
+    schedule.total_steps = 10
+    rates(schedule, 5)
+    assert schedule.get_last_lr() == pytest.approx([0.05, 0.01], abs=1e-9)
+
+
+def test_state_is_plain_numbers_and_continues_exactly(tmp_path: Path) -> None:
+    whole = make(cosine, 40, warmup_steps=4)
+    expected = rates(whole, 40)
+
+    first = make(cosine, 40, warmup_steps=4)
+    rates(first, 17)
+    state = {"schedule": first.state_dict(), "optimizer": first.optimizer.state_dict()}
+    torch.save(state, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
+    for value in loaded["schedule"].values():
+        assert all(type(v) in (int, float) for v in (value if isinstance(value, list) else [value]))
+
+    second = make(cosine, math.inf, warmup_steps=4)  # as under a time budget, whose length the state holds
+    second.optimizer.load_state_dict(loaded["optimizer"])
+    second.load_state_dict(loaded["schedule"])
+    assert second.total_steps == 40
+    assert rates(second, 23) == pytest.approx(expected[17:], abs=1e-12)
+
+
+def continued(state: dict, total: float, base: float = 0.1) -> ProgressSchedule:
+    schedule = make(cosine, total, base)
+    schedule.load_state_dict(state)
+    return schedule
+
+
+def test_a_run_that_is_made_longer_goes_on_at_its_place_in_the_longer_one() -> None:
+    ended = make(cosine, 10)
+    rates(ended, 10)
+    longer = continued(ended.state_dict(), 40)
+    assert longer.progress == pytest.approx(0.25)
+    found = rates(longer, 30)
+    assert found == pytest.approx([0.1 * 0.5 * (1 + math.cos(math.pi * k / 40)) for k in range(10, 40)], abs=1e-9)
+
+
+def test_the_config_says_the_learning_rate_of_a_run_that_goes_on() -> None:
+    begun = make(cosine, 10, base=0.1)
+    before = rates(begun, 4)
+    other = continued(begun.state_dict(), 10, base=0.001)
+    assert rates(other, 6) == pytest.approx([r / 100 for r in rates(begun, 6)]) and before[0] == 0.1
+
+
+@pytest.mark.parametrize("configured", [20.0, math.inf])
+def test_a_moving_end_is_kept_by_a_run_that_goes_on(configured: float) -> None:
+    """Under `trainer.max_time`, alone or beside `trainer.max_steps`; also by one that goes on twice."""
+    begun = make(cosine, configured)
+    rates(begun, 5)
+    begun.move_end(14)
+    rates(begun, 2)
+    begun.move_end(12)
+    again = continued(begun.state_dict(), configured)
+    assert rates(continued(again.state_dict(), configured), 5) == pytest.approx(rates(begun, 5))
+    assert continued(again.state_dict(), 28).progress == pytest.approx(7 / 28)  # made longer
+
+
+def test_a_plateau_goes_on_from_another_schedule_and_another_metric() -> None:
+    """What was best by another metric is no measure; the learning rate stays where it is."""
+    begun = make(cosine, 20)
+    rates(begun, 5)
+    schedule = make(plateau, 20)
+    schedule.load_state_dict(begun.state_dict())
+    assert isinstance(schedule, PlateauSchedule)
+    assert (schedule.last_epoch, schedule.level, schedule.waiting.best) == (5, 1.0, -math.inf)
+    for score in (0.9, 0.8, 0.8):
+        schedule.waiting.patience = 2
+        schedule.validated(score)
+    for other, best in (
+        ({}, 0.9),
+        ({"monitor": "val/cross_entropy", "mode": "min"}, -math.inf),
+        ({"mode": "min"}, -math.inf),
+    ):
+        later = make(plateau, 20, **other)
+        later.load_state_dict(schedule.state_dict())
+        assert isinstance(later, PlateauSchedule) and (later.level, later.waiting.best) == (0.5, best)
+
+
+@pytest.mark.parametrize("limit", [100000.0, math.inf])
+def test_with_more_time_a_schedule_goes_on_before_the_first_estimate(limit: float) -> None:
+    """Its old end is behind it, and the first step would take it to the new one."""
+    begun = make(cosine, limit)
+    begun.move_end(40)
+    rates(begun, 40)
+    schedule, budget = continued(begun.state_dict(), limit), TimeBudget(10)
+    budget.load_state_dict({"seconds": 5, "spent": 5, "validation": 0.1, "total_steps": 40})
+    configs = [SimpleNamespace(scheduler=schedule)]
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(owed=False))
+    trainer: Any = SimpleNamespace(
+        global_step=40, estimated_stepping_batches=limit, lr_scheduler_configs=configs, fit_loop=loop
+    )
+    budget.on_train_start(trainer, None)  # type: ignore[arg-type]
+    rates(schedule, 5)
+    assert schedule.progress == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("batches", "accumulate", "within", "epochs", "expected"),
+    [(250, 1, 250, 1, 250), (250, 1, 250, 10, 2500), (100, 4, 100, 1, 25), (100, 1, 20, 1, 20), (100, 1, 30, None, 30)],
+)
+def test_steps_from_one_validation_to_the_next(
+    batches: int, accumulate: int, within: int, epochs: int | None, expected: float
+) -> None:
+    settings = {"num_training_batches": batches, "accumulate_grad_batches": accumulate, "val_check_batch": within}
+    trainer = SimpleNamespace(**settings, check_val_every_n_epoch=epochs)
+    assert steps_between_validations(trainer) == expected
+
+
+def test_a_run_that_is_given_more_time_trains_on(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    timed = ["trainer.max_steps=-1", "data.samples_per_epoch=1000000", "logger=none", "callbacks=none"]
+    tiny.train(dataset, tmp_path / "short", *timed, "trainer.max_time=00:00:00:02")
+    last = tmp_path / "short/checkpoints/last.ckpt"
+    first = checkpoint_io.read(last)["global_step"]
+    tiny.train(dataset, tmp_path / "long", *timed, "trainer.max_time=00:00:00:05", f"run.resume={last}")
+    content = checkpoint_io.read(tmp_path / "long/checkpoints/last.ckpt")
+    assert content["global_step"] > 1.5 * first
+    assert content["callbacks"]["TimeBudget"]["seconds"] == 5 and content["lr_schedulers"][0]["progress"] > 0.9
+
+
+def test_a_run_bounded_by_steps_and_time_goes_on_at_its_learning_rate(tmp_path: Path) -> None:
+    """Its end is an estimate, and the config's length no news."""
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    both = ["trainer.max_steps=100000", "trainer.max_time=00:00:00:02", "data.samples_per_epoch=1000000"]
+    tiny.train(dataset, tmp_path / "run", *both, "logger=none", "callbacks=none")
+    state = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")["lr_schedulers"][0]
+    assert state["total_steps"] < 100000 and state["progress"] > 0.9
+    assert continued(state, 100000).progress == state["progress"]

@@ -1,0 +1,155 @@
+"""medconv/training/optim/muon.py: Muon against a plain reading of its definition, and what it does in a run."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import tiny
+from torch import nn
+
+from medconv.convs import basis, swap_convs
+from medconv.training.optim.muon import Muon, orthogonal
+from medconv.utils import checkpoint_io
+
+
+def directions(matrix: torch.Tensor) -> torch.Tensor:
+    """U V^T of the singular value decomposition: what `orthogonal` comes near to."""
+    u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    return u @ v
+
+
+@pytest.mark.parametrize("shape", [(8, 200), (200, 8), (64, 64), (1, 9), (3, 1)])
+def test_singular_values_become_alike_and_directions_stay(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    found = orthogonal(matrix)
+    values = torch.linalg.svdvals(found.double())
+    assert found.shape == matrix.shape and found.dtype == matrix.dtype
+    if shape != (64, 64):  # whose smallest singular value is near 0
+        assert values.min() > 0.6 and values.max() < 1.3
+    aligned = (found.double() * directions(matrix)).sum() / min(shape)
+    assert aligned > 0.6
+
+
+def test_scale_of_the_gradient_does_not_matter() -> None:
+    matrix = torch.randn(6, 40)
+    torch.testing.assert_close(orthogonal(1e4 * matrix), orthogonal(matrix), atol=0.02, rtol=0.05)
+    assert orthogonal(torch.zeros(3, 9)).abs().max() == 0
+
+
+def test_a_step_is_the_definition() -> None:
+    """Kernel: decay, then 0.2 sqrt(larger side) lr along the orthogonalised Nesterov momentum. Vector: Adam."""
+    torch.manual_seed(0)
+    kernel, bias = nn.Parameter(torch.randn(4, 3, 3, 3, 3)), nn.Parameter(torch.randn(4))
+    adam = nn.Parameter(bias.detach().clone())
+    optimizer = Muon([kernel, bias], lr=0.1, momentum=0.9, weight_decay=0.5)
+    other = torch.optim.Adam([adam], lr=0.1)
+    momentum = torch.zeros_like(kernel)
+    for _ in range(3):
+        before, gradient, slope = kernel.detach().clone(), torch.randn_like(kernel), torch.randn(4)
+        kernel.grad, bias.grad, adam.grad = gradient, slope, slope.clone()
+        optimizer.step()
+        other.step()
+        momentum = 0.9 * momentum + 0.1 * gradient
+        ahead = (0.1 * gradient + 0.9 * momentum).reshape(4, 81)
+        expected = before * (1 - 0.1 * 0.5) - 0.1 * 0.2 * 9 * orthogonal(ahead).reshape(before.shape)
+        torch.testing.assert_close(kernel.detach(), expected)
+        torch.testing.assert_close(bias.detach(), adam.detach())
+
+
+def test_layout_in_memory_changes_nothing() -> None:
+    torch.manual_seed(0)
+    plain = nn.Conv3d(3, 5, 3)
+    last = copy.deepcopy(plain).to(memory_format=torch.channels_last_3d)
+    for layer in (plain, last):
+        optimizer = Muon(layer.parameters(), lr=0.1)
+        x = torch.ones(1, 3, 5, 5, 5) * torch.arange(5.0)
+        (layer(x) ** 2).sum().backward()
+        optimizer.step()
+    assert last.weight.is_contiguous(memory_format=torch.channels_last_3d)
+    torch.testing.assert_close(plain.weight, last.weight, atol=2e-3, rtol=0.02)  # bf16 products in another order
+
+
+def test_state_is_carried_over() -> None:
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
+    second = copy.deepcopy(first)
+    optimizers = [Muon(first.parameters(), lr=0.1), Muon(second.parameters(), lr=0.1)]
+
+    def step(network: nn.Module, optimizer: Muon) -> None:
+        optimizer.zero_grad()
+        network(torch.linspace(0, 1, 200).reshape(2, 2, 10, 5)).square().mean().backward()
+        optimizer.step()
+
+    step(first, optimizers[0])
+    second.load_state_dict(first.state_dict())
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    for network, optimizer in zip((first, second), optimizers, strict=True):
+        step(network, optimizer)
+    for a, b in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_it_trains_priors_whose_parameters_have_three_axes() -> None:
+    network = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 1, 3, padding=1))
+    swap_convs(network, basis)
+    torch.manual_seed(0)
+    x, wanted = torch.randn(2, 1, 8, 8, 8), torch.zeros(2, 1, 8, 8, 8)
+    optimizer = Muon(network.parameters(), lr=0.02)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = (network(x) - wanted).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.2 * losses[0]
+
+
+@pytest.mark.parametrize("wrong", [{"lr": -1}, {"momentum": 1.0}, {"betas": (0.9, 1.0)}, {"weight_decay": float("nan")}])
+def test_values_out_of_range(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"(lr|momentum|betas\[1\]|weight_decay) must .*, got "):
+        Muon([nn.Parameter(torch.zeros(2, 2, 3, 3))], **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [({"lr": "fast"}, "lr must be a number, got fast"), ({"betas": [0.9]}, r"betas must be two numbers, got \[0\.9\]")],
+)
+def test_what_is_no_number(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Muon([nn.Parameter(torch.zeros(2, 2, 3, 3))], **wrong)
+
+
+def test_a_run(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    summary = tiny.train(dataset, tmp_path / "run", "optimizer=muon", "trainer.max_steps=12")
+    assert summary["status"] == "done" and tiny.losses(tmp_path / "run")[-1] < tiny.losses(tmp_path / "run")[0]
+    content = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")
+    assert any("momentum" in state for state in content["optimizer_states"][0]["state"].values())
+
+
+@pytest.mark.slow
+def test_kernels_divided_over_processes_move_as_whole_ones(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    found = []
+    for strategy in ("ddp", "fsdp"):
+        settings = ["optimizer=muon", "model.norm=instance", f"trainer.strategy={strategy}", "trainer.devices=2"]
+        arguments = tiny.overrides(dataset, *settings, f"run.dir={tmp_path / strategy}")
+        done = tiny.command("train.py", *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        found.append(tiny.losses(tmp_path / strategy))
+    assert len(found[0]) == 4 and found[1] == pytest.approx(found[0], abs=2e-3)
+
+
+def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
+    dataset = tiny.write_dataset(tmp_path / "dataset")
+    tiny.train(dataset, tmp_path / "first", "optimizer=adamw", "trainer.max_steps=2")
+    last = tmp_path / "first/checkpoints/last.ckpt"
+    with pytest.raises(
+        ValueError, match=r"run\.resume=.* trained by optimizer\._target_=torch\.optim\.AdamW, this run has medconv"
+    ):
+        tiny.train(dataset, tmp_path / "second", f"run.resume={last}")

@@ -1,0 +1,110 @@
+"""medconv/utils/hardware.py: what is not there is said before any work."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from medconv.training.memory_errors import naming_memory
+from medconv.utils.hardware import (
+    apply_backends,
+    benchmark_kernels,
+    check_devices,
+    compiler_missing,
+    memory_advice,
+    without_effect,
+)
+
+TRAINER = {"accelerator": "cpu", "devices": 1, "benchmark": None, "sync_batchnorm": False}
+PERF = {"cuda_graphs": False, "fast_norm": True, "channels_last": True, "checkpointing": "none", "compile": False}
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.parametrize("devices", [4, "4", [0, 3]])
+def test_devices_that_are_not_there(devices: Any, two_gpus: None) -> None:
+    with pytest.raises(ValueError, match=r"trainer.devices=.*: this machine has 2 GPUs"):
+        check_devices({"accelerator": "auto", "devices": devices})
+
+
+@pytest.mark.parametrize("devices", [1, 2, "2", "auto", -1, [1]])
+def test_devices_that_are_there(devices: Any, two_gpus: None) -> None:
+    check_devices({"accelerator": "gpu", "devices": devices})
+
+
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"trainer.accelerator=gpu: no GPU is visible here; take auto or cpu"):
+        check_devices({"accelerator": "gpu", "devices": 1})
+    with pytest.raises(ValueError, match=r"trainer.devices=4096: this machine has \d+ cores, and no GPU"):
+        check_devices({"accelerator": "auto", "devices": 4096})
+
+
+def test_switches_without_effect_are_named_with_the_reason() -> None:
+    assert without_effect(PERF, TRAINER) == []
+    said = without_effect({**PERF, "cuda_graphs": True}, {**TRAINER, "benchmark": True})
+    assert said == [
+        "trainer.benchmark=true has no effect: cuDNN runs on NVIDIA GPUs only",
+        "perf.cuda_graphs=true has no effect: there is no GPU to replay them on",
+    ]
+    said = without_effect({**PERF, "channels_last": False, "checkpointing": "pointwise", "compile": True}, TRAINER)
+    assert [line.split(" ")[0] for line in said] == ["perf.fast_norm=true", "perf.checkpointing=pointwise"]
+
+
+def test_memory_advice_is_for_memory_only() -> None:
+    assert "perf.checkpointing=pointwise" in str(memory_advice(torch.OutOfMemoryError("CUDA out of memory")))
+    assert "data.batch_size" in str(memory_advice(RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 bytes")))
+    for said in ("CUDA error: out of memory", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED"):
+        assert "task.window_batch_size=1" in str(memory_advice(RuntimeError(said)))
+    assert memory_advice(RuntimeError("shapes cannot be multiplied")) is None
+
+
+@pytest.mark.parametrize("claim", [lambda: torch.empty(1 << 50), lambda: np.empty(1 << 50), lambda: bytearray(1 << 60)])
+def test_no_memory_for_torch_numpy_or_python_names_the_switches(claim: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match=r"does not fit into memory.*\(\S+.*\)$"), naming_memory({}):
+        claim()
+
+
+def test_backends() -> None:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        apply_backends({"matmul_precision": "highest"})
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
+        apply_backends({"matmul_precision": "high"})
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", True)
+        with pytest.raises(ValueError, match=r"perf.matmul_precision must be highest, high or medium, got 'low'"):
+            apply_backends({"matmul_precision": "low"})
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_cudnn_tries_its_algorithms_unless_told_otherwise(two_gpus: None) -> None:
+    assert benchmark_kernels(None, "gpu", None) is True
+    assert benchmark_kernels(None, "gpu", True) is False
+    assert benchmark_kernels(None, "cpu", None) is None
+    assert benchmark_kernels(False, "gpu", None) is False
+
+
+def test_an_old_gpu_has_no_compiler(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
+    assert "compute capability 7.0" in str(compiler_missing())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert compiler_missing() is None
+
+
+@pytest.mark.parametrize("devices", [None, 0, -1, [], "0,1", "many"])
+def test_devices_of_a_cpu_are_a_number(devices: Any) -> None:
+    with pytest.raises(ValueError, match=r"trainer.devices=.*: on a CPU it is a number of processes"):
+        check_devices({"accelerator": "cpu", "devices": devices})
+
+
+def test_devices_are_normalised(two_gpus: None) -> None:
+    assert [check_devices({"accelerator": "cpu", "devices": d}) for d in ("1", "auto", 1)] == [1, 1, 1]
+    assert [check_devices({"accelerator": "gpu", "devices": d}) for d in ("2", "0,1", "auto")] == [2, [0, 1], "auto"]

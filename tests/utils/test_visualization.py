@@ -1,0 +1,146 @@
+"""medconv/utils/visualization.py: where things land in a picture of a case."""
+
+import numpy as np
+import pytest
+
+from medconv.utils.visualization import overlay
+
+GAP = 4
+ORANGE, BLUE = np.array([230, 159, 0]), np.array([86, 180, 233])
+
+
+def runs(filled: np.ndarray) -> list[slice]:
+    """Stretches of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], filled.astype(int), [0]])))
+    return [slice(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def panels(picture: np.ndarray) -> list[list[np.ndarray]]:
+    """Rows of panels, by the black gaps between them; nothing within an image may be black for this."""
+    rows = [picture[rows] for rows in runs(picture.any(axis=(1, 2)))]
+    return [[row[:, columns] for columns in runs(row.any(axis=(0, 2)))] for row in rows]
+
+
+def bright_image(shape: tuple[int, ...]) -> np.ndarray:
+    """Not black anywhere but in one corner voxel, which sets the scale."""
+    image = np.full(shape, 100.0)
+    image.flat[0] = 1000.0
+    return image + np.random.default_rng(0).uniform(0, 100, shape)
+
+
+def coloured(panel: np.ndarray, bare: np.ndarray) -> np.ndarray:
+    return (panel != bare).any(axis=2)
+
+
+def centre(mask: np.ndarray) -> tuple[float, float]:
+    """(right, up) as shares of the panel's width and height."""
+    rows, columns = np.nonzero(mask)
+    return (columns.mean() + 0.5) / mask.shape[1], 1 - (rows.mean() + 0.5) / mask.shape[0]
+
+
+def test_2d_is_one_row_of_the_image_and_each_label_map() -> None:
+    label = np.zeros((10, 20), np.uint8)
+    picture = overlay(bright_image((10, 20)), [label, label], (1.0, 1.0))
+    assert picture.dtype == np.uint8 and picture.shape == (160, 3 * 80 + 2 * GAP, 3)
+    assert (picture[:, 80 : 80 + GAP] == 0).all() and (picture[:, 164 : 164 + GAP] == 0).all()
+    assert (picture[:, :80] == picture[:, 84:164]).all() and (picture[:, :80] == picture[:, 168:]).all()
+
+
+def test_3d_is_three_rows() -> None:
+    label = np.zeros((8, 8, 8), np.int16)
+    picture = overlay(bright_image((8, 8, 8)), [label], (1.0, 1.0, 1.0))
+    assert picture.dtype == np.uint8 and picture.shape == (3 * 160 + 2 * GAP, 2 * 160 + GAP, 3)
+    assert (picture[160 : 160 + GAP] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "spacing", "sizes_mm"),
+    [
+        ((20, 20, 5), (1.0, 1.0, 4.0), [(20, 20), (20, 20), (20, 20)]),
+        ((10, 20, 5), (2.0, 1.0, 8.0), [(20, 20), (20, 40), (20, 40)]),
+        ((64, 32, 16), (0.5, 0.5, 0.5), [(32, 16), (32, 8), (16, 8)]),
+        ((16, 8), (1.0, 5.0), [(16, 40)]),
+        ((300, 10), (1.0, 3.0), [(300, 30)]),
+    ],
+)
+def test_pixels_are_square_in_mm(shape: tuple[int, ...], spacing: tuple[float, ...], sizes_mm: list) -> None:
+    picture = overlay(np.full(shape, 1.0) + bright_image(shape), [np.zeros(shape, np.uint8)], spacing)
+    wide = max(2 * w * max(160 / max(w, h), 1 / min(spacing)) + GAP for w, h in sizes_mm)
+    assert picture.shape[1] == pytest.approx(wide, abs=4)
+    top = 0
+    for width_mm, height_mm in sizes_mm:
+        scale = max(160 / max(width_mm, height_mm), 1 / min(spacing))
+        width, height = round(width_mm * scale), round(height_mm * scale)
+        row = picture[top : top + height]
+        assert max(width, height) >= 160
+        assert (row[:, :width] == row[:, width + GAP : 2 * width + GAP]).all()  # bare, and under an empty label
+        assert (row[:, width : width + GAP] == 0).all()
+        assert row[:, width - 1].any() and row[-1, :width].any() and row[0, :width].any()
+        assert (row[:, 2 * width + GAP :] == 0).all()
+        top += height + GAP
+    assert picture.shape[0] == top - GAP
+
+
+@pytest.mark.parametrize("voxel", [(1, 6), (0, 0), (7, 5)])
+def test_2d_right_is_right_and_anterior_is_up(voxel: tuple[int, int]) -> None:
+    shape, spacing = (10, 8), (1.0, 2.0)
+    label = np.zeros(shape, np.uint8)
+    label[voxel] = 1
+    [[bare, painted]] = panels(overlay(500 + bright_image(shape), [label], spacing))
+    assert centre(coloured(painted, bare)) == pytest.approx(
+        [(v + 0.5) / n for v, n in zip(voxel, shape, strict=True)], abs=0.01
+    )
+
+
+@pytest.mark.parametrize("voxel", [(1, 6, 4), (7, 1, 0)])
+def test_3d_planes_pass_through_the_foreground_and_superior_is_up(voxel: tuple[int, int, int]) -> None:
+    shape, spacing = (10, 8, 5), (1.0, 1.0, 3.0)
+    image, label = np.full(shape, 300.0), np.zeros(shape, np.uint8)
+    image[0], image[voxel] = 200.0, 900.0
+    label[voxel] = 1
+    image += np.random.default_rng(0).uniform(0, 20, shape)
+    picture = overlay(image, [label], spacing)
+    row, columns = 0, [(0, 1), (0, 2), (1, 2)]  # axial, coronal, sagittal: axis to the right, axis up
+    for right, up in columns:
+        size = shape[right] * spacing[right], shape[up] * spacing[up]
+        scale = max(160 / max(size), 1)
+        width, height = (round(mm * scale) for mm in size)
+        bare = picture[row : row + height, :width]
+        painted = picture[row : row + height, width + GAP : 2 * width + GAP]
+        place = [(voxel[axis] + 0.5) / shape[axis] for axis in (right, up)]
+        assert centre(coloured(painted, bare)) == pytest.approx(place, abs=0.02)
+        assert centre(bare[..., 0] > 250) == pytest.approx(place, abs=0.02)
+        row += height + GAP
+
+
+def test_the_plane_of_most_foreground_of_the_first_label_map_is_shown() -> None:
+    reference, prediction = np.zeros((2, 6, 6, 6), np.uint8)
+    reference[2:4, 2:4, 4] = 1
+    reference[0, 0, 1] = 1
+    prediction[:, :, 1] = 2
+    prediction[5, 5, 4] = 2
+    picture = overlay(500 + bright_image((6, 6, 6)), [reference, prediction], (1.0, 1.0, 1.0))
+    bare, first, second = (picture[:160, i * 164 : i * 164 + 160] for i in range(3))
+    assert coloured(first, bare).mean() == pytest.approx(4 / 36, abs=0.01)
+    assert coloured(second, bare).mean() == pytest.approx(1 / 36, abs=0.01)
+
+
+def test_colours_appear_where_the_label_is_and_tell_classes_apart() -> None:
+    image, label = np.zeros((8, 8)), np.zeros((8, 8), np.uint8)
+    label[:4], label[6:] = 1, 2
+    picture = overlay(image, [label, (label == 2) * 8], (1.0, 1.0))
+    bare, painted, eighth = (picture[:, i * 164 : i * 164 + 160].astype(int) for i in range(3))
+    assert (bare == 0).all()
+    assert np.abs(painted[:, :80] - 0.55 * ORANGE).max() <= 1
+    assert (painted[:, 80:120] == 0).all()
+    assert np.abs(painted[:, 120:] - 0.55 * BLUE).max() <= 1
+    assert np.abs(eighth[:, 120:] - 0.55 * ORANGE).max() <= 1  # the colours come round again
+
+
+def test_intensities_are_stretched_and_a_constant_image_is_black() -> None:
+    ramp = np.repeat(np.linspace(-5, 3, 100)[:, None], 100, axis=1)
+    picture = overlay(ramp, [np.zeros((100, 100), np.uint8)], (1.0, 1.0))
+    assert (picture[:, 0] == 0).all() and (picture[:, 159] == 255).all()
+    assert np.abs(picture[0, 80].astype(int) - 128).max() < 8
+    flat = overlay(np.full((4, 4), 7.0), [np.zeros((4, 4), np.uint8)], (1.0, 1.0))
+    assert (flat == 0).all()

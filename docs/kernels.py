@@ -79,7 +79,7 @@ def main() -> None:
     for voxel in ((1.0, 1.0), (0.5, 0.5), (0.5, 1.5)):
         plain = conv(5)
         plain.weight.data.copy_(own)
-        rows.append(spacing(plain, spacing_mm=voxel, reference_mm=1.0, keep_weight=True).weight[0, :5])
+        rows.append(spacing(plain, spacing_mm=voxel, reference_mm=1.0, init_from_weights=True).weight[0, :5])
     save("spacing", *rows)
     save("masked", masked(conv(5)).weight[0])
     network = nn.Sequential(conv(5, 1, 8), conv(5, 8, 8), conv(5, 8, 1))

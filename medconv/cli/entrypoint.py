@@ -19,7 +19,7 @@ USER_ERRORS = (
     ("lightning.fabric.utilities.exceptions", "MisconfigurationException"),
 )
 STOPPED = ("lightning.pytorch.utilities.exceptions", "SIGTERMException")
-PEER_LOST = ("medconv.utils.cluster", "Lost")
+PEER_LOST = ("medconv.utils.cluster", "PeerLostError")
 
 log = logging.getLogger("medconv")
 

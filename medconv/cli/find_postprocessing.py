@@ -28,5 +28,5 @@ def parser() -> Parser:
     add("--select", metavar="OVERRIDES", help="which cross-validation, if the folder holds several")
     general = found.general()
     add_device(general)
-    add_trust(general, "classes")
+    add_trust(general, "multiclass")
     return found

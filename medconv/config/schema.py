@@ -30,13 +30,13 @@ class DataConfig:
     modality: str = "MRI"
     fold: Any = 0
     num_folds: int = 5
-    splits: str | None = None
-    cache: str = MISSING
+    splits_file: str | None = None
+    cache_dir: str = MISSING
     spacing_mm: list[float] | None = None
     patch_size: list[int] | None = None
     normalisation: Any = None
     spatial_dims: int | None = None
-    label_pairs: Any = None
+    flip_label_pairs: Any = None
     regions: dict[str, Any] | None = None
     regions_order: list[int] | None = None
     ignore_label: Any = None
@@ -44,17 +44,17 @@ class DataConfig:
     label_columns: Any = None
     split_column: str | None = None
     group_column: str | None = None
-    kind: str | None = None
+    target_type: str | None = None
     resize: list[int] | None = None
-    balance: bool = False
+    balanced_sampling: bool = False
     batch_size: int | None = None
     samples_per_epoch: int = MISSING
-    foreground_share: float = MISSING
+    oversample_foreground: float = MISSING
     num_workers: int | None = None
     prefetch_factor: int = 2
     persistent_workers: bool | None = None
     prepare_workers: int | None = None
-    on_fault: str = "raise"
+    on_invalid_case: str = "raise"
 
 
 @dataclass
@@ -107,17 +107,17 @@ class TrainerConfig:
 
 @dataclass
 class PerfConfig:
-    """Null, where a value may be null, is for `perf=auto` to measure."""
+    """Null, where a value may be null, is for `perf=autotune` to measure."""
 
     channels_last: bool | None = True
     fast_norm: bool | None = True
     fast_depthwise: bool = True
-    checkpointing: str | None = "none"
+    activation_checkpointing: str | None = "none"
     compile: bool | None = False
     cuda_graphs: bool = False
     fused_optimizer: bool = True
     matmul_precision: str = "high"
-    agree_every: int = 20
+    stop_sync_interval: int = 20
     timeout_seconds: float = 1800.0
     profile: bool = False
     auto_seconds: float = 30.0
@@ -130,17 +130,17 @@ class RunConfig:
     dir: str | None = None
     resume: str = "auto"
     dry_run: bool = False
-    checkpoint_every: str = "00:00:10:00"
-    on_nonfinite: str = "stop"
-    max_skipped: int = 10
+    checkpoint_interval: str = "00:00:10:00"
+    nan_policy: str = "stop"
+    max_skipped_steps: int = 10
 
 
 @dataclass
 class InitConfig:
     pretrained: str | None = None
-    to_3d: str | None = None
+    inflate_2d: str | None = None
     freeze: Any = None
-    lr_factors: dict[str, float] | None = None
+    lr_multipliers: dict[str, float] | None = None
 
 
 @dataclass
@@ -149,21 +149,21 @@ class Config:
     task: dict[str, Any] = MISSING
     data: DataConfig = field(default_factory=DataConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
-    augment: dict[str, Any] = MISSING
+    augmentation: dict[str, Any] = MISSING
     model: dict[str, Any] = MISSING
     conv: dict[str, Any] = MISSING
     init: InitConfig = field(default_factory=InitConfig)
     loss: dict[str, Any] = MISSING
     optimizer: dict[str, Any] = MISSING
     scheduler: dict[str, Any] = MISSING
-    averaging: dict[str, Any] = field(default_factory=dict)
-    stopping: dict[str, Any] = field(default_factory=dict)
+    weight_averaging: dict[str, Any] = field(default_factory=dict)
+    early_stopping: dict[str, Any] = field(default_factory=dict)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     perf: PerfConfig = field(default_factory=PerfConfig)
     logger: dict[str, Any] = field(default_factory=dict)
     callbacks: dict[str, Any] = field(default_factory=dict)
     run: RunConfig = field(default_factory=RunConfig)
-    facts: dict[str, Any] = field(default_factory=dict)
+    derived: dict[str, Any] = field(default_factory=dict)
 
 
 def keys(node: Any, prefix: str = "") -> Iterator[str]:
@@ -195,16 +195,26 @@ def checked(config: DictConfig) -> DictConfig:
     """
     typed = OmegaConf.merge(OmegaConf.structured(Config), config)
     assert isinstance(typed, DictConfig)
-    for group in ("task", "model", "conv", "loss", "optimizer", "scheduler", "averaging", "stopping", "augment"):
+    for group in (
+        "task",
+        "model",
+        "conv",
+        "loss",
+        "optimizer",
+        "scheduler",
+        "weight_averaging",
+        "early_stopping",
+        "augmentation",
+    ):
         for key, target in targets(OmegaConf.to_container(typed[group], resolve=False), group):
             _importable(key, target)
     return typed
 
 
-def resolved(config: DictConfig, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values, every interpolation replaced; `facts` are what preparation and planning found."""
+def resolved(config: DictConfig, derived: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values, every interpolation replaced; `derived` are what preparation and planning found."""
     config = config.copy()
-    OmegaConf.update(config, "facts", dict(facts), merge=False, force_add=True)
+    OmegaConf.update(config, "derived", dict(derived), merge=False, force_add=True)
     values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     return values  # type: ignore[return-value]

@@ -28,7 +28,7 @@ def bottleneck(
     *,
     ratio: float = 0.25,
     channels: tuple[int, int] | int | None = None,
-    keep_weight: bool = False,
+    init_from_weights: bool = False,
 ) -> nn.Module:
     """1x1 to few channels, the spatial convolution among them, 1x1 back; no norm or activation between.
 
@@ -36,7 +36,7 @@ def bottleneck(
         conv: the convolution to replace; `groups` must be 1.
         ratio: channels between, as share of the inputs and of the outputs; `channels` names them instead, one number
             or (after the first 1x1, after the spatial convolution).
-        keep_weight: start from the truncated Tucker-2 decomposition of the present weight.
+        init_from_weights: start from the truncated Tucker-2 decomposition of the present weight.
     Returns: `nn.Sequential` of three plain convolutions; their product has the variance of the weight it replaces.
     Raises: ValueError: a grouped convolution, ratio not in (0, 1], channels below 1.
     Weights: in*a + a*b*k^N + b*out, against in*out*k^N.
@@ -54,21 +54,21 @@ def bottleneck(
         raise ValueError(f"channels must be at least 1, got {(a, b)}")
     dense = conv.weight.detach()
     parts = nn.Sequential(_point(conv, conv.in_channels, a, False), _spatial(conv, a, b), _point(conv, b, conv.out_channels))
-    if keep_weight:
+    if init_from_weights:
         down, core, up = _tucker(dense.double().flatten(2), min(a, conv.in_channels), min(b, conv.out_channels))
         _assign(parts, 0, down.t()[..., None])
         _assign(parts, 1, core)
         _assign(parts, 2, up[..., None])
-    return _finish(parts, conv, lambda: _product(parts), dense, keep_weight)
+    return _finish(parts, conv, lambda: _product(parts), dense, init_from_weights)
 
 
-def separable(conv: Conv, *, depth_multiplier: int = 1, keep_weight: bool = False) -> nn.Module:
+def separable(conv: Conv, *, depth_multiplier: int = 1, init_from_weights: bool = False) -> nn.Module:
     """Depthwise, then pointwise.
 
     Args:
         conv: the convolution to replace; `groups` must be 1.
         depth_multiplier: filters per input channel.
-        keep_weight: start from the truncated singular value decomposition of the present weight, input by input.
+        init_from_weights: start from the truncated singular value decomposition of the present weight, input by input.
     Returns: `nn.Sequential` of two plain convolutions; their product has the variance of the weight it replaces.
     Raises: ValueError: a grouped convolution, depth_multiplier below 1.
     Weights: m*in*k^N + m*in*out, against in*out*k^N.
@@ -82,14 +82,14 @@ def separable(conv: Conv, *, depth_multiplier: int = 1, keep_weight: bool = Fals
     into, wide = conv.in_channels, conv.in_channels * depth_multiplier
     dense = conv.weight.detach()
     parts = nn.Sequential(_spatial(conv, into, wide, groups=into), _point(conv, wide, conv.out_channels))
-    if keep_weight:
+    if init_from_weights:
         per_input = dense.double().flatten(2).transpose(0, 1)  # (in, out, taps)
         u, s, v = torch.linalg.svd(per_input, full_matrices=False)
         rank = min(depth_multiplier, s.shape[1])
         _assign(parts, 0, _padded(v[:, :rank], depth_multiplier).reshape(wide, 1, -1))
         points = _padded((u * s[:, None]).transpose(1, 2)[:, :rank], depth_multiplier).reshape(wide, -1)
         _assign(parts, 1, points.t()[..., None])
-    return _finish(parts, conv, lambda: _separable_product(parts, into), dense, keep_weight)
+    return _finish(parts, conv, lambda: _separable_product(parts, into), dense, init_from_weights)
 
 
 class SqueezeExcitation(Foldable):
@@ -202,10 +202,10 @@ def _separable_product(parts: Any, into: int) -> Tensor:
 
 
 @torch.no_grad()
-def _finish(parts: Any, conv: Conv, made: Callable[[], Tensor], dense: Tensor, keep_weight: bool) -> nn.Module:
+def _finish(parts: Any, conv: Conv, made: Callable[[], Tensor], dense: Tensor, init_from_weights: bool) -> nn.Module:
     """The kept weight's error noted, or a new one drawn: unit variance along each step, then scaled to the old one's."""
     parts.requires_grad_(conv.weight.requires_grad)
-    if keep_weight:
+    if init_from_weights:
         note_error(parts, made(), dense)
         return parts
     for part in parts:

@@ -100,7 +100,7 @@ def transform(
     sigma_mm: float | None = None,
     spacing_mm: Sequence[float] | None = None,
     scale: float = 1.0,
-    keep_weight: bool = False,
+    init_from_weights: bool = False,
 ) -> nn.Module:
     """A learned 1x1 channel transform, then a fixed anatomical filter bank.
 
@@ -109,7 +109,7 @@ def transform(
         transform_channels: how many channels the transform has; None is as many as `conv` has outputs.
         bank: words of `medconv.convs.filter_banks.BANKS`, or fixed filters (out, transform_channels, *kernel_size) of your own.
         sigma_mm, spacing_mm, scale: as `basis`, for banks by word.
-        keep_weight: project the present (pretrained) weight instead of drawing a new one of its variance.
+        init_from_weights: project the present (pretrained) weight instead of drawing a new one of its variance.
     Raises: ValueError: a grouped convolution, an even kernel, no transform channels, a bank of the wrong shape.
     Weights: transform_channels * in, against out * in * k^N; weight decay acts on the transform.
     """
@@ -126,7 +126,7 @@ def transform(
         raise ValueError(f"bank must have shape (out, transform_channels, *kernel_size) = {need}, got {tuple(bank.shape)}")
     else:
         blocks = bank.unsqueeze(0)
-    return install(conv, TransformPrior(blocks), keep_weight, None if has_own_forward(conv) else TwoLaunches)
+    return install(conv, TransformPrior(blocks), init_from_weights, None if has_own_forward(conv) else TwoLaunches)
 
 
 def _blocks(out: int, width: int, filters: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from medconv.convs import filter_banks
-from medconv.convs.parametrization import Conv, Unsuitable, WeightPrior, check_free, install
+from medconv.convs.parametrization import Conv, UnsuitableLayerError, WeightPrior, check_free, install
 
 
 class LinearPrior(WeightPrior):
@@ -57,7 +57,7 @@ def basis(
     sigma_mm: float | None = None,
     spacing_mm: Sequence[float] | None = None,
     scale: float = 1.0,
-    keep_weight: bool = False,
+    init_from_weights: bool = False,
 ) -> nn.Module:
     """Every kernel a learned sum of the same few filters, Gaussian derivatives by default.
 
@@ -66,7 +66,7 @@ def basis(
         bank: words of `medconv.convs.filter_banks.BANKS`, or filters (filters, *kernel_size) of your own.
         sigma_mm: width of the Gaussian at the network's input; None is 0.7 of the finest voxel axis of each layer.
         spacing_mm: voxel size on the layer's grid; None is isotropic. scale: the layer's grid over the input's.
-        keep_weight: project the present (pretrained) weight instead of drawing a new one of its variance.
+        init_from_weights: project the present (pretrained) weight instead of drawing a new one of its variance.
     Raises: ValueError: an even kernel; an unknown bank, or filters of the wrong shape; spacing or sigma not positive.
     Weights: out * in * filters (10 in 3D, 6 in 2D), against out * in * k^N; weight decay acts on the coefficients.
     Source: Jacobsen et al. 2016, arXiv:1605.02971.
@@ -79,7 +79,7 @@ def basis(
     else:
         sigma = None if sigma_mm is None else sigma_mm * scale
         filters = filter_banks.filter_bank(bank, conv.kernel_size, spacing_mm, sigma)
-    return install(conv, LinearPrior(conv.kernel_size, filters.flatten(1).t()[None]), keep_weight)
+    return install(conv, LinearPrior(conv.kernel_size, filters.flatten(1).t()[None]), init_from_weights)
 
 
 def ball(
@@ -88,12 +88,12 @@ def ball(
     radius_mm: float | None = None,
     spacing_mm: Sequence[float] | None = None,
     scale: float = 1.0,
-    keep_weight: bool = False,
+    init_from_weights: bool = False,
 ) -> nn.Module:
     """Support is a ball in mm, not a cube in voxels: taps outside it do not exist.
 
     Args:
-        conv, spacing_mm, scale, keep_weight: as `basis`.
+        conv, spacing_mm, scale, init_from_weights: as `basis`.
         radius_mm: at the network's input, growing with the layers' voxels; None is half of the kernel's widest
             extent in voxels, times the finest spacing: 19 of 27 taps of an isotropic 3-kernel in 3D.
     Raises: ValueError: an even kernel; spacing or radius not positive.
@@ -103,7 +103,7 @@ def ball(
     filter_banks.check_grid(conv.kernel_size, spacing)
     radius = max(conv.kernel_size) / 2 * min(spacing) if radius_mm is None else radius_mm * scale
     inside = filter_banks.ball(conv.kernel_size, spacing, radius).flatten()
-    return install(conv, LinearPrior(conv.kernel_size, torch.eye(len(inside))[:, inside][None]), keep_weight)
+    return install(conv, LinearPrior(conv.kernel_size, torch.eye(len(inside))[:, inside][None]), init_from_weights)
 
 
 def spacing(
@@ -112,7 +112,7 @@ def spacing(
     spacing_mm: Sequence[float] | None = None,
     reference_mm: float | None = None,
     scale: float = 1.0,
-    keep_weight: bool = False,
+    init_from_weights: bool = False,
 ) -> nn.Module:
     """One kernel in mm, read off by linear interpolation at the voxels of each dataset's grid.
 
@@ -125,7 +125,7 @@ def spacing(
         spacing_mm: voxel size on the layer's grid; needed.
         reference_mm: voxel size of the kernel's own grid at the network's input; None is the finest axis of the
             layer's grid. To carry a network to another dataset, name the spacing that it was first trained on.
-        keep_weight: take the present weight as the kernel on its own grid, instead of drawing a new one.
+        init_from_weights: take the present weight as the kernel on its own grid, instead of drawing a new one.
     Raises: ValueError: an even kernel; spacing_mm missing; spacing or reference not positive; padding that cannot
         follow; more than 10,000 taps.
     Weights: out * in * k^N, whatever the dataset's spacing.
@@ -145,14 +145,14 @@ def spacing(
     padding = _following(conv, sizes)
     kept = conv.weight.detach().flatten(2).transpose(1, 2).clone()
     _resize(conv, sizes, padding)
-    install(conv, LinearPrior(sizes, mixture[None], persistent=False), keep_weight=False)
-    if keep_weight:
+    install(conv, LinearPrior(sizes, mixture[None], persistent=False), init_from_weights=False)
+    if init_from_weights:
         with torch.no_grad():
             conv.get_parameter("parametrizations.weight.original").copy_(kept)
     return conv
 
 
-def acs(conv: Conv, *, weight_2d: Tensor | None = None, keep_weight: bool = False) -> nn.Module:
+def acs(conv: Conv, *, weight_2d: Tensor | None = None, init_from_weights: bool = False) -> nn.Module:
     """2D kernels in a 3D convolution: a third of the outputs each looks at axial, coronal and sagittal planes.
 
     One dense convolution whose kernels are zero outside of their plane: faster than the three thin convolutions of the
@@ -161,7 +161,7 @@ def acs(conv: Conv, *, weight_2d: Tensor | None = None, keep_weight: bool = Fals
     Args:
         conv: an `nn.Conv3d` with one odd kernel size for all axes, changed in place.
         weight_2d: the weight (out, in, k, k) of a trained 2D convolution to start from.
-        keep_weight: project the present 3D weight onto the planes.
+        init_from_weights: project the present 3D weight onto the planes.
     Raises: ValueError: not 3D, kernel axes that differ or are even, `weight_2d` of the wrong shape.
     Weights: out * in * k^2, against out * in * k^3.
     Source: Yang et al. 2021, arXiv:1911.10477.
@@ -170,12 +170,14 @@ def acs(conv: Conv, *, weight_2d: Tensor | None = None, keep_weight: bool = Fals
     if len(size) != 3:
         raise ValueError(f"conv=acs splits 2D kernels over the planes of 3D images, got {type(conv).__name__}")
     if len(set(size)) > 1 or size[0] % 2 == 0:
-        raise Unsuitable(f"kernel_size must be one odd number along all axes for conv=acs, got {size}", "uneven kernel")
+        raise UnsuitableLayerError(
+            f"kernel_size must be one odd number along all axes for conv=acs, got {size}", "uneven kernel"
+        )
     taps = torch.arange(prod(size)).view(size)
     planes = [taps.select(axis, size[0] // 2).flatten() for axis in (2, 1, 0)]  # axial, coronal, sagittal
     mixtures = torch.stack([torch.eye(prod(size))[:, plane] for plane in planes])
     kind = torch.arange(conv.out_channels) * 3 // conv.out_channels
-    install(conv, LinearPrior(size, mixtures, kind), keep_weight)
+    install(conv, LinearPrior(size, mixtures, kind), init_from_weights)
     if weight_2d is not None:
         load_plane_weight(conv, weight_2d)
     return conv
@@ -213,12 +215,14 @@ def _following(conv: Conv, sizes: Sequence[int]) -> str | tuple[int, ...]:
         raise ValueError(f"spacing_mm makes a kernel of {tuple(sizes)} voxels: reference_mm is far coarser than the grid")
     if isinstance(conv.padding, str):
         if conv.padding == "valid":
-            raise Unsuitable("conv=spacing changes the kernel's size, which needs numeric or 'same' padding", "unpadded")
+            raise UnsuitableLayerError(
+                "conv=spacing changes the kernel's size, which needs numeric or 'same' padding", "unpadded"
+            )
         return conv.padding
     steps = zip(conv.padding, conv.dilation, conv.kernel_size, sizes, strict=True)
     padding = tuple(p + d * (new // 2 - old // 2) for p, d, old, new in steps)
     if any(p < 0 for p in padding):
-        raise Unsuitable(f"conv=spacing has no padding for a kernel of {tuple(sizes)} voxels", "unpadded")
+        raise UnsuitableLayerError(f"conv=spacing has no padding for a kernel of {tuple(sizes)} voxels", "unpadded")
     return padding
 
 

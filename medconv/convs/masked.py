@@ -51,7 +51,7 @@ def masked(
     mask: str | Sequence[Any] | Tensor = CROSS,
     weight: Tensor | None = None,
     channels: Sequence[int] | None = None,
-    keep_weight: bool = False,
+    init_from_weights: bool = False,
 ) -> nn.Module:
     """A convolution that uses a part of its weight.
 
@@ -62,7 +62,7 @@ def masked(
         weight: the true weight, wider than the convolution's input; an `nn.Parameter` is shared, not copied, so several
             convolutions may learn parts of one. None is a weight of the convolution's own size.
         channels: which input channels of the true weight this convolution has, in its order; None is the first ones.
-        keep_weight: keep the present weight (under the mask) instead of drawing one of its variance.
+        init_from_weights: keep the present weight (under the mask) instead of drawing one of its variance.
     Raises: ValueError: a mask or weight of the wrong shape, channels that are not there, an even kernel for `cross`.
     Weights: those of the true weight; masked ones get no gradient, but weight decay still shrinks them.
     """
@@ -74,13 +74,13 @@ def masked(
     prior = MaskedPrior(_mask(mask, conv.kernel_size, true), _channels(channels, shape[1], true[1]))
     dense = conv.weight.detach().clone()
     prior.to(device=dense.device).train(conv.training)
-    first = drawn(prior, dense) if weight is None and not keep_weight else None
+    first = drawn(prior, dense) if weight is None and not init_from_weights else None
     if weight is not None:
         conv.weight = nn.Parameter(weight.detach().clone())
     parametrize.register_parametrization(conv, "weight", prior, unsafe=True)
     if isinstance(weight, nn.Parameter):
         conv.parametrizations.weight.original = weight
-    elif weight is None and keep_weight:
+    elif weight is None and init_from_weights:
         note_error(conv, conv.weight, dense)
     elif first is not None:
         with torch.no_grad():

@@ -132,14 +132,14 @@ class Mirror:
 
     Args:
         axes: spatial axes of the image, counted from 0, along which it may be flipped.
-        keep_weight: start from the present weights, averaged over the group, instead of drawing new ones.
+        init_from_weights: start from the present weights, averaged over the group, instead of drawing new ones.
     Raises: ValueError: no axis, a repeated or negative one; when called, an axis that the network does not have, channels
         that do not split into copies, a layer that breaks the symmetry, by name.
     Weights: a half, a quarter or an eighth, at equal width.
     """
 
     axes: Sequence[int] = (0,)
-    keep_weight: bool = False
+    init_from_weights: bool = False
 
     def __post_init__(self) -> None:
         if not self.axes or len(set(self.axes)) != len(self.axes) or min(self.axes) < 0:
@@ -217,7 +217,7 @@ def _convert_conv(layer: Any, into: bool, out: bool, how: Mirror) -> None:
         columns = False
     elif groups != 1:
         raise ValueError(f"needs groups=1 or a depthwise convolution, got groups={groups}")
-    install(layer, MirrorPrior(layer.kernel_size, how.axes, rows, columns), how.keep_weight)
+    install(layer, MirrorPrior(layer.kernel_size, how.axes, rows, columns), how.init_from_weights)
     if out and layer.bias is not None:
         parametrize.register_parametrization(layer, "bias", Repeat(copies), unsafe=True)
 

@@ -19,7 +19,7 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-class Unsuitable(ValueError):
+class UnsuitableLayerError(ValueError):
     """This convolution has no meaning for that layer; `swap_convs` keeps the layer and reports `reason`."""
 
     def __init__(self, message: str, reason: str) -> None:
@@ -83,7 +83,7 @@ class Foldable(nn.Module):
         raise NotImplementedError
 
 
-def install(layer: Any, prior: nn.Module, keep_weight: bool, mixin: type[nn.Module] | None = None) -> nn.Module:
+def install(layer: Any, prior: nn.Module, init_from_weights: bool, mixin: type[nn.Module] | None = None) -> nn.Module:
     """Put a prior on a layer's weight, in place: drawn anew with the variance of the weight it replaces, or projected.
 
     A projection leaves its relative error (Frobenius norm) as `layer.approximation_error`.
@@ -93,7 +93,7 @@ def install(layer: Any, prior: nn.Module, keep_weight: bool, mixin: type[nn.Modu
     check_free(layer)
     dense = layer.weight.detach().clone()
     prior.to(dense).train(layer.training)
-    first = None if keep_weight else drawn(prior, dense)
+    first = None if init_from_weights else drawn(prior, dense)
     if mixin is not None:
         layer.__class__ = type(f"{mixin.__name__}{type(layer).__name__}", (mixin, type(layer)), {})
     parametrize.register_parametrization(layer, "weight", prior, unsafe=True)  # projects through right_inverse
@@ -109,9 +109,9 @@ def install(layer: Any, prior: nn.Module, keep_weight: bool, mixin: type[nn.Modu
 def check_free(layer: nn.Module) -> None:
     """Raises: Unsuitable: the weight is computed already, by a parametrization or an older kind of hook."""
     if parametrize.is_parametrized(layer, "weight"):
-        raise Unsuitable(f"{type(layer).__name__} has a parametrized weight already", "parametrized already")
+        raise UnsuitableLayerError(f"{type(layer).__name__} has a parametrized weight already", "parametrized already")
     if "weight" not in layer._parameters:
-        raise Unsuitable(f"{type(layer).__name__} has no weight parameter of its own", "weight computed already")
+        raise UnsuitableLayerError(f"{type(layer).__name__} has no weight parameter of its own", "weight computed already")
 
 
 def has_own_forward(conv: nn.Module) -> bool:
@@ -122,13 +122,15 @@ def has_own_forward(conv: nn.Module) -> bool:
 def check_plain_forward(conv: nn.Module, name: str) -> None:
     """Raises: Unsuitable: a subclass with a forward of its own, which plain convolutions in its place would lose."""
     if has_own_forward(conv):
-        raise Unsuitable(f"conv={name} cannot replace {type(conv).__name__}, which has a forward of its own", "own forward")
+        raise UnsuitableLayerError(
+            f"conv={name} cannot replace {type(conv).__name__}, which has a forward of its own", "own forward"
+        )
 
 
 def check_plain_groups(conv: Conv, name: str) -> None:
     """Raises: Unsuitable: a grouped convolution."""
     if conv.groups != 1:
-        raise Unsuitable(f"conv={name} needs groups=1, got {conv.groups}", "grouped")
+        raise UnsuitableLayerError(f"conv={name} needs groups=1, got {conv.groups}", "grouped")
 
 
 def rms(weight: Tensor) -> float:

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from medconv.convs.folding import TwoLaunches
 from medconv.convs.mirror import Mirror
-from medconv.convs.parametrization import CONVS, TRANSPOSED, Foldable, Prior, Unsuitable, replace
+from medconv.convs.parametrization import CONVS, TRANSPOSED, Foldable, Prior, UnsuitableLayerError, replace
 
 
 @dataclass
@@ -81,7 +81,7 @@ def swap_convs(
                 if reason is None and spacing_mm is not None and name not in grids:
                     reason = "unused"
                 new: Any = None if reason else conv(layer, **grids.get(name, {}))
-            except Unsuitable as error:
+            except UnsuitableLayerError as error:
                 reason = error.reason
             except ValueError as error:
                 raise ValueError(f"layer {name}: {error}" if name else str(error)) from error

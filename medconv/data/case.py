@@ -10,8 +10,8 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 
-from medconv.targets.image_level import Outcome
-from medconv.targets.segmentation import Targets
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.segmentation import SegmentationTargets
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Case:
     Args:
         images: files; of DICOM, a series' folder, or a file that stands for its series.
         label: a label map, of segmentation.
-        values: of the whole image, as `Outcome` says.
+        values: of the whole image, as `ImageLevelTargets` says.
         group: what must not be divided between training and validation, such as a patient; empty: the case alone.
         part: where the dataset says so, `train`, `val` or `test`.
     """
@@ -102,12 +102,12 @@ class Dataset:
     class_names: tuple[str, ...]
     modalities: tuple[str, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
-    wanted: Targets | None = None
-    outcome: Outcome | None = None
+    wanted: SegmentationTargets | None = None
+    image_targets: ImageLevelTargets | None = None
 
     @property
-    def targets(self) -> Targets:
-        return self.wanted or Targets.of_classes(self.class_names)
+    def targets(self) -> SegmentationTargets:
+        return self.wanted or SegmentationTargets.of_classes(self.class_names)
 
     @property
     def num_values(self) -> int:

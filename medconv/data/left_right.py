@@ -16,8 +16,8 @@ _OTHER = {"left": "right", "l": "r", "lh": "rh", "lt": "rt"}
 log = logging.getLogger(__name__)
 
 
-def label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """`data.label_pairs`, a list of pairs of names or null, as class numbers.
+def flip_label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """`data.flip_label_pairs`, a list of pairs of names or null, as class numbers.
 
     Raises: ConfigError: no pair, an unknown class, the background, or a class that has two partners.
     """
@@ -25,16 +25,18 @@ def label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int, int]
     found: list[tuple[int, int]] = []
     for pair in pairs or () if isinstance(pairs, Sequence | None) and not isinstance(pairs, str) else [pairs]:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2 or pair[0] == pair[1]:
-            raise ConfigError(f"data.label_pairs needs pairs of two different classes, such as [[left, right]], got {pairs}")
+            raise ConfigError(
+                f"data.flip_label_pairs needs pairs of two different classes, such as [[left, right]], got {pairs}"
+            )
         for name in pair:
             if name not in names[1:]:
                 near = difflib.get_close_matches(str(name), names[1:], n=1)
                 hint = f"did you mean {near[0]}?" if near else f"the classes are {', '.join(names[1:])}"
-                raise ConfigError(f"data.label_pairs: {name} is no class of the foreground; {hint}")
+                raise ConfigError(f"data.flip_label_pairs: {name} is no class of the foreground; {hint}")
         found.append((names.index(pair[0]), names.index(pair[1])))
     paired = [number for pair in found for number in pair]
     if twice := [names[n] for n in dict.fromkeys(paired) if paired.count(n) > 1]:
-        raise ConfigError(f"data.label_pairs: a class has one partner, {', '.join(twice)} has more")
+        raise ConfigError(f"data.flip_label_pairs: a class has one partner, {', '.join(twice)} has more")
     return tuple(found)
 
 
@@ -43,49 +45,49 @@ def lookalikes(class_names: Sequence[str]) -> list[tuple[str, str]]:
     return [(a, b) for a, b in combinations(class_names, 2) if a != b and _unsided(a) == _unsided(b)]
 
 
-def check_equivariance(facts: dict[str, Any], equivariant: Sequence[int]) -> None:
-    """Raises: ConfigError: the network is equivariant along the axis that tells the partners of `data.label_pairs` apart."""
-    axis = left_right_axis(facts.get("slice_axis"))
-    if facts.get("label_pairs") and axis in equivariant:
-        a, b = (facts["class_names"][n] for n in facts["label_pairs"][0])
+def check_equivariance(derived: dict[str, Any], equivariant: Sequence[int]) -> None:
+    """Raises: ConfigError: the network is equivariant along the axis that tells the partners of `data.flip_label_pairs` apart."""
+    axis = left_right_axis(derived.get("slice_axis"))
+    if derived.get("flip_label_pairs") and axis in equivariant:
+        a, b = (derived["class_names"][n] for n in derived["flip_label_pairs"][0])
         raise ConfigError(
             f"conv=mirror along axis {axis}, from left to right, makes a network that gives a mirrored image the mirrored "
-            f"labels, and so cannot tell {a} from {b} (data.label_pairs); take other conv.axes, or another conv"
+            f"labels, and so cannot tell {a} from {b} (data.flip_label_pairs); take other conv.axes, or another conv"
         )
 
 
-def warn_of_lookalikes(facts: dict[str, Any], mirrored: Sequence[int], equivariant: Sequence[int]) -> None:
+def warn_of_lookalikes(derived: dict[str, Any], mirrored: Sequence[int], equivariant: Sequence[int]) -> None:
     """One warning where left and right are exchanged, in training or by the network, and classes look like partners."""
-    axis, pairs = left_right_axis(facts.get("slice_axis")), _unpaired(facts)
+    axis, pairs = left_right_axis(derived.get("slice_axis")), _unpaired(derived)
     if not pairs or axis not in (*mirrored, *equivariant):
         return
     if axis in equivariant:
         named = ", ".join(f"{a} from {b}" for a, b in pairs)
         log.warning("conv=mirror along axis %d, from left to right, makes a network that cannot tell %s", axis, named)
-    elif facts.get("outcome") or facts.get("overlapping"):
-        named, what = ", ".join(f"{a} and {b}" for a, b in pairs), "labels" if facts.get("outcome") else "regions"
-        advice = "augment.mirror_axes=%s exchanges left and right but no %s: %s; mirror along other axes"
+    elif derived.get("image_targets") or derived.get("overlapping"):
+        named, what = ", ".join(f"{a} and {b}" for a, b in pairs), "labels" if derived.get("image_targets") else "regions"
+        advice = "augmentation.mirror_axes=%s exchanges left and right but no %s: %s; mirror along other axes"
         log.warning(advice, list(mirrored), what, named)
     else:
         named = ",".join(f"[{a},{b}]" for a, b in pairs)
-        advice = "augment.mirror_axes=%s exchanges left and right but no labels; data.label_pairs=[%s] would"
+        advice = "augmentation.mirror_axes=%s exchanges left and right but no labels; data.flip_label_pairs=[%s] would"
         log.warning(advice, list(mirrored), named)
 
 
-def _unpaired(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Classes that look like partners and are none of `data.label_pairs`; of regions those that some region tells apart."""
-    names = facts["class_names"]
-    if facts.get("outcome"):
+def _unpaired(derived: dict[str, Any]) -> list[tuple[str, str]]:
+    """Classes that look like partners and are none of `data.flip_label_pairs`; of regions those that some region tells apart."""
+    names = derived["class_names"]
+    if derived.get("image_targets"):
         return lookalikes(names)
-    if facts.get("overlapping"):
-        regions = facts["targets"]
+    if derived.get("overlapping"):
+        regions = derived["targets"]
         apart = [
             (a, b)
             for a, b in lookalikes(names)
             if any((names.index(a) in values) != (names.index(b) in values) for values in regions["values"])
         ]
         return list(dict.fromkeys([*apart, *lookalikes(regions["names"])]))
-    paired = {n for pair in facts.get("label_pairs") or () for n in pair}
+    paired = {n for pair in derived.get("flip_label_pairs") or () for n in pair}
     return lookalikes([name for number, name in enumerate(names) if number not in paired])
 
 

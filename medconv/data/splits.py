@@ -12,7 +12,7 @@ import numpy as np
 
 from medconv.data.case import Case
 from medconv.data.datasets.common import _read_json
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 
 _NAMED = 20  # cases in one line
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Parts:
+class DataSplit:
     """Args: test: never seen in training."""
 
     train: list[Case]
@@ -28,7 +28,7 @@ class Parts:
     test: list[Case]
 
 
-def divide(cases: Sequence[Case], fold: int | str, num_folds: int, splits: Path | None = None) -> Parts:
+def divide(cases: Sequence[Case], fold: int | str, num_folds: int, splits: Path | None = None) -> DataSplit:
     """The parts that the cases name; where none is for validation, or none is named, a fold is.
 
     Raises: ValueError: as `split`, or a group in two parts.
@@ -38,21 +38,21 @@ def divide(cases: Sequence[Case], fold: int | str, num_folds: int, splits: Path 
     }
     rest = [*named["train"], *named[""]]
     if not named["val"] or fold == "all" or splits is not None:
-        parts = Parts(*split([*rest, *named["val"]], fold, num_folds, splits), named["test"])
+        parts = DataSplit(*split([*rest, *named["val"]], fold, num_folds, splits), named["test"])
     else:
-        parts = Parts(rest, named["val"], named["test"])
+        parts = DataSplit(rest, named["val"], named["test"])
         if str(fold) != "0":
             log.warning("data.fold=%s is not used: the dataset says itself what is for training and for validation", fold)
     _check_groups(parts)
     return parts
 
 
-def without(parts: Parts, skipped: Mapping[str, str]) -> Parts:
+def without(parts: DataSplit, skipped: Mapping[str, str]) -> DataSplit:
     """Less some cases, by id."""
-    return Parts(*([case for case in part if case.id not in skipped] for part in (parts.train, parts.val, parts.test)))
+    return DataSplit(*([case for case in part if case.id not in skipped] for part in (parts.train, parts.val, parts.test)))
 
 
-def without_copies(parts: Parts, contents: Mapping[str, str]) -> Parts:
+def without_copies(parts: DataSplit, contents: Mapping[str, str]) -> DataSplit:
     """Less those training cases whose image is also one of validation or test; a warning names them.
 
     Args: contents: case id to a hash of its voxels.
@@ -72,20 +72,25 @@ def without_copies(parts: Parts, contents: Mapping[str, str]) -> Parts:
     return replace(parts, train=[case for case in parts.train if case.id not in copies])
 
 
-def check_examples(parts: Parts, outcome: Outcome) -> None:
+def check_examples(parts: DataSplit, image_targets: ImageLevelTargets) -> None:
     """Raises: ValueError: a class or finding without an example in training, a class without one in validation, or no
     finding there that some cases have and others have not."""
-    if outcome.kind == "numbers":
+    if image_targets.kind == "regression":
         return
     for part, cases in (("training", parts.train), ("validation", parts.val)):
-        counts = class_counts(cases, outcome)
-        lacking = [n for n, count in zip(outcome.names, counts, strict=True) if not count]
-        if part == "validation" and outcome.kind == "findings" and cases and not any(0 < n < len(cases) for n in counts):
+        counts = class_counts(cases, image_targets)
+        lacking = [n for n, count in zip(image_targets.names, counts, strict=True) if not count]
+        if (
+            part == "validation"
+            and image_targets.kind == "multilabel"
+            and cases
+            and not any(0 < n < len(cases) for n in counts)
+        ):
             raise ValueError(
                 "no finding has validation cases with it and without it, so there is no AUC to choose a checkpoint by; "
                 "other data.fold or data.num_folds may help"
             )
-        if part == "validation" and outcome.kind == "findings" and cases and lacking:
+        if part == "validation" and image_targets.kind == "multilabel" and cases and lacking:
             log.warning("no case of validation has %s, which has no score there", ", ".join(lacking))
         elif cases and lacking:
             raise ValueError(
@@ -94,24 +99,24 @@ def check_examples(parts: Parts, outcome: Outcome) -> None:
             )
 
 
-def class_counts(cases: Sequence[Case], outcome: Outcome) -> list[int]:
+def class_counts(cases: Sequence[Case], image_targets: ImageLevelTargets) -> list[int]:
     """How many cases have each class or finding."""
-    values = np.array([case.values for case in cases]).reshape(len(cases), outcome.num_values)
-    if outcome.kind == "classes":
-        return [int((values == index).sum()) for index in range(len(outcome.names))]
+    values = np.array([case.values for case in cases]).reshape(len(cases), image_targets.num_values)
+    if image_targets.kind == "multiclass":
+        return [int((values == index).sum()) for index in range(len(image_targets.names))]
     return [int(count) for count in (values == 1).sum(0)]
 
 
-def members(cases: Sequence[Case], outcome: Outcome) -> list[list[int]]:
+def members(cases: Sequence[Case], image_targets: ImageLevelTargets) -> list[list[int]]:
     """The places of the cases of each class; of findings, of those that have it, and at last of those without any."""
     values = [case.values or () for case in cases]
-    if outcome.kind == "classes":
-        return [[i for i, v in enumerate(values) if v[0] == index] for index in range(len(outcome.names))]
-    found = [[i for i, v in enumerate(values) if v[index]] for index in range(len(outcome.names))]
+    if image_targets.kind == "multiclass":
+        return [[i for i, v in enumerate(values) if v[0] == index] for index in range(len(image_targets.names))]
+    found = [[i for i, v in enumerate(values) if v[index]] for index in range(len(image_targets.names))]
     return [*found, [i for i, v in enumerate(values) if not any(v)]]
 
 
-def _check_groups(parts: Parts) -> None:
+def _check_groups(parts: DataSplit) -> None:
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for name, cases in (("training", parts.train), ("validation", parts.val), ("test", parts.test)):
         for case in cases:

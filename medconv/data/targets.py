@@ -8,7 +8,7 @@ from typing import Any
 
 from medconv.data.case import Dataset
 from medconv.targets.parse import IGNORE, _check_values, _of_regions, _values, _without
-from medconv.targets.segmentation import Targets, names_of
+from medconv.targets.segmentation import SegmentationTargets, names_of
 
 
 def asked(dataset: Dataset, regions: Mapping[str, Any] | None, order: Sequence[int] | None, ignore: Any) -> Dataset:
@@ -29,5 +29,5 @@ def asked(dataset: Dataset, regions: Mapping[str, Any] | None, order: Sequence[i
         targets = replace(dataset.targets, ignore=unknown)
         _check_values(targets.by_name, names, unknown, "data.ignore_label")
     else:
-        targets = Targets.of_classes(names, unknown)
+        targets = SegmentationTargets.of_classes(names, unknown)
     return replace(dataset, class_names=names, wanted=targets)

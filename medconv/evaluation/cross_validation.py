@@ -20,16 +20,16 @@ from medconv.evaluation import image_level_folds
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.dice import Row, mean_per_class
 from medconv.metrics.statistics import describe
-from medconv.targets.image_level import Outcome
-from medconv.training.run_dir import FREE, RunFolder, short_hash
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.training.run_dir import FREE, RunDir, short_hash
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import some
 
-JSON, CSV = "folds.json", "folds.csv"
+JSON, CSV = "cross_validation.json", "folds.csv"
 _MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # by run.resume=never
 _NUMBER = re.compile(r"[0-9]{1,4}")
 _FACTS = ("train_cases", "num_train_cases", "class_counts", "value_means", "value_stds", "memory_gb")  # the last: machine's
-_PER_FOLD = ("data.fold", "loss.class_counts", "loss.num_cases", *(f"facts.{key}" for key in _FACTS))
+_PER_FOLD = ("data.fold", "loss.class_counts", "loss.num_cases", *(f"derived.{key}" for key in _FACTS))
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Fold:
     """One run. Args: values: its config, flat. rows: case id to Dice per class, of its best checkpoint."""
 
     number: str
-    folder: RunFolder
+    folder: RunDir
     values: dict[str, Any]
     status: str
     rows: dict[str, Row]
@@ -72,10 +72,10 @@ class CrossValidation:
     warnings: tuple[str, ...] = ()
 
     @property
-    def outcome(self) -> Outcome | None:
+    def image_targets(self) -> ImageLevelTargets | None:
         """What was asked of whole images; None: label maps."""
-        content = {key: self.folds[0].values.get(f"facts.outcome.{key}") for key in ("kind", "names")}
-        return None if content["kind"] is None else Outcome.from_plain(content)
+        content = {key: self.folds[0].values.get(f"derived.image_targets.{key}") for key in ("kind", "names")}
+        return None if content["kind"] is None else ImageLevelTargets.from_plain(content)
 
     @property
     def cases(self) -> list[tuple[str, str, Row]]:
@@ -102,8 +102,8 @@ def read(home: Path, labels: Mapping[Path, str] | None = None, least: int = 2) -
 
 def table(found: CrossValidation) -> str:
     """Dice per class of each fold; over all cases mean and sd; the mean of the folds' means; or scores of whole images."""
-    if found.outcome is not None:
-        lines = image_level_folds.lines(found.outcome, found.folds)
+    if found.image_targets is not None:
+        lines = image_level_folds.lines(found.image_targets, found.folds)
         return "\n".join([_title(found), *lines, *(f"warning: {warning}" for warning in found.warnings)])
     summary = plain(found)
     classes = list(summary["per_class"])
@@ -122,10 +122,10 @@ def table(found: CrossValidation) -> str:
 
 
 def plain(found: CrossValidation) -> dict[str, Any]:
-    """As `folds.json` holds it; `mean`, `per_class` and `cases` as in what `evaluate` writes."""
+    """As `cross_validation.json` holds it; `mean`, `per_class` and `cases` as in what `evaluate` writes."""
     said = {key: getattr(found, key) for key in ("key", "label", "missing")} | {"warnings": list(found.warnings)}
-    if found.outcome is not None:
-        return {**said, **image_level_folds.plain(found.outcome, found.folds)}
+    if found.image_targets is not None:
+        return {**said, **image_level_folds.plain(found.image_targets, found.folds)}
     rows = [row for _, _, row in found.cases]
     folds = [_fold(fold) for fold in found.folds]
     classes = list(mean_per_class(rows))
@@ -142,13 +142,13 @@ def plain(found: CrossValidation) -> dict[str, Any]:
 
 
 def write(home: Path, found: Sequence[CrossValidation]) -> Path:
-    """`folds.json`, and the cases as `folds.csv`, into the runs' folder; returns the first."""
+    """`cross_validation.json`, and the cases as `folds.csv`, into the runs' folder; returns the first."""
     content = [plain(one) for one in found]
     write_text(home / JSON, json.dumps({"crossvalidations": content}, indent=2) + "\n")
     classes = list(dict.fromkeys(name for one in content for name in one["per_class"]))
     writer = csv.writer(text := io.StringIO(newline=""), lineterminator="\n")
     writer.writerow(["crossvalidation", "fold", "case", *(f"dice/{name}" for name in classes)])
-    for one in (one for one in content if "outcome" not in one):
+    for one in (one for one in content if "image_targets" not in one):
         for row in one["cases"]:
             writer.writerow([one["label"], row["fold"], row["case"], *(row["dice"].get(name) for name in classes)])
     write_text(home / CSV, image_level_folds.table_of(content) or text.getvalue())
@@ -160,7 +160,7 @@ def _runs(home: Path) -> Iterator[Fold]:
     for path in sorted(home.iterdir()) if home.is_dir() else []:
         if not (path / "config.yaml").is_file() or _MOVED_ASIDE.search(path.name):
             continue
-        folder, values = RunFolder(path), _config(path / "config.yaml")
+        folder, values = RunDir(path), _config(path / "config.yaml")
         if str(values.get("data.fold", "all")) != "all":
             _check_folds(values, path / "config.yaml")
             summary = folder.summary()
@@ -181,14 +181,14 @@ def _check_folds(values: Mapping[str, Any], path: Path) -> None:
     fold, count = values["data.fold"], values.get("data.num_folds")
     if not _NUMBER.fullmatch(str(fold)):
         raise ValueError(f"{path}: data.fold must be `all` or a number, got {fold!r:.80}")
-    if values.get("data.splits") is None and not _NUMBER.fullmatch(str(count)):
+    if values.get("data.splits_file") is None and not _NUMBER.fullmatch(str(count)):
         raise ValueError(f"{path}: data.num_folds must be a number of folds, got {count!r:.80}")
 
 
 def _identity(fold: Fold) -> dict[str, Any]:
-    """What the folds of one cross-validation have in common; what came of the data (`facts`) is compared later."""
-    apart = (*_PER_FOLD, "facts")
-    return {k: v for k, v in fold.values.items() if k not in apart and not k.startswith(("facts.", *FREE))}
+    """What the folds of one cross-validation have in common; what came of the data (`derived`) is compared later."""
+    apart = (*_PER_FOLD, "derived")
+    return {k: v for k, v in fold.values.items() if k not in apart and not k.startswith(("derived.", *FREE))}
 
 
 def _group(key: str, label: str, runs: Sequence[Fold]) -> CrossValidation:
@@ -206,8 +206,8 @@ def _group(key: str, label: str, runs: Sequence[Fold]) -> CrossValidation:
     folds = tuple(done[number] for number in sorted(done, key=_place))
     missing = {n: states.get(n, "not there") for n in sorted({*states, *(expected or ())}, key=_place) if n not in done}
     if expected is None:
-        splits = runs[0].values["data.splits"]
-        warnings.append(f"data.splits={splits} cannot be read, so that folds may be missing that nothing here tells of")
+        splits = runs[0].values["data.splits_file"]
+        warnings.append(f"data.splits_file={splits} cannot be read, so that folds may be missing that nothing here tells of")
     if missing:
         said = ", ".join(f"{number} ({'stopped' if state == 'running' else state})" for number, state in missing.items())
         count = sum(len(fold.rows) for fold in folds)
@@ -230,7 +230,7 @@ def _disagreements(folds: Sequence[Fold]) -> Iterator[str]:
             yield f"fold {folds[0].number} and fold {fold.number}: the data was prepared in two ways: {some(differing)}"
     skipped = sorted({case for fold in folds for case in fold.skipped})
     if skipped:
-        yield f"{some(skipped)}: left out as faulty by data.on_fault=skip, and so not validated"
+        yield f"{some(skipped)}: left out as faulty by data.on_invalid_case=skip, and so not validated"
 
 
 def _set_apart(one: CrossValidation, found: Sequence[CrossValidation]) -> CrossValidation:
@@ -254,10 +254,10 @@ def _difference(one: Fold, other: Fold) -> list[str]:
 
 def _expected(values: Mapping[str, Any]) -> list[str] | None:
     """The folds that there are to be; None where the file that says so cannot be read."""
-    if values.get("data.splits") is None:
+    if values.get("data.splits_file") is None:
         return [str(number) for number in range(int(values["data.num_folds"]))]
     try:
-        path = Path(values["data.splits"])
+        path = Path(values["data.splits_file"])
         return [str(number) for number in range(len(json.loads(path.read_text())))] if path.is_file() else None
     except (OSError, ValueError, TypeError, RecursionError):
         return None

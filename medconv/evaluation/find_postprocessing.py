@@ -26,7 +26,7 @@ from medconv.evaluation.postprocessing_search import Decision, Sample
 from medconv.inference.predict import digest, predict, usable_device
 from medconv.inference.predictor import Predictor
 from medconv.metrics.dice import dice
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import signals
 from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE
@@ -45,7 +45,7 @@ def run_command(options: argparse.Namespace) -> int:
     device = usable_device(options.device)
     everything = cross_validation.read(options.runs)
     found = _chosen(everything, options.runs, options.select)
-    if found.outcome is not None:
+    if found.image_targets is not None:
         raise ValueError(f"{options.runs}: its networks answer for whole images, and post-processing is of label maps")
     ending = f"-{found.key}" if len(everything) > 1 else ""
     labelled = _cases(found, options.runs, options.trust_package)
@@ -165,10 +165,10 @@ def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
 
 def _predicted(
     found: CrossValidation, cases: Mapping[str, Case], home: Path, trusted: Sequence[str], device: str
-) -> tuple[dict[str, Path], Targets]:
+) -> tuple[dict[str, Path], SegmentationTargets]:
     """Every fold's cases, predicted by its best checkpoint where that is not done yet: `FOLD/CASE` to the file."""
     predictions: dict[str, Path] = {}
-    targets: Targets | None = None
+    targets: SegmentationTargets | None = None
     for fold in found.folds:
         predictor = Predictor.load([fold.folder.best], device, trusted)
         if targets is not None and predictor.targets != targets:
@@ -192,7 +192,7 @@ def _folder(home: Path, fold: Fold) -> Path:
     return home / name
 
 
-def _compare_with_training(found: CrossValidation, load: Loader, targets: Targets) -> None:
+def _compare_with_training(found: CrossValidation, load: Loader, targets: SegmentationTargets) -> None:
     """A warning where the files, or the networks, are no longer what was validated."""
     other = []
     for number, case, row in found.cases:
@@ -205,7 +205,7 @@ def _compare_with_training(found: CrossValidation, load: Loader, targets: Target
         log.warning("Dice of %d cases is not what training found: %s; were their files replaced since?", len(other), names)
 
 
-def _write(path: Path, decision: Decision, targets: Targets, found: CrossValidation) -> None:
+def _write(path: Path, decision: Decision, targets: SegmentationTargets, found: CrossValidation) -> None:
     content = {
         "steps": [{**verdict.step.plain(), "evidence": verdict.plain()} for verdict in decision.kept],
         "targets": targets.plain(),

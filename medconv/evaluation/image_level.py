@@ -13,7 +13,7 @@ import numpy as np
 
 from medconv.evaluation.tables import Answers, Truth, kind_of, read_answers, read_truth
 from medconv.metrics import image_level
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import some
 
@@ -30,34 +30,34 @@ def evaluate(
 
     Returns: `mean` (metric to value, as `scoring.measure`), `intervals` (metric to its 95 % interval), `per_class` (name to
         metric to value), `cases` (a row each), `without_prediction` (cases of the table of labels that have no answer),
-        `outcome`, `part`, `images`; of a comparison `comparison` (metric to what `scoring.paired` gives).
+        `image_targets`, `part`, `images`; of a comparison `comparison` (metric to what `scoring.paired` gives).
     Raises: ValueError: files at fault, or answers without a label.
     """
     answers = read_answers(predictions, "--predictions")
-    outcome = kind_of(answers, labels, columns)
-    truth = read_truth(labels, outcome, columns, part, split)
+    image_targets = kind_of(answers, labels, columns)
+    truth = read_truth(labels, image_targets, columns, part, split)
     cases = _common(answers, truth, labels, part)
     outputs, values = _arrays(answers, truth, cases)
     result = {
         "predictions": str(predictions),
         "labels": str(labels),
         "part": part,
-        "outcome": outcome.plain(),
-        "mean": image_level.measure(outcome, outputs, values),
-        "intervals": {name: list(ends) for name, ends in image_level.intervals(outcome, outputs, values).items()},
-        "per_class": image_level.per_name(outcome, outputs, values),
-        "cases": _rows(outcome, cases, outputs, values),
+        "image_targets": image_targets.plain(),
+        "mean": image_level.measure(image_targets, outputs, values),
+        "intervals": {name: list(ends) for name, ends in image_level.intervals(image_targets, outputs, values).items()},
+        "per_class": image_level.per_name(image_targets, outputs, values),
+        "cases": _rows(image_targets, cases, outputs, values),
         "without_prediction": sorted(case for case in truth.values if case not in answers.outputs),
         "images": {case: str(truth.images[case]) for case in cases if case in truth.images},
     }
-    return result if compare is None else result | _compared(compare, outcome, answers, truth, cases)
+    return result if compare is None else result | _compared(compare, image_targets, answers, truth, cases)
 
 
 def write(result: Mapping[str, Any], path: Path) -> None:
     """`path` as JSON, and beside it a CSV with a row per case."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps({k: v for k, v in result.items() if k != "images"}, indent=2, allow_nan=False) + "\n")
-    text, names = io.StringIO(), result["outcome"]["names"]
+    text, names = io.StringIO(), result["image_targets"]["names"]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         ["case", "error", *(f"truth/{name}" for name in _of_truth(result)), *(f"output/{name}" for name in names)]
@@ -92,13 +92,14 @@ def words(name: str) -> str:
     )
 
 
-def arrays(result: Mapping[str, Any]) -> tuple[Outcome, np.ndarray, np.ndarray]:
+def arrays(result: Mapping[str, Any]) -> tuple[ImageLevelTargets, np.ndarray, np.ndarray]:
     """Outcome, outputs and values of a result's cases, in their order."""
-    outcome = Outcome.from_plain(result["outcome"])
+    image_targets = ImageLevelTargets.from_plain(result["image_targets"])
     truth = [
-        [outcome.names.index(v) for v in r["truth"]] if outcome.kind == "classes" else r["truth"] for r in result["cases"]
+        [image_targets.names.index(v) for v in r["truth"]] if image_targets.kind == "multiclass" else r["truth"]
+        for r in result["cases"]
     ]
-    return outcome, np.array([row["outputs"] for row in result["cases"]], float), np.array(truth, float)
+    return image_targets, np.array([row["outputs"] for row in result["cases"]], float), np.array(truth, float)
 
 
 def _common(answers: Answers, truth: Truth, labels: Path, part: str | None) -> list[str]:
@@ -116,16 +117,20 @@ def _arrays(answers: Answers, truth: Truth, cases: Sequence[str]) -> tuple[np.nd
     return np.stack([answers.outputs[case] for case in cases]), np.array([truth.values[case] for case in cases], float)
 
 
-def _rows(outcome: Outcome, cases: Sequence[str], outputs: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:
-    off = image_level.errors(outcome, outputs, values)
+def _rows(
+    image_targets: ImageLevelTargets, cases: Sequence[str], outputs: np.ndarray, values: np.ndarray
+) -> list[dict[str, Any]]:
+    off = image_level.errors(image_targets, outputs, values)
     rows = []
     for case, output, value, error in zip(cases, outputs, values, off, strict=True):
-        truth = [outcome.names[int(value[0])]] if outcome.kind == "classes" else value.tolist()
+        truth = [image_targets.names[int(value[0])]] if image_targets.kind == "multiclass" else value.tolist()
         rows.append({"case": case, "truth": truth, "outputs": output.tolist(), "error": float(error)})
     return rows
 
 
-def _compared(path: Path, outcome: Outcome, answers: Answers, truth: Truth, cases: Sequence[str]) -> dict[str, Any]:
+def _compared(
+    path: Path, image_targets: ImageLevelTargets, answers: Answers, truth: Truth, cases: Sequence[str]
+) -> dict[str, Any]:
     others = read_answers(path, "--compare")
     if others.names != answers.names:
         raise ValueError(f"--compare {path}: its names differ from those of {answers.path}: {some(others.names)}")
@@ -133,12 +138,12 @@ def _compared(path: Path, outcome: Outcome, answers: Answers, truth: Truth, case
     if not shared:
         raise ValueError(f"--compare {path}: no case that {answers.path} has too")
     (outputs, values), (theirs, _) = (_arrays(one, truth, shared) for one in (answers, others))
-    comparison = image_level.paired(outcome, outputs, theirs, values)
+    comparison = image_level.paired(image_targets, outputs, theirs, values)
     return {"compare": {"predictions": str(path), "cases": len(shared)}, "comparison": comparison}
 
 
 def _of_truth(result: Mapping[str, Any]) -> list[str]:
-    return ["class"] if result["outcome"]["kind"] == "classes" else list(result["outcome"]["names"])
+    return ["class"] if result["image_targets"]["kind"] == "multiclass" else list(result["image_targets"]["names"])
 
 
 def _number(value: float | None) -> str:

@@ -12,7 +12,7 @@ from medconv.evaluation import rendering
 from medconv.evaluation.image_level import arrays, words
 from medconv.inference.output_table import SALIENCY
 from medconv.metrics import plots
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils import visualization
 
 _WORST = 12  # cases shown
@@ -33,30 +33,30 @@ _DEFINITIONS = {
 
 def write_report(result: Mapping[str, Any], images: Mapping[str, Path]) -> str:
     """The page. Args: result: as `whole.evaluate` returns it. images: case to image, of those that have one."""
-    outcome, outputs, values = arrays(result)
-    drawn = plots.pictures(outcome, outputs, values)
+    image_targets, outputs, values = arrays(result)
+    drawn = plots.pictures(image_targets, outputs, values)
     saliency = Path(result["predictions"]).parent / SALIENCY
     worst = sorted(result["cases"], key=lambda row: (-row["error"], row["case"]))[:_WORST]
     return rendering.render(
         "whole_report.html.j2",
         result=result,
-        outcome=outcome,
+        image_targets=image_targets,
         charts={name: visualization.png(pixels) for name, pixels in drawn.items()},
         columns=[words(name) for name in next(iter(result["per_class"].values()))],
-        worst=[_case(row, outcome, images.get(row["case"]), saliency / f"{row['case']}.png") for row in worst],
+        worst=[_case(row, image_targets, images.get(row["case"]), saliency / f"{row['case']}.png") for row in worst],
         definitions=_DEFINITIONS,
         words=words,
     )
 
 
-def _case(row: Mapping[str, Any], outcome: Outcome, image: Path | None, saliency: Path) -> dict[str, Any]:
+def _case(row: Mapping[str, Any], image_targets: ImageLevelTargets, image: Path | None, saliency: Path) -> dict[str, Any]:
     """What the template shows of a case: its picture, and the outputs that are highest or farthest from the truth."""
     png, caption = _picture(image, saliency)
     case = {"name": row["case"], "error": row["error"], "png": png, "caption": caption, "truth": None}
-    if outcome.kind == "classes":
-        outputs = sorted(zip(outcome.names, row["outputs"], strict=True), key=lambda item: -item[1])
+    if image_targets.kind == "multiclass":
+        outputs = sorted(zip(image_targets.names, row["outputs"], strict=True), key=lambda item: -item[1])
         return case | {"truth": row["truth"][0], "outputs": outputs[:_SHOWN]}
-    triples = sorted(zip(outcome.names, row["truth"], row["outputs"], strict=True), key=lambda item: -item[2])
+    triples = sorted(zip(image_targets.names, row["truth"], row["outputs"], strict=True), key=lambda item: -item[2])
     return case | {"outputs": sorted(triples, key=lambda item: -abs(item[2] - item[1]))[:_SHOWN]}
 
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from medconv.data.datasets import common
 from medconv.inference.output_dir import RECORD
-from medconv.targets.segmentation import Targets, names_of
+from medconv.targets.segmentation import SegmentationTargets, names_of
 
 _RECORD_BYTES = 100_000_000  # a record names every image of every case; anything beyond this is something else
 
 
-def targets_of(predictions: Path, references: Path) -> Targets | None:
+def targets_of(predictions: Path, references: Path) -> SegmentationTargets | None:
     """From what `predict` left beside its output, else the references' dataset.json; None where neither is there.
 
     Raises: ValueError: a file that does not say it, named.
@@ -32,7 +32,7 @@ def targets_of(predictions: Path, references: Path) -> Targets | None:
     return None
 
 
-def agreed_targets(predictions: Sequence[Path], references: Path) -> Targets | None:
+def agreed_targets(predictions: Sequence[Path], references: Path) -> SegmentationTargets | None:
     """`targets_of` several folders of predictions. Raises: ValueError: they mean different things."""
     found = [targets_of(folder, references) for folder in predictions]
     for folder, targets in zip(predictions, found, strict=True):
@@ -42,13 +42,13 @@ def agreed_targets(predictions: Sequence[Path], references: Path) -> Targets | N
     return found[0]
 
 
-def numbered(values: Collection[int] | Collection[str]) -> Targets:
+def numbered(values: Collection[int] | Collection[str]) -> SegmentationTargets:
     """Each label value that occurs is a class, named by its number."""
     known = sorted({int(value) for value in values} - {0})
-    return Targets(tuple(map(str, known)), tuple((value,) for value in known))
+    return SegmentationTargets(tuple(map(str, known)), tuple((value,) for value in known))
 
 
-def check_declared(path: Path, label: np.ndarray, targets: Targets, ignore: int | None = None) -> None:
+def check_declared(path: Path, label: np.ndarray, targets: SegmentationTargets, ignore: int | None = None) -> None:
     """Raises: ValueError: a value above those of all classes that is not `ignore` either."""
     highest = int(label.max(initial=0, where=label != (-1 if ignore is None else ignore)))
     if highest >= targets.num_values:
@@ -107,11 +107,15 @@ def _read(record: Path) -> Any:
     return json.loads(record.read_text(encoding="utf-8"))
 
 
-def _of_record(path: Path) -> Targets:
+def _of_record(path: Path) -> SegmentationTargets:
     try:
         content = _read(path)
         plain = "targets" in content
-        targets = Targets.from_plain(content["targets"]) if plain else Targets.of_classes(names_of(content["class_names"]))
+        targets = (
+            SegmentationTargets.from_plain(content["targets"])
+            if plain
+            else SegmentationTargets.of_classes(names_of(content["class_names"]))
+        )
         if not targets.names:
             raise ValueError("no class")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

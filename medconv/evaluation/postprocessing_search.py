@@ -13,7 +13,7 @@ from medconv.data.case import Grid
 from medconv.inference.postprocessing import WHOLE, Step, bounding_box, component_volumes
 from medconv.metrics.dice import Row, dice
 from medconv.metrics.statistics import holm, paired
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 
 LEVEL = 0.05  # of the test, over all candidates of a round together
 _PERCENTILES = (5, 25)  # of the references' component volumes, as candidates for remove_small
@@ -95,7 +95,9 @@ def silent(cases: Sequence[str], what: str) -> Iterable[str]:
     return cases
 
 
-def volumes(load: Load, cases: Sequence[str], targets: Targets, progress: Progress = silent) -> dict[str, np.ndarray]:
+def volumes(
+    load: Load, cases: Sequence[str], targets: SegmentationTargets, progress: Progress = silent
+) -> dict[str, np.ndarray]:
     """The volumes in mm^3 of all references' components, by class or region, and of the whole foreground."""
     found: dict[str, list[np.ndarray]] = {}
     for case in progress(cases, "measuring references"):
@@ -105,7 +107,7 @@ def volumes(load: Load, cases: Sequence[str], targets: Targets, progress: Progre
     return {of: np.sort(np.concatenate(parts)) for of, parts in found.items()}
 
 
-def candidates(volumes: Mapping[str, np.ndarray], targets: Targets) -> list[Step]:
+def candidates(volumes: Mapping[str, np.ndarray], targets: SegmentationTargets) -> list[Step]:
     """What is tried: of every class or region, and of the whole foreground where that is something else.
 
     Components are removed below half the smallest component of the references, below that, and below their 5th and 25th
@@ -123,7 +125,7 @@ def candidates(volumes: Mapping[str, np.ndarray], targets: Targets) -> list[Step
 
 
 def decide(
-    load: Load, cases: Sequence[str], targets: Targets, tried: Sequence[Step], progress: Progress = silent
+    load: Load, cases: Sequence[str], targets: SegmentationTargets, tried: Sequence[Step], progress: Progress = silent
 ) -> Decision:
     """Add the step that helps most, again and again until none does.
 
@@ -158,7 +160,7 @@ def table(decision: Decision) -> str:
 
 
 def _scores(
-    load: Load, cases: Iterable[str], targets: Targets, taken: Sequence[Step], tried: Sequence[Step]
+    load: Load, cases: Iterable[str], targets: SegmentationTargets, taken: Sequence[Step], tried: Sequence[Step]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Dice after the steps taken and, of row 1 + i, step i on top; and which steps changed which cases.
 
@@ -178,7 +180,7 @@ def _scores(
     return np.moveaxis(np.array(scores, float), 0, 1), np.array(changed, bool).reshape(len(scores), -1).T
 
 
-def _judged(scores: np.ndarray, changed: np.ndarray, tried: Sequence[Step], targets: Targets) -> list[Verdict]:
+def _judged(scores: np.ndarray, changed: np.ndarray, tried: Sequence[Step], targets: SegmentationTargets) -> list[Verdict]:
     """A verdict on each step. Shape: as `_scores` gives them."""
     before, compared = scores[0], []
     for step, after in zip(tried, scores[1:], strict=True):
@@ -214,15 +216,15 @@ def _rounded_down(value: float) -> float:
     return float(f"{math.floor(value / unit * (1 + 1e-9)) * unit:.3g}")
 
 
-def _dice(label: np.ndarray, reference: np.ndarray, targets: Targets) -> list[float]:
+def _dice(label: np.ndarray, reference: np.ndarray, targets: SegmentationTargets) -> list[float]:
     return [1.0 if value is None else value for value in dice(label, reference, targets).values()]
 
 
-def _means(scores: np.ndarray, targets: Targets) -> Row:
+def _means(scores: np.ndarray, targets: SegmentationTargets) -> Row:
     return dict(zip(targets.names, scores.mean(0).tolist(), strict=True))
 
 
-def _parts(targets: Targets) -> dict[str, tuple[int, ...]]:
+def _parts(targets: SegmentationTargets) -> dict[str, tuple[int, ...]]:
     """Classes or regions, and the whole foreground where none of them is all of it; with their label values."""
     parts = targets.by_name
     whole = tuple(sorted({value for values in targets.values for value in values}))

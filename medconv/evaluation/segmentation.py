@@ -28,7 +28,7 @@ from medconv.metrics import dice as metrics_dice
 from medconv.metrics import statistics
 from medconv.metrics.dice import Row
 from medconv.metrics.segmentation import METRICS, VOLUMES, measure
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, start_logging
@@ -173,7 +173,7 @@ def table(result: dict[str, Any]) -> str:
 def _measured(
     paths: Mapping[str, Path],
     known: Mapping[str, Path],
-    targets: Targets | None,
+    targets: SegmentationTargets | None,
     tolerance: labels.Tolerance,
     workers: int,
 ) -> list[dict[str, Any]]:
@@ -192,7 +192,9 @@ def _measured(
     return [result for result in results if not isinstance(result, str)]
 
 
-def _one(prediction: Path, reference: Path, targets: Targets | None, tolerance: labels.Tolerance) -> dict[str, Row]:
+def _one(
+    prediction: Path, reference: Path, targets: SegmentationTargets | None, tolerance: labels.Tolerance
+) -> dict[str, Row]:
     (found, grid), (wanted, wanted_grid) = read_label(prediction), read_label(reference)
     check_same_grid(reference, wanted_grid, prediction, grid)
     if targets is None:

@@ -11,7 +11,7 @@ from medconv.evaluation.distributions import Series, distribution
 from medconv.evaluation.overlays import case_png
 from medconv.metrics.dice import mean
 from medconv.metrics.segmentation import METRICS, Metric
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import visualization
 
 _WORST = 6  # cases shown
@@ -35,7 +35,7 @@ def write_report(result: Mapping[str, Any], paths: Mapping[str, tuple[Path, ...]
     Args: result: as `evaluate` returns it. paths: for each case the reference, the prediction, and the one to compare.
         images: case to image, of those that have one.
     """
-    targets = Targets.from_plain(result["targets"])
+    targets = SegmentationTargets.from_plain(result["targets"])
     return rendering.render(
         "report.html.j2",
         result=result,
@@ -97,10 +97,10 @@ def _case(row: Mapping[str, Any], labels: tuple[Path, ...], image: Path | None, 
     columns = ["reference", "prediction"] if len(labels) == 2 else ["reference", "prediction A", "prediction B"]
     classes = sorted(row["dice"], key=lambda name: (row["dice"][name] is None, row["dice"][name]))[:_CLASSES]
     caption = ", ".join((["image"] if image else []) + columns) + error
-    return {"name": row["case"], "row": row, "png": png, "caption": caption, "classes": classes}
+    return {"name": row["case"], "row": row, "png": png, "caption": caption, "multiclass": classes}
 
 
-def _painted(targets: Targets) -> list[tuple[str, str]]:
+def _painted(targets: SegmentationTargets) -> list[tuple[str, str]]:
     """Colour and what it means, as the pictures show label values; more than seven share colours."""
     values = sorted({value for group in targets.values for value in group})[:_NAMED]
     names = targets.by_name.items()

@@ -14,7 +14,7 @@ from medconv.data.datasets.common import ids_of
 from medconv.data.datasets.csv_table import PARTS, read_rows
 from medconv.inference.manifest import RECORD
 from medconv.inference.output_table import OTHERS, column_of
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.logging import some
 
 Rows = list[tuple[int, dict[str, str]]]  # number in the file, and column to text
@@ -25,7 +25,7 @@ class Answers:
     """Args: outputs: case to its probabilities or numbers, in the order of the names."""
 
     path: Path
-    outcome: Outcome | None
+    image_targets: ImageLevelTargets | None
     names: tuple[str, ...]
     outputs: Mapping[str, np.ndarray]
 
@@ -52,33 +52,37 @@ def read_answers(path: Path, option: str) -> Answers:
     columns = [name for name in header if name not in OTHERS]
     own = {column_of(name): name for name in OTHERS}
     names = tuple(own.get(name, name) for name in columns)
-    outcome = _recorded(path, names) or (Outcome("classes", names) if "predicted" in header and len(names) > 1 else None)
+    image_targets = _recorded(path, names) or (
+        ImageLevelTargets("multiclass", names) if "predicted" in header and len(names) > 1 else None
+    )
     outputs: dict[str, np.ndarray] = {}
     for number, row in rows:
         if row["case"] in outputs:
             raise ValueError(f"{option} {path}, row {number}: case {row['case']} is there twice")
         outputs[row["case"]] = np.array([_number(row[name], f"{option} {path}, row {number}", name) for name in columns])
         if (
-            outcome is not None
-            and outcome.kind != "numbers"
+            image_targets is not None
+            and image_targets.kind != "regression"
             and not ((outputs[row["case"]] >= 0) & (outputs[row["case"]] <= 1)).all()
         ):
             raise ValueError(f"{option} {path}, row {number}: expected probabilities, from 0 to 1")
-    return Answers(path, outcome, names, outputs)
+    return Answers(path, image_targets, names, outputs)
 
 
-def kind_of(answers: Answers, path: Path, columns: Sequence[str]) -> Outcome:
+def kind_of(answers: Answers, path: Path, columns: Sequence[str]) -> ImageLevelTargets:
     """The outcome of a table that does not say: findings where each value is 0 or 1 and each answer a probability."""
-    if answers.outcome is not None:
-        return answers.outcome
+    if answers.image_targets is not None:
+        return answers.image_targets
     _, rows = _table(path, "--labels")
     values = {row.get(column, "") for _, row in rows for column in columns or answers.names}
     probable = all((output >= 0).all() and (output <= 1).all() for output in answers.outputs.values())
-    return Outcome("findings" if probable and values <= {"0", "1", "0.0", "1.0", ""} else "numbers", answers.names)
+    return ImageLevelTargets(
+        "multilabel" if probable and values <= {"0", "1", "0.0", "1.0", ""} else "regression", answers.names
+    )
 
 
 def read_truth(
-    path: Path, outcome: Outcome, columns: Sequence[str] = (), part: str | None = None, split: str = "split"
+    path: Path, image_targets: ImageLevelTargets, columns: Sequence[str] = (), part: str | None = None, split: str = "split"
 ) -> Truth:
     """Args: columns: of the labels; none: `label` of classes, else the outcome's names. part: only such rows.
 
@@ -86,9 +90,11 @@ def read_truth(
     Raises: ValueError: no such file or column, or a label that is none; names the row.
     """
     header, rows = _table(path, "--labels")
-    columns = list(columns) or (["label"] if outcome.kind == "classes" else list(outcome.names))
-    if len(columns) != outcome.num_values:
-        raise ValueError(f"--label-columns: expected {outcome.num_values} for {outcome.kind}, got {', '.join(columns)}")
+    columns = list(columns) or (["label"] if image_targets.kind == "multiclass" else list(image_targets.names))
+    if len(columns) != image_targets.num_values:
+        raise ValueError(
+            f"--label-columns: expected {image_targets.num_values} for {image_targets.kind}, got {', '.join(columns)}"
+        )
     for column in (*columns, *([split] if part is not None else [])):
         if column not in header:
             raise ValueError(f"--labels {path}: no column {column!r}; it has {', '.join(header)}")
@@ -103,25 +109,27 @@ def read_truth(
             continue
         if case in found:
             raise ValueError(f"--labels {path}, row {number}: case {case} is there twice")
-        found[case] = _values(row, columns, outcome, f"--labels {path}, row {number}")
+        found[case] = _values(row, columns, image_targets, f"--labels {path}, row {number}")
     if not found:
         raise ValueError(f"--labels {path}: no row" + (f" whose column {split!r} is {part}" if part is not None else ""))
     return Truth(found, dict(zip(ids, files, strict=True)) if files else {})
 
 
-def _values(row: Mapping[str, str], columns: Sequence[str], outcome: Outcome, where: str) -> tuple[float, ...]:
-    if outcome.kind == "classes":
+def _values(
+    row: Mapping[str, str], columns: Sequence[str], image_targets: ImageLevelTargets, where: str
+) -> tuple[float, ...]:
+    if image_targets.kind == "multiclass":
         label = row[columns[0]]
-        if label not in outcome.names:
-            raise ValueError(f"{where}: {label!r} is no class of the predictions; they are {some(outcome.names, 20)}")
-        return (float(outcome.names.index(label)),)
+        if label not in image_targets.names:
+            raise ValueError(f"{where}: {label!r} is no class of the predictions; they are {some(image_targets.names, 20)}")
+        return (float(image_targets.names.index(label)),)
     values = tuple(_number(row[column], where, column) for column in columns)
-    if fault := outcome.fault(values):
+    if fault := image_targets.fault(values):
         raise ValueError(f"{where}: {fault}")
     return values
 
 
-def _recorded(path: Path, names: tuple[str, ...]) -> Outcome | None:
+def _recorded(path: Path, names: tuple[str, ...]) -> ImageLevelTargets | None:
     """Raises: ValueError: the record beside the table speaks of another one."""
     record = path.with_name(RECORD)
     try:
@@ -130,12 +138,14 @@ def _recorded(path: Path, names: tuple[str, ...]) -> Outcome | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{record}: cannot be read ({error})") from error
-    if not isinstance(content, dict) or "outcome" not in content:
+    if not isinstance(content, dict) or "image_targets" not in content:
         return None
-    outcome = Outcome.from_plain(content["outcome"])
-    if outcome.names != names:
-        raise ValueError(f"{path}: its columns are {some(names)}; {record.name} beside it speaks of {some(outcome.names)}")
-    return outcome
+    image_targets = ImageLevelTargets.from_plain(content["image_targets"])
+    if image_targets.names != names:
+        raise ValueError(
+            f"{path}: its columns are {some(names)}; {record.name} beside it speaks of {some(image_targets.names)}"
+        )
+    return image_targets
 
 
 def _table(path: Path, option: str) -> tuple[list[str], Rows]:

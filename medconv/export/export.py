@@ -18,8 +18,8 @@ from medconv.export.graph import Captured, capture
 from medconv.export.metadata import describe, in_words
 from medconv.export.monai_bundle import MODEL, check_bundle, write_bundle
 from medconv.export.parity import on_case, on_patches
-from medconv.inference.exported.metadata import Card, as_trained, card_path
-from medconv.inference.load import Trained, load
+from medconv.inference.exported.metadata import Card, as_trained, metadata_path
+from medconv.inference.load import LoadedModel, load
 from medconv.utils import checkpoint_io
 from medconv.utils.atomic_io import replacing, write_text
 from medconv.utils.exit_codes import DONE
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportOptions:
     """Args: case: an image to compare on; None: random patches alone. tolerance: of the logits' largest difference."""
 
     format: str
@@ -44,12 +44,12 @@ def run_command(options: argparse.Namespace) -> int:
     start_logging()
     if options.format not in FORMATS:
         raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {options.format}")
-    wanted = Wanted(options.format, options.opset, options.case, options.tolerance)
+    wanted = ExportOptions(options.format, options.opset, options.case, options.tolerance)
     export(options.checkpoint, options.output, wanted, options.trust_package)
     return DONE
 
 
-def export(source: Path, output: Path, wanted: Wanted, trusted: Sequence[str] = ()) -> None:
+def export(source: Path, output: Path, wanted: ExportOptions, trusted: Sequence[str] = ()) -> None:
     """Write the network of a checkpoint, compare it with the checkpoint, and put a card beside it.
 
     Args: trusted: packages of your own that the network may come from.
@@ -65,15 +65,19 @@ def export(source: Path, output: Path, wanted: Wanted, trusted: Sequence[str] = 
     make(source, output, wanted, network, captured, load(source, trusted))
 
 
-def _file(source: Path, output: Path, wanted: Wanted, network: Trained, captured: Captured, reference: Trained) -> None:
+def _file(
+    source: Path, output: Path, wanted: ExportOptions, network: LoadedModel, captured: Captured, reference: LoadedModel
+) -> None:
     with replacing(output, durable=True) as partial:
         write_network(captured, wanted.format, partial, wanted.opset)
         card = _compared(source, partial, wanted, network, captured, reference)
     _write_card(card, output)
-    log.info("%s, with its card %s", output, card_path(output).name)
+    log.info("%s, with its card %s", output, metadata_path(output).name)
 
 
-def _bundle(source: Path, output: Path, wanted: Wanted, network: Trained, captured: Captured, reference: Trained) -> None:
+def _bundle(
+    source: Path, output: Path, wanted: ExportOptions, network: LoadedModel, captured: Captured, reference: LoadedModel
+) -> None:
     with _new_folder(output) as partial:
         model = partial / MODEL
         model.parent.mkdir(parents=True)
@@ -84,7 +88,9 @@ def _bundle(source: Path, output: Path, wanted: Wanted, network: Trained, captur
     log.info("%s, a MONAI bundle; docs/README.md in it has the command", output)
 
 
-def _compared(source: Path, file: Path, wanted: Wanted, network: Trained, captured: Captured, reference: Trained) -> Card:
+def _compared(
+    source: Path, file: Path, wanted: ExportOptions, network: LoadedModel, captured: Captured, reference: LoadedModel
+) -> Card:
     """The card of a file, once it says what the checkpoint says. Raises: ValueError: it does not."""
     format = "torchscript" if wanted.format == "bundle" else wanted.format
     content = checkpoint_io.read(source)
@@ -109,7 +115,7 @@ def _compared(source: Path, file: Path, wanted: Wanted, network: Trained, captur
 
 def _write_card(card: Card, model: Path) -> None:
     write_text(model.with_name(model.name + ".md"), in_words(card, model.name))
-    write_text(card_path(model), json.dumps(card, indent=2) + "\n")
+    write_text(metadata_path(model), json.dumps(card, indent=2) + "\n")
 
 
 def _check_output(output: Path, format: str, source: Path) -> None:

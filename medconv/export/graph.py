@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from medconv.inference.exported.load import first_line, quiet
-from medconv.inference.load import Trained
+from medconv.inference.load import LoadedModel
 from medconv.models.outputs import full_resolution
 
 
@@ -44,7 +44,7 @@ class Captured:
     dynamic: tuple[bool, ...]
 
 
-def capture(model: Trained) -> Captured:
+def capture(model: LoadedModel) -> Captured:
     """Args: model: loaded `plain`.
 
     Raises: ValueError: its network cannot be exported, such as one whose Python looks at the values of an image.
@@ -53,7 +53,7 @@ def capture(model: Trained) -> Captured:
     module, patch, channels = Logits(model.network).eval(), model.window.patch_size, len(model.modalities)
     example = torch.randn(2, channels, *patch, generator=torch.Generator().manual_seed(0))
     divisor, reason = divisor_of(model.network, example), ""
-    open_axes = tuple(model.outcome is None and n % d == 0 and n >= 2 * d for n, d in zip(patch, divisor, strict=True))
+    open_axes = tuple(model.image_targets is None and n % d == 0 and n >= 2 * d for n, d in zip(patch, divisor, strict=True))
     for dynamic in dict.fromkeys([open_axes, (False,) * len(patch)]):
         try:
             with quiet(), torch.no_grad():

@@ -15,10 +15,10 @@ import medconv
 from medconv.config import plain
 from medconv.export.graph import Captured
 from medconv.inference.exported.metadata import VERSION, Card, digest
-from medconv.inference.load import Trained
+from medconv.inference.load import LoadedModel
 from medconv.metrics import image_level
 from medconv.metrics.dice import mean, mean_per_class
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 
 _SOFTMAX = "softmax over the channels; a voxel's label is the number of the highest channel, the first of several"
 _FRAMED = "none; after resampling, or scaling to `resize`, the middle `frame` is cut out, or padded with 0 on both sides"
@@ -29,14 +29,14 @@ _SIGMOID = (
 
 
 _OF_WHOLE = {
-    "classes": "softmax over the outputs: probabilities of classes that exclude each other",
-    "findings": "a sigmoid of each output: probabilities of findings that may come together",
-    "numbers": "the outputs are the numbers themselves, in the units of training",
+    "multiclass": "softmax over the outputs: probabilities of classes that exclude each other",
+    "multilabel": "a sigmoid of each output: probabilities of findings that may come together",
+    "regression": "the outputs are the numbers themselves, in the units of training",
 }
 
 
 def describe(
-    content: Mapping[str, Any], model: Trained, captured: Captured, file: Path, format: str, parity: Mapping[str, Any]
+    content: Mapping[str, Any], model: LoadedModel, captured: Captured, file: Path, format: str, parity: Mapping[str, Any]
 ) -> Card:
     """Args: content: the checkpoint's. file: as it lies now. parity: what was compared, and the largest difference.
 
@@ -64,7 +64,7 @@ def describe(
     return dict(json.loads(json.dumps(plain(card))))
 
 
-def _inputs(model: Trained, captured: Captured) -> Card:
+def _inputs(model: LoadedModel, captured: Captured) -> Card:
     recipe = model.recipe
     turned = recipe.image_dims == 3  # pictures and lone slices are not
     return {
@@ -89,7 +89,7 @@ def _inputs(model: Trained, captured: Captured) -> Card:
     }
 
 
-def _windows(model: Trained) -> Card:
+def _windows(model: LoadedModel) -> Card:
     window = model.window
     return {
         "patch_size": window.patch_size,
@@ -99,14 +99,14 @@ def _windows(model: Trained) -> Card:
         "mirror_axes": window.mirror_axes,
         "seen_axes": model.seen_axes,
         "equivariant_axes": model.equivariant_axes,
-        "label_pairs": window.label_pairs,
+        "flip_label_pairs": window.flip_label_pairs,
     }
 
 
-def _outputs(model: Trained) -> Card:
-    if (outcome := model.outcome) is not None:
-        asked = {"outcome": outcome.plain(), "decode": _OF_WHOLE[outcome.kind]}
-        return {"name": "logits", "channels": outcome.names, "class_names": model.class_names, **asked}
+def _outputs(model: LoadedModel) -> Card:
+    if (image_targets := model.image_targets) is not None:
+        asked = {"image_targets": image_targets.plain(), "decode": _OF_WHOLE[image_targets.kind]}
+        return {"name": "logits", "channels": image_targets.names, "class_names": model.class_names, **asked}
     targets = model.targets
     background = [] if targets.overlapping else list(model.class_names[:1])
     return {
@@ -122,7 +122,7 @@ def _outputs(model: Trained) -> Card:
 def _training(record: Mapping[str, Any]) -> Card:
     values = record["config"]
     root = values["data"].get("root")
-    cases = str(values["facts"].get("train_cases", "")).partition(" ")[0]
+    cases = str(values["derived"].get("train_cases", "")).partition(" ")[0]
     return {
         "dataset": record.get("dataset") or (Path(str(root)).name if root else None),
         "cases": int(cases) if cases.isdigit() else None,
@@ -134,16 +134,16 @@ def _training(record: Mapping[str, Any]) -> Card:
 
 def _validation(record: Mapping[str, Any]) -> Card:
     rows = list(record.get("validation", {}).values())
-    if (plain := record.get("outcome")) is not None:
-        return {"cases": len(rows), "scores": _scores(Outcome.from_plain(plain), rows)}
+    if (plain := record.get("image_targets")) is not None:
+        return {"cases": len(rows), "scores": _scores(ImageLevelTargets.from_plain(plain), rows)}
     per_class = mean_per_class(rows)
     return {"cases": len(rows), "dice": mean(per_class), "dice_per_class": per_class}
 
 
-def _scores(outcome: Outcome, rows: Sequence[Mapping[str, Any]]) -> Card:
+def _scores(image_targets: ImageLevelTargets, rows: Sequence[Mapping[str, Any]]) -> Card:
     outputs, values = (np.array([row[key] for row in rows], float) for key in ("outputs", "values"))
-    shapes = (len(rows), outcome.num_outputs), (len(rows), outcome.num_values)
-    return image_level.measure(outcome, outputs.reshape(shapes[0]), values.reshape(shapes[1]))
+    shapes = (len(rows), image_targets.num_outputs), (len(rows), image_targets.num_values)
+    return image_level.measure(image_targets, outputs.reshape(shapes[0]), values.reshape(shapes[1]))
 
 
 def in_words(card: Card, name: str) -> str:
@@ -173,7 +173,7 @@ def in_words(card: Card, name: str) -> str:
 
 
 def _meaning(outputs: Card) -> str:
-    return f"{outputs['outcome']['kind']} of the whole image:" if "outcome" in outputs else "logits of"
+    return f"{outputs['image_targets']['kind']} of the whole image:" if "image_targets" in outputs else "logits of"
 
 
 def _how(outputs: Card) -> list[str]:
@@ -183,7 +183,7 @@ def _how(outputs: Card) -> list[str]:
 def _of_windows(card: Card) -> dict[str, str]:
     """Windows, or the size of whole images; and which value of a label map means what."""
     windows, outputs = card["windows"], card["outputs"]
-    if "outcome" in outputs:
+    if "image_targets" in outputs:
         return {"image": f"{_by(windows['patch_size'])} voxels, as a whole"}
     values = ", ".join(f"{n}: {v}" for n, v in zip(*(outputs["targets"][k] for k in ("names", "values")), strict=True))
     size = f"{_by(windows['patch_size'])} voxels, overlap {windows['overlap']:g}, weights {windows['weights']}"

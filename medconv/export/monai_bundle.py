@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import medconv
-from medconv.data.preprocessing.preprocess import Recipe
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.exported.metadata import Card
-from medconv.inference.load import Trained
-from medconv.targets.segmentation import Targets
+from medconv.inference.load import LoadedModel
+from medconv.targets.segmentation import SegmentationTargets
 
 MODEL = Path("models/model.ts")
 _SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
@@ -31,15 +31,15 @@ _SPLINES = {"mode": 3, "padding_mode": "nearest", "scale_extent": True, "align_c
 Node = dict[str, Any]
 
 
-def check_bundle(model: Trained) -> None:
+def check_bundle(model: LoadedModel) -> None:
     """Raises: ValueError: MONAI has no transforms for what this network was trained on."""
-    if model.outcome is not None:
+    if model.image_targets is not None:
         raise ValueError(f"{model.path}: a bundle makes label maps, this network is for whole images; take another --format")
     if model.recipe.image_dims == 2:
         raise ValueError(f"{model.path}: a bundle takes volumes, this network images of one slice; take another --format")
 
 
-def write_bundle(folder: Path, model: Trained, card: Card, name: str) -> None:
+def write_bundle(folder: Path, model: LoadedModel, card: Card, name: str) -> None:
     """Everything but the network, which lies at `MODEL` already.
 
     Args: folder: there. card: of the network. name: of the bundle.
@@ -51,7 +51,7 @@ def write_bundle(folder: Path, model: Trained, card: Card, name: str) -> None:
     (folder / "docs/README.md").write_text(_readme(model, name), encoding="utf-8")
 
 
-def inference(model: Trained) -> Node:
+def inference(model: LoadedModel) -> Node:
     """The config that MONAI runs."""
     window = model.window
     sliding = {
@@ -100,7 +100,7 @@ def _datalist(channels: int) -> str:
     return f"$[{names} for f in sorted(glob.glob(@dataset_dir + '/*_0000.nii*'))]"
 
 
-def _preprocessing(recipe: Recipe) -> list[Node]:
+def _preprocessing(recipe: PreprocessingConfig) -> list[Node]:
     mm = list(recipe.spacing_mm)
     if recipe.slice_axis is not None:
         mm.insert(recipe.slice_axis, -1.0)  # MONAI's word for the image's own
@@ -113,7 +113,7 @@ def _preprocessing(recipe: Recipe) -> list[Node]:
     ]
 
 
-def _normalisation(recipe: Recipe) -> list[Node]:
+def _normalisation(recipe: PreprocessingConfig) -> list[Node]:
     names = set(recipe.normalisation)
     if names == {"none"}:
         return []
@@ -125,7 +125,7 @@ def _normalisation(recipe: Recipe) -> list[Node]:
     return [{"_target_": "Lambdad", **_KEY, "func": f"$lambda x: torch.cat([{channels}])"}]
 
 
-def _channel(recipe: Recipe, index: int) -> str:
+def _channel(recipe: PreprocessingConfig, index: int) -> str:
     """One channel, where they differ or have a range, as an expression of `x`."""
     x, name = f"x[{index}:{index + 1}]", recipe.normalisation[index]
     if name == "zscore":
@@ -141,7 +141,7 @@ def _channel(recipe: Recipe, index: int) -> str:
     return f"({clipped} - {mean!r}) / {std!r}"
 
 
-def _postprocessing(targets: Targets) -> list[Node]:
+def _postprocessing(targets: SegmentationTargets) -> list[Node]:
     decode: Node = {"_target_": "AsDiscreted", "keys": "pred", "argmax": True}
     if targets.overlapping:
         label = "0"
@@ -157,7 +157,7 @@ def _postprocessing(targets: Targets) -> list[Node]:
     ]
 
 
-def _metadata(model: Trained, card: Card, name: str) -> Node:
+def _metadata(model: LoadedModel, card: Card, name: str) -> Node:
     inputs, outputs = card["inputs"], card["outputs"]
     sizes = [f"{d} * n" if free else n for d, n, free in zip(*_sizes(card), inputs["dynamic"]["spatial"], strict=True)]
     common = {"type": "image", "dtype": "float32", "is_patch_data": True, "spatial_shape": sizes}
@@ -208,7 +208,7 @@ def _sizes(card: Card) -> tuple[list[int], list[int]]:
     return card["inputs"]["divisor"], card["windows"]["patch_size"]
 
 
-def _readme(model: Trained, name: str) -> str:
+def _readme(model: LoadedModel, name: str) -> str:
     differs = [
         "Resampling: MONAI keeps the spacing to the last digit, medconv a whole number of voxels between the image's edges; "
         "no difference where the image has the network's spacing already.",

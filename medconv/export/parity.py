@@ -10,15 +10,15 @@ from torch import Tensor
 
 from medconv.data.case import Case
 from medconv.export.graph import Captured
-from medconv.inference.image_predictor import WholePredictor
+from medconv.inference.image_predictor import ImagePredictor
 from medconv.inference.inputs import find_cases
-from medconv.inference.load import Trained
+from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Predictor
 from medconv.models.outputs import full_resolution
 
 
 @torch.inference_mode()
-def on_patches(reference: Trained, exported: Trained, captured: Captured) -> float:
+def on_patches(reference: LoadedModel, exported: LoadedModel, captured: Captured) -> float:
     """Of random patches: one, three at once, and another size where sizes are open."""
     patch = reference.window.patch_size
     larger = [n + d if free else n for n, d, free in zip(patch, captured.divisor, captured.dynamic, strict=True)]
@@ -33,7 +33,7 @@ def on_patches(reference: Trained, exported: Trained, captured: Captured) -> flo
     return float(largest)
 
 
-def on_case(reference: Trained, exported: Trained, case: Path) -> tuple[float, tuple[int, ...]]:
+def on_case(reference: LoadedModel, exported: LoadedModel, case: Path) -> tuple[float, tuple[int, ...]]:
     """Of a whole image, through preprocessing, windows and flips: the difference, and the image's prepared shape.
 
     Raises: ValueError: the file is no image that the network takes, or not the only one.
@@ -41,7 +41,7 @@ def on_case(reference: Trained, exported: Trained, case: Path) -> tuple[float, t
     found = find_cases(case, len(reference.modalities))
     if len(found) != 1:
         raise ValueError(f"--case {case}: expected one case, found {len(found)}")
-    if reference.outcome is not None:
+    if reference.image_targets is not None:
         return _of_whole(reference, exported, found[0])
     both = [Predictor([replace(member, precision="32-true")]) for member in (reference, exported)]
     read = both[0].read(found[0])
@@ -49,15 +49,15 @@ def on_case(reference: Trained, exported: Trained, case: Path) -> tuple[float, t
     return float((got - wanted).abs().max()), tuple(read.arrays[0].shape[1:])
 
 
-def _of_whole(reference: Trained, exported: Trained, case: Case) -> tuple[float, tuple[int, ...]]:
+def _of_whole(reference: LoadedModel, exported: LoadedModel, case: Case) -> tuple[float, tuple[int, ...]]:
     """Of probabilities, or numbers."""
-    both = [WholePredictor([replace(member, precision="32-true")]) for member in (reference, exported)]
+    both = [ImagePredictor([replace(member, precision="32-true")]) for member in (reference, exported)]
     read = both[0].read(case)
     wanted, got = (torch.from_numpy(one.answers([read])) for one in both)
     return float((got - wanted).abs().max() / _unit(reference, wanted)), tuple(read.arrays[0].shape[1:])
 
 
-def _unit(reference: Trained, wanted: Tensor) -> Tensor:
+def _unit(reference: LoadedModel, wanted: Tensor) -> Tensor:
     """What a difference is measured in: numbers may be thousands, of which fp32 knows seven digits."""
-    numbers = reference.outcome is not None and reference.outcome.kind == "numbers"
+    numbers = reference.image_targets is not None and reference.image_targets.kind == "regression"
     return wanted.abs().max().clamp(min=1) if numbers else torch.ones(())

@@ -1,6 +1,6 @@
 """From a checkpoint to predictions: loading, sliding window, test-time augmentation, post-processing."""
 
-from medconv.inference.load import Trained
+from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Predictor
 
-__all__ = ["Predictor", "Trained"]
+__all__ = ["LoadedModel", "Predictor"]

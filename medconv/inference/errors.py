@@ -15,16 +15,16 @@ from medconv.utils.atomic_io import NO_ROOM
 log = logging.getLogger(__name__)
 
 
-class Unwritable(ValueError):
+class UnwritableError(ValueError):
     """No further case could be written either."""
 
 
-def unwritable(path: Path, case: str, error: OSError) -> Unwritable:
+def unwritable(path: Path, case: str, error: OSError) -> UnwritableError:
     """Args: path: the folder."""
     if error.errno not in NO_ROOM:
-        return Unwritable(f"case {case}: cannot write to {path} ({error.strerror or error})")
+        return UnwritableError(f"case {case}: cannot write to {path} ({error.strerror or error})")
     free = shutil.disk_usage(path).free
-    return Unwritable(
+    return UnwritableError(
         f"case {case}: no room in {path} ({error.strerror}), {free / 1e6:.1f} MB are free. What was written stays; make "
         "room, and the same command goes on from there"
     )

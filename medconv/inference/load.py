@@ -17,14 +17,14 @@ from medconv.config import ConfigError
 from medconv.config import trusted as config_trusted
 from medconv.convs import fold_convs
 from medconv.convs import mirror_axes as mirror_axes_of
-from medconv.data.preprocessing.preprocess import Recipe
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import test_time_axes, training_axes
 from medconv.models.build import Values, build_network
 from medconv.performance import switches
 from medconv.performance.switches import apply_switches
-from medconv.targets.image_level import Outcome, outcome_of
-from medconv.targets.segmentation import Targets
+from medconv.targets.image_level import ImageLevelTargets, image_targets_of
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import checkpoint_io
 
 _TASKS = ("Segmentation", "Classification", "Regression")
@@ -33,7 +33,7 @@ DAMAGED = (LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError
 
 
 @dataclass(frozen=True)
-class Trained:
+class LoadedModel:
     """A network as a checkpoint holds it, folded, in evaluation mode, with what its input must look like.
 
     Args:
@@ -49,10 +49,10 @@ class Trained:
     """
 
     network: nn.Module
-    recipe: Recipe
+    recipe: PreprocessingConfig
     window: SlidingWindow
     class_names: tuple[str, ...]
-    targets: Targets
+    targets: SegmentationTargets
     modalities: tuple[str, ...]
     precision: str
     memory_format: torch.memory_format
@@ -61,7 +61,7 @@ class Trained:
     seen_axes: tuple[int, ...] = ()
     equivariant_axes: tuple[int, ...] = ()
     card: Path | None = None
-    outcome: Outcome | None = None
+    image_targets: ImageLevelTargets | None = None
     rounding: tuple[int, ...] = ()
 
 
@@ -71,7 +71,7 @@ def load(
     device: str = "cpu",
     mirror_axes: Sequence[int] | None = None,
     plain: bool = False,
-) -> Trained:
+) -> LoadedModel:
     """Read a checkpoint back: its network, priors folded, and its preprocessing.
 
     Args:
@@ -93,21 +93,21 @@ def load(
 
 def _built(
     content: dict[str, Any], path: Path, trusted: Sequence[str], mirror_axes: Sequence[int] | None, plain: bool
-) -> Trained:
+) -> LoadedModel:
     record, values = content["medconv"], content["medconv"]["config"]
     task = str(values["task"]["_target_"])
     if not task.endswith(_TASKS):
         raise ValueError(f"{path}: its task is {task}, expected one of medconv.training.tasks: {', '.join(_TASKS)}")
-    network = build_network(values, values["facts"]["patch_size"], partial(config_trusted.build_trusted, trusted=trusted))
+    network = build_network(values, values["derived"]["patch_size"], partial(config_trusted.build_trusted, trusted=trusted))
     checkpoint_io.load_weights(network, content, path)
     axes, equivariant = _mirror_axes(values, network, mirror_axes), mirror_axes_of(network)
     network = fold_convs(network).eval()
-    channels_last, dims = values["perf"]["channels_last"] and not plain, values["facts"]["spatial_dims"]
+    channels_last, dims = values["perf"]["channels_last"] and not plain, values["derived"]["spatial_dims"]
     fast: dict[str, Any] = {key: values["perf"][key] and not plain for key in ("fast_norm", "fast_depthwise")}
     apply_switches(network, channels_last=channels_last, **fast)
-    return Trained(
+    return LoadedModel(
         network,
-        Recipe(**{key: configs.tuples(value) for key, value in record["recipe"].items()}),
+        PreprocessingConfig(**{key: configs.tuples(value) for key, value in record["preprocessing"].items()}),
         _window(values, axes),
         tuple(record["class_names"]),
         _targets(record),
@@ -118,12 +118,12 @@ def _built(
         path,
         training_axes(values),
         equivariant,
-        outcome=outcome_of(values["facts"]),
+        image_targets=image_targets_of(values["derived"]),
         rounding=_rounding(values),
     )
 
 
-def with_window(model: Trained, overlap: float | None = None, batch_size: int | None = None) -> Trained:
+def with_window(model: LoadedModel, overlap: float | None = None, batch_size: int | None = None) -> LoadedModel:
     """The same network with other windows; None keeps what it was validated with. Raises: ValueError: not possible."""
     window = model.window
     window = window if overlap is None else replace(window, overlap=overlap)
@@ -141,23 +141,27 @@ def _mirror_axes(values: Values, network: nn.Module, wanted: Sequence[int] | Non
 
 
 def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
-    task, known = values["task"], values["facts"]
+    task, known = values["task"], values["derived"]
     return SlidingWindow(
         tuple(known["patch_size"]),
         task.get("overlap", 0.5),  # these two are none of whole images'
-        task.get("window_batch_size", 4),
+        task.get("sw_batch_size", 4),
         axes,
         known["slice_axis"],
-        configs.tuples(known["label_pairs"] or []),
+        configs.tuples(known["flip_label_pairs"] or []),
     )
 
 
 def _rounding(values: Values) -> tuple[int, ...]:
-    data, known = values["data"], values["facts"]
-    if outcome_of(known) is None or known["spatial_dims"] != 2 or data.get("resize") or data.get("patch_size"):
+    data, known = values["data"], values["derived"]
+    if image_targets_of(known) is None or known["spatial_dims"] != 2 or data.get("resize") or data.get("patch_size"):
         return ()
     return tuple(prod(step[axis] for step in known["strides"]) for axis in range(2))
 
 
-def _targets(record: Values) -> Targets:
-    return Targets((), ()) if record["outcome"] is not None else Targets.from_plain(record["targets"])
+def _targets(record: Values) -> SegmentationTargets:
+    return (
+        SegmentationTargets((), ())
+        if record["image_targets"] is not None
+        else SegmentationTargets.from_plain(record["targets"])
+    )

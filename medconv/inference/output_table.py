@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from medconv.data.case import Case
 from medconv.inference.manifest import RECORD, Found, entry, read
 from medconv.inference.manifest import differences as differing
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import some
 
@@ -34,15 +34,21 @@ class Answers:
     Args: settings: what decides them, by name; a folder has one set of them. about: what else its record says.
     """
 
-    def __init__(self, path: Path, outcome: Outcome, settings: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-        self.path, self.outcome = path, outcome
-        self.settings = json.loads(json.dumps({**settings, "outcome": outcome.plain()}))
-        self.about = {**about, "outcome": outcome.plain()}
+    def __init__(
+        self, path: Path, image_targets: ImageLevelTargets, settings: Mapping[str, Any], about: Mapping[str, Any]
+    ) -> None:
+        self.path, self.image_targets = path, image_targets
+        self.settings = json.loads(json.dumps({**settings, "image_targets": image_targets.plain()}))
+        self.about = {**about, "image_targets": image_targets.plain()}
         self.rows: dict[str, list[str]] = {}
 
     @property
     def header(self) -> list[str]:
-        return ["case", *(["predicted"] if self.outcome.kind == "classes" else []), *map(column_of, self.outcome.names)]
+        return [
+            "case",
+            *(["predicted"] if self.image_targets.kind == "multiclass" else []),
+            *map(column_of, self.image_targets.names),
+        ]
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[list[Case]]:
@@ -72,7 +78,7 @@ class Answers:
         """Raises: OSError: no room, or no permission."""
         text = io.StringIO(newline="")
         for case, values in zip(cases, outputs, strict=True):
-            called = [self.outcome.names[int(values.argmax())]] if self.outcome.kind == "classes" else []
+            called = [self.image_targets.names[int(values.argmax())]] if self.image_targets.kind == "multiclass" else []
             self.rows[case.id] = [case.id, *called, *(f"{value:.8g}" for value in values)]
             csv.writer(text, lineterminator="\n").writerow(self.rows[case.id])
         with (self.path / TABLE).open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:

@@ -17,7 +17,7 @@ from scipy import ndimage
 
 from medconv.data.case import Grid
 from medconv.data.preprocessing.preprocess import content_box
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 
 WHOLE = "*"  # stands for the whole foreground, in the place of a class or region
 _AROUND = np.ones((3, 3, 3), bool)
@@ -68,7 +68,7 @@ class Step:
             raise ValueError(f"`min_mm3` must be a positive number, got {volume!r:.80}")
         return cls(operation, of, None if volume is None else float(volume))
 
-    def apply(self, label: np.ndarray, grid: Grid, targets: Targets) -> np.ndarray:
+    def apply(self, label: np.ndarray, grid: Grid, targets: SegmentationTargets) -> np.ndarray:
         """As `Steps.apply`, for this step alone. `label` may be a part of the grid that holds all of the foreground."""
         values = _values(self.of, targets)
         box = bounding_box(np.isin(label, values))
@@ -91,16 +91,16 @@ class Steps:
     """
 
     steps: tuple[Step, ...]
-    targets: Targets
+    targets: SegmentationTargets
     source: Path | None = None
 
-    def check(self, targets: Targets) -> None:
+    def check(self, targets: SegmentationTargets) -> None:
         """Raises: ValueError: they were decided for other classes than these."""
         if (self.targets.names, self.targets.values, self.targets.order) != (targets.names, targets.values, targets.order):
             name = self.source or "post-processing"
             raise ValueError(f"{name}: was decided for {self.targets.words}; the network has {targets.words}")
 
-    def apply(self, label: np.ndarray, grid: Grid, targets: Targets) -> np.ndarray:
+    def apply(self, label: np.ndarray, grid: Grid, targets: SegmentationTargets) -> np.ndarray:
         """The label map after all steps; the one given is left as it is.
 
         Shape: label (X, Y, Z); a 2D image has Z = 1.
@@ -143,14 +143,18 @@ def component_volumes(mask: np.ndarray, grid: Grid) -> np.ndarray:
     return np.bincount(_components(mask).ravel())[1:] * grid.voxel_mm3
 
 
-def _keep_largest(label: np.ndarray, values: Sequence[int], step: Step, grid: Grid, targets: Targets) -> np.ndarray:
+def _keep_largest(
+    label: np.ndarray, values: Sequence[int], step: Step, grid: Grid, targets: SegmentationTargets
+) -> np.ndarray:
     """Of components equally large all stay, so that no orientation of the array matters."""
     components = _components(np.isin(label, values))
     sizes = np.bincount(components.ravel())[1:]
     return _without(label, components, sizes < sizes.max(), values, targets)
 
 
-def _remove_small(label: np.ndarray, values: Sequence[int], step: Step, grid: Grid, targets: Targets) -> np.ndarray:
+def _remove_small(
+    label: np.ndarray, values: Sequence[int], step: Step, grid: Grid, targets: SegmentationTargets
+) -> np.ndarray:
     assert step.min_mm3 is not None
     components = _components(np.isin(label, values))
     sizes = np.bincount(components.ravel())[1:] * grid.voxel_mm3
@@ -158,7 +162,9 @@ def _remove_small(label: np.ndarray, values: Sequence[int], step: Step, grid: Gr
     return _without(label, components, sizes < smallest, values, targets)
 
 
-def _fill_holes(label: np.ndarray, values: Sequence[int], step: Step, grid: Grid, targets: Targets) -> np.ndarray:
+def _fill_holes(
+    label: np.ndarray, values: Sequence[int], step: Step, grid: Grid, targets: SegmentationTargets
+) -> np.ndarray:
     """A hole is of background, encloses nothing else, and every neighbour of it belongs to the class.
 
     Of a region, voxels of regions around it count as background: those that lose nothing by becoming part of it.
@@ -177,7 +183,9 @@ def _fill_holes(label: np.ndarray, values: Sequence[int], step: Step, grid: Grid
     return np.where(enclosed[holes], np.asarray(value, label.dtype), label) if enclosed.any() else label
 
 
-Operation = Callable[[np.ndarray, Sequence[int], Step, Grid, Targets], np.ndarray]  # of the box that holds the class
+Operation = Callable[
+    [np.ndarray, Sequence[int], Step, Grid, SegmentationTargets], np.ndarray
+]  # of the box that holds the class
 OPERATIONS: dict[str, Operation] = {
     "keep_largest": _keep_largest,
     "remove_small": _remove_small,
@@ -191,7 +199,7 @@ def _components(mask: np.ndarray) -> np.ndarray:
 
 
 def _without(
-    label: np.ndarray, components: np.ndarray, goes: np.ndarray, values: Sequence[int], targets: Targets
+    label: np.ndarray, components: np.ndarray, goes: np.ndarray, values: Sequence[int], targets: SegmentationTargets
 ) -> np.ndarray:
     """The components that go, a flag each, become what remains without them: background, or the region around."""
     if not goes.any():
@@ -203,24 +211,24 @@ def _without(
     return result
 
 
-def _remaining(value: int, values: Sequence[int], targets: Targets) -> int:
+def _remaining(value: int, values: Sequence[int], targets: SegmentationTargets) -> int:
     """What a voxel of `value` becomes that no longer belongs to `values`."""
     others = (v for v, held in zip(targets.order, targets.values, strict=False) if value in held and v not in values)
     return max(others, key=targets.order.index, default=0)
 
 
-def _holding(value: int, targets: Targets) -> set[str]:
+def _holding(value: int, targets: SegmentationTargets) -> set[str]:
     """The classes or regions that a label value belongs to."""
     return {name for name, values in targets.by_name.items() if value in values}
 
 
-def _value(name: str, targets: Targets) -> int:
+def _value(name: str, targets: SegmentationTargets) -> int:
     """The label value that a class or region writes."""
     index = targets.names.index(name)
     return targets.order[index] if targets.overlapping else targets.values[index][0]
 
 
-def _values(of: str, targets: Targets) -> tuple[int, ...]:
+def _values(of: str, targets: SegmentationTargets) -> tuple[int, ...]:
     if of == WHOLE:
         return tuple(sorted({value for values in targets.values for value in values}))
     if of not in targets.names:
@@ -228,9 +236,9 @@ def _values(of: str, targets: Targets) -> tuple[int, ...]:
     return targets.by_name[of]
 
 
-def _targets(content: Any, path: Path) -> Targets:
+def _targets(content: Any, path: Path) -> SegmentationTargets:
     try:
-        return Targets.from_plain(content)
+        return SegmentationTargets.from_plain(content)
     except ValueError as error:
         raise ValueError(
             f"{path}: `targets` must give names, values and order of the classes ({error}), got {content!r:.200}"

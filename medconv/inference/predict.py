@@ -19,11 +19,11 @@ from medconv.data.case import Case
 from medconv.data.io import dicom_seg as data_dicom_seg
 from medconv.data.io.images import write_channels, write_label
 from medconv.inference import postprocessing
-from medconv.inference.errors import Unwritable, need_none, reason, unwritable
+from medconv.inference.errors import UnwritableError, need_none, reason, unwritable
 from medconv.inference.exported.metadata import digest as digest
-from medconv.inference.image_predictor import WholePredictor
+from medconv.inference.image_predictor import ImagePredictor
 from medconv.inference.inputs import find_cases
-from medconv.inference.load import Trained, with_window
+from medconv.inference.load import LoadedModel, with_window
 from medconv.inference.output_dir import RECORD as RECORD
 from medconv.inference.output_dir import Folder
 from medconv.inference.pipeline import stream
@@ -49,7 +49,7 @@ def run_command(options: argparse.Namespace) -> int:
         raise ValueError("--checkpoint or --exported-model is needed: the networks to predict with")
     device = usable_device(options.device)
     members = load_members(options.checkpoint, device, options.trust_package, options.mirror_axes, options.exported_model)
-    if members[0].outcome is not None:
+    if members[0].image_targets is not None:
         return _of_whole_images(members, device, options)
     if options.saliency:
         raise ValueError(f"--saliency: is for answers about whole images; {members[0].path} makes label maps")
@@ -65,7 +65,7 @@ def run_command(options: argparse.Namespace) -> int:
     return predict(predictor, cases, options.output, *also)
 
 
-def _of_whole_images(members: Sequence[Trained], device: str, options: argparse.Namespace) -> int:
+def _of_whole_images(members: Sequence[LoadedModel], device: str, options: argparse.Namespace) -> int:
     """Raises: ValueError: as `predict_whole`; options of label maps."""
     given = {
         "--save-probabilities": options.save_probabilities,
@@ -77,7 +77,7 @@ def _of_whole_images(members: Sequence[Trained], device: str, options: argparse.
         raise ValueError(f"{wrong[0]}: is for label maps; {members[0].path} answers for whole images, into predictions.csv")
     if options.sw_batch_size is not None and options.sw_batch_size < 1:
         raise ValueError(f"--sw-batch-size must be at least 1, got {options.sw_batch_size}")
-    predictor = WholePredictor(members, device, options.sw_batch_size)
+    predictor = ImagePredictor(members, device, options.sw_batch_size)
     cases = find_cases(options.input, len(predictor.modalities))
     settings = {key: value for key, value in _settings(predictor).items() if key != "overlap"}
     about = {key: value for key, value in _about(predictor).items() if key != "targets"}
@@ -113,7 +113,7 @@ def predict(
         for ended, ((case, release), error) in enumerate(done, 1):
             release()
             bar.update(ended + len(folder.skipped) - bar.n)
-            if isinstance(error, Unwritable):
+            if isinstance(error, UnwritableError):
                 raise error
             if error is not None:
                 failed[case.id] = reason(error)

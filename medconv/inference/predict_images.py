@@ -13,8 +13,8 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from medconv.data.case import Case
-from medconv.inference.errors import Unwritable, need_none, reason, unwritable
-from medconv.inference.image_predictor import WholePredictor
+from medconv.inference.errors import UnwritableError, need_none, reason, unwritable
+from medconv.inference.image_predictor import ImagePredictor
 from medconv.inference.output_table import TABLE, Answers
 from medconv.inference.pipeline import stream
 from medconv.inference.predictor import Input
@@ -29,7 +29,7 @@ Answered = list[tuple[Input, np.ndarray]]
 
 
 def predict_whole(
-    predictor: WholePredictor,
+    predictor: ImagePredictor,
     cases: Sequence[Case],
     output: Path,
     settings: Mapping[str, Any],
@@ -47,7 +47,7 @@ def predict_whole(
     """
     if saliency and all(member.card is not None for member in predictor.members):
         raise ValueError("--saliency needs a network from --checkpoint; exported files have no layers to look at")
-    folder, failed = Answers(output, predictor.outcome, {**settings, "saliency": saliency}, about), dict[str, str]()
+    folder, failed = Answers(output, predictor.image_targets, {**settings, "saliency": saliency}, about), dict[str, str]()
     limits = threadpool_limits(1, user_api="blas")
     with signals.raising(), folder.open(cases, overwrite) as left, limits, _bar(len(cases)) as bar:
         bar.update(len(cases) - len(left))
@@ -58,7 +58,7 @@ def predict_whole(
         steps = stream(batches, partial(_load, predictor), partial(_answered, predictor, failed), write, workers)
         for batch, error in steps:
             bar.update(len(batch))
-            if isinstance(error, Unwritable):
+            if isinstance(error, UnwritableError):
                 raise error
             if error is not None:
                 failed.update({case.id: reason(error) for case in batch})
@@ -72,7 +72,7 @@ def _bar(total: int) -> Any:
     return tqdm(total=total, desc="predicting", unit="case", disable=None)
 
 
-def _load(predictor: WholePredictor, batch: Sequence[Case]) -> Loaded:
+def _load(predictor: ImagePredictor, batch: Sequence[Case]) -> Loaded:
     loaded: Loaded = []
     for case in batch:
         try:
@@ -85,7 +85,7 @@ def _load(predictor: WholePredictor, batch: Sequence[Case]) -> Loaded:
     return loaded
 
 
-def _answered(predictor: WholePredictor, failed: dict[str, str], loaded: Loaded) -> Answered:
+def _answered(predictor: ImagePredictor, failed: dict[str, str], loaded: Loaded) -> Answered:
     """All at once; if that fails, one by one, so that one image does not take the others with it."""
     failed.update({case.id: reason(given) for case, given in loaded if isinstance(given, Exception)})
     inputs = [given for _, given in loaded if isinstance(given, Input)]
@@ -104,7 +104,7 @@ def _answered(predictor: WholePredictor, failed: dict[str, str], loaded: Loaded)
 
 
 def _write(
-    predictor: WholePredictor,
+    predictor: ImagePredictor,
     folder: Answers,
     failed: dict[str, str],
     saliency: bool,

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from medconv.data.case import Case, Grid
 from medconv.data.io.images import read_image
-from medconv.data.preprocessing.preprocess import Placement, Recipe, on_content_grid, preprocess, to_native
+from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, on_content_grid, preprocess, to_native
 from medconv.inference.exported import load as inference_load
-from medconv.inference.load import Trained, load, with_window
-from medconv.targets.segmentation import Targets
+from medconv.inference.load import LoadedModel, load, with_window
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.hardware import autocast_dtype
 
 _SHEARED = 0.5  # degrees, as in training's checks
 _FAR = 2.0  # a spacing this many times below or above all of training is warned of
-Finish = Callable[[np.ndarray, Grid, Targets], np.ndarray]
+Finish = Callable[[np.ndarray, Grid, SegmentationTargets], np.ndarray]
 Result = TypeVar("Result")
 
 
@@ -31,7 +31,7 @@ class Input:
 
     case: Case
     arrays: list[np.ndarray]
-    placement: Placement
+    placement: CropInfo
     warning: str | None = None
 
 
@@ -46,8 +46,8 @@ class Scores:
 
     logits: list[Tensor]
     weights: list[float]
-    placement: Placement
-    targets: Targets
+    placement: CropInfo
+    targets: SegmentationTargets
 
     def label(self) -> np.ndarray:
         """The label map on the image's own grid, (X, Y, Z) int16; of one preprocessing, exactly validation's `restore`."""
@@ -94,13 +94,13 @@ class Predictor:
     Source: means over folds as in Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
 
-    def __init__(self, members: Sequence[Trained], device: str = "cpu", finish: Finish | None = None) -> None:
+    def __init__(self, members: Sequence[LoadedModel], device: str = "cpu", finish: Finish | None = None) -> None:
         self.members, self.device, self.finish = tuple(members), device, finish
         first = self.members[0]
         for other in self.members[1:]:
             _check_same(first, other)
         self.targets, self.class_names, self.modalities = first.targets, first.class_names, first.modalities
-        self.recipes: list[Recipe] = []
+        self.recipes: list[PreprocessingConfig] = []
         for member in self.members:
             if member.recipe not in self.recipes:
                 self.recipes.append(member.recipe)
@@ -113,7 +113,7 @@ class Predictor:
         trusted: Sequence[str] = (),
         mirror_axes: Sequence[int] | None = None,
         overlap: float | None = None,
-        window_batch_size: int | None = None,
+        sw_batch_size: int | None = None,
         finish: Finish | None = None,
         models: Sequence[Path | str] = (),
     ) -> Predictor:
@@ -122,7 +122,7 @@ class Predictor:
         Raises: ValueError: as `trained.load` and `exported.load`.
         """
         members = load_members(checkpoints, device, trusted, mirror_axes, models)
-        return cls([with_window(member, overlap, window_batch_size) for member in members], device, finish)
+        return cls([with_window(member, overlap, sw_batch_size) for member in members], device, finish)
 
     def __call__(self, *images: Path | str) -> np.ndarray:
         """The label map of a case, (X, Y, Z) int16, from its files: one per channel, or one with all of them.
@@ -170,14 +170,14 @@ class Predictor:
         """As `Scores.probabilities`; of regions or classes, before post-processing."""
         yield from scores.probabilities()
 
-    def _mean(self, members: Sequence[Trained], image: Tensor) -> Tensor:
+    def _mean(self, members: Sequence[LoadedModel], image: Tensor) -> Tensor:
         total = self._logits(members[0], image)
         for member in members[1:]:
             other = self._logits(member, image)
             total = total.to(other.device) + other if other.device != total.device else total.add_(other)
         return total / len(members) if len(members) > 1 else total
 
-    def _logits(self, member: Trained, image: Tensor) -> Tensor:
+    def _logits(self, member: LoadedModel, image: Tensor) -> Tensor:
         with autocast(member.precision, self.device):
             logits = member.window(
                 lambda windows: member.network(windows.contiguous(memory_format=member.memory_format)), image
@@ -195,7 +195,7 @@ class Predictor:
         if not np.isfinite(image).all():
             raise ValueError(f"{path}: has voxels that are NaN or infinite, expected finite numbers")
 
-    def _odd_spacing(self, placement: Placement) -> str | None:
+    def _odd_spacing(self, placement: CropInfo) -> str | None:
         for member in self.members:
             spacing, known = placement.native_spacing_mm, member.spacing_range_mm
             if any(mm * _FAR < low or mm > _FAR * high for mm, (low, high) in zip(spacing, known, strict=False)):
@@ -211,7 +211,7 @@ def load_members(
     trusted: Sequence[str] = (),
     mirror_axes: Sequence[int] | None = None,
     models: Sequence[Path | str] = (),
-) -> list[Trained]:
+) -> list[LoadedModel]:
     """From checkpoints and exported files. Raises: ValueError: as `trained.load` and `exported.load`, or not of one kind."""
     members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
     members += [inference_load.load(Path(path), device, mirror_axes) for path in models]
@@ -240,7 +240,7 @@ def with_room(scores: Scores, work: Callable[[Scores], Result]) -> Result:
     return work(scores.on_cpu())
 
 
-def _check_same(first: Trained, other: Trained) -> None:
+def _check_same(first: LoadedModel, other: LoadedModel) -> None:
     """Raises: ValueError: no mean can be taken over the two."""
     for name, of in (
         ("outputs", _asked),
@@ -255,14 +255,14 @@ def _check_same(first: Trained, other: Trained) -> None:
             )
 
 
-def _asked(member: Trained) -> str:
-    return "label maps" if member.outcome is None else f"{member.outcome.kind} of whole images"
+def _asked(member: LoadedModel) -> str:
+    return "label maps" if member.image_targets is None else f"{member.image_targets.kind} of whole images"
 
 
-def _names(member: Trained) -> str:
+def _names(member: LoadedModel) -> str:
     names = ", ".join(member.class_names)
-    return names if member.outcome is not None else f"{names} ({_values(member.targets)})"
+    return names if member.image_targets is not None else f"{names} ({_values(member.targets)})"
 
 
-def _values(targets: Targets) -> str:
+def _values(targets: SegmentationTargets) -> str:
     return targets.words + (f", in order {list(targets.order)}" if targets.overlapping else "")

@@ -28,7 +28,7 @@ class SlidingWindow:
         patch_size: voxels. overlap: share of a window, from 0 to below 1. batch_size: windows per forward.
         mirror_axes: spatial axes of mirror test-time augmentation: the logits are a mean over all their flips.
         slice_axis: of a volume, across the slices that the network, which is 2D, takes one by one; None: it takes images.
-        label_pairs: classes that are each other's mirror image from left to right, such as the two kidneys: a flip along
+        flip_label_pairs: classes that are each other's mirror image from left to right, such as the two kidneys: a flip along
             that axis exchanges their logits.
     """
 
@@ -37,13 +37,13 @@ class SlidingWindow:
     batch_size: int = 4
     mirror_axes: tuple[int, ...] = ()
     slice_axis: int | None = None
-    label_pairs: tuple[tuple[int, int], ...] = ()
+    flip_label_pairs: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < 1:
             raise ValueError(f"task.overlap must be at least 0 and below 1, got {self.overlap}")
         if type(self.batch_size) is not int or self.batch_size < 1:
-            raise ValueError(f"task.window_batch_size must be a whole number of at least 1, got {self.batch_size}")
+            raise ValueError(f"task.sw_batch_size must be a whole number of at least 1, got {self.batch_size}")
         check_axes("task.mirror_axes", self.mirror_axes, len(self.patch_size))
 
     def __call__(self, network: Callable[[Tensor], Any], image: Tensor) -> Tensor:
@@ -82,6 +82,6 @@ class SlidingWindow:
             dims = [2 + axis for axis, flip in zip(self.mirror_axes, flips, strict=True) if flip]
             logits = full_resolution(network(windows.flip(dims) if dims else windows)).flip(dims)
             if left_right is not None and 2 + left_right in dims:
-                logits = swapped(logits, self.label_pairs)
+                logits = swapped(logits, self.flip_label_pairs)
             total = total + logits
         return total / 2 ** len(self.mirror_axes)

@@ -13,7 +13,7 @@ from medconv.config import ConfigError
 from medconv.convs import mirror_axes
 from medconv.data.augmentation.parameters import check_axes, mirrored_axes
 from medconv.models.build import Values
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
 
     Raises: ConfigError: an axis along which the network never saw a mirrored image, so that a mean over flips would harm.
     """
-    axes, dims = values["task"].get("mirror_axes"), values["facts"]["spatial_dims"]
+    axes, dims = values["task"].get("mirror_axes"), values["derived"]["spatial_dims"]
     wanted = range(dims) if axes == "all" else () if axes is None else axes
     return usable_axes(wanted, dims, training_axes(values), mirror_axes(network))
 
@@ -41,14 +41,14 @@ def usable_axes(wanted: Sequence[int], dims: int, seen: Sequence[int], equivaria
     if unseen:
         raise ConfigError(
             f"task.mirror_axes={list(axes)} needs a network that knows mirrored images: add {unseen} to "
-            f"augment.mirror_axes (now {list(seen)}), or take conv=mirror along them"
+            f"augmentation.mirror_axes (now {list(seen)}), or take conv=mirror along them"
         )
     return tuple(axis for axis in axes if axis not in equivariant)
 
 
 def training_axes(values: Values) -> tuple[int, ...]:
     """Axes along which the network sees mirrored images in training. Raises: ValueError: no such axes."""
-    return mirrored_axes(values["augment"].get("mirror_axes") or (), values["facts"]["spatial_dims"])
+    return mirrored_axes(values["augmentation"].get("mirror_axes") or (), values["derived"]["spatial_dims"])
 
 
 def swapped(logits: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
@@ -65,11 +65,14 @@ def flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def mean_over_flips(
-    network: Callable[[Tensor], Tensor], image: Tensor, outcome: Outcome, over: Sequence[tuple[int, ...]] = ((),)
+    network: Callable[[Tensor], Tensor],
+    image: Tensor,
+    image_targets: ImageLevelTargets,
+    over: Sequence[tuple[int, ...]] = ((),),
 ) -> Tensor:
     """What the outputs mean, averaged over flips along these sets of spatial axes.
 
-    Shape: (batch, channels, *spatial) -> (batch, outcome.num_outputs), float32.
+    Shape: (batch, channels, *spatial) -> (batch, image_targets.num_outputs), float32.
     """
-    found = [outcome.decode(network(image.flip([2 + axis for axis in axes]) if axes else image)) for axes in over]
+    found = [image_targets.decode(network(image.flip([2 + axis for axis in axes]) if axes else image)) for axes in over]
     return torch.stack(found).mean(0)

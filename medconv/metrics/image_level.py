@@ -15,9 +15,9 @@ from medconv.metrics.protocols import Outputs
 BINS = 15  # of the calibration error
 THRESHOLD = 0.5  # above which a finding counts as found
 METRICS = {
-    "classes": ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error"),
-    "findings": ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error"),
-    "numbers": ("mae", "rmse", "r2", "pearson"),
+    "multiclass": ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error"),
+    "multilabel": ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error"),
+    "regression": ("mae", "rmse", "r2", "pearson"),
 }
 HIGHER_IS_BETTER = {"auc", "accuracy", "balanced_accuracy", "f1", "r2", "pearson", "sensitivity", "specificity", "precision"}
 _AT_ONCE = 4_000_000  # counts of cases drawn at a time: 32 MB
@@ -25,7 +25,7 @@ _CONSTANT = 1e-12  # a spread below this share of the largest number is rounding
 Columns = dict[str, np.ndarray]  # metric to one value for each sample
 
 
-def measure(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
+def measure(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
     """What `METRICS` names; None where it is undefined.
 
     Classes: `auc`, of two classes that of the second, of more the mean of each against the rest; `accuracy`;
@@ -34,26 +34,26 @@ def measure(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[st
     either); without two of them there is no `auc`. Findings: the same of each (`f1` of its presence, `calibration_error` of
     its probability), found above 0.5; means over findings. Numbers: means over names of the absolute error, its root mean
     square, R2 and Pearson's correlation.
-    Shape: outputs (cases, outcome.num_outputs), what the outputs mean; truth (cases, outcome.num_values).
+    Shape: outputs (cases, image_targets.num_outputs), what the outputs mean; truth (cases, image_targets.num_values).
     Source: Naeini et al. 2015, doi:10.1609/aaai.v29i1.9602; Guo et al. 2017, arXiv:1706.04599 (calibration).
     """
-    outputs, truth = _checked(outcome, outputs, truth)
-    return _plain(_columns(outcome, outputs, truth, np.ones((1, len(truth)))), METRICS[outcome.kind])
+    outputs, truth = _checked(image_targets, outputs, truth)
+    return _plain(_columns(image_targets, outputs, truth, np.ones((1, len(truth)))), METRICS[image_targets.kind])
 
 
-def per_name(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, dict[str, float | None]]:
+def per_name(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, dict[str, float | None]]:
     """For each class or finding its `auc`, `sensitivity`, `specificity` and `precision`, and in how many `cases` it is; for
     each number what `measure` gives. A case's class is the one of the highest probability. Shapes: as of `measure`."""
-    outputs, truth = _checked(outcome, outputs, truth)
-    if outcome.kind == "numbers":
-        pairs = zip(outcome.names, outputs.T, truth.T, strict=True)
+    outputs, truth = _checked(image_targets, outputs, truth)
+    if image_targets.kind == "regression":
+        pairs = zip(image_targets.names, outputs.T, truth.T, strict=True)
         return {
-            name: _plain(_columns(outcome, o[:, None], t[:, None], np.ones((1, len(t)))), METRICS["numbers"])
+            name: _plain(_columns(image_targets, o[:, None], t[:, None], np.ones((1, len(t)))), METRICS["regression"])
             for name, o, t in pairs
         }
-    found, there = decided(outcome, outputs), positives(outcome, truth)
+    found, there = decided(image_targets, outputs), positives(image_targets, truth)
     rows = {}
-    for name, score, f, t in zip(outcome.names, outputs.T, found.T, there.T, strict=True):
+    for name, score, f, t in zip(image_targets.names, outputs.T, found.T, there.T, strict=True):
         both, counts = float((f & t).sum()), np.ones((1, len(t)))
         columns = {
             "auc": _auc(score, t, counts),
@@ -66,27 +66,27 @@ def per_name(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[s
 
 
 def intervals(
-    outcome: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int = 1000, seed: int = 0
+    image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int = 1000, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
     """The 95 % interval of each number that is defined: percentiles over bootstrap samples of the cases.
 
     A sample in which a number is undefined (of a rare class, no case) has no part. Fewer than two cases have no interval.
     Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
-    known = measure(outcome, outputs, truth)
-    drawn = _bootstrap(outcome, outputs, truth, samples, seed)
+    known = measure(image_targets, outputs, truth)
+    drawn = _bootstrap(image_targets, outputs, truth, samples, seed)
     found = {name: _middle(drawn[name]) for name, value in known.items() if value is not None}
     return {name: ends for name, ends in found.items() if ends is not None}
 
 
 def paired(
-    outcome: Outputs, outputs: np.ndarray, others: np.ndarray, truth: np.ndarray, samples: int = 1000, seed: int = 0
+    image_targets: Outputs, outputs: np.ndarray, others: np.ndarray, truth: np.ndarray, samples: int = 1000, seed: int = 0
 ) -> dict[str, dict[str, float | None]]:
     """Two sets of answers to the same cases, by the same bootstrap samples: `value` and `value_compare`, their `difference`
     with `low` and `high` (95 %), and `p`, twice the share of samples in which it is not of its own sign, at least
     2 / (samples + 1). None where a number is undefined in one of both."""
-    first, second = measure(outcome, outputs, truth), measure(outcome, others, truth)
-    drawn = [_bootstrap(outcome, part, truth, samples, seed) for part in (outputs, others)]
+    first, second = measure(image_targets, outputs, truth), measure(image_targets, others, truth)
+    drawn = [_bootstrap(image_targets, part, truth, samples, seed) for part in (outputs, others)]
     rows = {}
     for name, (value, other) in ((name, (first[name], second[name])) for name in first):
         row: dict[str, float | None] = {
@@ -102,29 +102,29 @@ def paired(
     return rows
 
 
-def decided(outcome: Outputs, outputs: np.ndarray) -> np.ndarray:
+def decided(image_targets: Outputs, outputs: np.ndarray) -> np.ndarray:
     """Which classes or findings are called present; (cases, outputs) -> the same, bool."""
-    if outcome.kind == "findings":
+    if image_targets.kind == "multilabel":
         return outputs > THRESHOLD
     return np.arange(outputs.shape[1]) == outputs.argmax(1)[:, None] if len(outputs) else outputs > 0
 
 
-def positives(outcome: Outputs, truth: np.ndarray) -> np.ndarray:
+def positives(image_targets: Outputs, truth: np.ndarray) -> np.ndarray:
     """Which classes or findings are there; (cases, values) -> (cases, outputs), bool."""
-    return truth > 0 if outcome.kind == "findings" else truth.astype(int) == np.arange(outcome.num_outputs)
+    return truth > 0 if image_targets.kind == "multilabel" else truth.astype(int) == np.arange(image_targets.num_outputs)
 
 
-def errors(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def errors(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """How wrong each case is, to find the worst: the probability that was not given to the truth, of findings the largest
     such; of numbers the absolute errors in standard deviations of the truth, their mean. Shape: -> (cases,)."""
-    outputs, truth = _checked(outcome, outputs, truth)
+    outputs, truth = _checked(image_targets, outputs, truth)
     if not len(truth):
         return np.zeros(0)
-    if outcome.kind == "numbers":
+    if image_targets.kind == "regression":
         spread = truth.std(0)
         return (np.abs(outputs - truth) / np.where(spread > 0, spread, 1)).mean(1)
-    off = np.abs(outputs - positives(outcome, truth))
-    return off.max(1) if outcome.kind == "findings" else off[np.arange(len(off)), truth[:, 0].astype(int)]
+    off = np.abs(outputs - positives(image_targets, truth))
+    return off.max(1) if image_targets.kind == "multilabel" else off[np.arange(len(off)), truth[:, 0].astype(int)]
 
 
 def bins(probabilities: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -140,18 +140,18 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     return None if np.isnan(value) else value
 
 
-def _checked(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _checked(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     outputs, truth = np.asarray(outputs, np.float64), np.asarray(truth, np.float64)
-    assert outputs.shape[1:] == (outcome.num_outputs,) and truth.shape == (len(outputs), outcome.num_values)
+    assert outputs.shape[1:] == (image_targets.num_outputs,) and truth.shape == (len(outputs), image_targets.num_values)
     return outputs, truth
 
 
-def _bootstrap(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int, seed: int) -> Columns:
+def _bootstrap(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int, seed: int) -> Columns:
     """The same samples of as many cases, whatever the outputs are; none of fewer than two cases."""
-    outputs, truth = _checked(outcome, outputs, truth)
+    outputs, truth = _checked(image_targets, outputs, truth)
     drawn = _resamples(len(truth), samples if len(truth) > 1 else 0, seed)
-    parts = [_columns(outcome, outputs, truth, counts) for counts in drawn]
-    return {name: np.concatenate([np.zeros(0), *(part[name] for part in parts)]) for name in METRICS[outcome.kind]}
+    parts = [_columns(image_targets, outputs, truth, counts) for counts in drawn]
+    return {name: np.concatenate([np.zeros(0), *(part[name] for part in parts)]) for name in METRICS[image_targets.kind]}
 
 
 def _middle(values: np.ndarray) -> tuple[float, float] | None:
@@ -174,21 +174,21 @@ def _resamples(cases: int, samples: int, seed: int) -> Iterator[np.ndarray]:
         yield np.bincount(drawn.ravel(), minlength=size * cases).reshape(size, cases).astype(np.float64)
 
 
-def _columns(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+def _columns(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
     """Shape: counts (samples, cases) -> for each metric (samples,), NaN where undefined."""
     if not len(truth) or not (np.isfinite(outputs).all() and np.isfinite(truth).all()):
-        return {name: np.full(len(counts), np.nan) for name in METRICS[outcome.kind]}
-    if outcome.kind == "classes":
-        return _of_classes(outcome, outputs, truth, counts)
-    of_one = _of_a_finding if outcome.kind == "findings" else _of_a_number
+        return {name: np.full(len(counts), np.nan) for name in METRICS[image_targets.kind]}
+    if image_targets.kind == "multiclass":
+        return _of_classes(image_targets, outputs, truth, counts)
+    of_one = _of_a_finding if image_targets.kind == "multilabel" else _of_a_number
     rows = [of_one(o, t, counts) for o, t in zip(outputs.T, truth.T, strict=True)]
-    return {name: _mean(np.stack([row[name] for row in rows], 1)) for name in METRICS[outcome.kind]}
+    return {name: _mean(np.stack([row[name] for row in rows], 1)) for name in METRICS[image_targets.kind]}
 
 
-def _of_classes(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
-    found, there = decided(outcome, outputs), positives(outcome, truth)
+def _of_classes(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+    found, there = decided(image_targets, outputs), positives(image_targets, truth)
     right = (found & there).any(1)
-    scored = range(1, 2) if outcome.num_outputs == 2 else range(outcome.num_outputs)
+    scored = range(1, 2) if image_targets.num_outputs == 2 else range(image_targets.num_outputs)
     both, predicted, present = (counts @ part.astype(float) for part in (found & there, found, there))
     return {
         "auc": _mean(np.stack([_auc(outputs[:, c], there[:, c], counts) for c in scored], 1)),

@@ -25,11 +25,11 @@ _PANELS = 6  # numbers shown
 _LETTERS = 24  # of a name
 
 
-def confusion(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def confusion(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Classes: how many cases of each were called what. Findings: right and wrong ones of each. Shares colour a row."""
-    found, there = image_level.decided(outcome, outputs), image_level.positives(outcome, truth)
-    if outcome.kind == "classes":
-        table, columns, across, title = there.T.astype(int) @ found, outcome.names, "called", "cases of each class"
+    found, there = image_level.decided(image_targets, outputs), image_level.positives(image_targets, truth)
+    if image_targets.kind == "multiclass":
+        table, columns, across, title = there.T.astype(int) @ found, image_targets.names, "called", "cases of each class"
     else:
         parts = (found & there, ~found & there, found & ~there, ~found & ~there)
         table = np.stack([part.sum(0) for part in parts], 1)
@@ -38,11 +38,11 @@ def confusion(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.nd
             "",
             f"found above {image_level.THRESHOLD}",
         )
-    figure, axes = _figure(_size(len(columns)), _size(len(outcome.names)))
+    figure, axes = _figure(_size(len(columns)), _size(len(image_targets.names)))
     axes.imshow(table / np.maximum(table.sum(1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(columns)), [_text(name) for name in columns], rotation=40, ha="right", fontsize=8)
-    axes.set_yticks(range(len(outcome.names)), [_text(name) for name in outcome.names], fontsize=8)
-    axes.set(xlabel=across, ylabel="truth" if outcome.kind == "classes" else "", title=title)
+    axes.set_yticks(range(len(image_targets.names)), [_text(name) for name in image_targets.names], fontsize=8)
+    axes.set(xlabel=across, ylabel="truth" if image_targets.kind == "multiclass" else "", title=title)
     if max(table.shape) <= _COUNTED:
         dark = table > 0.6 * np.maximum(table.sum(1, keepdims=True), 1)
         for (row, column), count in np.ndenumerate(table):
@@ -50,36 +50,40 @@ def confusion(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.nd
     return _pixels(figure)
 
 
-def roc(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def roc(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """A curve for each class against the rest, or each finding; of two classes for the second; the first ten."""
     figure, axes = _figure()
-    there = image_level.positives(outcome, truth)
-    drawn = range(1, 2) if (outcome.kind, outcome.num_outputs) == ("classes", 2) else range(outcome.num_outputs)
+    there = image_level.positives(image_targets, truth)
+    drawn = (
+        range(1, 2)
+        if (image_targets.kind, image_targets.num_outputs) == ("multiclass", 2)
+        else range(image_targets.num_outputs)
+    )
     undefined = []
     for index in drawn[:_CURVES]:
         area = image_level.auc(outputs[:, index], there[:, index])
         if area is None:
-            undefined.append(outcome.names[index])
+            undefined.append(image_targets.names[index])
             continue
-        axes.plot(*_steps(outputs[:, index], there[:, index]), label=f" {_text(outcome.names[index])}, AUC {area:.3f}")
+        axes.plot(*_steps(outputs[:, index], there[:, index]), label=f" {_text(image_targets.names[index])}, AUC {area:.3f}")
     axes.plot([0, 1], [0, 1], color="0.7", linestyle=":", linewidth=1)
     axes.set(xlabel="1 - specificity", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), title="ROC")
     _legend(axes, len(drawn) - _CURVES, undefined)
     return _pixels(figure)
 
 
-def reliability(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def reliability(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """What a probability was worth: in 15 bins, their mean probability and the share of cases in which it came true.
 
     Of classes the highest probability of each case; of findings a curve for each, the first ten. Below: how many cases.
     """
     figure, (axes, below) = _figure(rows=(3, 1))
-    if outcome.kind == "classes":
-        found, there = image_level.decided(outcome, outputs), image_level.positives(outcome, truth)
+    if image_targets.kind == "multiclass":
+        found, there = image_level.decided(image_targets, outputs), image_level.positives(image_targets, truth)
         curves = [("highest probability", outputs.max(1, initial=0), (found & there).any(1))]
     else:
-        there = image_level.positives(outcome, truth)
-        curves = list(zip(outcome.names, outputs.T, there.T, strict=True))
+        there = image_level.positives(image_targets, truth)
+        curves = list(zip(image_targets.names, outputs.T, there.T, strict=True))
     for name, probability, right in curves[:_CURVES]:
         mean, share, counts = image_level.bins(probability, right)
         axes.plot(mean[counts > 0], share[counts > 0], marker="o", markersize=4, label=f" {_text(name)}")
@@ -91,9 +95,9 @@ def reliability(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.
     return _pixels(figure)
 
 
-def scatter(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def scatter(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Each number against the truth, a panel for each name, the first six; a dot is a case."""
-    names = outcome.names[:_PANELS]
+    names = image_targets.names[:_PANELS]
     figure, panels = _figure(4.0 * min(3, len(names)), 4.0 * (1 + (len(names) - 1) // 3), columns=len(names))
     for axes, name, found, wanted in zip(panels, names, outputs.T, truth.T, strict=False):
         known = np.isfinite(found) & np.isfinite(wanted)
@@ -105,11 +109,11 @@ def scatter(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndar
     return _pixels(figure)
 
 
-def pictures(outcome: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
+def pictures(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
     """All that an outcome has, by name."""
-    makers = (scatter,) if outcome.kind == "numbers" else (confusion, roc, reliability)
+    makers = (scatter,) if image_targets.kind == "regression" else (confusion, roc, reliability)
     outputs, truth = np.asarray(outputs, np.float64), np.asarray(truth, np.float64)
-    return {make.__name__: make(outcome, outputs, truth) for make in makers}
+    return {make.__name__: make(image_targets, outputs, truth) for make in makers}
 
 
 def _steps(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

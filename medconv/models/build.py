@@ -28,37 +28,37 @@ def build_network(
 
     Args:
         build: `trust.build_trusted` for a config that came with a file.
-        load: puts first weights into the plain network where `conv.keep_weight` projects them into the convolution, else
+        load: puts first weights into the plain network where `conv.init_from_weights` projects them into the convolution, else
             into the network as it is.
     Raises: ConfigError: arguments that do not fit, or a network that cannot take the patch or returns another shape.
     """
     network = build(values["model"], "model")
-    _probe(network, values["facts"], patch_size)
+    _probe(network, values["derived"], patch_size)
     settings = dict(values["conv"])
-    projects = bool(settings.get("keep_weight"))
+    projects = bool(settings.get("init_from_weights"))
     if projects and load is not None:
         load(network)
     where, spacing_mm = settings.pop("where", None), settings.pop("spacing_mm", None)
     conv = build(settings, "conv")
     if getattr(conv, "func", conv) is not plain:
-        example = torch.zeros(2, values["facts"]["num_channels"], *patch_size)
+        example = torch.zeros(2, values["derived"]["num_channels"], *patch_size)
         try:
             log.info("conv: %s", swap_convs(network, conv, where, spacing_mm=spacing_mm, example=example))
         except (TypeError, ValueError) as error:
-            turned = values["facts"].get("outcome") and "Mirror cannot" in str(error)
+            turned = values["derived"].get("image_targets") and "Mirror cannot" in str(error)
             raise ConfigError(f"conv: {error}{'; model=encoder keeps the symmetry' if turned else ''}") from error
-        _probe(network, values["facts"], patch_size)
+        _probe(network, values["derived"], patch_size)
     if not projects and load is not None:
         load(network)
-    if (values["facts"].get("outcome") or {}).get("kind") == "numbers":
-        in_units(network, values["facts"]["value_means"], values["facts"]["value_stds"])
+    if (values["derived"].get("image_targets") or {}).get("kind") == "regression":
+        in_units(network, values["derived"]["value_means"], values["derived"]["value_stds"])
     return network
 
 
 def model_of(values: Values) -> Values:
     """The `model` node; of whole images our U-Net is its encoder, whose arguments are the same."""
     node = values["model"]
-    without = values["facts"].get("outcome") is not None and node.get("_target_") == _WITH_DECODER
+    without = values["derived"].get("image_targets") is not None and node.get("_target_") == _WITH_DECODER
     return {**node, "_target_": _WITHOUT} if without else node
 
 
@@ -73,7 +73,7 @@ def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None
         raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {reason}") from error
     finally:
         network.train(was_training)
-    whole = known.get("outcome") is not None
+    whole = known.get("image_targets") is not None
     wanted = (1, known["num_classes"], *(() if whole else patch_size))
     if shape != wanted:
         meant = "(batch, outputs)" if whole else "(batch, classes, *patch_size)"

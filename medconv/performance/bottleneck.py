@@ -19,7 +19,7 @@ def verdict(shares: Mapping[str, float], values: Mapping[str, Any], cores: int) 
     limits = {
         "data_wait": (0.1, "waits for data", _feed(values, cores)),
         "copy_to_device": (0.1, "copies batches to the device", "a smaller patch or batch; the copies are pinned already"),
-        "augment": (0.15, "is augmentation on the device", "augment=light or augment=none"),
+        "augmentation": (0.15, "is augmentation on the device", "augmentation=light or augmentation=none"),
         "logging": (0.1, "is logging and callbacks", "a larger trainer.log_every_n_steps, or callbacks=none"),
         "validation": (0.3, "is validation", "a larger trainer.check_val_every_n_epoch, or a smaller task.overlap"),
     }
@@ -38,16 +38,16 @@ def _feed(values: Mapping[str, Any], cores: int) -> str:
     more = max(1, cores // local)
     if workers is not None and workers < more:
         return f"data.num_workers is {shown} with {cores} cores; try {more}"
-    return f"data.num_workers is {shown} with {cores} cores; try augment=none, a larger data.prefetch_factor, or more cores"
+    return f"data.num_workers is {shown} with {cores} cores; try augmentation=none, a larger data.prefetch_factor, or more cores"
 
 
 def _compute(values: Mapping[str, Any]) -> str:
     perf, precision = values["perf"], str(values["trainer"]["precision"])
-    if perf["checkpointing"] != "none":
-        return "perf.checkpointing=none is faster, if the memory allows it"
+    if perf["activation_checkpointing"] != "none":
+        return "perf.activation_checkpointing=none is faster, if the memory allows it"
     half = resolve_precision("auto", values["trainer"]["accelerator"])
     if precision.startswith("32") and half != "32-true":
-        return f"try trainer.precision={half}, or perf=auto"
+        return f"try trainer.precision={half}, or perf=autotune"
     if not perf["channels_last"]:
         return "try perf.channels_last=true"
     if not perf["compile"]:

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what the forward pass need not keep, because the backward pass can compute it again.
+"""Activation activation_checkpointing: what the forward pass need not keep, because the backward pass can compute it again.
 
 `blocks` keeps what goes into each block and runs the whole block again. `pointwise` keeps what the convolutions give
 and computes again only what is cheap: norms, activations, concatenations and sums (`medconv.performance.checkpoint_pointwise`).
@@ -26,7 +26,7 @@ def apply_checkpointing(network: nn.Module, mode: str) -> int:
     Raises: ValueError: `mode` is none of CHECKPOINTING.
     """
     if mode not in CHECKPOINTING:
-        raise ValueError(f"perf.checkpointing must be one of {CHECKPOINTING}, got {mode!r}")
+        raise ValueError(f"perf.activation_checkpointing must be one of {CHECKPOINTING}, got {mode!r}")
     if mode == "none":
         return 0
     found = [network] if mode == "pointwise" else _blocks(network)

@@ -1,4 +1,4 @@
-"""Cheap operations are computed again in the backward pass instead of being kept: `perf.checkpointing=pointwise`.
+"""Cheap operations are computed again in the backward pass instead of being kept: `perf.activation_checkpointing=pointwise`.
 
 In the forward pass every result of a cheap operation is noted, with the operation and its arguments. Where autograd
 would keep such a result it keeps the note; the backward pass follows notes back to tensors that are kept anyway, mostly
@@ -194,7 +194,9 @@ def _given(value: Any) -> Any:
         return value.computed()
     if isinstance(value, _Held):
         if not value.intact:
-            raise RuntimeError("a tensor that perf.checkpointing=pointwise needs was changed in place; take blocks")
+            raise RuntimeError(
+                "a tensor that perf.activation_checkpointing=pointwise needs was changed in place; take blocks"
+            )
         return value.tensor
     return value
 

@@ -20,7 +20,7 @@ from lightning import Callback, LightningModule, Trainer
 
 log = logging.getLogger(__name__)
 # In the order of a step. `forward` is the network and the loss; `logging` is callbacks, loggers and Lightning itself.
-PHASES = ("data_wait", "copy_to_device", "augment", "forward", "backward", "optimizer", "logging", "validation")
+PHASES = ("data_wait", "copy_to_device", "augmentation", "forward", "backward", "optimizer", "logging", "validation")
 
 
 class StepProfiler(Callback):
@@ -88,7 +88,7 @@ class StepProfiler(Callback):
         self._marks = [("", self._clock.now())]
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self.mark("augment")
+        self.mark("augmentation")
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
         self.mark("forward")

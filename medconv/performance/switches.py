@@ -21,7 +21,7 @@ def apply_switches(
     channels_last: bool,
     fast_norm: bool = False,
     fast_depthwise: bool = False,
-    checkpointing: str = "none",
+    activation_checkpointing: str = "none",
     compile: bool = False,
     cuda_graphs: bool = False,
 ) -> nn.Module:
@@ -31,7 +31,7 @@ def apply_switches(
         channels_last: weights in `torch.channels_last` or `channels_last_3d`; inputs follow, see `memory_format`.
         fast_norm: instance norms that stay in channels-last, with the activation behind them; see `medconv.models.layers.instance_norm`.
         fast_depthwise: depthwise 3-D convolutions in bf16 on a CPU as blocks; see `medconv.models.layers.depthwise`.
-        checkpointing: `none`, `blocks` or `pointwise`; see `medconv.performance.checkpoint_blocks`.
+        activation_checkpointing: `none`, `blocks` or `pointwise`; see `medconv.performance.checkpoint_blocks`.
         compile: `torch.compile` in place, so that parameter names stay.
         cuda_graphs: with `compile`, replay the step's kernels as one CUDA graph; shapes must stay as they are.
     Raises: ValueError: an unknown checkpointing mode, `compile` without a compiler, `cuda_graphs` without `compile`.
@@ -44,8 +44,8 @@ def apply_switches(
         swap_depthwise(network)
     if channels_last:
         _to_channels_last(network)
-    parts = apply_checkpointing(network, checkpointing)
-    if checkpointing == "blocks":
+    parts = apply_checkpointing(network, activation_checkpointing)
+    if activation_checkpointing == "blocks":
         log.info("checkpointing %d blocks", parts)
     if compile:
         need_compiler()

@@ -21,13 +21,13 @@ class Budget:
 
     Args:
         memory_gb: GiB. origin: where the number comes from, in words.
-        precision: Lightning's. checkpointing: as `perf.checkpointing`.
+        precision: Lightning's. activation_checkpointing: as `perf.activation_checkpointing`.
     """
 
     memory_gb: float = 8.0
     origin: str = "plan.memory_gb"
     precision: str = "32-true"
-    checkpointing: str = "none"
+    activation_checkpointing: str = "none"
 
     def __post_init__(self) -> None:
         if not 0 < self.memory_gb < float("inf"):
@@ -52,7 +52,7 @@ def step_bytes(
     ends = prod(patch) * max(2 * wide[0] * size, _LOSS_BYTES * num_classes)
     half_copies = size if size < 4 else 0
     weights = num_weights(network, num_channels, num_classes) * (_WEIGHT_BYTES + half_copies)
-    return weights + batch_size * (values * size + ends) * _KEPT.get(budget.checkpointing, 1.0)
+    return weights + batch_size * (values * size + ends) * _KEPT.get(budget.activation_checkpointing, 1.0)
 
 
 def _value_bytes(precision: str) -> int:

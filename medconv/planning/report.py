@@ -104,7 +104,9 @@ def normalisation_reason(modalities: Sequence[str] | None, overrides: PlanOverri
 
 
 def memory_reason(budget: Budget) -> str:
-    kept = "" if budget.checkpointing == "none" else f", checkpointing={budget.checkpointing}"
+    kept = (
+        "" if budget.activation_checkpointing == "none" else f", activation_checkpointing={budget.activation_checkpointing}"
+    )
     return f"estimated for a step in {budget.precision}{kept}; the budget: {budget.origin}"
 
 

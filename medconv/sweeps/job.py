@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
 from medconv.training.report import OF_A_SWEEP
-from medconv.training.run_dir import RunFolder, is_rank_zero, short_hash
+from medconv.training.run_dir import RunDir, is_rank_zero, short_hash
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import message, shown
 
@@ -50,9 +50,9 @@ class Job:
         return cls(overrides, flags, home(composed), config=trained)
 
     @property
-    def folder(self) -> RunFolder:
+    def folder(self) -> RunDir:
         """The same for the same overrides in any order, so that the same sweep finds its runs again."""
-        return RunFolder(self.home / short_hash(sorted(self.overrides)))
+        return RunDir(self.home / short_hash(sorted(self.overrides)))
 
     @property
     def arguments(self) -> list[str]:

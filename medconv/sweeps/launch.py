@@ -15,7 +15,7 @@ from medconv.sweeps import run as sweeps_run
 from medconv.sweeps.job import Job, note_failure
 from medconv.targets import monitor
 from medconv.training import run
-from medconv.training.run_dir import RunFolder, is_rank_zero
+from medconv.training.run_dir import RunDir, is_rank_zero
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
 
@@ -53,7 +53,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 def _train(composed: DictConfig, settings: Any) -> None:
     checked = config.checked(composed)
-    folder = RunFolder.of(checked, dict(settings.runtime.choices))
+    folder = RunDir.of(checked, dict(settings.runtime.choices))
     if checked.run.dry_run:
         print(f"# {folder.path}\n{OmegaConf.to_yaml(composed)}", end="")
         return
@@ -62,7 +62,7 @@ def _train(composed: DictConfig, settings: Any) -> None:
         print(result_table(summary, folder))
 
 
-def result_table(summary: dict[str, Any], folder: RunFolder) -> str:
+def result_table(summary: dict[str, Any], folder: RunDir) -> str:
     """The scores of the best checkpoint, of segmentation per class, and where everything is."""
     per_class, goal = summary.get("val/dice_per_class") or {}, monitor.of_summary(summary)
     rows = [(name, _score(value)) for name, value in per_class.items()]

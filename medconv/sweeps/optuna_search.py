@@ -150,7 +150,7 @@ def _job(trial: Any, compose: Compose) -> Job:
     return job
 
 
-def _study(folder: Path, settings: Mapping[str, Any], goal: monitor.Goal, optuna: Any) -> Any:
+def _study(folder: Path, settings: Mapping[str, Any], goal: monitor.MonitoredMetric, optuna: Any) -> Any:
     """Raises: ConfigError: the settings, or the file, are damaged."""
     for name in ("n_trials", "n_jobs"):
         if type(settings.get(name)) is not int or settings[name] < 1:

@@ -32,7 +32,7 @@ def run(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str] = 
     """Run the jobs, one after another or by Slurm; a job that fails leaves the others alone, equal ones are run once.
 
     Args: launcher: Hydra's settings of it. keys: in which the sweep's jobs differ, if these are not all. numbers: of trials.
-    Raises: KeyboardInterrupt, signals.Stopped: the sweep, or a job, was stopped; the job has ended by then.
+    Raises: KeyboardInterrupt, signals.RunInterrupted: the sweep, or a job, was stopped; the job has ended by then.
     """
     titles = [f"[{i} of {len(jobs)}] {' '.join(job.overrides)}" for i, job in enumerate(jobs, 1)]
     if numbers:
@@ -87,13 +87,13 @@ def _over_folds(home: Path, labels: Mapping[Path, str], least: int) -> None:
 
 
 def _run(job: Job, told: str) -> None:
-    """Raises: KeyboardInterrupt, signals.Stopped: it was stopped. One that lost a process of its own has failed instead."""
+    """Raises: KeyboardInterrupt, signals.RunInterrupted: it was stopped. One that lost a process of its own has failed instead."""
     job.begin()
     job.code = _apart(job.command, told)
     if job.code in (INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
     if job.code in (PREEMPTED, *(-number for number in signals.PREEMPTING)) and not job.noted:
-        raise signals.Stopped
+        raise signals.RunInterrupted
 
 
 def _apart(command: list[str], told: str = "") -> int:
@@ -114,7 +114,7 @@ def _apart(command: list[str], told: str = "") -> int:
             process.send_signal(stopped)
         code = _waited(process)
     if stopped:
-        raise signals.Stopped(stopped)
+        raise signals.RunInterrupted(stopped)
     return code
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from medconv.models.build import Values
 from medconv.targets.segmentation import names_of
 
-KINDS = ("classes", "findings", "numbers")
+KINDS = ("multiclass", "multilabel", "regression")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ImageLevelTargets:
     """What each case has a value of, or several, and what a network's outputs mean.
 
     Args:
@@ -32,11 +32,11 @@ class Outcome:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"the kind of an outcome must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        if len(self.names) < (2 if self.kind == "classes" else 1):
+        if len(self.names) < (2 if self.kind == "multiclass" else 1):
             raise ValueError(f"too few names of {self.kind}: {list(self.names)}")
 
     @classmethod
-    def from_plain(cls, content: Any) -> Outcome:
+    def from_plain(cls, content: Any) -> ImageLevelTargets:
         """From what `plain` gave, in a file that somebody may have sent. Raises: ValueError: anything else."""
         if not isinstance(content, Mapping) or not {"kind", "names"} <= set(content):
             raise ValueError("an outcome needs kind and names")
@@ -54,15 +54,15 @@ class Outcome:
     @property
     def num_values(self) -> int:
         """Of a case: the index of its class, or a value for each name."""
-        return 1 if self.kind == "classes" else len(self.names)
+        return 1 if self.kind == "multiclass" else len(self.names)
 
     def fault(self, values: Sequence[float]) -> str | None:
         """What is wrong with the values of a case, in words; None: nothing."""
         if len(values) != self.num_values:
             return f"expected {self.num_values} values, got {len(values)}"
-        if self.kind == "classes" and values[0] not in range(len(self.names)):
+        if self.kind == "multiclass" and values[0] not in range(len(self.names)):
             return f"expected the index of one of {len(self.names)} classes, got {values[0]:g}"
-        if self.kind == "findings" and not set(values) <= {0.0, 1.0}:
+        if self.kind == "multilabel" and not set(values) <= {0.0, 1.0}:
             return f"expected 0 or 1 for each of {', '.join(self.names)}, got {list(values)}"
         if not all(map(math.isfinite, values)):
             return f"expected finite numbers, got {list(values)}"
@@ -71,12 +71,12 @@ class Outcome:
     def decode(self, logits: Tensor) -> Tensor:
         """What logits mean: probabilities, or the numbers themselves. Shape: (..., outputs) -> the same, float32."""
         logits = logits.float()
-        if self.kind == "numbers":
+        if self.kind == "regression":
             return logits
-        return torch.softmax(logits, -1) if self.kind == "classes" else torch.sigmoid(logits)
+        return torch.softmax(logits, -1) if self.kind == "multiclass" else torch.sigmoid(logits)
 
 
-def outcome_of(facts: Values) -> Outcome | None:
+def image_targets_of(derived: Values) -> ImageLevelTargets | None:
     """What is asked of whole images; None: label maps."""
-    plain = facts["outcome"]
-    return None if plain is None else Outcome.from_plain(plain)
+    plain = derived["image_targets"]
+    return None if plain is None else ImageLevelTargets.from_plain(plain)

@@ -10,7 +10,7 @@ from hydra.utils import get_object
 
 
 @dataclass(frozen=True)
-class Goal:
+class MonitoredMetric:
     """A task's class has one as its `goal`. Args: name: as it is logged and written. words: for people."""
 
     name: str
@@ -30,19 +30,19 @@ class Goal:
         return {"name": self.name, "words": self.words, "mode": self.mode}
 
 
-DICE = Goal("val/dice", "Dice")
-AUC = Goal("val/auc", "AUC")
-MAE = Goal("val/mae", "mean absolute error", higher_is_better=False)
+DICE = MonitoredMetric("val/dice", "Dice")
+AUC = MonitoredMetric("val/auc", "AUC")
+MAE = MonitoredMetric("val/mae", "mean absolute error", higher_is_better=False)
 
 
-def of_task(target: str) -> Goal:
+def of_task(target: str) -> MonitoredMetric:
     """Of a task's class, by its dotted name; Dice where it does not say."""
     return getattr(get_object(target), "goal", DICE)
 
 
-def of_summary(summary: Mapping[str, Any]) -> Goal:
+def of_summary(summary: Mapping[str, Any]) -> MonitoredMetric:
     """Of the run that wrote a `summary.json`; Dice where that does not say."""
     said = summary.get("score")
     if not isinstance(said, Mapping) or not all(isinstance(said.get(key), str) for key in ("name", "words", "mode")):
         return DICE
-    return Goal(said["name"], said["words"], said["mode"] != "min")
+    return MonitoredMetric(said["name"], said["words"], said["mode"] != "min")

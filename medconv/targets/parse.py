@@ -8,13 +8,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from medconv.targets.segmentation import HIGHEST, Targets
+from medconv.targets.segmentation import HIGHEST, SegmentationTargets
 
 IGNORE = "ignore"  # the name by which a dataset.json marks that value
 Regions = dict[str, tuple[int, ...]]
 
 
-def declared(labels: Any, order: Any, path: Path) -> tuple[tuple[str, ...], Targets]:
+def declared(labels: Any, order: Any, path: Path) -> tuple[tuple[str, ...], SegmentationTargets]:
     """The class names, background first, and the targets that a dataset.json declares.
 
     Decathlon has {"0": "background"}, nnU-Net v2 {"background": 0}, where a name may have several values and so be a region.
@@ -35,7 +35,7 @@ def declared(labels: Any, order: Any, path: Path) -> tuple[tuple[str, ...], Targ
         raise ValueError(f"{path}: label values must be 0, 1, 2, ... without a gap and each once, got {found}")
     if unknown is not None and (unknown < len(names) or len(names) < 2):
         raise ValueError(f"{path}: `{IGNORE}` must be above all classes, 0 to {len(names) - 1}, got {unknown}")
-    return names, Targets.of_classes(names, unknown)
+    return names, SegmentationTargets.of_classes(names, unknown)
 
 
 def _groups(labels: dict[str, Any], path: Path) -> Regions:
@@ -53,7 +53,9 @@ def _groups(labels: dict[str, Any], path: Path) -> Regions:
     return {name: tuple(int(v) for v in values) for name, values in lists.items()}
 
 
-def _declared_regions(groups: Regions, unknown: int | None, order: Any, path: Path) -> tuple[tuple[str, ...], Targets]:
+def _declared_regions(
+    groups: Regions, unknown: int | None, order: Any, path: Path
+) -> tuple[tuple[str, ...], SegmentationTargets]:
     regions = {name: values for name, values in groups.items() if values != (0,)}
     alone = {values[0]: name for name, values in groups.items() if len(values) == 1}
     highest = max(max(values) for values in regions.values())
@@ -70,7 +72,7 @@ def _of_regions(
     unknown: int | None,
     key: str,
     order_key: str = "data.regions_order",
-) -> Targets:
+) -> SegmentationTargets:
     _check_values(regions, names, unknown, key)
     if order is None:
         shared = [f"{a} and {b}" for a, b in combinations(regions, 2) if set(regions[a]) & set(regions[b])]
@@ -85,7 +87,7 @@ def _of_regions(
         raise ValueError(
             f"{order_key} must give each of {list(regions)} a label value of its own, one that lies in it, got {order}"
         )
-    return Targets(tuple(regions), tuple(regions.values()), tuple(int(v) for v in order), unknown)
+    return SegmentationTargets(tuple(regions), tuple(regions.values()), tuple(int(v) for v in order), unknown)
 
 
 def _check_values(regions: Regions, names: Sequence[str], unknown: int | None, key: str) -> None:

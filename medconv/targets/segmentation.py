@@ -13,7 +13,7 @@ HIGHEST = torch.iinfo(torch.int16).max  # of a label value
 
 
 @dataclass(frozen=True)
-class Targets:
+class SegmentationTargets:
     """The foreground of a task, and how a network's output becomes a label map.
 
     Classes that exclude each other: one channel each after the background's, a softmax. Regions: one channel each, a
@@ -32,12 +32,12 @@ class Targets:
     ignore: int | None = None
 
     @classmethod
-    def of_classes(cls, class_names: Sequence[str], ignore: int | None = None) -> Targets:
+    def of_classes(cls, class_names: Sequence[str], ignore: int | None = None) -> SegmentationTargets:
         """Classes that exclude each other; the names' index is the label value, the first is the background."""
         return cls(tuple(class_names[1:]), tuple((value,) for value in range(1, len(class_names))), (), ignore)
 
     @classmethod
-    def from_plain(cls, content: Any) -> Targets:
+    def from_plain(cls, content: Any) -> SegmentationTargets:
         """From what `plain` gave, in a file that somebody may have sent. Raises: ValueError: anything else."""
         if not isinstance(content, Mapping) or not {"names", "values", "order", "ignore"} <= set(content):
             raise ValueError("targets need names, values, order and ignore")

@@ -16,7 +16,7 @@ from medconv.convs import mirror_axes
 from medconv.data import left_right
 from medconv.data.loading.datamodule import DataModule
 from medconv.data.preprocessing.preprocess import restore
-from medconv.inference.load import Trained as Trained
+from medconv.inference.load import LoadedModel as LoadedModel
 from medconv.inference.load import load as load
 from medconv.inference.tta import test_time_axes, training_axes
 from medconv.models.build import Values, build_network
@@ -24,47 +24,51 @@ from medconv.models.layers.max_pool import swap_pools
 from medconv.models.pretrained.freeze import check_factors, freeze
 from medconv.performance.step_profiler import StepProfiler, Trace
 from medconv.performance.switches import apply_switches, memory_format
-from medconv.targets.image_level import outcome_of
+from medconv.targets.image_level import image_targets_of
 from medconv.training import report
 from medconv.training.callbacks import early_stopping
-from medconv.training.callbacks.final_validation import EndWithValidation
-from medconv.training.callbacks.nonfinite_guard import FiniteGuard
+from medconv.training.callbacks.final_validation import FinalValidation
+from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.callbacks.progress import ProgressBar, ProgressLines
 from medconv.training.callbacks.time_budget import TimeBudget
 from medconv.training.checkpoint import resumable_loop
-from medconv.training.checkpoint.writer import AtomicIO, Checkpoints
-from medconv.training.data_setup import Prepared, data_module
+from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter
+from medconv.training.data_setup import PreparedData, data_module
 from medconv.training.distributed import strategy
 from medconv.training.distributed.cluster_environment import environment
-from medconv.training.distributed.same_start import SameStart
+from medconv.training.distributed.same_start import ResumeStepCheck
 from medconv.training.loggers.csv import CsvLogger
 from medconv.training.losses.build import fitted_loss
 from medconv.training.optim.build import build_optimizer
-from medconv.training.optim.param_groups import with_factors
-from medconv.training.run_dir import RunFolder
+from medconv.training.optim.param_groups import with_lr_multipliers
+from medconv.training.run_dir import RunDir
 from medconv.utils import signals
 from medconv.utils.hardware import apply_backends, benchmark_kernels, uses_gpu
 
 log = logging.getLogger(__name__)
 
-_SWITCHES = ("channels_last", "fast_norm", "fast_depthwise", "checkpointing", "compile", "cuda_graphs")
+_SWITCHES = ("channels_last", "fast_norm", "fast_depthwise", "activation_checkpointing", "compile", "cuda_graphs")
 
 _DEFAULT_EPOCHS = 100  # where none of trainer.max_time, max_epochs and max_steps is given
 
 
 def assemble(
-    values: Values, prepared: Prepared, folder: RunFolder, asked: signals.Asked, load: Callable[..., Any] | None = None
+    values: Values,
+    prepared: PreparedData,
+    folder: RunDir,
+    asked: signals.StopRequest,
+    load: Callable[..., Any] | None = None,
 ) -> tuple[L.Trainer, Any, DataModule, Any]:
     """Trainer, task, data and step timer of a resolved config.
 
     Args: asked: what the training looks at to stop. load: puts first weights into the network.
     """
-    known, perf, init = values["facts"], values["perf"], values["init"]
+    known, perf, init = values["derived"], values["perf"], values["init"]
     network = build_network(values, known["patch_size"], load=load)
     left_right.check_equivariance(known, mirror_axes(network))
     if init["freeze"]:
         log.info("%s stay as they are", freeze(network, init["freeze"]))
-    factors = init["lr_factors"] or {}
+    factors = init["lr_multipliers"] or {}
     check_factors(factors, network)
     left_right.warn_of_lookalikes(known, training_axes(values), mirror_axes(network))
     apply_backends(perf)
@@ -76,7 +80,7 @@ def assemble(
         "task",
         network=network,
         loss=fitted_loss(configs.build(values["loss"], "loss"), known),
-        optimizer=with_factors(build_optimizer(values), network, factors),
+        optimizer=with_lr_multipliers(build_optimizer(values), network, factors),
         scheduler=configs.naming("scheduler", configs.build(values["scheduler"], "scheduler")),
         record=_record(values, prepared),
         memory_format=memory_format(perf["channels_last"], known["spatial_dims"]),
@@ -91,29 +95,29 @@ def assemble(
     return trainer, task, data, profiler
 
 
-def _asked(values: Values, prepared: Prepared) -> Values:
+def _asked(values: Values, prepared: PreparedData) -> Values:
     """What a task is told of what the network is asked for."""
-    known, outcome = values["facts"], outcome_of(values["facts"])
-    if outcome is not None:
-        return {"outcome": outcome, "spatial_dims": known["spatial_dims"], "seed": values["seed"]}
+    known, image_targets = values["derived"], image_targets_of(values["derived"])
+    if image_targets is not None:
+        return {"image_targets": image_targets, "spatial_dims": known["spatial_dims"], "seed": values["seed"]}
     return {
         "targets": prepared.targets,
         "patch_size": known["patch_size"],
         "to_native": lambda logits, case: restore(logits, prepared.store.placement(case), prepared.targets.decode),
         "slice_axis": known["slice_axis"],
-        "label_pairs": configs.tuples(known["label_pairs"] or []),
+        "flip_label_pairs": configs.tuples(known["flip_label_pairs"] or []),
     }
 
 
-def _record(values: Values, prepared: Prepared) -> Values:
+def _record(values: Values, prepared: PreparedData) -> Values:
     """What every checkpoint carries, plain values only."""
     return {
         "config": values,
-        "recipe": {key: configs.plain(value) for key, value in asdict(prepared.recipe).items()},
+        "preprocessing": {key: configs.plain(value) for key, value in asdict(prepared.recipe).items()},
         "dataset": prepared.dataset.name,
         "class_names": list(prepared.dataset.class_names),
-        "targets": values["facts"]["targets"],
-        "outcome": values["facts"]["outcome"],
+        "targets": values["derived"]["targets"],
+        "image_targets": values["derived"]["image_targets"],
         "modalities": list(prepared.dataset.modalities),
         "spacing_range_mm": configs.plain(prepared.spacing_range_mm),
         "validation": {},
@@ -122,48 +126,50 @@ def _record(values: Values, prepared: Prepared) -> Values:
 
 def _averaging(values: Values) -> list[L.Callback]:
     """Before whatever looks at the weights of a validation."""
-    if "_target_" not in values["averaging"]:
+    if "_target_" not in values["weight_averaging"]:
         return []
     if values["trainer"]["strategy"] == "fsdp":
         log.info("averaging: not with trainer.strategy=fsdp, whose ranks have no whole weights; the last ones are used")
         return []
-    return [configs.build(values["averaging"], "averaging")]
+    return [configs.build(values["weight_averaging"], "weight_averaging")]
 
 
 def _watching(values: Values, validates: bool) -> list[L.Callback]:
     """What looks at each validation's scores."""
     waits = "scheduler=plateau" if str(values["scheduler"].get("_target_")).endswith("plateau") else ""
-    stops = values["stopping"] if "_target_" in values["stopping"] else {}
+    stops = values["early_stopping"] if "_target_" in values["early_stopping"] else {}
     if not (validates and values["trainer"]["limit_val_batches"] != 0) and (waits or stops):
-        raise configs.ConfigError(f"{waits or 'stopping=patience'} looks at validations, and there are no cases to validate")
-    return [early_stopping.Plateau(), *([configs.build(stops, "stopping")] if stops else [])]
+        raise configs.ConfigError(
+            f"{waits or 'early_stopping=patience'} looks at validations, and there are no cases to validate"
+        )
+    return [early_stopping.Plateau(), *([configs.build(stops, "early_stopping")] if stops else [])]
 
 
-def _trainer(values: Values, folder: RunFolder, profiler: Any, validates: bool, asked: signals.Asked) -> L.Trainer:
+def _trainer(values: Values, folder: RunDir, profiler: Any, validates: bool, asked: signals.StopRequest) -> L.Trainer:
     settings, perf = dict(values["trainer"]), values["perf"]
     max_time = settings.pop("max_time")
     accumulates = any("Accumulation" in str(node.get("_target_")) for node in values["callbacks"].values())
     settings["strategy"] = strategy.strategy(settings, perf, accumulates)
     settings["benchmark"] = benchmark_kernels(settings["benchmark"], settings["accelerator"], settings["deterministic"])
-    guard = FiniteGuard(folder.path / "nonfinite", values["run"]["on_nonfinite"], values["run"]["max_skipped"])
-    writer = AtomicIO()
-    every = configs.seconds(values["run"]["checkpoint_every"], "run.checkpoint_every")
-    keeper = Checkpoints(folder.checkpoints, writer, every)
-    callbacks = [keeper, resumable_loop.DrawsByNumber(values["seed"]), profiler, guard, *_averaging(values)]
-    callbacks += [SameStart(), strategy.SameBuffers(), strategy.WholeWeights()]
+    guard = NonfiniteGuard(folder.path / "nonfinite", values["run"]["nan_policy"], values["run"]["max_skipped_steps"])
+    writer = AtomicCheckpointIO()
+    every = configs.seconds(values["run"]["checkpoint_interval"], "run.checkpoint_interval")
+    keeper = CheckpointWriter(folder.checkpoints, writer, every)
+    callbacks = [keeper, resumable_loop.PerStepSeeding(values["seed"]), profiler, guard, *_averaging(values)]
+    callbacks += [ResumeStepCheck(), strategy.BroadcastBuffers(), strategy.UnshardForValidation()]
     if perf["profile"]:
         callbacks.append(Trace(folder.path / "tensorboard" / "trace"))
     if max_time is not None:
         callbacks.append(TimeBudget(configs.seconds(max_time, "trainer.max_time")))
-    callbacks += [*_watching(values, validates), EndWithValidation()]
+    callbacks += [*_watching(values, validates), FinalValidation()]
     if settings["enable_progress_bar"]:
         rate = 20 if uses_gpu(settings["accelerator"]) else 1  # the bar reads the loss, for which a GPU is waited for
         callbacks.append(ProgressBar(refresh_rate=rate) if sys.stderr.isatty() else ProgressLines())
         settings["enable_progress_bar"] = sys.stderr.isatty()
     callbacks += [configs.build(node, f"callbacks.{name}") for name, node in values["callbacks"].items()]
     loggers = [configs.build(node, f"logger.{name}", save_dir=str(folder.path)) for name, node in values["logger"].items()]
-    agreement = strategy.AgreedStop(perf["agree_every"])
-    leaving = resumable_loop.LeavesValidation(asked, agreement)
+    agreement = strategy.StopSync(perf["stop_sync_interval"])
+    leaving = resumable_loop.StopDuringValidation(asked, agreement)
     if settings["max_epochs"] is None:
         bounded = max_time is not None or settings["max_steps"] != -1
         settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS

@@ -49,7 +49,7 @@ def _check(found: DictConfig) -> int:
     if faults:
         raise ValueError(complaint(dataset, faults))
     known = measured(reports)
-    if dataset.outcome is not None:
+    if dataset.image_targets is not None:
         checked_parts(divided_cases(dataset, found.data), dataset, known, found.data)
     print(f"\n{planning_report.table(planned_for(found, dataset, known).rows)}")
     print(f"\nno fault in {len(reports)} cases of {dataset.name}")
@@ -68,9 +68,9 @@ def table(dataset: Dataset, reports: list[CaseReport]) -> str:
 
 def _values(values: tuple[float, ...] | None, dataset: Dataset) -> list[str]:
     """What is known of a whole image, in a column for each name; of label maps, or a case without values, dashes."""
-    if dataset.outcome is None or values is None:
+    if dataset.image_targets is None or values is None:
         return ["-"] * len(dataset.class_names)
-    if dataset.outcome.kind == "classes":
+    if dataset.image_targets.kind == "multiclass":
         return ["x" if values[0] == index else "" for index in range(len(dataset.class_names))]
     return [f"{value:.4g}" for value in values]
 

@@ -15,7 +15,7 @@ from medconv.models.build import Values
 from medconv.planning.planner import Plan
 from medconv.planning.report import table
 from medconv.targets import monitor
-from medconv.training.run_dir import RunFolder
+from medconv.training.run_dir import RunDir
 from medconv.utils.hardware import without_effect
 
 OF_A_SWEEP = "MEDCONV_SWEEP"  # in the environment of a sweep's job: what tells it from the others, JSON
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 def left_out(skipped: Mapping[str, str], num_cases: int) -> None:
     """Which cases a run goes without, and why."""
     lines = "".join(f"\n  case {case}: {fault}" for case, fault in skipped.items())
-    log.warning("data.on_fault=skip leaves out %d of %d cases%s", len(skipped), num_cases, lines)
+    log.warning("data.on_invalid_case=skip leaves out %d of %d cases%s", len(skipped), num_cases, lines)
 
 
 def planned(found: Plan) -> None:
@@ -35,10 +35,10 @@ def planned(found: Plan) -> None:
 
 
 def announce(
-    values: Values, dataset: str, num_train: int, num_val: int, network: nn.Module, trainer: L.Trainer, folder: RunFolder
+    values: Values, dataset: str, num_train: int, num_val: int, network: nn.Module, trainer: L.Trainer, folder: RunDir
 ) -> None:
     """What is about to happen, in a few lines."""
-    known, data = values["facts"], values["data"]
+    known, data = values["derived"], values["data"]
     batch = data["batch_size"] * trainer.world_size * trainer.accumulate_grad_batches
     weights = sum(p.numel() for p in network.parameters())
     log.info("data: %s, %d cases to train on, %d to validate", dataset, num_train, num_val)
@@ -53,7 +53,7 @@ def announce(
         log.warning("%s", line)
 
 
-def hyperparameters(trainer: L.Trainer, values: Values, folder: RunFolder) -> None:
+def hyperparameters(trainer: L.Trainer, values: Values, folder: RunDir) -> None:
     """TensorBoard's hparams page: choices, with the final metric; for other loggers the choices.
 
     In a sweep's job, what tells it from the others: the page shows the first few, in the order of the alphabet.

@@ -15,7 +15,7 @@ import lightning as L
 from omegaconf import DictConfig
 
 from medconv import config as configs
-from medconv.inference.load import Trained as Trained
+from medconv.inference.load import LoadedModel as LoadedModel
 from medconv.inference.load import load as load
 from medconv.models.build import Values, model_of
 from medconv.models.monai_networks import stem_for
@@ -27,10 +27,16 @@ from medconv.training import report
 from medconv.training.autotune import cache
 from medconv.training.build import assemble
 from medconv.training.callbacks import early_stopping
-from medconv.training.checkpoint.compatibility import need_alike, need_fit, need_optimizer, need_same_learning, need_state
-from medconv.training.data_setup import Prepared, facts, prepare_data
+from medconv.training.checkpoint.compatibility import (
+    check_has_training_state,
+    check_same_freezing,
+    check_same_optimizer,
+    check_same_task,
+    check_weights_fit,
+)
+from medconv.training.data_setup import PreparedData, derived, prepare_data
 from medconv.training.memory_errors import naming_memory
-from medconv.training.run_dir import RunFolder, is_rank_zero
+from medconv.training.run_dir import RunDir, is_rank_zero
 from medconv.utils import checkpoint_io, cluster, signals
 from medconv.utils.exit_codes import DONE
 from medconv.utils.hardware import check_devices, resolve_precision
@@ -40,15 +46,15 @@ _WORTH_A_WORD = 10.0  # seconds of training; what a shorter one waits for says l
 log = logging.getLogger(__name__)
 
 
-def train(config: DictConfig, folder: RunFolder) -> Values:
+def train(config: DictConfig, folder: RunDir) -> Values:
     """One training job, from a composed config to a filled run folder; returns the summary.
 
-    Raises: ValueError: the user's data or configuration is at fault. signals.Stopped: it was told to stop, and did.
+    Raises: ValueError: the user's data or configuration is at fault. signals.RunInterrupted: it was told to stop, and did.
     """
     try:
         with signals.raising(), closing(folder), cluster.blaming(folder.path):
             return _train(config, folder)
-    except signals.Stopped as stopped:
+    except signals.RunInterrupted as stopped:
         if stopped.number == signal.SIGUSR1 and is_rank_zero():
             signals.requeue()
         if stopped.agreed and not is_rank_zero() and cluster.launcher() is None:
@@ -56,7 +62,7 @@ def train(config: DictConfig, folder: RunFolder) -> Values:
         raise
 
 
-def _train(config: DictConfig, folder: RunFolder) -> Values:
+def _train(config: DictConfig, folder: RunDir) -> Values:
     if config.seed < 0:
         raise configs.ConfigError(f"seed must be 0 or more, got {config.seed}")
     L.seed_everything(config.seed, workers=True, verbose=False)
@@ -71,15 +77,15 @@ def _train(config: DictConfig, folder: RunFolder) -> Values:
     if folder.finished(values):
         log.info("this run is finished; run.resume=never trains it anew")
         return folder.summary()
-    asked = signals.Asked()
+    asked = signals.StopRequest()
     trainer, task, data, profiler = assemble(values, prepared, folder, asked, _first_weights(config, values, folder))
     if folder.resume not in ("auto", "never"):
         content, given = checkpoint_io.read(Path(folder.resume)), f"run.resume={folder.resume}"
-        need_state(content, given)
-        need_alike(content, values["facts"], given)
-        need_same_learning(content, values["init"], given)
-        need_fit(task, content, given)
-        need_optimizer(content, str(values["optimizer"].get("_target_")), given)
+        check_has_training_state(content, given)
+        check_same_task(content, values["derived"], given)
+        check_same_freezing(content, values["init"], given)
+        check_weights_fit(task, content, given)
+        check_same_optimizer(content, str(values["optimizer"].get("_target_")), given)
     folder.begin(values)
     folder.write_summary(skipped_cases=prepared.skipped, score=monitor.of_task(values["task"]["_target_"]).plain())
     with (
@@ -98,23 +104,25 @@ def _train(config: DictConfig, folder: RunFolder) -> Values:
     return folder.summary()
 
 
-def _first_weights(config: DictConfig, values: Values, folder: RunFolder) -> Callable[..., Any] | None:
+def _first_weights(config: DictConfig, values: Values, folder: RunDir) -> Callable[..., Any] | None:
     """What puts them into the network; None where they stay as drawn, or are those of a checkpoint to go on from."""
-    init, known = values["init"], values["facts"]
+    init, known = values["init"], values["derived"]
     if init["pretrained"] is None or folder.resume_from() is not None:
         return None
     more = (configs.resolved(config, {**known, key: known[key] + 1}) for key in ("num_channels", "num_classes"))
     layers = layers_of(values["model"], *map(model_of, more))
-    return partial(models_load.load, path=Path(init["pretrained"]), facts=known, layers=layers, to_3d=init["to_3d"])
+    return partial(
+        models_load.load, path=Path(init["pretrained"]), derived=known, layers=layers, inflate_2d=init["inflate_2d"]
+    )
 
 
-def _facts(config: DictConfig, prepared: Prepared) -> Values:
-    """`facts`, with what follows from them and the task for losses, networks, stopping and schedules to refer to."""
-    found, goal = facts(prepared), monitor.of_task(str(config.task._target_))
+def _facts(config: DictConfig, prepared: PreparedData) -> Values:
+    """`derived`, with what follows from them and the task for losses, networks, stopping and schedules to refer to."""
+    found, goal = derived(prepared), monitor.of_task(str(config.task._target_))
     return {
         **found,
-        "score": goal.name,
-        "score_mode": goal.mode,
+        "monitor": goal.name,
+        "monitor_mode": goal.mode,
         "num_train_cases": len(prepared.train),
         "stem": stem_for(found["patch_size"]),
     }

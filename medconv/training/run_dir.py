@@ -23,21 +23,29 @@ from yaml import YAMLError
 from medconv.config import ConfigError, flat
 from medconv.metrics import image_level
 from medconv.metrics.dice import mean, mean_per_class
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 from medconv.training import run_metadata
 from medconv.training.checkpoint import log_rewind
 from medconv.training.tasks.image_level import arrays
 from medconv.utils import checkpoint_io, cluster
 from medconv.utils.atomic_io import NO_ROOM, write_text
 from medconv.utils.logging import log_into
-from medconv.utils.signals import Stopped
+from medconv.utils.signals import RunInterrupted
 
 log = logging.getLogger(__name__)
 # What may change when a run is continued: none of it changes what is trained.
 FREE = (
-    *("run.", "logger.", "callbacks.", "data.cache", "data.num_workers", "data.prefetch_factor", "data.persistent_workers"),
+    *(
+        "run.",
+        "logger.",
+        "callbacks.",
+        "data.cache_dir",
+        "data.num_workers",
+        "data.prefetch_factor",
+        "data.persistent_workers",
+    ),
     *("perf.timeout_seconds", "data.prepare_workers", "trainer.enable_progress_bar", "trainer.log_every_n_steps"),
-    *("facts.score", "facts.stem", "facts.num_train_cases"),  # which other facts decide
+    *("derived.monitor", "derived.stem", "derived.num_train_cases"),  # which other facts decide
 )
 
 
@@ -47,7 +55,7 @@ def is_rank_zero() -> bool:
 
 
 @dataclass
-class RunFolder:
+class RunDir:
     """One run's folder. Only rank 0 writes to it.
 
     Args: resume: `auto` continues from `checkpoints/last.ckpt` where there is one, `never` moves an old run aside,
@@ -61,7 +69,7 @@ class RunFolder:
     _lock: IO[bytes] | None = None
 
     @classmethod
-    def of(cls, config: DictConfig, choices: Mapping[str, str]) -> RunFolder:
+    def of(cls, config: DictConfig, choices: Mapping[str, str]) -> RunDir:
         """The folder that a config means: `run.dir`, else `runs/<run.name>`, else a name made of its main choices."""
         if config.run.resume not in ("auto", "never") and not Path(config.run.resume).is_file():
             raise ConfigError(f"run.resume must be auto, never or a checkpoint, got {config.run.resume}: no such file")
@@ -177,7 +185,7 @@ class RunFolder:
             content, reason = None, f"damaged ({' '.join(str(error).split())})"
         else:
             reason = "empty, or no config" if path.is_file() else "missing"
-        if not isinstance(content, dict) or not isinstance(content.get("facts"), dict):
+        if not isinstance(content, dict) or not isinstance(content.get("derived"), dict):
             raise ConfigError(
                 f"{path}: {reason}; the run in this folder cannot go on without it. Its checkpoints are whole: "
                 f"run.resume={self.last} with another run.name goes on from there, run.resume=never begins anew"
@@ -190,8 +198,8 @@ class RunFolder:
         if source is None:
             return None
         if self.resume == "auto":
-            return self._config()["facts"].get("memory_gb")
-        return checkpoint_io.read(source)["medconv"]["config"]["facts"].get("memory_gb")
+            return self._config()["derived"].get("memory_gb")
+        return checkpoint_io.read(source)["medconv"]["config"]["derived"].get("memory_gb")
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says; nothing where there is none. Raises: ValueError: it is damaged, or none of medconv's."""
@@ -258,14 +266,14 @@ class RunFolder:
 
 def _ended(error: BaseException) -> str:
     """The status of a run that an exception ended."""
-    if isinstance(error, (SIGTERMException, cluster.Lost)):
-        return "interrupted" if isinstance(error, Stopped) and error.by_hand else "preempted"
+    if isinstance(error, (SIGTERMException, cluster.PeerLostError)):
+        return "interrupted" if isinstance(error, RunInterrupted) and error.by_hand else "preempted"
     return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
 
 
 def default_name(config: DictConfig, choices: Mapping[str, str]) -> str:
     """Main choices and a hash of the whole config: the same command finds its run again, another one its own."""
-    content = {k: v for k, v in OmegaConf.to_container(config, resolve=False).items() if k not in ("run", "facts")}  # type: ignore[union-attr]
+    content = {k: v for k, v in OmegaConf.to_container(config, resolve=False).items() if k not in ("run", "derived")}  # type: ignore[union-attr]
     words = [choices.get(group, "custom") for group in ("data", "model", "conv")]
     return "-".join([*words, f"fold{config.data.fold}", short_hash(content)])
 
@@ -277,8 +285,8 @@ def short_hash(content: Any) -> str:
 def _scores(record: Mapping[str, Any]) -> dict[str, Any]:
     """Of a checkpoint's record, as they are logged, with the row of each case."""
     rows = record["validation"]
-    if record.get("outcome") is not None:
-        return {**_of_whole_images(Outcome.from_plain(record["outcome"]), rows), "val/cases": rows}
+    if record.get("image_targets") is not None:
+        return {**_of_whole_images(ImageLevelTargets.from_plain(record["image_targets"]), rows), "val/cases": rows}
     per_class = mean_per_class(list(rows.values()))
     return {"val/dice": mean(per_class), "val/dice_per_class": per_class, "val/cases": rows}
 
@@ -305,8 +313,8 @@ def _is_intact(content: Any) -> bool:
     return all(number is None or type(number) in (int, float) for number in numbers)
 
 
-def _of_whole_images(outcome: Outcome, rows: dict[str, Any]) -> dict[str, Any]:
+def _of_whole_images(image_targets: ImageLevelTargets, rows: dict[str, Any]) -> dict[str, Any]:
     """The scores over all cases, as they are logged."""
     if not rows:
         return {}
-    return {f"val/{name}": value for name, value in image_level.measure(outcome, *arrays(rows)).items()}
+    return {f"val/{name}": value for name, value in image_level.measure(image_targets, *arrays(rows)).items()}

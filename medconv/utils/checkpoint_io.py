@@ -63,7 +63,7 @@ def load_weights(network: nn.Module, content: dict[str, Any], path: Path) -> Non
         raise ValueError(f"{path}: its weights do not fit this network: {reasons}") from error
 
 
-def names_of(facts: Mapping[str, Any]) -> list[str]:
+def names_of(derived: Mapping[str, Any]) -> list[str]:
     """What the outputs are called, without the background; nothing where facts do not say."""
-    targets = facts.get("outcome") or facts.get("targets")
+    targets = derived.get("image_targets") or derived.get("targets")
     return list(targets.get("names") or []) if isinstance(targets, Mapping) else []

@@ -23,11 +23,11 @@ _GONE = re.compile(
     r"client socket has (timed out|failed)|TCPStore|DistStoreError"
 )
 _OWN_FAULT = re.compile(r"ncclInvalidUsage|ncclInvalidArgument|DataLoader timed out")
-_FAULT = "fault.txt"  # in the run's folder: why a process failed
+_FAULT = "error.txt"  # in the run's folder: why a process failed
 _LATE = 5.0  # seconds until a file that another machine wrote is seen here
 
 
-class Lost(ConnectionError):
+class PeerLostError(ConnectionError):
     """Another process of the run is gone or cannot be reached; the run can be started again."""
 
 
@@ -123,7 +123,7 @@ def naming_lost(several: bool = True) -> Iterator[None]:
         gone = isinstance(error, distributed.DistError) or _GONE.search(str(error))
         if not (several and gone) or _OWN_FAULT.search(str(error)):
             raise
-        raise Lost(
+        raise PeerLostError(
             f"another process of this run is gone or does not answer ({_said(error)}); why is among the messages of its own "
             "machine. The same command goes on from the last checkpoint"
         ) from error
@@ -134,11 +134,11 @@ def blaming(folder: Path) -> Iterator[None]:
     """Around a run. A process that fails says why in the run's folder, for the others, which lose it and end for that.
 
     srun returns the highest code: without this a mistake of the user's would come back as a lost machine, to be tried again.
-    Raises: ValueError: in place of `Lost` where another process of this step said why it failed.
+    Raises: ValueError: in place of `PeerLostError` where another process of this step said why it failed.
     """
     try:
         yield
-    except Lost as lost:
+    except PeerLostError as lost:
         why = _said_why(folder / _FAULT)
         if why:
             raise ValueError(f"another process of this run failed: {why}") from lost

@@ -97,7 +97,7 @@ def without_effect(perf: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[
         "perf.cuda_graphs=true": perf["cuda_graphs"] and not gpu and "there is no GPU to replay them on",
         "trainer.sync_batchnorm=true": trainer["sync_batchnorm"] and not gpu and "PyTorch has it for GPUs only",
         "perf.fast_norm=true": perf["fast_norm"] and not perf["channels_last"] and "it is for perf.channels_last=true",
-        "perf.checkpointing=pointwise": perf["checkpointing"] == "pointwise"
+        "perf.activation_checkpointing=pointwise": perf["activation_checkpointing"] == "pointwise"
         and perf["compile"]
         and "a compiled network weighs by itself what to compute again",
     }
@@ -133,8 +133,8 @@ def memory_advice(error: BaseException) -> str | None:
     if not full:
         return None
     return (
-        "the step does not fit into memory. What helps, as measured on a 3D U-Net: perf.checkpointing=pointwise "
-        "(64 % of the activations kept, 12 % slower), perf.checkpointing=blocks (41 %, 25 % slower), "
+        "the step does not fit into memory. What helps, as measured on a 3D U-Net: perf.activation_checkpointing=pointwise "
+        "(64 % of the activations kept, 12 % slower), perf.activation_checkpointing=blocks (41 %, 25 % slower), "
         "data.batch_size halved with trainer.accumulate_grad_batches doubled (half of them), a smaller data.patch_size; "
-        "in a validation, task.window_batch_size=1"
+        "in a validation, task.sw_batch_size=1"
     )

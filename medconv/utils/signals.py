@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
-class Stopped(SIGTERMException):
+class RunInterrupted(SIGTERMException):
     """A run ended because it was told to; what it had reached is in its checkpoint.
 
     Args: number: of the signal. agreed: whether all processes of the run end with it.
@@ -32,7 +32,7 @@ class Stopped(SIGTERMException):
         return self.number == signal.SIGINT
 
 
-class Asked:
+class StopRequest:
     """What this process has been told so far: the number of a signal, 0 as long as there was none."""
 
     number = 0
@@ -46,7 +46,7 @@ class Asked:
 
     def _note(self, number: int, frame: Any) -> None:
         if not self.heard:
-            raise Stopped(number)
+            raise RunInterrupted(number)
         if self.number != signal.SIGUSR1:  # which asks for more, that the job is put back
             self.number = number
 
@@ -59,10 +59,10 @@ class Asked:
 
 @contextmanager
 def raising() -> Iterator[None]:
-    """Inside, SIGTERM and SIGUSR1 raise `Stopped` wherever the process is: before training there is nothing to keep."""
+    """Inside, SIGTERM and SIGUSR1 raise `RunInterrupted` wherever the process is: before training there is nothing to keep."""
 
     def stop(number: int, frame: Any) -> None:
-        raise Stopped(number)
+        raise RunInterrupted(number)
 
     with handled(stop, *PREEMPTING):
         yield

@@ -73,7 +73,7 @@ def _test_part(root: Path, cache: Path, output: Path) -> Path:
 def _scores(variant: str, seed: int, options: argparse.Namespace, output: Path, test: Path) -> Row:
     overrides = [*(word for word in _words(variant) if word), *options.set]
     folder = output / f"{short_hash([variant, options.set, options.steps, str(options.root)])}-{seed}"
-    data = ["data=medmnist", f"data.root={options.root}", f"data.cache={options.cache}"]
+    data = ["data=medmnist", f"data.root={options.root}", f"data.cache_dir={options.cache}"]
     given = [f"trainer.max_steps={options.steps}", f"seed={seed}", f"run.dir={folder}", "trainer.enable_progress_bar=false"]
     _command(["train", *data, *given, *overrides], folder.with_suffix(".log"), options)
     answers = folder / options.checkpoint

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--large-shape", **three, default=[320, 320, 200], help="voxels")  # type: ignore[arg-type]
     parser.add_argument("--large-patch", **three, default=[96, 96, 96], help="voxels")  # type: ignore[arg-type]
     parser.add_argument("--large-cases", type=int, default=3)
-    parser.add_argument("--augment", default="strong", help="our option of conf/augment")
+    parser.add_argument("--augment", default="strong", help="our option of conf/augmentation")
     parser.add_argument("--batch", type=int, default=2, help="samples in the loaders' batches")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="of our transforms alone")
     parser.add_argument("--rounds", type=int, default=8, help="turns of every contestant in `loader` and `transforms`")
@@ -115,7 +115,7 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(f"--{key.replace('_', '-')} must be at least 1, got {getattr(options, key)}")
     if any(patch > n for patch, n in zip(options.large_patch, options.large_shape, strict=True)):
         raise ValueError(f"--large-patch {options.large_patch} must fit into --large-shape {options.large_shape}")
-    known = sorted(path.stem for path in (config.conf_dir() / "augment").glob("*.yaml"))
+    known = sorted(path.stem for path in (config.conf_dir() / "augmentation").glob("*.yaml"))
     if options.augment not in known:
         raise ValueError(f"--augment must be one of {', '.join(known)}, got {options.augment}")
     _check_peers(options)

@@ -16,7 +16,7 @@ from benchmarks import results
 from medconv.data.case import Grid
 from medconv.data.io.images import in_folder, read_label
 from medconv.metrics.segmentation import measure
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 
 Pair = tuple[np.ndarray, np.ndarray, tuple[float, ...]]  # prediction, reference, spacing
 REFERENCE = "MONAI"
@@ -58,7 +58,7 @@ def _compared(name: str, pairs: Sequence[Pair], times: int) -> list[results.Row]
 def _ours(prediction: np.ndarray, reference: np.ndarray, spacing: tuple[float, ...]) -> list[list[float | None]]:
     names = tuple(str(v) for v in range(int(reference.max()) + 1))
     grid = Grid.of(reference.shape, np.diag([*spacing, 1.0]))
-    found = measure(prediction, reference, grid, Targets.of_classes(names), dict.fromkeys(names, 1.0))
+    found = measure(prediction, reference, grid, SegmentationTargets.of_classes(names), dict.fromkeys(names, 1.0))
     return [[found[metric][name] for name in names[1:]] for metric in ("dice", "nsd", "hd95_mm", "asd_mm")]
 
 

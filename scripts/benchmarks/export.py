@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from benchmarks import results
 from medconv.export.formats import FORMATS, OPSETS, read_written, write_network
 from medconv.export.graph import capture
-from medconv.inference.load import Trained, load
+from medconv.inference.load import LoadedModel, load
 from medconv.models.outputs import full_resolution
 
 REFERENCE = "PyTorch, as predict runs it"
@@ -59,7 +59,7 @@ def show(found: Sequence[results.Row]) -> str:
     return results.table(found, _SHOWN)
 
 
-def _files(plain: Trained, formats: Sequence[str], folder: Path) -> list[tuple[str, nn.Module, float]]:
+def _files(plain: LoadedModel, formats: Sequence[str], folder: Path) -> list[tuple[str, nn.Module, float]]:
     captured, found = capture(plain), []
     for name in formats:
         path = folder / name

@@ -14,8 +14,8 @@ from torch import nn
 
 from benchmarks.results import Row, alternate, by, conditions, table
 from medconv.models.unet import UNet
-from medconv.training.checkpoint.resumable_loop import DrawsByNumber
-from medconv.training.checkpoint.writer import AtomicIO, copied
+from medconv.training.checkpoint.resumable_loop import PerStepSeeding
+from medconv.training.checkpoint.writer import AtomicCheckpointIO, copied
 from medconv.training.layer_trace import generators
 from medconv.training.losses.segmentation import DiceCrossEntropy, over_heads
 
@@ -66,8 +66,8 @@ def _step(network: nn.Module, options: argparse.Namespace, device: torch.device)
 
 
 def _parts(network: nn.Module, content: dict[str, Any], device: torch.device, folder: Path) -> dict[str, Callable[[], Any]]:
-    draws, trainer = DrawsByNumber(0), SimpleNamespace(fit_loop=SimpleNamespace(total_batch_idx=7), global_rank=0)
-    writer = AtomicIO()
+    draws, trainer = PerStepSeeding(0), SimpleNamespace(fit_loop=SimpleNamespace(total_batch_idx=7), global_rank=0)
+    writer = AtomicCheckpointIO()
 
     def written() -> None:
         writer.save_checkpoint(content, folder / "last.ckpt")

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 PLAIN = "plain"
 VARIANTS = {
     PLAIN: [],
-    "plain, flips": ["augment.mirror_axes=[0]"],
+    "plain, flips": ["augmentation.mirror_axes=[0]"],
     "basis": ["conv=basis"],
     "ball": ["conv=ball"],
     "acs": ["conv=acs"],
@@ -123,8 +123,8 @@ def _train(cases: str, seed: int, variant: str, options: argparse.Namespace, out
         "train",
         "data=auto",
         f"data.root={options.root.resolve()}",
-        f"data.cache={output / 'prepared'}",
-        f"data.splits={_splits(output, cases)}",
+        f"data.cache_dir={output / 'prepared'}",
+        f"data.splits_file={_splits(output, cases)}",
         f"data.fold={seed}",
         "data.batch_size=2",
         "data.samples_per_epoch=1000000",

@@ -20,7 +20,7 @@ from medconv.data.datasets.auto import auto
 from medconv.data.io.images import read_label
 from medconv.metrics import dice
 from medconv.metrics.dice import mean, mean_per_class
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.run_dir import short_hash
 from medconv.training.run_metadata import git_commit
 from medconv.utils import signals
@@ -145,7 +145,7 @@ def times(seconds: float, snapshots: int) -> list[float]:
     return [seconds * EARLIEST ** (number / last - 1) for number in range(last)][: snapshots - 1]
 
 
-def scored(entry: Entry, val: Sequence[Case], targets: Targets) -> Row:
+def scored(entry: Entry, val: Sequence[Case], targets: SegmentationTargets) -> Row:
     """A result: Dice of the last weights on all cases, and the `curve` of all weights on those that all are scored on."""
     references = {case.id: case.label for case in val}
     content = json.loads((entry.folder / training.DONE).read_text())

@@ -43,7 +43,7 @@ def _speed(devices: int, folder: Path, options: argparse.Namespace) -> float:
     overrides = [
         *("trainer.max_time=null", f"trainer.max_steps={options.steps}", f"trainer.devices={devices}"),
         *("trainer.num_sanity_val_steps=0", "trainer.limit_val_batches=0", "trainer.enable_progress_bar=false"),
-        *("data.num_workers=0", "logger=none", "callbacks=none", "augment=none", "model.norm=instance"),
+        *("data.num_workers=0", "logger=none", "callbacks=none", "augmentation=none", "model.norm=instance"),
         *(f"run.dir={folder}", *options.overrides),
     ]
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     chosen = search.measure(
         fused, search.choices({}, fused.network, device.type == "cuda"), 30, try_compile=lambda _: options.compile
     )
-    trials["perf=auto"] = Trial(fused, chosen[0].choice)
+    trials["perf=autotune"] = Trial(fused, chosen[0].choice)
     first = {name: float(trial.step()) for name, trial in trials.items()}
     memory = {name: _memory(trial, device) for name, trial in trials.items()}
     steps: dict[str, Callable[[], Any]] = {name: trial.step for name, trial in trials.items()}
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> list[Row]:
         if name in trials:
             start = first["peers' network, perf=reference" if name.startswith("peers'") else REFERENCE]
             row |= {"loss_difference": abs(first[name] / start - 1), **memory[name]}
-        if name == "perf=auto":
+        if name == "perf=autotune":
             row["choice"] = str(chosen[0].choice)
         if name in peers:
             row["about"] = peers[name].about
@@ -97,8 +97,8 @@ def _variants(options: argparse.Namespace) -> dict[str, tuple[Choice, bool]]:
         "fused_optimizer alone": (Choice(), True),
         f"{half} and channels_last": (Choice(half, channels_last=True), True),
         "perf=fast": (fast, True),
-        "perf=fast, checkpointing=pointwise": (replace(fast, checkpointing="pointwise"), True),
-        "perf=memory (checkpointing=blocks)": (replace(fast, checkpointing="blocks"), True),
+        "perf=fast, activation_checkpointing=pointwise": (replace(fast, activation_checkpointing="pointwise"), True),
+        "perf=memory (activation_checkpointing=blocks)": (replace(fast, activation_checkpointing="blocks"), True),
     }
     if options.compile:
         found["compile alone"] = (Choice(compile=True), False)

@@ -23,7 +23,7 @@ from benchmarks.results import Row, conditions, table
 from medconv import config
 from medconv.data.case import Case, Grid
 from medconv.data.loading.datamodule import Batch, DataModule
-from medconv.data.preprocessing.preprocess import Placement
+from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.data.preprocessing.store import Entry, Store
 
 _ROWS = 5_000  # voxels per class that a store keeps to sample patches from
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--samples", type=int, default=400, help="that are read before memory is measured")
     parser.add_argument("--names", type=int, default=0, help="of that many cases in the list, all of the same files")
-    parser.add_argument("--augment", default="light", help="an option of conf/augment, or nothing")
+    parser.add_argument("--augment", default="light", help="an option of conf/augmentation, or nothing")
     parser.add_argument("--start", choices=("fork", "spawn"), default="fork", help="how workers are started")
     parser.add_argument("--scratch", type=Path, help="keeps the store; else a temporary folder does")
 
@@ -113,7 +113,7 @@ def _row(options: argparse.Namespace, store: Store, cases: Sequence[Case], worke
     data = DataModule(store, cases, [], options.patch, _augment(options), **_settings(options, workers))
     found = measured(_started(data.train_dataloader(), options.start), -(-options.samples // options.batch))
     size, patch = ("x".join(map(str, numbers)) for numbers in (options.shape, options.patch))
-    case = f"{len(cases)} cases of {size}, patch {patch}, batch {options.batch}, augment={options.augment}, {options.start}"
+    case = f"{len(cases)} cases of {size}, patch {patch}, batch {options.batch}, augmentation={options.augment}, {options.start}"
     return {
         "benchmark": "workers",
         "case": case,
@@ -127,7 +127,7 @@ def _row(options: argparse.Namespace, store: Store, cases: Sequence[Case], worke
 
 def _settings(options: argparse.Namespace, workers: int) -> dict[str, Any]:
     enough = 100 * (options.samples + options.batch * workers)  # so that no epoch ends
-    settings = {"seed": 0, "batch_size": options.batch, "samples_per_epoch": enough, "foreground_share": 0.33}
+    settings = {"seed": 0, "batch_size": options.batch, "samples_per_epoch": enough, "oversample_foreground": 0.33}
     return {**settings, "num_workers": workers}
 
 
@@ -146,10 +146,10 @@ def _augment(options: argparse.Namespace) -> Callable[[Batch], Batch]:
         return _as_it_is
     from omegaconf import OmegaConf
 
-    node = OmegaConf.to_container(OmegaConf.load(config.conf_dir() / "augment" / f"{options.augment}.yaml"))
+    node = OmegaConf.to_container(OmegaConf.load(config.conf_dir() / "augmentation" / f"{options.augment}.yaml"))
     assert isinstance(node, dict)
     given = {"seed": 0, "spacing_mm": [1.0] * 3, "patch_size": options.patch}
-    return config.build({str(k): v for k, v in node.items()}, "augment", **given)  # type: ignore[no-any-return]
+    return config.build({str(k): v for k, v in node.items()}, "augmentation", **given)  # type: ignore[no-any-return]
 
 
 def _only(items: list[Any]) -> Any:
@@ -173,5 +173,5 @@ def _entry(seed: int, shape: Sequence[int]) -> Entry:
     kept = [places[:: max(1, len(places) // _ROWS)][:_ROWS] for places in rows]
     foreground = np.concatenate([np.insert(places, 0, value, axis=1) for value, places in enumerate(kept, 1)])
     sizes = tuple(int(n) for n in shape)
-    placement = Placement(Grid.of(sizes, np.eye(4)), sizes, tuple((0, n) for n in sizes))
+    placement = CropInfo(Grid.of(sizes, np.eye(4)), sizes, tuple((0, n) for n in sizes))
     return Entry(image, label.astype(np.uint8), foreground.astype(np.int32), placement)

@@ -140,8 +140,8 @@ def test_classifiers_are_measured_on_the_test_part(monkeypatch: pytest.MonkeyPat
     np.savez(tmp_path / "bright.npz", **arrays)
     settings = ["data.samples_per_epoch=24", "data.batch_size=8", "plan.channels=[4,8]", "trainer.accelerator=cpu"]
     given = ["--root", str(tmp_path / "bright.npz"), "--output", str(tmp_path / "runs"), "--steps", "30", "--seeds", "1"]
-    words = ["classification", *given, "--variants", "conv=none", "conv=mirror,augment=none", "--set", *settings]
+    words = ["classification", *given, "--variants", "conv=none", "conv=mirror,augmentation=none", "--set", *settings]
     found = benchmark(monkeypatch, tmp_path, *words)
-    assert [row["variant"] for row in found] == ["conv=none", "conv=mirror,augment=none"]
+    assert [row["variant"] for row in found] == ["conv=none", "conv=mirror,augmentation=none"]
     assert all(row["auc"] == [1.0] and len(row["accuracy"]) == 1 for row in found)
     assert benchmark(monkeypatch, tmp_path, *words)[0]["train_seconds"] == found[0]["train_seconds"]

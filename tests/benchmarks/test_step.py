@@ -18,15 +18,15 @@ def test_every_switch_and_preset_stands_beside_the_reference_and_the_peer(
 ) -> None:
     sizes = ["--patch", "8", "8", "8", "--features", "4", "8", "8", "--pairs", "2"]
     rows = {row["variant"]: row for row in benchmark(monkeypatch, tmp_path, "step", *sizes)}
-    presets = {"perf=reference", "perf=fast", "perf=memory (checkpointing=blocks)", "perf=auto"}
+    presets = {"perf=reference", "perf=fast", "perf=memory (activation_checkpointing=blocks)", "perf=autotune"}
     assert presets | {"MONAI DynUNet, plain Lightning", "peers' network, perf=fast"} <= set(rows)
     assert rows["perf=reference"]["ratio"] == 1 and rows["perf=reference"]["loss_difference"] == 0
     for name, row in rows.items():
         assert row["seconds"] > 0 and row["times_as_fast"] == pytest.approx(1 / row["ratio"])
         if "DynUNet" not in name:
             assert row["loss_difference"] < 0.03 and 0 < row["saved_bytes"] <= row["peak_bytes"]
-    assert rows["perf=memory (checkpointing=blocks)"]["saved_bytes"] < rows["perf=fast"]["saved_bytes"]
-    assert rows["perf=auto"]["choice"]
+    assert rows["perf=memory (activation_checkpointing=blocks)"]["saved_bytes"] < rows["perf=fast"]["saved_bytes"]
+    assert rows["perf=autotune"]["choice"]
     assert "| perf=reference |" in capsys.readouterr().out
 
 

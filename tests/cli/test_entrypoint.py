@@ -14,9 +14,9 @@ from omegaconf.errors import ConfigKeyError
 
 from medconv.cli import entrypoint
 from medconv.cli.entrypoint import guard
-from medconv.utils.cluster import Lost
+from medconv.utils.cluster import PeerLostError
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
-from medconv.utils.signals import Stopped
+from medconv.utils.signals import RunInterrupted
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,9 @@ from medconv.utils.signals import Stopped
         (MisconfigurationException("devices"), USER, "error: devices\n"),
         (KeyboardInterrupt(), INTERRUPTED, "interrupted\n"),
         (SIGTERMException(), PREEMPTED, "stopped by SIGTERM; the same command goes on\n"),
-        (Stopped(signal.SIGUSR1), PREEMPTED, "stopped by SIGUSR1; the same command goes on\n"),
-        (Stopped(signal.SIGINT), INTERRUPTED, "stopped by SIGINT; the same command goes on\n"),
-        (Lost("another process is gone"), PREEMPTED, "error: another process is gone\n"),
+        (RunInterrupted(signal.SIGUSR1), PREEMPTED, "stopped by SIGUSR1; the same command goes on\n"),
+        (RunInterrupted(signal.SIGINT), INTERRUPTED, "stopped by SIGINT; the same command goes on\n"),
+        (PeerLostError("another process is gone"), PREEMPTED, "error: another process is gone\n"),
         (SystemExit(2), USER, ""),
         (SystemExit(0), DONE, ""),
         (

@@ -95,7 +95,7 @@ def test_bad_options_are_one_error_without_torch(arguments: list[str], wanted: s
         ("medconv ", list(COMMANDS)),
         ("medconv pre", ["preprocess", "predict"]),
         ("medconv find-postprocessing --s", ["--runs", "--select", "--help", "--device", "--trust-package"]),
-        ("medconv train stopping=", ["stopping=none", "stopping=patience"]),
+        ("medconv train stopping=", ["early_stopping=none", "early_stopping=patience"]),
         ("medconv preprocess data=csv data.resi", ["data.resize="]),
         ("medconv train data=csv trainer.accel", ["trainer.accelerator="]),
     ],

@@ -17,7 +17,7 @@ from medconv.utils.exit_codes import PREEMPTED, USER
 
 
 def overrides(dataset: Path, cache: Path) -> list[str]:
-    return ["data=msd", f"data.root={dataset}", f"data.cache={cache}", "data.num_folds=3"]
+    return ["data=msd", f"data.root={dataset}", f"data.cache_dir={cache}", "data.num_folds=3"]
 
 
 def prepares(
@@ -81,7 +81,7 @@ def test_check_only_lists_every_fault_and_fails(
     root = tiny.write_dataset(tmp_path / "damaged")
     (root / "imagesTr/case_1.nii.gz").write_bytes(b"")
     (root / "labelsTr/case_4.nii.gz").unlink()
-    arguments = [*overrides(root, tmp_path / "cache"), "--check-only", "data.on_fault=skip"]
+    arguments = [*overrides(root, tmp_path / "cache"), "--check-only", "data.on_invalid_case=skip"]
     out, err = prepares(arguments, tmp_path, monkeypatch, capsys, USER)
     rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("case_")}
     assert rows["case_1"].endswith("1 faults") and rows["case_4"].endswith("1 faults") and rows["case_2"].endswith("%")
@@ -95,7 +95,7 @@ def test_help_and_config_are_shown(
     out, _ = prepares(["--help"], tmp_path, monkeypatch, capsys)
     assert "--check-only" in out and "--verify" in out and "data=msd" in out
     out, _ = prepares(["data=msd", "--cfg", "job", "-p", "data"], tmp_path, monkeypatch, capsys)
-    assert "on_fault: raise" in out
+    assert "on_invalid_case: raise" in out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -105,7 +105,7 @@ def test_help_and_config_are_shown(
         (["data.rot=x"], "there is no key data.rot; did you mean data.root"),
         (["data=nowhere"], "Could not find 'data/nowhere'"),
         (["data=msd", "data.root=null"], "data.root is not set"),
-        (["data.on_fault=ignore"], "data.on_fault must be raise or skip, got ignore"),
+        (["data.on_invalid_case=ignore"], "data.on_invalid_case must be raise or skip, got ignore"),
         (["--check-only", "--verify"], "not allowed with argument --check-only"),
         (["--check"], "check"),
     ],
@@ -155,7 +155,7 @@ def test_spaces_and_letters_of_other_alphabets_from_end_to_end(tmp_path: Path) -
         (root / name / "case_0.nii.gz").rename(root / name / "Fall é 0.nii.gz")
     meta = (root / "dataset.json").read_text().replace("case_0.nii.gz", "Fall é 0.nii.gz")
     (root / "dataset.json").write_text(meta, encoding="utf-8")
-    arguments = ["data=msd", f"data.root='{root}'", f"data.cache='{home / 'der Cache'}'", *tiny.SMALL]
+    arguments = ["data=msd", f"data.root='{root}'", f"data.cache_dir='{home / 'der Cache'}'", *tiny.SMALL]
     done = tiny.command("preprocess", *arguments, cwd=home)
     assert done.returncode == 0, done.stderr
     assert f"store     {home / 'der Cache'}" in done.stdout
@@ -176,13 +176,13 @@ def test_training_goes_on_without_faulty_cases_and_says_so(tmp_path: Path, caplo
         (root / f"imagesTr/{case}.nii.gz").write_bytes(b"")
     with pytest.raises(ValueError, match="2 faults in 7 cases"):
         tiny.train(root, tmp_path / "raise")
-    summary = tiny.train(root, tmp_path / "skip", "data.on_fault=skip")
+    summary = tiny.train(root, tmp_path / "skip", "data.on_invalid_case=skip")
     assert summary["status"] == "done"
     assert sorted(summary["skipped_cases"]) == sorted(faulty)
     assert all("the file is empty (0 bytes)" in fault for fault in summary["skipped_cases"].values())
     assert sorted(summary["val/cases"]) == sorted(case.id for case in whole[1] if case.id not in faulty)
-    assert "data.on_fault=skip leaves out 2 of 7 cases\n  case case_" in caplog.text
-    again = tiny.train(tiny.write_dataset(tmp_path / "good"), tmp_path / "none", "data.on_fault=skip")
+    assert "data.on_invalid_case=skip leaves out 2 of 7 cases\n  case case_" in caplog.text
+    again = tiny.train(tiny.write_dataset(tmp_path / "good"), tmp_path / "none", "data.on_invalid_case=skip")
     assert again["skipped_cases"] == {}
 
 
@@ -192,7 +192,7 @@ def test_nothing_left_to_train_on_is_an_error(tmp_path: Path) -> None:
     for case in train:
         case.images[0].write_bytes(b"")
     with pytest.raises(ValueError, match=r"data\.fold=1: no case is left to train on, all of them are faulty"):
-        tiny.train(root, tmp_path / "run", "data.on_fault=skip", "data.fold=1")
+        tiny.train(root, tmp_path / "run", "data.on_invalid_case=skip", "data.fold=1")
 
 
 def test_sigterm_ends_preparation_as_it_ends_training(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ NODES: dict[str, Any] = {
     "a class re-exported": {"_target_": "torch.nn.modules.module.OrderedDict"},
     "a class re-exported by our convolutions": {"_target_": "medconv.convs.parametrization.Tensor"},
     "a network defined elsewhere": {"_target_": "medconv.training.tasks.segmentation.LightningModule"},
-    "a class that is no network": {"_target_": "medconv.training.run_dir.RunFolder", "path": "HIT"},
+    "a class that is no network": {"_target_": "medconv.training.run_dir.RunDir", "path": "HIT"},
     "a Trainer": {"_target_": "medconv.training.run.L.Trainer"},
     "a function of ours": {"_target_": "medconv.utils.atomic_io.write_text", "path": "HIT", "text": ""},
     "a method": {"_target_": "torch.nn.Module.load_state_dict"},

@@ -201,7 +201,7 @@ def test_a_new_weight_is_drawn_unless_the_old_one_is_kept(name: str, dims: int) 
     conv = CONV[dims](4, 6, 3, padding=1)
     first, second = (build(name, dims, seed, deepcopy(conv)) for seed in (0, 1))
     assert not torch.allclose(dense(name, first), dense(name, second))
-    first, second = (build(name, dims, seed, deepcopy(conv), keep_weight=True) for seed in (0, 1))
+    first, second = (build(name, dims, seed, deepcopy(conv), init_from_weights=True) for seed in (0, 1))
     torch.testing.assert_close(dense(name, first), dense(name, second))
 
 
@@ -213,7 +213,7 @@ def test_a_kept_weight_that_lies_in_the_prior_comes_back(name: str, dims: int) -
     conv = CONV[dims](4, 6, 3, padding=1)
     with torch.no_grad():
         conv.weight.copy_(made)
-    module = build(name, dims, conv=conv, keep_weight=True)
+    module = build(name, dims, conv=conv, init_from_weights=True)
     torch.testing.assert_close(dense(name, module).float(), made, rtol=1e-4, atol=1e-5)
     assert module.approximation_error < 1e-5
 
@@ -225,7 +225,7 @@ def test_a_kept_weight_is_the_nearest_of_the_prior(name: str, dims: int) -> None
     """The error is at a right angle to every direction that the parameters can take."""
     conv = CONV[dims](4, 6, 3, padding=1)
     wanted = conv.weight.detach().double()
-    module = build(name, dims, conv=conv, keep_weight=True).double()
+    module = build(name, dims, conv=conv, init_from_weights=True).double()
     error = module.weight - wanted
     relative = float(error.detach().norm() / wanted.norm())
     assert 0.05 < relative < 1 and module.approximation_error == pytest.approx(relative, rel=1e-4)

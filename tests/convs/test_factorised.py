@@ -44,7 +44,8 @@ def test_separable_is_depthwise_then_pointwise() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [partial(bottleneck, ratio=1.0, keep_weight=True), partial(separable, depth_multiplier=9, keep_weight=True)]
+    "make",
+    [partial(bottleneck, ratio=1.0, init_from_weights=True), partial(separable, depth_multiplier=9, init_from_weights=True)],
 )
 def test_at_full_rank_the_decomposition_is_exact(make) -> None:
     plain, image = nn.Conv2d(5, 4, 3, padding=1), torch.randn(2, 5, 6, 6)
@@ -54,8 +55,8 @@ def test_at_full_rank_the_decomposition_is_exact(make) -> None:
     torch.testing.assert_close(module(image), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("make", "steps"), [(lambda c, r: bottleneck(c, channels=r, keep_weight=True), (1, 3, 6, 8)),
-                                             (lambda c, r: separable(c, depth_multiplier=r, keep_weight=True), (1, 2, 4, 8))])  # fmt: skip
+@pytest.mark.parametrize(("make", "steps"), [(lambda c, r: bottleneck(c, channels=r, init_from_weights=True), (1, 3, 6, 8)),
+                                             (lambda c, r: separable(c, depth_multiplier=r, init_from_weights=True), (1, 2, 4, 8))])  # fmt: skip
 def test_the_approximation_error_falls_with_the_rank(make, steps: tuple[int, ...]) -> None:
     plain = nn.Conv3d(8, 8, 3)
     errors = [make(deepcopy(plain), rank).approximation_error for rank in steps]
@@ -67,7 +68,7 @@ def test_separable_keeps_the_best_filter_of_every_input() -> None:
     plain = nn.Conv2d(3, 6, 3)
     weight = plain.weight.detach().double().numpy()
     lost = sum((np.linalg.svd(weight[:, i].reshape(6, 9), compute_uv=False)[1:] ** 2).sum() for i in range(3))
-    assert separable(plain, keep_weight=True).approximation_error == pytest.approx(
+    assert separable(plain, init_from_weights=True).approximation_error == pytest.approx(
         (lost / (weight**2).sum()) ** 0.5, rel=1e-4
     )
 

@@ -112,7 +112,7 @@ def test_gradcheck_through_the_convolution(name: str) -> None:
 @pytest.mark.parametrize("name", ["2d", "3d in blocks", "3d anisotropic", "3d flat kernel", "user bank"])
 def test_keep_weight_is_the_least_squares_projection(name: str) -> None:
     plain, arguments, _ = CONVS[name]
-    conv = build(plain, keep_weight=True, **arguments)
+    conv = build(plain, init_from_weights=True, **arguments)
     weight, bank = plain.weight.detach().double().numpy(), bank_of(conv)
     nearest = fold(nearest_transform(weight, bank), bank)
     assert not np.allclose(nearest, weight, atol=1e-3)  # the weight lies outside of the span, or the test says nothing

@@ -136,7 +136,7 @@ def test_one_kernel_in_mm_gives_one_response_on_two_grids() -> None:
 def test_a_kept_weight_is_the_kernel_on_its_own_grid() -> None:
     conv = nn.Conv2d(2, 3, 3, padding=1)
     before = conv.weight.detach().clone()
-    spacing(conv, spacing_mm=(2.0, 2.0), keep_weight=True)
+    spacing(conv, spacing_mm=(2.0, 2.0), init_from_weights=True)
     torch.testing.assert_close(conv.weight.detach(), before)
 
 

@@ -72,7 +72,7 @@ def test_masked_weights_get_no_gradient() -> None:
 
 def test_keep_weight_keeps_what_the_mask_lets_through() -> None:
     plain = nn.Conv2d(2, 3, 3)
-    conv = masked(deepcopy(plain), keep_weight=True)
+    conv = masked(deepcopy(plain), init_from_weights=True)
     assert torch.equal(conv.weight[..., 1, :], plain.weight[..., 1, :])
     lost = plain.weight.detach()[..., ::2, ::2]
     assert conv.approximation_error == pytest.approx(float(lost.norm() / plain.weight.detach().norm()), rel=1e-5)

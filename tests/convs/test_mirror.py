@@ -129,7 +129,7 @@ def test_kept_weights_of_an_equivariant_network_stay() -> None:
     network, image = mirrored("unet 3d", (0,))
     network.eval()
     folded = fold_convs(network)
-    report = swap_convs(folded, Mirror((0,), keep_weight=True), example=image)
+    report = swap_convs(folded, Mirror((0,), init_from_weights=True), example=image)
     torch.testing.assert_close(folded.eval()(image), network(image), rtol=1e-4, atol=1e-4)
     assert len(report.errors) == len(report.swapped) and max(report.errors.values()) < 1e-5
     assert "weights kept with a relative error" in str(report)

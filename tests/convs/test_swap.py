@@ -199,7 +199,7 @@ def test_parametrizations_of_others_stay() -> None:
 
 
 def test_kept_weights_report_their_error() -> None:
-    report = swap_convs(UNet(2, 1, 2, (4, 8), (2,)), partial(basis, keep_weight=True))
+    report = swap_convs(UNet(2, 1, 2, (4, 8), (2,)), partial(basis, init_from_weights=True))
     assert set(report.errors) == set(report.swapped) and all(0 < e < 1 for e in report.errors.values())
     assert re.search(r"; weights kept with a relative error of 0\.\d+, 0\.\d+ at most$", str(report))
 

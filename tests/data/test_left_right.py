@@ -1,4 +1,4 @@
-"""medconv/data/left_right.py and what `data.label_pairs` changes: augmentation, test-time augmentation, equivariant networks."""
+"""medconv/data/left_right.py and what `data.flip_label_pairs` changes: augmentation, test-time augmentation, equivariant networks."""
 
 import json
 import logging
@@ -19,27 +19,30 @@ NAMES = ("background", "left_kidney", "spleen", "right_kidney", "lung_l", "lung_
 
 
 def test_pairs_are_class_numbers() -> None:
-    assert left_right.label_pairs([["left_kidney", "right_kidney"], ["lung_r", "lung_l"]], NAMES) == ((1, 3), (5, 4))
-    assert left_right.label_pairs(None, NAMES) == left_right.label_pairs([], NAMES) == ()
+    assert left_right.flip_label_pairs([["left_kidney", "right_kidney"], ["lung_r", "lung_l"]], NAMES) == ((1, 3), (5, 4))
+    assert left_right.flip_label_pairs(None, NAMES) == left_right.flip_label_pairs([], NAMES) == ()
 
 
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([["left_kidny", "right_kidney"]], r"data\.label_pairs: left_kidny is no class.*did you mean left_kidney\?"),
-        ([["liver!", "spleen"]], r"data\.label_pairs: liver! is no class.*the classes are left_kidney, spleen"),
-        ([["background", "spleen"]], r"data\.label_pairs: background is no class of the foreground"),
-        ([["spleen", "spleen"]], r"data\.label_pairs needs pairs of two different classes.*got \[\['spleen', 'spleen'\]\]"),
-        ([["spleen"]], r"data\.label_pairs needs pairs.*got \[\['spleen'\]\]"),
-        ([["spleen", "lung_l", "lung_r"]], r"data\.label_pairs needs pairs"),
-        (["lung_l", "lung_r"], r"data\.label_pairs needs pairs.*got \['lung_l', 'lung_r'\]"),
-        ("lung_l", r"data\.label_pairs needs pairs.*got lung_l"),
-        ([["lung_l", "lung_r"], ["lung_r", "spleen"]], r"data\.label_pairs: a class has one partner, lung_r has more"),
+        ([["left_kidny", "right_kidney"]], r"data\.flip_label_pairs: left_kidny is no class.*did you mean left_kidney\?"),
+        ([["liver!", "spleen"]], r"data\.flip_label_pairs: liver! is no class.*the classes are left_kidney, spleen"),
+        ([["background", "spleen"]], r"data\.flip_label_pairs: background is no class of the foreground"),
+        (
+            [["spleen", "spleen"]],
+            r"data\.flip_label_pairs needs pairs of two different classes.*got \[\['spleen', 'spleen'\]\]",
+        ),
+        ([["spleen"]], r"data\.flip_label_pairs needs pairs.*got \[\['spleen'\]\]"),
+        ([["spleen", "lung_l", "lung_r"]], r"data\.flip_label_pairs needs pairs"),
+        (["lung_l", "lung_r"], r"data\.flip_label_pairs needs pairs.*got \['lung_l', 'lung_r'\]"),
+        ("lung_l", r"data\.flip_label_pairs needs pairs.*got lung_l"),
+        ([["lung_l", "lung_r"], ["lung_r", "spleen"]], r"data\.flip_label_pairs: a class has one partner, lung_r has more"),
     ],
 )
 def test_bad_pairs(pairs: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        left_right.label_pairs(pairs, NAMES)
+        left_right.flip_label_pairs(pairs, NAMES)
 
 
 def test_lookalikes() -> None:
@@ -66,7 +69,7 @@ def test_a_mirror_from_left_to_right_swaps_the_logits_of_partners(spatial: int) 
     image, patch = torch.randn(1, 1, *(8,) * spatial), (8,) * spatial
     plain = SlidingWindow(patch)(Sided(), image)
     for axes in ((0,), (0, 1), (1,)):
-        both = SlidingWindow(patch, mirror_axes=axes, label_pairs=((1, 2),))(Sided(), image)
+        both = SlidingWindow(patch, mirror_axes=axes, flip_label_pairs=((1, 2),))(Sided(), image)
         torch.testing.assert_close(both, plain, rtol=1e-4, atol=1e-5)
     unaware = SlidingWindow(patch, mirror_axes=(0,))(Sided(), image)
     assert not torch.allclose(unaware, plain, atol=1e-2)
@@ -76,7 +79,7 @@ def test_a_mirror_from_left_to_right_swaps_the_logits_of_partners(spatial: int) 
 def test_the_first_axis_of_slices_is_left_to_right_but_in_sagittal_ones(slice_axis: int, swaps: bool) -> None:
     image = torch.randn(1, 1, 8, 8, 8)
     window = SlidingWindow((8, 8), mirror_axes=(0,), slice_axis=slice_axis)
-    paired = SlidingWindow((8, 8), mirror_axes=(0,), slice_axis=slice_axis, label_pairs=((1, 2),))
+    paired = SlidingWindow((8, 8), mirror_axes=(0,), slice_axis=slice_axis, flip_label_pairs=((1, 2),))
     assert torch.equal(window(Sided(), image), paired(Sided(), image)) != swaps
 
 
@@ -90,15 +93,15 @@ def kidneys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-PAIRS = "data.label_pairs=[[left_kidney,right_kidney]]"
+PAIRS = "data.flip_label_pairs=[[left_kidney,right_kidney]]"
 
 
 def test_pairs_reach_augmentation_validation_and_prediction(kidneys: Path, tmp_path: Path) -> None:
-    settings = [PAIRS, "augment.mirror_axes=[0]", "task.mirror_axes=[0]", f"augment._target_={__name__}.Seen"]
+    settings = [PAIRS, "augmentation.mirror_axes=[0]", "task.mirror_axes=[0]", f"augmentation._target_={__name__}.Seen"]
     tiny.train(kidneys, tmp_path / "run", *settings, "trainer.max_steps=1")
-    assert Seen.given["label_pairs"] == ((1, 2),) and Seen.given["left_right_axis"] == 0
+    assert Seen.given["flip_label_pairs"] == ((1, 2),) and Seen.given["left_right_axis"] == 0
     model = run.load(tmp_path / "run/checkpoints/last.ckpt")
-    assert model.window.label_pairs == ((1, 2),) and model.window.mirror_axes == (0,)
+    assert model.window.flip_label_pairs == ((1, 2),) and model.window.mirror_axes == (0,)
 
 
 class Seen:
@@ -134,24 +137,24 @@ def test_another_axis_is_not_refused(kidneys: Path, tmp_path: Path) -> None:
 def test_with_regions_no_pairs_are_recommended(
     regions: dict[str, list[int]], said: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`data.label_pairs` does not go with regions; and what no region tells apart may be exchanged."""
+    """`data.flip_label_pairs` does not go with regions; and what no region tells apart may be exchanged."""
     targets = {"names": list(regions), "values": list(regions.values())}
     left_right.warn_of_lookalikes({"class_names": list(NAMES[:5]), "overlapping": True, "targets": targets}, (0,), ())
     found = [record.getMessage() for record in caplog.records]
     assert found == (
         []
         if said is None
-        else [f"augment.mirror_axes=[0] exchanges left and right but no regions: {said}; mirror along other axes"]
+        else [f"augmentation.mirror_axes=[0] exchanges left and right but no regions: {said}; mirror along other axes"]
     )
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["augment.mirror_axes=[0]"], "data.label_pairs=[[left_kidney,right_kidney]] would"),
+        (["augmentation.mirror_axes=[0]"], "data.flip_label_pairs=[[left_kidney,right_kidney]] would"),
         (["conv=mirror"], "makes a network that cannot tell left_kidney from right_kidney"),
-        (["augment.mirror_axes=[1]"], None),
-        (["augment.mirror_axes=[0]", PAIRS], None),
+        (["augmentation.mirror_axes=[1]"], None),
+        (["augmentation.mirror_axes=[0]", PAIRS], None),
     ],
 )
 def test_one_warning_where_sides_are_mixed(

@@ -10,17 +10,17 @@ from omegaconf import OmegaConf
 
 from medconv.evaluation import cross_validation
 from medconv.metrics import image_level
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 
-CLASSES, NUMBERS = Outcome("classes", ("no", "yes")), Outcome("numbers", ("age",))
+CLASSES, NUMBERS = ImageLevelTargets("multiclass", ("no", "yes")), ImageLevelTargets("regression", ("age",))
 
 
-def write_runs(home: Path, outcome: Outcome, cases: int = 12) -> tuple[np.ndarray, np.ndarray]:
+def write_runs(home: Path, image_targets: ImageLevelTargets, cases: int = 12) -> tuple[np.ndarray, np.ndarray]:
     """Three folds, of which the last has no score yet."""
     rng = np.random.default_rng(0)
     values = (np.arange(cases) // 3 % 2).astype(float)[:, None]
     second = (0.4 * values + 0.6 * rng.random((cases, 1))).round(4)
-    outputs = np.concatenate([1 - second, second], 1) if outcome.kind == "classes" else 30 * second
+    outputs = np.concatenate([1 - second, second], 1) if image_targets.kind == "multiclass" else 30 * second
     for fold in range(3):
         (run := home / f"run{fold}").mkdir(parents=True)
         own = {
@@ -30,8 +30,8 @@ def write_runs(home: Path, outcome: Outcome, cases: int = 12) -> tuple[np.ndarra
             "value_stds": [1 + fold],
         }
         loss = {"class_counts": own["class_counts"], "num_cases": 8 + fold}  # what follows from a fold's training cases
-        facts = {"outcome": outcome.plain(), "train_cases": f"8 cases, {fold}", **own}
-        config = {"data": {"fold": fold, "num_folds": 3, "splits": None}, "facts": facts, "loss": loss}
+        derived = {"image_targets": image_targets.plain(), "train_cases": f"8 cases, {fold}", **own}
+        config = {"data": {"fold": fold, "num_folds": 3, "splits": None}, "derived": derived, "loss": loss}
         OmegaConf.save(OmegaConf.create(config), run / "config.yaml")
         rows = {f"c{i}": {"outputs": outputs[i].tolist(), "values": values[i].tolist()} for i in range(fold, cases, 3)}
         status = {"status": "done", "val/cases": rows} if fold < 2 else {"status": "failed"}
@@ -40,23 +40,23 @@ def write_runs(home: Path, outcome: Outcome, cases: int = 12) -> tuple[np.ndarra
     return outputs[chosen], values[chosen]
 
 
-@pytest.mark.parametrize("outcome", [CLASSES, NUMBERS], ids=lambda o: o.kind)
-def test_scores_are_over_all_cases_together(outcome: Outcome, tmp_path: Path) -> None:
-    outputs, values = write_runs(tmp_path, outcome)
+@pytest.mark.parametrize("image_targets", [CLASSES, NUMBERS], ids=lambda o: o.kind)
+def test_scores_are_over_all_cases_together(image_targets: ImageLevelTargets, tmp_path: Path) -> None:
+    outputs, values = write_runs(tmp_path, image_targets)
     (found,) = cross_validation.read(tmp_path)
     assert not any("prepared in two ways" in warning for warning in found.warnings)
-    assert found.missing == {"2": "failed"} and found.outcome == outcome
+    assert found.missing == {"2": "failed"} and found.image_targets == image_targets
     summary = cross_validation.plain(found)
-    assert summary["mean"] == pytest.approx(image_level.measure(outcome, outputs, values))
+    assert summary["mean"] == pytest.approx(image_level.measure(image_targets, outputs, values))
     assert [one["cases"] for one in summary["folds"]] == [4, 4]
-    name = image_level.METRICS[outcome.kind][0]
+    name = image_level.METRICS[image_targets.kind][0]
     of_folds = [one["scores"][name] for one in summary["folds"]]
     assert summary["mean_of_folds"][name] == pytest.approx(np.mean(of_folds))
     shown = cross_validation.table(found)
     assert "2 of 3 folds" in shown and f"{summary['mean'][name]:.4f}" in shown and "without fold 2 (failed)" in shown
     content = json.loads(cross_validation.write(tmp_path, [found]).read_text())["crossvalidations"]
-    assert content[0]["outcome"] == outcome.plain()
+    assert content[0]["image_targets"] == image_targets.plain()
     with (tmp_path / cross_validation.CSV).open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 8 and float(rows[0][f"output/{outcome.names[0]}"]) == content[0]["cases"][0]["outputs"][0]
+    assert len(rows) == 8 and float(rows[0][f"output/{image_targets.names[0]}"]) == content[0]["cases"][0]["outputs"][0]
     assert cross_validation.read(tmp_path)[0].label == ""

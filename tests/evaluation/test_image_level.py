@@ -17,10 +17,10 @@ from medconv.evaluation import tables as evaluation_tables
 from medconv.evaluation.image_level_report import write_report
 from medconv.inference.output_table import Answers
 from medconv.metrics import image_level
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 
 NASTY = '<img src=x onerror="alert(1)">'
-CLASSES = Outcome("classes", ("cat", NASTY))
+CLASSES = ImageLevelTargets("multiclass", ("cat", NASTY))
 
 
 def write(path: Path, *lines: list[Any]) -> Path:
@@ -54,29 +54,29 @@ def test_findings_and_numbers_without_a_record(tmp_path: Path) -> None:
     evaluation_tables = write(tmp_path / "p.csv", ["case", "a", "b"], ["x", 0.2, 0.9], ["y", 0.8, 0.1], ["z", 0.5, 0.6])
     findings = write(tmp_path / "f.csv", ["case", "a", "b"], ["x", 0, 1], ["y", 1, 0], ["z", 1, 1])
     numbers = write(tmp_path / "n.csv", ["case", "a", "b"], ["x", 0.3, 1], ["y", 1, 0], ["z", 1, 1])
-    assert evaluation_image_level.evaluate(evaluation_tables, findings)["outcome"]["kind"] == "findings"
+    assert evaluation_image_level.evaluate(evaluation_tables, findings)["image_targets"]["kind"] == "multilabel"
     result = evaluation_image_level.evaluate(evaluation_tables, numbers)
-    assert result["outcome"]["kind"] == "numbers"
+    assert result["image_targets"]["kind"] == "regression"
     assert result["mean"]["mae"] == pytest.approx(np.mean([0.1, 0.1, 0.2, 0.1, 0.5, 0.4]))
     assert "mean absolute error" in evaluation_image_level.table(result) and "R2" in write_report(result, {})
 
 
-@pytest.mark.parametrize("kind", ["classes", "findings"])
+@pytest.mark.parametrize("kind", ["multiclass", "multilabel"])
 def test_names_that_are_columns_already(tmp_path: Path, kind: str) -> None:
     """What `predict` writes of classes `case` and `control` is read as it was."""
-    outcome = Outcome(kind, ("case", "control", "predicted"))  # type: ignore[arg-type]
+    image_targets = ImageLevelTargets(kind, ("case", "control", "predicted"))  # type: ignore[arg-type]
     outputs = np.array([[0.2, 0.7, 0.1], [0.5, 0.3, 0.2]])
-    folder = Answers(tmp_path, outcome, {}, {})
+    folder = Answers(tmp_path, image_targets, {}, {})
     (tmp_path / "a.png").touch()
     cases = [Case(name, (tmp_path / "a.png",)) for name in ("x", "y")]
     with folder.open(cases):
         folder.add(cases, outputs)
     found = evaluation_tables.read_answers(tmp_path / "predictions.csv", "--predictions")
-    assert found.outcome == outcome and list(found.outputs) == ["x", "y"]
+    assert found.image_targets == image_targets and list(found.outputs) == ["x", "y"]
     np.testing.assert_allclose(np.stack(list(found.outputs.values())), outputs)
-    if kind == "findings":
-        labels = write(tmp_path / "l.csv", ["path", *outcome.names], ["x.png", 1, 0, 0], ["y.png", 1, 1, 0])
-        assert evaluation_tables.read_truth(labels, outcome).values == {"x": (1, 0, 0), "y": (1, 1, 0)}
+    if kind == "multilabel":
+        labels = write(tmp_path / "l.csv", ["path", *image_targets.names], ["x.png", 1, 0, 0], ["y.png", 1, 1, 0])
+        assert evaluation_tables.read_truth(labels, image_targets).values == {"x": (1, 0, 0), "y": (1, 1, 0)}
 
 
 def test_comparison_is_over_the_cases_that_both_have(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_page_stands_alone_and_names_cannot_become_html(tmp_path: Path) -> N
         (lambda p, q: write(q, ["label"], ["cat"]), "a column 'case' or 'path' is needed"),
         (lambda p, q: write(q, ["path", "label"], ["c0.png", "cat"]), "no row for c1, c2, c3"),
         (lambda p, q: write(q, ["path", "label"], ["other.png", "cat"]), "none of the cases of .*predictions.csv, such as c0"),
-        (lambda p, q: (p.parent / "prediction.json").write_text('{"outcome": {"kind": "classes", "names": ["a", "b"]}}'), "its columns are cat, .*; prediction.json beside it speaks of a, b"),
+        (lambda p, q: (p.parent / "prediction.json").write_text('{"image_targets": {"kind": "classes", "names": ["a", "b"]}}'), "its columns are cat, .*; prediction.json beside it speaks of a, b"),
     ],
 )  # fmt: skip
 def test_faults_of_tables(tmp_path: Path, change: Any, said: str) -> None:

@@ -10,9 +10,9 @@ import pytest
 from medconv.evaluation import labels as evaluation_labels
 from medconv.evaluation.labels import Tolerance, agreed_targets, check_declared, numbered, targets_of, tolerances
 from medconv.inference.predict import RECORD
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 
-REGIONS = Targets(("whole", "core"), ((1, 2, 3), (2, 3)), (1, 2), ignore=4)
+REGIONS = SegmentationTargets(("whole", "core"), ((1, 2, 3), (2, 3)), (1, 2), ignore=4)
 
 
 def folders(tmp_path: Path, record: Any = None, labels: Any = None) -> tuple[Path, Path]:
@@ -28,8 +28,10 @@ def test_targets_from_the_record_then_the_dataset(tmp_path: Path) -> None:
     assert targets_of(*folders(tmp_path)) is None
     regions = {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}
     found = targets_of(*folders(tmp_path, labels={"labels": regions, "regions_class_order": [1, 2]}))
-    assert found == Targets(("whole", "core"), ((1, 2), (2,)), (1, 2), ignore=3)
-    assert targets_of(*folders(tmp_path, {"class_names": ["background", "x"]})) == Targets.of_classes(("background", "x"))
+    assert found == SegmentationTargets(("whole", "core"), ((1, 2), (2,)), (1, 2), ignore=3)
+    assert targets_of(*folders(tmp_path, {"class_names": ["background", "x"]})) == SegmentationTargets.of_classes(
+        ("background", "x")
+    )
     assert targets_of(*folders(tmp_path, {"class_names": ["old"], "targets": REGIONS.plain()})) == REGIONS
 
 
@@ -78,13 +80,15 @@ def test_two_folders_must_mean_the_same(tmp_path: Path) -> None:
     for name, classes in (("a", ["background", "x"]), ("b", ["background", "x"]), ("c", ["background", "x", "y"])):
         (tmp_path / name).mkdir()
         (tmp_path / name / RECORD).write_text(json.dumps({"class_names": classes}))
-    assert agreed_targets([tmp_path / "a", tmp_path / "b"], tmp_path / "labelsTr") == Targets.of_classes(("background", "x"))
+    assert agreed_targets([tmp_path / "a", tmp_path / "b"], tmp_path / "labelsTr") == SegmentationTargets.of_classes(
+        ("background", "x")
+    )
     with pytest.raises(ValueError, match=rf"^{tmp_path}/c: its classes differ from those of {tmp_path}/a: x and x, y"):
         agreed_targets([tmp_path / "a", tmp_path / "c"], tmp_path / "labelsTr")
 
 
 def test_classes_without_names() -> None:
-    assert numbered([0, 10, 2]) == numbered(["10", "2"]) == Targets(("2", "10"), ((2,), (10,)))
+    assert numbered([0, 10, 2]) == numbered(["10", "2"]) == SegmentationTargets(("2", "10"), ((2,), (10,)))
 
 
 def test_values_that_are_not_declared() -> None:

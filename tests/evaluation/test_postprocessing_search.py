@@ -7,9 +7,9 @@ from medconv.data.case import Grid
 from medconv.evaluation import postprocessing_search
 from medconv.evaluation.postprocessing_search import Decision, Sample
 from medconv.inference.postprocessing import WHOLE, Step
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 
-CLASSES = Targets.of_classes(("background", "a", "b"))
+CLASSES = SegmentationTargets.of_classes(("background", "a", "b"))
 CASES = [f"case_{i:02d}" for i in range(16)]
 SHAPE = (20, 20, 10)
 
@@ -27,7 +27,7 @@ def samples(spoil: dict[str, np.ndarray], references: dict[str, np.ndarray] | No
     return {case: Sample(spoil.get(case, reference()), known.get(case, reference()), grid).cropped() for case in CASES}
 
 
-def decide(known: dict[str, Sample], *tried: Step, targets: Targets = CLASSES) -> Decision:
+def decide(known: dict[str, Sample], *tried: Step, targets: SegmentationTargets = CLASSES) -> Decision:
     return postprocessing_search.decide(known.__getitem__, sorted(known), targets, tried)
 
 
@@ -124,7 +124,9 @@ def test_voxels_to_ignore_do_not_count() -> None:
     ignored = reference()
     ignored[16:20, :5, :8] = 255
     known = samples(strays(16), dict.fromkeys(CASES, ignored))
-    decision = decide(known, Step("keep_largest", "a"), targets=Targets.of_classes(("background", "a", "b"), ignore=255))
+    decision = decide(
+        known, Step("keep_largest", "a"), targets=SegmentationTargets.of_classes(("background", "a", "b"), ignore=255)
+    )
     assert decision.rejected[0].changed == 16 and decision.rejected[0].difference == 0
 
 
@@ -150,7 +152,7 @@ def test_candidates_come_from_the_references() -> None:
 def test_a_threshold_is_not_above_the_component_it_stands_for(mm3: float) -> None:
     found = [
         s.min_mm3
-        for s in postprocessing_search.candidates({"a": np.array([mm3])}, Targets.of_classes(("_", "a")))
+        for s in postprocessing_search.candidates({"a": np.array([mm3])}, SegmentationTargets.of_classes(("_", "a")))
         if s.min_mm3
     ]
     assert len(found) == 2
@@ -158,15 +160,15 @@ def test_a_threshold_is_not_above_the_component_it_stands_for(mm3: float) -> Non
 
 
 def test_the_whole_foreground_is_tried_where_no_class_or_region_is_all_of_it() -> None:
-    one = Targets.of_classes(("background", "a"))
-    regions = Targets(("whole", "core"), ((1, 2), (2,)), (1, 2))
+    one = SegmentationTargets.of_classes(("background", "a"))
+    regions = SegmentationTargets(("whole", "core"), ((1, 2), (2,)), (1, 2))
     for targets, names in ((one, {"a"}), (regions, {"whole", "core"}), (CLASSES, {"a", "b", WHOLE})):
         volumes = postprocessing_search.volumes(samples({}).__getitem__, CASES[:1], targets)
         assert {step.of for step in postprocessing_search.candidates(volumes, targets)} == names
 
 
 def test_of_an_absent_class_no_threshold_is_tried() -> None:
-    steps = postprocessing_search.candidates({"a": np.array([])}, Targets.of_classes(("background", "a")))
+    steps = postprocessing_search.candidates({"a": np.array([])}, SegmentationTargets.of_classes(("background", "a")))
     assert [step.operation for step in steps] == ["keep_largest", "fill_holes"]
 
 

@@ -15,13 +15,13 @@ import torch
 from helpers import exports, tiny
 
 from medconv.convs import fold_convs
-from medconv.data.preprocessing.preprocess import Recipe
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.export import export
 from medconv.export.formats import OPSETS
 from medconv.export.metadata import _inputs
 from medconv.inference import load as inference_load
 from medconv.inference.exported.load import load
-from medconv.inference.exported.metadata import card_path, digest
+from medconv.inference.exported.metadata import digest, metadata_path
 from medconv.inference.predictor import Predictor
 
 Made = tuple[Path, Path, dict[str, Path]]
@@ -34,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     images, checkpoint = exports.train(folder)
     files = {format: folder / f"model.{format}" for format in exports.FORMATS}
     for format, path in files.items():
-        export.export(checkpoint, path, export.Wanted(format, case=images / "case_1.nii.gz"))
+        export.export(checkpoint, path, export.ExportOptions(format, case=images / "case_1.nii.gz"))
     return images, checkpoint, files
 
 
@@ -61,7 +61,7 @@ def test_the_file_says_what_the_checkpoint_says_for_any_batch_and_size(made: Mad
 def test_the_card_is_all_that_prediction_needs(made: Made, format: str) -> None:
     path = made[2][format]
     card, model, other = (
-        json.loads(card_path(path).read_text()),
+        json.loads(metadata_path(path).read_text()),
         inference_load.load(made[1]),
         exports.read_back(path, format),
     )
@@ -134,7 +134,7 @@ def test_another_card_is_another_setting(made: Made, tmp_path: Path, monkeypatch
     common = ("--input", made[0], "--device", "cpu", "--output", tmp_path / "out", "--exported-model", path)
     exports.sealed(made[2]["onnx"], path)
     assert tiny.call(monkeypatch, "predict", *common) == 0
-    card = json.loads(card_path(path).read_text())
+    card = json.loads(metadata_path(path).read_text())
     exports.sealed(made[2]["onnx"], path, inputs={**card["inputs"], "spacing_mm": [1.2, 1.5, 2.0]})
     assert "holds results that were made otherwise" in refusal(monkeypatch, capsys, "predict", *common)
 
@@ -152,7 +152,7 @@ def test_the_card_says_which_images_are_turned(made: Made) -> None:
     """Lone slices and pictures keep their axes; slices of volumes lie in volumes, which are turned."""
     model = inference_load.load(made[1])
     for dims, axis, wanted in ((2, None, "as stored"), (2, 2, "RAS"), (3, None, "RAS")):
-        recipe = Recipe(dims, (1.0,) * dims, ("zscore",), ({},), axis)
+        recipe = PreprocessingConfig(dims, (1.0,) * dims, ("zscore",), ({},), axis)
         inputs = _inputs(replace(model, recipe=recipe), SimpleNamespace(divisor=(8,) * dims, dynamic=(True,) * dims))
         assert inputs["orientation"] == wanted and ("anterior" in inputs["layout"]) == (wanted == "RAS")
 
@@ -214,7 +214,7 @@ def test_missing_packages_have_names(made: Made, tmp_path: Path, monkeypatch, ca
 def test_cards_that_do_not_fit(made: Made, tmp_path: Path, changes, wanted: str, monkeypatch, capsys) -> None:
     path = Path(shutil.copy(made[2]["onnx"], tmp_path / "m.onnx"))
     if isinstance(changes, str):
-        card_path(path).write_text(changes)
+        metadata_path(path).write_text(changes)
     elif changes is not None:
         exports.sealed(made[2]["onnx"], path, **changes)
     words = ("--exported-model", path, "--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
@@ -249,11 +249,11 @@ def test_a_mirror_network_and_one_of_batch_norms(tmp_path: Path) -> None:
     """Priors that concern a whole network, and another divisor along each axis."""
     settings = ("conv=mirror", "model.norm=batch", "model.strides=[[2,2,1]]", "data.patch_size=[16,16,12]")
     images, checkpoint = exports.train(tmp_path, *settings)
-    export.export(checkpoint, tmp_path / "m.onnx", export.Wanted("onnx", case=images / "case_0.nii.gz"))
+    export.export(checkpoint, tmp_path / "m.onnx", export.ExportOptions("onnx", case=images / "case_0.nii.gz"))
     model = load(tmp_path / "m.onnx", mirror_axes=[0, 1])
     assert model.equivariant_axes == (0,) and model.window.mirror_axes == (1,)
-    card = json.loads(card_path(tmp_path / "m.onnx").read_text())
-    assert card["inputs"]["divisor"] == [2, 2, 1] and isinstance(model.recipe, Recipe)
+    card = json.loads(metadata_path(tmp_path / "m.onnx").read_text())
+    assert card["inputs"]["divisor"] == [2, 2, 1] and isinstance(model.recipe, PreprocessingConfig)
 
 
 @pytest.mark.slow
@@ -266,12 +266,12 @@ def test_networks_of_monai(tmp_path: Path, name: str, format: str) -> None:
 
     from medconv import config
     from medconv.training import run
-    from medconv.training.run_dir import RunFolder
+    from medconv.training.run_dir import RunDir
 
     words = [
         "data=msd",
         f"data.root={dataset}",
-        f"data.cache={tmp_path / 'c'}",
+        f"data.cache_dir={tmp_path / 'c'}",
         *chosen,
         f"model={name}",
         "trainer.max_steps=1",
@@ -279,7 +279,7 @@ def test_networks_of_monai(tmp_path: Path, name: str, format: str) -> None:
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = compose("train", [*words, "plan.max_stages=2", f"run.dir={tmp_path / 'run'}"])
     checked = config.checked(composed)
-    run.train(checked, RunFolder.of(checked, {}))
+    run.train(checked, RunDir.of(checked, {}))
     case = dataset / "imagesTr/case_0.nii.gz"
-    export.export(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "m", export.Wanted(format, case=case))
+    export.export(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "m", export.ExportOptions(format, case=case))
     assert exports.read_back(tmp_path / "m", format).network is not None

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from helpers import exports
 
-from medconv.data.preprocessing.preprocess import Recipe, preprocess
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess
 from medconv.export import export
 from medconv.export.monai_bundle import _normalisation, _postprocessing
 from medconv.inference.predictor import Predictor
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 
 pytest.importorskip("ignite")
 pytest.importorskip("fire")
@@ -25,7 +25,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """Images, a checkpoint and its bundle."""
     folder = tmp_path_factory.mktemp("bundle")
     images, checkpoint = exports.train(folder, "trainer.max_steps=150")
-    export.export(checkpoint, folder / "bundle", export.Wanted("bundle"))
+    export.export(checkpoint, folder / "bundle", export.ExportOptions("bundle"))
     return images, checkpoint, folder / "bundle"
 
 
@@ -109,7 +109,7 @@ def test_normalisation_is_ours(names: tuple[str, str]) -> None:
     from monai.bundle import ConfigParser
 
     known = {"percentile_00_5": -1.0, "percentile_99_5": 1.5, "mean": 0.2, "std": 0.7}
-    recipe = Recipe(3, (1.0, 1.0, 1.0), names, (known, known))
+    recipe = PreprocessingConfig(3, (1.0, 1.0, 1.0), names, (known, known))
     image = np.random.default_rng(0).normal(0, 2, (2, 6, 5, 4)).astype(np.float32)
     config = {"imports": ["$import torch"], "all": {"_target_": "Compose", "transforms": _normalisation(recipe)}}
     from medconv.data.case import Grid
@@ -123,7 +123,7 @@ def test_regions_are_decoded_as_ours() -> None:
     import torch
     from monai.bundle import ConfigParser
 
-    targets = Targets(("a", "b", "c"), ((1, 2, 3), (2, 3), (3,)), (1, 2, 3))
+    targets = SegmentationTargets(("a", "b", "c"), ((1, 2, 3), (2, 3), (3,)), (1, 2, 3))
     logits = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(0))
     config = {"imports": ["$import torch", "$import numpy"], "decode": _postprocessing(targets)[1]}
     found = ConfigParser(config).get_parsed_content("decode")({"pred": logits})["pred"]

@@ -12,8 +12,8 @@ from helpers import tiny
 from torch import Tensor
 
 from medconv.export.formats import read_written
-from medconv.inference.exported.metadata import as_trained, card_path, digest
-from medconv.inference.load import Trained
+from medconv.inference.exported.metadata import as_trained, digest, metadata_path
+from medconv.inference.load import LoadedModel
 from medconv.models.unet import UNet
 
 FORMATS = ("torchscript", "onnx", "pt2")
@@ -29,7 +29,7 @@ class Branching(UNet):
 def train(folder: Path, *more: str) -> tuple[Path, Path]:
     """The images of a tiny dataset, and a checkpoint trained on them, with priors and our own norms."""
     dataset = tiny.write_dataset(folder / "data")
-    settings = ("conv=basis", "model.norm=instance", "augment.mirror_axes=[0,1]", "trainer.max_steps=4", *more)
+    settings = ("conv=basis", "model.norm=instance", "augmentation.mirror_axes=[0,1]", "trainer.max_steps=4", *more)
     tiny.train(dataset, folder / "run", *settings)
     return dataset / "imagesTr", folder / "run/checkpoints/best.ckpt"
 
@@ -42,14 +42,14 @@ def variant(source: Path, path: Path, edit: Callable[[dict[str, Any]], Any]) -> 
     return path
 
 
-def read_back(path: Path, format: str) -> Trained:
+def read_back(path: Path, format: str) -> LoadedModel:
     """An exported file of any format with its card, as export itself reads what it has written."""
-    card = json.loads(card_path(path).read_text())
+    card = json.loads(metadata_path(path).read_text())
     return as_trained(card, read_written(path, format), path, None)
 
 
 def sealed(source: Path, path: Path, **changes: Any) -> Path:
     """A card for `path`, which is that of `source` otherwise."""
-    card = json.loads(card_path(source).read_text())
-    card_path(path).write_text(json.dumps({**card, "sha256": digest(path), **changes}))
+    card = json.loads(metadata_path(source).read_text())
+    metadata_path(path).write_text(json.dumps({**card, "sha256": digest(path), **changes}))
     return path

@@ -14,7 +14,7 @@ from helpers import tiny
 def train(folder: Path) -> tuple[Path, Path]:
     """The images of a tiny dataset, and a checkpoint trained on them."""
     dataset = tiny.write_dataset(folder / "data")
-    tiny.train(dataset, folder / "run", "augment.mirror_axes=[0,1]", "trainer.max_steps=8")
+    tiny.train(dataset, folder / "run", "augmentation.mirror_axes=[0,1]", "trainer.max_steps=8")
     return dataset / "imagesTr", folder / "run/checkpoints/best.ckpt"
 
 
@@ -43,7 +43,7 @@ def regions(record: dict[str, Any]) -> None:
 
 
 def other_spacing(record: dict[str, Any]) -> None:
-    record["recipe"]["spacing_mm"] = [1.4, 1.5, 2.0]
+    record["preprocessing"]["spacing_mm"] = [1.4, 1.5, 2.0]
 
 
 def refused(match: str) -> Any:

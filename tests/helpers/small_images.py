@@ -13,22 +13,22 @@ from torch.utils.data import DataLoader, Dataset
 
 from medconv.models.encoder import Encoder
 from medconv.models.output_scaling import in_units
-from medconv.targets.image_level import Outcome
-from medconv.training.losses.image_level import CrossEntropy, Deviation, ForOutcome
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.training.losses.image_level import CrossEntropy, ImageLevelLoss, RegressionLoss
 from medconv.training.optim.lr_schedulers import constant
-from medconv.training.tasks.image_level import Classification, Regression, WholeImage
+from medconv.training.tasks.image_level import Classification, ImageLevelTask, Regression
 
-CLASSES = Outcome("classes", ("dark", "bright", "brightest"))
-FINDINGS = Outcome("findings", ("left", "right"))
-NUMBERS = Outcome("numbers", ("age", "volume"))
+CLASSES = ImageLevelTargets("multiclass", ("dark", "bright", "brightest"))
+FINDINGS = ImageLevelTargets("multilabel", ("left", "right"))
+NUMBERS = ImageLevelTargets("regression", ("age", "volume"))
 MEANS, STDS = (60.0, 1000.0), (10.0, 200.0)
 
 
 class Images(Dataset):
     """Args: cases: how many; validation names them, training numbers them."""
 
-    def __init__(self, outcome: Outcome, cases: int, named: bool, size: tuple[int, ...] = (8, 8)) -> None:
-        self.outcome, self.cases, self.named, self.size = outcome, cases, named, size
+    def __init__(self, image_targets: ImageLevelTargets, cases: int, named: bool, size: tuple[int, ...] = (8, 8)) -> None:
+        self.image_targets, self.cases, self.named, self.size = image_targets, cases, named, size
 
     def __len__(self) -> int:
         return self.cases
@@ -36,10 +36,10 @@ class Images(Dataset):
     def __getitem__(self, number: int) -> dict[str, Any]:
         rng = np.random.default_rng([number, self.named])
         image = rng.normal(0, 0.3, (1, *self.size)).astype(np.float32)
-        if self.outcome.kind == "classes":
+        if self.image_targets.kind == "multiclass":
             values = [float(number % 3)]
             image += values[0]
-        elif self.outcome.kind == "findings":
+        elif self.image_targets.kind == "multilabel":
             values = [float(number % 2), float(number // 2 % 2)]
             image[:, :4] += 2 * values[0]
             image[:, 4:] += 2 * values[1]
@@ -52,19 +52,19 @@ class Images(Dataset):
         return {"image": torch.from_numpy(image), "label": torch.tensor(values, dtype=torch.float32), **key}
 
 
-def task(outcome: Outcome, network: torch.nn.Module | None = None, **settings: Any) -> WholeImage:
+def task(image_targets: ImageLevelTargets, network: torch.nn.Module | None = None, **settings: Any) -> ImageLevelTask:
     torch.manual_seed(0)
-    network = network or Encoder(2, 1, outcome.num_outputs, [8, 16], [2])
-    if outcome.kind == "numbers":
-        network, loss = in_units(network, MEANS, STDS), ForOutcome(Deviation(), outcome, MEANS, STDS)
+    network = network or Encoder(2, 1, image_targets.num_outputs, [8, 16], [2])
+    if image_targets.kind == "regression":
+        network, loss = in_units(network, MEANS, STDS), ImageLevelLoss(RegressionLoss(), image_targets, MEANS, STDS)
     else:
-        loss = ForOutcome(CrossEntropy(outcome.kind == "classes"), outcome)
-    kind = Regression if outcome.kind == "numbers" else Classification
+        loss = ImageLevelLoss(CrossEntropy(image_targets.kind == "multiclass"), image_targets)
+    kind = Regression if image_targets.kind == "regression" else Classification
     make = partial(torch.optim.AdamW, lr=2e-2)
-    return kind(network, loss, make, constant, outcome, 2, record={"of": "a test"}, **settings)
+    return kind(network, loss, make, constant, image_targets, 2, record={"of": "a test"}, **settings)
 
 
-def fit(module: WholeImage, steps: int, *callbacks: L.Callback, home: Path | None = None) -> L.Trainer:
+def fit(module: ImageLevelTask, steps: int, *callbacks: L.Callback, home: Path | None = None) -> L.Trainer:
     """The module, trained on samples and validated on cases; no logger but what the trainer keeps."""
     trainer = L.Trainer(
         accelerator="cpu",
@@ -77,6 +77,6 @@ def fit(module: WholeImage, steps: int, *callbacks: L.Callback, home: Path | Non
         callbacks=list(callbacks),
         default_root_dir=home,
     )
-    train = DataLoader(Images(module.outcome, 16 * steps, named=False), batch_size=16)
-    trainer.fit(module, train, DataLoader(Images(module.outcome, 30, named=True), batch_size=8))
+    train = DataLoader(Images(module.image_targets, 16 * steps, named=False), batch_size=16)
+    trainer.fit(module, train, DataLoader(Images(module.image_targets, 30, named=True), batch_size=8))
     return trainer

@@ -12,7 +12,7 @@ from PIL import Image
 
 from medconv import config
 from medconv.training import run
-from medconv.training.run_dir import RunFolder
+from medconv.training.run_dir import RunDir
 
 SMALL = [
     "trainer.accelerator=cpu",
@@ -55,7 +55,7 @@ def write_table(root: Path, columns: dict[str, str], cases: int = 18) -> Path:
 
 def overrides(root: Path, *more: str) -> list[str]:
     """Of a folder of classes, or of a table."""
-    cache = f"data.cache={root.parent / 'prepared'}"
+    cache = f"data.cache_dir={root.parent / 'prepared'}"
     return [f"data={'csv' if root.suffix == '.csv' else 'imagefolder'}", f"data.root={root}", cache, *SMALL, *more]
 
 
@@ -64,4 +64,4 @@ def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = compose("train", [*overrides(root, *more), f"run.dir={folder}"])
     checked = config.checked(composed)
-    return run.train(checked, RunFolder.of(checked, {}))
+    return run.train(checked, RunDir.of(checked, {}))

@@ -22,7 +22,7 @@ from medconv.cli.main import main
 from medconv.data.augmentation.augment import Augment
 from medconv.models.unet import UNet
 from medconv.training import run
-from medconv.training.run_dir import RunFolder
+from medconv.training.run_dir import RunDir
 
 ROOT = Path(__file__).parents[2]
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "tests")])  # of commands that import helpers and tests
@@ -66,7 +66,7 @@ def write_dataset(root: Path, cases: int = 7, shape: tuple[int, ...] = (16, 18, 
 
 
 def overrides(dataset: Path, *more: str) -> list[str]:
-    return ["data=msd", f"data.root={dataset}", f"data.cache={dataset.parent / 'prepared'}", *SMALL, *more]
+    return ["data=msd", f"data.root={dataset}", f"data.cache_dir={dataset.parent / 'prepared'}", *SMALL, *more]
 
 
 def train(dataset: Path, folder: Path, *more: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def train(dataset: Path, folder: Path, *more: str) -> dict[str, Any]:
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = compose("train", [*overrides(dataset, *more), f"run.dir={folder}"])
     checked = config.checked(composed)
-    return run.train(checked, RunFolder.of(checked, {}))
+    return run.train(checked, RunDir.of(checked, {}))
 
 
 def command(

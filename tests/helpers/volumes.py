@@ -16,7 +16,7 @@ import numpy as np
 
 from medconv.data.case import Dataset
 from medconv.data.datasets.decathlon import msd
-from medconv.data.preprocessing.preprocess import Recipe
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
 
 SHAPE = (12, 14, 10)
 AFFINE = np.diag([1.0, 1.5, 2.0, 1.0])
@@ -102,10 +102,12 @@ def tiny(root: Path, num_cases: int = 3, **settings: Any) -> Dataset:
     return msd(write_msd(root, num_cases, **settings))
 
 
-def recipe(spacing_mm: Sequence[float] = (1.0, 1.5, 2.0), normalisation: str = "none", channels: int = 1) -> Recipe:
+def recipe(
+    spacing_mm: Sequence[float] = (1.0, 1.5, 2.0), normalisation: str = "none", channels: int = 1
+) -> PreprocessingConfig:
     """By default the native spacing of the tiny datasets and their values as they are."""
     known = {"percentile_00_5": 0.0, "percentile_99_5": 1.0, "mean": 0.0, "std": 1.0}
-    return Recipe(len(spacing_mm), tuple(spacing_mm), (normalisation,) * channels, (known,) * channels)
+    return PreprocessingConfig(len(spacing_mm), tuple(spacing_mm), (normalisation,) * channels, (known,) * channels)
 
 
 def affine_of(axes: Sequence[int], signs: Sequence[int], spacing_mm: Sequence[float], origin: Sequence[float]) -> np.ndarray:

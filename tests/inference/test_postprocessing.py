@@ -11,10 +11,10 @@ from reference import components as oracle
 
 from medconv.data.case import Grid
 from medconv.inference.postprocessing import WHOLE, Step, Steps, component_volumes, read
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 
-CLASSES = Targets.of_classes(("background", "a", "b"))
-REGIONS = Targets(("whole", "core", "enhancing"), ((1, 2, 3), (2, 3), (3,)), (1, 2, 3))
+CLASSES = SegmentationTargets.of_classes(("background", "a", "b"))
+REGIONS = SegmentationTargets(("whole", "core", "enhancing"), ((1, 2, 3), (2, 3), (3,)), (1, 2, 3))
 SPACING = (1.0, 1.5, 2.0)
 
 
@@ -134,10 +134,10 @@ def test_steps_are_taken_in_their_order(tmp_path: Path) -> None:
 
 def test_steps_decided_for_other_classes_are_refused() -> None:
     label = np.zeros((4, 4, 4), np.int16)
-    other = Targets.of_classes(("background", "b", "a"))
+    other = SegmentationTargets.of_classes(("background", "b", "a"))
     with pytest.raises(ValueError, match=r"decided for a=1, b=2; the network has b=1, a=2"):
         Steps((), CLASSES).apply(label, grid(label), other)
-    Steps((), CLASSES).apply(label, grid(label), Targets.of_classes(("background", "a", "b"), ignore=255))
+    Steps((), CLASSES).apply(label, grid(label), SegmentationTargets.of_classes(("background", "a", "b"), ignore=255))
 
 
 GOOD = {"operation": "remove_small", "of": "a", "min_mm3": 4.0}

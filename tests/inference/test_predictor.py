@@ -131,7 +131,7 @@ def test_members_of_different_tasks_are_refused(trained: tuple[Path, Path], tmp_
 
 def test_mirror_axes_and_windows_can_be_other_than_validated(trained: tuple[Path, Path], image: Path) -> None:
     plain = Predictor.load([trained[1]])
-    other = Predictor.load([trained[1]], mirror_axes=[0, 1], overlap=0.25, window_batch_size=1)
+    other = Predictor.load([trained[1]], mirror_axes=[0, 1], overlap=0.25, sw_batch_size=1)
     window = other.members[0].window
     assert plain.members[0].window.mirror_axes == () and plain.members[0].window.overlap == 0.5
     assert (window.mirror_axes, window.overlap, window.batch_size) == ((0, 1), 0.25, 1)
@@ -185,7 +185,7 @@ def test_numbers_that_are_not_finite_are_no_prediction(trained: tuple[Path, Path
     ("edit", "wanted"),
     [
         (lambda r: r["config"]["task"].update(_target_="somewhere.Detection"), "its task is somewhere.Detection"),
-        (lambda r: r.pop("recipe"), "damaged, or of another version.*recipe"),
+        (lambda r: r.pop("preprocessing"), "damaged, or of another version.*recipe"),
         (lambda r: r.update(config={}), "damaged, or of another version.*task"),
     ],
 )

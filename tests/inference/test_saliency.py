@@ -10,8 +10,8 @@ from torch import nn
 
 from medconv.inference import saliency
 from medconv.models.unet import UNet
-from medconv.targets.image_level import Outcome
-from medconv.training.callbacks.worst_cases import Worst
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.training.callbacks.worst_cases import WorstCases
 from medconv.utils import visualization
 
 
@@ -131,11 +131,11 @@ class Uncopied(Corner):
 
 
 def test_a_network_that_cannot_be_copied_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    outcome, worst = Outcome("classes", ("a", "b")), Worst(1)
+    image_targets, worst = ImageLevelTargets("multiclass", ("a", "b")), WorstCases(1)
     batch = {"image": torch.randn(2, 1, 8, 8), "label": torch.tensor([[0.0], [1.0]]), "case": ["x", "y"]}
-    worst.see(outcome, batch, torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
+    worst.see(image_targets, batch, torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
     shown = [
-        list(worst.pictures(SimpleNamespace(outcome=outcome, network=network, device="cpu"), (1.0, 1.0)))
+        list(worst.pictures(SimpleNamespace(image_targets=image_targets, network=network, device="cpu"), (1.0, 1.0)))
         for network in (Corner(2), Uncopied(2))
     ]
     assert [len(visualization) for visualization in shown] == [1, 0] and shown[0][0][0] == "worst/y (b, predicted a 0.70)"

@@ -84,7 +84,7 @@ def test_heads_of_deep_supervision_are_left_out() -> None:
     [
         ({"overlap": 1.0}, r"task\.overlap must be at least 0 and below 1.*got 1\.0"),
         ({"overlap": -0.1}, r"task\.overlap must be at least 0 and below 1.*got -0\.1"),
-        ({"batch_size": 0}, r"task\.window_batch_size must be a whole number of at least 1, got 0"),
+        ({"batch_size": 0}, r"task\.sw_batch_size must be a whole number of at least 1, got 0"),
     ],
 )
 def test_errors_name_the_argument_and_what_came(arguments: dict, message: str) -> None:

@@ -19,11 +19,11 @@ MORE = [
     "task.deep_supervision=true",
     "model.channels=[4,8,8,8]",
     "model.strides=[2,2,1]",
-    "averaging.begin=1",
-    "averaging.every=1",
+    "weight_averaging.begin=1",
+    "weight_averaging.every=1",
     "data.patch_size=[16,16,16]",
 ]
-TUNED = ["init.freeze=['^encoder']", "init.lr_factors={decoder:0.1,down:0.5}", "scheduler.warmup_steps=0"]
+TUNED = ["init.freeze=['^encoder']", "init.lr_multipliers={decoder:0.1,down:0.5}", "scheduler.warmup_steps=0"]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def last(folder: Path) -> dict[str, Any]:
 
 def rates(content: dict[str, Any]) -> dict[float, float]:
     """Factor to learning rate."""
-    return {group["lr_factor"]: group["lr"] for group in content["optimizer_states"][0]["param_groups"]}
+    return {group["lr_multiplier"]: group["lr"] for group in content["optimizer_states"][0]["param_groups"]}
 
 
 def test_on_other_classes_with_frozen_layers_and_rates_of_their_own(
@@ -95,7 +95,7 @@ def test_a_run_that_was_killed_keeps_them_and_needs_the_file_no_more(first: Path
 
 
 def test_a_run_goes_on_only_with_the_same_layers_frozen(first: Path, dataset: Path, tmp_path: Path) -> None:
-    for key, value in (("freeze", "[encoder]"), ("lr_factors", "{encoder:0.1}")):
+    for key, value in (("freeze", "[encoder]"), ("lr_multipliers", "{encoder:0.1}")):
         with pytest.raises(ValueError, match=rf"run\.resume={first}: was trained with init\.{key}=None, this run has"):
             tiny.train(dataset, tmp_path / "run", *MORE, f"run.resume={first}", f"init.{key}={value}")
 
@@ -105,9 +105,9 @@ def test_into_another_number_of_channels_and_dimensions(dataset: Path, tmp_path:
     flat, solid = tmp_path / "flat", tmp_path / "solid"
     tiny.train(dataset, flat, "data.spatial_dims=2")
     path = flat / "checkpoints/last.ckpt"
-    with pytest.raises(ValueError, match=r"init\.to_3d=inflate repeats its kernels"):
+    with pytest.raises(ValueError, match=r"init\.inflate_2d=inflate repeats its kernels"):
         tiny.train(dataset, solid, f"init.pretrained={path}")
-    planes = ["conv=acs", "conv.keep_weight=true", "init.to_3d=acs", "optimizer.lr=0", "init.freeze=[encoder]"]
+    planes = ["conv=acs", "conv.init_from_weights=true", "init.inflate_2d=acs", "optimizer.lr=0", "init.freeze=[encoder]"]
     tiny.train(dataset, solid, f"init.pretrained={path}", *planes)
     own, theirs = last(solid)["state_dict"], checkpoint_io.read(path)["state_dict"]
     coefficients = own["network.encoder.0.0.parametrizations.weight.original"]
@@ -115,7 +115,7 @@ def test_into_another_number_of_channels_and_dimensions(dataset: Path, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["trainer.strategy=fsdp", "averaging=none"]])
+@pytest.mark.parametrize("more", [[], ["trainer.strategy=fsdp", "weight_averaging=none"]])
 def test_on_two_processes(first: Path, dataset: Path, tmp_path: Path, more: list[str]) -> None:
     arguments = tiny.overrides(dataset, *MORE, *TUNED, f"init.pretrained={first}", "trainer.devices=2", *more)
     arguments = [a for a in arguments if more == [] or not a.startswith("averaging.")]

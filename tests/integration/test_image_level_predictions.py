@@ -14,7 +14,7 @@ from PIL import Image
 
 from medconv.data.case import Case
 from medconv.export import export
-from medconv.inference.image_predictor import WholePredictor
+from medconv.inference.image_predictor import ImagePredictor
 from medconv.inference.load import _rounding, load
 from medconv.inference.predict_images import predict_whole
 from medconv.inference.predictor import Input
@@ -26,9 +26,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("whole")
     table = smallruns.write_table(root / "data", {"label": "finding", "other": "other", "age": "number"})
     wanted = {
-        "classes": ("task=classification", "augment.mirror_axes=[0,1]"),
-        "findings": ("task=classification", "data.label_columns=[label,other]"),
-        "numbers": ("task=regression", "data.label_columns=[age]"),
+        "multiclass": ("task=classification", "augmentation.mirror_axes=[0,1]"),
+        "multilabel": ("task=classification", "data.label_columns=[label,other]"),
+        "regression": ("task=regression", "data.label_columns=[age]"),
     }
     for kind, more in wanted.items():
         smallruns.train(table, root / kind, *smallruns.OURS, *more)
@@ -58,17 +58,17 @@ def variant(source: Path, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["classes", "findings", "numbers"])
+@pytest.mark.parametrize("kind", ["multiclass", "multilabel", "regression"])
 def test_as_validated(made: dict[str, Path], kind: str, tmp_path: Path, predicting: Callable[..., int]) -> None:
     """What validation found of each case, to the last digits, in any batches."""
     assert predicting("--checkpoint", made[kind], "--output", tmp_path, "--sw-batch-size", 5) == 0
     found = {row["case"]: row for row in rows(tmp_path)}
     record = torch.load(made[kind], weights_only=True)["medconv"]
-    names = record["outcome"]["names"]
+    names = record["image_targets"]["names"]
     assert list(found) == sorted(found, key=int) and len(found) == 18 and record["validation"]
     for case, row in record["validation"].items():
         assert [float(found[case][name]) for name in names] == pytest.approx(row["outputs"], rel=1e-4, abs=1e-5)
-    if kind == "classes":
+    if kind == "multiclass":
         for row in found.values():
             assert row["predicted"] == max(names, key=lambda name: float(row[name]))
             assert sum(float(row[name]) for name in names) == pytest.approx(1)
@@ -79,8 +79,8 @@ def test_as_validated(made: dict[str, Path], kind: str, tmp_path: Path, predicti
 def test_several_networks_are_the_mean_of_what_they_mean(
     made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]
 ) -> None:
-    other = variant(made["classes"], tmp_path / "other.ckpt")
-    for name, networks in (("a", [made["classes"]]), ("b", [other]), ("both", [made["classes"], other])):
+    other = variant(made["multiclass"], tmp_path / "other.ckpt")
+    for name, networks in (("a", [made["multiclass"]]), ("b", [other]), ("both", [made["multiclass"], other])):
         assert predicting("--checkpoint", *networks, "--output", tmp_path / name) == 0
     a, b, both = (
         np.array([[float(v) for v in list(row.values())[2:]] for row in rows(tmp_path / n)]) for n in ("a", "b", "both")
@@ -90,11 +90,11 @@ def test_several_networks_are_the_mean_of_what_they_mean(
 
 
 def test_mirrored_images_count_as_much(made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]) -> None:
-    predictor = WholePredictor([load(made["classes"], mirror_axes=[0, 1])])
+    predictor = ImagePredictor([load(made["multiclass"], mirror_axes=[0, 1])])
     picture = np.asarray(Image.open(made["table"].parent / "3.png"))
     for number, flipped in enumerate((picture, picture[::-1], picture[:, ::-1], picture[::-1, ::-1])):
         Image.fromarray(np.ascontiguousarray(flipped)).save(tmp_path / f"{number}.png")
-    alone = WholePredictor([load(made["classes"], mirror_axes=[])])
+    alone = ImagePredictor([load(made["multiclass"], mirror_axes=[])])
     each = [alone.answer(tmp_path / f"{number}.png") for number in range(4)]
     np.testing.assert_allclose(predictor.answer(tmp_path / "0.png"), np.mean(each, 0), atol=1e-6)
     assert np.ptp(each, 0).max() > 1e-6
@@ -109,7 +109,7 @@ def test_a_case_that_fails_takes_no_other_with_it(
         (images / f"{number}.png").write_bytes((made["table"].parent / f"{number}.png").read_bytes())
     Image.new("RGB", (16, 16), (9, 99, 200)).save(images / "colours.png")
     (images / "damaged.png").write_bytes((images / "0.png").read_bytes()[:60])
-    command = ("--checkpoint", made["classes"], "--output", tmp_path / "out")
+    command = ("--checkpoint", made["multiclass"], "--output", tmp_path / "out")
     assert predicting(*command, source=images) == 1
     said = capsys.readouterr().err
     assert "2 of 6 cases could not be predicted" in said and "Traceback" not in said
@@ -134,16 +134,16 @@ def test_pictures_of_another_size_are_refused(made: dict[str, Path], tmp_path: P
     """Not predicted from their middle; training took one size, which is rounded up to a multiple of 4."""
     for size in (14, 20):
         Image.fromarray(np.full((size, size), 90, np.uint8)).save(tmp_path / f"{size}.png")
-    predictor = WholePredictor([model := load(made["classes"])])
+    predictor = ImagePredictor([model := load(made["multiclass"])])
     assert model.rounding == (4, 4) and predictor.answer(tmp_path / "14.png").sum() == pytest.approx(1)
     with pytest.raises(ValueError, match=r"20\.png: 20 x 20 pixels, the network was trained on .* and takes 16 x 16"):
         predictor.answer(tmp_path / "20.png")
-    values = torch.load(made["classes"], weights_only=True)["medconv"]["config"]
+    values = torch.load(made["multiclass"], weights_only=True)["medconv"]["config"]
     values["data"]["patch_size"] = [16, 16]  # trained on several sizes
     assert _rounding(values) == ()
 
 
-class Forgetful(WholePredictor):
+class Forgetful(ImagePredictor):
     """Memory runs out in one picture."""
 
     def overlay(self, given: Input, answer: np.ndarray) -> np.ndarray:
@@ -155,16 +155,16 @@ class Forgetful(WholePredictor):
 def test_a_picture_that_fails_takes_no_other_case_with_it(made: dict[str, Path], tmp_path: Path) -> None:
     cases = [Case(str(number), (made["table"].parent / f"{number}.png",)) for number in range(3)]
     with pytest.raises(ValueError, match="1 of 3 cases could not be predicted\n  case 1: memory ran out"):
-        predict_whole(Forgetful([load(made["classes"])]), cases, tmp_path / "out", {}, {}, saliency=True)
+        predict_whole(Forgetful([load(made["multiclass"])]), cases, tmp_path / "out", {}, {}, saliency=True)
     assert [row["case"] for row in rows(tmp_path / "out")] == ["0", "2"]
 
 
 def test_what_is_refused(
     made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    both = ("--checkpoint", made["classes"])
+    both = ("--checkpoint", made["multiclass"])
     for words, said in (
-        ((*both, made["numbers"]), "its outputs are other ones: numbers of whole images; there classes of whole images"),
+        ((*both, made["regression"]), "its outputs are other ones: numbers of whole images; there classes of whole images"),
         ((*both, "--save-probabilities"), "--save-probabilities: is for label maps; "),
         ((*both, "--sw-batch-size", 0), "--sw-batch-size must be at least 1, got 0"),
     ):
@@ -179,28 +179,28 @@ def test_evaluation_with_pictures(
     made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`evaluate` finds what `predict` wrote, and gives the scores of validation for the validated cases."""
-    assert predicting("--checkpoint", made["findings"], "--output", tmp_path / "out", "--saliency") == 0
+    assert predicting("--checkpoint", made["multilabel"], "--output", tmp_path / "out", "--saliency") == 0
     for number in range(18):
         assert Image.open(tmp_path / f"out/saliency/{number}.png").size == (160 + 4 + 160, 160)
     words = ("--predictions", tmp_path / "out", "--labels", made["table"], "--output", tmp_path / "s.json")
     assert tiny.call(monkeypatch, "evaluate", *words) == 0
     result = json.loads((tmp_path / "s.json").read_text())
-    assert result["outcome"] == {"kind": "findings", "names": ["label", "other"]} and len(result["cases"]) == 18
+    assert result["image_targets"] == {"kind": "multilabel", "names": ["label", "other"]} and len(result["cases"]) == 18
     assert "Grad-CAM" in (tmp_path / "s.html").read_text()
 
 
-@pytest.mark.parametrize("kind", ["classes", "numbers"])
+@pytest.mark.parametrize("kind", ["multiclass", "regression"])
 def test_exported_networks_answer_alike(
     made: dict[str, Path], tmp_path: Path, kind: str, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "model.onnx"
-    export.export(made[kind], file, export.Wanted("onnx", case=made["table"].parent / "1.png"))
+    export.export(made[kind], file, export.ExportOptions("onnx", case=made["table"].parent / "1.png"))
     card = json.loads((tmp_path / "model.onnx.json").read_text())
-    assert card["outputs"]["outcome"]["kind"] == kind and card["inputs"]["frame"] == [16, 16]
+    assert card["outputs"]["image_targets"]["kind"] == kind and card["inputs"]["frame"] == [16, 16]
     assert kind in (tmp_path / "model.onnx.md").read_text()
     Image.new("L", (20, 20)).save(tmp_path / "large.png")
     with pytest.raises(ValueError, match="20 x 20 pixels"):
-        WholePredictor.load([], models=[file]).answer(tmp_path / "large.png")  # type: ignore[attr-defined]
+        ImagePredictor.load([], models=[file]).answer(tmp_path / "large.png")  # type: ignore[attr-defined]
     assert predicting("--exported-model", file, "--output", tmp_path / "a") == 0
     assert predicting("--checkpoint", made[kind], "--output", tmp_path / "b") == 0
     for ours, theirs in zip(rows(tmp_path / "a"), rows(tmp_path / "b"), strict=True):
@@ -209,4 +209,4 @@ def test_exported_networks_answer_alike(
     assert predicting("--exported-model", file, "--output", tmp_path / "c", "--saliency") == 1
     assert "--saliency needs a network from --checkpoint" in capsys.readouterr().err
     with pytest.raises(ValueError, match="this network is for whole images; take another --format"):
-        export.export(made[kind], tmp_path / "bundle", export.Wanted("bundle"))
+        export.export(made[kind], tmp_path / "bundle", export.ExportOptions("bundle"))

@@ -19,7 +19,7 @@ from medconv.metrics import image_level
 from medconv.sweeps import table as sweeps_table
 from medconv.sweeps.job import Job
 from medconv.targets import monitor
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 from medconv.training.callbacks import nonfinite_guard, worst_cases
 from medconv.training.tasks.image_level import arrays
 from medconv.utils import checkpoint_io
@@ -32,8 +32,8 @@ FAST = [
     "optimizer.lr=0.02",
     "scheduler=constant",
     "scheduler.warmup_steps=0",
-    "averaging=none",
-    "augment=none",
+    "weight_averaging=none",
+    "augmentation=none",
 ]
 
 
@@ -52,16 +52,16 @@ def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None
     assert summary["status"] == "done" and summary["val/auc"] > 0.9 and summary["val/dice"] is None
     assert summary["score"] == monitor.AUC.plain()
     record = checkpoint_io.read(tmp_path / "run/checkpoints/best.ckpt")["medconv"]
-    assert record["outcome"] == {"kind": "classes", "names": ["bright", "dark"]} and record["targets"] is None
+    assert record["image_targets"] == {"kind": "classes", "names": ["bright", "dark"]} and record["targets"] is None
     assert record["validation"] == summary["val/cases"] and len(summary["val/cases"]) == 7
-    again = image_level.measure(Outcome.from_plain(record["outcome"]), *arrays(record["validation"]))
+    again = image_level.measure(ImageLevelTargets.from_plain(record["image_targets"]), *arrays(record["validation"]))
     assert {name: summary[f"val/{name}"] for name in again} == again
     shown = seen(tmp_path / "run")
     assert {"validation/confusion", "validation/roc", "validation/reliability"} <= shown
     assert len([tag for tag in shown if tag.startswith("worst/")]) == 3
-    assert len([tag for tag in shown if tag.startswith("training/sample")]) == 3
+    assert len([tag for tag in shown if tag.startswith("train/sample")]) == 3
     model = load(tmp_path / "run/checkpoints/best.ckpt")
-    assert model.outcome == Outcome("classes", ("bright", "dark")) and model.targets.names == ()
+    assert model.image_targets == ImageLevelTargets("classes", ("bright", "dark")) and model.targets.names == ()
     assert model.network(torch.zeros(1, 1, *model.window.patch_size)).shape == (1, 2)
     assert smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24") == summary  # finished
 
@@ -77,8 +77,8 @@ def test_the_worst_cases_are_shown_by_the_weights_that_answered(
         return draw(network, *more)
 
     monkeypatch.setattr(worst_cases.saliency, "overlay", overlay)
-    averaged = ["averaging=polynomial", "averaging.begin=0", "averaging.every=1"]
-    smallruns.train(folder, tmp_path / "run", *OURS, *[o for o in FAST if o != "averaging=none"], *averaged)
+    averaged = ["weight_averaging=polynomial", "weight_averaging.begin=0", "weight_averaging.every=1"]
+    smallruns.train(folder, tmp_path / "run", *OURS, *[o for o in FAST if o != "weight_averaging=none"], *averaged)
     content = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")
     (name,) = (key for key in content["state_dict"] if key.endswith(next(n for n in looked[0] if n.endswith("weight"))))
     (place,) = (n for n in looked[0] if name.endswith(n))
@@ -99,7 +99,7 @@ def seen(run: Path) -> set[str]:
 
 def test_numbers_keep_the_lowest_error(numbers: Path, tmp_path: Path) -> None:
     """In their own units, by the same model where it is said."""
-    stops = ["stopping=patience", "stopping.patience=50", *QUIET, *FAST]
+    stops = ["early_stopping=patience", "early_stopping.patience=50", *QUIET, *FAST]
     summary = smallruns.train(numbers, tmp_path / "run", "task=regression", *OURS, *stops, "trainer.max_steps=30")
     assert summary["score"] == monitor.MAE.plain() and summary["val/mae"] < 30
     outputs, truth = arrays(summary["val/cases"])
@@ -139,10 +139,10 @@ def test_every_model_takes_a_step(folder: Path, tmp_path: Path, model: str) -> N
         "senet": ["model.layers=[1,1,1,1]"],
     }
     ours = [o for o in OURS if not o.startswith("model=")] if model in ("customconv", "encoder") else smaller.get(model, [])
-    fast = ["trainer.max_steps=1", "perf.checkpointing=blocks", *QUIET]
+    fast = ["trainer.max_steps=1", "perf.activation_checkpointing=blocks", *QUIET]
     summary = smallruns.train(folder, tmp_path / "run", f"model={model}", *ours, *fast)
     assert summary["status"] == "done" and len(summary["val/cases"]) == 7
-    assert load(tmp_path / "run/checkpoints/last.ckpt").outcome is not None
+    assert load(tmp_path / "run/checkpoints/last.ckpt").image_targets is not None
 
 
 @pytest.mark.parametrize("conv", ["basis", "mirror", "bottleneck", "se"])
@@ -170,7 +170,7 @@ def test_a_network_that_cannot_be_mirrored_says_which_can(folder: Path, tmp_path
 
 
 def test_a_run_that_goes_on_ends_as_one_that_never_stopped(folder: Path, tmp_path: Path) -> None:
-    same = [*OURS, *QUIET, "task.mixup=0.4", "averaging.begin=2", "data.samples_per_epoch=12"]
+    same = [*OURS, *QUIET, "task.mixup=0.4", "weight_averaging.begin=2", "data.samples_per_epoch=12"]
     whole = smallruns.train(folder, tmp_path / "whole", *same, "scheduler=constant", "trainer.max_steps=6")
     smallruns.train(folder, tmp_path / "half", *same, "scheduler=constant", "trainer.max_steps=3")
     more = [f"run.resume={tmp_path / 'half/checkpoints/last.ckpt'}", "trainer.max_steps=6"]
@@ -205,14 +205,14 @@ def test_accumulated_batches_are_one_larger_batch(folder: Path, tmp_path: Path) 
 
 def test_a_step_that_is_not_finite_is_saved_with_its_layers(folder: Path, tmp_path: Path) -> None:
     explodes = ["optimizer=sgd", "optimizer.lr=1e30", "trainer.gradient_clip_val=null", "task.mixup=0.3"]
-    with pytest.raises(nonfinite_guard.NonFinite, match="of case .*light|bright|dark"):
+    with pytest.raises(nonfinite_guard.NonfiniteError, match="of case .*light|bright|dark"):
         smallruns.train(folder, tmp_path / "run", *OURS, *QUIET, *explodes)
     (file,) = (tmp_path / "run/nonfinite").glob("*.ckpt")
     assert any(row["bad"] for row in torch.load(file, weights_only=True)["nonfinite"]["rows"])
 
 
 def test_perf_auto_measures_whole_images(numbers: Path, tmp_path: Path) -> None:
-    auto = ["perf=auto", "perf.auto_seconds=1", "task=regression", "trainer.precision=32-true", "trainer.max_steps=2"]
+    auto = ["perf=autotune", "perf.auto_seconds=1", "task=regression", "trainer.precision=32-true", "trainer.max_steps=2"]
     summary = smallruns.train(numbers, tmp_path / "run", *OURS, *QUIET, *auto)
     assert summary["status"] == "done"
 

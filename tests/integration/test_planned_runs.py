@@ -9,7 +9,7 @@ import yaml
 from helpers import tiny
 
 from medconv.config import ConfigError
-from medconv.training.run_dir import RunFolder
+from medconv.training.run_dir import RunDir
 
 PLANNED = ["data.batch_size=null", "trainer.max_steps=2", "data.samples_per_epoch=4"]
 
@@ -25,7 +25,7 @@ def done(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Pat
 def test_a_plan_stays_with_its_run(done: Path, dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The memory that was measured is recorded, so that a machine with another amount neither refuses nor replans."""
     values = yaml.safe_load((done / "config.yaml").read_text())
-    known = values["facts"]
+    known = values["derived"]
     assert values["data"]["batch_size"] == 2 and values["plan"]["memory_gb"] is None and known["memory_gb"] >= 0.5
     assert known["patch_size"] == [16, 20, 12] and known["normalisation"] == ["zscore"] and known["slice_axis"] is None
     assert known["strides"] == [[2, 2, 1], [2, 2, 2]] and known["stage_strides"] == [[1, 1, 1], *known["strides"]]
@@ -42,10 +42,10 @@ def test_a_plan_stays_with_its_run(done: Path, dataset: Path, caplog: pytest.Log
 def test_a_run_that_begins_from_a_checkpoint_takes_its_memory(done: Path, tmp_path: Path) -> None:
     path = tmp_path / "other.ckpt"
     content = torch.load(done / "checkpoints/last.ckpt", weights_only=True)
-    content["medconv"]["config"]["facts"]["memory_gb"] = 0.75
+    content["medconv"]["config"]["derived"]["memory_gb"] = 0.75
     torch.save(content, path)
-    assert RunFolder(tmp_path / "new", str(path)).planned_memory() == 0.75
-    del content["medconv"]["config"]["facts"]["memory_gb"]  # of before there was such a thing
+    assert RunDir(tmp_path / "new", str(path)).planned_memory() == 0.75
+    del content["medconv"]["config"]["derived"]["memory_gb"]  # of before there was such a thing
     torch.save(content, path)
-    assert RunFolder(tmp_path / "new", str(path)).planned_memory() is None
-    assert RunFolder(tmp_path / "new").planned_memory() is RunFolder(done, "never").planned_memory() is None
+    assert RunDir(tmp_path / "new", str(path)).planned_memory() is None
+    assert RunDir(tmp_path / "new").planned_memory() is RunDir(done, "never").planned_memory() is None

@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from medconv.cli.entrypoint import guard
 from medconv.data.loading import datamodule
 from medconv.training.checkpoint import resumable_loop
-from medconv.training.checkpoint.resumable_loop import ExactLoop
+from medconv.training.checkpoint.resumable_loop import ResumableEpochLoop
 from medconv.utils import checkpoint_io, signals
 from medconv.utils.exit_codes import DONE, INTERRUPTED, PREEMPTED
 
@@ -32,10 +32,10 @@ STEPS = [
     "data.num_workers=2",
     "data.samples_per_epoch=14",  # seven batches: an epoch's last step has fewer of them where gradients are accumulated
     "trainer.max_steps=17",
-    "run.checkpoint_every=00:00:00:00",
+    "run.checkpoint_interval=00:00:00:00",
     "model._target_=tests.integration.test_resuming.Dropping",
-    "averaging.begin=4",
-    "averaging.every=3",
+    "weight_averaging.begin=4",
+    "weight_averaging.every=3",
     "+callbacks.beat._target_=tests.integration.test_resuming.Beat",
 ]
 SERVER = multiprocessing.get_context("forkserver")
@@ -191,7 +191,7 @@ MANY = {
     "every batch": [],
     "accumulated": ["trainer.accumulate_grad_batches=2"],
     "validated within epochs": ["trainer.val_check_interval=3"],
-    "every second": ["run.checkpoint_every=00:00:00:01", "trainer.check_val_every_n_epoch=3", "data.num_workers=1"],
+    "every second": ["run.checkpoint_interval=00:00:00:01", "trainer.check_val_every_n_epoch=3", "data.num_workers=1"],
     "by epochs, accumulated": ["trainer.accumulate_grad_batches=2", "trainer.max_steps=-1", "trainer.max_epochs=4"],
     "by another optimizer and schedule": ["scheduler=step", "optimizer=adamw"],
 }
@@ -231,14 +231,14 @@ def test_told_to_stop_while_it_validates(dataset: Path, whole: Path, tmp_path: P
 
 def test_ctrl_c_keeps_the_step_and_a_second_one_does_not_wait(dataset: Path, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    once = start(dataset, folder, [*STEPS, "run.checkpoint_every=00:01:00:00"])
+    once = start(dataset, folder, [*STEPS, "run.checkpoint_interval=00:01:00:00"])
     wait_for(once, folder, 3, "t")
     os.kill(once.pid, signal.SIGINT)
     once.join(60)
     assert (once.exitcode, status(folder)) == (INTERRUPTED, "interrupted")
     reached = last(folder)["global_step"]
     assert 3 <= reached <= 5  # no other checkpoint was due
-    twice = start(dataset, folder, [*STEPS, "run.checkpoint_every=00:01:00:00", "+callbacks.beat.pause=20"])
+    twice = start(dataset, folder, [*STEPS, "run.checkpoint_interval=00:01:00:00", "+callbacks.beat.pause=20"])
     wait_for(twice, folder, 1, "v")
     os.kill(twice.pid, signal.SIGINT)
     time.sleep(0.3)
@@ -283,7 +283,7 @@ def _idle_worker() -> None:
 
 def test_a_signal_before_training_ends_the_process_at_once() -> None:
     for number in signals.PREEMPTING:
-        with pytest.raises(signals.Stopped) as caught, signals.raising():
+        with pytest.raises(signals.RunInterrupted) as caught, signals.raising():
             os.kill(os.getpid(), number)
         assert caught.value.number == number
 
@@ -302,7 +302,7 @@ class Told(Callback):
 def test_a_signal_before_the_first_batch_is_not_put_off(dataset: Path, tmp_path: Path) -> None:
     """As a run waits for other machines, workers or a compiler, and looks at no note."""
     told = ["+callbacks.told._target_=tests.integration.test_resuming.Told", f"+callbacks.told.path={tmp_path / 'went_on'}"]
-    with pytest.raises(signals.Stopped) as caught:
+    with pytest.raises(signals.RunInterrupted) as caught:
         tiny.train(dataset, tmp_path / "run", "logger=none", *told)
     assert not caught.value.agreed and status(tmp_path / "run") == "preempted"
     assert not (tmp_path / "went_on").exists()
@@ -317,7 +317,7 @@ def test_signals_are_noted_once_somebody_looks_at_the_note() -> None:
 
 
 def _note_signals() -> None:
-    asked = signals.Asked()
+    asked = signals.StopRequest()
     with pytest.raises(KeyboardInterrupt), asked.noted():
         os.kill(os.getpid(), signal.SIGINT)
     asked.heard = True
@@ -333,7 +333,7 @@ def _note_signals() -> None:
 
 
 def layout_that_stops(agreed: bool, **_: Any) -> None:
-    raise signals.Stopped(signal.SIGTERM, agreed)
+    raise signals.RunInterrupted(signal.SIGTERM, agreed)
 
 
 @pytest.mark.parametrize("agreed", [True, False])
@@ -345,14 +345,14 @@ def test_a_process_that_lightning_started_ends_well_where_all_do(
     layout = ["data.layout._target_=tests.integration.test_resuming.layout_that_stops", f"+data.layout.agreed={agreed}"]
     with pytest.raises(SystemExit) as caught:
         tiny.train(dataset, tmp_path / "run", *layout)
-    assert isinstance(caught.value, signals.Stopped) != agreed
+    assert isinstance(caught.value, signals.RunInterrupted) != agreed
     assert agreed == (caught.value.code == DONE)
 
 
 def test_what_is_not_there_of_lightnings_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of its own names that the loop replaces, which would otherwise silently not be called."""
     own = {"owed", "max_steps", "_between_steps"}
-    assert {name for name in vars(ExactLoop) if not name.startswith("__")} - own <= set(resumable_loop._OF_THE_LOOP)
+    assert {name for name in vars(ResumableEpochLoop) if not name.startswith("__")} - own <= set(resumable_loop._OF_THE_LOOP)
     trainer: Any = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     monkeypatch.delattr(_TrainingEpochLoop, "_should_check_val_fx")
     with pytest.raises(ValueError, match=r"lightning [\d.]+ has no _should_check_val_fx.*below 2\.7"):

@@ -16,7 +16,7 @@ from medconv.data.case import Case, Grid
 from medconv.data.io.images import read_label
 from medconv.data.loading.patch_dataset import PatchDataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
-from medconv.data.preprocessing.preprocess import Recipe, preprocess, preprocess_label, restore
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, preprocess_label, restore
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.inference.predictor import Predictor
 from medconv.inference.sliding_window import SlidingWindow
@@ -25,7 +25,7 @@ from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import plan
 from medconv.planning.spacing import across, slice_axis
 from medconv.training import run
-from medconv.training.run_dir import RunFolder
+from medconv.training.run_dir import RunDir
 from medconv.utils import checkpoint_io
 
 
@@ -68,7 +68,7 @@ def test_spacing_across_slices_is_the_cases_own_and_the_way_back_is_exact(axis: 
     affine[axis, axis] *= 3.3
     image = rng.uniform(1, 2, (1, *shape)).astype(np.float32)
     known = {"percentile_00_5": 0.0, "percentile_99_5": 1.0, "mean": 0.0, "std": 1.0}
-    recipe = Recipe(2, (2.0, 2.0), ("none",), (known,), axis)
+    recipe = PreprocessingConfig(2, (2.0, 2.0), ("none",), (known,), axis)
     prepared, placement = preprocess(image, Grid.of(shape, affine), recipe)
     halved = tuple(n if a == axis else n // 2 for a, n in enumerate(shape))
     assert prepared.shape == (1, *halved)
@@ -100,7 +100,7 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, np.ndarray]
     source = folder / "source"
     source.write_bytes(b"")
     grid = Grid.of(shape, np.eye(4))
-    _, placement = preprocess(image[None], grid, Recipe(3, (1, 1, 1), ("none",), ({},)))
+    _, placement = preprocess(image[None], grid, PreprocessingConfig(3, (1, 1, 1), ("none",), ({},)))
     store = Store(folder / "store")
     store.write(Case("case", (source,), source), Entry(image[None], label, rows, placement))
     return store, image
@@ -182,7 +182,7 @@ def test_pictures_of_volumes_are_written(trained: Path) -> None:
     events = EventAccumulator(str(trained / "tensorboard"), {"images": 0}).Reload()
     tags = events.Tags()["images"]
     assert any("image, reference, prediction" in tag for tag in tags)
-    known = yaml.safe_load((trained / "config.yaml").read_text())["facts"]
+    known = yaml.safe_load((trained / "config.yaml").read_text())["derived"]
     assert known["spatial_dims"] == len(known["patch_size"]) == len(known["spacing_mm"]) == 2 and known["slice_axis"] == 2
 
 
@@ -199,4 +199,4 @@ def test_other_models_take_slices(model: str, dataset: Path, tmp_path: Path) -> 
             f"run.dir={tmp_path / 'run'}",
         ]
         checked = config.checked(compose("train", [*own, *more]))
-    assert run.train(checked, RunFolder.of(checked, {}))["steps"] == 1
+    assert run.train(checked, RunDir.of(checked, {}))["steps"] == 1

@@ -157,7 +157,7 @@ def test_other_networks_take_the_same_convolutions(dataset: Path, tmp_path: Path
         small += ["trainer.max_steps=2", "data.patch_size=[16,16,16]", f"model={model}", f"conv={conv}"]
         composed = tiny.compose("train", [*small, f"run.dir={tmp_path / 'run'}"])
     checked = tiny.config.checked(composed)
-    summary = run.train(checked, tiny.RunFolder.of(checked, {}))
+    summary = run.train(checked, tiny.RunDir.of(checked, {}))
     assert summary["status"] == "done"
     state = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert any("parametrizations" in key for key in state) == (conv == "transform")
@@ -191,7 +191,7 @@ def test_convolutions_in_mm_take_the_spacing_of_the_data(dataset: Path, tmp_path
 def test_mirror_test_time_augmentation_is_skipped_where_it_changes_nothing(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = ["conv=mirror", "conv.axes=[0]", "augment.mirror_axes=[1]", "task.mirror_axes=[0,1]"]
+    settings = ["conv=mirror", "conv.axes=[0]", "augmentation.mirror_axes=[1]", "task.mirror_axes=[0,1]"]
     with caplog.at_level("INFO", logger="medconv"):
         tiny.train(dataset, tmp_path / "run", *settings)
     assert "task.mirror_axes: [0] skipped, the network is equivariant along them" in caplog.text
@@ -211,7 +211,7 @@ def test_pretrained_dense_weights_are_projected_into_a_convolution(
     mask = [[[1, 1, 1], [1, 1, 1], [0, 0, 0]]] * 3
     frozen = ["optimizer.lr=0", f"init.pretrained={checkpoint}", "conv=masked", f"conv.mask={mask}".replace(" ", "")]
     with caplog.at_level("INFO", logger="medconv"):
-        tiny.train(dataset, tmp_path / "run", "conv.keep_weight=true", *frozen)
+        tiny.train(dataset, tmp_path / "run", "conv.init_from_weights=true", *frozen)
     assert "weights kept with a relative error of 0." in caplog.text
     dense, ours = (run.load(tmp_path / name / "checkpoints/last.ckpt").network for name in ("dense", "run"))
     name = "encoder.1.0.weight"
@@ -242,11 +242,16 @@ def test_the_same_run_twice_is_the_same_bit_for_bit(dataset: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     "switch",
     [
-        *("perf.checkpointing=blocks", "perf.checkpointing=pointwise", "perf.channels_last=false", "perf=memory"),
+        *(
+            "perf.activation_checkpointing=blocks",
+            "perf.activation_checkpointing=pointwise",
+            "perf.channels_last=false",
+            "perf=memory",
+        ),
         *("perf.fast_norm=false", "perf.fused_optimizer=false", "perf=reference"),
         *(
             pytest.param(f"perf.{s}", marks=pytest.mark.slow)
-            for s in ("compile=true", "compile=true perf.checkpointing=blocks")
+            for s in ("compile=true", "compile=true perf.activation_checkpointing=blocks")
         ),
     ],
 )
@@ -291,7 +296,7 @@ def test_where_the_time_went_adds_up(done: Path) -> None:
     summary = json.loads((done / "summary.json").read_text())
     shares = summary["step_shares"]
     assert set(shares) == {
-        *("data_wait", "copy_to_device", "augment", "forward", "backward"),
+        *("data_wait", "copy_to_device", "augmentation", "forward", "backward"),
         *("optimizer", "logging", "validation"),
     }
     assert sum(shares.values()) == pytest.approx(1)
@@ -302,7 +307,7 @@ def test_where_the_time_went_adds_up(done: Path) -> None:
 
 
 def test_a_slow_loader_is_seen_as_waiting_for_data(dataset: Path, tmp_path: Path) -> None:
-    slow = ["augment._target_=helpers.tiny.SlowAugment", "trainer.max_steps=8"]
+    slow = ["augmentation._target_=helpers.tiny.SlowAugment", "trainer.max_steps=8"]
     summary = tiny.train(dataset, tmp_path / "run", *slow)
     assert summary["step_shares"]["data_wait"] > 0.5
 
@@ -315,7 +320,9 @@ def test_a_profile_has_the_named_parts_of_a_step(dataset: Path, tmp_path: Path) 
 
 
 def test_running_out_of_memory_names_the_switches(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"does not fit into memory.*perf\.checkpointing=pointwise.*data\.batch_size"):
+    with pytest.raises(
+        ValueError, match=r"does not fit into memory.*perf\.activation_checkpointing=pointwise.*data\.batch_size"
+    ):
         tiny.train(dataset, tmp_path / "run", "+callbacks.full._target_=helpers.tiny.OutOfMemory")
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
 

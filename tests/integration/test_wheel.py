@@ -46,7 +46,9 @@ def test_training_and_own_yaml_from_another_folder(installed: Path, tmp_path: Pa
     dataset = tiny.write_dataset(tmp_path / "a folder", cases=4)
     arguments = ["--config-dir", "mine", *tiny.overrides(dataset), "trainer.max_steps=2", "model=ours", "run.name=r"]
     arguments = [a.replace("data.root=", "data.root='") + "'" if a.startswith("data.root=") else a for a in arguments]
-    arguments = [a.replace("data.cache=", "data.cache='") + "'" if a.startswith("data.cache=") else a for a in arguments]
+    arguments = [
+        a.replace("data.cache_dir=", "data.cache_dir='") + "'" if a.startswith("data.cache_dir=") else a for a in arguments
+    ]
     done = command(installed, tmp_path, "medconv", "train", *arguments)
     assert done.returncode == 0, done.stderr
     assert "convs_per_stage: 1" in (tmp_path / "runs/r/config.yaml").read_text()

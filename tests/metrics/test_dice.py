@@ -5,10 +5,10 @@ import pytest
 from reference import overlap
 
 from medconv.metrics.dice import dice, mean, mean_per_class
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 
 NAMES = ("background", "liver", "spleen", "cyst")
-TARGETS = Targets.of_classes(NAMES)
+TARGETS = SegmentationTargets.of_classes(NAMES)
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (3, 4, 5)])
@@ -35,7 +35,7 @@ def test_undefined_where_neither_holds_the_class_and_zero_where_one_does() -> No
 
 def test_counts_do_not_overflow_small_label_types() -> None:
     ones = np.ones((40, 40), np.uint8)
-    assert dice(ones, ones, Targets.of_classes(("background", "all"))) == {"all": 1.0}
+    assert dice(ones, ones, SegmentationTargets.of_classes(("background", "all"))) == {"all": 1.0}
 
 
 def test_mean_per_class_leaves_undefined_cases_out() -> None:

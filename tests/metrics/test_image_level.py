@@ -9,42 +9,45 @@ import torchmetrics.functional as torchmetrics
 import torchmetrics.functional.classification as torch_classes
 
 from medconv.metrics import image_level
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 from tests.reference import scores as reference
 
-TWO, FOUR = Outcome("classes", ("normal", "pneumonia")), Outcome("classes", ("a", "b", "c", "d"))
-FINDINGS, NUMBERS = Outcome("findings", ("effusion", "nodule", "mass")), Outcome("numbers", ("age", "weight"))
+TWO, FOUR = ImageLevelTargets("multiclass", ("normal", "pneumonia")), ImageLevelTargets("multiclass", ("a", "b", "c", "d"))
+FINDINGS, NUMBERS = (
+    ImageLevelTargets("multilabel", ("effusion", "nodule", "mass")),
+    ImageLevelTargets("regression", ("age", "weight")),
+)
 
 
-def drawn(outcome: Outcome, cases: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def drawn(image_targets: ImageLevelTargets, cases: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Answers of some worth, with ties."""
     rng = np.random.default_rng(seed)
-    if outcome.kind == "numbers":
-        truth = rng.normal(50, 20, (cases, outcome.num_values))
+    if image_targets.kind == "regression":
+        truth = rng.normal(50, 20, (cases, image_targets.num_values))
         return truth + rng.normal(3, 10, truth.shape), truth
-    if outcome.kind == "findings":
-        truth = (rng.random((cases, outcome.num_values)) < [0.5, 0.2, 0.1]).astype(float)
+    if image_targets.kind == "multilabel":
+        truth = (rng.random((cases, image_targets.num_values)) < [0.5, 0.2, 0.1]).astype(float)
     else:
-        truth = rng.integers(outcome.num_outputs, size=(cases, 1)).astype(float)
-    logits = image_level.positives(outcome, truth) + rng.normal(0, 1, (cases, outcome.num_outputs))
-    return outcome.decode(torch.tensor(logits.round(1))).numpy(), truth
+        truth = rng.integers(image_targets.num_outputs, size=(cases, 1)).astype(float)
+    logits = image_level.positives(image_targets, truth) + rng.normal(0, 1, (cases, image_targets.num_outputs))
+    return image_targets.decode(torch.tensor(logits.round(1))).numpy(), truth
 
 
-def slow(outcome: Outcome, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
+def slow(image_targets: ImageLevelTargets, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
     values = outputs.astype(float).tolist()
-    if outcome.kind == "classes":
+    if image_targets.kind == "multiclass":
         return reference.classes(values, truth[:, 0].astype(int).tolist())
-    return {"findings": reference.findings, "numbers": reference.numbers}[outcome.kind](values, truth.tolist())
+    return {"multilabel": reference.findings, "regression": reference.numbers}[image_targets.kind](values, truth.tolist())
 
 
 @pytest.mark.parametrize("cases", [1, 3, 60])
-@pytest.mark.parametrize("outcome", [TWO, FOUR, FINDINGS, NUMBERS], ids=lambda o: f"{len(o.names)} {o.kind}")
-def test_as_the_slow_ones(outcome: Outcome, cases: int) -> None:
+@pytest.mark.parametrize("image_targets", [TWO, FOUR, FINDINGS, NUMBERS], ids=lambda o: f"{len(o.names)} {o.kind}")
+def test_as_the_slow_ones(image_targets: ImageLevelTargets, cases: int) -> None:
     for seed in range(3):
-        outputs, truth = drawn(outcome, cases, seed)
-        found = image_level.measure(outcome, outputs, truth)
-        assert tuple(found) == image_level.METRICS[outcome.kind]
-        assert found == pytest.approx(slow(outcome, outputs, truth), abs=1e-9)
+        outputs, truth = drawn(image_targets, cases, seed)
+        found = image_level.measure(image_targets, outputs, truth)
+        assert tuple(found) == image_level.METRICS[image_targets.kind]
+        assert found == pytest.approx(slow(image_targets, outputs, truth), abs=1e-9)
 
 
 def test_as_torchmetrics() -> None:
@@ -88,30 +91,34 @@ def test_constant_numbers_have_no_correlation() -> None:
     assert set(image_level.intervals(NUMBERS, varied, constant)) == {"mae", "rmse"}
 
 
-@pytest.mark.parametrize("outcome", [TWO, FINDINGS, NUMBERS], ids=lambda o: o.kind)
-def test_no_case_or_numbers_that_are_none(outcome: Outcome) -> None:
-    nothing = np.zeros((0, outcome.num_outputs)), np.zeros((0, outcome.num_values))
-    outputs, truth = drawn(outcome, 4)
+@pytest.mark.parametrize("image_targets", [TWO, FINDINGS, NUMBERS], ids=lambda o: o.kind)
+def test_no_case_or_numbers_that_are_none(image_targets: ImageLevelTargets) -> None:
+    nothing = np.zeros((0, image_targets.num_outputs)), np.zeros((0, image_targets.num_values))
+    outputs, truth = drawn(image_targets, 4)
     for pair in (nothing, (np.full_like(outputs, np.nan), truth)):
-        assert set(image_level.measure(outcome, *pair).values()) == {None}
-        assert image_level.intervals(outcome, *pair) == {}
-        assert len(image_level.errors(outcome, *pair)) == len(pair[1])
-    assert image_level.intervals(outcome, outputs[:1], truth[:1]) == {}
+        assert set(image_level.measure(image_targets, *pair).values()) == {None}
+        assert image_level.intervals(image_targets, *pair) == {}
+        assert len(image_level.errors(image_targets, *pair)) == len(pair[1])
+    assert image_level.intervals(image_targets, outputs[:1], truth[:1]) == {}
 
 
-@pytest.mark.parametrize("outcome", [FOUR, FINDINGS, NUMBERS], ids=lambda o: o.kind)
-def test_intervals_are_those_of_cases_drawn_again(outcome: Outcome) -> None:
+@pytest.mark.parametrize("image_targets", [FOUR, FINDINGS, NUMBERS], ids=lambda o: o.kind)
+def test_intervals_are_those_of_cases_drawn_again(image_targets: ImageLevelTargets) -> None:
     """A second bootstrap, sample by sample, of cases and not of counts."""
-    outputs, truth = drawn(outcome, 80)
+    outputs, truth = drawn(image_targets, 80)
     rng = np.random.default_rng(7)
-    samples = [slow(outcome, outputs[i], truth[i]) for i in rng.integers(80, size=(300, 80))]
-    found = image_level.intervals(outcome, outputs, truth)
-    assert found == image_level.intervals(outcome, outputs, truth) != image_level.intervals(outcome, outputs, truth, seed=1)
+    samples = [slow(image_targets, outputs[i], truth[i]) for i in rng.integers(80, size=(300, 80))]
+    found = image_level.intervals(image_targets, outputs, truth)
+    assert (
+        found
+        == image_level.intervals(image_targets, outputs, truth)
+        != image_level.intervals(image_targets, outputs, truth, seed=1)
+    )
     for name, (low, high) in found.items():
         expected = np.percentile([sample[name] for sample in samples], [2.5, 97.5])
         width = expected[1] - expected[0]
         assert (low, high) == pytest.approx(tuple(expected), abs=0.2 * width), name
-        assert low <= image_level.measure(outcome, outputs, truth)[name] <= high or name == "calibration_error"
+        assert low <= image_level.measure(image_targets, outputs, truth)[name] <= high or name == "calibration_error"
 
 
 def test_intervals_cover_what_is_true() -> None:

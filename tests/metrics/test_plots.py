@@ -6,34 +6,34 @@ import numpy as np
 import pytest
 
 from medconv.metrics import plots
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 from tests.metrics.test_image_level import FINDINGS, FOUR, NUMBERS, TWO, drawn
 
-ODD = Outcome("classes", ("_hidden", "$\\frac{", "two\nlines and very much longer than any name", "肺炎"))
+ODD = ImageLevelTargets("multiclass", ("_hidden", "$\\frac{", "two\nlines and very much longer than any name", "肺炎"))
 
 
-@pytest.mark.parametrize("outcome", [TWO, FOUR, FINDINGS, NUMBERS, ODD], ids=lambda o: f"{len(o.names)} {o.kind}")
+@pytest.mark.parametrize("image_targets", [TWO, FOUR, FINDINGS, NUMBERS, ODD], ids=lambda o: f"{len(o.names)} {o.kind}")
 @pytest.mark.parametrize("cases", [0, 1, 50])
-def test_all_outcomes_have_pictures(outcome: Outcome, cases: int) -> None:
+def test_all_outcomes_have_pictures(image_targets: ImageLevelTargets, cases: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = plots.pictures(outcome, *drawn(outcome, cases))
-    assert set(found) == ({"scatter"} if outcome is NUMBERS else {"confusion", "roc", "reliability"})
+        found = plots.pictures(image_targets, *drawn(image_targets, cases))
+    assert set(found) == ({"scatter"} if image_targets is NUMBERS else {"confusion", "roc", "reliability"})
     for picture in found.values():
         assert picture.dtype == np.uint8 and picture.shape[2] == 3 and picture.flags.c_contiguous
         assert picture.std() > 5
 
 
 def test_many_names_stay_readable_in_size() -> None:
-    many = Outcome("classes", tuple(f"class {i}" for i in range(60)))
+    many = ImageLevelTargets("multiclass", tuple(f"class {i}" for i in range(60)))
     for picture in plots.pictures(many, *drawn(many, 100)).values():
         assert max(picture.shape) <= 1500
 
 
 def test_answers_that_are_no_numbers() -> None:
-    for outcome in (TWO, FINDINGS, NUMBERS):
-        outputs, truth = drawn(outcome, 5)
-        assert plots.pictures(outcome, outputs * np.nan, truth)
+    for image_targets in (TWO, FINDINGS, NUMBERS):
+        outputs, truth = drawn(image_targets, 5)
+        assert plots.pictures(image_targets, outputs * np.nan, truth)
 
 
 def test_steps_of_a_curve() -> None:

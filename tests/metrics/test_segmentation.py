@@ -8,10 +8,10 @@ from scipy.ndimage import gaussian_filter
 from medconv.data.case import Grid
 from medconv.metrics.dice import dice
 from medconv.metrics.segmentation import METRICS, VOLUMES, measure
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 
 SPACING = (1.0, 1.5, 2.0)
-TARGETS = Targets.of_classes(("background", "one", "two", "three"))
+TARGETS = SegmentationTargets.of_classes(("background", "one", "two", "three"))
 MM = {"one": 1.0, "two": 2.0, "three": 1.0}
 DIAGONAL = np.sqrt(12**2 + 15**2 + 16**2)  # of 12 x 10 x 8 voxels
 
@@ -79,9 +79,9 @@ def test_missing_classes() -> None:
 
 def test_regions_are_unions_of_values() -> None:
     a, b = labels(2), labels(3)
-    regions = Targets(("whole", "core"), ((1, 2, 3), (2, 3)), (1, 2))
+    regions = SegmentationTargets(("whole", "core"), ((1, 2, 3), (2, 3)), (1, 2))
     rows = measure(a, b, grid(a), regions, {"whole": 1.0, "core": 1.0})
-    union = Targets(("whole",), ((1,),))
+    union = SegmentationTargets(("whole",), ((1,),))
     for name, values in (("whole", (1, 2, 3)), ("core", (2, 3))):
         alone = measure(*(np.isin(label, values).astype(np.int16) for label in (a, b)), grid(a), union, {"whole": 1.0})
         assert {m: row[name] for m, row in rows.items()} == {m: row["whole"] for m, row in alone.items()}
@@ -91,7 +91,7 @@ def test_voxels_to_ignore_count_nowhere() -> None:
     """Whatever is predicted there, and although their value is above all classes."""
     a, b = labels(4), labels(5)
     b[:5] = 9
-    targets = Targets(TARGETS.names, TARGETS.values, (), ignore=9)
+    targets = SegmentationTargets(TARGETS.names, TARGETS.values, (), ignore=9)
     rows = measure(a, b, grid(a), targets, MM)
     assert rows["dice"] == dice(a, b, targets)
     a[:5] = 1

@@ -76,13 +76,13 @@ def test_heads_of_an_equivariant_network_are_so_too(axes: tuple[int, ...]) -> No
     torch.testing.assert_close(fold_convs(network)(image), logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("checkpointing", ["blocks", "pointwise"])
-def test_checkpointing_changes_no_gradient(checkpointing: str) -> None:
+@pytest.mark.parametrize("activation_checkpointing", ["blocks", "pointwise"])
+def test_checkpointing_changes_no_gradient(activation_checkpointing: str) -> None:
     image, found = torch.randn(2, 1, 32, 32), []
-    for mode in ("none", checkpointing):
+    for mode in ("none", activation_checkpointing):
         network = unet()
         supervision = DeepSupervision(network, 3)
-        apply_switches(network, channels_last=True, fast_norm=True, checkpointing=mode)
+        apply_switches(network, channels_last=True, fast_norm=True, activation_checkpointing=mode)
         torch.stack([o.square().mean() for o in supervision(network.train(), image)]).sum().backward()
         found.append([p.grad for p in nn.ModuleList([network, supervision]).parameters()])
     for one, other in zip(*found, strict=True):

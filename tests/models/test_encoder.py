@@ -94,7 +94,7 @@ def test_outputs_in_their_own_units_keep_everything_else() -> None:
     network = in_units(copy.deepcopy(plain), [60.0, -1.0], [10.0, 2.0])
     assert list(network.state_dict()) == names and isinstance(network, Encoder) and type(network).__name__ == "Encoder"
     assert type(in_units(copy.deepcopy(plain), [0.0, 0.0], [1.0, 1.0])) is type(network)
-    apply_switches(checked := copy.deepcopy(network), channels_last=True, checkpointing="pointwise")
+    apply_switches(checked := copy.deepcopy(network), channels_last=True, activation_checkpointing="pointwise")
     traced = torch.jit.trace(network, image)
     for form in (network, copy.deepcopy(network), fold_convs(network), copy.deepcopy(checked), traced):
         with torch.no_grad():

@@ -186,7 +186,7 @@ def test_channels_last_computes_the_same(case: Case, swapped: bool) -> None:
     plain, image, _ = case
     if swapped:
         swap_convs(plain, transform)
-    network = apply_switches(deepcopy(plain), channels_last=True, compile=False, checkpointing="none")
+    network = apply_switches(deepcopy(plain), channels_last=True, compile=False, activation_checkpointing="none")
     layout = memory_format(True, image.ndim - 2)
     plain.eval(), network.eval()
     output = network(image.contiguous(memory_format=layout))
@@ -203,7 +203,7 @@ def test_channels_last_serves_2d_and_3d_in_one_network() -> None:
     network = nn.ModuleList(
         [nn.Conv2d(2, 3, 3), nn.ConvTranspose2d(2, 3, 3), nn.Conv3d(2, 3, 3), nn.ConvTranspose3d(2, 3, 3)]
     )
-    apply_switches(network, channels_last=True, compile=False, checkpointing="none")
+    apply_switches(network, channels_last=True, compile=False, activation_checkpointing="none")
     for layer, layout in zip(network, [torch.channels_last] * 2 + [torch.channels_last_3d] * 2, strict=True):
         assert layer.weight.is_contiguous(memory_format=layout) and not layer.weight.is_contiguous()
 
@@ -211,7 +211,7 @@ def test_channels_last_serves_2d_and_3d_in_one_network() -> None:
 def test_without_switches_nothing_is_touched() -> None:
     network = UNet(2, 1, 2, (4, 8), (2,))
     before = [type(layer) for layer in network.modules()]
-    assert apply_switches(network, channels_last=False, compile=False, checkpointing="none") is network
+    assert apply_switches(network, channels_last=False, compile=False, activation_checkpointing="none") is network
     assert [type(layer) for layer in network.modules()] == before
     assert all(p.is_contiguous() for p in network.parameters())
     assert network._compiled_call_impl is None
@@ -219,13 +219,15 @@ def test_without_switches_nothing_is_touched() -> None:
 
 def test_checkpointing_says_how_many_blocks(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        apply_switches(UNet(2, 1, 2, (4, 8), (2,)), channels_last=False, compile=False, checkpointing="blocks")
+        apply_switches(UNet(2, 1, 2, (4, 8), (2,)), channels_last=False, compile=False, activation_checkpointing="blocks")
     assert "checkpointing 3 blocks" in caplog.text
 
 
 def test_unknown_checkpointing_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"perf\.checkpointing must be one of .*'blocks', 'pointwise'\), got 'all'"):
-        apply_switches(nn.Identity(), channels_last=False, compile=False, checkpointing="all")
+    with pytest.raises(
+        ValueError, match=r"perf\.activation_checkpointing must be one of .*'blocks', 'pointwise'\), got 'all'"
+    ):
+        apply_switches(nn.Identity(), channels_last=False, compile=False, activation_checkpointing="all")
 
 
 def test_compile_keeps_names_and_output(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +236,7 @@ def test_compile_keeps_names_and_output(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     counters.clear()
     plain, image = UNet(2, 1, 2, (4, 8), (2,)), torch.randn(2, 1, 4, 4)
-    network = apply_switches(deepcopy(plain), channels_last=False, compile=True, checkpointing="none")
+    network = apply_switches(deepcopy(plain), channels_last=False, compile=True, activation_checkpointing="none")
     assert list(network.state_dict()) == list(plain.state_dict())
     assert [n for n, _ in network.named_parameters()] == [n for n, _ in plain.named_parameters()]
     assert_same_step(network, plain, image)
@@ -246,7 +248,7 @@ def test_compile_without_a_compiler_is_an_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match=r"perf\.compile=true: it needs a C\+\+ compiler"):
-        apply_switches(nn.Identity(), channels_last=False, compile=True, checkpointing="none")
+        apply_switches(nn.Identity(), channels_last=False, compile=True, activation_checkpointing="none")
 
 
 def test_memory_format() -> None:

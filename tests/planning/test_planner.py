@@ -381,7 +381,7 @@ def test_a_table_has_every_value_with_its_reason() -> None:
     ]
     assert max(map(len, lines)) < 160 and all(line.split("  ")[-1] for line in lines)
     assert "2x2x1 (2), 2x2x2, 2x2x1 (3)" in lines[5] and "modality MRI, ADC" in lines[8]
-    assert "in bf16-mixed, checkpointing=blocks; the budget: measured" in lines[9]
+    assert "in bf16-mixed, activation_checkpointing=blocks; the budget: measured" in lines[9]
 
 
 @pytest.mark.parametrize(
@@ -390,8 +390,8 @@ def test_a_table_has_every_value_with_its_reason() -> None:
         ((32, 32, 32), (16, 32, 64), 1, 3, Choice()),
         ((24, 32, 16), (16, 32), 3, 9, Choice()),
         ((32, 32, 32), (16, 32, 64), 2, 3, Choice("bf16-mixed", channels_last=True, fast_norm=True)),
-        ((32, 32, 32), (16, 32, 64), 2, 3, Choice("bf16-mixed", True, True, checkpointing="pointwise")),
-        ((32, 32, 32), (16, 32, 64), 2, 3, Choice("32-true", True, True, checkpointing="blocks")),
+        ((32, 32, 32), (16, 32, 64), 2, 3, Choice("bf16-mixed", True, True, activation_checkpointing="pointwise")),
+        ((32, 32, 32), (16, 32, 64), 2, 3, Choice("32-true", True, True, activation_checkpointing="blocks")),
         ((96, 96), (16, 32, 64, 128), 4, 2, Choice()),
     ],
     ids=str,
@@ -408,7 +408,7 @@ def test_the_estimate_is_near_what_a_step_takes(
     trial = Trial(Work(network, DiceCrossEntropy(), partial(torch.optim.AdamW, lr=1e-3), image, label), choice)
     trial.step()
     measured = step_memory(trial.forward, trial.step, torch.device("cpu"))["peak_bytes"]
-    budget = Budget(8, precision=choice.precision, checkpointing=choice.checkpointing)
+    budget = Budget(8, precision=choice.precision, activation_checkpointing=choice.activation_checkpointing)
     weights = 16 * sum(p.numel() for p in network.parameters())
     estimate = step_bytes(Network(strides, kernels, channels), patch, batch, 1, classes, budget) - weights
     assert estimate == pytest.approx(measured, rel=0.15), f"{estimate / measured - 1:+.3f}"

@@ -112,7 +112,10 @@ def test_the_last_of_a_key_counts() -> None:
     ("arguments", "wanted"),
     [
         (["run.name=x"], "hydra/sweeper=optuna has no search space: give sweep=NAME, or KEY=choice(A,B)"),
-        (["sweep=recipe", "hydra/sweeper=basic"], "sweep=NAME is a search space for Optuna: add hydra/sweeper=optuna"),
+        (
+            ["hparams_search=recipe", "hydra/sweeper=basic"],
+            "sweep=NAME is a search space for Optuna: add hydra/sweeper=optuna",
+        ),
         (["seed=interval(2,1)"], "hydra/sweeper=optuna: seed=interval(2,1): "),
         (["seed=1,2", "hydra.sweeper.n_trials=0"], "hydra.sweeper.n_trials must be a whole number of 1 or more, got 0"),
         (["optimizer.rate=interval(0,1)"], "there is no key optimizer.rate"),
@@ -164,7 +167,7 @@ def test_a_search_that_goes_on_tries_something_else(tmp_path: Path) -> None:
 def composed(folder: Path, overrides: list[str]) -> DictConfig:
     """What Hydra would make of them. A model that has no kernel size, and a value for it, make no config."""
     if "misspelt=1" in overrides or (
-        "model=unet" in overrides and any(o.startswith("model.kernel_size=") for o in overrides)
+        "model=monai_unet" in overrides and any(o.startswith("model.kernel_size=") for o in overrides)
     ):
         key = "misspelt" if "misspelt=1" in overrides else "model.kernel_size"
         raise ConfigCompositionException(f"Could not override '{key}'")
@@ -206,7 +209,7 @@ def test_a_trial_that_makes_no_config_fails_and_the_search_goes_on(
     said = capsys.readouterr().out
     assert set(states(tmp_path)) == {"COMPLETE", "FAIL"} and len(states(tmp_path)) == 8
     assert said.count("makes no config: Could not override 'model.kernel_size'") == states(tmp_path).count("FAIL")
-    assert "model=unet" not in said[said.index("sweep, best first") :]
+    assert "model=monai_unet" not in said[said.index("sweep, best first") :]
     with pytest.raises(ConfigCompositionException, match="misspelt"):  # of every trial: a mistake, and nothing is kept
         searched(tmp_path / "other", monkeypatch, *space, "misspelt=1")
     assert not (tmp_path / "other").exists()

@@ -25,13 +25,13 @@ from medconv.evaluation import cross_validation
 from medconv.inference import postprocessing
 from medconv.sweeps import job as sweeps_job
 from medconv.sweeps import run
-from medconv.training.run_dir import RunFolder
+from medconv.training.run_dir import RunDir
 from medconv.utils import signals
-from medconv.utils.cluster import Lost
+from medconv.utils.cluster import PeerLostError
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 
 STEPS = 12
-SLOW = [f"trainer.max_steps={STEPS}", "augment._target_=helpers.tiny.SlowAugment"]  # a tenth of a second each, and more
+SLOW = [f"trainer.max_steps={STEPS}", "augmentation._target_=helpers.tiny.SlowAugment"]  # a tenth of a second each, and more
 
 
 def by_fold(home: Path) -> dict[str, Path]:
@@ -99,7 +99,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 def test_the_summary_over_folds_is_that_of_all_cases(swept: tuple[Path, str]) -> None:
     home, said = swept
-    (found,) = json.loads((home / "folds.json").read_text())["crossvalidations"]
+    (found,) = json.loads((home / "cross_validation.json").read_text())["crossvalidations"]
     runs = summaries(home)
     assert [(f["fold"], f["cases"], f["mean"]) for f in found["folds"]] == [
         (number, len(runs[number]["val/cases"]), pytest.approx(runs[number]["val/dice"])) for number in "012"
@@ -174,7 +174,7 @@ def test_folds_whose_data_was_prepared_in_two_ways_are_warned_of(home: Path) -> 
     path = by_fold(home)["1"] / "config.yaml"
     path.write_text(path.read_text().replace("  num_channels: 1\n", "  num_channels: 2\n"))
     (found,) = cross_validation.read(home)
-    assert found.warnings == ("fold 0 and fold 1: the data was prepared in two ways: facts.num_channels=1 and 2",)
+    assert found.warnings == ("fold 0 and fold 1: the data was prepared in two ways: derived.num_channels=1 and 2",)
 
 
 def rewritten(home: Path, old: str, new: str, folds: str = "012") -> None:
@@ -190,7 +190,7 @@ def test_splits_that_moved_are_said(home: Path) -> None:
     shutil.rmtree(by_fold(home)["2"])
     (found,) = cross_validation.read(home)
     assert found.warnings == (
-        "data.splits=moved/splits.json cannot be read, so that folds may be missing that nothing here tells of",
+        "data.splits_file=moved/splits.json cannot be read, so that folds may be missing that nothing here tells of",
     )
 
 
@@ -214,7 +214,7 @@ def test_a_summary_that_is_none_is_named(content: str | bytes, tmp_path: Path) -
     path = tmp_path / "summary.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=rf"^{path}: (cannot be read \(|not what medconv writes there)"):
-        RunFolder(tmp_path).summary()
+        RunDir(tmp_path).summary()
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_config_that_is_none_is_named(content: bytes, wanted: str, tmp_path: P
 def test_cases_left_out_are_named(home: Path) -> None:
     edit(by_fold(home)["1"] / "summary.json", skipped_cases={"case_8": "broken"})
     assert cross_validation.read(home)[0].warnings == (
-        "case_8: left out as faulty by data.on_fault=skip, and so not validated",
+        "case_8: left out as faulty by data.on_invalid_case=skip, and so not validated",
     )
 
 
@@ -344,9 +344,9 @@ def test_only_a_failure_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("MEDCONV_SWEEP", "")
     job = run.Job(("a=1",), (), tmp_path)
     composed = OmegaConf.create({"run": {"dir": str(job.folder.path)}})
-    sweeps_job.note_failure(composed, signals.Stopped())
+    sweeps_job.note_failure(composed, signals.RunInterrupted())
     assert not job.noted
-    sweeps_job.note_failure(composed, Lost("another process is gone"))
+    sweeps_job.note_failure(composed, PeerLostError("another process is gone"))
     assert job.noted and job.begin() is None and not job.noted
 
 
@@ -388,7 +388,7 @@ def test_a_sweep_without_a_name_has_one_by_what_it_tries(monkeypatch: pytest.Mon
 
     same = ["hydra/launcher=slurm", "hydra.launcher.time='01:00:00'", "data.fold=0,1", "hydra.sweeper.n_trials=3"]
     assert {home(one) for one in same} == {home()}
-    assert len({home(), home("sweep=recipe"), home("sweep=mine")}) == 3
+    assert len({home(), home("hparams_search=recipe"), home("sweep=mine")}) == 3
 
 
 def test_a_job_takes_its_config_where_the_sweep_takes_it(dataset: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from medconv.data.preprocessing.fingerprint import check, examine
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare
 from medconv.data.preprocessing.store import Store
 from medconv.data.targets import asked
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 
 REGIONS = {"background": 0, "whole": [1, 2], "small": 2, "ignore": 3}
 
@@ -37,7 +37,7 @@ def test_nnunets_regions_and_ignore(tmp_path: Path) -> None:
     root = edit_json(write_nnunet(tmp_path), labels=REGIONS, regions_class_order=[1, 2])
     dataset = nnunet(root)
     assert dataset.class_names == ("background", "label 1", "small") == class_names_of(root)
-    assert dataset.targets == Targets(("whole", "small"), ((1, 2), (2,)), (1, 2), 3) == targets_of(root)
+    assert dataset.targets == SegmentationTargets(("whole", "small"), ((1, 2), (2,)), (1, 2), 3) == targets_of(root)
     assert dataset.num_values == 4
 
 
@@ -50,18 +50,18 @@ def test_ignore_is_a_value_and_no_class(tmp_path: Path, labels: dict[str, Any]) 
     assert dataset.class_names == ("background", "big") and dataset.targets.ignore == 5 and dataset.num_values == 6
 
 
-ASKED: list[tuple[Any, Any, Any, Targets]] = [
-    (None, None, None, Targets.of_classes(["background", "big", "small"])),
-    (None, None, 255, Targets.of_classes(["background", "big", "small"], 255)),
-    (None, None, 2, Targets.of_classes(["background", "big"], 2)),
-    (None, None, "small", Targets.of_classes(["background", "big"], 2)),
-    ({"all": ["big", 2], "small": "small"}, [1, 2], None, Targets(("all", "small"), ((1, 2), (2,)), (1, 2))),
-    ({"a": 2, "b": [1]}, None, 9, Targets(("a", "b"), ((2,), (1,)), (2, 1), 9)),
+ASKED: list[tuple[Any, Any, Any, SegmentationTargets]] = [
+    (None, None, None, SegmentationTargets.of_classes(["background", "big", "small"])),
+    (None, None, 255, SegmentationTargets.of_classes(["background", "big", "small"], 255)),
+    (None, None, 2, SegmentationTargets.of_classes(["background", "big"], 2)),
+    (None, None, "small", SegmentationTargets.of_classes(["background", "big"], 2)),
+    ({"all": ["big", 2], "small": "small"}, [1, 2], None, SegmentationTargets(("all", "small"), ((1, 2), (2,)), (1, 2))),
+    ({"a": 2, "b": [1]}, None, 9, SegmentationTargets(("a", "b"), ((2,), (1,)), (2, 1), 9)),
 ]
 
 
 @pytest.mark.parametrize(("regions", "order", "ignore", "wanted"), ASKED)
-def test_what_a_config_asks_for(tmp_path: Path, regions: Any, order: Any, ignore: Any, wanted: Targets) -> None:
+def test_what_a_config_asks_for(tmp_path: Path, regions: Any, order: Any, ignore: Any, wanted: SegmentationTargets) -> None:
     dataset = asked(tiny(tmp_path), regions, order, ignore)
     assert dataset.targets == wanted
     assert len(dataset.class_names) == (2 if wanted.ignore == 2 else 3)
@@ -72,7 +72,7 @@ def test_a_config_goes_before_the_dataset_and_keeps_what_it_does_not_name(tmp_pa
     assert asked(found, None, None, None).targets == found.targets
     assert asked(found, None, None, "ignore").targets == found.targets
     assert asked(found, None, None, 7).targets.ignore == 7
-    assert asked(found, {"small": [2]}, None, None).targets == Targets(("small",), ((2,),), (2,), 3)
+    assert asked(found, {"small": [2]}, None, None).targets == SegmentationTargets(("small",), ((2,),), (2,), 3)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from medconv.config import ConfigError
 from medconv.sweeps import launch as sweeps_launch
 from medconv.training.distributed import strategy
 from medconv.training.distributed.cluster_environment import Step, environment
-from medconv.training.run_dir import RunFolder
+from medconv.training.run_dir import RunDir
 from medconv.utils import cluster, hardware
 
 
@@ -138,7 +138,7 @@ def test_a_launcher_binds_processes_to_cores() -> None:
 
 def test_a_timeout_is_positive_and_reaches_the_strategy() -> None:
     values = {"strategy": "ddp", "accelerator": "cpu", "devices": 1, "num_nodes": 1, "accumulate_grad_batches": 1}
-    perf = {"compile": False, "checkpointing": "none", "timeout_seconds": 7.5}
+    perf = {"compile": False, "activation_checkpointing": "none", "timeout_seconds": 7.5}
     for name in ("ddp", "fsdp"):
         assert strategy.strategy({**values, "strategy": name}, perf)._timeout.total_seconds() == 7.5
     with pytest.raises(ValueError, match=r"perf\.timeout_seconds must be positive, got 0"):
@@ -148,7 +148,7 @@ def test_a_timeout_is_positive_and_reaches_the_strategy() -> None:
 def test_only_lost_processes_are_called_so() -> None:
     with pytest.raises(RuntimeError, match="shapes differ"), cluster.naming_lost():
         raise RuntimeError("shapes differ")
-    with pytest.raises(cluster.Lost, match=r"\(Timed out waiting 9ms for recv\)"), cluster.naming_lost():
+    with pytest.raises(cluster.PeerLostError, match=r"\(Timed out waiting 9ms for recv\)"), cluster.naming_lost():
         raise RuntimeError("[../third_party/gloo/unbound_buffer.cc:81] Timed out waiting 9ms for recv. Ask us.\nmore")
 
 
@@ -177,13 +177,15 @@ def test_those_that_lose_a_process_end_for_its_reason(
         launched(**STEP, SLURM_STEP_ID=0, **more)
         with pytest.raises(type(error)), cluster.blaming(folder):
             raise error
-        with pytest.raises((ValueError, cluster.Lost)) as found, cluster.blaming(folder):
-            raise cluster.Lost("gone")
+        with pytest.raises((ValueError, cluster.PeerLostError)) as found, cluster.blaming(folder):
+            raise cluster.PeerLostError("gone")
         return str(found.value)
 
-    assert ends(cluster.Lost("gone")) == "gone"
+    assert ends(cluster.PeerLostError("gone")) == "gone"
     assert ends(ValueError("case a:\n no such file")) == "another process of this run failed: case a: no such file"
-    assert ends(cluster.Lost("gone"), SLURM_RESTART_COUNT=1) == "gone"  # what an earlier attempt said is of the past
+    assert (
+        ends(cluster.PeerLostError("gone"), SLURM_RESTART_COUNT=1) == "gone"
+    )  # what an earlier attempt said is of the past
     assert ends(KeyError(), SLURM_RESTART_COUNT=1) == "another process of this run failed: KeyError"
     (folder / cluster._FAULT).unlink()
     launched()
@@ -195,7 +197,7 @@ def test_those_that_lose_a_process_end_for_its_reason(
 @pytest.mark.parametrize("given", ["never", "PATH"])
 def test_a_job_that_is_started_again_goes_on(launched: Any, tmp_path: Path, given: str) -> None:
     """Whatever it began with; but not in what another job had left there."""
-    folder = RunFolder(tmp_path / "run")
+    folder = RunDir(tmp_path / "run")
     folder.checkpoints.mkdir(parents=True)
     folder.last.touch()
     (tmp_path / "other.ckpt").touch()
@@ -205,10 +207,10 @@ def test_a_job_that_is_started_again_goes_on(launched: Any, tmp_path: Path, give
     for job, restarts in ((12, 0), (12, 1), (13, 1)):
         (folder.path / "summary.json").write_text('{"job": "SLURM_JOB_ID=12"}')
         launched(SLURM_JOB_ID=job, SLURM_RESTART_COUNT=restarts)
-        found.append(RunFolder.of(composed, {}).resume)
+        found.append(RunDir.of(composed, {}).resume)
     assert found == [asked, "auto", asked]
     launched(TORCHELASTIC_RUN_ID="x", TORCHELASTIC_RESTART_COUNT=2)
     (folder.path / "summary.json").write_text('{"job": "TORCHELASTIC_RUN_ID=x"}')
-    assert RunFolder.of(composed, {}).resume == "auto"
+    assert RunDir.of(composed, {}).resume == "auto"
     folder.last.unlink()
-    assert RunFolder.of(composed, {}).resume == asked  # it was stopped before its first checkpoint
+    assert RunDir.of(composed, {}).resume == asked  # it was stopped before its first checkpoint

@@ -18,7 +18,7 @@ from medconv.utils.hardware import (
 )
 
 TRAINER = {"accelerator": "cpu", "devices": 1, "benchmark": None, "sync_batchnorm": False}
-PERF = {"cuda_graphs": False, "fast_norm": True, "channels_last": True, "checkpointing": "none", "compile": False}
+PERF = {"cuda_graphs": False, "fast_norm": True, "channels_last": True, "activation_checkpointing": "none", "compile": False}
 
 
 @pytest.fixture
@@ -53,15 +53,17 @@ def test_switches_without_effect_are_named_with_the_reason() -> None:
         "trainer.benchmark=true has no effect: cuDNN runs on NVIDIA GPUs only",
         "perf.cuda_graphs=true has no effect: there is no GPU to replay them on",
     ]
-    said = without_effect({**PERF, "channels_last": False, "checkpointing": "pointwise", "compile": True}, TRAINER)
-    assert [line.split(" ")[0] for line in said] == ["perf.fast_norm=true", "perf.checkpointing=pointwise"]
+    said = without_effect(
+        {**PERF, "channels_last": False, "activation_checkpointing": "pointwise", "compile": True}, TRAINER
+    )
+    assert [line.split(" ")[0] for line in said] == ["perf.fast_norm=true", "perf.activation_checkpointing=pointwise"]
 
 
 def test_memory_advice_is_for_memory_only() -> None:
-    assert "perf.checkpointing=pointwise" in str(memory_advice(torch.OutOfMemoryError("CUDA out of memory")))
+    assert "perf.activation_checkpointing=pointwise" in str(memory_advice(torch.OutOfMemoryError("CUDA out of memory")))
     assert "data.batch_size" in str(memory_advice(RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 bytes")))
     for said in ("CUDA error: out of memory", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED"):
-        assert "task.window_batch_size=1" in str(memory_advice(RuntimeError(said)))
+        assert "task.sw_batch_size=1" in str(memory_advice(RuntimeError(said)))
     assert memory_advice(RuntimeError("shapes cannot be multiplied")) is None
 
 

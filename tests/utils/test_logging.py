@@ -75,18 +75,27 @@ def fails(
         ("plan.memory=8", "there is no key plan.memory; did you mean plan.memory_gb"),
         ("data.fold=7", "data.fold must be `all` or lie in 0..2, got 7"),
         ("data.fold=first", "data.fold"),
-        ("scheduler=step scheduler.every=30", "scheduler: every must lie between 0 and 1, got 30 (given warmup_steps=30"),
+        (
+            "scheduler=step scheduler.step_fraction=30",
+            "scheduler: every must lie between 0 and 1, got 30 (given warmup_steps=30",
+        ),
         ("scheduler=cosin", "constant cosine exponential multi_step one_cycle plateau poly step"),
         ("data.num_folds=100", "data.num_folds"),
         ("data.batch_size=0", "data.batch_size must be at least 1, got 0"),
         ("data.persistent_workers=true", "data.persistent_workers=true needs workers"),
         ("data.spatial_dims=4", "data.spatial_dims must be 2, 3 or null (what the data has), got 4"),
         ("data.spatial_dims=2 data.patch_size=[16,16,12]", "data.patch_size needs 2 positive numbers, one per spatial axis"),
-        ("data.label_pairs=[[box,hol]]", "data.label_pairs: hol is no class of the foreground; did you mean hole?"),
-        ("data.label_pairs=[[box,background]]", "data.label_pairs: background is no class of the foreground"),
-        ("data.label_pairs=[box,hole]", "data.label_pairs needs pairs of two different classes"),
-        ("data.label_pairs=[[box,hole],[hole,box]]", "data.label_pairs: a class has one partner, box, hole has more"),
-        ("data.label_pairs=[[box,hole]] conv=mirror", "cannot tell box from hole (data.label_pairs)"),
+        (
+            "data.flip_label_pairs=[[box,hol]]",
+            "data.flip_label_pairs: hol is no class of the foreground; did you mean hole?",
+        ),
+        ("data.flip_label_pairs=[[box,background]]", "data.flip_label_pairs: background is no class of the foreground"),
+        ("data.flip_label_pairs=[box,hole]", "data.flip_label_pairs needs pairs of two different classes"),
+        (
+            "data.flip_label_pairs=[[box,hole],[hole,box]]",
+            "data.flip_label_pairs: a class has one partner, box, hole has more",
+        ),
+        ("data.flip_label_pairs=[[box,hole]] conv=mirror", "cannot tell box from hole (data.flip_label_pairs)"),
         ("data.regions={both:[1,9]}", "data.regions: both must name different label values of 1 to 2: 9 is none of the"),
         ("data.regions={both:[box,hle]}", "data.regions: both: hle is no class; did you mean hole?"),
         ("data.regions={both:[1,2],hole:2}", "data.regions_order is needed, as both and hole overlap: for each of ['both'"),
@@ -98,8 +107,8 @@ def fails(
             "data.ignore_label must be above all classes, from 2 (hole, which then is no class) to 32767, got 1",
         ),
         (
-            "data.label_pairs=[[box,hole]] data.regions={all:[1,2]}",
-            "data.label_pairs exchanges classes, and this run has regions",
+            "data.flip_label_pairs=[[box,hole]] data.regions={all:[1,2]}",
+            "data.flip_label_pairs exchanges classes, and this run has regions",
         ),
         ("data.ignore_label=9 loss=tversky loss.batch=false", "take loss.batch=true where it has that, or loss=dice_ce"),
         (
@@ -107,27 +116,27 @@ def fails(
             "loss: TverskyLoss cannot take regions that overlap, one",
         ),
         ("data.prepare_workers=0", "data.prepare_workers must be at least 1, got 0"),
-        ("data.on_fault=ignore", "data.on_fault must be raise or skip, got ignore"),
+        ("data.on_invalid_case=ignore", "data.on_invalid_case must be raise or skip, got ignore"),
         ("data.root=nowhere", "data.root=nowhere: no such folder"),
         ("data.root=null", "data.root is not set"),
-        ("data.splits=nowhere.json", "nowhere.json"),
+        ("data.splits_file=nowhere.json", "nowhere.json"),
         ("trainer.max_time=20min", "trainer.max_time must be written DD:HH:MM:SS"),
         ("trainer.precision=bf17", "bf17"),
         ("trainer.precision=16-mixed", "trainer.precision=16-mixed"),
         ("trainer.accelerator=quantum", "quantum"),
         ("trainer.accelerator=cuda", "trainer.accelerator=cuda: no GPU is visible here"),
         ("trainer.strategy=dpp", "dpp"),
-        ("perf.checkpointing=all", "perf.checkpointing must be one of"),
+        ("perf.activation_checkpointing=all", "perf.activation_checkpointing must be one of"),
         ("perf.matmul_precision=low", "perf.matmul_precision must be highest, high or medium, got 'low'"),
-        ("perf.agree_every=0", "perf.agree_every must be at least 1, got 0"),
+        ("perf.stop_sync_interval=0", "perf.stop_sync_interval must be at least 1, got 0"),
         ("perf.cuda_graphs=true", "perf.cuda_graphs=true needs perf.compile=true"),
         ("perf.compile=maybe", "perf.compile: Value 'maybe' is not a valid bool"),
-        ("perf=auto perf.auto_seconds=0", "perf.auto_seconds must be positive, got 0"),
+        ("perf=autotune perf.auto_seconds=0", "perf.auto_seconds must be positive, got 0"),
         ("trainer.devices=4096", "trainer.devices=4096: this machine has"),
         ("trainer.num_nodes=2", "trainer.num_nodes=2, but this process was started alone, on 1 machine; start it on all of"),
         ("perf.timeout_seconds=0", "perf.timeout_seconds must be positive, got 0"),
         ("trainer.devices=0", "trainer.devices=0: on a CPU it is a number of processes"),
-        ("trainer.strategy=fsdp perf.checkpointing=pointwise", "take perf.checkpointing=blocks"),
+        ("trainer.strategy=fsdp perf.activation_checkpointing=pointwise", "take perf.activation_checkpointing=blocks"),
         ("optimizer.lr=-1", "optimizer: lr must be 0 or more, got -1 (given lr=-1, weight_decay=0.01)"),
         ("optimizer.lr=fast", "optimizer: lr must be a number, got fast (given lr=fast, weight_decay=0.01)"),
         ("+optimizer.betas=[0.9]", "optimizer: betas must be two numbers, got [0.9] (given"),
@@ -143,22 +152,25 @@ def fails(
         ("task.deep_supervision=maybe", "task.deep_supervision must be true or false, got maybe"),
         ("optimizer.momentum=0.9", "momentum"),
         ("task.overlap=1.5", "task.overlap"),
-        ("augment.scale=2", "augment.scale must be a range [low, high] from 0.01 upwards, got [2]"),
+        ("augmentation.scale=2", "augmentation.scale must be a range [low, high] from 0.01 upwards, got [2]"),
         ("seed=-1", "seed must be 0 or more, got -1"),
         ("task.mirror_axes=0", "task.mirror_axes must be different spatial axes from 0 to 2, got 0"),
-        ("task.window_batch_size=1.5", "task.window_batch_size must be a whole number of at least 1, got 1.5"),
+        ("task.sw_batch_size=1.5", "task.sw_batch_size must be a whole number of at least 1, got 1.5"),
         (
-            "data.label_pairs=[1,2]",
-            "data.label_pairs needs pairs of two different classes, such as [[left, right]], got [1, 2]",
+            "data.flip_label_pairs=[1,2]",
+            "data.flip_label_pairs needs pairs of two different classes, such as [[left, right]], got [1, 2]",
         ),
         (
             "data.normalisation=3",
             "data.normalisation must be one of ('zscore', 'ct', 'dataset', 'rescale', 'none') per channel, got [3]",
         ),
         ("data.spacing_mm=[inf,1,1]", "data.spacing_mm needs 3 positive numbers, one per spatial axis, got [inf, 1.0, 1.0]"),
-        ("augment.p.noise=2", "augment.p gives probabilities from 0 to 1 of rotation, scale"),
-        ("+augment.p.twist=1", "got ['twist']"),
-        ("augment=strong augment.p.elastic=1 augment.elastic_mm=30", "augment.elastic_mm must be at most 0.4 of"),
+        ("augmentation.p.noise=2", "augmentation.p gives probabilities from 0 to 1 of rotation, scale"),
+        ("+augmentation.p.twist=1", "got ['twist']"),
+        (
+            "augmentation=strong augmentation.p.elastic=1 augmentation.elastic_mm=30",
+            "augmentation.elastic_mm must be at most 0.4 of",
+        ),
         ("conv=transform conv.where=nothing_is_called_so", "conv: no convolution of UNet could be swapped"),
         ("conv=mirror conv.axes=[3]", "conv: axes must lie below 3, the image's spatial axes, got [3]"),
         ("conv=mirror conv.axes=[]", "conv: axes must be different spatial axes, counted from 0, got []"),
@@ -173,17 +185,20 @@ def fails(
         ("conv=masked conv.mask=[[1,1],[1,1]]", "conv: layer encoder.0.0: mask must have shape kernel_size = (3, 3, 3)"),
         ("conv=bottleneck conv.ratio=2", "conv: layer encoder.0.0: ratio must lie in (0, 1], got 2"),
         ("conv=se conv.reduction=0", "conv: layer encoder.0.0: reduction must be at least 1, got 0"),
-        ("augment.mirror_axes=[3]", "augment.mirror_axes must be different spatial axes from 0 to 2, or `all`, got [3]"),
         (
-            "task.mirror_axes=[0]",
-            "task.mirror_axes=[0] needs a network that knows mirrored images: add [0] to augment.mirror_axes",
+            "augmentation.mirror_axes=[3]",
+            "augmentation.mirror_axes must be different spatial axes from 0 to 2, or `all`, got [3]",
         ),
         (
-            "task.mirror_axes=[0,0] augment.mirror_axes=[0]",
+            "task.mirror_axes=[0]",
+            "task.mirror_axes=[0] needs a network that knows mirrored images: add [0] to augmentation.mirror_axes",
+        ),
+        (
+            "task.mirror_axes=[0,0] augmentation.mirror_axes=[0]",
             "task.mirror_axes must be different spatial axes from 0 to 2, got [0, 0]",
         ),
         ("run.resume=sometimes", "run.resume must be auto, never or a checkpoint"),
-        ("run.checkpoint_every=soon", "run.checkpoint_every must be written DD:HH:MM:SS"),
+        ("run.checkpoint_interval=soon", "run.checkpoint_interval must be written DD:HH:MM:SS"),
         ("init.pretrained=nowhere.ckpt", "nowhere.ckpt: no such checkpoint"),
         ("loss._target_=torch.nn.CrossEntropyLos", "loss._target_"),
         ("scheduler.power=2", "power"),
@@ -265,13 +280,13 @@ def test_a_run_does_not_go_on_with_other_cases(dataset: Path, tmp_path: Path) ->
     folder = tmp_path / "data" / "tiny"
     shutil.copytree(dataset, folder)
     (broken := folder / "imagesTr/case_1.nii.gz").write_bytes(b"")
-    first = tiny.train(folder, tmp_path / "run", "data.on_fault=skip")
+    first = tiny.train(folder, tmp_path / "run", "data.on_invalid_case=skip")
     assert list(first["skipped_cases"]) == ["case_1"]
     shutil.copy(dataset / "imagesTr/case_1.nii.gz", broken)
     with pytest.raises(
         ValueError, match=r"run of another config.*\n(.*\n)*  facts\.train_cases: \d cases, \w+ there, \d cases, \w+ now"
     ):
-        tiny.train(folder, tmp_path / "run", "data.on_fault=skip", "trainer.max_steps=8")
+        tiny.train(folder, tmp_path / "run", "data.on_invalid_case=skip", "trainer.max_steps=8")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -379,7 +394,7 @@ def test_a_flipped_bit_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("group", "key", "value"),
-    [("model", "channels", [-1, 4]), ("model", "channels", [10**30, 4]), ("facts", "num_channels", 10**9)],
+    [("model", "channels", [-1, 4]), ("model", "channels", [10**30, 4]), ("derived", "num_channels", 10**9)],
 )
 def test_a_record_that_was_made_up_is_named(checkpoint: Path, tmp_path: Path, group: str, key: str, value: object) -> None:
     content = torch.load(checkpoint, weights_only=True)

@@ -24,16 +24,16 @@ class Augment(Sampling):
     brightness, contrast, gamma.
 
     Args:
-        label_pairs: label values that swap where a sample is mirrored along `left_right_axis`.
+        flip_label_pairs: label values that swap where a sample is mirrored along `left_right_axis`.
         ranges: what `Sampling` takes: seed, spacing_mm, patch_size, probabilities and ranges.
     Raises: ValueError: values out of range.
     """
 
     def __init__(
-        self, *args: Any, label_pairs: Sequence[Sequence[int]] = (), left_right_axis: int | None = None, **ranges: Any
+        self, *args: Any, flip_label_pairs: Sequence[Sequence[int]] = (), left_right_axis: int | None = None, **ranges: Any
     ) -> None:
         super().__init__(*args, **ranges)
-        self.label_pairs, self.left_right_axis = tuple(label_pairs), left_right_axis
+        self.flip_label_pairs, self.left_right_axis = tuple(flip_label_pairs), left_right_axis
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Shape: image (batch, channels, *spatial), label (batch, 1, *spatial); sample (batch,) numbers. Image and label
@@ -51,8 +51,8 @@ class Augment(Sampling):
         values = moved.float()
         rows, of_rows = values.flatten(0, 1), parameters.per_row()
         intensity.add_noise(values, parameters.noise_std, parameters.noise_seed)
-        intensity.soften(rows, of_rows["blur"], of_rows["low_resolution"])
-        intensity.scale_values(rows, of_rows["brightness"], of_rows["offset"])
+        intensity.soften(rows, of_rows["blur"], of_rows["simulate_low_resolution"])
+        intensity.scale_values(rows, of_rows["brightness"], of_rows["additive_brightness"])
         intensity.stretch(rows, of_rows["contrast"])
         intensity.bend(rows, of_rows["gamma_inverted"], inverted=True)
         intensity.bend(rows, of_rows["gamma"], inverted=False)
@@ -71,7 +71,7 @@ class Augment(Sampling):
                 one = slice(i, i + 1)
                 pair = (None, None) if label is None or out_label is None else (label[i][None], out_label[one])
                 self._place(image[i][None], pair[0], [move[one] for move in moves], out[one], pair[1])
-        if out_label is not None and self.label_pairs and self.left_right_axis is not None:
+        if out_label is not None and self.flip_label_pairs and self.left_right_axis is not None:
             self._swap(out_label, parameters.flips[:, self.left_right_axis])
         return out, out_label
 
@@ -99,7 +99,7 @@ class Augment(Sampling):
         """Left becomes right."""
         for i in which.nonzero().flatten().tolist():
             before = label[i].clone()
-            for a, b in self.label_pairs:
+            for a, b in self.flip_label_pairs:
                 label[i].masked_fill_(before == a, b).masked_fill_(before == b, a)
 
     def _field(self, control: Tensor, device: torch.device) -> Tensor | None:

@@ -15,15 +15,24 @@ from torch import Tensor
 from medconv.data.augmentation.spatial import control_points, reach
 
 PLACE = ("rotation", "scale", "shift", "elastic")
-VALUES = ("noise", "blur", "low_resolution", "brightness", "offset", "contrast", "gamma_inverted", "gamma")
+VALUES = (
+    "noise",
+    "blur",
+    "simulate_low_resolution",
+    "brightness",
+    "additive_brightness",
+    "contrast",
+    "gamma_inverted",
+    "gamma",
+)
 MOVES = ("moved", "matrix", "shift", "flips", "elastic")  # what `Parameters` has of a sample's place
 THICK = 3.0  # times the finest spacing: an axis beyond that is not resampled
 _ZOOM_OUT = 1.25  # patches that show more than that have zeros at their ends
 _FOLDS = 0.4  # of the control points' distance; splines may fold beyond (Choi & Lee 2000, Graphical Models 62:89)
 _RANGES = {
     **dict.fromkeys(("noise_std", "blur_sigma"), 0.0),
-    **dict.fromkeys(("scale", "low_resolution", "brightness", "contrast", "gamma"), 0.01),
-    "offset": -np.inf,
+    **dict.fromkeys(("scale", "simulate_low_resolution", "brightness", "contrast", "gamma"), 0.01),
+    "additive_brightness": -np.inf,
 }
 
 
@@ -37,8 +46,8 @@ class Parameters:
             matrix @ p + shift + elastic, in voxels. flips (batch, axes): are part of the matrix.
         elastic (batch, axes, *control points): displacements in voxels.
         noise_std, noise_seed (batch,).
-        blur (batch, channels, axes): deviation in voxels; low_resolution (batch, channels, axes): share of the voxels.
-        brightness, offset, contrast, gamma_inverted, gamma (batch, channels).
+        blur (batch, channels, axes): deviation in voxels; simulate_low_resolution (batch, channels, axes): share of the voxels.
+        brightness, additive_brightness, contrast, gamma_inverted, gamma (batch, channels).
     """
 
     moved: Tensor
@@ -49,16 +58,24 @@ class Parameters:
     noise_std: Tensor
     noise_seed: Tensor
     blur: Tensor
-    low_resolution: Tensor
+    simulate_low_resolution: Tensor
     brightness: Tensor
-    offset: Tensor
+    additive_brightness: Tensor
     contrast: Tensor
     gamma_inverted: Tensor
     gamma: Tensor
 
     def per_row(self) -> dict[str, Tensor]:
         """What is drawn for each channel, name to values, with the channels of all samples in one row of rows."""
-        names = ("blur", "low_resolution", "brightness", "offset", "contrast", "gamma_inverted", "gamma")
+        names = (
+            "blur",
+            "simulate_low_resolution",
+            "brightness",
+            "additive_brightness",
+            "contrast",
+            "gamma_inverted",
+            "gamma",
+        )
         return {name: getattr(self, name).flatten(0, 1) for name in names}
 
 
@@ -76,7 +93,7 @@ class Sampling:
         rotation_deg: largest angle in each plane. scale: range of how much more a patch shows. shift: largest, as share
             of the patch. elastic_mm: largest displacement of the control points, elastic_spacing_mm apart.
         mirror_axes: spatial axes along which each sample is flipped or not, by chance; or `all`.
-        noise_std: range, in units of the image, as offset. blur_sigma: range in voxels. low_resolution: range of the
+        noise_std: range, in units of the image, as additive_brightness. blur_sigma: range in voxels. simulate_low_resolution: range of the
             share of voxels along an axis. brightness, contrast, gamma: range of a factor about 0, of one about the mean,
             of an exponent; as often below 1 as above.
     Raises: ValueError: values out of range.
@@ -97,9 +114,9 @@ class Sampling:
         mirror_axes: Sequence[int] | str = (),
         noise_std: Sequence[float] = (0.0, 0.1),
         blur_sigma: Sequence[float] = (0.5, 1.0),
-        low_resolution: Sequence[float] = (0.5, 1.0),
+        simulate_low_resolution: Sequence[float] = (0.5, 1.0),
         brightness: Sequence[float] = (0.75, 1.25),
-        offset: Sequence[float] = (-0.2, 0.2),
+        additive_brightness: Sequence[float] = (-0.2, 0.2),
         contrast: Sequence[float] = (0.75, 1.25),
         gamma: Sequence[float] = (0.7, 1.5),
     ) -> None:
@@ -108,7 +125,11 @@ class Sampling:
         self.rotation_deg, self.shift = rotation_deg, shift
         self.elastic_mm, self.elastic_spacing_mm = elastic_mm, elastic_spacing_mm
         self.scale, self.noise_std, self.blur_sigma = _tuple(scale), _tuple(noise_std), _tuple(blur_sigma)
-        self.low_resolution, self.brightness, self.offset = _tuple(low_resolution), _tuple(brightness), _tuple(offset)
+        self.simulate_low_resolution, self.brightness, self.additive_brightness = (
+            _tuple(simulate_low_resolution),
+            _tuple(brightness),
+            _tuple(additive_brightness),
+        )
         self.contrast, self.gamma = _tuple(contrast), _tuple(gamma)
         self.mirror_axes = mirrored_axes(mirror_axes, len(self.spacing_mm))
         self._check()
@@ -178,12 +199,12 @@ class Sampling:
     def _draw_values(self, draw: Callable[[], float]) -> tuple[Any, ...]:
         """`Parameters` from `blur` to `gamma`, of one channel."""
         blur = [_between(draw, self.blur_sigma) * thin for thin in self.thin]
-        share = _between(draw, self.low_resolution)
+        share = _between(draw, self.simulate_low_resolution)
         return (
             self._chosen(draw, "blur", blur, [0.0] * len(blur)),
-            self._chosen(draw, "low_resolution", [share if thin else 1.0 for thin in self.thin], [1.0] * len(blur)),
+            self._chosen(draw, "simulate_low_resolution", [share if thin else 1.0 for thin in self.thin], [1.0] * len(blur)),
             self._chosen(draw, "brightness", _factor(draw, self.brightness), 1.0),
-            self._chosen(draw, "offset", _between(draw, self.offset), 0.0),
+            self._chosen(draw, "additive_brightness", _between(draw, self.additive_brightness), 0.0),
             self._chosen(draw, "contrast", _factor(draw, self.contrast), 1.0),
             self._chosen(draw, "gamma_inverted", _factor(draw, self.gamma), 1.0),
             self._chosen(draw, "gamma", _factor(draw, self.gamma), 1.0),
@@ -212,7 +233,7 @@ class Sampling:
         unknown = [name for name in self.p if name not in (*PLACE, *VALUES)]
         if unknown or any(not 0 <= chance <= 1 for chance in self.p.values()):
             raise ValueError(
-                f"augment.p gives probabilities from 0 to 1 of {', '.join((*PLACE, *VALUES))}, got {unknown or self.p}"
+                f"augmentation.p gives probabilities from 0 to 1 of {', '.join((*PLACE, *VALUES))}, got {unknown or self.p}"
             )
         for key, low in _RANGES.items():
             values = getattr(self, key)
@@ -222,23 +243,25 @@ class Sampling:
                 or not low <= values[0] <= values[1] < np.inf
             ):
                 raise ValueError(f"augment.{key} must be a range [low, high] from {low:g} upwards, got {list(values)}")
-        if self.low_resolution[1] > 1:
-            raise ValueError(f"augment.low_resolution is a share of the voxels, at most 1, got {list(self.low_resolution)}")
+        if self.simulate_low_resolution[1] > 1:
+            raise ValueError(
+                f"augmentation.simulate_low_resolution is a share of the voxels, at most 1, got {list(self.simulate_low_resolution)}"
+            )
         for key in ("rotation_deg", "shift", "elastic_mm"):
             if not isinstance(getattr(self, key), (int, float)) or not 0 <= getattr(self, key) < np.inf:
                 raise ValueError(f"augment.{key} must be 0 or more, got {getattr(self, key)}")
         if self.p["elastic"] and not self.elastic_mm <= _FOLDS * self.elastic_spacing_mm:
             raise ValueError(
-                f"augment.elastic_mm must be at most {_FOLDS} of augment.elastic_spacing_mm, or tissue folds over itself, "
+                f"augmentation.elastic_mm must be at most {_FOLDS} of augmentation.elastic_spacing_mm, or tissue folds over itself, "
                 f"got {self.elastic_mm} and {self.elastic_spacing_mm}"
             )
 
 
 def mirrored_axes(axes: Sequence[int] | str, spatial_dims: int) -> tuple[int, ...]:
-    """What `augment.mirror_axes` means. Raises: ValueError: not different spatial axes, nor `all`."""
+    """What `augmentation.mirror_axes` means. Raises: ValueError: not different spatial axes, nor `all`."""
     if axes == "all":
         return tuple(range(spatial_dims))
-    return check_axes("augment.mirror_axes", axes, spatial_dims, also=", or `all`")
+    return check_axes("augmentation.mirror_axes", axes, spatial_dims, also=", or `all`")
 
 
 def check_axes(key: str, axes: Any, spatial_dims: int, also: str = "") -> tuple[int, ...]:

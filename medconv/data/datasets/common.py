@@ -12,7 +12,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.io import raster
 from medconv.data.io.images import num_channels, stem
 from medconv.targets.parse import declared
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 
 
 def modalities_of(files: Sequence[Path], modality: str) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ def class_names_of(root: Path) -> tuple[str, ...]:
     return _labels(_read_meta(root), root / "dataset.json")[0]
 
 
-def targets_of(root: Path) -> Targets:
+def targets_of(root: Path) -> SegmentationTargets:
     """What the label values in a folder's `dataset.json` stand for: classes or regions, and what to ignore."""
     return _labels(_read_meta(root), root / "dataset.json")[1]
 
@@ -57,7 +57,7 @@ def _dataset(
     name: str,
     cases: list[Case],
     class_names: tuple[str, ...],
-    targets: Targets | None,
+    targets: SegmentationTargets | None,
     modalities: tuple[str, ...],
     path: Path,
     faults: Mapping[str, str] | None = None,
@@ -102,5 +102,5 @@ def _numbered(names: Any, path: Path, key: str) -> tuple[str, ...]:
     return tuple(str(names[str(i)]) for i in range(len(names)))
 
 
-def _labels(meta: Mapping[str, Any], path: Path) -> tuple[tuple[str, ...], Targets]:
+def _labels(meta: Mapping[str, Any], path: Path) -> tuple[tuple[str, ...], SegmentationTargets]:
     return declared(meta.get("labels"), meta.get("regions_class_order"), path)

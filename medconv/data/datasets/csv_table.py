@@ -12,7 +12,7 @@ from pathlib import Path
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import ids_of, modalities_of
-from medconv.targets.image_level import KINDS, Outcome
+from medconv.targets.image_level import KINDS, ImageLevelTargets
 
 PARTS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -40,7 +40,7 @@ def csv(
     label_columns: Sequence[str] | str | None = None,
     split_column: str | None = None,
     group_column: str | None = None,
-    kind: str | None = None,
+    target_type: str | None = None,
     class_names: Sequence[str] | None = None,
     modality: str = "MRI",
     task: str = "",
@@ -50,7 +50,7 @@ def csv(
     Args:
         label_columns: one with a class or a number, several with 0 or 1 or with numbers; None: `label`.
         split_column, group_column: None takes `split` and `group` where they are there.
-        kind: of `Outcome`; None: numbers where `task` is a regression, else classes of one column and findings of several.
+        kind: of `ImageLevelTargets`; None: numbers where `task` is a regression, else classes of one column and findings of several.
         class_names: of classes, in the order of the outputs; None sorts what is there.
     Raises: ValueError: no such file or column, no rows. What is wrong with a row is a fault of its case.
     """
@@ -65,9 +65,9 @@ def csv(
     for key, column in zip(keys, (path_column, *columns, split_column, group_column), strict=True):
         _need_column(key, column, header, path)
     rows = [_row(path, number, line, path_column, columns, split_column, group_column) for number, line in lines]
-    kind = _kind(kind, columns, task)
-    outcome = _outcome(kind, columns, rows, class_names, path)
-    return _dataset(path, rows, outcome, modality)
+    kind = _kind(target_type, columns, task)
+    image_targets = _outcome(kind, columns, rows, class_names, path)
+    return _dataset(path, rows, image_targets, modality)
 
 
 def _file(root: str | Path | None) -> Path:
@@ -132,36 +132,38 @@ def _row(
     return _Row(where, file, {c: line[c] for c in columns}, part, line[group] if group else "", fault)
 
 
-def _kind(kind: str | None, columns: Sequence[str], task: str) -> str:
-    if kind is not None and kind not in KINDS:
-        raise ValueError(f"data.kind must be one of {', '.join(KINDS)}, or null, got {kind!r}")
-    found = kind or ("numbers" if task.endswith("Regression") else "classes" if len(columns) == 1 else "findings")
-    if found == "classes" and len(columns) > 1:
+def _kind(target_type: str | None, columns: Sequence[str], task: str) -> str:
+    if target_type is not None and target_type not in KINDS:
+        raise ValueError(f"data.target_type must be one of {', '.join(KINDS)}, or null, got {target_type!r}")
+    found = target_type or (
+        "regression" if task.endswith("Regression") else "multiclass" if len(columns) == 1 else "multilabel"
+    )
+    if found == "multiclass" and len(columns) > 1:
         raise ValueError(
-            f"data.kind=classes takes one of data.label_columns, got {', '.join(columns)}; findings may be several"
+            f"data.target_type=multiclass takes one of data.label_columns, got {', '.join(columns)}; findings may be several"
         )
     return found
 
 
 def _outcome(
-    kind: str, columns: Sequence[str], rows: Sequence[_Row], class_names: Sequence[str] | None, path: Path
-) -> Outcome:
-    if kind != "classes":
+    target_type: str, columns: Sequence[str], rows: Sequence[_Row], class_names: Sequence[str] | None, path: Path
+) -> ImageLevelTargets:
+    if target_type != "multiclass":
         if class_names and len(class_names) != len(columns):
             raise ValueError(f"data.class_names needs a name for each of {', '.join(columns)}, got {list(class_names)}")
-        return Outcome(kind, tuple(map(str, class_names or columns)))
+        return ImageLevelTargets(target_type, tuple(map(str, class_names or columns)))
     found = {row.labels[columns[0]] for row in rows} - {""}
     names = tuple(map(str, class_names)) if class_names else tuple(sorted(found, key=_in_order))
     if len(names) > _MOST and not class_names:
         raise ValueError(
             f"{path}: {len(names)} different labels in column {columns[0]!r}, expected some classes; of numbers, take "
-            "task=regression or data.kind=numbers"
+            "task=regression or data.target_type=regression"
         )
     if len(names) < 2:
         raise ValueError(
             f"{path}: column {columns[0]!r} holds {', '.join(names) or 'nothing'}, expected two classes or more"
         )
-    return Outcome(kind, names)
+    return ImageLevelTargets(target_type, names)
 
 
 def _in_order(label: str) -> tuple[float, str]:
@@ -175,31 +177,33 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _dataset(path: Path, rows: Sequence[_Row], outcome: Outcome, modality: str) -> Dataset:
+def _dataset(path: Path, rows: Sequence[_Row], image_targets: ImageLevelTargets, modality: str) -> Dataset:
     ids = ids_of([row.path for row in rows], path.parent, path)
     cases, faults = [], {}
     for case, row in zip(ids, rows, strict=True):
-        values, wrong = _values(row, outcome)
+        values, wrong = _values(row, image_targets)
         if fault := row.fault or wrong:
             faults[case] = f"{row.where}: {fault}"
         cases.append(Case(case, (row.path,), values=values, group=row.group, part=row.part))
     modalities = modalities_of([row.path for row in rows if row.fault is None], modality)
     ordered = tuple(sorted(cases, key=lambda case: case.id))
-    return Dataset(path.parent.name or path.stem, ordered, outcome.names, modalities, faults, outcome=outcome)
+    return Dataset(
+        path.parent.name or path.stem, ordered, image_targets.names, modalities, faults, image_targets=image_targets
+    )
 
 
-def _values(row: _Row, outcome: Outcome) -> tuple[tuple[float, ...] | None, str | None]:
+def _values(row: _Row, image_targets: ImageLevelTargets) -> tuple[tuple[float, ...] | None, str | None]:
     """The values of a row, or what is wrong with them."""
     labels = list(row.labels.items())
-    if outcome.kind == "classes":
+    if image_targets.kind == "multiclass":
         column, label = labels[0]
-        if label in outcome.names:
-            return (float(outcome.names.index(label)),), None
-        return None, f"column {column!r}: {label!r} is no class; the classes are {', '.join(outcome.names)}"
+        if label in image_targets.names:
+            return (float(image_targets.names.index(label)),), None
+        return None, f"column {column!r}: {label!r} is no class; the classes are {', '.join(image_targets.names)}"
     numbers = [_number(label) for _, label in labels]
     for (column, label), number in zip(labels, numbers, strict=True):
         if number is None:
             return None, f"column {column!r} must hold numbers, got {label!r}"
-        if outcome.kind == "findings" and number not in (0, 1):
-            return None, f"column {column!r} must hold 0 or 1, got {label!r}; data.kind=numbers takes any number"
+        if image_targets.kind == "multilabel" and number not in (0, 1):
+            return None, f"column {column!r} must hold 0 or 1, got {label!r}; data.target_type=regression takes any number"
     return tuple(number for number in numbers if number is not None), None

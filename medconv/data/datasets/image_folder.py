@@ -9,7 +9,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import ids_of, modalities_of
 from medconv.data.datasets.csv_table import PARTS
 from medconv.data.io.images import KNOWN, SUFFIXES
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 
 
 def imagefolder(root: str | Path | None, class_names: Sequence[str] | None = None, modality: str = "MRI") -> Dataset:
@@ -37,10 +37,10 @@ def imagefolder(root: str | Path | None, class_names: Sequence[str] | None = Non
         Case(case, (path,), values=(float(names.index(folder.name)),), part=part)
         for case, (path, folder, part) in zip(ids, found, strict=True)
     ]
-    outcome = Outcome("classes", names)
+    image_targets = ImageLevelTargets("multiclass", names)
     modalities = modalities_of([path for path, _, _ in found], modality)
     ordered = tuple(sorted(cases, key=lambda case: case.id))
-    return Dataset(root.absolute().name, ordered, names, modalities, outcome=outcome)
+    return Dataset(root.absolute().name, ordered, names, modalities, image_targets=image_targets)
 
 
 def _folders(root: Path) -> list[Path]:

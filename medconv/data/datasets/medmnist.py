@@ -32,14 +32,14 @@ Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
 def medmnist(
     root: str | Path | None,
-    cache: str | Path,
+    cache_dir: str | Path,
     class_names: Sequence[str] | None = None,
-    kind: str | None = None,
+    target_type: str | None = None,
     task: str = "",
 ) -> Dataset:
     """The cases of FILE.npz with its own parts; images as PNG or NIfTI under `cache`.
 
-    Args: class_names: of classes or findings; None numbers them. kind, task: as for `csv`; an ordinal task has classes.
+    Args: class_names: of classes or findings; None numbers them. target_type, task: as for `csv`; an ordinal task has classes.
     Raises: ValueError: not such a file, or no room.
     """
     if root is None or not Path(root).is_file():
@@ -47,7 +47,7 @@ def medmnist(
         raise ValueError(f"data.root={given}, expected a MedMNIST file, such as data.root=/data/pneumoniamnist.npz")
     path = Path(root)
     identity = sha256(repr([str(path.resolve()), *stamp(path)]).encode()).hexdigest()[:12]
-    home = Path(cache) / f"{path.stem}-files-{identity}"
+    home = Path(cache_dir) / f"{path.stem}-files-{identity}"
     if not (home / _TABLE).is_file():
         try:
             home.parent.mkdir(parents=True, exist_ok=True)
@@ -55,11 +55,13 @@ def medmnist(
                 if not home.exists():
                     _unpack(path, home)
         except OSError as error:
-            raise ValueError(f"data.cache: cannot write to {home} ({error.strerror})") from error
+            raise ValueError(f"data.cache_dir: cannot write to {home} ({error.strerror})") from error
     columns = _columns(home)
-    classes = len(columns) == 1 and kind in (None, "classes") and not task.endswith("Regression")
+    classes = len(columns) == 1 and target_type in (None, "multiclass") and not task.endswith("Regression")
     numbered = _all_classes(home) if classes else None
-    found = csv(home / _TABLE, label_columns=columns, kind=kind, class_names=numbered, modality="grey", task=task)
+    found = csv(
+        home / _TABLE, label_columns=columns, target_type=target_type, class_names=numbered, modality="grey", task=task
+    )
     return _named(replace(found, name=path.stem), class_names)
 
 
@@ -67,12 +69,12 @@ def _named(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
     """The same with these names, in the order of the numbers. Raises: ValueError: not a name for each."""
     if not names:
         return dataset
-    assert dataset.outcome is not None
-    if len(names) != len(dataset.outcome.names):
-        wanted = f"{len(dataset.outcome.names)} {dataset.outcome.kind}"
+    assert dataset.image_targets is not None
+    if len(names) != len(dataset.image_targets.names):
+        wanted = f"{len(dataset.image_targets.names)} {dataset.image_targets.kind}"
         raise ValueError(f"data.class_names needs a name for each of {wanted}, got {list(names)}")
-    outcome = replace(dataset.outcome, names=tuple(map(str, names)))
-    return replace(dataset, outcome=outcome, class_names=outcome.names)
+    image_targets = replace(dataset.image_targets, names=tuple(map(str, names)))
+    return replace(dataset, image_targets=image_targets, class_names=image_targets.names)
 
 
 def _unpack(path: Path, home: Path) -> None:

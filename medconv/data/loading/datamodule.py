@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from torch.utils.data import default_collate
 
 from medconv.data.case import Case
-from medconv.data.loading.image_dataset import WholeCases, WholeDataset
+from medconv.data.loading.image_dataset import ImageCases, ImageDataset
 from medconv.data.loading.patch_dataset import CaseDataset, PatchDataset, Sample, SampleOrder
 from medconv.data.loading.worker_errors import Fault, Guarded, GuardedCollate
 from medconv.data.preprocessing.store import Store
@@ -54,7 +54,7 @@ class DataModule(LightningDataModule):
         seed: int,
         batch_size: int,
         samples_per_epoch: int,
-        foreground_share: float,
+        oversample_foreground: float,
         num_workers: int | None = None,
         prefetch_factor: int = 2,
         persistent_workers: bool | None = None,
@@ -64,7 +64,7 @@ class DataModule(LightningDataModule):
         super().__init__()
         self.store, self.train_cases, self.val_cases, self.patch_size = store, train, val, patch_size
         self.augment, self.seed, self.batch_size = augment, seed, batch_size
-        self.samples_per_epoch, self.foreground_share = samples_per_epoch, foreground_share
+        self.samples_per_epoch, self.oversample_foreground = samples_per_epoch, oversample_foreground
         self.num_workers, self.prefetch_factor, self.persistent_workers = num_workers, prefetch_factor, persistent_workers
         self.slice_axis, self.draw_from = slice_axis, draw_from
         self.mark: Callable[[str], None] = lambda phase: None  # a profiler's: called with the part of a step that ends
@@ -79,8 +79,8 @@ class DataModule(LightningDataModule):
                 raise ValueError(f"data.{key} must be at least 1, got {getattr(self, key)}")
         if self.num_workers is not None and self.num_workers < 0:
             raise ValueError(f"data.num_workers must be 0 or more, got {self.num_workers}")
-        if not 0 <= self.foreground_share <= 1:
-            raise ValueError(f"data.foreground_share must lie between 0 and 1, got {self.foreground_share}")
+        if not 0 <= self.oversample_foreground <= 1:
+            raise ValueError(f"data.oversample_foreground must lie between 0 and 1, got {self.oversample_foreground}")
         if self.num_workers == 0 and self.persistent_workers:
             raise ValueError("data.persistent_workers=true needs workers that persist, got data.num_workers=0")
 
@@ -92,12 +92,12 @@ class DataModule(LightningDataModule):
         loader.mark = lambda phase: self.mark(phase)  # whose it is by then
         return loader
 
-    def _samples(self) -> WholeDataset | PatchDataset:
+    def _samples(self) -> ImageDataset | PatchDataset:
         if self.whole:
-            return WholeDataset(self.store, self.train_cases, self.seed, self.draw_from)
+            return ImageDataset(self.store, self.train_cases, self.seed, self.draw_from)
         ids = [case.id for case in self.train_cases]
         return PatchDataset(
-            self.store, ids, self.patch_size, self.seed, self.foreground_share, self.slice_axis, self._read_size()
+            self.store, ids, self.patch_size, self.seed, self.oversample_foreground, self.slice_axis, self._read_size()
         )
 
     @property
@@ -120,7 +120,7 @@ class DataModule(LightningDataModule):
         mine = cases[self._rank :: self._world_size] or cases[:1]
         if self.whole and mine:
             loader = self._loader(
-                WholeCases(self.store, mine), batch_size=self.batch_size, shuffle=False, collate_fn=default_collate
+                ImageCases(self.store, mine), batch_size=self.batch_size, shuffle=False, collate_fn=default_collate
             )
         else:
             loader = self._loader(CaseDataset(self.store, mine), batch_size=1, shuffle=False, collate_fn=_only_item)

@@ -19,7 +19,7 @@ _IN_MEMORY = 256 * 2**20  # bytes of prepared images that a process reads once a
 Sample = dict[str, Any]
 
 
-class WholeCases(monai.data.Dataset):
+class ImageCases(monai.data.Dataset):
     """Whole cases for validation.
 
     Item: image (channels, *frame) float32, label (values,) float32, case id.
@@ -59,7 +59,7 @@ class WholeCases(monai.data.Dataset):
         return images
 
 
-class WholeDataset(WholeCases):
+class ImageDataset(ImageCases):
     """Training samples; index n is sample number n, without an upper limit.
 
     Item: image (channels, *frame) float32, label (values,) float32, sample n.

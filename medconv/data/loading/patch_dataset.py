@@ -27,7 +27,7 @@ class PatchDataset(monai.data.Dataset):
     Item: image (channels, *patch_size) float32, label (1, *patch_size) uint8 or int16, sample n.
     Args:
         cases: ids in the store. patch_size: voxels; smaller images are padded with 0 on both sides.
-        foreground_share: of the samples, how many are centred on a voxel of a randomly chosen class of the case. The others
+        oversample_foreground: of the samples, how many are centred on a voxel of a randomly chosen class of the case. The others
             lie anywhere or, where some voxels are to be ignored, are centred on one that is not.
         slice_axis: where the patches are 2D and the cases volumes, the axis across the slices.
         read_size: sample number to how many voxels to give around the patch's centre, other than the patch's own size.
@@ -39,13 +39,13 @@ class PatchDataset(monai.data.Dataset):
         cases: Sequence[str],
         patch_size: Sequence[int],
         seed: int,
-        foreground_share: float,
+        oversample_foreground: float,
         slice_axis: int | None = None,
         read_size: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         super().__init__(cases)
         self.data: Any = np.array(cases)  # one block of memory: counting references to strings copies their pages
-        self.store, self.seed, self.foreground_share, self.slice_axis = store, seed, foreground_share, slice_axis
+        self.store, self.seed, self.oversample_foreground, self.slice_axis = store, seed, oversample_foreground, slice_axis
         self.box, self.read_size = self._with_slice_axis(patch_size), read_size
         self._turn: tuple[int, np.ndarray] = (-1, np.empty(0))
 
@@ -85,7 +85,7 @@ class PatchDataset(monai.data.Dataset):
         spare = np.array(entry.label.shape) - box
         start = np.where(spare > 0, rng.integers(0, np.maximum(spare, 0) + 1), spare // 2)
         known, foreground = _parts(entry.foreground)
-        wanted = foreground if len(foreground) and rng.random() < self.foreground_share else known
+        wanted = foreground if len(foreground) and rng.random() < self.oversample_foreground else known
         if len(wanted):
             centred = foreground_voxel(wanted, rng) - box // 2
             start = np.where(spare > 0, np.clip(centred, 0, np.maximum(spare, 0)), start)

@@ -123,7 +123,7 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
         report.faults.append(dataset.faults[case.id])
         return report
     image = _image(case, len(dataset.modalities), report)
-    if dataset.outcome is not None:
+    if dataset.image_targets is not None:
         _whole(case, image, dataset, report)
         return report
     label = _label(case, len(dataset.class_names), dataset.targets.ignore, report)
@@ -139,8 +139,8 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
 
 def _whole(case: Case, image: tuple[np.ndarray, Grid] | None, dataset: Dataset, report: CaseReport) -> None:
     """A case that has values and no label map."""
-    assert dataset.outcome is not None
-    fault = "has no values" if case.values is None else dataset.outcome.fault(case.values)
+    assert dataset.image_targets is not None
+    fault = "has no values" if case.values is None else dataset.image_targets.fault(case.values)
     report.faults += [fault] if fault else []
     if image is None:
         return

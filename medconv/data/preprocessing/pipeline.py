@@ -21,7 +21,7 @@ from filelock import FileLock
 from medconv.data.case import Case, Dataset
 from medconv.data.io.images import check_same_grid, read_image, read_label
 from medconv.data.preprocessing.fingerprint import Checked, Fingerprint, check, still_faulty
-from medconv.data.preprocessing.preprocess import OF_ALL, Recipe, preprocess, preprocess_label
+from medconv.data.preprocessing.preprocess import OF_ALL, PreprocessingConfig, preprocess, preprocess_label
 from medconv.data.preprocessing.store import Entry, Store, signature
 from medconv.utils.atomic_io import write_text
 from medconv.utils.threads import each
@@ -61,14 +61,14 @@ def fingerprint(dataset: Dataset, folder: Path, workers: int, skip: bool = False
         return kept.fingerprint, {case: "; ".join(found) for case, found in kept.faults.items()}
 
 
-def prepare(dataset: Dataset, recipe: Recipe, folder: Path, workers: int, verify: bool = False) -> Store:
+def prepare(dataset: Dataset, recipe: PreprocessingConfig, folder: Path, workers: int, verify: bool = False) -> Store:
     """Fill the store of this recipe; cases that are there, whole and unchanged are left alone.
 
     At most `workers` cases are in memory at once, each about six times its image in float32, all channels together.
     Args: verify: read every entry again and compare its checksums.
     Raises: ValueError: a file at fault, or no room; what was prepared stays.
     """
-    meant = [] if dataset.outcome else [dataset.class_names, *_ignored(dataset)]
+    meant = [] if dataset.image_targets else [dataset.class_names, *_ignored(dataset)]
     store = Store(folder / _hash([_VERSION, _decisive(recipe), *meant]))
     with _lock(folder):
         whole = each(lambda case: store.has(case, verify), dataset.cases, workers, "verifying" if verify else "looking")
@@ -81,7 +81,7 @@ def prepare(dataset: Dataset, recipe: Recipe, folder: Path, workers: int, verify
     return store
 
 
-def prepare_case(case: Case, recipe: Recipe, num_classes: int, ignore: int | None = None) -> Entry:
+def prepare_case(case: Case, recipe: PreprocessingConfig, num_classes: int, ignore: int | None = None) -> Entry:
     """One case from its files to what the store holds.
 
     Args: ignore: the label value of voxels of which nothing is known.
@@ -98,7 +98,7 @@ def prepare_case(case: Case, recipe: Recipe, num_classes: int, ignore: int | Non
     return Entry(image, label, _places(label, num_classes, ignore), placement)
 
 
-def _prepare_whole(case: Case, recipe: Recipe) -> Entry:
+def _prepare_whole(case: Case, recipe: PreprocessingConfig) -> Entry:
     native, grid = read_image(case.images)
     if not np.isfinite(native).all():
         raise _changed(case)
@@ -109,7 +109,7 @@ def _changed(case: Case) -> ValueError:
     return ValueError(f"case {case.id}: its files have changed since they were checked, and are at fault now; start again")
 
 
-def _decisive(recipe: Recipe) -> dict[str, Any]:
+def _decisive(recipe: PreprocessingConfig) -> dict[str, Any]:
     """What a prepared case depends on: intensities of the dataset only where they are used."""
     used = [known if name in OF_ALL else None for name, known in zip(recipe.normalisation, recipe.intensities, strict=True)]
     return {**asdict(recipe), "intensities": used}
@@ -117,10 +117,10 @@ def _decisive(recipe: Recipe) -> dict[str, Any]:
 
 def _ignored(dataset: Dataset) -> list[int]:
     """What is added to what identifies a dataset, where some voxels are to be ignored."""
-    return [] if dataset.outcome or dataset.targets.ignore is None else [dataset.targets.ignore]
+    return [] if dataset.image_targets or dataset.targets.ignore is None else [dataset.targets.ignore]
 
 
-def _add(store: Store, case: Case, recipe: Recipe, dataset: Dataset) -> None:
+def _add(store: Store, case: Case, recipe: PreprocessingConfig, dataset: Dataset) -> None:
     sources = signature(case)  # from before the files are read: if they change meanwhile, the entry is made anew
     store.write(case, prepare_case(case, recipe, len(dataset.class_names), dataset.targets.ignore), sources)
 
@@ -143,8 +143,8 @@ def _sources(dataset: Dataset) -> list[Any]:
     """As JSON gives it back; a file that cannot be looked at has no signature, and `check` says so."""
     files = [_signature(case) for case in dataset.cases]
     of_dataset = [dataset.class_names, dataset.modalities, dict(dataset.faults), files, *_ignored(dataset)]
-    if dataset.outcome:
-        of_dataset.append([dataset.outcome.plain(), [case.values for case in dataset.cases]])
+    if dataset.image_targets:
+        of_dataset.append([dataset.image_targets.plain(), [case.values for case in dataset.cases]])
     if any(case.part for case in dataset.cases):
         of_dataset.append([case.part for case in dataset.cases])
     return json.loads(json.dumps([_VERSION, *of_dataset]))
@@ -213,7 +213,7 @@ def _naming(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"data.cache: cannot write to {folder} ({error.strerror})") from error
+        raise ValueError(f"data.cache_dir: cannot write to {folder} ({error.strerror})") from error
 
 
 def _hash(value: Any) -> str:

@@ -25,7 +25,7 @@ Box = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PreprocessingConfig:
     """How images become network input; saved with every checkpoint.
 
     Args:
@@ -94,7 +94,7 @@ def _check_normalisation(names: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Placement:
+class CropInfo:
     """Where a prepared image lies in its native grid; enough to put a prediction back.
 
     Args: box: (start, stop) per canonical axis, of the content. shape: canonical shape before the crop, voxels.
@@ -135,7 +135,7 @@ def content_box(image: np.ndarray) -> Box:
     return tuple(slice(int(f[0]), int(f[-1]) + 1) if len(f) else slice(0, content.shape[i]) for i, f in enumerate(found))
 
 
-def preprocess(image: np.ndarray, grid: Grid, recipe: Recipe) -> tuple[np.ndarray, Placement]:
+def preprocess(image: np.ndarray, grid: Grid, recipe: PreprocessingConfig) -> tuple[np.ndarray, CropInfo]:
     """Native voxels to network input.
 
     Shape: (channels, X, Y, Z) -> (channels, *spatial) float32, spatial being 2 or 3 axes.
@@ -143,7 +143,7 @@ def preprocess(image: np.ndarray, grid: Grid, recipe: Recipe) -> tuple[np.ndarra
     canonical, spacing = to_canonical(image, grid)
     box = content_box(canonical) if recipe.frame is None else tuple(slice(0, n) for n in canonical.shape[1:])
     cropped = canonical[(slice(None), *box)]
-    placement = Placement(grid, canonical.shape[1:], tuple((s.start, s.stop) for s in box))
+    placement = CropInfo(grid, canonical.shape[1:], tuple((s.start, s.stop) for s in box))
     normalised = np.stack([_normalise(c, i, recipe) for i, c in enumerate(cropped)])
     if recipe.resize is not None:
         prepared = np.stack([_scaled(c, (*recipe.resize, 1)[: c.ndim]) for c in normalised])
@@ -166,7 +166,7 @@ def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
     return out
 
 
-def preprocess_label(label: np.ndarray, placement: Placement, recipe: Recipe, num_classes: int) -> np.ndarray:
+def preprocess_label(label: np.ndarray, placement: CropInfo, recipe: PreprocessingConfig, num_classes: int) -> np.ndarray:
     """A native label map on the grid of its prepared image; no value appears that was not there before.
 
     Shape: (X, Y, Z) -> (*spatial) uint8 or int16.
@@ -179,7 +179,7 @@ def preprocess_label(label: np.ndarray, placement: Placement, recipe: Recipe, nu
     return _drop_slice(resampled, recipe.image_dims)[0].astype(dtype)
 
 
-def restore(logits: Tensor, placement: Placement, decode: Callable[[Iterable[Tensor]], Tensor] = highest) -> np.ndarray:
+def restore(logits: Tensor, placement: CropInfo, decode: Callable[[Iterable[Tensor]], Tensor] = highest) -> np.ndarray:
     """The label map that a prediction means, on the native grid; outside the content it is background.
 
     Shape: (outputs, *spatial) -> (X, Y, Z) int16.
@@ -188,7 +188,7 @@ def restore(logits: Tensor, placement: Placement, decode: Callable[[Iterable[Ten
     return to_native(decode(on_content_grid(logits, placement)).cpu().numpy(), placement)
 
 
-def on_content_grid(logits: Tensor, placement: Placement) -> Iterator[Tensor]:
+def on_content_grid(logits: Tensor, placement: CropInfo) -> Iterator[Tensor]:
     """The channels of a prediction, one after the other, on the grid of the native content: one native channel in memory
     and not all of them, which of 100 classes and 512 x 512 x 600 voxels would be 63 GB.
 
@@ -202,7 +202,7 @@ def on_content_grid(logits: Tensor, placement: Placement) -> Iterator[Tensor]:
         yield scores
 
 
-def to_native(content: np.ndarray, placement: Placement, outside: float = 0) -> np.ndarray:
+def to_native(content: np.ndarray, placement: CropInfo, outside: float = 0) -> np.ndarray:
     """Values of the native content, in canonical axes, back in their place: (R, A, S) -> (X, Y, Z)."""
     whole = np.full(placement.shape, outside, content.dtype)
     whole[placement.slices] = content
@@ -225,7 +225,7 @@ def _scaled(channel: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     return zoom(gaussian_filter(channel, sigma, mode="nearest") if any(sigma) else channel, shape)
 
 
-def _normalise(channel: np.ndarray, index: int, recipe: Recipe) -> np.ndarray:
+def _normalise(channel: np.ndarray, index: int, recipe: PreprocessingConfig) -> np.ndarray:
     name = recipe.normalisation[index]
     if name == "zscore":
         return (channel - channel.mean()) / max(float(channel.std()), 1e-8)

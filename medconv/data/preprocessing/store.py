@@ -19,7 +19,7 @@ import numpy as np
 
 from medconv.data.case import Case, Grid
 from medconv.data.io.images import stamp
-from medconv.data.preprocessing.preprocess import Placement
+from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.utils.atomic_io import NO_ROOM, replacing, write_text
 
 _ARRAYS = ("image", "label", "foreground")
@@ -46,10 +46,10 @@ class Entry:
     image: np.ndarray
     label: np.ndarray
     foreground: np.ndarray
-    placement: Placement
+    placement: CropInfo
 
     @classmethod
-    def whole(cls, image: np.ndarray, placement: Placement) -> Entry:
+    def whole(cls, image: np.ndarray, placement: CropInfo) -> Entry:
         return cls(image, _NONE, _NONE, placement)
 
 
@@ -134,7 +134,7 @@ class Store:
                 "damaged is prepared anew"
             ) from error
 
-    def placement(self, case_id: str) -> Placement:
+    def placement(self, case_id: str) -> CropInfo:
         return _placement(self._record(case_id))
 
     def size(self) -> int:
@@ -173,10 +173,10 @@ class _Summing:
         return self.file.write(content)
 
 
-def _placement(record: dict[str, Any]) -> Placement:
+def _placement(record: dict[str, Any]) -> CropInfo:
     known = record["placement"]
     shape, affine = known["grid"]["shape"], known["grid"]["affine"]
-    return Placement(
+    return CropInfo(
         Grid(tuple(shape), tuple(tuple(row) for row in affine)),
         tuple(known["shape"]),
         tuple((a, b) for a, b in known["box"]),
@@ -239,9 +239,9 @@ def _seal(record: dict[str, Any]) -> int:
 
 def _unwritable(folder: Path, needed: int, error: OSError) -> str:
     if error.errno not in NO_ROOM:
-        return f"cannot write to {folder} ({error.strerror}); data.cache names another place"
+        return f"cannot write to {folder} ({error.strerror}); data.cache_dir names another place"
     free = shutil.disk_usage(folder).free
     return (
         f"no room in {folder} ({error.strerror}): this case needs {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free; make "
-        "room, or name another place by data.cache. What was prepared stays, and the next start goes on from there"
+        "room, or name another place by data.cache_dir. What was prepared stays, and the next start goes on from there"
     )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from medconv.inference.exported import metadata as inference_metadata
-from medconv.inference.load import Trained
+from medconv.inference.load import LoadedModel
 
 INPUT, OUTPUT = "image", "logits"  # what they are called in an ONNX file
 _TORCH = (".pt", ".pth", ".ts", ".pt2")
@@ -27,7 +27,7 @@ _ZIP = b"PK\x03\x04"  # what torch's files begin with
 log = logging.getLogger(__name__)
 
 
-def load(path: Path, device: str = "cpu", mirror_axes: Sequence[int] | None = None) -> Trained:
+def load(path: Path, device: str = "cpu", mirror_axes: Sequence[int] | None = None) -> LoadedModel:
     """An exported ONNX file with its card.
 
     Args: mirror_axes: of test-time augmentation, in the place of the card's; spatial axes.
@@ -37,7 +37,7 @@ def load(path: Path, device: str = "cpu", mirror_axes: Sequence[int] | None = No
     metadata = inference_metadata.read(path)
     if metadata.get("format") != "onnx":
         raise ValueError(
-            f"{inference_metadata.card_path(path)}: its format must be onnx, got {metadata.get('format')!r:.40}"
+            f"{inference_metadata.metadata_path(path)}: its format must be onnx, got {metadata.get('format')!r:.40}"
         )
     return inference_metadata.as_trained(metadata, read_onnx(path, device), path, mirror_axes)
 

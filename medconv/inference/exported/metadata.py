@@ -14,18 +14,18 @@ from torch import nn
 
 from medconv import config as configs
 from medconv.config import ConfigError
-from medconv.data.preprocessing.preprocess import Recipe
-from medconv.inference.load import DAMAGED, Trained
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.inference.load import DAMAGED, LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import usable_axes
-from medconv.targets.image_level import Outcome
-from medconv.targets.segmentation import Targets
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.segmentation import SegmentationTargets
 
 VERSION = 1
 Card = dict[str, Any]
 
 
-def card_path(model: Path) -> Path:
+def metadata_path(model: Path) -> Path:
     """`model.onnx` has its card in `model.onnx.json`, and the same in words in `model.onnx.md`."""
     return model.with_name(model.name + ".json")
 
@@ -40,7 +40,7 @@ def read(model: Path) -> Card:
     """The card of an exported file. Raises: ValueError: either is missing, or the card is another file's."""
     if not model.is_file():
         raise ValueError(f"{model}: no such file")
-    path = card_path(model)
+    path = metadata_path(model)
     if not path.is_file():
         raise ValueError(
             f"{model}: its card, {path.name}, is not beside it; it says what the network's input must look like"
@@ -59,13 +59,13 @@ def read(model: Path) -> Card:
     return dict(card)
 
 
-def as_trained(card: Card, network: nn.Module, model: Path, mirror_axes: Sequence[int] | None) -> Trained:
+def as_trained(card: Card, network: nn.Module, model: Path, mirror_axes: Sequence[int] | None) -> LoadedModel:
     """What the card says, with the network of its file.
 
     Args: mirror_axes: of test-time augmentation, in the place of the card's.
     Raises: ValueError: something is missing or wrong in the card, or the network never saw images mirrored along these axes.
     """
-    path = card_path(model)
+    path = metadata_path(model)
     try:
         trained = _trained(card, network, model)
     except (ValueError, *DAMAGED) as error:
@@ -80,24 +80,26 @@ def as_trained(card: Card, network: nn.Module, model: Path, mirror_axes: Sequenc
     return replace(trained, window=replace(trained.window, mirror_axes=axes))
 
 
-def _trained(card: Card, network: nn.Module, model: Path) -> Trained:
+def _trained(card: Card, network: nn.Module, model: Path) -> LoadedModel:
     inputs, windows, outputs = card["inputs"], card["windows"], card["outputs"]
     given = {key: configs.tuples(inputs[key]) for key in ("spatial_dims", "spacing_mm", "normalisation", "slice_axis")}
     whole = {key: configs.tuples(inputs[key]) for key in ("frame", "resize") if inputs.get(key) is not None}
-    recipe = Recipe(**given, intensities=_numbers(inputs["intensities"]), **whole)
-    outcome = Outcome.from_plain(outputs["outcome"]) if "outcome" in outputs else None
-    targets = Targets((), ()) if outcome is not None else Targets.from_plain(outputs["targets"])
+    recipe = PreprocessingConfig(**given, intensities=_numbers(inputs["intensities"]), **whole)
+    image_targets = ImageLevelTargets.from_plain(outputs["image_targets"]) if "image_targets" in outputs else None
+    targets = (
+        SegmentationTargets((), ()) if image_targets is not None else SegmentationTargets.from_plain(outputs["targets"])
+    )
     window = SlidingWindow(
         tuple(windows["patch_size"]),
         windows["overlap"],
         windows["batch_size"],
         tuple(windows["mirror_axes"]),
         recipe.slice_axis,
-        configs.tuples(windows["label_pairs"]),
+        configs.tuples(windows["flip_label_pairs"]),
     )
     rounding = tuple(inputs.get("rounding", ()))
-    _check(recipe, window, inputs, outcome or targets)
-    return Trained(
+    _check(recipe, window, inputs, image_targets or targets)
+    return LoadedModel(
         network,
         recipe,
         window,
@@ -110,13 +112,15 @@ def _trained(card: Card, network: nn.Module, model: Path) -> Trained:
         model,
         tuple(windows["seen_axes"]),
         tuple(windows["equivariant_axes"]),
-        card_path(model),
-        outcome,
+        metadata_path(model),
+        image_targets,
         rounding,
     )
 
 
-def _check(recipe: Recipe, window: SlidingWindow, inputs: Card, asked: Targets | Outcome) -> None:
+def _check(
+    recipe: PreprocessingConfig, window: SlidingWindow, inputs: Card, asked: SegmentationTargets | ImageLevelTargets
+) -> None:
     """Raises: ValueError: what does not fit together, and would fail later or not at all."""
     channels = inputs["channels"]
     if not all(isinstance(name, str) for name in channels) or not channels:
@@ -133,8 +137,8 @@ def _check(recipe: Recipe, window: SlidingWindow, inputs: Card, asked: Targets |
     for key, numbers in (("frame", recipe.frame), ("resize", recipe.resize), ("rounding", inputs.get("rounding") or None)):
         if numbers is not None and not (len(numbers) == len(size) and all(type(n) is int and n > 0 for n in numbers)):
             raise ValueError(f"{key} needs {len(size)} numbers of voxels, got {numbers}")
-    if any(not 0 <= index < asked.num_outputs for pair in window.label_pairs for index in pair):
-        raise ValueError(f"label_pairs must name channels of {asked.num_outputs}, got {window.label_pairs}")
+    if any(not 0 <= index < asked.num_outputs for pair in window.flip_label_pairs for index in pair):
+        raise ValueError(f"flip_label_pairs must name channels of {asked.num_outputs}, got {window.flip_label_pairs}")
 
 
 def _numbers(content: Any) -> tuple[dict[str, float], ...]:

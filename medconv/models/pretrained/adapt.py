@@ -87,7 +87,7 @@ def new_axis(shapes: Sequence[tuple[Shape, Shape]], first: int = 2) -> int:
     return max([first, *(axis for axis in (2, 1, 0) if axis != first)], key=fits)
 
 
-def to_3d(value: Tensor, layer: Any, how: str, axis: int) -> Tensor | None:
+def inflate_2d(value: Tensor, layer: Any, how: str, axis: int) -> Tensor | None:
     """A 2D layer's kernel for a 3D one.
 
     Shape: value (out, in, k, k) -> (out, in, k, k, k), of a transposed convolution (in, out, ...).

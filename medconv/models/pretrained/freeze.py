@@ -54,9 +54,9 @@ def check_factors(factors: Mapping[str, float], network: nn.Module) -> None:
     for pattern, factor in factors.items():
         if not 0 < factor < float("inf"):
             raise ConfigError(
-                f"init.lr_factors: {pattern!r} must have a positive factor, got {factor}; to keep it, init.freeze"
+                f"init.lr_multipliers: {pattern!r} must have a positive factor, got {factor}; to keep it, init.freeze"
             )
-        _found("init.lr_factors", pattern, names)
+        _found("init.lr_multipliers", pattern, names)
 
 
 def _found(key: str, pattern: str, names: Iterable[str]) -> list[str]:

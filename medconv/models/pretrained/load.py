@@ -64,7 +64,7 @@ class Report:
 
 
 def load(
-    network: nn.Module, path: Path, facts: Mapping[str, Any], layers: Layers | None = None, to_3d: str | None = None
+    network: nn.Module, path: Path, derived: Mapping[str, Any], layers: Layers | None = None, inflate_2d: str | None = None
 ) -> Report:
     """Put what fits of a file's weights into a network, in place, and say what came of each.
 
@@ -73,12 +73,12 @@ def load(
     Args:
         facts: of this run: `num_channels`, and what its classes are called.
         layers: those that see the image, and the head; None: there are none to heed.
-        to_3d: one of `fitting.TO_3D`, or None.
+        inflate_2d: one of `fitting.TO_3D`, or None.
     Raises: ValueError: the file cannot be read, holds numbers that are not finite, or nothing that fits. ConfigError: it has
         another number of dimensions or another convolution, and no key says what to do about it.
     """
-    if to_3d not in (None, *adapt.TO_3D):
-        raise ConfigError(f"init.to_3d must be null or one of {', '.join(adapt.TO_3D)}, got {to_3d}")
+    if inflate_2d not in (None, *adapt.TO_3D):
+        raise ConfigError(f"init.inflate_2d must be null or one of {', '.join(adapt.TO_3D)}, got {inflate_2d}")
     theirs, record = read.read(path)
     own = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
     given, layers = f"init.pretrained={path}", layers or Layers()
@@ -88,9 +88,9 @@ def load(
     names = {name: match.name(name) for name in own}
     pairs = {name: (theirs[there], own[name]) for name, there in names.items() if there in theirs}
     _need_same_convolution(match, theirs, own, given)
-    _need_same_dimensions(network, pairs, given, to_3d)
+    _need_same_dimensions(network, pairs, given, inflate_2d)
     report, values = _taken(
-        own, pairs, _Fit(network, facts, layers, to_3d, _new_axis(pairs, record), _differ(record, facts))
+        own, pairs, _Fit(network, derived, layers, inflate_2d, _new_axis(pairs, record), _differ(record, derived))
     )
     _need_some(values, pairs, _both(theirs, own), network, given)
     if wrong := [str(names[name]) for name, value in values.items() if not bool(value.isfinite().all())]:
@@ -110,16 +110,16 @@ def _new_axis(pairs: Pairs, record: Mapping[str, Any]) -> int:
     return adapt.new_axis(shapes, seen if seen in (0, 1, 2) else 2)
 
 
-def _differ(record: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+def _differ(record: Mapping[str, Any], derived: Mapping[str, Any]) -> bool:
     """Whether a checkpoint says that it is of other classes; another's file does not say."""
     theirs = _facts(record)
-    return bool(theirs) and names_of(theirs) != names_of(facts)
+    return bool(theirs) and names_of(theirs) != names_of(derived)
 
 
 def _facts(record: Mapping[str, Any]) -> Mapping[str, Any]:
     config = record.get("config")
-    facts = config.get("facts") if isinstance(config, Mapping) else None
-    return facts if isinstance(facts, Mapping) else {}
+    derived = config.get("derived") if isinstance(config, Mapping) else None
+    return derived if isinstance(derived, Mapping) else {}
 
 
 def _taken(own: Mapping[str, Tensor], pairs: Pairs, fit: _Fit) -> tuple[Report, dict[str, Tensor]]:
@@ -142,7 +142,7 @@ class _Fit:
     """Makes the tensors of one file fit one network."""
 
     network: nn.Module
-    facts: Mapping[str, Any]
+    derived: Mapping[str, Any]
     layers: Layers
     how: str | None
     axis: int
@@ -155,10 +155,10 @@ class _Fit:
         if self.other_classes and adapt.within(name, self.layers.head):
             return None, "head of other classes"
         if self.how and (value.ndim, own.ndim) == (4, 5) and (layer := _convolution(self.network, name)) is not None:
-            solid = adapt.to_3d(value, layer, self.how, self.axis)
+            solid = adapt.inflate_2d(value, layer, self.how, self.axis)
             value, done = (value, done) if solid is None else (solid, [f"2D to 3D by {self.how}, axis {self.axis}"])
         if value.shape != own.shape and adapt.within(name, self.layers.image):
-            other = adapt.to_channels(value, own.shape, self.facts["num_channels"])
+            other = adapt.to_channels(value, own.shape, self.derived["num_channels"])
             value, done = (value, done) if other is None else (other, [*done, "other input channels"])
         if value.shape != own.shape:
             return None, f"{there} in the file, here {tuple(own.shape)}"
@@ -184,12 +184,12 @@ def _need_same_convolution(match: Match, theirs: Mapping[str, Tensor], own: Mapp
         if name == layer + _COMPUTED and computed not in theirs and plain in theirs:
             raise ConfigError(
                 f"{given}: it holds plain weights, such as {plain}, and the convolution of this run computes its own: "
-                "conv.keep_weight=true projects them"
+                "conv.init_from_weights=true projects them"
             )
         if name == f"{layer}.weight" and plain not in theirs and computed in theirs:
             raise ConfigError(
                 f"{given}: its convolutions compute their weights, from {computed} and others, and here they are plain: "
-                "take the `conv` that it was trained with, and conv.keep_weight=false"
+                "take the `conv` that it was trained with, and conv.init_from_weights=false"
             )
 
 
@@ -203,7 +203,7 @@ def _need_same_dimensions(network: nn.Module, pairs: Pairs, given: str, how: str
             raise ConfigError(f"{words}; 3D weights are not used in 2D")
         if how is None:
             raise ConfigError(
-                f"{words}: init.to_3d=inflate repeats its kernels along the new axis, init.to_3d=acs puts them into planes"
+                f"{words}: init.inflate_2d=inflate repeats its kernels along the new axis, init.inflate_2d=acs puts them into planes"
             )
 
 

@@ -1,1 +1,1 @@
-"""`perf=auto`: measures which switches are fastest here and remembers it."""
+"""`perf=autotune`: measures which switches are fastest here and remembers it."""

@@ -1,4 +1,4 @@
-"""`perf=auto` in a run: which values are open, who measures, and what is remembered.
+"""`perf=autotune` in a run: which values are open, who measures, and what is remembered.
 
 An open value is null in the config. Rank 0 measures and writes the choice to a file; the other ranks, and later runs on
 the same hardware with the same network, shapes and versions, read it. A run that is continued keeps what its
@@ -25,19 +25,19 @@ from medconv import config as configs
 from medconv.models.build import Values, build_network
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.models.pretrained.freeze import freeze
-from medconv.targets.image_level import outcome_of
-from medconv.targets.segmentation import Targets
+from medconv.targets.image_level import image_targets_of
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.autotune import search
 from medconv.training.autotune.trial import Choice, Work
 from medconv.training.losses.build import fitted_loss
-from medconv.training.losses.image_level import ForOutcome
+from medconv.training.losses.image_level import ImageLevelLoss
 from medconv.training.losses.segmentation import over_heads
 from medconv.training.optim.build import build_optimizer
-from medconv.training.run_dir import RunFolder, is_rank_zero, short_hash
+from medconv.training.run_dir import RunDir, is_rank_zero, short_hash
 from medconv.utils import hardware
 from medconv.utils.atomic_io import write_text
 
-OPEN = ("perf.channels_last", "perf.fast_norm", "perf.checkpointing", "perf.compile", "trainer.precision")
+OPEN = ("perf.channels_last", "perf.fast_norm", "perf.activation_checkpointing", "perf.compile", "trainer.precision")
 _LENGTH = ("max_time", "max_steps", "max_epochs", "limit_train_batches")  # of a run, in `trainer`
 _REPAID = 1800  # seconds of a run from which compiling is tried
 _PATIENCE = 600  # seconds that the other ranks wait for rank 0's choice
@@ -45,7 +45,7 @@ _PATIENCE = 600  # seconds that the other ranks wait for rank 0's choice
 log = logging.getLogger(__name__)
 
 
-def settle(values: Values, folder: RunFolder) -> Values:
+def settle(values: Values, folder: RunDir) -> Values:
     """The same values with none of OPEN null.
 
     Raises: ConfigError: nothing fits into memory, or rank 0's choice does not come.
@@ -59,7 +59,7 @@ def settle(values: Values, folder: RunFolder) -> Values:
     path = _memory(values)
     found = _remembered(path)
     if found is not None:
-        log.info("perf=auto: %s, as measured here before (%s)", _words(found), path)
+        log.info("perf=autotune: %s, as measured here before (%s)", _words(found), path)
     elif is_rank_zero():
         found = _measured(values)
         _remember(found, path, values)
@@ -78,7 +78,7 @@ def _remembered(path: Path) -> dict[str, Any] | None:
             return found
     except (ValueError, KeyError, TypeError):
         pass
-    log.warning("perf=auto: %s cannot be read, so it is measured anew", path)
+    log.warning("perf=autotune: %s cannot be read, so it is measured anew", path)
     if is_rank_zero():
         path.unlink(missing_ok=True)
     return None
@@ -90,8 +90,8 @@ def _remember(found: dict[str, Any], path: Path, values: Values) -> None:
         write_text(path, json.dumps(found, indent=1) + "\n")
     except OSError as error:
         if values["trainer"]["devices"] != 1 or values["trainer"]["num_nodes"] != 1:
-            raise configs.ConfigError(f"perf=auto cannot tell the other ranks: data.cache: {error}") from error
-        log.warning("perf=auto: the choice cannot be kept for later runs: %s", error)
+            raise configs.ConfigError(f"perf=autotune cannot tell the other ranks: data.cache_dir: {error}") from error
+        log.warning("perf=autotune: the choice cannot be kept for later runs: %s", error)
 
 
 def _measured(values: Values) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _measured(values: Values) -> dict[str, Any]:
     if not values["perf"]["auto_seconds"] > 0:
         raise configs.ConfigError(f"perf.auto_seconds must be positive, got {values['perf']['auto_seconds']}")
     perf, gpu = values["perf"], hardware.uses_gpu(values["trainer"]["accelerator"])
-    log.info("perf=auto: measuring steps for up to %.0f seconds", perf["auto_seconds"])
+    log.info("perf=autotune: measuring steps for up to %.0f seconds", perf["auto_seconds"])
     with torch.random.fork_rng():
         work = _work(values, torch.device("cuda" if gpu else "cpu"))
         fixed = {key.split(".")[1]: _get(values, key) for key in (*OPEN, "perf.fast_depthwise")}
@@ -107,7 +107,7 @@ def _measured(values: Values) -> dict[str, Any]:
             work,
             search.choices(fixed, work.network, gpu),
             perf["auto_seconds"],
-            try_checkpointing=fixed["checkpointing"] is None,
+            try_checkpointing=fixed["activation_checkpointing"] is None,
             try_compile=lambda seconds: fixed["compile"] is None and _planned_seconds(values, seconds) >= _REPAID,
             try_batch_size=perf["auto_batch_size"],
         )
@@ -117,7 +117,7 @@ def _measured(values: Values) -> dict[str, Any]:
     best = found[0]
     if math.isinf(best.per_sample):
         raise configs.ConfigError(
-            "perf=auto: no candidate runs, fits into memory and gives the right loss; perf=fast says more, a smaller "
+            "perf=autotune: no candidate runs, fits into memory and gives the right loss; perf=fast says more, a smaller "
             f"data.batch_size or data.patch_size may help\n{table(found)}"
         )
     choice = {key: getattr(best.choice, key.split(".")[1]) for key in OPEN}
@@ -134,24 +134,24 @@ def table(found: Sequence[search.Candidate]) -> str:
         speed = candidate.remark or f"{candidate.per_sample * candidate.batch_size:.3f}"
         memory = f"  {candidate.memory_bytes / 2**30:.1f} GiB" if candidate.memory_bytes else ""
         lines.append(f"  {candidate.choice!s:{width}}  {candidate.batch_size:5}  {speed}{memory}")
-    return "\n".join(["perf=auto takes the first of these", *lines])
+    return "\n".join(["perf=autotune takes the first of these", *lines])
 
 
 def _work(values: Values, device: torch.device) -> Work:
     """The run's own network, loss, optimizer and shapes; the numbers in the image do not matter."""
-    known = values["facts"]
+    known = values["derived"]
     network = build_network(values, known["patch_size"])
     if values["init"]["freeze"]:
         freeze(network, values["init"]["freeze"])
-    batch, dims, outcome = values["data"]["batch_size"], known["spatial_dims"], outcome_of(known)
+    batch, dims, image_targets = values["data"]["batch_size"], known["spatial_dims"], image_targets_of(known)
     loss = fitted_loss(configs.build(values["loss"], "loss"), known).to(device)
     image = torch.randn(batch, known["num_channels"], *known["patch_size"], device=device)
     optimizer = build_optimizer(values)
-    if outcome is not None:
-        assert isinstance(loss, ForOutcome)
-        label = loss.target(torch.randint(2, (batch, outcome.num_values), device=device))
+    if image_targets is not None:
+        assert isinstance(loss, ImageLevelLoss)
+        label = loss.target(torch.randint(2, (batch, image_targets.num_values), device=device))
         return Work(network, loss, optimizer, image, label)
-    targets = Targets.from_plain(known["targets"])
+    targets = SegmentationTargets.from_plain(known["targets"])
     if values["task"].get("deep_supervision") is True:
         network = _Supervised(network, targets.num_outputs)
     label = torch.randint(targets.num_values, (batch, 1, *known["patch_size"]), device=device)
@@ -184,7 +184,7 @@ def _planned_seconds(values: Values, step: float) -> float:
 
 
 def _memory(values: Values) -> Path:
-    return Path(values["data"]["cache"]) / "autotune" / f"{short_hash(_key(values))}.json"
+    return Path(values["data"]["cache_dir"]) / "autotune" / f"{short_hash(_key(values))}.json"
 
 
 def _key(values: Values) -> dict[str, Any]:
@@ -196,9 +196,9 @@ def _key(values: Values) -> dict[str, Any]:
         "versions": [torch.__version__, medconv.__version__],
         "values": {key: values[key] for key in ("model", "conv", "loss", "optimizer", "perf")},
         "precision": values["trainer"]["precision"],
-        "shape": [values["data"]["batch_size"], values["facts"]["num_channels"], *values["facts"]["patch_size"]],
+        "shape": [values["data"]["batch_size"], values["derived"]["num_channels"], *values["derived"]["patch_size"]],
         "freeze": values["init"]["freeze"],
-        "classes": values["facts"]["num_classes"],
+        "classes": values["derived"]["num_classes"],
         "deep_supervision": values["task"].get("deep_supervision"),
         "samples_per_epoch": values["data"]["samples_per_epoch"],
         "trainer": [values["trainer"][key] for key in (*_LENGTH, "deterministic", "devices")],
@@ -210,7 +210,7 @@ def _awaited(path: Path) -> dict[str, Any]:
     while (found := _remembered(path)) is None:
         if time.monotonic() > end:
             raise configs.ConfigError(
-                f"perf=auto: rank 0's choice did not come to {path} within {_PATIENCE} seconds; data.cache must be a folder "
+                f"perf=autotune: rank 0's choice did not come to {path} within {_PATIENCE} seconds; data.cache_dir must be a folder "
                 "that all ranks share, and their hardware alike"
             )
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""`perf=auto`: the switches that are fastest on this machine, for this network, patch and batch, by measurement."""
+"""`perf=autotune`: the switches that are fastest on this machine, for this network, patch and batch, by measurement."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def choices(fixed: dict[str, Any], network: nn.Module, gpu: bool) -> list[Choice
         "channels_last": [False, True],
         "fast_norm": [False, True] if norms else [False],
         "fast_depthwise": [True],
-        "checkpointing": ["none"],
+        "activation_checkpointing": ["none"],
         "compile": [False],
     }
     for key, value in fixed.items():
@@ -94,7 +94,7 @@ def measure(
         _race(work, found, expected, deadline)
         if try_checkpointing and not _best(found):
             for mode in ("pointwise", "blocks"):
-                more = [Candidate(replace(c, checkpointing=mode), batch) for c in candidates]
+                more = [Candidate(replace(c, activation_checkpointing=mode), batch) for c in candidates]
                 _race(work, more, expected, deadline + seconds)
                 found += more
                 if _best(found):
@@ -118,13 +118,13 @@ def _reference(work: Work) -> list[float] | None:
         with torch.no_grad():
             first, second = float(trial.forward()), float(trial.forward())
         if abs(first - second) > 1e-5 * abs(first):
-            log.warning("perf=auto: this network's loss is random, so losses are not compared with plain fp32's")
+            log.warning("perf=autotune: this network's loss is random, so losses are not compared with plain fp32's")
             return None
         return [float(trial.step()) for _ in range(2)]
     except RuntimeError as error:
         if memory_advice(error) is None:
             raise
-        log.warning("perf=auto: plain fp32 does not fit into memory, so losses are not compared with it")
+        log.warning("perf=autotune: plain fp32 does not fit into memory, so losses are not compared with it")
         return None
 
 
@@ -177,7 +177,7 @@ def _compare(candidate: Candidate, losses: list[float], expected: list[float]) -
     if not all(abs(loss - wanted) <= tolerance * max(1e-3, abs(wanted)) for loss, wanted in pairs):
         shown = ", ".join(f"{loss:.5g} for {wanted:.5g}" for loss, wanted in zip(losses, expected, strict=True))
         candidate.remark = f"wrong loss: {shown}"
-        log.warning("perf=auto discards %s: its losses differ from plain fp32's (%s)", candidate.choice, shown)
+        log.warning("perf=autotune discards %s: its losses differ from plain fp32's (%s)", candidate.choice, shown)
 
 
 def _compiled(work: Work, best: Candidate, expected: list[float] | None) -> list[Candidate]:
@@ -188,7 +188,7 @@ def _compiled(work: Work, best: Candidate, expected: list[float] | None) -> list
     if reason is not None:
         candidate.remark = reason
         return [candidate]
-    log.info("perf=auto: compiling, which a run of this length repays")
+    log.info("perf=autotune: compiling, which a run of this length repays")
     _begin(work, candidate, expected)
     for _ in range(_ROUNDS - 1):
         if candidate.trial is not None and best.trial is not None:

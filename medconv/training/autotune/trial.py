@@ -1,4 +1,4 @@
-"""One training step of a network under given switches, alone: what `perf=auto` and the benchmark of the step time."""
+"""One training step of a network under given switches, alone: what `perf=autotune` and the benchmark of the step time."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ Objective = Callable[[Any, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Choice:
-    """The switches that `perf=auto` chooses between, by their names in `trainer` and `perf`."""
+    """The switches that `perf=autotune` chooses between, by their names in `trainer` and `perf`."""
 
     precision: str = "32-true"
     channels_last: bool = False
     fast_norm: bool = False
     fast_depthwise: bool = False  # not chosen: it never hurts
-    checkpointing: str = "none"
+    activation_checkpointing: str = "none"
     compile: bool = False
 
     def __str__(self) -> str:
         """In words: the precision, then what is on."""
         on = [name for name in ("channels_last", "fast_norm", "compile") if getattr(self, name)]
-        kept = [] if self.checkpointing == "none" else [f"checkpointing={self.checkpointing}"]
+        kept = (
+            [] if self.activation_checkpointing == "none" else [f"activation_checkpointing={self.activation_checkpointing}"]
+        )
         return ", ".join([self.precision, *on, *kept])
 
 
@@ -73,7 +75,7 @@ class Trial:
             channels_last=choice.channels_last,
             fast_norm=choice.fast_norm,
             fast_depthwise=choice.fast_depthwise,
-            checkpointing=choice.checkpointing,
+            activation_checkpointing=choice.activation_checkpointing,
             compile=choice.compile,
         )
         self.parameters = [p for p in network.parameters() if p.requires_grad]

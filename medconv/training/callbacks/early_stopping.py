@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from medconv.training.optim.lr_schedulers import PlateauSchedule, Waiting
+from medconv.training.optim.lr_schedulers import PatienceCounter, PlateauSchedule
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class EarlyStopping(Callback):
     """
 
     def __init__(self, monitor: str = "val/dice", patience: int = 20, min_delta: float = 0.0, mode: str = "max") -> None:
-        self.waiting = Waiting(patience, min_delta, mode, monitor)
+        self.waiting = PatienceCounter(patience, min_delta, mode, monitor)
         self.reason: str | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -35,7 +35,9 @@ class EarlyStopping(Callback):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and self.waiting.over(_value(trainer, self.waiting.monitor, "stopping.monitor")):
+        if not trainer.sanity_checking and self.waiting.over(
+            _value(trainer, self.waiting.monitor, "early_stopping.monitor")
+        ):
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 
 
-class EndWithValidation(Callback):
+class FinalValidation(Callback):
     """A run's last step is validated, and so saved, wherever in an epoch and between validations it ends.
 
     Lightning alone ends at `max_steps` in the middle of an epoch with neither.

@@ -34,7 +34,7 @@ CHOICES = ("stop", "skip")
 _OVERFLOWS = 1.0  # of fp16's loss scale; above it a gradient may be too large for it, which is the scale's fault
 
 
-class NonFinite(ValueError):
+class NonfiniteError(ValueError):
     """A loss or gradient is not finite; the message names step, cases and layer."""
 
 
@@ -63,22 +63,24 @@ class _Step:
     scaled: bool = False
 
 
-class FiniteGuard(Callback):
+class NonfiniteGuard(Callback):
     """Watches every step's gradient. The task calls `seen` with its norm, before the optimizer's step.
 
     Args:
-        folder: where batches are saved. on_nonfinite: `stop` the run, or `skip` the step; of a skipped one weights,
-        optimizer and averages do not change. max_skipped: steps of a run; the next one stops it.
+        folder: where batches are saved. nan_policy: `stop` the run, or `skip` the step; of a skipped one weights,
+        optimizer and averages do not change. max_skipped_steps: steps of a run; the next one stops it.
         late: whether the norm is read a step later; None: on a GPU, where the optimizer can leave out a step by itself.
     Raises: ValueError: values out of range. Of its hooks: NonFinite.
     """
 
-    def __init__(self, folder: Path, on_nonfinite: str = "stop", max_skipped: int = 10, late: bool | None = None) -> None:
-        if on_nonfinite not in CHOICES:
-            raise ValueError(f"run.on_nonfinite must be one of {CHOICES}, got {on_nonfinite!r}")
-        if max_skipped < 1:
-            raise ValueError(f"run.max_skipped must be at least 1, got {max_skipped}")
-        self.folder, self.skips, self.max_skipped, self.late = folder, on_nonfinite == "skip", max_skipped, late
+    def __init__(
+        self, folder: Path, nan_policy: str = "stop", max_skipped_steps: int = 10, late: bool | None = None
+    ) -> None:
+        if nan_policy not in CHOICES:
+            raise ValueError(f"run.nan_policy must be one of {CHOICES}, got {nan_policy!r}")
+        if max_skipped_steps < 1:
+            raise ValueError(f"run.max_skipped_steps must be at least 1, got {max_skipped_steps}")
+        self.folder, self.skips, self.max_skipped_steps, self.late = folder, nan_policy == "skip", max_skipped_steps, late
         self.skipped = 0
         self._step, self._pending = _Step(0), None  # type: tuple[_Step, _Step | None]
 
@@ -159,15 +161,17 @@ class FiniteGuard(Callback):
         found = self._of_all_ranks(self._found(step))
         worst = min(fault["severity"] for fault in found)
         guilty = [fault for fault in found if fault["severity"] == worst]
-        stops = not self.skips or self.skipped >= self.max_skipped
+        stops = not self.skips or self.skipped >= self.max_skipped_steps
         path = self._saved(step, guilty[0]) if stops or not self.skipped else None
         words = self._words(step, guilty, path)
         if path is not None and guilty[0]["first"]:
             rows = [layer_trace.Row(**row) for row in guilty[0]["rows"]]
             log.warning("step %d, layer by layer up to the first such value:\n%s", step.number, layer_trace.table(rows))
         if stops:
-            limit = f" Skipped before it: {self.skipped} (run.max_skipped={self.max_skipped})." if self.skips else ""
-            self._stop(words + (limit or " run.on_nonfinite=skip leaves such steps out."))
+            limit = (
+                f" Skipped before it: {self.skipped} (run.max_skipped_steps={self.max_skipped_steps})." if self.skips else ""
+            )
+            self._stop(words + (limit or " run.nan_policy=skip leaves such steps out."))
         self._skip(step, optimizer, words)
 
     def _loses(self, step: _Step) -> bool:
@@ -184,12 +188,12 @@ class FiniteGuard(Callback):
                 parameter.grad.fill_(torch.nan)  # the scaler looks at them as late as in the step, and leaves that out
         elif optimizer is not None:
             optimizer.zero_grad(set_to_none=True)  # optimizers leave alone what has no gradient
-        log.warning("skipped (%d of at most %d): %s", self.skipped, self.max_skipped, words)
+        log.warning("skipped (%d of at most %d): %s", self.skipped, self.max_skipped_steps, words)
 
     def _stop(self, words: str) -> None:
         """One message of all ranks. Lightning kills the first where one that it started ends with an error."""
         if self._trainer.is_global_zero:
-            raise NonFinite(words)
+            raise NonfiniteError(words)
         raise SystemExit(DONE if cluster.launcher() is None else USER)
 
     def _found(self, step: _Step) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 
-from medconv.targets.monitor import DICE, Goal
+from medconv.targets.monitor import DICE, MonitoredMetric
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class ProgressLines(Callback):
             self._said, self._samples = now, 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        goal: Goal = getattr(pl_module, "goal", DICE)
+        goal: MonitoredMetric = getattr(pl_module, "goal", DICE)
         if not trainer.sanity_checking and goal.name in trainer.callback_metrics:
             score, where = float(trainer.callback_metrics[goal.name]), (trainer.current_epoch, trainer.global_step)
             log.info("epoch %d, step %d: validation %s %.4f", *where, goal.words, score)

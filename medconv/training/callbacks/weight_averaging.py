@@ -26,11 +26,11 @@ class AverageWeights(WeightAveraging):
 
     def __init__(self, power: float = 2.0, begin: int = 300, every: int = 4) -> None:
         if not power >= 0:
-            raise ValueError(f"averaging.power must be 0 or more, got {power}")
+            raise ValueError(f"weight_averaging.power must be 0 or more, got {power}")
         if type(begin) is not int or begin < 0:
-            raise ValueError(f"averaging.begin must be a whole number of at least 0, got {begin}")
+            raise ValueError(f"weight_averaging.begin must be a whole number of at least 0, got {begin}")
         if type(every) is not int or every < 1:
-            raise ValueError(f"averaging.every must be a whole number of at least 1, got {every}")
+            raise ValueError(f"weight_averaging.every must be a whole number of at least 1, got {every}")
         self.power, self.begin, self.every = power, begin, every
         self.left_out = -1  # the last step that was not taken, counted from 0
         super().__init__(multi_avg_fn=self._update)

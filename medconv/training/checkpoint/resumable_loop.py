@@ -17,9 +17,9 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loops.training_epoch_loop import RestartStage, _TrainingEpochLoop
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-from medconv.training.checkpoint.writer import Checkpoints
-from medconv.training.distributed.strategy import AgreedStop
-from medconv.utils.signals import Asked, Stopped
+from medconv.training.checkpoint.writer import CheckpointWriter
+from medconv.training.distributed.strategy import StopSync
+from medconv.utils.signals import RunInterrupted, StopRequest
 
 # What is Lightning's own, and no promise of it: where one of these has another name, ours would silently not be called.
 _OF_THE_LOOP = (
@@ -28,7 +28,7 @@ _OF_THE_LOOP = (
 )
 
 
-class ExactLoop(_TrainingEpochLoop):
+class ResumableEpochLoop(_TrainingEpochLoop):
     """In place of Lightning's, which counts what was begun and what was done to find out where it was stopped.
 
     Checkpoints are made at the start of a batch, when all that the last one brought with it is done (validation, logging,
@@ -36,7 +36,9 @@ class ExactLoop(_TrainingEpochLoop):
     Args: keeper: makes the checkpoints. asked: what signals came.
     """
 
-    def __init__(self, trainer: Trainer, keeper: Checkpoints, asked: Asked, agreement: AgreedStop, **bounds: Any) -> None:
+    def __init__(
+        self, trainer: Trainer, keeper: CheckpointWriter, asked: StopRequest, agreement: StopSync, **bounds: Any
+    ) -> None:
         self._most, self._owed = -1, False  # max_steps; a validation is due but not done
         super().__init__(trainer, **bounds)
         self._keeper, self._asked, self._agreement = keeper, asked, agreement
@@ -96,7 +98,7 @@ class ExactLoop(_TrainingEpochLoop):
     def on_advance_end(self, data_fetcher: Any) -> None:
         try:
             super().on_advance_end(data_fetcher)
-        except Stopped:  # while it validated
+        except RunInterrupted:  # while it validated
             self._owed = True
             if not self._should_accumulate():
                 self._keeper.save_now(self.trainer)
@@ -116,7 +118,7 @@ class ExactLoop(_TrainingEpochLoop):
         return bool(self.trainer.strategy.broadcast(due)) if by_time else due
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """Lightning would do this in every batch; `AgreedStop` does it now and then."""
+        """Lightning would do this in every batch; `StopSync` does it now and then."""
 
     def _between_steps(self) -> None:
         """Make a checkpoint if one is due, and stop if that was asked for, unless gradients are being accumulated."""
@@ -127,13 +129,13 @@ class ExactLoop(_TrainingEpochLoop):
         self._keeper.io.check()
         if self._stop:
             self._keeper.save_now(self.trainer)
-            raise Stopped(self._stop, agreed=True)
+            raise RunInterrupted(self._stop, agreed=True)
         if self._due or self._keeper.validated:
             self._keeper.save(self.trainer)
             self._due = False
 
 
-class DrawsByNumber(Callback):
+class PerStepSeeding(Callback):
     """Random numbers of the training process, of dropout and the like, are a function of seed, rank and batch number.
 
     First of the callbacks, and once the batch is there: loaders draw a number where an iteration begins.
@@ -150,14 +152,14 @@ class DrawsByNumber(Callback):
         random.seed(int(words[1]))
 
 
-class LeavesValidation(Callback):
+class StopDuringValidation(Callback):
     """A validation during which the run is told to stop is given up, on all ranks, and repeated when the run goes on.
 
     The loaders end (`DataModule.stopped`); then, before results are gathered, all ranks leave. Last of the callbacks, since
     those before put the training's own weights back.
     """
 
-    def __init__(self, asked: Asked, agreement: AgreedStop) -> None:
+    def __init__(self, asked: StopRequest, agreement: StopSync) -> None:
         self._asked, self._agreement = asked, agreement
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -166,17 +168,17 @@ class LeavesValidation(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         number, _ = self._agreement.now(self._asked.number, False)
         if number:
-            raise Stopped(number, agreed=True)
+            raise RunInterrupted(number, agreed=True)
 
 
-def install(trainer: Trainer, keeper: Checkpoints, asked: Asked, agreement: AgreedStop) -> None:
+def install(trainer: Trainer, keeper: CheckpointWriter, asked: StopRequest, agreement: StopSync) -> None:
     """Put the loop into a trainer; signals are then ours, and Slurm's requeue, too."""
     known = [(_TrainingEpochLoop, name) for name in _OF_THE_LOOP]
     for owner, name in [*known, (trainer._signal_connector, "register_signal_handlers"), (trainer.fit_loop, "epoch_loop")]:
         if not hasattr(owner, name):
             raise ValueError(f"lightning {version('lightning')} has no {name}, which medconv builds on; take one below 2.7")
     old = trainer.fit_loop.epoch_loop
-    trainer.fit_loop.epoch_loop = ExactLoop(
+    trainer.fit_loop.epoch_loop = ResumableEpochLoop(
         trainer, keeper, asked, agreement, min_steps=old.min_steps, max_steps=old.max_steps
     )
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]

@@ -18,14 +18,14 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from medconv.targets.monitor import DICE, Goal
+from medconv.targets.monitor import DICE, MonitoredMetric
 from medconv.training.checkpoint import log_rewind
 from medconv.utils.atomic_io import replacing
 
 BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
 
 
-class AtomicIO(TorchCheckpointIO):
+class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes checkpoints in a thread, from a copy of the tensors: under another name, flushed to the disk, renamed.
 
     The archive that torch writes holds a CRC-32 of each of its parts, which `checkpoint.read` compares. A `last.ckpt` keeps
@@ -62,15 +62,15 @@ class AtomicIO(TorchCheckpointIO):
         self._pending.append(self._thread.submit(work, *arguments))
 
 
-class Checkpoints(Callback):
+class CheckpointWriter(Callback):
     """Says when a checkpoint is due, after each validation and after a time, and makes it where the loop allows it.
 
     Only between two optimizer steps, or with a validation due but not done, is a run's state small enough to be told by its
-    number of batches; so the loop (`resuming.ExactLoop`) calls `save`. All ranks call it alike, rank 0 writes.
+    number of batches; so the loop (`resuming.ResumableEpochLoop`) calls `save`. All ranks call it alike, rank 0 writes.
     Args: folder: of the checkpoints, in the run's folder. every: seconds from one to the next.
     """
 
-    def __init__(self, folder: Path, io: AtomicIO, every: float) -> None:
+    def __init__(self, folder: Path, io: AtomicCheckpointIO, every: float) -> None:
         self.folder, self.io, self.every = folder, io, every
         self.best: float | None = None
         self._validated = self._is_best = False
@@ -96,7 +96,7 @@ class Checkpoints(Callback):
         if trainer.sanity_checking:
             return
         self._validated = True
-        goal: Goal = getattr(pl_module, "goal", DICE)
+        goal: MonitoredMetric = getattr(pl_module, "goal", DICE)
         score = float(trainer.callback_metrics.get(goal.name, math.nan))
         score = goal.quality(-math.inf) if math.isnan(score) else score
         if self.best is None or goal.quality(score) > goal.quality(self.best):

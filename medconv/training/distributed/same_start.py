@@ -8,7 +8,7 @@ from lightning import Callback, LightningModule, Trainer
 from torch import distributed
 
 
-class SameStart(Callback):
+class ResumeStepCheck(Callback):
     """All processes go on from the same step: where the run folder is not the same for all, only some find a checkpoint."""
 
     def __init__(self) -> None:

@@ -22,16 +22,16 @@ def strategy(trainer: Mapping[str, Any], perf: Mapping[str, Any], accumulates: b
     """Lightning's strategy for `trainer.strategy`; what is not `auto`, `ddp` or `fsdp` goes to Lightning as it is.
 
     DDP's gradients are views of its buckets (no copy, and their memory once); buffers are not broadcast in every forward,
-    see `SameBuffers`; the graph is static unless gradients are accumulated.
+    see `BroadcastBuffers`; the graph is static unless gradients are accumulated.
     Args: accumulates: gradients, by a callback.
-    Raises: ValueError: `fsdp` with `perf.checkpointing=pointwise`; `perf.timeout_seconds` is not positive.
+    Raises: ValueError: `fsdp` with `perf.activation_checkpointing=pointwise`; `perf.timeout_seconds` is not positive.
     """
     wanted, timeout = trainer["strategy"], cluster.timeout(perf)
     processes = _devices(trainer) * trainer["num_nodes"]
-    if wanted == "fsdp" and perf["checkpointing"] == "pointwise":
+    if wanted == "fsdp" and perf["activation_checkpointing"] == "pointwise":
         raise ValueError(
-            "perf.checkpointing=pointwise computes norms again from weights that trainer.strategy=fsdp has freed by then; "
-            "take perf.checkpointing=blocks"
+            "perf.activation_checkpointing=pointwise computes norms again from weights that trainer.strategy=fsdp has freed by then; "
+            "take perf.activation_checkpointing=blocks"
         )
     if wanted == "fsdp":  # `auto` sizes would mean tensor parallelism within a node
         return ModelParallelStrategy(processes, tensor_parallel_size=1, save_distributed_checkpoint=False, timeout=timeout)
@@ -61,7 +61,7 @@ def shard(network: nn.Module, mesh: Any) -> nn.Module:
     return network
 
 
-class SameBuffers(Callback):
+class BroadcastBuffers(Callback):
     """Running statistics of rank 0 on every rank before they are used: DDP would broadcast them in every forward.
 
     After the weights' averages, if there are some, have taken their place for the validation.
@@ -73,7 +73,7 @@ class SameBuffers(Callback):
                 distributed.broadcast(buffer, src=0)
 
 
-class WholeWeights(Callback):
+class UnshardForValidation(Callback):
     """Under FSDP2 every rank holds the whole network while it validates.
 
     A forward pass gathers the weights of all ranks, and they have different numbers of validation cases.
@@ -90,7 +90,7 @@ class WholeWeights(Callback):
             module.set_reshard_after_forward(True, recurse=False)
 
 
-class AgreedStop:
+class StopSync:
     """What any rank was told, and what rank 0 wants, become known to all ranks at the same batch, every few batches.
 
     Lightning broadcasts and waits for the device in every batch, and its signal handler broadcasts while the other ranks
@@ -104,7 +104,7 @@ class AgreedStop:
 
     def __init__(self, every: int) -> None:
         if every < 1:
-            raise ValueError(f"perf.agree_every must be at least 1, got {every}")
+            raise ValueError(f"perf.stop_sync_interval must be at least 1, got {every}")
         self._every, self._batch = every, 0
 
     def agree(self, number: int, due: bool) -> tuple[int, bool]:

@@ -7,15 +7,15 @@ from typing import Any
 from torch import nn
 
 from medconv.models.build import Values
-from medconv.targets.image_level import outcome_of
-from medconv.targets.segmentation import Targets
-from medconv.training.losses.image_level import ForOutcome
-from medconv.training.losses.segmentation import Targeted
+from medconv.targets.image_level import image_targets_of
+from medconv.targets.segmentation import SegmentationTargets
+from medconv.training.losses.image_level import ImageLevelLoss
+from medconv.training.losses.segmentation import SegmentationLoss
 
 
-def fitted_loss(loss: Any, facts: Values) -> nn.Module:
+def fitted_loss(loss: Any, derived: Values) -> nn.Module:
     """A loss made to fit what the network is asked for. Raises: ValueError: it cannot be."""
-    outcome = outcome_of(facts)
-    if outcome is None:
-        return Targeted(loss, Targets.from_plain(facts["targets"]), facts["spatial_dims"])
-    return ForOutcome(loss, outcome, facts.get("value_means"), facts.get("value_stds"))
+    image_targets = image_targets_of(derived)
+    if image_targets is None:
+        return SegmentationLoss(loss, SegmentationTargets.from_plain(derived["targets"]), derived["spatial_dims"])
+    return ImageLevelLoss(loss, image_targets, derived.get("value_means"), derived.get("value_stds"))

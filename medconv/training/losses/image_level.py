@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medconv.targets.image_level import Outcome
+from medconv.targets.image_level import ImageLevelTargets
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-_FITTING = {"classes": "cross_entropy", "findings": "bce", "numbers": "huber, mse or l1"}  # options of `loss`
+_FITTING = {"multiclass": "cross_entropy", "multilabel": "bce", "regression": "huber, mse or l1"}  # options of `loss`
 _OF_TORCH: dict[type[nn.Module], tuple[str, ...]] = {
-    nn.CrossEntropyLoss: ("classes",),
-    nn.BCEWithLogitsLoss: ("findings",),
-    **dict.fromkeys((nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss), ("numbers",)),
+    nn.CrossEntropyLoss: ("multiclass",),
+    nn.BCEWithLogitsLoss: ("multilabel",),
+    **dict.fromkeys((nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss), ("regression",)),
 }
 _FEW, _ALIKE = 6, 1e-4  # samples that a loss is tried on; how far, relative, it may be from a mean over them
 _DEVIATIONS = ("mse", "l1", "huber")
@@ -58,7 +58,7 @@ class CrossEntropy(nn.Module):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return ("classes",) if self.exclusive else ("findings",)
+        return ("multiclass",) if self.exclusive else ("multilabel",)
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         logits, target, weights = logits.float(), target.float(), self.weights
@@ -71,7 +71,7 @@ class CrossEntropy(nn.Module):
         return F.binary_cross_entropy_with_logits(logits, target, pos_weight=weights)
 
 
-class Deviation(nn.Module):
+class RegressionLoss(nn.Module):
     """How far numbers are from what they should be, of standardised ones; the mean over samples and names.
 
     Shape: outputs (batch, numbers), target the same -> scalar, in fp32.
@@ -79,7 +79,7 @@ class Deviation(nn.Module):
     Raises: ValueError: another name, or a delta that is not positive.
     """
 
-    kinds = ("numbers",)
+    kinds = ("regression",)
 
     def __init__(self, of: str = "huber", delta: float = 1.0) -> None:
         super().__init__()
@@ -97,12 +97,12 @@ class Deviation(nn.Module):
         return F.mse_loss(outputs, target) if self.of == "mse" else F.l1_loss(outputs, target)
 
 
-class ForOutcome(nn.Module):
+class ImageLevelLoss(nn.Module):
     """A loss that fits an outcome, with what it compares outputs with.
 
     Numbers are standardised by mean and standard deviation of the training cases, so that a loss means the same whatever
     their units, which the network's outputs have.
-    Shape: outputs (batch, outcome.num_outputs), target as `target` gives it, or weighted means of such -> scalar.
+    Shape: outputs (batch, image_targets.num_outputs), target as `target` gives it, or weighted means of such -> scalar.
     Args: means, stds: of each number over the training cases; not for classes and findings.
     Raises: ValueError: the loss cannot take such outputs, or is another kind's.
     """
@@ -113,34 +113,34 @@ class ForOutcome(nn.Module):
     def __init__(
         self,
         loss: Loss,
-        outcome: Outcome,
+        image_targets: ImageLevelTargets,
         means: Sequence[float] | None = None,
         stds: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        self.loss, self.outcome = loss, outcome
-        numbers = outcome.kind == "numbers"
+        self.loss, self.image_targets = loss, image_targets
+        numbers = image_targets.kind == "regression"
         for name, values, otherwise in (("means", means, 0.0), ("stds", stds, 1.0)):
-            known = values if numbers and values is not None else [otherwise] * outcome.num_outputs
+            known = values if numbers and values is not None else [otherwise] * image_targets.num_outputs
             self.register_buffer(name, torch.tensor(known, dtype=torch.float32), persistent=False)
         if refused := self._refused():
             raise refused
 
     def target(self, label: Tensor) -> Tensor:
-        """Shape: label (batch, outcome.num_values) -> (batch, outcome.num_outputs), shares or standardised numbers."""
-        if self.outcome.kind == "classes":
-            return F.one_hot(label[:, 0].long(), self.outcome.num_outputs).float()
+        """Shape: label (batch, image_targets.num_values) -> (batch, image_targets.num_outputs), shares or standardised numbers."""
+        if self.image_targets.kind == "multiclass":
+            return F.one_hot(label[:, 0].long(), self.image_targets.num_outputs).float()
         return self._standardised(label.float())
 
     def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
         return self.loss(self._standardised(outputs), target)
 
     def _standardised(self, values: Tensor) -> Tensor:
-        return (values.float() - self.means) / self.stds if self.outcome.kind == "numbers" else values
+        return (values.float() - self.means) / self.stds if self.image_targets.kind == "regression" else values
 
     def _refused(self) -> ValueError | None:
         """What speaks against the loss: it is another kind's, does not take such outputs, or is no mean over samples."""
-        name, kind = getattr(self.loss, "__name__", type(self.loss).__name__), self.outcome.kind
+        name, kind = getattr(self.loss, "__name__", type(self.loss).__name__), self.image_targets.kind
         advice = f"take loss={_FITTING[kind]}"
         kinds = getattr(self.loss, "kinds", None) or _OF_TORCH.get(type(self.loss))  # type: ignore[arg-type]
         if kinds is not None and kind not in kinds:
@@ -164,8 +164,8 @@ class ForOutcome(nn.Module):
 
     def _tried(self) -> tuple[float, float]:
         """The loss of a batch of random numbers, and the mean of what it is for each sample alone."""
-        draw, size = torch.Generator().manual_seed(0), (_FEW, self.outcome.num_outputs)
-        label: Any = torch.randint(2, (_FEW, self.outcome.num_values), generator=draw).float()
+        draw, size = torch.Generator().manual_seed(0), (_FEW, self.image_targets.num_outputs)
+        label: Any = torch.randint(2, (_FEW, self.image_targets.num_values), generator=draw).float()
         outputs, target = torch.randn(size, generator=draw) * self.stds + self.means, self.target(label)
         with torch.no_grad():
             found = float(self(outputs, target))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medconv.models.outputs import heads
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _ALIKE = 1e-4  # relative; a loss that shuffled voxels change by less does not look at where they lie
@@ -85,7 +85,7 @@ class _SumOverRanks(torch.autograd.Function):
         return _SumOverRanks.apply(gradients[0].contiguous())
 
 
-class Targeted(nn.Module):
+class SegmentationLoss(nn.Module):
     """A loss of label maps, for any targets: it turns them into masks of regions, and leaves out what is to be ignored.
 
     A loss that takes `known`, as ours does, is told where to look. Any other is handed the known voxels alone, as one
@@ -96,7 +96,7 @@ class Targeted(nn.Module):
     Raises: ValueError: the loss cannot take such targets.
     """
 
-    def __init__(self, loss: Loss, targets: Targets, spatial_dims: int | None = None) -> None:
+    def __init__(self, loss: Loss, targets: SegmentationTargets, spatial_dims: int | None = None) -> None:
         super().__init__()
         self.loss, self.targets = loss, targets
         self.takes_known = "known" in signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
@@ -170,7 +170,7 @@ def over_heads(loss: Loss, outputs: Any, label: Tensor, spatial_dims: int) -> Te
     return torch.stack(losses).sum() / sum(weights)
 
 
-def cross_entropy(logits: Tensor, label: Tensor, targets: Targets) -> float | None:
+def cross_entropy(logits: Tensor, label: Tensor, targets: SegmentationTargets) -> float | None:
     """Mean over the known voxels, of regions over these as well; None where no voxel is known.
 
     Shape: logits (batch, outputs, *spatial), label (batch, 1, *spatial).

@@ -65,7 +65,7 @@ class ProgressSchedule(LRScheduler):
             group["lr"] = rate
 
 
-class Waiting:
+class PatienceCounter:
     """Counts validations without progress; for what happens once there have been too many of them in a row.
 
     Args: patience: how many. min_delta: what counts as progress, beyond the best value so far. mode: max or min.
@@ -106,7 +106,9 @@ class Waiting:
 class PlateauSchedule(ProgressSchedule):
     """Lower by `factor` after every `patience` validations without progress, never below `min_factor`."""
 
-    def __init__(self, optimizer: Optimizer, waiting: Waiting, factor: float, min_factor: float, warmup_steps: int) -> None:
+    def __init__(
+        self, optimizer: Optimizer, waiting: PatienceCounter, factor: float, min_factor: float, warmup_steps: int
+    ) -> None:
         self.waiting, self.factor, self.min_factor = waiting, factor, min_factor
         self.level = 1.0
         super().__init__(optimizer, lambda progress: self.level, warmup_steps)
@@ -144,11 +146,11 @@ def constant(optimizer: Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
     return ProgressSchedule(optimizer, lambda progress: 1.0, warmup_steps)
 
 
-def step(optimizer: Optimizer, warmup_steps: int = 0, every: float = 0.3, gamma: float = 0.1) -> ProgressSchedule:
-    """Times `gamma` at every multiple of `every`, a share of the run; torch's StepLR."""
-    _share("every", every)
+def step(optimizer: Optimizer, warmup_steps: int = 0, step_fraction: float = 0.3, gamma: float = 0.1) -> ProgressSchedule:
+    """Times `gamma` at every multiple of `step_fraction`, a share of the run; torch's StepLR."""
+    _share("step_fraction", step_fraction)
     _positive("gamma", gamma)
-    return ProgressSchedule(optimizer, lambda progress: gamma ** int(progress / every + _ROUNDING), warmup_steps)
+    return ProgressSchedule(optimizer, lambda progress: gamma ** int(progress / step_fraction + _ROUNDING), warmup_steps)
 
 
 def multi_step(
@@ -171,21 +173,21 @@ def exponential(optimizer: Optimizer, warmup_steps: int = 0, final: float = 0.01
 
 
 def one_cycle(
-    optimizer: Optimizer, warmup_steps: int = 0, rise: float = 0.3, initial: float = 0.04, final: float = 4e-6
+    optimizer: Optimizer, warmup_steps: int = 0, pct_start: float = 0.3, initial: float = 0.04, final: float = 4e-6
 ) -> ProgressSchedule:
-    """Up from `initial` of the base learning rate to all of it at `rise`, a share of the run, then down to `final`.
+    """Up from `initial` of the base learning rate to all of it at `pct_start`, a share of the run, then down to `final`.
 
     Both ways by a cosine. torch's OneCycleLR with `max_lr` the base learning rate; momentum stays as it is.
     Source: Smith & Topin 2018, arXiv:1708.07120.
     """
-    _share("rise", rise)
+    _share("pct_start", pct_start)
     _positive("initial", initial)
     _positive("final", final)
 
     def shape(progress: float) -> float:
-        if progress < rise:
-            return 1 + (initial - 1) * _cosine(progress / rise)
-        return final + (1 - final) * _cosine((progress - rise) / (1 - rise))
+        if progress < pct_start:
+            return 1 + (initial - 1) * _cosine(progress / pct_start)
+        return final + (1 - final) * _cosine((progress - pct_start) / (1 - pct_start))
 
     return ProgressSchedule(optimizer, shape, warmup_steps)
 
@@ -204,7 +206,7 @@ def plateau(
     _share("factor", factor)
     if not 0 <= min_factor <= 1:
         raise ValueError(f"min_factor must be a share of the learning rate, 0 to 1, got {min_factor}")
-    return PlateauSchedule(optimizer, Waiting(patience, min_delta, mode, monitor), factor, min_factor, warmup_steps)
+    return PlateauSchedule(optimizer, PatienceCounter(patience, min_delta, mode, monitor), factor, min_factor, warmup_steps)
 
 
 def _share(name: str, value: float) -> None:

@@ -9,12 +9,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 
-def with_factors(
+def with_lr_multipliers(
     make: Callable[..., Optimizer], network: nn.Module, factors: Mapping[str, float]
 ) -> Callable[..., Optimizer]:
     """A function of parameters, as `make` is, in whose optimizers layers learn at rates of their own.
 
-    Whatever the optimizer's class and the schedule: groups keep their factor as `lr_factor`, and a schedule takes their
+    Whatever the optimizer's class and the schedule: groups keep their factor as `lr_multiplier`, and a schedule takes their
     learning rates for its base.
     Args: factors: by regular expressions on names in the network; the first that is found in one counts, else 1.
     """
@@ -26,9 +26,9 @@ def with_factors(
             name = names.get(id(parameter))
             found = (factor for pattern, factor in factors.items() if name is not None and re.search(pattern, name))
             groups.setdefault(next(found, 1.0), []).append(parameter)
-        optimizer = make([{"params": found, "lr_factor": factor} for factor, found in groups.items()])
+        optimizer = make([{"params": found, "lr_multiplier": factor} for factor, found in groups.items()])
         for group in optimizer.param_groups:
-            group["lr"] *= group["lr_factor"]
+            group["lr"] *= group["lr_multiplier"]
         return optimizer
 
     return made if factors else make

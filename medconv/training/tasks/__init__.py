@@ -1,7 +1,7 @@
 """Lightning modules: what a run optimises and measures."""
 
 from medconv.training.tasks.base import Task
-from medconv.training.tasks.image_level import Classification, Regression, WholeImage
+from medconv.training.tasks.image_level import Classification, ImageLevelTask, Regression
 from medconv.training.tasks.segmentation import Segmentation
 
-__all__ = ["Classification", "Regression", "Segmentation", "Task", "WholeImage"]
+__all__ = ["Classification", "ImageLevelTask", "Regression", "Segmentation", "Task"]

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from medconv.targets.monitor import DICE, Goal
+from medconv.targets.monitor import DICE, MonitoredMetric
 from medconv.training.distributed.strategy import shard
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
@@ -36,7 +36,7 @@ class Task(LightningModule):
         memory_format: of the network's input.
     """
 
-    goal: ClassVar[Goal] = DICE
+    goal: ClassVar[MonitoredMetric] = DICE
     kinds: ClassVar[tuple[str, ...]] = ()  # of outcomes that it is for; none: label maps
 
     def __init__(

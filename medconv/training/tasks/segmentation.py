@@ -16,7 +16,7 @@ from medconv.inference.sliding_window import SlidingWindow
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.dice import Row, dice, mean_per_class
 from medconv.models.deep_supervision import DeepSupervision
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.losses.segmentation import cross_entropy, over_heads
 from medconv.training.tasks.base import Batch, Task, gather
 
@@ -26,11 +26,11 @@ class Segmentation(Task):
 
     Args:
         network: (batch, channels, *spatial) -> logits (batch, classes, *spatial), or a list of them, finest first.
-        loss: (logits, label (batch, 1, *spatial)) -> scalar; of other targets than plain classes a `losses.Targeted`.
+        loss: (logits, label (batch, 1, *spatial)) -> scalar; of other targets than plain classes a `losses.SegmentationLoss`.
         targets: what the network's channels mean.
         to_native: (logits (classes, *spatial), case id) -> label map (X, Y, Z) on the case's own grid.
         deep_supervision: train our U-Net with heads on its coarser stages as well; see `medconv.models.DeepSupervision`.
-        overlap, window_batch_size, mirror_axes, slice_axis, label_pairs: of the sliding window over whole cases.
+        overlap, sw_batch_size, mirror_axes, slice_axis, flip_label_pairs: of the sliding window over whole cases.
         optimizer, scheduler, record, memory_format: as of `Task`; a row of `validation` is the Dice of each class.
     """
 
@@ -40,16 +40,16 @@ class Segmentation(Task):
         loss: nn.Module,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         scheduler: Callable[[Optimizer], LRScheduler],
-        targets: Targets,
+        targets: SegmentationTargets,
         patch_size: Sequence[int],
         to_native: Callable[[Tensor, str], np.ndarray],
         record: dict[str, Any],
         deep_supervision: bool = False,
         overlap: float = 0.5,
-        window_batch_size: int = 4,
+        sw_batch_size: int = 4,
         mirror_axes: Sequence[int] = (),
         slice_axis: int | None = None,
-        label_pairs: Sequence[tuple[int, int]] = (),
+        flip_label_pairs: Sequence[tuple[int, int]] = (),
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         super().__init__(network, loss, optimizer, scheduler, record, memory_format)
@@ -58,7 +58,7 @@ class Segmentation(Task):
         self.supervision = DeepSupervision(network, targets.num_outputs) if deep_supervision else None
         self.targets, self.spatial_dims = targets, len(patch_size)
         self.window = SlidingWindow(
-            tuple(patch_size), overlap, window_batch_size, tuple(mirror_axes), slice_axis, tuple(label_pairs)
+            tuple(patch_size), overlap, sw_batch_size, tuple(mirror_axes), slice_axis, tuple(flip_label_pairs)
         )
         self.to_native = to_native
         self.rows: dict[str, Row] = {}

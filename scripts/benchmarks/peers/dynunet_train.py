@@ -39,11 +39,11 @@ def prepare(job: training.Job) -> None:
     from medconv import config
     from medconv.training import data_setup
 
-    data = ["data=auto", f"data.root='{job.root}'", f"data.cache='{job.prepared}'", f"data.splits='{job.splits}'"]
+    data = ["data=auto", f"data.root='{job.root}'", f"data.cache_dir='{job.prepared}'", f"data.splits_file='{job.splits}'"]
     overrides = [*data, "trainer.accelerator=cpu"]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = config.checked(compose("train", overrides))
-    path.write_text(json.dumps(data_setup.facts(data_setup.prepare_data(composed))))
+    path.write_text(json.dumps(data_setup.derived(data_setup.prepare_data(composed))))
 
 
 def train(job: training.Job) -> None:

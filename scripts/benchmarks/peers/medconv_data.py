@@ -50,18 +50,18 @@ def composed(options: argparse.Namespace, cache: Path) -> Any:
 
     by_key = {
         "data.root": f"'{options.raw}'",
-        "data.cache": f"'{cache}'",
+        "data.cache_dir": f"'{cache}'",
         "data.patch_size": list(options.patch),
         "data.spacing_mm": list(options.spacing),
         "data.batch_size": options.batch,
-        "data.foreground_share": serving.FOREGROUND_SHARE,
+        "data.oversample_foreground": serving.FOREGROUND_SHARE,
         "data.samples_per_epoch": 10**6,
         "data.num_workers": 1 if options.mode == "loader" else 0,  # none works on while a transform is timed
         "data.prepare_workers": options.workers,
         "data.fold": "all",
         "trainer.accelerator": "cpu",
     }
-    overrides = ["data=nnunet", f"augment={options.augment}", *(f"{key}={value}" for key, value in by_key.items())]
+    overrides = ["data=nnunet", f"augmentation={options.augment}", *(f"{key}={value}" for key, value in by_key.items())]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         return config.checked(compose("train", overrides))
 
@@ -73,7 +73,7 @@ def data_module(options: argparse.Namespace, cache: Path) -> Any:
 
     settings = composed(options, cache)
     prepared = data_setup.prepare_data(settings)
-    return data_setup.data_module(config.resolved(settings, data_setup.facts(prepared)), prepared)
+    return data_setup.data_module(config.resolved(settings, data_setup.derived(prepared)), prepared)
 
 
 def _prepare_anew(options: argparse.Namespace) -> int:

@@ -62,7 +62,7 @@ def duration(seconds: float) -> str:
 
 
 def _data(job: training.Job) -> list[str]:
-    return ["data=auto", f"data.root='{job.root}'", f"data.cache='{job.prepared}'", f"data.splits='{job.splits}'"]
+    return ["data=auto", f"data.root='{job.root}'", f"data.cache_dir='{job.prepared}'", f"data.splits_file='{job.splits}'"]
 
 
 def _link(case: Case, folder: Path) -> None:

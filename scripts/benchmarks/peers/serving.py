@@ -34,7 +34,7 @@ def parse(about: str | None) -> argparse.Namespace:
     found.add_argument("--workers", type=int, default=2, help="of `prepare`")
     found.add_argument("--core", type=int, help="the only one that this peer and its worker run on")
     found.add_argument("--labels", choices=("linear", "nearest"), default="linear", help="how labels are resampled; nnU-Net")
-    found.add_argument("--augment", default="strong", help="an option of conf/augment; ours")
+    found.add_argument("--augment", default="strong", help="an option of conf/augmentation; ours")
     found.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of `transforms`; ours")
     return found.parse_args()
 

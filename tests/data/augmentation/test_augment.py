@@ -15,7 +15,7 @@ from medconv.data.augmentation import spatial
 from medconv.data.augmentation.augment import Augment, centre
 from medconv.data.augmentation.parameters import PLACE, VALUES, Parameters
 
-CONF = Path(__file__).parents[3] / "conf" / "augment"
+CONF = Path(__file__).parents[3] / "conf" / "augmentation"
 ALL: dict[str, Any] = {"p": dict.fromkeys((*PLACE, *VALUES), 1.0), "rotation_deg": 20, "scale": (0.8, 1.25), "shift": 0.1}
 SOME: dict[str, Any] = {**ALL, "p": dict.fromkeys((*PLACE, *VALUES), 0.5), "mirror_axes": "all"}
 MOVES: dict[str, Any] = {**ALL, "p": dict.fromkeys(PLACE, 1.0)}
@@ -49,9 +49,9 @@ def fixed(axes: int, count: int = 1, channels: int = 1, **changes: Any) -> Param
         "noise_std": torch.zeros(count),
         "noise_seed": torch.arange(count),
         "blur": torch.zeros(count, channels, axes),
-        "low_resolution": torch.ones(count, channels, axes),
+        "simulate_low_resolution": torch.ones(count, channels, axes),
         "brightness": ones,
-        "offset": none,
+        "additive_brightness": none,
         "contrast": ones,
         "gamma_inverted": ones,
         "gamma": ones,
@@ -90,7 +90,7 @@ def test_a_batch_is_its_samples(axes: int, settings: dict[str, Any], more: int) 
 @pytest.mark.parametrize("axes", [2, 3])
 def test_a_stack_on_an_accelerator_is_the_samples_in_a_worker(axes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its way, few calls for all samples at once, taken on a CPU."""
-    settings = {**SOME, "label_pairs": [(1, 2)], "left_right_axis": 0, "elastic_mm": 2, "elastic_spacing_mm": 8}
+    settings = {**SOME, "flip_label_pairs": [(1, 2)], "left_right_axis": 0, "elastic_mm": 2, "elastic_spacing_mm": 8}
     augment, batch = make(axes, 3, **settings), batch_of(range(16), axes, more=3)
     one_by_one = augment(batch)
     monkeypatch.setattr(spatial, "one_by_one", lambda device: False)
@@ -325,7 +325,7 @@ def test_across_thick_slices_nothing_is_resampled(spacing: tuple[float, ...], tu
     for values, neutral in (
         (drawn.matrix[:, thick, thick], 1),
         (drawn.blur[..., thick], 0),
-        (drawn.low_resolution[..., thick], 1),
+        (drawn.simulate_low_resolution[..., thick], 1),
     ):
         assert bool((values != neutral).any()) == turns
     assert bool(drawn.elastic[:, thick].any()) == turns and drawn.elastic[:, others[0]].any()
@@ -342,7 +342,12 @@ def test_drawn_parameters_stay_in_their_ranges_and_use_them() -> None:
     torch.testing.assert_close(product, torch.eye(2).expand_as(product), rtol=0, atol=1e-5)
     assert drawn.shift.shape == (500, 2) and 0.095 < drawn.shift.max() <= 0.1 and -0.1 <= drawn.shift.min() < -0.095
     ranges = {"brightness": (0.75, 1.25), "contrast": (0.75, 1.25), "gamma": (0.7, 1.5), "gamma_inverted": (0.7, 1.5)}
-    ranges |= {"offset": (-0.2, 0.2), "noise_std": (0, 0.1), "blur": (0.5, 1), "low_resolution": (0.5, 1)}
+    ranges |= {
+        "additive_brightness": (-0.2, 0.2),
+        "noise_std": (0, 0.1),
+        "blur": (0.5, 1),
+        "simulate_low_resolution": (0.5, 1),
+    }
     for name, (low, high) in ranges.items():
         values, near = getattr(drawn, name), 0.02 * (high - low)
         assert low <= values.min() < low + near and high - near < values.max() <= high, name
@@ -350,7 +355,9 @@ def test_drawn_parameters_stay_in_their_ranges_and_use_them() -> None:
             assert abs((values < 1).float().mean() - 0.5) < 0.05, name
         if name != "noise_std":
             assert not torch.equal(values[:, 0], values[:, 1]), name  # each channel by itself
-    assert torch.equal(drawn.low_resolution[..., 0], drawn.low_resolution[..., 1])  # axes alike, other than in blur
+    assert torch.equal(
+        drawn.simulate_low_resolution[..., 0], drawn.simulate_low_resolution[..., 1]
+    )  # axes alike, other than in blur
     assert not torch.equal(drawn.blur[..., 0], drawn.blur[..., 1])
     assert len(drawn.noise_seed.unique()) == 500
 
@@ -370,7 +377,7 @@ def test_probabilities_are_what_they_say_and_change_nothing_else(name: str) -> N
         share = left[name](drawn).float().mean()
     else:
         field = {"noise": "noise_std"}.get(name, name)
-        neutral = 0 if name in ("noise", "blur", "offset") else 1
+        neutral = 0 if name in ("noise", "blur", "additive_brightness") else 1
         share = (getattr(drawn, field).reshape(600, -1)[:, 0] != neutral).float().mean()
     assert share == pytest.approx(0.25, abs=0.05)
     mine = {"rotation": {"matrix"}, "scale": {"matrix"}, "noise": {"noise_std"}}.get(name, {name})
@@ -410,7 +417,7 @@ def test_left_and_right_labels_swap_with_the_mirror(moves: bool) -> None:
     label = torch.randint(0, 5, (16, 1, *SHAPES[3]), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     batch = {"image": torch.zeros(16, 1, *SHAPES[3]), "label": label, "sample": torch.arange(16)}
     settings = {"mirror_axes": [0, 1], **(MOVES if moves else {})}
-    plain, paired = make(**settings), make(**settings, label_pairs=[(1, 3), (2, 4)], left_right_axis=0)
+    plain, paired = make(**settings), make(**settings, flip_label_pairs=[(1, 3), (2, 4)], left_right_axis=0)
     flips = plain.sample(range(16)).flips
     assert {tuple(f) for f in flips[:, :2].tolist()} == {(a, b) for a in (False, True) for b in (False, True)}
     before, after = plain(batch)["label"], paired(batch)["label"]
@@ -443,7 +450,10 @@ def test_the_presets_are_valid_and_cost_what_they_say() -> None:
         ({"scale": 2}, r"augment\.scale must be a range .* got \[2\]"),
         ({"noise_std": (-0.1, 1)}, r"augment\.noise_std must be a range .* from 0 upwards"),
         ({"blur_sigma": (0.5, float("inf"))}, r"augment\.blur_sigma must be a range"),
-        ({"low_resolution": (0.5, 2)}, r"augment\.low_resolution is a share of the voxels, at most 1, got \[0\.5, 2\]"),
+        (
+            {"simulate_low_resolution": (0.5, 2)},
+            r"augment\.simulate_low_resolution is a share of the voxels, at most 1, got \[0\.5, 2\]",
+        ),
         ({"rotation_deg": -1}, r"augment\.rotation_deg must be 0 or more, got -1"),
         ({"shift": float("nan")}, r"augment\.shift must be 0 or more, got nan"),
         ({"p": {"elastic": 1}, "elastic_mm": 11}, r"augment\.elastic_mm must be at most 0\.4 of .* got 11 and 25"),

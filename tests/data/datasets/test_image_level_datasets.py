@@ -16,8 +16,8 @@ from medconv.data.datasets.medmnist import medmnist
 from medconv.data.io.images import read_image
 from medconv.data.io.raster import write_picture
 from medconv.data.preprocessing.fingerprint import check
-from medconv.data.splits import Parts, check_examples, class_counts, divide, members, without_copies
-from medconv.targets.image_level import Outcome
+from medconv.data.splits import DataSplit, check_examples, class_counts, divide, members, without_copies
+from medconv.targets.image_level import ImageLevelTargets
 
 
 def pixels(seed: int, shape: tuple[int, ...] = (8, 9)) -> np.ndarray:
@@ -43,7 +43,11 @@ GOOD = "path,label,split,patient\n" + "\n".join(ROWS)
 
 def test_a_table(tmp_path: Path) -> None:
     found = csv(table(tmp_path, GOOD), group_column="patient")
-    assert found.outcome == Outcome("classes", ("a", "b")) and found.class_names == ("a", "b") and not found.faults
+    assert (
+        found.image_targets == ImageLevelTargets("multiclass", ("a", "b"))
+        and found.class_names == ("a", "b")
+        and not found.faults
+    )
     assert [case.id for case in found.cases] == list("012345") and found.modalities == ("grey",)
     assert [case.values for case in found.cases] == [(0.0,), (1.0,), (1.0,), (0.0,), (1.0,), (0.0,)]
     assert [case.part for case in found.cases] == ["train"] * 4 + ["val", "test"]
@@ -55,15 +59,17 @@ def test_a_table(tmp_path: Path) -> None:
 def test_kinds(tmp_path: Path) -> None:
     text = "path;x;y\nimages/0.png;1;0.5\nimages/1.png;0;-2\n"
     path = table(tmp_path, text)
-    numbers = csv(path, label_columns=["x", "y"], kind="numbers")
-    assert numbers.outcome == Outcome("numbers", ("x", "y")) and numbers.cases[1].values == (0.0, -2.0)
-    assert csv(path, label_columns="y", task="medconv.training.tasks.Regression").outcome == Outcome("numbers", ("y",))
-    assert csv(path, label_columns="x").outcome == Outcome("classes", ("0", "1"))
+    numbers = csv(path, label_columns=["x", "y"], target_type="regression")
+    assert numbers.image_targets == ImageLevelTargets("regression", ("x", "y")) and numbers.cases[1].values == (0.0, -2.0)
+    assert csv(path, label_columns="y", task="medconv.training.tasks.Regression").image_targets == ImageLevelTargets(
+        "regression", ("y",)
+    )
+    assert csv(path, label_columns="x").image_targets == ImageLevelTargets("multiclass", ("0", "1"))
     findings = csv(path, label_columns=["x", "y"])
-    assert findings.outcome == Outcome("findings", ("x", "y"))
+    assert findings.image_targets == ImageLevelTargets("multilabel", ("x", "y"))
     assert findings.faults == {
-        "0": "labels.csv, row 2: column 'y' must hold 0 or 1, got '0.5'; data.kind=numbers takes any number",
-        "1": "labels.csv, row 3: column 'y' must hold 0 or 1, got '-2'; data.kind=numbers takes any number",
+        "0": "labels.csv, row 2: column 'y' must hold 0 or 1, got '0.5'; data.target_type=regression takes any number",
+        "1": "labels.csv, row 3: column 'y' must hold 0 or 1, got '-2'; data.target_type=regression takes any number",
     }
 
 
@@ -99,7 +105,7 @@ def test_a_row_at_fault_is_named_by_its_number(tmp_path: Path, row: str, fault: 
 
 
 def test_a_label_that_is_no_number(tmp_path: Path) -> None:
-    found = csv(table(tmp_path, "path,label\nimages/0.png,61\nimages/1.png,old\n"), kind="numbers")
+    found = csv(table(tmp_path, "path,label\nimages/0.png,61\nimages/1.png,old\n"), target_type="regression")
     assert found.faults == {"1": "labels.csv, row 3: column 'label' must hold numbers, got 'old'"}
 
 
@@ -113,11 +119,15 @@ def test_a_label_that_is_no_number(tmp_path: Path) -> None:
         ),
         (GOOD, {"label_columns": "lable"}, r"data\.label_columns: .* has no column 'lable'.*did you mean label\?"),
         (GOOD, {"group_column": "subject"}, r"data\.group_column: .* no column 'subject'"),
-        (GOOD, {"kind": "class"}, r"data\.kind must be one of classes, findings, numbers, or null, got 'class'"),
         (
             GOOD,
-            {"kind": "classes", "label_columns": ["label", "split"]},
-            r"data\.kind=classes takes one of data\.label_columns",
+            {"target_type": "class"},
+            r"data\.target_type must be one of multiclass, multilabel, regression, or null, got 'class'",
+        ),
+        (
+            GOOD,
+            {"target_type": "multiclass", "label_columns": ["label", "split"]},
+            r"data\.target_type=multiclass takes one of data\.label_columns",
         ),
         ("path,label\n", {}, "expected a row per image, found none"),
         ("path,label\nimages/0.png,a\n", {}, "column 'label' holds a, expected two classes or more"),
@@ -158,7 +168,11 @@ def test_a_folder_per_class(tmp_path: Path) -> None:
     class_folder(tmp_path, "sick/1.png", "sick/2.jpg", "healthy/1.png", shape=(8, 9, 3))
     (tmp_path / "sick/notes.txt").write_text("left out")
     found = imagefolder(tmp_path)
-    assert found.outcome == Outcome("classes", ("healthy", "sick")) and found.modalities == ("red", "green", "blue")
+    assert found.image_targets == ImageLevelTargets("multiclass", ("healthy", "sick")) and found.modalities == (
+        "red",
+        "green",
+        "blue",
+    )
     assert {case.id: case.values for case in found.cases} == {"healthy_1": (0.0,), "sick_1": (1.0,), "sick_2": (1.0,)}
     assert imagefolder(tmp_path, ["sick", "healthy"]).cases[0].values == (1.0,)
     with pytest.raises(ValueError, match=r"healthy: its name is no class; data\.class_names has sick, ill"):
@@ -195,7 +209,11 @@ def npz(path: Path, shape: tuple[int, ...] = (8, 8), wide: int = 1, **changes: A
 def test_medmnist(tmp_path: Path, shape: tuple[int, ...], channels: int) -> None:
     path = npz(tmp_path / "tiny.npz", shape)
     found = medmnist(path, tmp_path / "cache")
-    assert found.name == "tiny" and found.outcome == Outcome("classes", ("0", "1")) and len(found.modalities) == channels
+    assert (
+        found.name == "tiny"
+        and found.image_targets == ImageLevelTargets("multiclass", ("0", "1"))
+        and len(found.modalities) == channels
+    )
     assert [case.part for case in found.cases] == ["test"] * 2 + ["train"] * 6 + ["val"] * 3
     first = next(case for case in found.cases if case.id == "train_00001")
     image, original = read_image(first.images)[0], np.load(path)["train_images"][1]
@@ -214,17 +232,17 @@ def test_medmnist(tmp_path: Path, shape: tuple[int, ...], channels: int) -> None
 
 def test_medmnist_of_findings_and_of_classes_without_an_example(tmp_path: Path) -> None:
     found = medmnist(npz(tmp_path / "f.npz", wide=3), tmp_path / "cache")
-    assert found.outcome == Outcome("findings", ("finding_0", "finding_1", "finding_2"))
+    assert found.image_targets == ImageLevelTargets("multilabel", ("finding_0", "finding_1", "finding_2"))
     assert [c.values for c in found.cases if c.part == "train"][:2] == [(0.0, 1.0, 0.0), (1.0, 0.0, 1.0)]
     path = npz(tmp_path / "c.npz", val_labels=np.full((3, 1), 4, np.uint8))
     ordinal = medmnist(path, tmp_path / "cache")
-    assert ordinal.outcome == Outcome("classes", ("0", "1", "2", "3", "4"))
+    assert ordinal.image_targets == ImageLevelTargets("multiclass", ("0", "1", "2", "3", "4"))
     named = medmnist(path, tmp_path / "cache", class_names=list("abcde"))
-    assert named.class_names == named.outcome.names == tuple("abcde") and not named.faults
+    assert named.class_names == named.image_targets.names == tuple("abcde") and not named.faults
     with pytest.raises(ValueError, match=r"data\.class_names needs a name for each of 5 classes, got \['a'\]"):
         medmnist(path, tmp_path / "cache", class_names=["a"])
-    assert medmnist(path, tmp_path / "cache", task="medconv.training.tasks.Regression").outcome == Outcome(
-        "numbers", ("label",)
+    assert medmnist(path, tmp_path / "cache", task="medconv.training.tasks.Regression").image_targets == ImageLevelTargets(
+        "regression", ("label",)
     )
 
 
@@ -259,10 +277,10 @@ def ids(cases: list[Case]) -> str:
 def test_the_parts_of_the_dataset_count(caplog: pytest.LogCaptureFixture) -> None:
     cases = [case(str(i), part=part) for i, part in enumerate(["train"] * 4 + ["val", "test"])]
     with caplog.at_level(logging.WARNING):
-        assert divide(cases, 0, 5) == Parts(cases[:4], cases[4:5], cases[5:]) and not caplog.records
+        assert divide(cases, 0, 5) == DataSplit(cases[:4], cases[4:5], cases[5:]) and not caplog.records
         assert divide(cases, 3, 5) == divide(cases, 0, 5)
     assert "data.fold=3 is not used" in caplog.text
-    assert divide(cases, "all", 5) == Parts(cases[:5], [], cases[5:])
+    assert divide(cases, "all", 5) == DataSplit(cases[:5], [], cases[5:])
 
 
 def test_a_fold_of_the_training_part_where_none_is_for_validation() -> None:
@@ -292,35 +310,35 @@ def test_a_group_in_two_parts_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_class_without_an_example_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    outcome = Outcome("classes", ("no", "yes"))
-    check_examples(Parts([case("a", 0), case("b", 1)], [case("c", 0), case("d", 1)], []), outcome)
+    image_targets = ImageLevelTargets("multiclass", ("no", "yes"))
+    check_examples(DataSplit([case("a", 0), case("b", 1)], [case("c", 0), case("d", 1)], []), image_targets)
     with pytest.raises(ValueError, match="no case of training has class yes"):
-        check_examples(Parts([case("a", 0)], [case("c", 0), case("d", 1)], []), outcome)
+        check_examples(DataSplit([case("a", 0)], [case("c", 0), case("d", 1)], []), image_targets)
     with pytest.raises(ValueError, match="no case of validation has class no"):
-        check_examples(Parts([case("a", 0), case("b", 1)], [case("d", 1)], []), outcome)
-    check_examples(Parts([case("a", 0), case("b", 1)], [], []), outcome)
-    findings = Outcome("findings", ("x", "y"))
+        check_examples(DataSplit([case("a", 0), case("b", 1)], [case("d", 1)], []), image_targets)
+    check_examples(DataSplit([case("a", 0), case("b", 1)], [], []), image_targets)
+    findings = ImageLevelTargets("multilabel", ("x", "y"))
     neither, both, second = (Case(str(v), (), values=v) for v in ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0)))
-    check_examples(Parts([both], [neither, second], []), findings)
+    check_examples(DataSplit([both], [neither, second], []), findings)
     assert "no case of validation has x" in caplog.text
     with pytest.raises(ValueError, match="no case of training has class x"):
-        check_examples(Parts([second], [neither, second], []), findings)
+        check_examples(DataSplit([second], [neither, second], []), findings)
     for held in ([neither, neither], [second, second]):  # nothing there has an AUC
         with pytest.raises(ValueError, match="no finding has validation cases with it and without it"):
-            check_examples(Parts([both], held, []), findings)
+            check_examples(DataSplit([both], held, []), findings)
 
 
 def test_counts_and_members() -> None:
     two = [case("a", 0), case("b", 1), case("c", 1)]
-    assert class_counts(two, Outcome("classes", ("x", "y", "z"))) == [1, 2, 0]
-    assert members(two, Outcome("classes", ("x", "y", "z"))) == [[0], [1, 2], []]
+    assert class_counts(two, ImageLevelTargets("multiclass", ("x", "y", "z"))) == [1, 2, 0]
+    assert members(two, ImageLevelTargets("multiclass", ("x", "y", "z"))) == [[0], [1, 2], []]
     found = [Case(str(i), (), values=v) for i, v in enumerate([(1.0, 1.0), (0.0, 1.0), (0.0, 0.0)])]
-    assert class_counts(found, Outcome("findings", ("x", "y"))) == [1, 2]
-    assert members(found, Outcome("findings", ("x", "y"))) == [[0], [0, 1], [2]]
+    assert class_counts(found, ImageLevelTargets("multilabel", ("x", "y"))) == [1, 2]
+    assert members(found, ImageLevelTargets("multilabel", ("x", "y"))) == [[0], [0, 1], [2]]
 
 
 def test_copies_of_validation_are_left_out_of_training(caplog: pytest.LogCaptureFixture) -> None:
-    parts = Parts([case("a"), case("b"), case("c")], [case("v")], [case("t")])
+    parts = DataSplit([case("a"), case("b"), case("c")], [case("v")], [case("t")])
     left = without_copies(parts, {"a": "1", "b": "2", "c": "3", "v": "2", "t": "3"})
     assert ids(left.train) == "a" and ids(left.val) == "v" and ids(left.test) == "t"
     assert (

@@ -21,7 +21,7 @@ from medconv.data.io.dicom_headers import is_dicom
 from medconv.data.io.images import read_array, read_image, stamp, write_channels, write_label
 from medconv.data.preprocessing.fingerprint import check
 from medconv.data.preprocessing.pipeline import prepare
-from medconv.data.preprocessing.preprocess import Recipe
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.data.preprocessing.store import Store, signature
 from medconv.inference.inputs import find_cases
 
@@ -411,7 +411,7 @@ def test_series_are_prepared_and_a_changed_one_anew(tmp_path: Path) -> None:
     assert [case.id for case in dataset.cases] == ["p0", "p1", "p2"] and is_dicom(dataset.cases[0].images[0])
     found = check(dataset, workers=1)
     assert not found.faults and not found.warnings and found.fingerprint.spatial_dims == 3
-    recipe = Recipe(3, (6.5, 0.8, 0.7), ("none",), ({},))
+    recipe = PreprocessingConfig(3, (6.5, 0.8, 0.7), ("none",), ({},))
     store = prepare(dataset, recipe, tmp_path / "cache", workers=1)
     assert isinstance(store, Store) and all(store.has(case) for case in dataset.cases)
     os.utime(next((tmp_path / "scans/p1/t1").iterdir()), ns=(1, 1))

@@ -15,7 +15,7 @@ from medconv.data.datasets.image_mask import image_mask
 from medconv.data.io import raster
 from medconv.data.io.images import in_folder, num_channels, read_image, read_label, stamp, stem, write_channels, write_label
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
-from medconv.data.preprocessing.preprocess import Recipe, restore
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, restore
 from medconv.inference.inputs import find_cases
 from medconv.inference.output_dir import Folder
 from medconv.utils.visualization import overlay
@@ -177,7 +177,7 @@ def test_pairs_of_pictures_and_masks_are_a_dataset(tmp_path: Path) -> None:
     assert again == found
     known, faults = fingerprint(found, tmp_path / "cache", 1)
     assert known.spatial_dims == 2 and not faults and known.shapes[0] == (6, 4)
-    recipe = Recipe(2, (1.0, 1.0), ("dataset",) * 3, known.intensities)
+    recipe = PreprocessingConfig(2, (1.0, 1.0), ("dataset",) * 3, known.intensities)
     entry = prepare(found, recipe, tmp_path / "cache", 1).read("case0")
     mean, std = known.intensities[0]["mean"], known.intensities[0]["std"]
     image = read_image(found.cases[0].images)[0]

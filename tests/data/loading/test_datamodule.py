@@ -15,11 +15,11 @@ from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.preprocessing.store import Store
 
 PATCH = (6, 5, 4)
-Prepared = tuple[Dataset, Store]
+PreparedData = tuple[Dataset, Store]
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     folder = tmp_path_factory.mktemp("datamodule")
     dataset = tiny(folder / "data", 4)
     return dataset, prepare(dataset, recipe(), folder / "cache", 1)
@@ -29,7 +29,7 @@ def add_100(batch: Batch) -> Batch:
     return {**batch, "image": batch["image"] + 100}
 
 
-def module(prepared: Prepared, augment: Any = add_100, **changes: Any) -> DataModule:
+def module(prepared: PreparedData, augment: Any = add_100, **changes: Any) -> DataModule:
     dataset, store = prepared
     settings: dict[str, Any] = {
         "train": dataset.cases[:3],
@@ -37,7 +37,7 @@ def module(prepared: Prepared, augment: Any = add_100, **changes: Any) -> DataMo
         "seed": 0,
         "batch_size": 2,
         "samples_per_epoch": 6,
-        "foreground_share": 0.5,
+        "oversample_foreground": 0.5,
         "num_workers": 0,
     }
     settings.update(changes)
@@ -59,19 +59,19 @@ def pretend_trainer(device: str = "cpu", rank: int = 0, world_size: int = 1, tra
         ({"samples_per_epoch": 0}, r"data\.samples_per_epoch must be at least 1, got 0"),
         ({"prefetch_factor": 0}, r"data\.prefetch_factor must be at least 1, got 0"),
         ({"num_workers": -1}, r"data\.num_workers must be 0 or more, got -1"),
-        ({"foreground_share": 2}, r"data\.foreground_share must lie between 0 and 1, got 2"),
-        ({"foreground_share": -0.1}, r"data\.foreground_share must lie between 0 and 1, got -0\.1"),
-        ({"foreground_share": float("nan")}, r"data\.foreground_share must lie between 0 and 1, got nan"),
+        ({"oversample_foreground": 2}, r"data\.oversample_foreground must lie between 0 and 1, got 2"),
+        ({"oversample_foreground": -0.1}, r"data\.oversample_foreground must lie between 0 and 1, got -0\.1"),
+        ({"oversample_foreground": float("nan")}, r"data\.oversample_foreground must lie between 0 and 1, got nan"),
         ({"num_workers": 0, "persistent_workers": True}, r"data\.persistent_workers=true.*got data\.num_workers=0"),
     ],
 )
-def test_bad_values(prepared: Prepared, changes: dict[str, Any], message: str) -> None:
+def test_bad_values(prepared: PreparedData, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         module(prepared, **changes)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_training_batches(prepared: Prepared, workers: int) -> None:
+def test_training_batches(prepared: PreparedData, workers: int) -> None:
     """Plain tensors: MONAI's MetaTensor costs time in every operation."""
     data = module(prepared, Augment(0, (1, 1.5, 2), PATCH, p={"rotation": 1, "noise": 1}), num_workers=workers)
     loader = data.train_dataloader()
@@ -83,7 +83,7 @@ def test_training_batches(prepared: Prepared, workers: int) -> None:
         assert [batch[key].dtype for key in ("image", "label", "sample")] == [torch.float32, torch.uint8, torch.int64]
 
 
-def test_workers_change_nothing_but_time(prepared: Prepared) -> None:
+def test_workers_change_nothing_but_time(prepared: PreparedData) -> None:
     augment = Augment(0, (1, 1.5, 2), PATCH, p={"rotation": 0.5, "noise": 1, "brightness": 1})
     alone, helped = (list(module(prepared, augment, num_workers=n).train_dataloader()) for n in (0, 2))
     assert len(alone) == 3
@@ -92,7 +92,7 @@ def test_workers_change_nothing_but_time(prepared: Prepared) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_validation_cases(prepared: Prepared, workers: int) -> None:
+def test_validation_cases(prepared: PreparedData, workers: int) -> None:
     loader = module(prepared, num_workers=workers).val_dataloader()
     (item,) = list(loader)
     assert item["case"] == "case_3"
@@ -114,7 +114,7 @@ def test_an_error_names_the_case(tmp_path: Path, workers: int) -> None:
             loader._iterator._shutdown_workers()  # as the trainer does; the garbage collector would take 10 seconds
 
 
-def test_augmentation_runs_with_the_workers_where_there_is_no_accelerator(prepared: Prepared) -> None:
+def test_augmentation_runs_with_the_workers_where_there_is_no_accelerator(prepared: PreparedData) -> None:
     data = module(prepared)
     for trainer in (None, pretend_trainer("cpu")):
         data.trainer = trainer
@@ -123,7 +123,7 @@ def test_augmentation_runs_with_the_workers_where_there_is_no_accelerator(prepar
         assert data.on_after_batch_transfer(batch, 0) is batch
 
 
-def test_augmentation_runs_on_the_accelerator_where_there_is_one(prepared: Prepared) -> None:
+def test_augmentation_runs_on_the_accelerator_where_there_is_one(prepared: PreparedData) -> None:
     data = module(prepared)
     data.trainer = pretend_trainer("cuda")
     loader = data.train_dataloader()
@@ -138,7 +138,7 @@ def test_augmentation_runs_on_the_accelerator_where_there_is_one(prepared: Prepa
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_each_validation_case_is_on_one_rank(prepared: Prepared, world_size: int) -> None:
+def test_each_validation_case_is_on_one_rank(prepared: PreparedData, world_size: int) -> None:
     """Ranks beyond the number of cases repeat the first, so that none stands idle in a collective."""
     data = module(prepared, val=prepared[0].cases)
     ranks = []
@@ -151,11 +151,11 @@ def test_each_validation_case_is_on_one_rank(prepared: Prepared, world_size: int
     assert ranks[4:] == [["case_0"]] * (world_size - 4)
 
 
-def test_no_validation_case(prepared: Prepared) -> None:
+def test_no_validation_case(prepared: PreparedData) -> None:
     assert list(module(prepared, val=[]).val_dataloader()) == []
 
 
-def test_ranks_share_the_training_samples(prepared: Prepared) -> None:
+def test_ranks_share_the_training_samples(prepared: PreparedData) -> None:
     data, numbers = module(prepared, samples_per_epoch=8), []
     for rank in (0, 1):
         data.trainer = pretend_trainer(rank=rank, world_size=2)
@@ -163,7 +163,7 @@ def test_ranks_share_the_training_samples(prepared: Prepared) -> None:
     assert numbers == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
-def test_number_of_workers_follows_the_machine(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_workers_follows_the_machine(prepared: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
     data = module(prepared, num_workers=None)
     for cores, devices, wanted in ((1, 1, 1), (8, 1, 4), (64, 1, 8), (64, 8, 4), (4, 4, 1)):
         monkeypatch.setattr("os.sched_getaffinity", lambda pid, n=cores: set(range(n)))
@@ -171,6 +171,6 @@ def test_number_of_workers_follows_the_machine(prepared: Prepared, monkeypatch: 
         assert data.train_dataloader().num_workers == wanted
 
 
-def test_loader_settings_are_passed_on(prepared: Prepared) -> None:
+def test_loader_settings_are_passed_on(prepared: PreparedData) -> None:
     loader = module(prepared, num_workers=2, prefetch_factor=3, persistent_workers=False).train_dataloader()
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (2, 3, False)

@@ -21,18 +21,22 @@ from medconv.data.datasets.csv_table import csv
 from medconv.data.io.raster import write_picture
 from medconv.data.loading import image_dataset
 from medconv.data.loading.datamodule import DataModule
-from medconv.data.loading.image_dataset import WholeCases, WholeDataset
+from medconv.data.loading.image_dataset import ImageCases, ImageDataset
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
-from medconv.data.preprocessing.preprocess import Recipe, framed, preprocess
+from medconv.data.preprocessing.preprocess import PreprocessingConfig, framed, preprocess
 from medconv.data.preprocessing.store import Store
-from medconv.planning import Wanted
+from medconv.planning import PlanOverrides
 from medconv.planning.memory_model import Budget
 from medconv.planning.planner import plan
 from medconv.training import data_setup
 
 COUNT, SIZE = 10, (12, 8)  # X, Y
-LIGHT: dict[str, Any] = {"p": {"rotation": 1.0, "noise": 1.0, "offset": 1.0}, "spacing_mm": (1.0, 1.0), "patch_size": SIZE}
+LIGHT: dict[str, Any] = {
+    "p": {"rotation": 1.0, "noise": 1.0, "additive_brightness": 1.0},
+    "spacing_mm": (1.0, 1.0),
+    "patch_size": SIZE,
+}
 
 
 def pixels(seed: int, size: tuple[int, int] = SIZE) -> np.ndarray:
@@ -50,11 +54,11 @@ def write(root: Path, count: int = COUNT, **odd: tuple[int, int]) -> Path:
     return root / "labels.csv"
 
 
-def known(found: Dataset, folder: Path, **settings: Any) -> tuple[Recipe, Store]:
+def known(found: Dataset, folder: Path, **settings: Any) -> tuple[PreprocessingConfig, Store]:
     measured, _ = fingerprint(found, folder, 1)
     names = ("dataset",) * len(found.modalities)
     given = {"frame": measured.shapes[0], **settings}
-    recipe = Recipe(measured.spatial_dims, (1.0,) * measured.spatial_dims, names, measured.intensities, **given)
+    recipe = PreprocessingConfig(measured.spatial_dims, (1.0,) * measured.spatial_dims, names, measured.intensities, **given)
     return recipe, prepare(found, recipe, folder, 1)
 
 
@@ -93,7 +97,7 @@ def test_frame(size: tuple[int, int], inside: str) -> None:
 
 
 def test_pictures_are_scaled_without_patterns_of_their_own(tmp_path: Path) -> None:
-    recipe = Recipe(2, (1.0, 1.0), ("none",), ({},), frame=(10, 20), resize=(10, 20))
+    recipe = PreprocessingConfig(2, (1.0, 1.0), ("none",), ({},), frame=(10, 20), resize=(10, 20))
     ramp = np.linspace(0, 1, 80)[None, :, None, None] * np.ones((1, 80, 40, 1))
     out, _ = preprocess(ramp.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), recipe)
     assert out.shape == (1, 10, 20)
@@ -110,9 +114,9 @@ def test_a_volume_is_resampled_then_cut_or_padded(tmp_path: Path) -> None:
         (Case("v", (tmp_path / "v.nii.gz",), values=(0.0,)),),
         ("a", "b"),
         ("MRI",),
-        outcome=csv(write(tmp_path / "d")).outcome,
+        image_targets=csv(write(tmp_path / "d")).image_targets,
     )
-    recipe = Recipe(3, (1.0, 1.5, 2.0), ("zscore",), ({},), frame=(20, 20, 8))
+    recipe = PreprocessingConfig(3, (1.0, 1.5, 2.0), ("zscore",), ({},), frame=(20, 20, 8))
     image = prepare(found, recipe, tmp_path / "cache", 1).read("v").image
     assert image.shape == (1, 20, 20, 8) and (image[0, :, :3] == 0).all() and (image[0, :, 3:17] != 0).any(0).all()
 
@@ -141,7 +145,7 @@ def test_only_what_changed_is_prepared_anew(tmp_path: Path, caplog: pytest.LogCa
 def test_samples_are_a_function_of_their_number(prepared: tuple[Dataset, Store]) -> None:
     found, store = prepared
     cases = list(found.cases)
-    one, other = WholeDataset(store, cases, 3), WholeDataset(store, cases, 3)
+    one, other = ImageDataset(store, cases, 3), ImageDataset(store, cases, 3)
     numbers = [7, 0, 25, 13]
     late = {n: other[n] for n in reversed(numbers)}
     for n in numbers:
@@ -151,27 +155,27 @@ def test_samples_are_a_function_of_their_number(prepared: tuple[Dataset, Store])
         torch.testing.assert_close(one[n]["image"], torch.from_numpy(np.array(store.read(cases[place].id).image)))
     assert Counter(one.place_of(n) for n in range(3 * COUNT)) == dict.fromkeys(range(COUNT), 3)
     assert [one.place_of(n) for n in range(COUNT)] != [one.place_of(n) for n in range(COUNT, 2 * COUNT)]
-    assert [WholeDataset(store, cases, 4).place_of(n) for n in range(COUNT)] != [one.place_of(n) for n in range(COUNT)]
+    assert [ImageDataset(store, cases, 4).place_of(n) for n in range(COUNT)] != [one.place_of(n) for n in range(COUNT)]
     assert one.describe(7) == (cases[one.place_of(7)].id, "training sample 7")
 
 
 def test_balance_draws_each_class_equally_often(prepared: tuple[Dataset, Store]) -> None:
     found, store = prepared
     groups = [[1, 2, 3, 4, 6, 7, 8, 9], [0, 5], []]
-    samples = WholeDataset(store, list(found.cases), 0, groups)
+    samples = ImageDataset(store, list(found.cases), 0, groups)
     drawn = Counter(samples.place_of(n) for n in range(160))
     assert drawn == dict.fromkeys(groups[0], 10) | dict.fromkeys(groups[1], 40)
     classes = [samples.place_of(n) in groups[1] for n in range(160)]
     assert all(classes[n] != classes[n + 1] for n in range(0, 160, 2))
-    again = WholeDataset(store, list(found.cases), 0, groups)
+    again = ImageDataset(store, list(found.cases), 0, groups)
     assert [again.place_of(n) for n in (99, 3, 50)] == [samples.place_of(n) for n in (99, 3, 50)]
 
 
 def test_from_memory_or_from_files_is_the_same(prepared: tuple[Dataset, Store], monkeypatch: pytest.MonkeyPatch) -> None:
     found, store = prepared
-    within = WholeCases(store, found.cases)
+    within = ImageCases(store, found.cases)
     monkeypatch.setattr(image_dataset, "_IN_MEMORY", 0)
-    beside = WholeCases(store, found.cases)
+    beside = ImageCases(store, found.cases)
     assert within.images is not None and beside.images is None
     for i in range(COUNT):
         torch.testing.assert_close(within[i]["image"], beside[i]["image"])
@@ -185,7 +189,7 @@ def module(prepared: tuple[Dataset, Store], **changes: Any) -> DataModule:
         "seed": 0,
         "batch_size": 4,
         "samples_per_epoch": 8,
-        "foreground_share": 0.3,
+        "oversample_foreground": 0.3,
         "num_workers": 0,
     }
     return DataModule(store, found.cases[:7], found.cases[7:], SIZE, Augment(0, **LIGHT), **(settings | changes))
@@ -240,25 +244,25 @@ def test_augmentation_leaves_values_alone_and_a_batch_is_its_samples() -> None:
 def test_plan(shape: tuple[int, ...], batch: int, stages: int) -> None:
     dims = len(shape)
     of = Fingerprint(dims, (shape,) * 5000, ((1.0,) * dims,) * 5000, ({"mean": 0.0, "std": 1.0},), ((),) * 5000)
-    planned = plan(of, Wanted(whole=True), Budget(8.0), ("grey",), 2)
+    planned = plan(of, PlanOverrides(whole=True), Budget(8.0), ("grey",), 2)
     assert planned.patch_size == shape and planned.batch_size == batch and len(planned.channels) == stages
     assert planned.normalisation == ("dataset",)
-    assert plan(of, Wanted(whole=True, resize=(17,) * dims), Budget(8.0), ("grey",), 2).patch_size == (20,) * dims
-    squeezed = plan(of, Wanted(whole=True, resize=(14,) * (dims - 1) + shape[-1:]), Budget(8.0), ("grey",), 2)
+    assert plan(of, PlanOverrides(whole=True, resize=(17,) * dims), Budget(8.0), ("grey",), 2).patch_size == (20,) * dims
+    squeezed = plan(of, PlanOverrides(whole=True, resize=(14,) * (dims - 1) + shape[-1:]), Budget(8.0), ("grey",), 2)
     assert squeezed.spacing_mm == (shape[0] / 14,) * (dims - 1) + (1.0,), "mm of what the network sees"
-    given = Wanted(whole=True, resize=(14,) * dims, spacing_mm=(3.0,) * dims)
+    given = PlanOverrides(whole=True, resize=(14,) * dims, spacing_mm=(3.0,) * dims)
     assert plan(of, given, Budget(8.0), ("grey",), 2).spacing_mm == (3.0,) * dims
     with pytest.raises(ValueError, match=r"data\.resize needs .* numbers, one per spatial axis"):
-        plan(of, Wanted(whole=True, resize=(17,)), Budget(8.0), ("grey",), 2)
+        plan(of, PlanOverrides(whole=True, resize=(17,)), Budget(8.0), ("grey",), 2)
     with pytest.raises(ValueError, match=r"data\.resize needs cases with values"):
-        Wanted(resize=(17, 17))
+        PlanOverrides(resize=(17, 17))
     if dims == 3:
         with pytest.raises(ValueError, match=r"data\.spatial_dims must be 3 or null, as the network takes whole images"):
-            plan(of, Wanted(whole=True, spatial_dims=2), Budget(8.0), ("grey",), 2)
+            plan(of, PlanOverrides(whole=True, spatial_dims=2), Budget(8.0), ("grey",), 2)
 
 
 def composed(table: Path, *more: str) -> Any:
-    given = ["data=csv", f"data.root={table}", f"data.cache={table.parent.parent / 'cache'}", "data.num_workers=0"]
+    given = ["data=csv", f"data.root={table}", f"data.cache_dir={table.parent.parent / 'cache'}", "data.num_workers=0"]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         return config.checked(compose("train", [*given, "trainer.accelerator=cpu", "data.num_folds=2", *more]))
 
@@ -266,24 +270,24 @@ def composed(table: Path, *more: str) -> Any:
 def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = write(tmp_path / "data", 20)
     write_picture(tmp_path / "data/1.png", pixels(2))  # 1 and 2 are alike
-    settings = composed(table, "data.balance=true", "data.fold=1")
+    settings = composed(table, "data.balanced_sampling=true", "data.fold=1")
     found = data_setup.prepare_data(settings)
-    facts = data_setup.facts(found)
-    assert facts["outcome"] == {"kind": "classes", "names": ["a", "b"]} and facts["targets"] is None
-    assert facts["num_classes"] == 2 and facts["num_channels"] == 1 and facts["class_names"] == ["a", "b"]
-    assert facts["patch_size"] == list(SIZE) and facts["spatial_dims"] == 2 and facts["value_means"] is None
+    derived = data_setup.derived(found)
+    assert derived["image_targets"] == {"kind": "multiclass", "names": ["a", "b"]} and derived["targets"] is None
+    assert derived["num_classes"] == 2 and derived["num_channels"] == 1 and derived["class_names"] == ["a", "b"]
+    assert derived["patch_size"] == list(SIZE) and derived["spatial_dims"] == 2 and derived["value_means"] is None
     held = {case.id for case in found.val}
     assert ("1" in held) != ("2" in held), "or the next line tests nothing"
     assert "1 images are both in training and in validation" in caplog.text and len(found.train) + len(found.val) == 19
-    assert facts["class_counts"] == [sum(c.values == (v,) for c in found.train) for v in (0.0, 1.0)]
-    values = config.resolved(settings, {**facts, "num_train_cases": len(found.train)})
+    assert derived["class_counts"] == [sum(c.values == (v,) for c in found.train) for v in (0.0, 1.0)]
+    values = config.resolved(settings, {**derived, "num_train_cases": len(found.train)})
     values["data"]["batch_size"] = 4
     batch = next(iter(data_setup.data_module(values, found).train_dataloader()))
     assert sorted(batch["label"].flatten().tolist()) == [0, 0, 1, 1]
     numbers = data_setup.prepare_data(composed(table, "task=regression", "data.label_columns=age", "data.fold=all"))
-    facts = data_setup.facts(numbers)
-    assert facts["value_means"] == [pytest.approx(29.5)] and facts["value_stds"] == [pytest.approx(np.arange(20).std())]
-    assert facts["class_counts"] is None and facts["num_classes"] == 1 and not numbers.val
+    derived = data_setup.derived(numbers)
+    assert derived["value_means"] == [pytest.approx(29.5)] and derived["value_stds"] == [pytest.approx(np.arange(20).std())]
+    assert derived["class_counts"] is None and derived["num_classes"] == 1 and not numbers.val
 
 
 @pytest.mark.parametrize(
@@ -295,11 +299,11 @@ def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptu
             r"3\.png: 9 x 9 pixels, while most pictures have 12 x 8; expected one size, or data\.resize=\[12,8\]",
         ),
         ({}, ["data.regions={x:[1]}"], r"data\.regions is about label maps"),
-        ({}, ["data.label_pairs=[[a,b]]"], r"data\.label_pairs is about label maps"),
+        ({}, ["data.flip_label_pairs=[[a,b]]"], r"data\.flip_label_pairs is about label maps"),
         (
             {},
-            ["data.balance=true", "task=regression", "data.label_columns=age"],
-            r"data\.balance=true draws each class",
+            ["data.balanced_sampling=true", "task=regression", "data.label_columns=age"],
+            r"data\.balanced_sampling=true draws each class",
         ),
         ({}, ["data.num_folds=10"], "no case of validation has class"),
     ],

@@ -14,7 +14,7 @@ from medconv.data.case import Dataset, Grid
 from medconv.data.io.images import read_label
 from medconv.data.loading.patch_dataset import CaseDataset, PatchDataset, SampleOrder, crop
 from medconv.data.preprocessing.pipeline import prepare
-from medconv.data.preprocessing.preprocess import Placement
+from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.data.preprocessing.store import Entry, Store
 
 PATCH = (6, 5, 4)
@@ -121,7 +121,7 @@ def synthetic(store: Store, label: np.ndarray, tmp_path: Path) -> PatchDataset:
     case = tiny(tmp_path / "source", 1).cases[0]
     rows = [np.column_stack([np.full(np.count_nonzero(label == v), v), np.argwhere(label == v)]) for v in (1, 2)]
     foreground = np.concatenate(rows).astype(np.int32)
-    placement = Placement(Grid.of(label.shape, np.eye(4)), label.shape, tuple((0, n) for n in label.shape))
+    placement = CropInfo(Grid.of(label.shape, np.eye(4)), label.shape, tuple((0, n) for n in label.shape))
     store.write(case, Entry(label[None].astype(np.float32), label, foreground, placement))
     return PatchDataset(store, [case.id], (4,) * label.ndim, 0, 1.0)
 
@@ -136,7 +136,7 @@ def test_foreground_share_of_one_always_shows_foreground(tmp_path: Path, axes: i
     values = [set(dataset[n]["label"].unique().tolist()) for n in range(200)]
     assert all(found & {1, 2} for found in values)
     assert 60 < sum(2 in found for found in values) < 140
-    dataset.foreground_share = 0.0
+    dataset.oversample_foreground = 0.0
     values = [set(dataset[n]["label"].unique().tolist()) for n in range(200)]
     assert any(found == {0} for found in values) and sum(2 in found for found in values) < 20
 
@@ -145,11 +145,11 @@ def test_foreground_share_is_a_share(tmp_path: Path) -> None:
     label = np.zeros((40, 40), np.uint8)
     label[20, 20] = 1
     dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
-    dataset.foreground_share = 0.25
+    dataset.oversample_foreground = 0.25
     shown = sum(bool(dataset[n]["label"].any()) for n in range(400))
     by_chance = 16 / 37**2
     assert 0.25 + by_chance == pytest.approx(shown / 400, abs=0.08)
-    dataset.foreground_share = 1.0
+    dataset.oversample_foreground = 1.0
     assert [dataset[n]["label"][0, 2, 2].item() for n in range(5)] == [1] * 5  # centred: patch 4, voxel 2
 
 
@@ -157,7 +157,7 @@ def test_places_reach_every_corner(prepared: tuple[Dataset, Store], tmp_path: Pa
     """Each start from the first to the last possible one is drawn, and about evenly."""
     label = np.broadcast_to(np.arange(1, 8, dtype=np.uint8)[:, None], (7, 4)).copy()
     dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
-    dataset.foreground_share = 0.0
+    dataset.oversample_foreground = 0.0
     starts = Counter(int(dataset[n]["label"][0, 0, 0]) - 1 for n in range(400))
     assert sorted(starts) == [0, 1, 2, 3]
     assert min(starts.values()) > 60

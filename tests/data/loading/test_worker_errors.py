@@ -56,7 +56,7 @@ class FailingRead(Failing):
 def module(folder: Path, augment: Any, workers: int) -> DataModule:
     dataset = tiny_dataset(folder / "data", 3)
     store = prepare(dataset, recipe(), folder / "cache", 1)
-    settings: dict[str, Any] = {"seed": 0, "batch_size": 2, "samples_per_epoch": 8, "foreground_share": 0.5}
+    settings: dict[str, Any] = {"seed": 0, "batch_size": 2, "samples_per_epoch": 8, "oversample_foreground": 0.5}
     return DataModule(store, dataset.cases, [], (6, 5, 4), augment, num_workers=workers, **settings)
 
 
@@ -95,7 +95,11 @@ def test_an_error_that_only_whole_batches_make_names_the_first(tmp_path: Path) -
 
 def command(dataset: Path, folder: Path, how: str, kind: str = "Failing") -> subprocess.CompletedProcess[str]:
     """A run with two workers, one of which ends in this way at sample 5."""
-    augment = [f"augment._target_=tests.data.loading.test_worker_errors.{kind}", "+augment.sample=5", f"+augment.how={how}"]
+    augment = [
+        f"augmentation._target_=tests.data.loading.test_worker_errors.{kind}",
+        "+augmentation.sample=5",
+        f"+augmentation.how={how}",
+    ]
     arguments = [*tiny.overrides(dataset), "data.num_workers=2", f"run.dir={folder}", *augment]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return tiny.command("train.py", *arguments, cwd=folder.parent, env=environment)

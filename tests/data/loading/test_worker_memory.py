@@ -37,7 +37,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def module(store: Any, cases: int, workers: int, augment: Any = collecting) -> DataModule:
     names = [Case(f"case_{i % 4}", (Path(f"images/{i}.nii.gz"),), Path(f"labels/{i}.nii.gz")) for i in range(cases)]
-    settings: dict[str, Any] = {"seed": 0, "batch_size": 2, "samples_per_epoch": 400, "foreground_share": 0.5}
+    settings: dict[str, Any] = {"seed": 0, "batch_size": 2, "samples_per_epoch": 400, "oversample_foreground": 0.5}
     return DataModule(store, names, [], (6, 5, 4), augment, num_workers=workers, **settings)
 
 

@@ -305,14 +305,14 @@ def test_a_file_that_may_not_grow_is_named_too(tmp_path: Path) -> None:
 def test_a_cache_that_may_not_be_written_is_named(open_folder: Path) -> None:
     dataset = tiny(open_folder / "data", 1)
     said = unprivileged(fingerprint, dataset, open_folder / "cache", 1)
-    assert said == f"ValueError: data.cache: cannot write to {open_folder / 'cache'} (Permission denied)"
+    assert said == f"ValueError: data.cache_dir: cannot write to {open_folder / 'cache'} (Permission denied)"
     fingerprint(dataset, open_folder / "cache", 1)
     (open_folder / "cache").chmod(0o777)
     store = prepare(dataset, recipe(), open_folder / "cache", 1)
     (store.folder / "case_0.json").write_text("")
     (open_folder / "cache/.lock").chmod(0o666)
     said = unprivileged(prepare, dataset, recipe(), open_folder / "cache", 1)
-    assert said.endswith(f"cannot write to {store.folder} (Permission denied); data.cache names another place")
+    assert said.endswith(f"cannot write to {store.folder} (Permission denied); data.cache_dir names another place")
 
 
 def test_no_room_for_the_findings_is_named_too(tmp_path: Path) -> None:
@@ -323,5 +323,5 @@ def test_no_room_for_the_findings_is_named_too(tmp_path: Path) -> None:
     limit = "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100,) * 2)"
     code = code.format(tests=str(tiny.ROOT / "tests"), root=str(root), cache=str(cache), before=limit)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert done.stdout == f"data.cache: cannot write to {cache} (File too large)\n", done.stderr
+    assert done.stdout == f"data.cache_dir: cannot write to {cache} (File too large)\n", done.stderr
     assert [path.name for path in cache.iterdir()] == [".lock"]

@@ -13,8 +13,8 @@ from helpers.volumes import ORIENTATIONS, affine_of, dice, recipe, rotation
 from medconv.data.case import Grid
 from medconv.data.io.images import read_image, read_label
 from medconv.data.preprocessing.preprocess import (
-    Placement,
-    Recipe,
+    CropInfo,
+    PreprocessingConfig,
     content_box,
     normalisation_for,
     on_content_grid,
@@ -24,7 +24,7 @@ from medconv.data.preprocessing.preprocess import (
     restore,
     to_canonical,
 )
-from medconv.targets.segmentation import Targets
+from medconv.targets.segmentation import SegmentationTargets
 
 SPACING_MM = (0.7, 1.1, 1.9)  # of the array axes, whichever way they point
 SHAPE = (5, 6, 7)
@@ -213,7 +213,7 @@ def normalised(values: np.ndarray, name: str, **known: float) -> np.ndarray:
     image = values.astype(np.float32).reshape(1, -1, 1, 1)
     grid = Grid.of((*image.shape[1:], 2), np.eye(4))
     statistics = {"percentile_00_5": 0.0, "percentile_99_5": 0.0, "mean": 0.0, "std": 0.0, **known}
-    made = Recipe(3, (1, 1, 1), (name,), (statistics,))
+    made = PreprocessingConfig(3, (1, 1, 1), (name,), (statistics,))
     return preprocess(np.repeat(image, 2, axis=3), grid, made)[0][0, :, 0, 0]
 
 
@@ -242,7 +242,7 @@ def test_constant_images_stay_finite(name: str, value: float) -> None:
 def test_each_channel_has_its_own_normalisation() -> None:
     image = np.arange(1, 17, dtype=np.float32).reshape(2, 2, 2, 2)
     window = {"percentile_00_5": 9.0, "percentile_99_5": 12.0, "mean": 10.0, "std": 2.0}
-    made = Recipe(3, (1, 1, 1), ("rescale", "ct"), ({}, window))
+    made = PreprocessingConfig(3, (1, 1, 1), ("rescale", "ct"), ({}, window))
     array, _ = preprocess(image, Grid.of((2, 2, 2), np.eye(4)), made)
     np.testing.assert_allclose(array[0].ravel(), np.arange(8) / 7, rtol=1e-6)
     np.testing.assert_allclose(array[1].ravel(), [-0.5, 0, 0.5, 1, 1, 1, 1, 1])
@@ -260,10 +260,10 @@ def test_which_normalisation() -> None:
 
 def test_recipe_refuses_what_it_cannot_do() -> None:
     with pytest.raises(ValueError, match=r"data\.normalisation must be one of .*'zscore'.* got \['minmax'\]"):
-        Recipe(3, (1, 1, 1), ("ct", "minmax"), ({}, {}))
+        PreprocessingConfig(3, (1, 1, 1), ("ct", "minmax"), ({}, {}))
     for spacing in ((1.0, 1.0), (1.0, 1.0, 0.0), (1.0, -1.0, 1.0), (1.0, 1.0, float("nan"))):
         with pytest.raises(ValueError, match=r"data\.spacing_mm needs 3 positive numbers in mm, got"):
-            Recipe(3, spacing, ("ct",), ({},))
+            PreprocessingConfig(3, spacing, ("ct",), ({},))
 
 
 def test_oblique_grids_turn_to_their_nearest_axes() -> None:
@@ -282,7 +282,7 @@ def test_oblique_grids_turn_to_their_nearest_axes() -> None:
 
 def test_restore_takes_logits_of_any_precision_and_size() -> None:
     """Four times finer: the step after the first of 4 voxels comes after the fourth of 16, for outer edges stay."""
-    placement = Placement(Grid.of((16, 8, 8), np.eye(4)), (16, 8, 8), ((0, 16), (2, 6), (0, 8)))
+    placement = CropInfo(Grid.of((16, 8, 8), np.eye(4)), (16, 8, 8), ((0, 16), (2, 6), (0, 8)))
     logits = torch.full((3, 4, 2, 4), -5.0, dtype=torch.bfloat16)
     logits[0] = 0
     logits[2, 1:] = 5
@@ -301,14 +301,14 @@ def test_restore_takes_channel_after_channel_with_the_result_of_all_at_once(shap
     logits = logits.transpose(1, 3).contiguous().transpose(1, 3) if slices else logits
     grid = Grid.of((9, 10, 11), np.eye(4))
     whole = torch.nn.functional.interpolate(logits[None], size=(9, 10, 11), mode="trilinear", align_corners=False)[0]
-    placement = Placement(grid, grid.shape, ((0, 9), (0, 10), (0, 11)))
+    placement = CropInfo(grid, grid.shape, ((0, 9), (0, 10), (0, 11)))
     for channel, wanted in zip(on_content_grid(logits, placement), whole, strict=True):
         assert torch.equal(channel, wanted)
     found = restore(logits, placement)
     np.testing.assert_array_equal(found, whole.argmax(0).numpy())
     assert set(np.unique(found)) == {0, 1, 2, 3}
-    np.testing.assert_array_equal(restore(logits, placement, Targets.of_classes("abcde").decode), found)
-    regions = Targets(tuple("abcde"), ((1,),) * 5, (3, 1, 5, 2, 4))
+    np.testing.assert_array_equal(restore(logits, placement, SegmentationTargets.of_classes("abcde").decode), found)
+    regions = SegmentationTargets(tuple("abcde"), ((1,),) * 5, (3, 1, 5, 2, 4))
     wanted = np.zeros(grid.shape, np.int16)
     for value, region in zip(regions.order, whole.numpy(), strict=True):
         wanted[region > 0] = value

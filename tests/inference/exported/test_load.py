@@ -14,7 +14,7 @@ from medconv.inference.exported.load import _providers, load
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("loading")
     _, checkpoint = exports.train(folder)
-    export.export(checkpoint, folder / "m.onnx", export.Wanted("onnx"))
+    export.export(checkpoint, folder / "m.onnx", export.ExportOptions("onnx"))
     return folder / "m.onnx"
 
 

@@ -16,7 +16,7 @@ from medconv.models.unet import UNet
 from medconv.performance.switches import apply_switches
 from medconv.training.optim import lr_schedulers
 from medconv.training.optim.muon import Muon
-from medconv.training.optim.param_groups import with_factors
+from medconv.training.optim.param_groups import with_lr_multipliers
 
 FACTORS = {"encoder": 0.1, "decoder": 0.5, "encoder.0": 7.0}
 
@@ -32,7 +32,7 @@ def step(network: nn.Module, optimizer: Any) -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("switches", [{}, {"checkpointing": "blocks"}, {"checkpointing": "pointwise"}])
+@pytest.mark.parametrize("switches", [{}, {"activation_checkpointing": "blocks"}, {"activation_checkpointing": "pointwise"}])
 def test_frozen_parameters_and_statistics_stay_and_others_do_not(switches: dict[str, Any]) -> None:
     network = unet()
     line = freeze(network, ["^encoder"])
@@ -81,7 +81,7 @@ def test_patterns_that_are_wrong(patterns: list[str], words: str) -> None:
 @pytest.mark.parametrize(
     ("factors", "words"),
     [
-        ({"encodr": 0.1}, r"init\.lr_factors: 'encodr' matches no parameter to train; there are encoder"),
+        ({"encodr": 0.1}, r"init\.lr_multipliers: 'encodr' matches no parameter to train; there are encoder"),
         ({"encoder": 0.0}, "must have a positive factor, got 0.0; to keep it, init.freeze"),
         ({"encoder": float("nan")}, "must have a positive factor, got nan"),
         ({"down": 0.1}, "matches no parameter to train"),
@@ -125,7 +125,7 @@ def test_each_layer_learns_at_its_rate_through_a_schedule(name: str, schedule: C
 
 
 def started(network: nn.Module, name: str, schedule: Callable[..., Any]) -> tuple[Any, Any]:
-    make = with_factors(OPTIMIZERS[name], network, FACTORS)
+    make = with_lr_multipliers(OPTIMIZERS[name], network, FACTORS)
     optimizer = make(p for p in network.parameters() if p.requires_grad)
     scheduler = schedule(optimizer)
     scheduler.total_steps = 10
@@ -134,7 +134,7 @@ def started(network: nn.Module, name: str, schedule: Callable[..., Any]) -> tupl
 
 def test_parameters_that_are_not_the_networks_learn_at_the_full_rate() -> None:
     network, head = unet(), nn.Parameter(torch.zeros(2))
-    optimizer = with_factors(OPTIMIZERS["sgd"], network, {".": 0.5})([*network.parameters(), head])
+    optimizer = with_lr_multipliers(OPTIMIZERS["sgd"], network, {".": 0.5})([*network.parameters(), head])
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.1]
 
 

@@ -22,7 +22,7 @@ from medconv.models.pretrained.adapt import Layers, layers_of
 from medconv.models.pretrained.load import load
 from medconv.models.unet import UNet
 
-FACTS = {"num_channels": 1, "outcome": None, "targets": {"names": ["box", "hole"]}}
+FACTS = {"num_channels": 1, "image_targets": None, "targets": {"names": ["box", "hole"]}}
 CHANNELS = Layers(image=frozenset({"encoder.0.0"}), head=frozenset({"head"}))
 
 
@@ -188,7 +188,7 @@ def test_an_image_whose_channels_are_alike_gets_the_same_response(old: int, new:
         for one in (source, network):
             swap_convs(one, basis)
     content = {
-        "medconv": {"config": {"facts": FACTS}},
+        "medconv": {"config": {"derived": FACTS}},
         "state_dict": {f"network.{k}": v for k, v in source.state_dict().items()},
     }
     report = load(network, save(tmp_path / "ours.ckpt", content), {**FACTS, "num_channels": new}, CHANNELS)
@@ -219,9 +219,9 @@ def test_a_wider_network_of_the_same_kind_is_named(tmp_path: Path) -> None:
 def test_inflated_weights_give_what_the_2d_network_gives(file_axis: int | None, tmp_path: Path) -> None:
     """For an image that is constant along the new axis, far from its borders."""
     flat, solid = unet(2, seed=1), unet(3, seed=2)
-    facts = {**FACTS, "slice_axis": file_axis}
+    derived = {**FACTS, "slice_axis": file_axis}
     content = {
-        "medconv": {"config": {"facts": facts}},
+        "medconv": {"config": {"derived": derived}},
         "state_dict": {f"network.{k}": v for k, v in flat.state_dict().items()},
     }
     report = load(solid, save(tmp_path / "ours.ckpt", content), FACTS, CHANNELS, "inflate")
@@ -252,7 +252,7 @@ def test_planes_are_2d_weights_as_they_are_and_acs_keeps_them(tmp_path: Path) ->
     image = torch.rand(1, 1, 8, 8, 8)
     with torch.no_grad():
         before = solid(image)
-        report = swap_convs(solid, partial(acs, keep_weight=True))
+        report = swap_convs(solid, partial(acs, init_from_weights=True))
         torch.testing.assert_close(solid(image), before)
     assert max(report.errors.values()) < 1e-6
 
@@ -260,7 +260,7 @@ def test_planes_are_2d_weights_as_they_are_and_acs_keeps_them(tmp_path: Path) ->
 def test_a_head_of_other_classes_is_not_taken_even_if_it_fits(tmp_path: Path) -> None:
     source, network = unet(seed=1), unet(seed=2)
     content = {
-        "medconv": {"config": {"facts": {**FACTS, "targets": {"names": ["hole", "box"]}}}},
+        "medconv": {"config": {"derived": {**FACTS, "targets": {"names": ["hole", "box"]}}}},
         "state_dict": {
             **{f"network.{name}": value for name, value in source.state_dict().items()},
             "supervision.heads.0.weight": torch.zeros(3, 4, 1, 1),
@@ -369,13 +369,13 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "not finite": (lambda path: not_finite(), "up.0.weight in it holds numbers that are not finite"),
     "2D in 3D": (
         lambda path: resnet(2, 1).state_dict(),
-        r"it is of a 2D network \(conv1.weight \(8, 1, 7, 7\)\), this one is 3D: init.to_3d=inflate",
+        r"it is of a 2D network \(conv1.weight \(8, 1, 7, 7\)\), this one is 3D: init.inflate_2d=inflate",
     ),
     "3D in 2D": (
         lambda path: unet(3).state_dict(),
         "it is of a 3D network .*, this one is 2D; 3D weights are not used in 2D",
     ),
-    "plain": (lambda path: unet().state_dict(), "such as encoder.0.0.weight, .*: conv.keep_weight=true projects them"),
+    "plain": (lambda path: unet().state_dict(), "such as encoder.0.0.weight, .*: conv.init_from_weights=true projects them"),
     "computed": (lambda path: with_basis().state_dict(), "encoder.0.0.parametrizations.weight.original .*take the `conv`"),
 }
 
@@ -412,7 +412,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(ValueError, match=rf"{name}: ({words})"):
             load(unet(), tmp_path / name, FACTS)
-    with pytest.raises(ConfigError, match=r"init\.to_3d must be null or one of inflate, acs, got 3d"):
+    with pytest.raises(ConfigError, match=r"init\.inflate_2d must be null or one of inflate, acs, got 3d"):
         load(unet(), tmp_path / "whole.pth", FACTS, None, "3d")
 
 

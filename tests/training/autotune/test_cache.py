@@ -1,4 +1,4 @@
-"""medconv/training/autotune/cache.py: perf=auto in real runs, what it remembers, and who decides."""
+"""medconv/training/autotune/cache.py: perf=autotune in real runs, what it remembers, and who decides."""
 
 import json
 import threading
@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 
 from medconv.config import ConfigError
 from medconv.training.autotune import cache
-from medconv.training.run_dir import RunFolder
+from medconv.training.run_dir import RunDir
 
-AUTO = ("perf=auto", "perf.auto_seconds=1", "model.norm=instance", "trainer.precision=null")
+AUTO = ("perf=autotune", "perf.auto_seconds=1", "model.norm=instance", "trainer.precision=null")
 
 
 @pytest.fixture
@@ -36,10 +36,12 @@ def memory(dataset: Path) -> Path:
 def test_a_run_measures_chooses_and_says_so(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="medconv"):
         tiny.train(dataset, tmp_path / "run", *AUTO)
-    assert "perf=auto takes the first of these" in caplog.text
+    assert "perf=autotune takes the first of these" in caplog.text
     found = choice(tmp_path / "run")
     assert None not in found.values()
-    assert found["perf.checkpointing"] == "none" and found["perf.compile"] is False  # memory is ample, the run is short
+    assert (
+        found["perf.activation_checkpointing"] == "none" and found["perf.compile"] is False
+    )  # memory is ample, the run is short
     record = json.loads(memory(dataset).read_text())
     assert record["choice"] == found
     first, *others = record["rows"]
@@ -72,13 +74,13 @@ def test_a_run_that_goes_on_keeps_its_choice(dataset: Path, tmp_path: Path) -> N
 
 
 def test_what_the_user_fixed_is_not_measured(dataset: Path, tmp_path: Path) -> None:
-    fixed = ["perf.channels_last=false", "perf.checkpointing=blocks", "trainer.precision=32-true"]
+    fixed = ["perf.channels_last=false", "perf.activation_checkpointing=blocks", "trainer.precision=32-true"]
     tiny.train(dataset, tmp_path / "run", *AUTO, *fixed)
     found = choice(tmp_path / "run")
     assert found == {
         "perf.channels_last": False,
         "perf.fast_norm": False,
-        "perf.checkpointing": "blocks",
+        "perf.activation_checkpointing": "blocks",
         "perf.compile": False,
         "trainer.precision": "32-true",
     }
@@ -101,7 +103,7 @@ def test_other_ranks_take_what_rank_zero_found(dataset: Path, tmp_path: Path, mo
     monkeypatch.setattr(cache, "_memory", lambda _: path)
     values["perf"] = {**values["perf"], "auto_batch_size": False}
     values["trainer"] = {"precision": None}
-    found = cache.settle(values, RunFolder(tmp_path / "new"))
+    found = cache.settle(values, RunDir(tmp_path / "new"))
     assert {key: cache._get(found, key) for key in cache.OPEN} == json.loads(record)["choice"]
 
 
@@ -127,7 +129,7 @@ def test_heads_of_deep_supervision_are_measured_with_the_rest(
 def test_a_rank_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_PATIENCE", 0.3)
     with pytest.raises(
-        ConfigError, match=r"rank 0's choice did not come to .*data.cache must be a folder that all ranks share"
+        ConfigError, match=r"rank 0's choice did not come to .*data.cache_dir must be a folder that all ranks share"
     ):
         cache._awaited(tmp_path / "nowhere.json")
 
@@ -136,7 +138,7 @@ def test_two_processes_agree(dataset: Path, tmp_path: Path) -> None:
     arguments = tiny.overrides(dataset, *AUTO, "trainer.devices=2", f"run.dir={tmp_path / 'run'}")
     done = tiny.command("train.py", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("perf=auto takes the first of these") == 1
+    assert done.stdout.count("perf=autotune takes the first of these") == 1
     assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
 
 
@@ -174,7 +176,7 @@ def test_a_run_whose_last_checkpoint_is_gone_keeps_its_choice(tmp_path: Path) ->
     for key in cache.OPEN:
         group, name = key.split(".")
         values[group][name], recorded[group][name] = None, f"my {name}"
-    folder = RunFolder(tmp_path)
+    folder = RunDir(tmp_path)
     folder.checkpoints.mkdir()
     folder.previous.touch()
     OmegaConf.save(OmegaConf.create(recorded), tmp_path / "config.yaml")

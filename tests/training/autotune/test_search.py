@@ -1,4 +1,4 @@
-"""medconv/training/autotune/search.py: what perf=auto measures, what it refuses, and that it leaves the network alone."""
+"""medconv/training/autotune/search.py: what perf=autotune measures, what it refuses, and that it leaves the network alone."""
 
 import logging
 from functools import partial
@@ -13,7 +13,7 @@ from medconv.training.autotune.search import Candidate, choices, measure
 from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.utils import hardware
 
-OPEN = dict.fromkeys(("precision", "channels_last", "fast_norm", "checkpointing", "compile"))
+OPEN = dict.fromkeys(("precision", "channels_last", "fast_norm", "activation_checkpointing", "compile"))
 
 
 def work(network: nn.Module, batch: int = 2) -> Work:
@@ -40,8 +40,8 @@ def test_candidates_are_what_makes_sense_here(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_the_user_fixed_stays() -> None:
-    fixed = {**OPEN, "precision": "64-true", "channels_last": False, "checkpointing": "blocks"}
-    assert choices(fixed, unet(), gpu=False) == [Choice("64-true", fast_depthwise=True, checkpointing="blocks")]
+    fixed = {**OPEN, "precision": "64-true", "channels_last": False, "activation_checkpointing": "blocks"}
+    assert choices(fixed, unet(), gpu=False) == [Choice("64-true", fast_depthwise=True, activation_checkpointing="blocks")]
 
 
 def test_the_fastest_is_first_and_nothing_else_changes() -> None:
@@ -88,7 +88,7 @@ def test_a_wrong_loss_is_discarded_with_a_warning(caplog: pytest.LogCaptureFixtu
         found = measure(work(_WrongInHalf()), [Choice(), Choice("bf16-mixed")], seconds=2)
     assert found[0].choice == Choice() and not found[0].remark
     assert found[1].remark.startswith("wrong loss")
-    assert "perf=auto discards bf16-mixed: its losses differ from plain fp32's" in caplog.text
+    assert "perf=autotune discards bf16-mixed: its losses differ from plain fp32's" in caplog.text
 
 
 class _Hungry(nn.Module):
@@ -106,7 +106,7 @@ class _Hungry(nn.Module):
 
 def test_checkpointing_only_where_memory_asks_for_it() -> None:
     found = measure(work(_Hungry()), [Choice()], seconds=2)
-    assert found[0].choice == Choice(checkpointing="pointwise") and not found[0].remark
+    assert found[0].choice == Choice(activation_checkpointing="pointwise") and not found[0].remark
     assert found[1].remark == "does not fit into memory"
     without = measure(work(_Hungry()), [Choice()], seconds=2, try_checkpointing=False)
     assert without[0].remark == "does not fit into memory" and without[0].row()["seconds"] is None

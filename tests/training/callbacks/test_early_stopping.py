@@ -15,7 +15,13 @@ from medconv.config import ConfigError
 from medconv.utils import checkpoint_io
 
 # No validation but the first is ever good enough.
-NEVER = ["stopping=patience", "stopping.patience=2", "stopping.min_delta=2", "callbacks=none", "logger=none"]
+NEVER = [
+    "early_stopping=patience",
+    "early_stopping.patience=2",
+    "early_stopping.min_delta=2",
+    "callbacks=none",
+    "logger=none",
+]
 PLATEAU = ["scheduler=plateau", "scheduler.patience=1", "scheduler.min_delta=2", "scheduler.warmup_steps=0"]
 
 
@@ -62,7 +68,13 @@ class Scores(Callback):
 
 
 SCORED = [
-    *("stopping=patience", "stopping.patience=2", "stopping.monitor=val/score", "callbacks=none", "logger=none"),
+    *(
+        "early_stopping=patience",
+        "early_stopping.patience=2",
+        "early_stopping.monitor=val/score",
+        "callbacks=none",
+        "logger=none",
+    ),
     "+callbacks.scores._target_=tests.training.callbacks.test_early_stopping.Scores",
 ]
 
@@ -95,7 +107,7 @@ def test_a_run_that_was_killed_as_it_stopped_has_ended(dataset: Path, tmp_path: 
 
 def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> None:
     """By a metric that rank 0 alone has."""
-    alone = ["stopping.monitor=val/cross_entropy", "stopping.mode=min", "scheduler.monitor=val/cross_entropy"]
+    alone = ["early_stopping.monitor=val/cross_entropy", "early_stopping.mode=min", "scheduler.monitor=val/cross_entropy"]
     arguments = [*NEVER, *PLATEAU, *alone, "scheduler.mode=min", "trainer.max_steps=40"]
     two = ["trainer.devices=2", "trainer.strategy=ddp", f"run.dir={tmp_path / 'run'}"]
     done = tiny.command("train.py", *tiny.overrides(dataset, *arguments, *two), cwd=tmp_path)
@@ -109,12 +121,24 @@ def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("override", "wanted"),
     [
-        (["stopping=patience", "stopping.monitor=val/f1"], "stopping.monitor=val/f1: no such metric; there are "),
+        (
+            ["early_stopping=patience", "early_stopping.monitor=val/f1"],
+            "early_stopping.monitor=val/f1: no such metric; there are ",
+        ),
         (["scheduler=plateau", "scheduler.monitor=val/f1"], "scheduler.monitor=val/f1: no such metric; there are "),
-        (["stopping=patience", "data.fold=all"], "stopping=patience looks at validations, and there are no cases to"),
+        (
+            ["early_stopping=patience", "data.fold=all"],
+            "early_stopping=patience looks at validations, and there are no cases to",
+        ),
         (["scheduler=plateau", "data.fold=all"], "scheduler=plateau looks at validations, and there are no cases to"),
-        (["stopping=patience", "trainer.limit_val_batches=0"], "stopping=patience looks at validations, and there are no"),
-        (["stopping=patience", "stopping.patience=0"], "stopping: patience must be a whole number of validations, 1"),
+        (
+            ["early_stopping=patience", "trainer.limit_val_batches=0"],
+            "early_stopping=patience looks at validations, and there are no",
+        ),
+        (
+            ["early_stopping=patience", "early_stopping.patience=0"],
+            "stopping: patience must be a whole number of validations, 1",
+        ),
     ],
 )
 def test_what_stopping_needs_is_named(override: list[str], wanted: str, dataset: Path, tmp_path: Path) -> None:

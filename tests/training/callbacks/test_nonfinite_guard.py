@@ -16,7 +16,7 @@ from lightning import Callback
 from lightning.pytorch.plugins import MixedPrecision
 
 from medconv.training.callbacks import nonfinite_guard
-from medconv.training.callbacks.nonfinite_guard import FiniteGuard, NonFinite
+from medconv.training.callbacks.nonfinite_guard import NonfiniteError, NonfiniteGuard
 from medconv.training.tasks.segmentation import Segmentation
 from medconv.utils.exit_codes import DONE, USER
 
@@ -86,13 +86,13 @@ KEPT = ("state_dict", "current_model_state", "averaging_state", "optimizer_state
 def test_an_image_that_is_not_finite_stops_the_run_and_is_named(
     poisoned: Path, tmp_path: Path, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(NonFinite) as caught:
+    with pytest.raises(NonfiniteError) as caught:
         tiny.train(poisoned, tmp_path / "run", *ONE_EACH, f"data.num_workers={workers}")
     said = str(caught.value)
     file = tmp_path / f"run/nonfinite/{said.split(':')[0].replace(' ', '')}.ckpt"
     assert file.is_file()
     assert "of case case_2 (training sample " in said and "first that is not: image (batch), input" in said
-    assert f"The batch and its layer trace are in {file}." in said and "run.on_nonfinite=skip" in said
+    assert f"The batch and its layer trace are in {file}." in said and "run.nan_policy=skip" in said
     saved = torch.load(file, weights_only=True)
     about, rows = saved["nonfinite"], saved["nonfinite"]["rows"]
     assert about["cases"] == [said.split("of case ")[1].split(". The")[0]]
@@ -111,7 +111,7 @@ def traces(caplog: pytest.LogCaptureFixture) -> list[list[str]]:
 
 def test_weights_that_grow_name_the_first_layer(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(
-        NonFinite, match=r"step 2: the loss .* network\.encoder\.0\.3 \(Conv3d\), output, .*A lower optimizer.lr"
+        NonfiniteError, match=r"step 2: the loss .* network\.encoder\.0\.3 \(Conv3d\), output, .*A lower optimizer.lr"
     ):
         tiny.train(dataset, tmp_path / "run", *EXPLODES)
     file = tmp_path / "run/nonfinite/step2.ckpt"
@@ -125,7 +125,7 @@ def test_weights_that_grow_name_the_first_layer(dataset: Path, tmp_path: Path, c
 
 @pytest.mark.parametrize("settings", [["optimizer=muon"], ["optimizer=adamw"], ["optimizer=sgd", "optimizer.lr=1e-3"]])
 def test_a_skipped_step_changes_nothing(poisoned: Path, tmp_path: Path, states: States, settings: list[str]) -> None:
-    summary = tiny.train(poisoned, tmp_path / "run", *ONE_EACH, *settings, "run.on_nonfinite=skip")
+    summary = tiny.train(poisoned, tmp_path / "run", *ONE_EACH, *settings, "run.nan_policy=skip")
     assert summary["status"] == "done" and summary["steps"] == 8
     bad = [step for step, cases in enumerate(states.cases) if "case_2" in cases]
     assert bad and 0 < bad[0] < 7
@@ -133,7 +133,7 @@ def test_a_skipped_step_changes_nothing(poisoned: Path, tmp_path: Path, states: 
         before, after = states.after[step - 1], states.after[step]
         for key in KEPT[1:] if step in bad or step <= 4 else ["current_model_state"]:
             assert same(held(before, key), held(after, key)) == (step in bad), (step, bad, key)
-    assert states.after[-1]["callbacks"]["FiniteGuard"]["skipped"] == len(bad)
+    assert states.after[-1]["callbacks"]["NonfiniteGuard"]["skipped"] == len(bad)
     assert [p.name for p in (tmp_path / "run/nonfinite").iterdir()] == [f"step{bad[0] + 1}.ckpt"]
 
 
@@ -146,18 +146,18 @@ def test_a_norm_that_is_read_late_gives_the_same_run(
         *ONE_EACH,
         f"optimizer={optimizer}",
         "optimizer.lr=1e-3",
-        "run.on_nonfinite=skip",
-        "averaging.begin=1",
-        "averaging.every=1",
+        "run.nan_policy=skip",
+        "weight_averaging.begin=1",
+        "weight_averaging.every=1",
     ]
     found = []
     for late in (False, True):
-        monkeypatch.setattr("medconv.training.build.FiniteGuard", partial(FiniteGuard, late=late))
+        monkeypatch.setattr("medconv.training.build.NonfiniteGuard", partial(NonfiniteGuard, late=late))
         tiny.train(poisoned, tmp_path / f"late{late}", *settings)
         found.append(torch.load(tmp_path / f"late{late}/checkpoints/last.ckpt", weights_only=True))
     for key in (*KEPT, "lr_schedulers"):
         assert same(found[0][key], found[1][key]), key
-    assert [one["callbacks"]["FiniteGuard"]["skipped"] for one in found] == [2, 2]
+    assert [one["callbacks"]["NonfiniteGuard"]["skipped"] for one in found] == [2, 2]
 
 
 def test_a_late_norm_stops_with_the_weights_before_the_step(
@@ -165,8 +165,8 @@ def test_a_late_norm_stops_with_the_weights_before_the_step(
 ) -> None:
     words, weights = [], []
     for late in (False, True):
-        monkeypatch.setattr("medconv.training.build.FiniteGuard", partial(FiniteGuard, late=late))
-        with pytest.raises(NonFinite) as caught:
+        monkeypatch.setattr("medconv.training.build.NonfiniteGuard", partial(NonfiniteGuard, late=late))
+        with pytest.raises(NonfiniteError) as caught:
             tiny.train(poisoned, tmp_path / "run", *ONE_EACH, "run.resume=never")
         words.append(str(caught.value))
         (file,) = (tmp_path / "run/nonfinite").iterdir()
@@ -175,14 +175,16 @@ def test_a_late_norm_stops_with_the_weights_before_the_step(
 
 
 def test_only_so_many_steps_are_skipped(dataset: Path, tmp_path: Path) -> None:
-    skips = ["run.on_nonfinite=skip", "run.max_skipped=2", "trainer.max_steps=9"]
-    with pytest.raises(NonFinite, match=r"^step 4: .*Skipped before it: 2 \(run.max_skipped=2\)"):
+    skips = ["run.nan_policy=skip", "run.max_skipped_steps=2", "trainer.max_steps=9"]
+    with pytest.raises(NonfiniteError, match=r"^step 4: .*Skipped before it: 2 \(run.max_skipped_steps=2\)"):
         tiny.train(dataset, tmp_path / "run", *EXPLODES, *skips)
     assert sorted(p.name for p in (tmp_path / "run/nonfinite").iterdir()) == ["step2.ckpt", "step4.ckpt"]
 
 
 def test_of_accumulated_batches_the_bad_one_is_named(poisoned: Path, tmp_path: Path) -> None:
-    with pytest.raises(NonFinite, match=r"of case case_2 \(training sample \d+\)\. The first that is not: image \(batch\)"):
+    with pytest.raises(
+        NonfiniteError, match=r"of case case_2 \(training sample \d+\)\. The first that is not: image \(batch\)"
+    ):
         tiny.train(poisoned, tmp_path / "run", *ONE_EACH, "trainer.accumulate_grad_batches=4")
     (file,) = (tmp_path / "run/nonfinite").iterdir()
     assert torch.load(file, weights_only=True)["nonfinite"]["rows"][0]["bad"]
@@ -205,7 +207,7 @@ class Endless(torch.nn.Module):
 @pytest.mark.parametrize(("loss", "said"), [("Flat", "the gradient is not finite"), ("Endless", "the loss is not finite")])
 def test_either_is_enough(dataset: Path, tmp_path: Path, loss: str, said: str) -> None:
     own = [f"loss._target_=tests.training.callbacks.test_nonfinite_guard.{loss}", "~loss.dice_weight", "~loss.ce_weight"]
-    with pytest.raises(NonFinite, match=said):
+    with pytest.raises(NonfiniteError, match=said):
         tiny.train(dataset, tmp_path / "run", *own)
     file = tmp_path / "run/nonfinite/step1.ckpt"
     assert any(row["bad"] for row in torch.load(file, weights_only=True)["nonfinite"]["rows"])
@@ -214,7 +216,7 @@ def test_either_is_enough(dataset: Path, tmp_path: Path, loss: str, said: str) -
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes_agree(poisoned: Path, tmp_path: Path, strategy: str) -> None:
     """One of the ranks has the bad batch: both leave the first such step out, and both stop at the second."""
-    two = ["trainer.devices=2", f"trainer.strategy={strategy}", "run.on_nonfinite=skip", "run.max_skipped=1"]
+    two = ["trainer.devices=2", f"trainer.strategy={strategy}", "run.nan_policy=skip", "run.max_skipped_steps=1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     arguments = [*tiny.overrides(poisoned, *ONE_EACH, *two), f"run.dir={tmp_path / 'run'}"]
     done = tiny.command("train.py", *arguments, cwd=tmp_path, env=environment)
@@ -231,7 +233,9 @@ def test_two_processes_agree(poisoned: Path, tmp_path: Path, strategy: str) -> N
         assert all(v.isfinite().all() for v in content["state_dict"].values())
 
 
-@pytest.mark.parametrize(("override", "wanted"), [("run.on_nonfinite=ignore", "stop"), ("run.max_skipped=0", "at least 1")])
+@pytest.mark.parametrize(
+    ("override", "wanted"), [("run.nan_policy=ignore", "stop"), ("run.max_skipped_steps=0", "at least 1")]
+)
 def test_settings_out_of_range(dataset: Path, tmp_path: Path, override: str, wanted: str) -> None:
     with pytest.raises(ValueError, match=rf"{override.split('=')[0]} must be .*{wanted}"):
         tiny.train(dataset, tmp_path / "run", override)
@@ -273,7 +277,7 @@ def test_what_the_loss_scale_skips_is_no_fault(tmp_path: Path, fails_at: int) ->
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # type: ignore[attr-defined]
     plugin = MixedPrecision("16-mixed", "cpu", scaler)
     settings: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    guard = FiniteGuard(tmp_path / "nonfinite")
+    guard = NonfiniteGuard(tmp_path / "nonfinite")
     trainer = L.Trainer(accelerator="cpu", max_steps=40, plugins=[plugin], callbacks=[guard], **settings)
     module = Line(fails_at)
     before = module.layer.weight.item()
@@ -281,7 +285,7 @@ def test_what_the_loss_scale_skips_is_no_fault(tmp_path: Path, fails_at: int) ->
         trainer.fit(module, torch.utils.data.DataLoader(Point()))
         assert scaler.get_scale() < 2.0**30 and module.layer.weight.item() != before and guard.skipped == 0
     else:
-        with pytest.raises(NonFinite, match="step 31: the loss is not finite, of case point"):
+        with pytest.raises(NonfiniteError, match="step 31: the loss is not finite, of case point"):
             trainer.fit(module, torch.utils.data.DataLoader(Point()))
 
 
@@ -289,14 +293,14 @@ def test_what_the_loss_scale_skips_is_no_fault(tmp_path: Path, fails_at: int) ->
 def test_a_step_is_skipped_under_a_loss_scale(tmp_path: Path, fused: bool) -> None:
     """Also where the optimizer takes the scale itself, and the scaler so looks at gradients as late as in the step."""
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**4))  # type: ignore[attr-defined]
-    guard, module = FiniteGuard(tmp_path / "nonfinite", "skip"), Line(3, fused)
+    guard, module = NonfiniteGuard(tmp_path / "nonfinite", "skip"), Line(3, fused)
     trainer = line_trainer(guard, max_epochs=1, limit_train_batches=6, plugins=[plugin])
     trainer.fit(module, torch.utils.data.DataLoader(Point()))
     assert guard.skipped == 1 and trainer.global_step == 6
     assert module.layer.weight.isfinite().all()
 
 
-def line_trainer(guard: FiniteGuard, **settings: Any) -> L.Trainer:
+def line_trainer(guard: NonfiniteGuard, **settings: Any) -> L.Trainer:
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     return L.Trainer(accelerator="cpu", callbacks=[guard], enable_model_summary=False, **quiet, **settings)
 
@@ -314,14 +318,14 @@ class Greedy(Line):
 
 
 def test_a_second_pass_without_memory_does_not_hide_what_is_known(tmp_path: Path) -> None:
-    trainer = line_trainer(FiniteGuard(tmp_path / "nonfinite"), max_steps=4)
-    with pytest.raises(NonFinite, match=r"step 2: the loss is not finite, of case point .*that is not: the loss alone"):
+    trainer = line_trainer(NonfiniteGuard(tmp_path / "nonfinite"), max_steps=4)
+    with pytest.raises(NonfiniteError, match=r"step 2: the loss is not finite, of case point .*that is not: the loss alone"):
         trainer.fit(Greedy(1), torch.utils.data.DataLoader(Point()))
 
 
 def test_a_first_step_of_momentum_is_read_at_once(tmp_path: Path) -> None:
     """Fused SGD leaves its buffers undefined where the device leaves that step out."""
-    guard, parameter = FiniteGuard(tmp_path, late=True), torch.nn.Parameter(torch.zeros(2))
+    guard, parameter = NonfiniteGuard(tmp_path, late=True), torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.ones(2)
     for momentum, late in [(0.9, False), (0.0, True)]:
         optimizer = torch.optim.SGD([parameter], 0.1, momentum, fused=True)
@@ -333,7 +337,7 @@ def test_a_first_step_of_momentum_is_read_at_once(tmp_path: Path) -> None:
 def test_of_processes_that_lightning_started_one_alone_ends_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guard = FiniteGuard(tmp_path)
+    guard = NonfiniteGuard(tmp_path)
     guard._trainer = SimpleNamespace(is_global_zero=False)  # type: ignore[assignment]
     with pytest.raises(SystemExit) as ended:
         guard._stop("")

@@ -19,7 +19,7 @@ STEPS = [
     "data.samples_per_epoch=8",
     "scheduler=constant",
     "scheduler.warmup_steps=0",
-    "averaging.begin=0",
+    "weight_averaging.begin=0",
 ]
 
 
@@ -45,7 +45,7 @@ def test_the_mean_is_weighted_by_the_power_of_the_step(tmp_path: Path, power: fl
         "+callbacks.spy._target_=tests.training.callbacks.test_weight_averaging.Weights",
         f"+callbacks.spy.path={tmp_path}",
     ]
-    tiny.train(dataset, tmp_path / "run", *STEPS, *spy, f"averaging.power={power}", f"averaging.every={every}")
+    tiny.train(dataset, tmp_path / "run", *STEPS, *spy, f"weight_averaging.power={power}", f"weight_averaging.every={every}")
     seen = [torch.load(tmp_path / f"{step}.pt", weights_only=True) for step in range(1, 9, every)]
     shares = [1.0]
     for count in range(1, len(seen)):
@@ -75,12 +75,20 @@ def test_the_first_steps_are_left_out(tmp_path: Path) -> None:
         "+callbacks.spy._target_=tests.training.callbacks.test_weight_averaging.Weights",
         f"+callbacks.spy.path={tmp_path}",
     ]
-    tiny.train(dataset, tmp_path / "run", *STEPS, *spy, "averaging.begin=6", "averaging.power=0", "averaging.every=1")
+    tiny.train(
+        dataset,
+        tmp_path / "run",
+        *STEPS,
+        *spy,
+        "weight_averaging.begin=6",
+        "weight_averaging.power=0",
+        "weight_averaging.every=1",
+    )
     seen = [torch.load(tmp_path / f"{step}.pt", weights_only=True) for step in (7, 8)]
     for name, value in state(tmp_path / "run/checkpoints/last.ckpt").items():
         if value.is_floating_point():
             torch.testing.assert_close(value, (seen[0][name] + seen[1][name]) / 2, msg=name)
-    tiny.train(dataset, tmp_path / "short", *STEPS, "averaging.begin=300")
+    tiny.train(dataset, tmp_path / "short", *STEPS, "weight_averaging.begin=300")
     short = tmp_path / "short/checkpoints/last.ckpt"
     own = state(short, "current_model_state")
     assert all(torch.equal(value, own[name]) for name, value in state(short).items())
@@ -90,7 +98,7 @@ def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
     begin = {"polynomial": STEPS[-1:], "none": []}
     for name in begin:
-        tiny.train(dataset, tmp_path / name, *STEPS[:-1], f"averaging={name}", *begin[name])
+        tiny.train(dataset, tmp_path / name, *STEPS[:-1], f"weight_averaging={name}", *begin[name])
     assert tiny.losses(tmp_path / "polynomial") == tiny.losses(tmp_path / "none")
     own, plain = (tmp_path / name / "checkpoints/last.ckpt" for name in ("polynomial", "none"))
     plain_state, own_state = state(plain), state(own, "current_model_state")

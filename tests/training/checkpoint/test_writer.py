@@ -27,19 +27,19 @@ from medconv.cli.entrypoint import guard
 from medconv.config import ConfigError
 from medconv.performance.step_profiler import StepProfiler
 from medconv.training.checkpoint import log_rewind, writer
-from medconv.training.checkpoint.writer import AtomicIO
-from medconv.training.run_dir import RunFolder
+from medconv.training.checkpoint.writer import AtomicCheckpointIO
+from medconv.training.run_dir import RunDir
 from medconv.utils import checkpoint_io
-from medconv.utils.cluster import Lost
+from medconv.utils.cluster import PeerLostError
 from medconv.utils.exit_codes import DONE, USER
-from medconv.utils.signals import Stopped
+from medconv.utils.signals import RunInterrupted
 
 CONTENT = {"medconv": {"config": {}}, "state_dict": {"weight": torch.arange(2000.0)}, "curves": {"metrics.csv": 3}}
 
 
 def saved(folder: Path, *numbers: float) -> Path:
     """Checkpoints written one after the other, as `last.ckpt`, told apart by their first weight."""
-    io = AtomicIO()
+    io = AtomicCheckpointIO()
     for number in numbers:
         weight = torch.arange(2000.0)
         weight[0] = number
@@ -60,7 +60,7 @@ def test_a_checkpoint_keeps_the_one_before_it(tmp_path: Path) -> None:
 
 def test_the_copy_is_made_before_training_goes_on(tmp_path: Path) -> None:
     """What is written is what there was when it was asked for, strides and the versions of a module's state included."""
-    io, gate = AtomicIO(), threading.Event()
+    io, gate = AtomicCheckpointIO(), threading.Event()
     network = torch.nn.Conv3d(2, 2, 3).to(memory_format=torch.channels_last_3d)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     io._submit(gate.wait)  # the thread is busy
@@ -110,10 +110,10 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used(
         content = bytearray(last.read_bytes())
         content[len(content) // 2] ^= 255
         last.write_bytes(content if damage == "flip" else content[:-50])
-    folder = RunFolder(tmp_path)
+    folder = RunDir(tmp_path)
     assert folder.resume_from() == last.with_name("previous.ckpt")
     assert "going on from the one before" in caplog.text and str(last) in caplog.text
-    folder.begin({"facts": {}})
+    folder.begin({"derived": {}})
     assert first(saved(tmp_path, 3)) == 3
     assert first(last.with_name("previous.ckpt")) == 1  # the damaged one did not become it
 
@@ -121,11 +121,11 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used(
 def test_without_a_whole_one_nothing_is_trained(tmp_path: Path) -> None:
     saved(tmp_path, 1).write_bytes(b"")
     with pytest.raises(ValueError, match=r"last\.ckpt: damaged.*run\.resume=never begins anew"):
-        RunFolder(tmp_path).resume_from()
+        RunDir(tmp_path).resume_from()
 
 
 def test_the_best_is_a_second_name_and_stays_when_the_last_is_written_anew(tmp_path: Path) -> None:
-    io, last, best = AtomicIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    io, last, best = AtomicCheckpointIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
     for number in (1.0, 2.0, 3.0):
         io.also = best if number < 3 else None
         io.save_checkpoint({**CONTENT, "state_dict": {"weight": torch.full((1,), number)}}, last)
@@ -136,7 +136,7 @@ def test_the_best_is_a_second_name_and_stays_when_the_last_is_written_anew(tmp_p
 
 def test_a_best_is_there_before_the_last_that_knows_of_it(tmp_path: Path) -> None:
     """So one that is killed between the two is met by a run that is still to find it."""
-    io, last, best = AtomicIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    io, last, best = AtomicCheckpointIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
     last.mkdir()  # what comes after cannot be done
     io.also = best
     io.save_checkpoint(CONTENT, last)
@@ -157,13 +157,13 @@ def test_a_run_from_elsewhere_keeps_a_best_of_its_own(dataset: Path, tmp_path: P
     """Though it is not as good as that of the run that it goes on from; and its totals are those of all its steps."""
     tiny.train(dataset, tmp_path / "one", "logger=none", "trainer.max_steps=2", "data.samples_per_epoch=4")
     content = checkpoint_io.read(tmp_path / "one/checkpoints/last.ckpt")
-    content["callbacks"]["Checkpoints"]["best"] = 2.0
+    content["callbacks"]["CheckpointWriter"]["best"] = 2.0
     torch.save(content, tmp_path / "x.ckpt")
     more = ["trainer.max_steps=4", f"run.resume={tmp_path / 'x.ckpt'}", "data.samples_per_epoch=4"]
     summary = tiny.train(dataset, tmp_path / "two", "logger=none", *more)
     assert summary["val/dice"] is not None
     callbacks = checkpoint_io.read(tmp_path / "two/checkpoints/best.ckpt")["callbacks"]
-    assert callbacks["Checkpoints"]["best"] <= 1
+    assert callbacks["CheckpointWriter"]["best"] <= 1
     assert callbacks["StepProfiler"]["samples"] == 2 * 4
     assert summary["wall_seconds"] > content["callbacks"]["StepProfiler"]["wall_seconds"] > 0
 
@@ -190,7 +190,7 @@ class Full(Callback):
 
 FULL = [
     "trainer.max_steps=8",
-    "run.checkpoint_every=00:00:00:00",
+    "run.checkpoint_interval=00:00:00:00",
     "+callbacks.full._target_=tests.training.checkpoint.test_writer.Full",
 ]
 
@@ -245,7 +245,7 @@ def test_why_a_checkpoint_could_not_be_written_is_said(room: int) -> None:
 
 
 def test_what_goes_wrong_in_the_thread_is_raised(tmp_path: Path) -> None:
-    io = AtomicIO()
+    io = AtomicCheckpointIO()
     (tmp_path / "no folder").touch()
     io.save_checkpoint(CONTENT, tmp_path / "no folder/last.ckpt")
     with pytest.raises(OSError, match="no folder/last.ckpt"):
@@ -263,7 +263,7 @@ def test_what_ends_while_it_is_looked_at_is_not_forgotten() -> None:
             self.looks += 1
             return self.looks > 1
 
-    io, late = AtomicIO(), Late()
+    io, late = AtomicCheckpointIO(), Late()
     late.set_exception(OSError("no room"))
     io._pending.append(late)
     io.check()
@@ -295,8 +295,8 @@ def test_curves_are_cut_back_to_where_they_were(tmp_path: Path) -> None:
 
 
 def _holds(folder: Path, resume: str, ready: Any) -> None:
-    held = RunFolder(folder, resume)  # as long as this is there
-    held.begin({"facts": {}})
+    held = RunDir(folder, resume)  # as long as this is there
+    held.begin({"derived": {}})
     if os.fork():
         ready.set()
     time.sleep(30)  # the child, as a worker would, outlives a parent that is killed
@@ -312,21 +312,25 @@ def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path, resume: str) -> None:
     there.start()
     assert ready.wait(60)
     with pytest.raises(ConfigError, match=r"run: another process is training there; .*choose another run\.name"):
-        RunFolder(tmp_path / "run", resume).begin({"facts": {}})
+        RunDir(tmp_path / "run", resume).begin({"derived": {}})
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     worker = int(Path(f"/proc/{there.pid}/task/{there.pid}/children").read_text())
     there.kill()
     there.join()
-    with closing(RunFolder(tmp_path / "run", resume)) as folder:
-        folder.begin({"facts": {}})
+    with closing(RunDir(tmp_path / "run", resume)) as folder:
+        folder.begin({"derived": {}})
     os.kill(worker, signal.SIGKILL)
 
 
 def test_a_best_that_is_damaged_hides_no_error(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
+    folder = RunDir(tmp_path)
     saved(tmp_path, 1).with_name("best.ckpt").write_bytes(b"")
     about = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), world_size=1, global_step=3)
-    for error, status in [(KeyError("the first"), "failed"), (Lost("gone"), "preempted"), (Stopped(), "preempted")]:
+    for error, status in [
+        (KeyError("the first"), "failed"),
+        (PeerLostError("gone"), "preempted"),
+        (RunInterrupted(), "preempted"),
+    ]:
         with pytest.raises(type(error)), folder.recording(about, StepProfiler()):
             raise error
         assert folder.summary()["status"] == status and folder.summary()["steps"] == 3
@@ -347,4 +351,4 @@ def test_a_run_without_its_config_does_not_go_on(tmp_path: Path, text: str | Non
     if text is not None:
         (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=rf"config\.yaml: {said}.*run\.resume=never begins anew"):
-        RunFolder(tmp_path).planned_memory()
+        RunDir(tmp_path).planned_memory()

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from medconv.training.distributed import strategy
 from medconv.utils.exit_codes import PREEMPTED
 
-PERF = {"compile": False, "checkpointing": "none", "timeout_seconds": 60.0}
+PERF = {"compile": False, "activation_checkpointing": "none", "timeout_seconds": 60.0}
 
 
 def trainer(**given: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_running_statistics_are_rank_zeros_where_they_are_used(dataset: Path, tm
 
 
 # Ranks agree in the midst of gradients alone. The first ends late: Lightning looks every 5 seconds whether the other failed.
-STOPS = [(0, ["trainer.accumulate_grad_batches=2", "perf.agree_every=2"]), (1, ["+callbacks.spy.lingers=6"])]
+STOPS = [(0, ["trainer.accumulate_grad_batches=2", "perf.stop_sync_interval=2"]), (1, ["+callbacks.spy.lingers=6"])]
 
 
 @pytest.mark.parametrize(("rank", "more"), STOPS, ids=["accumulated", "late"])
@@ -67,7 +67,7 @@ def test_a_rank_that_is_told_to_stop_stops_all(dataset: Path, tmp_path: Path, ra
     settings = [
         "trainer.devices=2",
         "trainer.max_steps=100000",
-        "perf.agree_every=3",
+        "perf.stop_sync_interval=3",
         "trainer.check_val_every_n_epoch=1000",
     ]
     spy = ["+callbacks.spy._target_=helpers.tiny.Pids", f"+callbacks.spy.path={tmp_path}"]
@@ -105,11 +105,11 @@ def _gone(pid: int) -> None:
 
 
 def test_a_nonsense_interval_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"perf\.agree_every must be at least 1, got 0"):
-        strategy.AgreedStop(0)
+    with pytest.raises(ValueError, match=r"perf\.stop_sync_interval must be at least 1, got 0"):
+        strategy.StopSync(0)
 
 
 def test_what_does_not_go_together_is_said() -> None:
-    with pytest.raises(ValueError, match=r"take perf\.checkpointing=blocks"):
-        strategy.strategy(trainer(strategy="fsdp", devices=2), {**PERF, "checkpointing": "pointwise"})
+    with pytest.raises(ValueError, match=r"take perf\.activation_checkpointing=blocks"):
+        strategy.strategy(trainer(strategy="fsdp", devices=2), {**PERF, "activation_checkpointing": "pointwise"})
     assert not strategy.strategy(trainer(devices=2), PERF, accumulates=True)._ddp_kwargs["static_graph"]

@@ -8,39 +8,39 @@ from monai.losses import DiceCELoss, DiceFocalLoss, TverskyLoss
 from torch import nn
 from torch.nn import functional as F
 
-from medconv.targets.image_level import Outcome
-from medconv.targets.segmentation import Targets
-from medconv.training.losses.image_level import CrossEntropy, Deviation, ForOutcome
-from medconv.training.losses.segmentation import DiceCrossEntropy, Targeted
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.segmentation import SegmentationTargets
+from medconv.training.losses.image_level import CrossEntropy, ImageLevelLoss, RegressionLoss
+from medconv.training.losses.segmentation import DiceCrossEntropy, SegmentationLoss
 
-CLASSES = Outcome("classes", ("a", "b", "c"))
-FINDINGS = Outcome("findings", ("left", "right"))
-NUMBERS = Outcome("numbers", ("age", "volume"))
+CLASSES = ImageLevelTargets("multiclass", ("a", "b", "c"))
+FINDINGS = ImageLevelTargets("multilabel", ("left", "right"))
+NUMBERS = ImageLevelTargets("regression", ("age", "volume"))
 MEANS, STDS = [60.0, 1000.0], [10.0, 200.0]
 
 
 def test_cross_entropy_of_classes_is_torchs() -> None:
     torch.manual_seed(0)
     logits, label = torch.randn(50, 3), torch.randint(3, (50, 1)).float()
-    loss = ForOutcome(CrossEntropy(label_smoothing=0.1), CLASSES)
+    loss = ImageLevelLoss(CrossEntropy(label_smoothing=0.1), CLASSES)
     wanted = F.cross_entropy(logits, label[:, 0].long(), label_smoothing=0.1)
     torch.testing.assert_close(loss(logits, loss.target(label)), wanted)
 
 
 def test_weights_count_samples_and_leave_the_mean_a_mean_over_them() -> None:
     logits, label = torch.randn(6, 3), torch.tensor([0, 0, 0, 1, 1, 2.0])[:, None]
-    loss = ForOutcome(CrossEntropy(class_weights="balanced", class_counts=[3, 2, 1]), CLASSES)
+    loss = ImageLevelLoss(CrossEntropy(class_weights="balanced", class_counts=[3, 2, 1]), CLASSES)
     each = F.cross_entropy(logits, label[:, 0].long(), reduction="none")
     wanted = sum(float(e) * w for e, w in zip(each, [2 / 3, 2 / 3, 2 / 3, 1, 1, 2], strict=True)) / 6
     assert float(loss(logits, loss.target(label))) == pytest.approx(wanted, rel=1e-5)
-    own = ForOutcome(CrossEntropy(class_weights=[2 / 3, 1, 2]), CLASSES)
+    own = ImageLevelLoss(CrossEntropy(class_weights=[2 / 3, 1, 2]), CLASSES)
     torch.testing.assert_close(own(logits, own.target(label)), loss(logits, loss.target(label)))
 
 
 def test_findings_are_binary_with_weights_of_those_present() -> None:
     torch.manual_seed(0)
     logits, label = torch.randn(10, 2), torch.randint(2, (10, 2)).float()
-    loss = ForOutcome(CrossEntropy(False, 0.2, "balanced", [10, 80], 100), FINDINGS)
+    loss = ImageLevelLoss(CrossEntropy(False, 0.2, "balanced", [10, 80], 100), FINDINGS)
     wanted = F.binary_cross_entropy_with_logits(logits, 0.8 * label + 0.1, pos_weight=torch.tensor([9.0, 0.25]))
     torch.testing.assert_close(loss(logits, loss.target(label)), wanted)
 
@@ -50,19 +50,19 @@ def test_numbers_are_compared_in_standard_deviations(of: str, torchs: nn.Module)
     torch.manual_seed(0)
     truth, found = torch.randn(10, 2), torch.randn(10, 2)
     scale, shift = torch.tensor(STDS), torch.tensor(MEANS)
-    loss = ForOutcome(Deviation(of, 0.7), NUMBERS, MEANS, STDS)
+    loss = ImageLevelLoss(RegressionLoss(of, 0.7), NUMBERS, MEANS, STDS)
     got = loss(found * scale + shift, loss.target(truth * scale + shift))
     torch.testing.assert_close(got, torchs(found, truth), rtol=1e-4, atol=1e-4)
-    same = ForOutcome(torchs, NUMBERS, MEANS, STDS)
+    same = ImageLevelLoss(torchs, NUMBERS, MEANS, STDS)
     torch.testing.assert_close(same(found * scale + shift, same.target(truth * scale + shift)), got)
 
 
 @pytest.mark.parametrize(
-    ("loss", "outcome", "message"),
+    ("loss", "image_targets", "message"),
     [
         (CrossEntropy(), FINDINGS, "CrossEntropy is for classes, and the data has findings; take loss=bce"),
         (CrossEntropy(exclusive=False), CLASSES, "is for findings, and the data has classes; take loss=cross_entropy"),
-        (Deviation(), CLASSES, "Deviation is for numbers, and the data has classes; take loss=cross_entropy"),
+        (RegressionLoss(), CLASSES, "Deviation is for numbers, and the data has classes; take loss=cross_entropy"),
         (nn.MSELoss(), FINDINGS, "MSELoss is for numbers, and the data has findings; take loss=bce"),
         (CrossEntropy(), NUMBERS, "the data has numbers; take loss=huber, mse or l1"),
         (DiceCrossEntropy(), CLASSES, "DiceCrossEntropy is no mean over samples"),
@@ -73,24 +73,24 @@ def test_numbers_are_compared_in_standard_deviations(of: str, torchs: nn.Module)
         (CrossEntropy(class_weights=[1, 2]), CLASSES, r"loss.class_weights must be 3 numbers, one for each, got 2"),
     ],
 )
-def test_a_loss_that_does_not_fit_is_one_line(loss: nn.Module, outcome: Outcome, message: str) -> None:
+def test_a_loss_that_does_not_fit_is_one_line(loss: nn.Module, image_targets: ImageLevelTargets, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        ForOutcome(loss, outcome, MEANS, STDS)
+        ImageLevelLoss(loss, image_targets, MEANS, STDS)
     assert "\n" not in str(caught.value) and str(caught.value).startswith("loss")
 
 
 @pytest.mark.parametrize(
-    ("loss", "outcome"),
+    ("loss", "image_targets"),
     [(nn.CrossEntropyLoss(), CLASSES), (nn.BCEWithLogitsLoss(), FINDINGS), (nn.SmoothL1Loss(), NUMBERS)],
 )
-def test_torchs_losses_fit(loss: nn.Module, outcome: Outcome) -> None:
-    ForOutcome(loss, outcome, MEANS, STDS)
+def test_torchs_losses_fit(loss: nn.Module, image_targets: ImageLevelTargets) -> None:
+    ImageLevelLoss(loss, image_targets, MEANS, STDS)
 
 
-@pytest.mark.parametrize("loss", [CrossEntropy(), CrossEntropy(exclusive=False), Deviation()])
+@pytest.mark.parametrize("loss", [CrossEntropy(), CrossEntropy(exclusive=False), RegressionLoss()])
 def test_label_maps_need_another_loss(loss: nn.Module) -> None:
     with pytest.raises(ValueError, match="is for whole images .*, not label maps; take loss=dice_ce"):
-        Targeted(loss, Targets.of_classes(["background", "box"]))
+        SegmentationLoss(loss, SegmentationTargets.of_classes(["background", "box"]))
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,6 @@ def test_wrong_settings_are_named(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CrossEntropy(**settings)
     with pytest.raises(ValueError, match=r"loss.of must be one of mse, l1, huber"):
-        Deviation("cubic")
+        RegressionLoss("cubic")
     with pytest.raises(ValueError, match=r"loss.delta must be a positive number"):
-        Deviation(delta=0)
+        RegressionLoss(delta=0)

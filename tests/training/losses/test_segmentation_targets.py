@@ -12,24 +12,24 @@ from reference.losses import dice_binary_cross_entropy, dice_cross_entropy
 from torch import Tensor, nn
 from torch.distributed import nn as distributed_nn
 
-from medconv.targets.segmentation import Targets
-from medconv.training.losses.segmentation import DiceCrossEntropy, Targeted, cross_entropy, over_heads
+from medconv.targets.segmentation import SegmentationTargets
+from medconv.training.losses.segmentation import DiceCrossEntropy, SegmentationLoss, cross_entropy, over_heads
 
-CLASSES = Targets.of_classes(["background", "a", "b"])
-IGNORING = Targets.of_classes(["background", "a", "b"], ignore=9)
-REGIONS = Targets(("whole", "core"), ((1, 2), (2,)), (1, 2))
-BOTH = Targets(("whole", "core"), ((1, 2), (2,)), (1, 2), ignore=3)
+CLASSES = SegmentationTargets.of_classes(["background", "a", "b"])
+IGNORING = SegmentationTargets.of_classes(["background", "a", "b"], ignore=9)
+REGIONS = SegmentationTargets(("whole", "core"), ((1, 2), (2,)), (1, 2))
+BOTH = SegmentationTargets(("whole", "core"), ((1, 2), (2,)), (1, 2), ignore=3)
 ALL = {"classes": CLASSES, "ignoring": IGNORING, "regions": REGIONS, "both": BOTH}
 
 
-def monais(name: str, targets: Targets) -> nn.Module:
+def monais(name: str, targets: SegmentationTargets) -> nn.Module:
     """As conf/loss has it."""
     plain = not targets.overlapping
     how = {"include_background": not plain, "to_onehot_y": plain, "softmax": plain, "sigmoid": not plain, "batch": True}
     return getattr(monai.losses, name)(**how)
 
 
-def example(targets: Targets, shape: tuple[int, ...] = (2, 5, 6), seed: int = 0) -> tuple[Tensor, Tensor]:
+def example(targets: SegmentationTargets, shape: tuple[int, ...] = (2, 5, 6), seed: int = 0) -> tuple[Tensor, Tensor]:
     """Logits, and a label map in which each value occurs; a third of it is to be ignored."""
     draw = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(shape[0], targets.num_outputs, *shape[1:], generator=draw)
@@ -42,12 +42,12 @@ def example(targets: Targets, shape: tuple[int, ...] = (2, 5, 6), seed: int = 0)
 @pytest.mark.parametrize("shape", [(2, 4, 5), (1, 3, 4, 2)])
 @pytest.mark.parametrize("weights", [{}, {"dice_weight": 0.3, "ce_weight": 2.0}])
 @pytest.mark.parametrize("targets", [REGIONS, BOTH], ids=["regions", "both"])
-def test_regions_equal_the_loops(targets: Targets, shape: tuple[int, ...], weights: dict[str, float]) -> None:
+def test_regions_equal_the_loops(targets: SegmentationTargets, shape: tuple[int, ...], weights: dict[str, float]) -> None:
     logits, label = example(targets, shape)
     masks = torch.cat([(label == 1) | (label == 2), label == 2], 1)
     known = (label != targets.ignore) if targets.ignore else torch.ones_like(label)
     expected = dice_binary_cross_entropy(logits.double().numpy(), masks.numpy(), known.numpy(), **weights)
-    assert float(Targeted(DiceCrossEntropy(**weights), targets)(logits, label)) == pytest.approx(expected, rel=1e-5)
+    assert float(SegmentationLoss(DiceCrossEntropy(**weights), targets)(logits, label)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_ignoring_equals_the_loops_over_what_is_known() -> None:
@@ -55,7 +55,7 @@ def test_ignoring_equals_the_loops_over_what_is_known() -> None:
     known = (label != 9)[:, 0]
     one_row = logits.movedim(1, -1)[known].T[None], label[:, 0][known][None, None]
     expected = dice_cross_entropy(one_row[0].double().numpy(), one_row[1].numpy())
-    assert float(Targeted(DiceCrossEntropy(), IGNORING)(logits, label)) == pytest.approx(expected, rel=1e-5)
+    assert float(SegmentationLoss(DiceCrossEntropy(), IGNORING)(logits, label)) == pytest.approx(expected, rel=1e-5)
 
 
 LOSSES = ["DiceCrossEntropy", "TverskyLoss", "DiceFocalLoss", "DiceLoss", "GeneralizedDiceLoss"]
@@ -65,7 +65,7 @@ LOSSES = ["DiceCrossEntropy", "TverskyLoss", "DiceFocalLoss", "DiceLoss", "Gener
 @pytest.mark.parametrize("which", ["ignoring", "both"])
 def test_what_is_ignored_changes_nothing_and_gets_no_gradient(name: str, which: str) -> None:
     targets = ALL[which]
-    loss = Targeted(DiceCrossEntropy() if name == "DiceCrossEntropy" else monais(name, targets), targets)
+    loss = SegmentationLoss(DiceCrossEntropy() if name == "DiceCrossEntropy" else monais(name, targets), targets)
     logits, label = example(targets)
     ignored = (label == targets.ignore).expand_as(logits)
     other = torch.where(ignored, -3 * logits, logits)
@@ -81,7 +81,7 @@ def test_what_is_ignored_changes_nothing_and_gets_no_gradient(name: str, which: 
 @pytest.mark.parametrize("which", ["ignoring", "both"])
 def test_a_batch_of_which_nothing_is_known_gives_a_finite_loss(name: str, which: str) -> None:
     targets = ALL[which]
-    loss = Targeted(DiceCrossEntropy() if name == "DiceCrossEntropy" else monais(name, targets), targets)
+    loss = SegmentationLoss(DiceCrossEntropy() if name == "DiceCrossEntropy" else monais(name, targets), targets)
     logits, label = example(targets)
     logits.requires_grad_()
     value = loss(logits, torch.full_like(label, targets.ignore))
@@ -93,14 +93,14 @@ def test_a_batch_of_which_nothing_is_known_gives_a_finite_loss(name: str, which:
 @pytest.mark.parametrize("name", LOSSES[1:])
 def test_monais_losses_of_classes_are_untouched(name: str) -> None:
     logits, label = example(CLASSES)
-    assert torch.equal(Targeted(monais(name, CLASSES), CLASSES)(logits, label), monais(name, CLASSES)(logits, label))
+    assert torch.equal(SegmentationLoss(monais(name, CLASSES), CLASSES)(logits, label), monais(name, CLASSES)(logits, label))
 
 
 @pytest.mark.parametrize("name", LOSSES[1:])
 def test_monais_losses_see_the_masks_of_regions(name: str) -> None:
     logits, label = example(REGIONS)
     masks = torch.cat([label > 0, label == 2], 1).float()
-    found = Targeted(monais(name, REGIONS), REGIONS)(logits, label)
+    found = SegmentationLoss(monais(name, REGIONS), REGIONS)(logits, label)
     torch.testing.assert_close(found, monais(name, REGIONS)(logits, masks))
 
 
@@ -122,7 +122,7 @@ def test_monais_losses_see_the_masks_of_regions(name: str) -> None:
 )
 def test_a_loss_that_cannot_is_refused(loss: nn.Module, which: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Targeted(loss, ALL[which])
+        SegmentationLoss(loss, ALL[which])
 
 
 @pytest.mark.parametrize("which", ["classes", "ignoring", "regions"])
@@ -131,13 +131,13 @@ def test_a_loss_that_gives_no_number_is_refused(which: str) -> None:
         return logits.mean() / 0 * 0
 
     with pytest.raises(ValueError, match=r"loss: broken is nan for .*, expected a finite number"):
-        Targeted(broken, ALL[which])
+        SegmentationLoss(broken, ALL[which])
 
 
 def test_a_loss_of_plain_classes_is_tried_too() -> None:
     words = r"loss: CrossEntropyLoss cannot take classes, as a label map \(batch, 1, x, y, z\): "
     with pytest.raises(ValueError, match=words):
-        Targeted(nn.CrossEntropyLoss(), CLASSES, 3)
+        SegmentationLoss(nn.CrossEntropyLoss(), CLASSES, 3)
 
 
 @pytest.mark.parametrize("which", ["classes", "ignoring", "regions"])
@@ -148,22 +148,22 @@ def test_a_loss_for_slices_is_tried_on_slices(which: str) -> None:
         return DiceCrossEntropy()(logits, reference)
 
     for dims in (2, None):
-        Targeted(flat, ALL[which], dims)
+        SegmentationLoss(flat, ALL[which], dims)
     with pytest.raises(ValueError, match=r"loss: flat cannot take .*: 2D alone"):
-        Targeted(flat, ALL[which], 3)
+        SegmentationLoss(flat, ALL[which], 3)
 
 
 def test_a_loss_may_be_a_function() -> None:
     logits, label = example(REGIONS)
     function = partial(nn.functional.binary_cross_entropy_with_logits, reduction="mean")
     masks = torch.cat([label > 0, label == 2], 1).float()
-    torch.testing.assert_close(Targeted(function, REGIONS)(logits, label), function(logits, masks))
+    torch.testing.assert_close(SegmentationLoss(function, REGIONS)(logits, label), function(logits, masks))
 
 
 def test_coarse_heads_see_the_nearest_labels_and_what_is_ignored_among_them() -> None:
     logits, label = example(BOTH, (1, 4, 6))
     coarse = torch.randn(1, 2, 2, 3)
-    loss = Targeted(DiceCrossEntropy(), BOTH)
+    loss = SegmentationLoss(DiceCrossEntropy(), BOTH)
     expected = (loss(logits, label) + 0.5 * loss(coarse, label[:, :, ::2, ::2])) / 1.5
     torch.testing.assert_close(over_heads(loss, [logits, coarse], label, 2), expected)
 
@@ -172,7 +172,7 @@ def test_coarse_heads_see_the_nearest_labels_and_what_is_ignored_among_them() ->
 def test_validation_entropy_is_the_mean_over_what_is_known(which: str) -> None:
     targets = ALL[which]
     logits, label = example(targets)
-    expected = Targeted(DiceCrossEntropy(dice_weight=0), targets)(logits, label)
+    expected = SegmentationLoss(DiceCrossEntropy(dice_weight=0), targets)(logits, label)
     assert cross_entropy(logits, label, targets) == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -201,7 +201,7 @@ def _problem(which: str) -> tuple[Any, Tensor, Tensor]:
     logits, label = example(ALL[which], (4, 5, 6))
     if which != "regions":
         label[:2][torch.rand(label[:2].shape, generator=torch.Generator().manual_seed(1)) < 0.8] = ALL[which].ignore
-    return Targeted(DiceCrossEntropy(), ALL[which]), logits.requires_grad_(), label
+    return SegmentationLoss(DiceCrossEntropy(), ALL[which]), logits.requires_grad_(), label
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")

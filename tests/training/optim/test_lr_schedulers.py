@@ -16,9 +16,9 @@ from torch.optim import lr_scheduler as lr
 
 from medconv.training.callbacks.time_budget import TimeBudget, steps_between_validations
 from medconv.training.optim.lr_schedulers import (
+    PatienceCounter,
     PlateauSchedule,
     ProgressSchedule,
-    Waiting,
     constant,
     cosine,
     exponential,
@@ -77,7 +77,7 @@ def of_torch(build: Callable[..., Any], steps: int, **arguments: Any) -> list[fl
 def test_the_curves_are_those_of_torch(total: int) -> None:
     every = total // 10 * 3
     for ours, theirs in (
-        (make(step, total, every=every / total, gamma=0.2), (lr.StepLR, {"step_size": every, "gamma": 0.2})),
+        (make(step, total, step_fraction=every / total, gamma=0.2), (lr.StepLR, {"step_size": every, "gamma": 0.2})),
         (
             make(multi_step, total, milestones=[every / total, 0.9], gamma=0.5),
             (lr.MultiStepLR, {"milestones": [every, math.ceil(0.9 * total)], "gamma": 0.5}),
@@ -86,7 +86,7 @@ def test_the_curves_are_those_of_torch(total: int) -> None:
         (make(cosine, total), (lr.CosineAnnealingLR, {"T_max": total})),
         (make(poly, total), (lr.PolynomialLR, {"total_iters": total, "power": 0.9})),
         (
-            make(one_cycle, total, rise=0.25),
+            make(one_cycle, total, pct_start=0.25),
             # torch counts the first and the last step, and its phases from the first one
             (lr.OneCycleLR, {"max_lr": 0.1, "total_steps": total + 1, "pct_start": (0.25 * total + 1) / (total + 1)}),
         ),
@@ -102,7 +102,7 @@ def test_all_have_a_warmup(build: Callable[..., ProgressSchedule]) -> None:
 
 
 def test_milestones_move_with_the_end() -> None:
-    schedule = make(step, 100, every=0.5)
+    schedule = make(step, 100, step_fraction=0.5)
     rates(schedule, 20)
     schedule.total_steps = 40
     assert rates(schedule, 20) == pytest.approx([0.1] * 8 + [0.01] * 12)  # half of the run: 0.2 + 0.8 * 8/20 > 0.5
@@ -144,7 +144,7 @@ def test_plateau_goes_on_from_its_state() -> None:
 
 
 def test_validations_without_progress_are_counted() -> None:
-    waiting = Waiting(2, min_delta=0.1)
+    waiting = PatienceCounter(2, min_delta=0.1)
     assert [waiting.over(v) for v in (0.5, 0.55, 0.61, 0.6, math.nan)] == [False, False, False, False, True]
     assert waiting.best == 0.61
 
@@ -152,12 +152,12 @@ def test_validations_without_progress_are_counted() -> None:
 @pytest.mark.parametrize(
     ("build", "arguments", "wanted"),
     [
-        (step, {"every": 30}, "every must lie between 0 and 1, got 30"),
+        (step, {"step_fraction": 30}, "step_fraction must lie between 0 and 1, got 30"),
         (step, {"gamma": 0}, "gamma must be positive, got 0"),
         (multi_step, {"milestones": [0.9, 0.5]}, "milestones must be a list of rising shares of the run, got [0.9, 0.5]"),
         (multi_step, {"milestones": [100, 200]}, "milestones must lie between 0 and 1, got 100"),
         (exponential, {"final": 0}, "final must be positive, got 0"),
-        (one_cycle, {"rise": 1}, "rise must lie between 0 and 1, got 1"),
+        (one_cycle, {"pct_start": 1}, "pct_start must lie between 0 and 1, got 1"),
         (plateau, {"patience": 0}, "patience must be a whole number of validations, 1 or more, got 0"),
         (plateau, {"mode": "up"}, "mode must be max or min, got up"),
         (plateau, {"min_delta": -1}, "min_delta must be 0 or more, got -1"),

@@ -12,24 +12,24 @@ from helpers.small_images import CLASSES, FINDINGS, MEANS, NUMBERS, STDS, Images
 from torch.utils.data import default_collate
 
 from medconv.metrics import image_level
-from medconv.targets.image_level import Outcome
-from medconv.training.losses.image_level import CrossEntropy, ForOutcome
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.training.losses.image_level import CrossEntropy, ImageLevelLoss
 from medconv.training.tasks.image_level import Classification, Regression, arrays
 from medconv.training.tasks.mixup import Mixup
 
 
-@pytest.mark.parametrize("outcome", [CLASSES, FINDINGS], ids=["classes", "findings"])
-def test_classes_and_findings_are_learned(outcome: Outcome) -> None:
-    module = task(outcome)
+@pytest.mark.parametrize("image_targets", [CLASSES, FINDINGS], ids=["multiclass", "multilabel"])
+def test_classes_and_findings_are_learned(image_targets: ImageLevelTargets) -> None:
+    module = task(image_targets)
     trainer = fit(module, 40)
     found = {name: float(value) for name, value in trainer.callback_metrics.items()}
     assert found["val/auc"] > 0.95 and found["val/accuracy"] > 0.8 and found["val/cross_entropy"] < 0.5
     assert list(module.rows) == [f"case{number:03}" for number in range(30)]
     for number, row in enumerate(module.rows.values()):
-        assert row["values"] == Images(outcome, 30, named=True)[number]["label"].tolist()
-        assert len(row["outputs"]) == outcome.num_outputs and all(0 <= p <= 1 for p in row["outputs"])
+        assert row["values"] == Images(image_targets, 30, named=True)[number]["label"].tolist()
+        assert len(row["outputs"]) == image_targets.num_outputs and all(0 <= p <= 1 for p in row["outputs"])
     outputs, truth = arrays(module.rows)
-    assert image_level.measure(outcome, outputs, truth)["auc"] == pytest.approx(found["val/auc"])
+    assert image_level.measure(image_targets, outputs, truth)["auc"] == pytest.approx(found["val/auc"])
     checkpoint: dict = {}
     module.on_save_checkpoint(checkpoint)
     assert checkpoint["medconv"] == {"of": "a test", "validation": module.rows}
@@ -66,10 +66,12 @@ def test_mirroring_averages_what_the_outputs_mean() -> None:
 
 
 def test_a_task_of_another_kind_is_refused() -> None:
-    for kind, outcome in ((Regression, CLASSES), (Classification, NUMBERS)):
-        with pytest.raises(ValueError, match=f"{kind.__name__} is for .*, got {outcome.kind}"):
-            loss = ForOutcome(torch.nn.MSELoss() if outcome is NUMBERS else CrossEntropy(), outcome, MEANS, STDS)
-            kind(torch.nn.Identity(), loss, None, None, outcome, 2, record={})
+    for kind, image_targets in ((Regression, CLASSES), (Classification, NUMBERS)):
+        with pytest.raises(ValueError, match=f"{kind.__name__} is for .*, got {image_targets.kind}"):
+            loss = ImageLevelLoss(
+                torch.nn.MSELoss() if image_targets is NUMBERS else CrossEntropy(), image_targets, MEANS, STDS
+            )
+            kind(torch.nn.Identity(), loss, None, None, image_targets, 2, record={})
 
 
 def batch_of(numbers: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -39,7 +39,9 @@ def coloured(kernel: np.ndarray) -> np.ndarray:
 
 
 def row(kernels: Tensor) -> np.ndarray:
-    """Kernels (number, rows, columns), or (number, rows, columns, slices) with its slices joined, side by side."""
+    """Kernels (number, rows, columns), or (number, rows, columns, slices) with its slices joined, side by
+    side.
+    """
     cells = []
     for kernel in kernels.detach().double().numpy():
         planes = kernel[..., None] if kernel.ndim == 2 else kernel
@@ -47,7 +49,9 @@ def row(kernels: Tensor) -> np.ndarray:
         drawn = [coloured(planes[..., s]) for s in range(planes.shape[-1])]
         cells.append(padded(np.concatenate([padded(d, 1, 170) for d in drawn], 1), 5, 255))
     height = max(c.shape[0] for c in cells)
-    return np.concatenate([np.pad(c, ((0, height - c.shape[0]), (0, 0), (0, 0)), constant_values=255) for c in cells], 1)
+    return np.concatenate(
+        [np.pad(c, ((0, height - c.shape[0]), (0, 0), (0, 0)), constant_values=255) for c in cells], 1
+    )
 
 
 def padded(picture: np.ndarray, width: int, value: int) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""`python scripts/benchmark.py NAME`: measure against a named peer in the same run; a table on screen, rows as JSON."""
+"""`python scripts/benchmark.py NAME`: measure against a named peer in the same run; a table on screen,
+rows as JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What all tests share: where real images lie. That this file is here also puts `tests/` on the import path."""
+"""What all tests share: where real images lie. That this file is here also puts `tests/` on the import
+path.
+"""
 
 import logging
 import os
@@ -12,7 +14,9 @@ from helpers import tiny
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """A command that a test runs in this process sets logging up for good; the next test would write into its closed files."""
+    """A command that a test runs in this process sets logging up for good; the next test would write into
+    its closed files.
+    """
     loggers = [logging.getLogger(name) for name in ("", "medconv", "lightning.pytorch", "lightning.fabric")]
     before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield
@@ -24,7 +28,9 @@ def logging_as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that everybody may enter, unlike pytest's own: for what a process without root's rights does."""
+    """A folder that everybody may enter, unlike pytest's own: for what a process without root's rights
+    does.
+    """
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -37,7 +43,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def realdata() -> Path:
-    """The folder that MEDCONV_REALDATA names, else `../shared/data` beside the repository; skips where it is absent."""
+    """The folder that MEDCONV_REALDATA names, else `../shared/data` beside the repository; skips where it
+    is absent.
+    """
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("MEDCONV_REALDATA") or beside)
     if not folder.is_dir():

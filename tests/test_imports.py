@@ -1,4 +1,6 @@
-"""The rooms of the package: a room imports only rooms before it in this list, and inside a room there are no cycles."""
+"""The rooms of the package: a room imports only rooms before it in this list, and inside a room there are
+no cycles.
+"""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
@@ -79,8 +81,8 @@ def test_inside_a_room_modules_import_each_other_in_one_direction() -> None:
 
 @pytest.mark.parametrize("name", ROOMS)
 def test_a_room_says_what_lives_there(name: str) -> None:
-    first = (ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text())) or "").splitlines()
-    assert first and first[0].endswith("."), f"medconv/{name}/__init__.py has no line that says what lives there"
+    text = ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text())) or ""
+    assert text.split("\n\n")[0].endswith("."), f"medconv/{name}/__init__.py does not say what lives there"
 
 
 def test_the_convolutions_import_torch_alone() -> None:

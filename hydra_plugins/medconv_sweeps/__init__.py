@@ -1,6 +1,8 @@
-"""What Hydra looks for in this namespace: `hydra/launcher=slurm` and `hydra/sweeper=optuna`. The work is medconv's own.
+"""What Hydra looks for in this namespace: `hydra/launcher=slurm` and `hydra/sweeper=optuna`. The work is
+medconv's own.
 
-Every Hydra program of the environment imports this file, so it imports nothing of medconv before it is asked to.
+Every Hydra program of the environment imports this file, so it imports nothing of medconv before it is asked
+to.
 """
 
 from __future__ import annotations

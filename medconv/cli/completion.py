@@ -1,6 +1,8 @@
-"""What a shell asks for completion: `medconv -sc install=bash`, and `-sc query=bash` with the line in COMP_LINE.
+"""What a shell asks for completion: `medconv -sc install=bash`, and `-sc query=bash` with the line in
+COMP_LINE.
 
-Hydra writes the shell's side and completes overrides. It does not know subcommands; they and their flags are completed here.
+Hydra writes the shell's side and completes overrides. It does not know subcommands; they and their flags are
+completed here.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ _OVERRIDES = ("train", "preprocess")
 
 
 def main(arguments: Sequence[str]) -> int:
-    words = os.environ.get("COMP_LINE", "").split(maxsplit=2)  # medconv, the command, and the rest as it stands
+    words = os.environ.get("COMP_LINE", "").split(
+        maxsplit=2
+    )  # medconv, the command, and the rest as it stands
     asks = any(word.startswith("query=") for word in arguments)
     if asks and not _is_complete(words):
         print("\n".join(name for name in COMMANDS if name.startswith(words[1] if len(words) > 1 else "")))
@@ -37,4 +41,6 @@ def _is_complete(words: Sequence[str]) -> bool:
 
 def _flags(command: str) -> list[str]:
     module = importlib.import_module(f"medconv.cli.{command.replace('-', '_')}")
-    return [flag for action in module.parser()._actions for flag in action.option_strings if flag.startswith("--")]
+    return [
+        flag for action in module.parser()._actions for flag in action.option_strings if flag.startswith("--")
+    ]

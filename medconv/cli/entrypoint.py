@@ -1,4 +1,6 @@
-"""What a command ends with: its error becomes a message on standard error and an exit code, here and nowhere else."""
+"""What a command ends with: its error becomes a message on standard error and an exit code, here and
+nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def _user_errors() -> tuple[type[BaseException], ...]:
 
 def _loaded(*names: tuple[str, str]) -> tuple[type[BaseException], ...]:
     """The classes whose modules are loaded; an error can be of no other."""
-    found = (getattr(sys.modules.get(module), name, None) for module, name in names)  # None: its import has not come so far
+    found = (
+        getattr(sys.modules.get(module), name, None) for module, name in names
+    )  # None: its import has not come so far
     return tuple(one for one in found if one is not None)
 
 

@@ -1,4 +1,6 @@
-"""`medconv evaluate`: predicted against reference label maps, or a table of predictions against a table of labels."""
+"""`medconv evaluate`: predicted against reference label maps, or a table of predictions against a table of
+labels.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,24 @@ def parser() -> Parser:
     found = Parser(
         "evaluate",
         "--predictions predictions/ --references labelsTr/ --output metrics.json",
-        "Compare predictions with references. Prints a table and writes all metrics as JSON, the cases as CSV and a report "
-        "as HTML.",
+        "Compare predictions with references. Prints a table and writes all metrics as JSON, the cases as "
+        "CSV and a report as HTML.",
     )
     add = found.group("input and output").add_argument
-    add("--predictions", type=Path, required=True, metavar="PATH", help="folder of predicted label maps, or predictions.csv")
-    add("--output", type=Path, required=True, metavar="FILE", help="JSON file; CSV and HTML are written beside it")
+    add(
+        "--predictions",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="folder of predicted label maps, or predictions.csv",
+    )
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSON file; CSV and HTML are written beside it",
+    )
     add("--compare", type=Path, metavar="PREDICTIONS", help="other predictions, compared by a paired test")
     add(
         "--images",
@@ -43,10 +57,23 @@ def parser() -> Parser:
         help="of the surface Dice, for all classes or one; default 1; may be repeated",
     )
     add = found.group("classification and regression").add_argument
-    add("--labels", type=Path, metavar="FILE", help="table (.csv) with a column `path` or `case`, and the labels")
-    add("--label-columns", nargs="+", default=[], metavar="NAME", help="of --labels; default `label`, or as predicted")
+    add(
+        "--labels",
+        type=Path,
+        metavar="FILE",
+        help="table (.csv) with a column `path` or `case`, and the labels",
+    )
+    add(
+        "--label-columns",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="of --labels; default `label`, or as predicted",
+    )
     add("--split", choices=("train", "val", "test"), help="only the rows of --labels of this split")
-    add("--split-column", metavar="NAME", help="of --labels, the column that names the split; default `split`")
+    add(
+        "--split-column", metavar="NAME", help="of --labels, the column that names the split; default `split`"
+    )
     found.general().add_argument(
         "--workers",
         type=int,

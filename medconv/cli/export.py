@@ -1,4 +1,6 @@
-"""`medconv export`: a trained network as an ONNX, TorchScript or torch.export file, or as a MONAI bundle, with metadata."""
+"""`medconv export`: a trained network as an ONNX, TorchScript or torch.export file, or as a MONAI bundle,
+with metadata.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ def parser() -> Parser:
     found = Parser(
         "export",
         "--checkpoint runs/NAME/checkpoints/best.ckpt --format onnx --output model.onnx",
-        "Write the network of a checkpoint in another format, with its metadata beside it. Its logits are compared with the "
-        "checkpoint's; if they differ, nothing is written.",
+        "Write the network of a checkpoint in another format, with its metadata beside it. Its logits are "
+        "compared with the checkpoint's; if they differ, nothing is written.",
     )
     add = found.group("input and output").add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="a run's checkpoints/best.ckpt")
@@ -32,7 +34,17 @@ def parser() -> Parser:
     add("--output", type=Path, required=True, metavar="PATH", help="the file, or for a bundle the new folder")
     add("--opset", type=int, default=OPSET, metavar="N", help="of ONNX; default %(default)s")
     add = found.group("comparison with the checkpoint").add_argument
-    add("--case", type=Path, metavar="IMAGE", help="also compare logits on this image, not only on random patches")
-    add("--tolerance", type=float, default=TOLERANCE, help="largest difference between logits; default %(default)g")
+    add(
+        "--case",
+        type=Path,
+        metavar="IMAGE",
+        help="also compare logits on this image, not only on random patches",
+    )
+    add(
+        "--tolerance",
+        type=float,
+        default=TOLERANCE,
+        help="largest difference between logits; default %(default)g",
+    )
     add_trust(found.general(), "network classes")
     return found

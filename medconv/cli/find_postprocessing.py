@@ -1,4 +1,6 @@
-"""`medconv find-postprocessing`: choose by cross-validation which post-processing of the predictions helps."""
+"""`medconv find-postprocessing`: choose by cross-validation which post-processing of the predictions
+helps.
+"""
 
 from __future__ import annotations
 
@@ -28,5 +30,5 @@ def parser() -> Parser:
     add("--select", metavar="OVERRIDES", help="which cross-validation, if the folder holds several")
     general = found.general()
     add_device(general)
-    add_trust(general, "multiclass")
+    add_trust(general, "classes")
     return found

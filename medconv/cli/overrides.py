@@ -26,5 +26,9 @@ def listing() -> str:
             subsequent_indent=" " * _COLUMN,
             break_on_hyphens=False,
         )
-    lines += ["", "KEY=VALUE:", "  trainer.max_epochs=100      any key that --cfg job prints; +KEY=VALUE adds one"]
+    lines += [
+        "",
+        "KEY=VALUE:",
+        "  trainer.max_epochs=100      any key that --cfg job prints; +KEY=VALUE adds one",
+    ]
     return "\n".join(lines)

@@ -7,10 +7,14 @@ from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """Args: command: a subcommand's name. example: its arguments. description: what it does, in a sentence."""
+    """Args: command: a subcommand's name. example: its arguments. description: what it does, in a
+    sentence.
+    """
 
     def __init__(self, command: str, example: str, description: str) -> None:
-        super().__init__(f"medconv {command}", argparse.SUPPRESS, description, formatter_class=_formatter, add_help=False)
+        super().__init__(
+            f"medconv {command}", argparse.SUPPRESS, description, formatter_class=_formatter, add_help=False
+        )
         self.example = f"{self.prog} {example}"
 
     def format_help(self) -> str:

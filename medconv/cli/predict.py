@@ -20,14 +20,23 @@ def parser() -> Parser:
     found = Parser(
         "predict",
         "--checkpoint runs/NAME/checkpoints/best.ckpt --input images/ --output predictions/",
-        "Predict images with trained networks: a label map for each image of a segmentation, or for classification and "
-        "regression one table, predictions.csv.",
+        "Predict images with trained networks: a label map for each image of a segmentation, or for "
+        "classification and regression one table, predictions.csv.",
     )
     many: dict[str, Any] = {"type": Path, "metavar": "FILE", "nargs": "+", "action": "extend", "default": []}
     add = found.group("networks").add_argument
     add("--checkpoint", **many, help="a run's checkpoints/best.ckpt; of several, the mean is taken")
-    add("--exported-model", **many, help="exported ONNX models with their metadata; averaged with the checkpoints")
-    add("--postprocess", type=Path, metavar="FILE", help="apply the steps in a file of medconv find-postprocessing")
+    add(
+        "--exported-model",
+        **many,
+        help="exported ONNX models with their metadata; averaged with the checkpoints",
+    )
+    add(
+        "--postprocess",
+        type=Path,
+        metavar="FILE",
+        help="apply the steps in a file of medconv find-postprocessing",
+    )
     add = found.group("input and output").add_argument
     add(
         "--input",
@@ -36,19 +45,43 @@ def parser() -> Parser:
         metavar="PATH",
         help="an image, a folder of images or DICOM, or a list (.txt or .json)",
     )
-    add("--output", type=Path, required=True, metavar="FOLDER", help="folder for the label maps, or for predictions.csv")
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="folder for the label maps, or for predictions.csv",
+    )
     add("--save-probabilities", action="store_true", help="also write OUTPUT/probabilities/CASE.nii.gz, 4D")
-    add("--saliency", action="store_true", help="of classification, also write Grad-CAM: OUTPUT/saliency/CASE.png")
-    add("--dicom-seg", action="store_true", help="of DICOM, also write OUTPUT/dicomseg/CASE.dcm, which refers to the slices")
-    add("--overwrite", action="store_true", help="replace these cases' results in OUTPUT; resumes if it was stopped")
-    add = found.group("sliding window and test-time augmentation (default: as validated in training)").add_argument
+    add(
+        "--saliency",
+        action="store_true",
+        help="of classification, also write Grad-CAM: OUTPUT/saliency/CASE.png",
+    )
+    add(
+        "--dicom-seg",
+        action="store_true",
+        help="of DICOM, also write OUTPUT/dicomseg/CASE.dcm, which refers to the slices",
+    )
+    add(
+        "--overwrite",
+        action="store_true",
+        help="replace these cases' results in OUTPUT; resumes if it was stopped",
+    )
+    add = found.group(
+        "sliding window and test-time augmentation (default: as validated in training)"
+    ).add_argument
     add("--mirror-axes", type=int, nargs="*", metavar="AXIS", help="axes to flip; without a number, no flips")
     add("--overlap", type=float, help="of windows, from 0 to below 1")
     add("--sw-batch-size", type=int, metavar="N", help="windows, or whole images, in one forward pass")
     general = found.general()
     add_device(general)
     general.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="cases that are loaded at once; N + 2 are in memory; default 1"
+        "--workers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="cases that are loaded at once; N + 2 are in memory; default 1",
     )
     add_trust(general, "network classes")
     return found

@@ -21,7 +21,8 @@ from medconv import config
 
 
 def composed(job: Callable[[DictConfig, Any], None], arguments: Sequence[str]) -> None:
-    """Call `job` with the config that these arguments mean and Hydra's own settings; in a sweep, once for each.
+    """Call `job` with the config that these arguments mean and Hydra's own settings; in a sweep, once for
+    each.
 
     Not at all where they only ask Hydra a question, such as `--cfg job`.
     Raises: ConfigError: a key that does not exist. What Hydra and `job` raise.
@@ -65,7 +66,9 @@ def _explained(error: ConfigCompositionException, arguments: Sequence[str]) -> E
     if unknown is None:
         return error
     chosen = [o for o in arguments if re.match(r"[\w/]+=[\w-]+$", o)]
-    groups = [o for o in chosen if (config.conf_dir() / f"{o.replace('=', '/')}.yaml").is_file()]  # none of the user's own
+    groups = [
+        o for o in chosen if (config.conf_dir() / f"{o.replace('=', '/')}.yaml").is_file()
+    ]  # none of the user's own
     with hydra.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         known = list(config.keys(OmegaConf.to_container(hydra.compose("train", groups), resolve=False)))
     near = difflib.get_close_matches(unknown[1], known, n=3, cutoff=0.7)

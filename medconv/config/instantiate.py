@@ -24,7 +24,8 @@ def tuples(value: Any) -> Any:
 
 
 def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
-    """The object that a node's `_target_` and arguments describe; `kwargs` go to it as they are, never read as nodes.
+    """The object that a node's `_target_` and arguments describe; `kwargs` go to it as they are, never read
+    as nodes.
 
     Raises: ConfigError: names the key, the class and what it said.
     """
@@ -33,7 +34,9 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
         make = instantiate({**node, "_partial_": True}, _convert_="all")
         return make if node.get("_partial_") and not kwargs else make(**kwargs)
     except InstantiationException as error:
-        raise ConfigError(f"{key}: {target} cannot be built: {_first_line(error.__cause__ or error)}") from error
+        raise ConfigError(
+            f"{key}: {target} cannot be built: {_first_line(error.__cause__ or error)}"
+        ) from error
     except ValueError as error:
         named = str(error).startswith(key.split(".")[0])  # our own messages begin with the key at fault
         raise ConfigError(str(error) if named else f"{key}: {error}") from error
@@ -42,7 +45,9 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
 
 
 def naming(key: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same partial function, its complaints turned into a ConfigError that names the key and shows the arguments."""
+    """The same partial function, its complaints turned into a ConfigError that names the key and shows the
+    arguments.
+    """
     bound = ", ".join(f"{name}={value}" for name, value in getattr(function, "keywords", {}).items())
 
     def named(*args: Any, **kwargs: Any) -> Any:

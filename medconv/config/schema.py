@@ -1,8 +1,8 @@
 """The schema of what the framework itself reads, where `conf/` is, and how a config becomes objects.
 
-Groups whose content belongs to somebody else (`model`, `conv`, `loss`, `optimizer`, `scheduler`, `averaging`, `stopping`,
-`augment`, `task`, `logger`, `callbacks`) are free; everything else is typed here, so that a typo or a wrong type fails
-before any work.
+Groups whose content belongs to somebody else (`model`, `conv`, `loss`, `optimizer`, `scheduler`, `averaging`,
+`stopping`, `augment`, `task`, `logger`, `callbacks`) are free; everything else is typed here, so that a typo
+or a wrong type fails before any work.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def conf_dir() -> Path:
 def checked(config: DictConfig) -> DictConfig:
     """The same config with every value in the type it must have.
 
-    Raises: omegaconf.errors.OmegaConfBaseException: an unknown key or a wrong type, with its full key; ConfigError: a
-        `_target_` that cannot be imported.
+    Raises: omegaconf.errors.OmegaConfBaseException: an unknown key or a wrong type, with its full key;
+        ConfigError: a `_target_` that cannot be imported.
     """
     typed = OmegaConf.merge(OmegaConf.structured(Config), config)
     assert isinstance(typed, DictConfig)
@@ -223,6 +223,8 @@ def resolved(config: DictConfig, derived: Mapping[str, Any]) -> dict[str, Any]:
 def seconds(duration: str, key: str) -> float:
     """`DD:HH:MM:SS`, as Lightning writes durations, in seconds. Raises: ConfigError: another form."""
     if not re.fullmatch(r"\d+:\d{1,2}:\d{1,2}:\d{1,2}", duration):
-        raise ConfigError(f"{key} must be written DD:HH:MM:SS, such as 00:00:20:00 for 20 minutes, got {duration!r}")
+        raise ConfigError(
+            f"{key} must be written DD:HH:MM:SS, such as 00:00:20:00 for 20 minutes, got {duration!r}"
+        )
     days, hours, minutes, rest = (int(part) for part in duration.split(":"))
     return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)

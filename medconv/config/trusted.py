@@ -13,23 +13,32 @@ from torch import nn
 from medconv.config import ConfigError, build
 
 NETWORKS = ("medconv", "monai.networks", "torch.nn")  # whose network classes a checkpoint may name
-_FILES = ("cache_dir", "checkpoint", "filename", "path_or_repo_id")  # arguments that name what a class would read or fetch
+_FILES = (
+    "cache_dir",
+    "checkpoint",
+    "filename",
+    "path_or_repo_id",
+)  # arguments that name what a class would read or fetch
 
 
 def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()) -> Any:
-    """As `build`, for a node that came with a file, which must not choose code: nothing else is imported or called.
+    """As `build`, for a node that came with a file, which must not choose code: nothing else is imported or
+    called.
 
-    Every `_target_` in it must be an `nn.Module` class of `NETWORKS`, one of medconv's convolutions, or from a package that
-    the user named. The object itself is looked at: a name that starts well, such as `torch.nn.x.os.system`, does not pass.
-    Nor does an interpolation, of which a run's config has none left: `${oc.create:...}` would make further nodes; nor a
-    name of a file, a folder or an address, that a class would take first weights from: a checkpoint holds the weights.
+    Every `_target_` in it must be an `nn.Module` class of `NETWORKS`, one of medconv's convolutions, or from
+    a package that the user named. The object itself is looked at: a name that starts well, such as
+    `torch.nn.x.os.system`, does not pass. Nor does an interpolation, of which a run's config has none left:
+    `${oc.create:...}` would make further nodes; nor a
+    name of a file, a folder or an address, that a class would take first weights from: a checkpoint holds the
+        weights.
     Args: trusted: the packages that the user named.
     Raises: ConfigError: any other target, or argument.
     """
     for where, text in _texts(node, key):
         if "${" in text:
             raise ConfigError(
-                f"{where} is refused: a checkpoint's config holds values, and this is an interpolation, {text!r}"
+                f"{where} is refused: a checkpoint's config holds values, and this is an interpolation, "
+                f"{text!r}"
             )
     for where, part in _nodes(node, key):
         _need_harmless(where, part, trusted)
@@ -46,18 +55,22 @@ def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str]) ->
     network = isinstance(found, type) and issubclass(found, nn.Module) and _below(home, NETWORKS)
     if not (network or (callable(found) and _below(home, ["medconv.convs"]))):
         raise ConfigError(
-            f"{key}._target_={target} is refused: a checkpoint may name network classes of {', '.join(NETWORKS)} only; "
-            "trust your own package by --trust-package NAME"
+            f"{key}._target_={target} is refused: a checkpoint may name network classes of "
+            f"{', '.join(NETWORKS)} only; trust your own package by --trust-package NAME"
         )
     for name, value in _arguments(found, node).items():
         if isinstance(value, str) and (name in _FILES or str(name).startswith("pretrained")):
-            raise ConfigError(f"{key}.{name}={value} is refused: a checkpoint may not name what its network would fetch")
+            raise ConfigError(
+                f"{key}.{name}={value} is refused: a checkpoint may not name what its network would fetch"
+            )
 
 
 def _arguments(function: Any, node: Mapping[str, Any]) -> dict[str, Any]:
     """A node's arguments by name, those without one too."""
     given = node.get("_args_", ())
-    placed = zip(signature(function).parameters, given, strict=False) if isinstance(given, (list, tuple)) else ()
+    placed = (
+        zip(signature(function).parameters, given, strict=False) if isinstance(given, (list, tuple)) else ()
+    )
     return {**dict(placed), **node}
 
 

@@ -1,4 +1,6 @@
-"""Anatomy-aware convolutions for any network; usable without the rest of medconv: `from medconv.convs import swap_convs`."""
+"""Anatomy-aware convolutions for any network; usable without the rest of medconv: `from medconv.convs
+import swap_convs`.
+"""
 
 from medconv.convs.autograd import Convolution, convolution
 from medconv.convs.equivariance import check_equivariance

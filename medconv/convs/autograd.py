@@ -1,4 +1,6 @@
-"""A base for convolutions with a hand-written backward: one library call for exactly the gradients that are needed."""
+"""A base for convolutions with a hand-written backward: one library call for exactly the gradients that
+are needed.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Convolution(torch.autograd.Function):
 
 
 def gradients(ctx: Any, grad: Tensor) -> Gradients:
-    """Gradients of input, weight and bias, each only if it is needed, from one `aten::convolution_backward`."""
+    """Gradients of input, weight and bias, each only if it is needed, from one
+    `aten::convolution_backward`.
+    """
     x, weight = ctx.saved_tensors
     stride, padding, dilation, groups = ctx.geometry
     needed = [bool(n) for n in ctx.needs_input_grad[:3]]
@@ -62,16 +66,22 @@ def convolution(
     groups: int = 1,
     function: type[Convolution] = Convolution,
 ) -> Tensor:
-    """As `F.conv1d`, `conv2d`, `conv3d`, through a hand-written backward; autocast casts as it does for those.
+    """As `F.conv1d`, `conv2d`, `conv3d`, through a hand-written backward; autocast casts as it does for
+    those.
 
     Shape: x (batch, in, *spatial), weight (out, in / groups, *kernel_size) -> (batch, out, *spatial').
     Args: function: your own subclass of `Convolution`.
     Raises: ValueError: as many axes in x as in the weight are needed, and one number per spatial axis.
     """
     if x.ndim != weight.ndim or x.ndim < 3:
-        raise ValueError(f"x and weight must have equally many axes, 3 or more, got {x.ndim} and {weight.ndim}")
+        raise ValueError(
+            f"x and weight must have equally many axes, 3 or more, got {x.ndim} and {weight.ndim}"
+        )
     axes = weight.ndim - 2
-    geometry = [_per_axis(name, v, axes) for name, v in (("stride", stride), ("padding", padding), ("dilation", dilation))]
+    geometry = [
+        _per_axis(name, v, axes)
+        for name, v in (("stride", stride), ("padding", padding), ("dilation", dilation))
+    ]
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

@@ -1,7 +1,7 @@
 """What a convolution costs: operations, bytes and launches, and the seconds they predict.
 
-Operations alone mislead: thin convolutions are limited by memory and by the time that a launch takes, and the matrix
-units of CPUs and GPUs work on whole tiles of channels. The prediction is a roofline over those three.
+Operations alone mislead: thin convolutions are limited by memory and by the time that a launch takes, and the
+matrix units of CPUs and GPUs work on whole tiles of channels. The prediction is a roofline over those three.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import torch
 
 @dataclass(frozen=True)
 class Launch:
-    """One library call: multiply-adds as asked for, as the matrix units carry them out, and the bytes it moves.
+    """One library call: multiply-adds as asked for, as the matrix units carry them out, and the bytes it
+    moves.
 
-    Args: passes: how often it runs in a training step: forward, and once more for the gradient of its input and of its
-        weight, where they are wanted.
+    Args: passes: how often it runs in a training step: forward, and once more for the gradient of its input
+        and of its weight, where they are wanted.
     """
 
     operations: float
@@ -29,7 +30,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of a device: multiply-adds a second, bytes a second, seconds a launch; channels of a tile (in, out)."""
+    """Rates of a device: multiply-adds a second, bytes a second, seconds a launch; channels of a tile (in,
+    out).
+    """
 
     operations_per_second: float
     bytes_per_second: float
@@ -38,7 +41,9 @@ class Machine:
 
     def seconds(self, launches: Iterable[Launch]) -> float:
         """Each launch takes as long as its slower part, arithmetic or memory, and a fixed time to start."""
-        return sum(x.passes * (max(self._arithmetic(x), self._memory(x)) + self.seconds_per_launch) for x in launches)
+        return sum(
+            x.passes * (max(self._arithmetic(x), self._memory(x)) + self.seconds_per_launch) for x in launches
+        )
 
     def _arithmetic(self, launch: Launch) -> float:
         return launch.tiled_operations / self.operations_per_second
@@ -47,8 +52,9 @@ class Machine:
         return launch.bytes / self.bytes_per_second
 
 
-# Orders of magnitude for choosing between two ways of computing the same; fixed, so that a run does not depend on what
-# a measurement gave that day. CPU: 2 cores with AMX, bf16. CUDA: of the size of an A100, bf16; not measured yet.
+# Orders of magnitude for choosing between two ways of computing the same; fixed, so that a run does not
+# depend on what a measurement gave that day. CPU: 2 cores with AMX, bf16. CUDA: of the size of an A100, bf16;
+# not measured yet.
 CPU = Machine(1.0e12, 3.0e10, 2.0e-5, (16, 16))
 CUDA = Machine(1.0e14, 1.5e12, 8.0e-6, (16, 8))
 _FP32 = 10  # times as long as a tiled multiply-add takes one in fp32, outside of the matrix units

@@ -1,4 +1,6 @@
-"""What `conv=mirror` finds out by running a network: which layers work on fields, and whether flips commute with it."""
+"""What `conv=mirror` finds out by running a network: which layers work on fields, and whether flips
+commute with it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _CARRIES_CHANNELS = (*CONVS, *TRANSPOSED, _BatchNorm, _InstanceNorm, nn.GroupNor
 
 
 def check_equivariance(network: nn.Module, example: Tensor, axes: Sequence[int]) -> None:
-    """Compare f(flip x) with flip f(x), in evaluation and in training mode without dropout, on perturbed parameters.
+    """Compare f(flip x) with flip f(x), in evaluation and in training mode without dropout, on perturbed
+    parameters.
 
     Raises: ValueError: they differ; names the first layer whose output does.
     """
@@ -37,8 +40,9 @@ def check_equivariance(network: nn.Module, example: Tensor, axes: Sequence[int])
             error = _flip_error(copy, image, axis)
             if not error <= _TOLERANCE:  # also where it is NaN
                 culprit = _first_break(copy, image, axis, 2 ** len(axes))
-                raise ValueError(f"Mirror cannot make this network equivariant to flips of axis {axis}: {culprit} "
-                                 f"breaks it (flip error {error:.2g} of the output's standard deviation)")  # fmt: skip
+                raise ValueError(f"Mirror cannot make this network equivariant to flips of axis {axis}: "
+                                 f"{culprit} breaks it (flip error {error:.2g} of the output's standard "
+                                 "deviation)")  # fmt: skip
 
 
 def layers_with_channels(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -50,10 +54,12 @@ def layers_with_channels(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 @torch.enable_grad()
 def fields(network: nn.Module, example: Tensor) -> dict[str, tuple[bool, bool]]:
-    """Which layers read and write regular fields: those that neither read the image nor feed the output directly.
+    """Which layers read and write regular fields: those that neither read the image nor feed the output
+    directly.
 
-    One forward pass in which every convolution's output is a fresh leaf, so that gradients tell which outputs reach
-    which inputs with no convolution between. Whatever meets (by addition or concatenation) is of one kind.
+    One forward pass in which every convolution's output is a fresh leaf, so that gradients tell which outputs
+    reach which inputs with no convolution between. Whatever meets (by addition or concatenation) is of one
+    kind.
     """
     copy = deepcopy(network).train()
     leaves: list[tuple[str, Tensor]] = []
@@ -80,7 +86,9 @@ def fields(network: nn.Module, example: Tensor) -> dict[str, tuple[bool, bool]]:
     kinds = _Kinds()
     for reader, tensor in reads:
         if tensor.requires_grad:
-            found = torch.autograd.grad(tensor.sum(), [leaf for _, leaf in leaves], retain_graph=True, allow_unused=True)
+            found = torch.autograd.grad(
+                tensor.sum(), [leaf for _, leaf in leaves], retain_graph=True, allow_unused=True
+            )
             for (leaf, _), gradient in zip(leaves, found, strict=True):
                 if gradient is not None:
                     kinds.join(reader, leaf)
@@ -118,14 +126,18 @@ def _flip_error(network: nn.Module, image: Tensor, axis: int) -> float:
     errors = []
     for plain, flipped in zip(_tensors(network(image)), _tensors(network(image.flip(2 + axis))), strict=True):
         where = axis + plain.ndim - image.ndim + 2  # heads may be stacked before the channels
-        wanted = plain.flip(where) if plain.ndim >= image.ndim else plain  # class scores do not turn with the image
+        wanted = (
+            plain.flip(where) if plain.ndim >= image.ndim else plain
+        )  # class scores do not turn with the image
         errors.append(float((flipped - wanted).abs().max() / plain.std().clamp(min=1e-12)))
     return max(errors)
 
 
 @torch.no_grad()
 def _first_break(network: nn.Module, image: Tensor, axis: int, copies: int) -> str:
-    """The first layer, in order of execution, whose outputs for an image and its flip are not flips of each other."""
+    """The first layer, in order of execution, whose outputs for an image and its flip are not flips of
+    each other.
+    """
     runs: list[list[tuple[str, Tensor]]] = []
     handles = []
     for name, layer in network.named_modules():
@@ -138,7 +150,9 @@ def _first_break(network: nn.Module, image: Tensor, axis: int, copies: int) -> s
     for handle in handles:
         handle.remove()
     for (name, plain), (_, flipped) in zip(*runs, strict=True):
-        if isinstance(plain, Tensor) and not _is_flip(plain, flipped, axis if plain.ndim == image.ndim else None, copies):
+        if isinstance(plain, Tensor) and not _is_flip(
+            plain, flipped, axis if plain.ndim == image.ndim else None, copies
+        ):
             cls = type(network.get_submodule(name))
             kind = next(c.__name__ for c in cls.__mro__ if not c.__name__.startswith("Parametrized"))
             return f"layer {name} ({kind})"

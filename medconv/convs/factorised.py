@@ -1,6 +1,7 @@
 """Convolutions of fewer operations in more launches: `bottleneck`, `separable`; and the wrapper `se`.
 
-They win only where arithmetic, not memory traffic or launches, is the limit; `medconv.convs.cost_model` predicts it from sizes.
+They win only where arithmetic, not memory traffic or launches, is the limit; `medconv.convs.cost_model`
+predicts it from sizes.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ def bottleneck(
 
     Args:
         conv: the convolution to replace; `groups` must be 1.
-        ratio: channels between, as share of the inputs and of the outputs; `channels` names them instead, one number
-            or (after the first 1x1, after the spatial convolution).
+        ratio: channels between, as share of the inputs and of the outputs; `channels` names them instead, one
+            number or (after the first 1x1, after the spatial convolution).
         init_from_weights: start from the truncated Tucker-2 decomposition of the present weight.
-    Returns: `nn.Sequential` of three plain convolutions; their product has the variance of the weight it replaces.
+    Returns: `nn.Sequential` of three plain convolutions; their product has the variance of the weight it
+    replaces.
     Raises: ValueError: a grouped convolution, ratio not in (0, 1], channels below 1.
     Weights: in*a + a*b*k^N + b*out, against in*out*k^N.
     Source: Tucker 1966, doi:10.1007/BF02289464; for convolutions Kim et al. 2016, arXiv:1511.06530.
@@ -53,9 +55,13 @@ def bottleneck(
     if a < 1 or b < 1:
         raise ValueError(f"channels must be at least 1, got {(a, b)}")
     dense = conv.weight.detach()
-    parts = nn.Sequential(_point(conv, conv.in_channels, a, False), _spatial(conv, a, b), _point(conv, b, conv.out_channels))
+    parts = nn.Sequential(
+        _point(conv, conv.in_channels, a, False), _spatial(conv, a, b), _point(conv, b, conv.out_channels)
+    )
     if init_from_weights:
-        down, core, up = _tucker(dense.double().flatten(2), min(a, conv.in_channels), min(b, conv.out_channels))
+        down, core, up = _tucker(
+            dense.double().flatten(2), min(a, conv.in_channels), min(b, conv.out_channels)
+        )
         _assign(parts, 0, down.t()[..., None])
         _assign(parts, 1, core)
         _assign(parts, 2, up[..., None])
@@ -68,8 +74,10 @@ def separable(conv: Conv, *, depth_multiplier: int = 1, init_from_weights: bool 
     Args:
         conv: the convolution to replace; `groups` must be 1.
         depth_multiplier: filters per input channel.
-        init_from_weights: start from the truncated singular value decomposition of the present weight, input by input.
-    Returns: `nn.Sequential` of two plain convolutions; their product has the variance of the weight it replaces.
+        init_from_weights: start from the truncated singular value decomposition of the present weight, input
+            by input.
+    Returns: `nn.Sequential` of two plain convolutions; their product has the variance of the weight it
+    replaces.
     Raises: ValueError: a grouped convolution, depth_multiplier below 1.
     Weights: m*in*k^N + m*in*out, against in*out*k^N.
     Source: Chollet 2017, arXiv:1610.02357; no norm between the two here.
@@ -119,7 +127,8 @@ def se(conv: Any, *, reduction: int = 8, inner: Callable[[nn.Module], nn.Module]
     """The convolution, then squeeze-and-excitation over its outputs.
 
     Args:
-        conv: the convolution to wrap, kept as it is. reduction: hidden channels are out / reduction, at least 1.
+        conv: the convolution to wrap, kept as it is. reduction: hidden channels are out / reduction, at least
+            1.
         inner: another convolution of this package to put in its place first.
     Returns: `nn.Sequential` of the convolution and the excitation.
     Raises: ValueError: reduction below 1.
@@ -197,13 +206,19 @@ def _product(parts: Any) -> Tensor:
 
 def _separable_product(parts: Any, into: int) -> Tensor:
     depth, point = (part.weight.detach().double().flatten(2) for part in parts)
-    dense = torch.einsum("oim,imk->oik", point[..., 0].unflatten(1, (into, -1)), depth[:, 0].unflatten(0, (into, -1)))
+    dense = torch.einsum(
+        "oim,imk->oik", point[..., 0].unflatten(1, (into, -1)), depth[:, 0].unflatten(0, (into, -1))
+    )
     return dense.view(*dense.shape[:2], *parts[0].kernel_size)
 
 
 @torch.no_grad()
-def _finish(parts: Any, conv: Conv, made: Callable[[], Tensor], dense: Tensor, init_from_weights: bool) -> nn.Module:
-    """The kept weight's error noted, or a new one drawn: unit variance along each step, then scaled to the old one's."""
+def _finish(
+    parts: Any, conv: Conv, made: Callable[[], Tensor], dense: Tensor, init_from_weights: bool
+) -> nn.Module:
+    """The kept weight's error noted, or a new one drawn: unit variance along each step, then scaled to the
+    old one's.
+    """
     parts.requires_grad_(conv.weight.requires_grad)
     if init_from_weights:
         note_error(parts, made(), dense)

@@ -1,7 +1,8 @@
 """Fixed filter banks, sampled in mm on a layer's voxel grid.
 
-The banks are what the weight-space priors of this package combine; they are constants, never learned. Every bank takes
-the same arguments and returns (filters, *kernel_size), float32, each filter of unit Euclidean norm.
+The banks are what the weight-space priors of this package combine; they are constants, never learned. Every
+bank takes the same arguments and returns (filters, *kernel_size), float32, each filter of unit Euclidean
+norm.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ Sizes = Sequence[int]
 Lengths = Sequence[float]
 
 
-def gaussian_jet(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
-    """Gaussian and its first and second derivatives: blob, edges along each axis, lines and corners (Hessian).
+def gaussian_jet(
+    kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None
+) -> Tensor:
+    """Gaussian and its first and second derivatives: blob, edges along each axis, lines and corners
+    (Hessian).
 
-    Shape: (filters, *kernel_size), float32; 1 + N + N(N+1)/2 filters in N dimensions, so 6 in 2D and 10 in 3D,
-    each of unit Euclidean norm. An axis of length 1 has no derivative: the filters along it are left out.
+    Shape: (filters, *kernel_size), float32; 1 + N + N(N+1)/2 filters in N dimensions, so 6 in 2D and 10 in
+    3D, each of unit Euclidean norm. An axis of length 1 has no derivative: the filters along it are left out.
     Args:
         kernel_size: odd, in voxels, one number per axis.
         spacing_mm: voxel size per axis; None is 1 mm along every axis.
@@ -37,8 +41,11 @@ def gaussian_jet(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm
     return _unit(filters)
 
 
-def laplacian_of_gaussian(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
-    """Blobs at three scales: the Laplacian of a Gaussian of sigma, 1.5 sigma and 2 sigma, and the Gaussian itself.
+def laplacian_of_gaussian(
+    kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None
+) -> Tensor:
+    """Blobs at three scales: the Laplacian of a Gaussian of sigma, 1.5 sigma and 2 sigma, and the Gaussian
+    itself.
 
     Shape, Args, Raises: as `gaussian_jet`; 4 filters, 1 where the kernel is a single voxel.
     Source: Marr and Hildreth 1980, doi:10.1098/rspb.1980.0020.
@@ -55,8 +62,9 @@ def laplacian_of_gaussian(kernel_size: Sizes, spacing_mm: Lengths | None = None,
 def lines(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
     """Bright lines, vessels say: minus the second derivative across a line, for each of its directions.
 
-    Directions join a voxel with its 8 neighbours in 2D (4 lines) or 26 in 3D (13 lines), in mm; the Gaussian comes first.
-    Shape, Args, Raises: as `gaussian_jet`; 5 filters in 2D, 14 in 3D, 1 where there is no second axis.
+    Directions join a voxel with its 8 neighbours in 2D (4 lines) or 26 in 3D (13 lines), in mm; the Gaussian
+    comes first. Shape, Args, Raises: as `gaussian_jet`; 5 filters in 2D, 14 in 3D, 1 where there is no second
+    axis.
     Source: Sato et al. 1998, doi:10.1016/S1361-8415(98)80009-1 (line measure from the Hessian).
     """
     grids, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
@@ -70,7 +78,8 @@ def lines(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float
 
 
 def gabor(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
-    """Even and odd waves under a Gaussian, wavelength four sigma, one pair per direction: oriented texture and edges.
+    """Even and odd waves under a Gaussian, wavelength four sigma, one pair per direction: oriented texture
+    and edges.
 
     Shape, Args, Raises: as `gaussian_jet`, the Gaussian first; 9 filters in 2D, 27 in 3D.
     Source: Daugman 1985, doi:10.1364/JOSAA.2.001160.
@@ -92,9 +101,13 @@ BANKS: dict[str, Callable[[Sizes, Lengths | None, float | None], Tensor]] = {
 
 
 def filter_bank(
-    names: str | Sequence[str], kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None
+    names: str | Sequence[str],
+    kernel_size: Sizes,
+    spacing_mm: Lengths | None = None,
+    sigma_mm: float | None = None,
 ) -> Tensor:
-    """One bank or several, one after the other, by their words in `BANKS`; a filter that several share comes once.
+    """One bank or several, one after the other, by their words in `BANKS`; a filter that several share comes
+    once.
 
     Raises: ValueError: an unknown word, or what the banks refuse.
     """
@@ -112,7 +125,8 @@ def filter_bank(
 def ball(kernel_size: Sizes, spacing_mm: Lengths, radius_mm: float) -> Tensor:
     """Which taps lie in a ball about the kernel's centre.
 
-    Shape: kernel_size, bool; always with the centre. Raises: ValueError: as `gaussian_jet`, or a radius not positive.
+    Shape: kernel_size, bool; always with the centre. Raises: ValueError: as `gaussian_jet`, or a radius not
+    positive.
     """
     check_grid(kernel_size, spacing_mm)
     if not radius_mm > 0:
@@ -124,14 +138,20 @@ def ball(kernel_size: Sizes, spacing_mm: Lengths, radius_mm: float) -> Tensor:
 def check_grid(kernel_size: Sizes, spacing_mm: Lengths) -> None:
     """Raises: ValueError: an even kernel axis; spacings that are too many, too few or not positive."""
     if any(k % 2 == 0 for k in kernel_size):
-        raise ValueError(f"kernel_size must be odd along every axis for a kernel sampled in mm, got {tuple(kernel_size)}")
+        raise ValueError(
+            f"kernel_size must be odd along every axis for a kernel sampled in mm, got {tuple(kernel_size)}"
+        )
     if len(spacing_mm) != len(kernel_size):
-        raise ValueError(f"spacing_mm must have {len(kernel_size)} numbers, one per axis, got {tuple(spacing_mm)}")
+        raise ValueError(
+            f"spacing_mm must have {len(kernel_size)} numbers, one per axis, got {tuple(spacing_mm)}"
+        )
     if any(not s > 0 for s in spacing_mm):
         raise ValueError(f"spacing_mm must be positive along every axis, got {tuple(spacing_mm)}")
 
 
-def _gaussian(kernel_size: Sizes, spacing_mm: Lengths | None, sigma_mm: float | None) -> tuple[list[Tensor], Tensor]:
+def _gaussian(
+    kernel_size: Sizes, spacing_mm: Lengths | None, sigma_mm: float | None
+) -> tuple[list[Tensor], Tensor]:
     """Positions along each axis in units of sigma, and the exponent of the Gaussian there."""
     spacing = tuple(spacing_mm) if spacing_mm is not None else (1.0,) * len(kernel_size)
     check_grid(kernel_size, spacing)
@@ -143,7 +163,10 @@ def _gaussian(kernel_size: Sizes, spacing_mm: Lengths | None, sigma_mm: float | 
 
 
 def _places(kernel_size: Sizes, spacing_mm: Lengths) -> list[Tensor]:
-    axes = [(torch.arange(k, dtype=torch.float64) - k // 2) * s for k, s in zip(kernel_size, spacing_mm, strict=True)]
+    axes = [
+        (torch.arange(k, dtype=torch.float64) - k // 2) * s
+        for k, s in zip(kernel_size, spacing_mm, strict=True)
+    ]
     return list(torch.meshgrid(*axes, indexing="ij"))
 
 
@@ -152,13 +175,17 @@ def _wide(grids: list[Tensor], kernel_size: Sizes) -> list[Tensor]:
 
 
 def _directions(wide: list[Tensor], kernel_size: Sizes, spacing_mm: Lengths | None) -> list[Tensor]:
-    """Position along each line through a voxel and its neighbours, in units of sigma; opposite directions are one."""
+    """Position along each line through a voxel and its neighbours, in units of sigma; opposite directions
+    are one.
+    """
     spacing = [1.0] * len(kernel_size) if spacing_mm is None else spacing_mm
     steps = [s for s, k in zip(spacing, kernel_size, strict=True) if k > 1]
     found = []
     for sign in product((-1, 0, 1), repeat=len(wide)):
         if next((s for s in sign if s), 0) > 0:
-            direction = torch.tensor([s * step for s, step in zip(sign, steps, strict=True)], dtype=torch.float64)
+            direction = torch.tensor(
+                [s * step for s, step in zip(sign, steps, strict=True)], dtype=torch.float64
+            )
             direction /= direction.norm()
             found.append(torch.stack([d * grid for d, grid in zip(direction, wide, strict=True)]).sum(0))
     return found

@@ -1,4 +1,6 @@
-"""`conv=transform`: a learned 1x1 channel transform, then a fixed filter bank; folded where that is cheaper."""
+"""`conv=transform`: a learned 1x1 channel transform, then a fixed filter bank; folded where that is
+cheaper.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from torch.nn import functional as F
 
 from medconv.convs import cost_model
 from medconv.convs.filter_banks import filter_bank
-from medconv.convs.parametrization import Conv, WeightPrior, check_free, check_plain_groups, has_own_forward, install
+from medconv.convs.parametrization import (
+    Conv,
+    WeightPrior,
+    check_free,
+    check_plain_groups,
+    has_own_forward,
+    install,
+)
 
 
 class TransformPrior(WeightPrior):
@@ -33,7 +42,9 @@ class TransformPrior(WeightPrior):
         groups, per_group, width, *kernel_size = bank.shape
         super().__init__(kernel_size)
         self.groups = groups
-        self.register_buffer("bank", bank.reshape(groups * per_group, width, prod(kernel_size)).float().contiguous())
+        self.register_buffer(
+            "bank", bank.reshape(groups * per_group, width, prod(kernel_size)).float().contiguous()
+        )
 
     @property
     def _blocks(self) -> Tensor:  # (groups, out / groups * kernel, width)
@@ -51,15 +62,19 @@ class TransformPrior(WeightPrior):
         return (torch.linalg.pinv(self._blocks.double()) @ wanted).reshape(-1, taps.shape[2])
 
     def dense_bank(self) -> Tensor:
-        """The bank as the weight of a grouped convolution: (out, width, *kernel_size), in the layout of the layer."""
+        """The bank as the weight of a grouped convolution: (out, width, *kernel_size), in the layout of
+        the layer.
+        """
         return self.bank.unflatten(2, self.kernel_size).contiguous(memory_format=self.memory_format)
 
 
 class TwoLaunches(nn.Module):
-    """Mixed into the class of a convolution that carries `transform`: each call takes the cheaper of two equal ways.
+    """Mixed into the class of a convolution that carries `transform`: each call takes the cheaper of two
+    equal ways.
 
     Folded, it is one dense convolution whose kernel is computed first. In two launches the transform is a 1x1
-    convolution and the bank a grouped one. Which is cheaper follows from sizes, by `medconv.convs.cost_model`.
+    convolution and the bank a grouped one. Which is cheaper follows from sizes, by
+    `medconv.convs.cost_model`.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -79,16 +94,30 @@ def prefers_two_launches(conv: Conv, prior: TransformPrior, x: Tensor) -> bool:
 
 
 def ways(
-    conv: Conv, prior: TransformPrior, in_voxels: int, out_voxels: int, machine: cost_model.Machine, training: bool
+    conv: Conv,
+    prior: TransformPrior,
+    in_voxels: int,
+    out_voxels: int,
+    machine: cost_model.Machine,
+    training: bool,
 ) -> tuple[list[cost_model.Launch], list[cost_model.Launch]]:
-    """The launches of a forward pass, or of a training step: folded, and in two. The bank is fixed: it has no gradient."""
+    """The launches of a forward pass, or of a training step: folded, and in two. The bank is fixed: it has
+    no gradient.
+    """
     width, taps = prior.bank.shape[1] * prior.groups, prior.bank.shape[2]
     into, out, kernel = conv.in_channels, conv.out_channels, conv.kernel_size
     learned, fixed = (3, 2) if training else (1, 1)
     fold = cost_model.weight_preparation(out * into * taps, out * prior.bank.shape[1] * into * taps, fixed)
-    folded = [fold, cost_model.convolution(into, out, kernel, in_voxels, out_voxels, machine=machine, passes=learned)]
-    point = cost_model.convolution(into, width, [1] * len(kernel), in_voxels, in_voxels, machine=machine, passes=learned)
-    bank = cost_model.convolution(width, out, kernel, in_voxels, out_voxels, prior.groups, machine=machine, passes=fixed)
+    folded = [
+        fold,
+        cost_model.convolution(into, out, kernel, in_voxels, out_voxels, machine=machine, passes=learned),
+    ]
+    point = cost_model.convolution(
+        into, width, [1] * len(kernel), in_voxels, in_voxels, machine=machine, passes=learned
+    )
+    bank = cost_model.convolution(
+        width, out, kernel, in_voxels, out_voxels, prior.groups, machine=machine, passes=fixed
+    )
     return folded, [point, bank]
 
 
@@ -107,10 +136,13 @@ def transform(
     Args:
         conv: the convolution to give the prior to, changed in place; `groups` must be 1.
         transform_channels: how many channels the transform has; None is as many as `conv` has outputs.
-        bank: words of `medconv.convs.filter_banks.BANKS`, or fixed filters (out, transform_channels, *kernel_size) of your own.
+        bank: words of `medconv.convs.filter_banks.BANKS`, or fixed filters (out, transform_channels,
+            *kernel_size) of your own.
         sigma_mm, spacing_mm, scale: as `basis`, for banks by word.
-        init_from_weights: project the present (pretrained) weight instead of drawing a new one of its variance.
-    Raises: ValueError: a grouped convolution, an even kernel, no transform channels, a bank of the wrong shape.
+        init_from_weights: project the present (pretrained) weight instead of drawing a new one of its
+            variance.
+    Raises: ValueError: a grouped convolution, an even kernel, no transform channels, a bank of the wrong
+    shape.
     Weights: transform_channels * in, against out * in * k^N; weight decay acts on the transform.
     """
     check_plain_groups(conv, "transform")
@@ -119,14 +151,20 @@ def transform(
     if width < 1:
         raise ValueError(f"transform_channels must be at least 1, got {width}")
     if not isinstance(bank, Tensor):
-        filters = filter_bank(bank, conv.kernel_size, spacing_mm, None if sigma_mm is None else sigma_mm * scale)
+        filters = filter_bank(
+            bank, conv.kernel_size, spacing_mm, None if sigma_mm is None else sigma_mm * scale
+        )
         blocks = _blocks(conv.out_channels, width, filters)
     elif tuple(bank.shape) != (conv.out_channels, width, *conv.kernel_size):
         need = (conv.out_channels, width, *conv.kernel_size)
-        raise ValueError(f"bank must have shape (out, transform_channels, *kernel_size) = {need}, got {tuple(bank.shape)}")
+        raise ValueError(
+            f"bank must have shape (out, transform_channels, *kernel_size) = {need}, got {tuple(bank.shape)}"
+        )
     else:
         blocks = bank.unsqueeze(0)
-    return install(conv, TransformPrior(blocks), init_from_weights, None if has_own_forward(conv) else TwoLaunches)
+    return install(
+        conv, TransformPrior(blocks), init_from_weights, None if has_own_forward(conv) else TwoLaunches
+    )
 
 
 def _blocks(out: int, width: int, filters: Tensor) -> Tensor:

@@ -31,12 +31,18 @@ class LinearPrior(WeightPrior):
     kind: Tensor | None
 
     def __init__(
-        self, kernel_size: Sequence[int], mixtures: Tensor, kind: Tensor | None = None, persistent: bool = True
+        self,
+        kernel_size: Sequence[int],
+        mixtures: Tensor,
+        kind: Tensor | None = None,
+        persistent: bool = True,
     ) -> None:
         super().__init__(kernel_size)
         self.register_buffer("mixtures", mixtures.float(), persistent)
         self.register_buffer("kind", kind)
-        self.identity = mixtures.shape[1] == mixtures.shape[2] and bool((mixtures == torch.eye(mixtures.shape[1])).all())
+        self.identity = mixtures.shape[1] == mixtures.shape[2] and bool(
+            (mixtures == torch.eye(mixtures.shape[1])).all()
+        )
 
     def _each(self, mixtures: Tensor) -> Tensor:
         return mixtures[0] if self.kind is None else mixtures[self.kind]
@@ -64,17 +70,24 @@ def basis(
     Args:
         conv: the convolution to give the prior to, changed in place.
         bank: words of `medconv.convs.filter_banks.BANKS`, or filters (filters, *kernel_size) of your own.
-        sigma_mm: width of the Gaussian at the network's input; None is 0.7 of the finest voxel axis of each layer.
-        spacing_mm: voxel size on the layer's grid; None is isotropic. scale: the layer's grid over the input's.
-        init_from_weights: project the present (pretrained) weight instead of drawing a new one of its variance.
-    Raises: ValueError: an even kernel; an unknown bank, or filters of the wrong shape; spacing or sigma not positive.
-    Weights: out * in * filters (10 in 3D, 6 in 2D), against out * in * k^N; weight decay acts on the coefficients.
+        sigma_mm: width of the Gaussian at the network's input; None is 0.7 of the finest voxel axis of each
+            layer.
+        spacing_mm: voxel size on the layer's grid; None is isotropic. scale: the layer's grid over the
+            input's.
+        init_from_weights: project the present (pretrained) weight instead of drawing a new one of its
+            variance.
+    Raises: ValueError: an even kernel; an unknown bank, or filters of the wrong shape; spacing or sigma not
+    positive.
+    Weights: out * in * filters (10 in 3D, 6 in 2D), against out * in * k^N; weight decay acts on the
+    coefficients.
     Source: Jacobsen et al. 2016, arXiv:1605.02971.
     """
     if isinstance(bank, Tensor):
         if bank.ndim != len(conv.kernel_size) + 1 or tuple(bank.shape[1:]) != conv.kernel_size:
             need = ("filters", *conv.kernel_size)
-            raise ValueError(f"bank must have shape (filters, *kernel_size) = {need}, got {tuple(bank.shape)}")
+            raise ValueError(
+                f"bank must have shape (filters, *kernel_size) = {need}, got {tuple(bank.shape)}"
+            )
         filters = bank
     else:
         sigma = None if sigma_mm is None else sigma_mm * scale
@@ -94,7 +107,8 @@ def ball(
 
     Args:
         conv, spacing_mm, scale, init_from_weights: as `basis`.
-        radius_mm: at the network's input, growing with the layers' voxels; None is half of the kernel's widest
+        radius_mm: at the network's input, growing with the layers' voxels; None is half of the kernel's
+            widest
             extent in voxels, times the finest spacing: 19 of 27 taps of an isotropic 3-kernel in 3D.
     Raises: ValueError: an even kernel; spacing or radius not positive.
     Weights: out * in * taps in the ball.
@@ -103,7 +117,9 @@ def ball(
     filter_banks.check_grid(conv.kernel_size, spacing)
     radius = max(conv.kernel_size) / 2 * min(spacing) if radius_mm is None else radius_mm * scale
     inside = filter_banks.ball(conv.kernel_size, spacing, radius).flatten()
-    return install(conv, LinearPrior(conv.kernel_size, torch.eye(len(inside))[:, inside][None]), init_from_weights)
+    return install(
+        conv, LinearPrior(conv.kernel_size, torch.eye(len(inside))[:, inside][None]), init_from_weights
+    )
 
 
 def spacing(
@@ -116,22 +132,28 @@ def spacing(
 ) -> nn.Module:
     """One kernel in mm, read off by linear interpolation at the voxels of each dataset's grid.
 
-    The learned kernel lives on an isotropic grid of `reference_mm` with the size of the layer's kernel. On another grid
-    the same kernel has more taps or fewer: `kernel_size` and `padding` follow, the output's size does not change.
-    Each tap is weighted by the size of its voxel, so that a sum over voxels approximates one integral over mm.
+    The learned kernel lives on an isotropic grid of `reference_mm` with the size of the layer's kernel. On
+    another grid
+    the same kernel has more taps or fewer: `kernel_size` and `padding` follow, the output's size does not
+    change. Each tap is weighted by the size of its voxel, so that a sum over voxels approximates one integral
+    over mm.
 
     Args:
         conv, scale: as `basis`.
         spacing_mm: voxel size on the layer's grid; needed.
-        reference_mm: voxel size of the kernel's own grid at the network's input; None is the finest axis of the
-            layer's grid. To carry a network to another dataset, name the spacing that it was first trained on.
-        init_from_weights: take the present weight as the kernel on its own grid, instead of drawing a new one.
-    Raises: ValueError: an even kernel; spacing_mm missing; spacing or reference not positive; padding that cannot
-        follow; more than 10,000 taps.
+        reference_mm: voxel size of the kernel's own grid at the network's input; None is the finest axis of
+            the layer's grid. To carry a network to another dataset, name the spacing that it was first
+            trained on.
+        init_from_weights: take the present weight as the kernel on its own grid, instead of drawing a new
+            one.
+    Raises: ValueError: an even kernel; spacing_mm missing; spacing or reference not positive; padding that
+        cannot follow; more than 10,000 taps.
     Weights: out * in * k^N, whatever the dataset's spacing.
     """
     if spacing_mm is None:
-        raise ValueError("spacing_mm is needed: voxel size of the layer's grid in mm, one number per axis, got None")
+        raise ValueError(
+            "spacing_mm is needed: voxel size of the layer's grid in mm, one number per axis, got None"
+        )
     check_free(conv)
     filter_banks.check_grid(conv.kernel_size, spacing_mm)
     reference = min(spacing_mm) if reference_mm is None else reference_mm * scale
@@ -153,10 +175,11 @@ def spacing(
 
 
 def acs(conv: Conv, *, weight_2d: Tensor | None = None, init_from_weights: bool = False) -> nn.Module:
-    """2D kernels in a 3D convolution: a third of the outputs each looks at axial, coronal and sagittal planes.
+    """2D kernels in a 3D convolution: a third of the outputs each looks at axial, coronal and sagittal
+    planes.
 
-    One dense convolution whose kernels are zero outside of their plane: faster than the three thin convolutions of the
-    paper where the image is large, slower in deep stages (docs/benchmarks.md).
+    One dense convolution whose kernels are zero outside of their plane: faster than the three thin
+    convolutions of the paper where the image is large, slower in deep stages (docs/benchmarks.md).
 
     Args:
         conv: an `nn.Conv3d` with one odd kernel size for all axes, changed in place.
@@ -168,7 +191,9 @@ def acs(conv: Conv, *, weight_2d: Tensor | None = None, init_from_weights: bool 
     """
     size = conv.kernel_size
     if len(size) != 3:
-        raise ValueError(f"conv=acs splits 2D kernels over the planes of 3D images, got {type(conv).__name__}")
+        raise ValueError(
+            f"conv=acs splits 2D kernels over the planes of 3D images, got {type(conv).__name__}"
+        )
     if len(set(size)) > 1 or size[0] % 2 == 0:
         raise UnsuitableLayerError(
             f"kernel_size must be one odd number along all axes for conv=acs, got {size}", "uneven kernel"
@@ -184,7 +209,9 @@ def acs(conv: Conv, *, weight_2d: Tensor | None = None, init_from_weights: bool 
 
 
 def load_plane_weight(conv: Any, weight_2d: Tensor) -> None:
-    """Give a convolution that carries `acs` the weight (out, in, k, k) of a 2D one. Raises: ValueError: wrong shape."""
+    """Give a convolution that carries `acs` the weight (out, in, k, k) of a 2D one. Raises: ValueError:
+    wrong shape.
+    """
     original = conv.get_parameter("parametrizations.weight.original")
     need = (original.shape[0], original.shape[2], *conv.kernel_size[:2])
     if tuple(weight_2d.shape) != need:
@@ -198,7 +225,9 @@ def _isotropic(conv: Conv) -> tuple[float, ...]:
 
 
 def _interpolation(size: int, reference_mm: float, spacing_mm: float) -> Tensor:
-    """Linear interpolation from `size` points `reference_mm` apart to the voxels that see them: (taps, size)."""
+    """Linear interpolation from `size` points `reference_mm` apart to the voxels that see them: (taps,
+    size).
+    """
     if size == 1:
         return torch.ones(1, 1)
     reach = (size // 2 + 1) * reference_mm  # where the outermost hat ends
@@ -210,9 +239,13 @@ def _interpolation(size: int, reference_mm: float, spacing_mm: float) -> Tensor:
 
 
 def _following(conv: Conv, sizes: Sequence[int]) -> str | tuple[int, ...]:
-    """The padding with which another kernel size gives an output of the same size. Raises: ValueError: there is none."""
+    """The padding with which another kernel size gives an output of the same size. Raises: ValueError:
+    there is none.
+    """
     if prod(sizes) > 10_000:
-        raise ValueError(f"spacing_mm makes a kernel of {tuple(sizes)} voxels: reference_mm is far coarser than the grid")
+        raise ValueError(
+            f"spacing_mm makes a kernel of {tuple(sizes)} voxels: reference_mm is far coarser than the grid"
+        )
     if isinstance(conv.padding, str):
         if conv.padding == "valid":
             raise UnsuitableLayerError(
@@ -222,16 +255,22 @@ def _following(conv: Conv, sizes: Sequence[int]) -> str | tuple[int, ...]:
     steps = zip(conv.padding, conv.dilation, conv.kernel_size, sizes, strict=True)
     padding = tuple(p + d * (new // 2 - old // 2) for p, d, old, new in steps)
     if any(p < 0 for p in padding):
-        raise UnsuitableLayerError(f"conv=spacing has no padding for a kernel of {tuple(sizes)} voxels", "unpadded")
+        raise UnsuitableLayerError(
+            f"conv=spacing has no padding for a kernel of {tuple(sizes)} voxels", "unpadded"
+        )
     return padding
 
 
 def _resize(conv: Any, sizes: Sequence[int], padding: str | tuple[int, ...]) -> None:
-    """Another kernel size, in place; the weight keeps its root mean square times the square root of the taps' ratio."""
+    """Another kernel size, in place; the weight keeps its root mean square times the square root of the
+    taps' ratio.
+    """
     old = conv.weight.detach()
     gain = (prod(conv.kernel_size) / prod(sizes)) ** 0.5
     learns = conv.weight.requires_grad
-    conv.weight = nn.Parameter(old.new_empty(*old.shape[:2], *sizes).fill_(float(old.square().mean().sqrt()) * gain), learns)
+    conv.weight = nn.Parameter(
+        old.new_empty(*old.shape[:2], *sizes).fill_(float(old.square().mean().sqrt()) * gain), learns
+    )
     conv.kernel_size = tuple(sizes)
     conv.padding = padding
     if isinstance(padding, tuple):

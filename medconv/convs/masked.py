@@ -28,7 +28,9 @@ class MaskedPrior(Prior):
         super().__init__()
         self.register_buffer("mask", mask)
         self.register_buffer("channels", channels)
-        self.leading = channels is not None and torch.equal(channels, torch.arange(len(channels), device=channels.device))
+        self.leading = channels is not None and torch.equal(
+            channels, torch.arange(len(channels), device=channels.device)
+        )
 
     def forward(self, original: Tensor) -> Tensor:
         with torch.autocast(original.device.type, enabled=False):
@@ -58,12 +60,15 @@ def masked(
     Args:
         conv: the convolution to give the prior to, changed in place.
         mask: numbers, usually 0 and 1, of shape kernel_size, or any shape that broadcasts to the true weight
-            (out, wide_in, *kernel_size); nested lists will do. `cross` keeps the taps on the axes through the centre.
-        weight: the true weight, wider than the convolution's input; an `nn.Parameter` is shared, not copied, so several
-            convolutions may learn parts of one. None is a weight of the convolution's own size.
-        channels: which input channels of the true weight this convolution has, in its order; None is the first ones.
+            (out, wide_in, *kernel_size); nested lists will do. `cross` keeps the taps on the axes through the
+            centre.
+        weight: the true weight, wider than the convolution's input; an `nn.Parameter` is shared, not copied,
+            so several convolutions may learn parts of one. None is a weight of the convolution's own size.
+        channels: which input channels of the true weight this convolution has, in its order; None is the
+            first ones.
         init_from_weights: keep the present weight (under the mask) instead of drawing one of its variance.
-    Raises: ValueError: a mask or weight of the wrong shape, channels that are not there, an even kernel for `cross`.
+    Raises: ValueError: a mask or weight of the wrong shape, channels that are not there, an even kernel for
+    `cross`.
     Weights: those of the true weight; masked ones get no gradient, but weight decay still shrinks them.
     """
     check_free(conv)
@@ -103,11 +108,15 @@ def _mask(mask: str | Sequence[Any] | Tensor, kernel_size: Sequence[int], shape:
         values = cross(kernel_size)
     else:
         values = mask if isinstance(mask, Tensor) else _nested(mask)
-    wide = values.reshape(*[1] * (len(shape) - values.ndim), *values.shape) if values.ndim <= len(shape) else values
+    wide = (
+        values.reshape(*[1] * (len(shape) - values.ndim), *values.shape)
+        if values.ndim <= len(shape)
+        else values
+    )
     fits = wide.ndim == len(shape) and all(a in (1, b) for a, b in zip(wide.shape, shape, strict=True))
     if not fits or tuple(wide.shape[2:]) != tuple(kernel_size):
-        raise ValueError(f"mask must have shape kernel_size = {tuple(kernel_size)}, or broadcast to the weight's "
-                         f"{tuple(shape)}, got {tuple(values.shape)}")  # fmt: skip
+        raise ValueError(f"mask must have shape kernel_size = {tuple(kernel_size)}, or broadcast to the "
+                         f"weight's {tuple(shape)}, got {tuple(values.shape)}")  # fmt: skip
     return wide.float().clone()
 
 
@@ -124,5 +133,7 @@ def _channels(channels: Sequence[int] | None, count: int, wide: int) -> Tensor |
     index = sorted(channels)
     repeated = any(a == b for a, b in pairwise(index))
     if len(index) != count or repeated or index[0] < 0 or index[-1] >= wide:
-        raise ValueError(f"channels must be {count} different numbers from 0 to {wide - 1}, got {list(channels)}")
+        raise ValueError(
+            f"channels must be {count} different numbers from 0 to {wide - 1}, got {list(channels)}"
+        )
     return torch.tensor(list(channels))

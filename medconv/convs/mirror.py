@@ -1,9 +1,10 @@
 """`conv=mirror`: a whole network that is equivariant to reflections, f(flip x) = flip f(x).
 
-Channels of a regular field come in 2, 4 or 8 copies, one per element of the group of flips along one, two or three axes; a
-flip of the image flips each copy and swaps the copies. Copy h of field c is channel c * copies + h, the group index
-innermost, so that fields may be concatenated. The first layers lift the image to fields, the last map back, and norms
-share their parameters among copies. Source: Cohen and Welling 2016, arXiv:1602.07576.
+Channels of a regular field come in 2, 4 or 8 copies, one per element of the group of flips along one, two or
+three axes; a flip of the image flips each copy and swaps the copies. Copy h of field c is channel c * copies
++ h, the group index innermost, so that fields may be concatenated. The first layers lift the image to fields,
+the last map back, and norms share their parameters among copies. Source: Cohen and Welling 2016,
+arXiv:1602.07576.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrize
 
 from medconv.convs.equivariance import check_equivariance, fields, layers_with_channels
-from medconv.convs.parametrization import CONVS, TRANSPOSED, Foldable, Prior, WeightPrior, check_free, install, replace
+from medconv.convs.parametrization import (
+    CONVS,
+    TRANSPOSED,
+    Foldable,
+    Prior,
+    WeightPrior,
+    check_free,
+    install,
+    replace,
+)
 
 _AFFINE = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
 
@@ -29,7 +39,8 @@ _AFFINE = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
 class MirrorPrior(WeightPrior):
     """The kernels of one layer of an equivariant network.
 
-    With rows the first axis of the weight (outputs, or inputs of a transposed convolution) and columns the second:
+    With rows the first axis of the weight (outputs, or inputs of a transposed convolution) and columns the
+    second:
         both regular:  W[(o,h), (i,g), k] = P[o, (i, gh), flip_h k]     1/copies of the parameters
         rows regular:  W[(o,h), i, k] = P[o, i, flip_h k]               (lifting; depthwise)
         columns regular: W[o, (i,g), k] = P[o, i, flip_g k]             (mapping back)
@@ -113,8 +124,12 @@ class MirrorBatchNorm(Foldable):
         layout = torch.contiguous_format
         if x.ndim in (4, 5) and not x.is_contiguous():
             layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
-        fields = x.unflatten(1, (-1, self.copies)).flatten(2, 3)  # copies side by side along the first spatial axis
-        return self.norm(fields).unflatten(2, (self.copies, -1)).flatten(1, 2).contiguous(memory_format=layout)
+        fields = x.unflatten(1, (-1, self.copies)).flatten(
+            2, 3
+        )  # copies side by side along the first spatial axis
+        return (
+            self.norm(fields).unflatten(2, (self.copies, -1)).flatten(1, 2).contiguous(memory_format=layout)
+        )
 
     def folded(self) -> nn.Module:
         """A plain batch norm over all channels."""
@@ -122,19 +137,23 @@ class MirrorBatchNorm(Foldable):
         norm = self.norm
         affine, tracks = norm.affine, norm.track_running_stats
         plain = cls(norm.num_features * self.copies, norm.eps, norm.momentum, affine, tracks)
-        state = {k: v if v.ndim == 0 else v.repeat_interleave(self.copies) for k, v in norm.state_dict().items()}
+        state = {
+            k: v if v.ndim == 0 else v.repeat_interleave(self.copies) for k, v in norm.state_dict().items()
+        }
         return _like(plain, norm, state)
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """Makes a whole network equivariant to reflections; goes where a convolution's function goes in `swap_convs`.
+    """Makes a whole network equivariant to reflections; goes where a convolution's function goes in
+    `swap_convs`.
 
     Args:
         axes: spatial axes of the image, counted from 0, along which it may be flipped.
-        init_from_weights: start from the present weights, averaged over the group, instead of drawing new ones.
-    Raises: ValueError: no axis, a repeated or negative one; when called, an axis that the network does not have, channels
-        that do not split into copies, a layer that breaks the symmetry, by name.
+        init_from_weights: start from the present weights, averaged over the group, instead of drawing new
+            ones.
+    Raises: ValueError: no axis, a repeated or negative one; when called, an axis that the network does not
+        have, channels that do not split into copies, a layer that breaks the symmetry, by name.
     Weights: a half, a quarter or an eighth, at equal width.
     """
 
@@ -151,7 +170,9 @@ class Mirror:
         Args: example: an input (batch, channels, *spatial). Returns: the convolutions changed, by name.
         """
         if max(self.axes) >= example.ndim - 2:
-            raise ValueError(f"axes must lie below {example.ndim - 2}, the image's spatial axes, got {list(self.axes)}")
+            raise ValueError(
+                f"axes must lie below {example.ndim - 2}, the image's spatial axes, got {list(self.axes)}"
+            )
         regular = fields(network, example)
         with torch.random.fork_rng():
             trial = deepcopy(network)
@@ -173,12 +194,15 @@ class Mirror:
 
 
 def mirror_axes(network: nn.Module) -> tuple[int, ...]:
-    """The axes along which `conv=mirror` made a network equivariant; none for other networks and folded ones."""
+    """The axes along which `conv=mirror` made a network equivariant; none for other networks and folded
+    ones.
+    """
     return next((layer.axes for layer in network.modules() if isinstance(layer, MirrorPrior)), ())
 
 
 def equivariant_head(layer: nn.Module, axes: Sequence[int]) -> None:
-    """Make a convolution that reads fields of an equivariant network give plain channels that a flip only flips; in place.
+    """Make a convolution that reads fields of an equivariant network give plain channels that a flip only
+    flips; in place.
 
     Raises: ValueError: its input channels do not split into copies.
     """
@@ -194,7 +218,9 @@ def _convert(network: nn.Module, name: str, layer: Any, regular: tuple[bool, boo
     elif into and getattr(layer, "affine", False):
         _check_copies(layer.weight.shape[0], copies)
         if isinstance(layer, nn.GroupNorm) and (layer.num_channels // layer.num_groups) % copies:
-            raise ValueError(f"groups of {layer.num_channels // layer.num_groups} channels split fields of {copies} copies")
+            raise ValueError(
+                f"groups of {layer.num_channels // layer.num_groups} channels split fields of {copies} copies"
+            )
         if not isinstance(layer, _BatchNorm):
             _tie(layer, copies)
     if into and isinstance(layer, _BatchNorm):
@@ -234,7 +260,11 @@ def _narrow(norm: _BatchNorm, copies: int) -> _BatchNorm:
     cls = next(c for c in type(norm).__mro__ if c.__module__ == "torch.nn.modules.batchnorm")
     narrow = cls(norm.num_features // copies, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     state = norm.state_dict()
-    return _like(narrow, norm, {k: v if v.ndim == 0 else v.unflatten(0, (-1, copies)).mean(1) for k, v in state.items()})
+    return _like(
+        narrow,
+        norm,
+        {k: v if v.ndim == 0 else v.unflatten(0, (-1, copies)).mean(1) for k, v in state.items()},
+    )
 
 
 def _like(new: _BatchNorm, old: _BatchNorm, state: dict[str, Tensor]) -> _BatchNorm:

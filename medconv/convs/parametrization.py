@@ -1,7 +1,8 @@
 """What all weight-space priors share: parameters in, the dense kernel of a plain `nn.ConvNd` out.
 
-A prior is a parametrization of a convolution's weight. Autograd, DDP, `torch.compile` and cuDNN then see one library
-convolution. All priors are linear in their parameters, so the dense kernel nearest to a given one is a projection.
+A prior is a parametrization of a convolution's weight. Autograd, DDP, `torch.compile` and cuDNN then see one
+library convolution. All priors are linear in their parameters, so the dense kernel nearest to a given one is
+a projection.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class WeightPrior(Prior):
     """A dense kernel computed from a three-axis parameter.
 
     Shape: original (rows, coefficients, columns) -> weight (out, in, *kernel_size), rows and columns being a
-        subclass's own. Three axes, as `Module.to(memory_format=channels_last)` raises on four in 3D and five in 2D.
+        subclass's own. Three axes, as `Module.to(memory_format=channels_last)` raises on four in 3D and five
+        in 2D.
     """
 
     layout: Tensor
@@ -55,7 +57,8 @@ class WeightPrior(Prior):
         raise NotImplementedError
 
     def forward(self, original: Tensor) -> Tensor:
-        """The dense kernel, computed in fp32 or better also inside autocast: in bf16 it would not equal the folded one.
+        """The dense kernel, computed in fp32 or better also inside autocast: in bf16 it would not equal the
+        folded one.
 
         Taps before input channels is channels-last already; a layer that is not channels-last pays one copy.
         """
@@ -77,14 +80,19 @@ class WeightPrior(Prior):
 
 
 class Foldable(nn.Module):
-    """A module of this package's own that `fold_convs` replaces by what `folded` returns, torch's own modules."""
+    """A module of this package's own that `fold_convs` replaces by what `folded` returns, torch's own
+    modules.
+    """
 
     def folded(self) -> nn.Module:
         raise NotImplementedError
 
 
-def install(layer: Any, prior: nn.Module, init_from_weights: bool, mixin: type[nn.Module] | None = None) -> nn.Module:
-    """Put a prior on a layer's weight, in place: drawn anew with the variance of the weight it replaces, or projected.
+def install(
+    layer: Any, prior: nn.Module, init_from_weights: bool, mixin: type[nn.Module] | None = None
+) -> nn.Module:
+    """Put a prior on a layer's weight, in place: drawn anew with the variance of the weight it replaces, or
+    projected.
 
     A projection leaves its relative error (Frobenius norm) as `layer.approximation_error`.
     Args: mixin: comes before the layer's class, for a forward of its own.
@@ -96,7 +104,9 @@ def install(layer: Any, prior: nn.Module, init_from_weights: bool, mixin: type[n
     first = None if init_from_weights else drawn(prior, dense)
     if mixin is not None:
         layer.__class__ = type(f"{mixin.__name__}{type(layer).__name__}", (mixin, type(layer)), {})
-    parametrize.register_parametrization(layer, "weight", prior, unsafe=True)  # projects through right_inverse
+    parametrize.register_parametrization(
+        layer, "weight", prior, unsafe=True
+    )  # projects through right_inverse
     layer.train(layer.training)
     if first is None:
         note_error(layer, layer.weight, dense)
@@ -109,9 +119,13 @@ def install(layer: Any, prior: nn.Module, init_from_weights: bool, mixin: type[n
 def check_free(layer: nn.Module) -> None:
     """Raises: Unsuitable: the weight is computed already, by a parametrization or an older kind of hook."""
     if parametrize.is_parametrized(layer, "weight"):
-        raise UnsuitableLayerError(f"{type(layer).__name__} has a parametrized weight already", "parametrized already")
+        raise UnsuitableLayerError(
+            f"{type(layer).__name__} has a parametrized weight already", "parametrized already"
+        )
     if "weight" not in layer._parameters:
-        raise UnsuitableLayerError(f"{type(layer).__name__} has no weight parameter of its own", "weight computed already")
+        raise UnsuitableLayerError(
+            f"{type(layer).__name__} has no weight parameter of its own", "weight computed already"
+        )
 
 
 def has_own_forward(conv: nn.Module) -> bool:
@@ -120,7 +134,9 @@ def has_own_forward(conv: nn.Module) -> bool:
 
 
 def check_plain_forward(conv: nn.Module, name: str) -> None:
-    """Raises: Unsuitable: a subclass with a forward of its own, which plain convolutions in its place would lose."""
+    """Raises: Unsuitable: a subclass with a forward of its own, which plain convolutions in its place
+    would lose.
+    """
     if has_own_forward(conv):
         raise UnsuitableLayerError(
             f"conv={name} cannot replace {type(conv).__name__}, which has a forward of its own", "own forward"
@@ -166,7 +182,9 @@ def replace(network: nn.Module, name: str, new: nn.Module) -> None:
     if new is old:  # changed in place
         return
     if not name:
-        raise ValueError(f"a bare {type(network).__name__} cannot be replaced inside itself: call the conv on it")
+        raise ValueError(
+            f"a bare {type(network).__name__} cannot be replaced inside itself: call the conv on it"
+        )
     for place, module in list(network.named_modules(remove_duplicate=False)):
         if module is old:
             parent, _, child = place.rpartition(".")

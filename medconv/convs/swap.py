@@ -21,7 +21,8 @@ from medconv.convs.parametrization import CONVS, TRANSPOSED, Foldable, Prior, Un
 
 @dataclass
 class SwapReport:
-    """Which layers were swapped, why the others were kept, and how far kept weights are off; `str()` is one line.
+    """Which layers were swapped, why the others were kept, and how far kept weights are off; `str()` is one
+    line.
 
     Args: errors: layer to relative error (Frobenius norm) of its weight, where a present weight was kept.
     """
@@ -33,7 +34,9 @@ class SwapReport:
     def __str__(self) -> str:
         reasons = Counter(self.kept.values())
         kept = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        line = f"{len(self.swapped)} convolutions swapped, {len(self.kept)} kept" + (f" ({kept})" if kept else "")
+        line = f"{len(self.swapped)} convolutions swapped, {len(self.kept)} kept" + (
+            f" ({kept})" if kept else ""
+        )
         if self.errors:
             values = self.errors.values()
             line += f"; weights kept with a relative error of {median(values):.2g}, {max(values):.2g} at most"
@@ -56,16 +59,16 @@ def swap_convs(
     """Replace, in place, every spatial convolution of a network.
 
     Args:
-        network: any module; 1x1 and transposed convolutions stay, those whose kernel is their stride (down-sampling),
-            and those that `conv` has no meaning for.
-        conv: takes an `nn.ConvNd` and returns the module in its place; one of this package's functions, with its
-            arguments bound by `functools.partial`. Or a `Mirror`, which converts the network as a whole.
+        network: any module; 1x1 and transposed convolutions stay, those whose kernel is their stride
+            (down-sampling), and those that `conv` has no meaning for.
+        conv: takes an `nn.ConvNd` and returns the module in its place; one of this package's functions, with
+            its arguments bound by `functools.partial`. Or a `Mirror`, which converts the network as a whole.
         where: regular expression; only layers whose dotted name it matches (`re.search`) are swapped.
-        spacing_mm: voxel size of the network's input, for the convolutions sampled in mm. Each layer is told the
-            voxel size of its own grid, as `spacing_mm` and `scale`; needs `example`.
+        spacing_mm: voxel size of the network's input, for the convolutions sampled in mm. Each layer is told
+            the voxel size of its own grid, as `spacing_mm` and `scale`; needs `example`.
         example: an input (batch, channels, *spatial) as the network will see it; `Mirror` needs it, too.
-    Raises: ValueError: nothing could be swapped, or `conv` refuses a layer (the message names it; layers before it are
-        swapped already, so build the network anew).
+    Raises: ValueError: nothing could be swapped, or `conv` refuses a layer (the message names it; layers
+        before it are swapped already, so build the network anew).
     """
     if isinstance(conv, Mirror):
         return _whole(network, conv, where, example)
@@ -98,13 +101,17 @@ def swap_convs(
 
 
 def fold_convs(network: nn.Module) -> nn.Module:
-    """A copy of the network of torch's own modules: every weight-space prior is folded into a plain `nn.ConvNd`."""
+    """A copy of the network of torch's own modules: every weight-space prior is folded into a plain
+    `nn.ConvNd`.
+    """
     folded: Any = deepcopy(network)
     if isinstance(folded, Foldable):
         return folded.folded()
     layers: list[tuple[str, Any]] = list(folded.named_modules())
     # All kernels first: several may be computed from one parameter.
-    kernels = [(layer, key, getattr(layer, key).detach().clone()) for _, layer in layers for key in _ours(layer)]
+    kernels = [
+        (layer, key, getattr(layer, key).detach().clone()) for _, layer in layers for key in _ours(layer)
+    ]
     for layer, key, kernel in kernels:
         _fold(layer, key, kernel)
     for name, layer in layers:
@@ -117,7 +124,9 @@ def _ours(layer: Any) -> list[str]:
     """The parameters of a layer that this package's parametrizations compute."""
     if not parametrize.is_parametrized(layer):
         return []
-    return [key for key, parts in layer.parametrizations.items() if any(isinstance(part, Prior) for part in parts)]
+    return [
+        key for key, parts in layer.parametrizations.items() if any(isinstance(part, Prior) for part in parts)
+    ]
 
 
 def _fold(layer: Any, key: str, kernel: Tensor) -> None:
@@ -147,18 +156,26 @@ def _whole(network: nn.Module, mirror: Mirror, where: str | None, example: Tenso
 
 
 @torch.no_grad()
-def _grids(network: nn.Module, spacing_mm: Sequence[float], example: Tensor | None) -> dict[str, dict[str, Any]]:
-    """Per convolution the voxel size of the grid it works on, and how much coarser that is than the input's."""
+def _grids(
+    network: nn.Module, spacing_mm: Sequence[float], example: Tensor | None
+) -> dict[str, dict[str, Any]]:
+    """Per convolution the voxel size of the grid it works on, and how much coarser that is than the
+    input's.
+    """
     if example is None or example.ndim != len(spacing_mm) + 2:
         got = None if example is None else tuple(example.shape)
-        raise ValueError(f"spacing_mm={tuple(spacing_mm)} needs an example of {len(spacing_mm)} spatial axes, got {got}")
+        raise ValueError(
+            f"spacing_mm={tuple(spacing_mm)} needs an example of {len(spacing_mm)} spatial axes, got {got}"
+        )
     if any(not s > 0 for s in spacing_mm):
         raise ValueError(f"spacing_mm must be positive along every axis, got {tuple(spacing_mm)}")
     copy = deepcopy(network).eval()
     sizes: dict[str, torch.Size] = {}
     for name, layer in copy.named_modules():
         if isinstance(layer, CONVS):
-            layer.register_forward_pre_hook(lambda m, args, n=name: sizes.setdefault(n, args[0].shape[2:]) and None)
+            layer.register_forward_pre_hook(
+                lambda m, args, n=name: sizes.setdefault(n, args[0].shape[2:]) and None
+            )
     copy(example)
     grids = {}
     for name, size in sizes.items():
@@ -178,7 +195,9 @@ def _check_pattern(where: str | None) -> None:
 def _owners(network: nn.Module) -> Counter[int]:
     """How many convolutions have each weight; one that computes its weight has none of its own."""
     layers = [layer for layer in network.modules() if isinstance(layer, CONVS + TRANSPOSED)]
-    return Counter(id(layer._parameters["weight"]) for layer in layers if layer._parameters.get("weight") is not None)
+    return Counter(
+        id(layer._parameters["weight"]) for layer in layers if layer._parameters.get("weight") is not None
+    )
 
 
 def _reason_to_keep(name: str, layer: Any, where: str | None) -> str | None:

@@ -1,7 +1,9 @@
-"""The weights of convolutions divided over processes: each has its share of a layer's output or input channels.
+"""The weights of convolutions divided over processes: each has its share of a layer's output or input
+channels.
 
-On `torch.distributed` and its DTensor alone, whose import takes a second, so that `medconv.convs` does not import it.
-All processes see the same batch; what they exchange are activations, not gradients of weights. When that pays, and what
+On `torch.distributed` and its DTensor alone, whose import takes a second, so that `medconv.convs` does not
+import it. All processes see the same batch; what they exchange are activations, not gradients of weights.
+When that pays, and what
 it costs: docs/performance.md.
 Source: Shoeybi et al. 2019, arXiv:1909.08053, for the pair of layers with one all-reduce; there for matrices.
 """
@@ -27,7 +29,18 @@ from medconv.convs.parametrization import CONVS, TRANSPOSED, has_own_forward
 
 WAYS = ("out", "in", "pair")
 # What a channel becomes depends on no other channel, so that a split needs not be gathered for it
-_ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Identity)
+_ELEMENTWISE = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ReLU6,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Identity,
+)
 
 
 def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> dict[str, str]:
@@ -40,14 +53,16 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
         pair  an `nn.Sequential` of two convolutions, the first `out`, 2 (N-1)/N * Y  2 (N-1)/N * X
               the second `in`, and what is between them stays divided  (of the second) (of the first)
 
-    Parameters become DTensors, so `torch.distributed.checkpoint.state_dict` gathers and scatters them; their names stay.
-    All other weights become those of the first process. Make the optimizer afterwards, give all processes the same batch and
-    the same seed, and clip by `clip_grad_norm`.
+    Parameters become DTensors, so `torch.distributed.checkpoint.state_dict` gathers and scatters them; their
+    names stay. All other weights become those of the first process. Make the optimizer afterwards, give all
+    processes the same batch and the same seed, and clip by `clip_grad_norm`.
     Args:
         mesh: one dimension; its processes share the layers.
-        plan: regular expression (`re.search` in a module's dotted name) to `out`, `in` or `pair`; the first that matches.
+        plan: regular expression (`re.search` in a module's dotted name) to `out`, `in` or `pair`; the first
+            that matches.
     Returns: name of each module that was divided to its way.
-    Raises: ValueError: names the layer that cannot be divided, and why, or a pattern that matches none; nothing has changed.
+    Raises: ValueError: names the layer that cannot be divided, and why, or a pattern that matches none;
+    nothing has changed.
     """
     _check(mesh, plan)
     found: dict[str, str] = {}
@@ -65,7 +80,9 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
                 raise ValueError(f"layer {name}: {error}" if name else str(error)) from error
             found[name] = plan[pattern]
     if unused:
-        raise ValueError(f"plan: {min(unused)!r} matches no layer for {plan[min(unused)]!r} of {type(network).__name__}")
+        raise ValueError(
+            f"plan: {min(unused)!r} matches no layer for {plan[min(unused)]!r} of {type(network).__name__}"
+        )
     for name, way in found.items():
         _divide(network.get_submodule(name), way, mesh)
     for tensor in (*network.parameters(), *network.buffers()):
@@ -75,13 +92,17 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
 
 
 def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
-    """As `nn.utils.clip_grad_norm_`, which takes no mixture of whole and divided gradients. Returns: the norm before."""
+    """As `nn.utils.clip_grad_norm_`, which takes no mixture of whole and divided gradients. Returns: the
+    norm before.
+    """
     grads = [p.grad for p in network.parameters() if p.grad is not None]
     if not grads:
         return torch.tensor(0.0)
     kinds = [[grad for grad in grads if isinstance(grad, DTensor) == divided] for divided in (True, False)]
     norms: list[Any] = [nn.utils.get_total_norm(kind) for kind in kinds if kind]
-    total = torch.linalg.vector_norm(torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]))
+    total = torch.linalg.vector_norm(
+        torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms])
+    )
     for grad in grads:
         own = grad.to_local() if isinstance(grad, DTensor) else grad
         own.mul_((max_norm / (total + 1e-6)).clamp(max=1.0))
@@ -144,7 +165,9 @@ class _Taken(torch.autograd.Function):
 
 
 class _Local:
-    """Attributes that are DTensors read as what this process has of them; `parameters()` and `state_dict()` have all."""
+    """Attributes that are DTensors read as what this process has of them; `parameters()` and
+    `state_dict()` have all.
+    """
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)  # type: ignore[misc]
@@ -202,14 +225,20 @@ def _pair(block: nn.Sequential) -> list[Any]:
         raise ValueError(f"a pair has two convolutions, this one has {len(at)}")
     between = layers[at[0] + 1 : at[1]]
     for layer in between:
-        if isinstance(layer, nn.SyncBatchNorm) or not isinstance(layer, (_BatchNorm, _InstanceNorm, *_ELEMENTWISE)):
-            raise ValueError(f"{type(layer).__name__} within a pair may mix channels, and each process has a share of them")
+        if isinstance(layer, nn.SyncBatchNorm) or not isinstance(
+            layer, (_BatchNorm, _InstanceNorm, *_ELEMENTWISE)
+        ):
+            raise ValueError(
+                f"{type(layer).__name__} within a pair may mix channels, and each process has a share of them"
+            )
     norms = [layer for layer in between if isinstance(layer, (_BatchNorm, _InstanceNorm))]
     return [layers[at[0]], *norms, layers[at[1]]]
 
 
 def _need_layers(module: Any, way: str, mesh: DeviceMesh, taken: set[int]) -> None:
-    """Raises: ValueError: a convolution of it cannot be divided. Args: taken: those that will be; these join them."""
+    """Raises: ValueError: a convolution of it cannot be divided. Args: taken: those that will be; these
+    join them.
+    """
     if way == "pair":
         first, *_, second = _pair(module)
         layers = [(first, "out"), (second, "in")]
@@ -235,7 +264,10 @@ def _need_shares(layer: Any, way: str, mesh: DeviceMesh) -> None:
         raise ValueError(f"{type(layer).__name__} has a forward of its own, which would be lost")
     channels = layer.out_channels if way == "out" else layer.in_channels
     if -(-channels // mesh.size()) * (mesh.size() - 1) >= channels:
-        raise ValueError(f"{channels} {way}put channels cannot be divided over {mesh.size()} processes, some would get none")
+        raise ValueError(
+            f"{channels} {way}put channels cannot be divided over {mesh.size()} processes, some would get "
+            "none"
+        )
 
 
 def _check(mesh: DeviceMesh, plan: Mapping[str, str]) -> None:

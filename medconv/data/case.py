@@ -1,4 +1,6 @@
-"""What a case is: files, and the grid that ties their voxels to the patient. The start of the way of a case."""
+"""What a case is: files, and the grid that ties their voxels to the patient. The start of the way of a
+case.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from medconv.targets.segmentation import SegmentationTargets
 
 @dataclass(frozen=True)
 class Grid:
-    """Shape, spacing and orientation of a volume, together: `affine` maps voxel indices to millimetres (RAS+).
+    """Shape, spacing and orientation of a volume, together: `affine` maps voxel indices to millimetres
+    (RAS+).
 
-    Args: shape: (X, Y, Z) voxels; a 2D image has Z = 1. affine: 4 x 4 rows, as nested tuples so that grids compare.
+    Args: shape: (X, Y, Z) voxels; a 2D image has Z = 1. affine: 4 x 4 rows, as nested tuples so that grids
+    compare.
     """
 
     shape: tuple[int, int, int]
@@ -55,7 +59,9 @@ class Grid:
         return "".join(str(code) for code in nib.aff2axcodes(self.matrix))
 
     def corner_distance(self, other: Grid) -> float:
-        """How far apart the two grids put the volume's corners: the largest distance, in this grid's voxels."""
+        """How far apart the two grids put the volume's corners: the largest distance, in this grid's
+        voxels.
+        """
         corners = np.array([(*c, 1) for c in product(*[(-0.5, n - 0.5) for n in self.shape])])
         there = corners @ other.matrix.T @ np.linalg.inv(self.matrix).T
         return float(np.abs(there - corners)[:, :3].max())
@@ -63,13 +69,15 @@ class Grid:
 
 @dataclass(frozen=True)
 class Case:
-    """One patient's examination: an image per channel (or one with the channels last) and what is known of it.
+    """One patient's examination: an image per channel (or one with the channels last) and what is known of
+    it.
 
     Args:
         images: files; of DICOM, a series' folder, or a file that stands for its series.
         label: a label map, of segmentation.
         values: of the whole image, as `ImageLevelTargets` says.
-        group: what must not be divided between training and validation, such as a patient; empty: the case alone.
+        group: what must not be divided between training and validation, such as a patient; empty: the case
+            alone.
         part: where the dataset says so, `train`, `val` or `test`.
     """
 

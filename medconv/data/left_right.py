@@ -1,4 +1,6 @@
-"""Left and right: which classes are each other's mirror image, and what must not be mirrored without knowing it."""
+"""Left and right: which classes are each other's mirror image, and what must not be mirrored without
+knowing it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def flip_label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int,
     for pair in pairs or () if isinstance(pairs, Sequence | None) and not isinstance(pairs, str) else [pairs]:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2 or pair[0] == pair[1]:
             raise ConfigError(
-                f"data.flip_label_pairs needs pairs of two different classes, such as [[left, right]], got {pairs}"
+                "data.flip_label_pairs needs pairs of two different classes, such as [[left, right]], got "
+                f"{pairs}"
             )
         for name in pair:
             if name not in names[1:]:
@@ -46,36 +49,51 @@ def lookalikes(class_names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def check_equivariance(derived: dict[str, Any], equivariant: Sequence[int]) -> None:
-    """Raises: ConfigError: the network is equivariant along the axis that tells the partners of `data.flip_label_pairs` apart."""
+    """Raises: ConfigError: the network is equivariant along the axis that tells the partners of
+    `data.flip_label_pairs` apart.
+    """
     axis = left_right_axis(derived.get("slice_axis"))
     if derived.get("flip_label_pairs") and axis in equivariant:
         a, b = (derived["class_names"][n] for n in derived["flip_label_pairs"][0])
         raise ConfigError(
-            f"conv=mirror along axis {axis}, from left to right, makes a network that gives a mirrored image the mirrored "
-            f"labels, and so cannot tell {a} from {b} (data.flip_label_pairs); take other conv.axes, or another conv"
+            f"conv=mirror along axis {axis}, from left to right, makes a network that gives a mirrored "
+            f"image the mirrored labels, and so cannot tell {a} from {b} (data.flip_label_pairs); take "
+            "other conv.axes, or another conv"
         )
 
 
 def warn_of_lookalikes(derived: dict[str, Any], mirrored: Sequence[int], equivariant: Sequence[int]) -> None:
-    """One warning where left and right are exchanged, in training or by the network, and classes look like partners."""
+    """One warning where left and right are exchanged, in training or by the network, and classes look like
+    partners.
+    """
     axis, pairs = left_right_axis(derived.get("slice_axis")), _unpaired(derived)
     if not pairs or axis not in (*mirrored, *equivariant):
         return
     if axis in equivariant:
         named = ", ".join(f"{a} from {b}" for a, b in pairs)
-        log.warning("conv=mirror along axis %d, from left to right, makes a network that cannot tell %s", axis, named)
+        log.warning(
+            "conv=mirror along axis %d, from left to right, makes a network that cannot tell %s", axis, named
+        )
     elif derived.get("image_targets") or derived.get("overlapping"):
-        named, what = ", ".join(f"{a} and {b}" for a, b in pairs), "labels" if derived.get("image_targets") else "regions"
+        named, what = (
+            ", ".join(f"{a} and {b}" for a, b in pairs),
+            "labels" if derived.get("image_targets") else "regions",
+        )
         advice = "augmentation.mirror_axes=%s exchanges left and right but no %s: %s; mirror along other axes"
         log.warning(advice, list(mirrored), what, named)
     else:
         named = ",".join(f"[{a},{b}]" for a, b in pairs)
-        advice = "augmentation.mirror_axes=%s exchanges left and right but no labels; data.flip_label_pairs=[%s] would"
+        advice = (
+            "augmentation.mirror_axes=%s exchanges left and right but no labels; "
+            "data.flip_label_pairs=[%s] would"
+        )
         log.warning(advice, list(mirrored), named)
 
 
 def _unpaired(derived: dict[str, Any]) -> list[tuple[str, str]]:
-    """Classes that look like partners and are none of `data.flip_label_pairs`; of regions those that some region tells apart."""
+    """Classes that look like partners and are none of `data.flip_label_pairs`; of regions those that some
+    region tells apart.
+    """
     names = derived["class_names"]
     if derived.get("image_targets"):
         return lookalikes(names)

@@ -42,14 +42,19 @@ def divide(cases: Sequence[Case], fold: int | str, num_folds: int, splits: Path 
     else:
         parts = DataSplit(rest, named["val"], named["test"])
         if str(fold) != "0":
-            log.warning("data.fold=%s is not used: the dataset says itself what is for training and for validation", fold)
+            log.warning(
+                "data.fold=%s is not used: the dataset says itself what is for training and for validation",
+                fold,
+            )
     _check_groups(parts)
     return parts
 
 
 def without(parts: DataSplit, skipped: Mapping[str, str]) -> DataSplit:
     """Less some cases, by id."""
-    return DataSplit(*([case for case in part if case.id not in skipped] for part in (parts.train, parts.val, parts.test)))
+    return DataSplit(
+        *([case for case in part if case.id not in skipped] for part in (parts.train, parts.val, parts.test))
+    )
 
 
 def without_copies(parts: DataSplit, contents: Mapping[str, str]) -> DataSplit:
@@ -73,8 +78,8 @@ def without_copies(parts: DataSplit, contents: Mapping[str, str]) -> DataSplit:
 
 
 def check_examples(parts: DataSplit, image_targets: ImageLevelTargets) -> None:
-    """Raises: ValueError: a class or finding without an example in training, a class without one in validation, or no
-    finding there that some cases have and others have not."""
+    """Raises: ValueError: a class or finding without an example in training, a class without one in
+    validation, or no finding there that some cases have and others have not."""
     if image_targets.kind == "regression":
         return
     for part, cases in (("training", parts.train), ("validation", parts.val)):
@@ -87,15 +92,15 @@ def check_examples(parts: DataSplit, image_targets: ImageLevelTargets) -> None:
             and not any(0 < n < len(cases) for n in counts)
         ):
             raise ValueError(
-                "no finding has validation cases with it and without it, so there is no AUC to choose a checkpoint by; "
-                "other data.fold or data.num_folds may help"
+                "no finding has validation cases with it and without it, so there is no AUC to choose a "
+                "checkpoint by; other data.fold or data.num_folds may help"
             )
         if part == "validation" and image_targets.kind == "multilabel" and cases and lacking:
             log.warning("no case of validation has %s, which has no score there", ", ".join(lacking))
         elif cases and lacking:
             raise ValueError(
-                f"no case of {part} has class {', '.join(lacking)}, expected at least one of each; other data.fold or "
-                "data.num_folds, or data.class_names without it, may help"
+                f"no case of {part} has class {', '.join(lacking)}, expected at least one of each; other "
+                "data.fold or data.num_folds, or data.class_names without it, may help"
             )
 
 
@@ -108,10 +113,14 @@ def class_counts(cases: Sequence[Case], image_targets: ImageLevelTargets) -> lis
 
 
 def members(cases: Sequence[Case], image_targets: ImageLevelTargets) -> list[list[int]]:
-    """The places of the cases of each class; of findings, of those that have it, and at last of those without any."""
+    """The places of the cases of each class; of findings, of those that have it, and at last of those
+    without any.
+    """
     values = [case.values or () for case in cases]
     if image_targets.kind == "multiclass":
-        return [[i for i, v in enumerate(values) if v[0] == index] for index in range(len(image_targets.names))]
+        return [
+            [i for i, v in enumerate(values) if v[0] == index] for index in range(len(image_targets.names))
+        ]
     found = [[i for i, v in enumerate(values) if v[index]] for index in range(len(image_targets.names))]
     return [*found, [i for i, v in enumerate(values) if not any(v)]]
 
@@ -125,7 +134,9 @@ def _check_groups(parts: DataSplit) -> None:
     for group, where in found.items():
         if len(where) > 1:
             told = ", ".join(f"{case} in {name}" for name, case in where.items())
-            raise ValueError(f"group {group} is in more than one part: {told}; expected all of its cases in one")
+            raise ValueError(
+                f"group {group} is in more than one part: {told}; expected all of its cases in one"
+            )
 
 
 def split(
@@ -133,8 +144,8 @@ def split(
 ) -> tuple[list[Case], list[Case]]:
     """Training and validation cases of a fold; fold `all` trains on every case and validates on none.
 
-    Sorted case ids, shuffled once with seed 12345 and cut into `num_folds`: the split of nnU-Net, so that fold k
-    means the same cases there and here. A group takes the place of its cases' ids.
+    Sorted case ids, shuffled once with seed 12345 and cut into `num_folds`: the split of nnU-Net, so that
+    fold k means the same cases there and here. A group takes the place of its cases' ids.
     Args: splits: a `splits_final.json` (list of {"train": ids, "val": ids}) that takes the place of the rule.
     """
     ordered = sorted(cases, key=lambda case: case.id)
@@ -146,7 +157,9 @@ def split(
         return _from_file(ordered, number, splits)
     if not 2 <= num_folds <= len(units):
         what = "groups" if any(case.group for case in ordered) else "cases"
-        raise ValueError(f"data.num_folds must lie between 2 and the number of {what}, {len(units)}, got {num_folds}")
+        raise ValueError(
+            f"data.num_folds must lie between 2 and the number of {what}, {len(units)}, got {num_folds}"
+        )
     if not 0 <= number < num_folds:
         raise ValueError(f"data.fold must be `all` or lie in 0..{num_folds - 1}, got {fold}")
     shuffled = np.arange(len(units))
@@ -160,7 +173,9 @@ def split(
 
 def _from_file(cases: Sequence[Case], fold: int, path: Path) -> tuple[list[Case], list[Case]]:
     folds = _read_json(path)
-    if not isinstance(folds, list) or not all(isinstance(f, dict) and {"train", "val"} <= set(f) for f in folds):
+    if not isinstance(folds, list) or not all(
+        isinstance(f, dict) and {"train", "val"} <= set(f) for f in folds
+    ):
         raise ValueError(f"{path}: expected a list of folds, each with the keys `train` and `val`")
     if not 0 <= fold < len(folds):
         raise ValueError(f"{path}: data.fold must be `all` or lie in 0..{len(folds) - 1}, got {fold}")
@@ -168,5 +183,7 @@ def _from_file(cases: Sequence[Case], fold: int, path: Path) -> tuple[list[Case]
     train, val = folds[fold]["train"], folds[fold]["val"]
     unknown = sorted({*train, *val} - set(by_id))
     if unknown or set(train) & set(val):
-        raise ValueError(f"{path}: unknown cases {unknown[:20]}, cases in both parts {sorted(set(train) & set(val))[:20]}")
+        raise ValueError(
+            f"{path}: unknown cases {unknown[:20]}, cases in both parts {sorted(set(train) & set(val))[:20]}"
+        )
     return [by_id[case] for case in train], [by_id[case] for case in val]

@@ -28,7 +28,14 @@ from medconv.utils.logging import some
 JSON, CSV = "cross_validation.json", "folds.csv"
 _MOVED_ASIDE = re.compile(r"\.\d{8}-\d{6}$")  # by run.resume=never
 _NUMBER = re.compile(r"[0-9]{1,4}")
-_FACTS = ("train_cases", "num_train_cases", "class_counts", "value_means", "value_stds", "memory_gb")  # the last: machine's
+_FACTS = (
+    "train_cases",
+    "num_train_cases",
+    "class_counts",
+    "value_means",
+    "value_stds",
+    "memory_gb",
+)  # the last: machine's
 _PER_FOLD = ("data.fold", "loss.class_counts", "loss.num_cases", *(f"derived.{key}" for key in _FACTS))
 
 
@@ -61,8 +68,8 @@ class Fold:
 class CrossValidation:
     """Runs whose configs differ in `data.fold` alone.
 
-    Args: label: the overrides that tell it from the others of a sweep. folds: those that are done. missing: fold to its
-        state, of the others.
+    Args: label: the overrides that tell it from the others of a sweep. folds: those that are done. missing:
+        fold to its state, of the others.
     """
 
     key: str
@@ -86,7 +93,8 @@ class CrossValidation:
 def read(home: Path, labels: Mapping[Path, str] | None = None, least: int = 2) -> list[CrossValidation]:
     """The cross-validations among the run folders in a folder, of at least `least` folds, one of them done.
 
-    Args: labels: run folder to the overrides that tell its cross-validation from others; else as an earlier `write` had it.
+    Args: labels: run folder to the overrides that tell its cross-validation from others; else as an earlier
+    `write` had it.
     """
     known = {one["key"]: one["label"] for one in _written(home)}
     groups: dict[str, list[Fold]] = {}
@@ -101,7 +109,9 @@ def read(home: Path, labels: Mapping[Path, str] | None = None, least: int = 2) -
 
 
 def table(found: CrossValidation) -> str:
-    """Dice per class of each fold; over all cases mean and sd; the mean of the folds' means; or scores of whole images."""
+    """Dice per class of each fold; over all cases mean and sd; the mean of the folds' means; or scores of
+    whole images.
+    """
     if found.image_targets is not None:
         lines = image_level_folds.lines(found.image_targets, found.folds)
         return "\n".join([_title(found), *lines, *(f"warning: {warning}" for warning in found.warnings)])
@@ -123,15 +133,22 @@ def table(found: CrossValidation) -> str:
 
 def plain(found: CrossValidation) -> dict[str, Any]:
     """As `cross_validation.json` holds it; `mean`, `per_class` and `cases` as in what `evaluate` writes."""
-    said = {key: getattr(found, key) for key in ("key", "label", "missing")} | {"warnings": list(found.warnings)}
+    said = {key: getattr(found, key) for key in ("key", "label", "missing")} | {
+        "warnings": list(found.warnings)
+    }
     if found.image_targets is not None:
         return {**said, **image_level_folds.plain(found.image_targets, found.folds)}
     rows = [row for _, _, row in found.cases]
     folds = [_fold(fold) for fold in found.folds]
     classes = list(mean_per_class(rows))
-    per_class = {name: _over_cases([r.get(name) for r in rows], [f["dice"].get(name) for f in folds]) for name in classes}
+    per_class = {
+        name: _over_cases([r.get(name) for r in rows], [f["dice"].get(name) for f in folds])
+        for name in classes
+    }
     mean = _over_cases([metrics_dice.mean(row) for row in rows], [f["mean"] for f in folds])
-    mean["dice"] = metrics_dice.mean({name: value["dice"] for name, value in per_class.items()})  # as in summary.json
+    mean["dice"] = metrics_dice.mean(
+        {name: value["dice"] for name, value in per_class.items()}
+    )  # as in summary.json
     return {
         **said,
         "folds": folds,
@@ -150,7 +167,9 @@ def write(home: Path, found: Sequence[CrossValidation]) -> Path:
     writer.writerow(["crossvalidation", "fold", "case", *(f"dice/{name}" for name in classes)])
     for one in (one for one in content if "image_targets" not in one):
         for row in one["cases"]:
-            writer.writerow([one["label"], row["fold"], row["case"], *(row["dice"].get(name) for name in classes)])
+            writer.writerow(
+                [one["label"], row["fold"], row["case"], *(row["dice"].get(name) for name in classes)]
+            )
     write_text(home / CSV, image_level_folds.table_of(content) or text.getvalue())
     return home / JSON
 
@@ -186,7 +205,9 @@ def _check_folds(values: Mapping[str, Any], path: Path) -> None:
 
 
 def _identity(fold: Fold) -> dict[str, Any]:
-    """What the folds of one cross-validation have in common; what came of the data (`derived`) is compared later."""
+    """What the folds of one cross-validation have in common; what came of the data (`derived`) is compared
+    later.
+    """
     apart = (*_PER_FOLD, "derived")
     return {k: v for k, v in fold.values.items() if k not in apart and not k.startswith(("derived.", *FREE))}
 
@@ -194,9 +215,13 @@ def _identity(fold: Fold) -> dict[str, Any]:
 def _group(key: str, label: str, runs: Sequence[Fold]) -> CrossValidation:
     done: dict[str, Fold] = {}
     warnings = []
-    for fold in sorted(runs, key=lambda fold: (fold.folder.path / "summary.json").stat().st_mtime if fold.done else 0):
+    for fold in sorted(
+        runs, key=lambda fold: (fold.folder.path / "summary.json").stat().st_mtime if fold.done else 0
+    ):
         if fold.done and fold.number in done:
-            warnings.append(f"fold {fold.number} was trained twice; {fold.name} counts, {done[fold.number].name} does not")
+            warnings.append(
+                f"fold {fold.number} was trained twice; {fold.name} counts, {done[fold.number].name} does not"
+            )
         if fold.done:
             done[fold.number] = fold
     states, expected = {fold.number: fold.status for fold in runs}, _expected(runs[0].values)
@@ -204,14 +229,25 @@ def _group(key: str, label: str, runs: Sequence[Fold]) -> CrossValidation:
     for number in [number for number in done if done[number].classes != done[first].classes]:
         states[number] = f"other classes: {', '.join(done.pop(number).classes)}"
     folds = tuple(done[number] for number in sorted(done, key=_place))
-    missing = {n: states.get(n, "not there") for n in sorted({*states, *(expected or ())}, key=_place) if n not in done}
+    missing = {
+        n: states.get(n, "not there")
+        for n in sorted({*states, *(expected or ())}, key=_place)
+        if n not in done
+    }
     if expected is None:
         splits = runs[0].values["data.splits_file"]
-        warnings.append(f"data.splits_file={splits} cannot be read, so that folds may be missing that nothing here tells of")
+        warnings.append(
+            f"data.splits_file={splits} cannot be read, so that folds may be missing that nothing here tells "
+            "of"
+        )
     if missing:
-        said = ", ".join(f"{number} ({'stopped' if state == 'running' else state})" for number, state in missing.items())
+        said = ", ".join(
+            f"{number} ({'stopped' if state == 'running' else state})" for number, state in missing.items()
+        )
         count = sum(len(fold.rows) for fold in folds)
-        warnings.append(f"without fold {said}: means are over {count} cases of fold {', '.join(f.number for f in folds)}")
+        warnings.append(
+            f"without fold {said}: means are over {count} cases of fold {', '.join(f.number for f in folds)}"
+        )
     return CrossValidation(key, label, folds, missing, (*warnings, *_disagreements(folds)))
 
 
@@ -227,7 +263,10 @@ def _disagreements(folds: Sequence[Fold]) -> Iterator[str]:
     for fold in folds[1:]:
         differing = _difference(folds[0], fold)
         if differing:
-            yield f"fold {folds[0].number} and fold {fold.number}: the data was prepared in two ways: {some(differing)}"
+            yield (
+                f"fold {folds[0].number} and fold {fold.number}: the data was prepared in two ways: "
+                f"{some(differing)}"
+            )
     skipped = sorted({case for fold in folds for case in fold.skipped})
     if skipped:
         yield f"{some(skipped)}: left out as faulty by data.on_invalid_case=skip, and so not validated"
@@ -242,14 +281,19 @@ def _set_apart(one: CrossValidation, found: Sequence[CrossValidation]) -> CrossV
         if other is not one and one.missing and other.missing and not numbers & theirs:
             differing = some(_difference(one.folds[0], other.folds[0]))
             warnings.append(
-                f"fold {', '.join(sorted(theirs))} was trained with another config, and is not counted: {differing}"
+                f"fold {', '.join(sorted(theirs))} was trained with another config, and is not counted: "
+                f"{differing}"
             )
     return CrossValidation(one.key, one.label, one.folds, one.missing, (*one.warnings, *warnings))
 
 
 def _difference(one: Fold, other: Fold) -> list[str]:
     keys = (k for k in sorted({*one.values, *other.values}) if k not in _PER_FOLD and not k.startswith(FREE))
-    return [f"{k}={one.values.get(k)} and {other.values.get(k)}" for k in keys if one.values.get(k) != other.values.get(k)]
+    return [
+        f"{k}={one.values.get(k)} and {other.values.get(k)}"
+        for k in keys
+        if one.values.get(k) != other.values.get(k)
+    ]
 
 
 def _expected(values: Mapping[str, Any]) -> list[str] | None:
@@ -258,7 +302,9 @@ def _expected(values: Mapping[str, Any]) -> list[str] | None:
         return [str(number) for number in range(int(values["data.num_folds"]))]
     try:
         path = Path(values["data.splits_file"])
-        return [str(number) for number in range(len(json.loads(path.read_text())))] if path.is_file() else None
+        return (
+            [str(number) for number in range(len(json.loads(path.read_text())))] if path.is_file() else None
+        )
     except (OSError, ValueError, TypeError, RecursionError):
         return None
 
@@ -274,7 +320,13 @@ def _written(home: Path) -> list[dict[str, Any]]:
 
 def _fold(fold: Fold) -> dict[str, Any]:
     dice = mean_per_class(list(fold.rows.values()))
-    return {"fold": fold.number, "folder": fold.name, "cases": len(fold.rows), "dice": dice, "mean": metrics_dice.mean(dice)}
+    return {
+        "fold": fold.number,
+        "folder": fold.name,
+        "cases": len(fold.rows),
+        "dice": dice,
+        "mean": metrics_dice.mean(dice),
+    }
 
 
 def _over_cases(values: Sequence[float | None], of_folds: Sequence[float | None]) -> dict[str, Any]:
@@ -285,11 +337,15 @@ def _over_cases(values: Sequence[float | None], of_folds: Sequence[float | None]
 
 def _title(found: CrossValidation) -> str:
     total = len(found.folds) + len(found.missing)
-    return f"cross-validation, {len(found.folds)} of {total} folds" + (f": {found.label}" if found.label else "")
+    return f"cross-validation, {len(found.folds)} of {total} folds" + (
+        f": {found.label}" if found.label else ""
+    )
 
 
 def _line(name: str, count: Any, values: Sequence[str], widths: Sequence[int]) -> str:
-    return f"  {name:<16}{count:>6}  " + "  ".join(f"{v:>{width}}" for v, width in zip(values, widths, strict=True))
+    return f"  {name:<16}{count:>6}  " + "  ".join(
+        f"{v:>{width}}" for v, width in zip(values, widths, strict=True)
+    )
 
 
 def _number(value: float | None) -> str:

@@ -30,8 +30,8 @@ class Series:
 def distribution(rows: Sequence[Series], unit: str) -> str:
     """SVG; "" if no row has a value. Box: quartiles and median; whiskers: cases within 1.5 box lengths.
 
-    One outlier must not squeeze all other cases into a line: the axis ends one whisker span beyond the whiskers, and
-    cases farther off are counted at its edge.
+    One outlier must not squeeze all other cases into a line: the axis ends one whisker span beyond the
+    whiskers, and cases farther off are counted at its edge.
     """
     from matplotlib.cbook import boxplot_stats  # half a second, which a command without charts need not wait
     from matplotlib.figure import Figure
@@ -78,7 +78,11 @@ def _draw(axes: Any, y: int, row: Series, box: Mapping[str, Any], tooltips: dict
     axes.barh(y, width, 0.42, box["q1"], color=(colour, 0.16), edgecolor=colour, linewidth=0.75)
     axes.vlines(box["med"], y - 0.3, y + 0.3, color=colour, linewidth=2.25)
     inner = () if len(row.values) <= _ALL_DOTS else (box["whislo"], box["whishi"])
-    dots = {c: v for c, v in row.values.items() if left <= v <= right and not (inner and inner[0] <= v <= inner[1])}
+    dots = {
+        c: v
+        for c, v in row.values.items()
+        if left <= v <= right and not (inner and inner[0] <= v <= inner[1])
+    }
     jitter = [y + 0.35 * ((i * 0.618034) % 1 - 0.5) for i in range(len(dots))]  # evenly, and always the same
     axes.scatter(list(dots.values()), jitter, s=22, alpha=0.55, gid=f"dots{y}", color=colour, linewidths=0)
     tooltips[f"dots{y}"] = [f"{case}: {value:.4g}" for case, value in dots.items()]
@@ -94,14 +98,18 @@ def _draw(axes: Any, y: int, row: Series, box: Mapping[str, Any], tooltips: dict
 
 
 def _svg(figure: Any, tooltips: Mapping[str, Sequence[str]]) -> str:
-    """The figure for a page, the same at every run. Args: tooltips: group id to a text for each mark in it."""
+    """The figure for a page, the same at every run. Args: tooltips: group id to a text for each mark in
+    it.
+    """
     from matplotlib import rc_context
 
     text = StringIO()
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "medconv", "font.sans-serif": ["DejaVu Sans"]}
     with rc_context(settings), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a letter that matplotlib's font lacks: the browser has it
-        figure.savefig(text, format="svg", dpi=72, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        figure.savefig(
+            text, format="svg", dpi=72, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     root = ElementTree.fromstring(text.getvalue())
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img"}
     for element in list(root.iter()):
@@ -110,7 +118,9 @@ def _svg(figure: Any, tooltips: Mapping[str, Sequence[str]]) -> str:
         for name, colour in _THEME.items() if "style" in element.attrib else ():
             element.attrib["style"] = element.attrib["style"].replace(colour, f"var(--{name})")
     for group in root.findall(".//g[@id]"):
-        marks = [mark for mark in group.iter() if mark.tag in ("use", "path", "text") and "id" not in mark.attrib]
+        marks = [
+            mark for mark in group.iter() if mark.tag in ("use", "path", "text") and "id" not in mark.attrib
+        ]
         for mark, tooltip in zip(marks, tooltips.get(group.attrib.pop("id"), ()), strict=False):
             ElementTree.SubElement(mark, "title").text = tooltip
     return ElementTree.tostring(root, "unicode")

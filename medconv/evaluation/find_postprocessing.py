@@ -46,7 +46,9 @@ def run_command(options: argparse.Namespace) -> int:
     everything = cross_validation.read(options.runs)
     found = _chosen(everything, options.runs, options.select)
     if found.image_targets is not None:
-        raise ValueError(f"{options.runs}: its networks answer for whole images, and post-processing is of label maps")
+        raise ValueError(
+            f"{options.runs}: its networks answer for whole images, and post-processing is of label maps"
+        )
     ending = f"-{found.key}" if len(everything) > 1 else ""
     labelled = _cases(found, options.runs, options.trust_package)
     with signals.raising():
@@ -56,11 +58,14 @@ def run_command(options: argparse.Namespace) -> int:
         load = Loader(predictions, {case: labelled[case].label for case in labelled})
         _compare_with_training(found, load, targets)
         ids = list(predictions)
-        tried = postprocessing_search.candidates(postprocessing_search.volumes(load, ids, targets, _bar), targets)
+        tried = postprocessing_search.candidates(
+            postprocessing_search.volumes(load, ids, targets, _bar), targets
+        )
         decision = postprocessing_search.decide(load, ids, targets, tried, _bar)
     print(f"Dice over {len(ids)} cases, each predicted by the network that was not trained on it")
     print(
-        f"(1 where prediction and reference are both without the class)\n\n{shown(postprocessing_search.table(decision))}\n"
+        "(1 where prediction and reference are both without the "
+        f"class)\n\n{shown(postprocessing_search.table(decision))}\n"
     )
     for name, before in decision.before.items():
         print(shown(f"  {name:<20} {before:.4f} -> {decision.after[name]:.4f}"))
@@ -108,42 +113,62 @@ def _chosen(found: Sequence[CrossValidation], home: Path, only: str | None) -> C
     """Raises: ValueError: no cross-validation there, more than one, or one that is not complete."""
     if not found:
         raise ValueError(
-            f"--runs {home}: no folds of a cross-validation there; medconv train -m data.fold=0,1,2,3,4 leaves them"
+            f"--runs {home}: no folds of a cross-validation there; medconv train -m data.fold=0,1,2,3,4 "
+            "leaves them"
         )
     names = " or ".join(repr(one.label or one.key) for one in found)
     chosen = [one for one in found if only is None or only in (one.label, one.key)]
     if len(chosen) != 1:
-        said = "more than one cross-validation there" if only is None else f"none of them is --select {only!r}"
+        said = (
+            "more than one cross-validation there" if only is None else f"none of them is --select {only!r}"
+        )
         raise ValueError(f"--runs {home}: {said}; choose by --select {names}")
     print(shown(cross_validation.table(chosen[0])) + "\n")
     if chosen[0].missing:
         said = ", ".join(f"{number} ({state})" for number, state in chosen[0].missing.items())
-        raise ValueError(f"--runs {home}: fold {said} is missing; each must be trained to its end, on the same classes")
+        raise ValueError(
+            f"--runs {home}: fold {said} is missing; each must be trained to its end, on the same classes"
+        )
     for fold in chosen[0].folds:
         if not fold.folder.best.is_file():
-            raise ValueError(f"{fold.folder.best}: no such checkpoint, which fold {fold.number} is to be predicted by")
+            raise ValueError(
+                f"{fold.folder.best}: no such checkpoint, which fold {fold.number} is to be predicted by"
+            )
     return chosen[0]
 
 
 def _cases(found: CrossValidation, home: Path, trusted: Sequence[str]) -> dict[str, Case]:
-    """The validated cases, as the config's dataset has them now. Raises: ValueError: some are not there any more."""
+    """The validated cases, as the config's dataset has them now. Raises: ValueError: some are not there
+    any more.
+    """
     by_id = {case.id: case for case in _layout(found.folds[0].values, trusted).cases}
     wanted = [case for _, case, _ in found.cases]
     lost = [case for case in wanted if case not in by_id or by_id[case].label is None]
     if lost:
         root = found.folds[0].values.get("data.root") or found.folds[0].values.get("data.images")
-        raise ValueError(f"{root}: not the dataset of {home}, it lacks {len(lost)} of {len(wanted)} cases: {some(lost)}")
+        raise ValueError(
+            f"{root}: not the dataset of {home}, it lacks {len(lost)} of {len(wanted)} cases: {some(lost)}"
+        )
     return {case: by_id[case] for case in wanted}
 
 
 def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
-    """The dataset that a run's config names; its arguments are taken as they are, never as something to build or call.
+    """The dataset that a run's config names; its arguments are taken as they are, never as something to build
+    or call.
 
     Raises: ConfigError: its layout is a function of a package not trusted, or names more to be called.
     """
-    node = {key.removeprefix("data.layout."): value for key, value in values.items() if key.startswith("data.layout.")}
+    node = {
+        key.removeprefix("data.layout."): value
+        for key, value in values.items()
+        if key.startswith("data.layout.")
+    }
     target, allowed = str(node.get("_target_")), (_LAYOUTS, *trusted)
-    home = getattr(get_object(target), "__module__", "") if target.startswith(tuple(f"{name}." for name in allowed)) else ""
+    home = (
+        getattr(get_object(target), "__module__", "")
+        if target.startswith(tuple(f"{name}." for name in allowed))
+        else ""
+    )
     if not any(home == name or home.startswith(f"{name}.") for name in allowed):
         raise configs.ConfigError(
             f"data.layout._target_={target} is refused; trust your own package by --trust-package NAME"
@@ -157,16 +182,22 @@ def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
     try:
         found = function(**arguments)
     except (TypeError, AttributeError) as error:
-        raise configs.ConfigError(f"data.layout: {target} cannot be called with {arguments!r:.200} ({error})") from error
+        raise configs.ConfigError(
+            f"data.layout: {target} cannot be called with {arguments!r:.200} ({error})"
+        ) from error
     if not isinstance(found, Dataset):
-        raise configs.ConfigError(f"data.layout._target_={target} is no layout: it gives {type(found).__name__}")
+        raise configs.ConfigError(
+            f"data.layout._target_={target} is no layout: it gives {type(found).__name__}"
+        )
     return found
 
 
 def _predicted(
     found: CrossValidation, cases: Mapping[str, Case], home: Path, trusted: Sequence[str], device: str
 ) -> tuple[dict[str, Path], SegmentationTargets]:
-    """Every fold's cases, predicted by its best checkpoint where that is not done yet: `FOLD/CASE` to the file."""
+    """Every fold's cases, predicted by its best checkpoint where that is not done yet: `FOLD/CASE` to the
+    file.
+    """
     predictions: dict[str, Path] = {}
     targets: SegmentationTargets | None = None
     for fold in found.folds:
@@ -202,7 +233,11 @@ def _compare_with_training(found: CrossValidation, load: Loader, targets: Segmen
             other.append(case)
     if other:
         names = some(other)
-        log.warning("Dice of %d cases is not what training found: %s; were their files replaced since?", len(other), names)
+        log.warning(
+            "Dice of %d cases is not what training found: %s; were their files replaced since?",
+            len(other),
+            names,
+        )
 
 
 def _write(path: Path, decision: Decision, targets: SegmentationTargets, found: CrossValidation) -> None:
@@ -211,7 +246,9 @@ def _write(path: Path, decision: Decision, targets: SegmentationTargets, found: 
         "targets": targets.plain(),
         "dice": {"before": decision.before, "after": decision.after},
         "folds": {fold.number: fold.name for fold in found.folds},
-        "rejected": [{**v.step.plain(), "reason": v.reason, "evidence": v.plain()} for v in decision.rejected],
+        "rejected": [
+            {**v.step.plain(), "reason": v.reason, "evidence": v.plain()} for v in decision.rejected
+        ],
     }
     write_text(path, json.dumps(content, indent=2) + "\n")
 

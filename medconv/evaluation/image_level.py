@@ -1,4 +1,6 @@
-"""Answers for whole images against the truth: scores with bootstrap intervals, per class, per case, and compared."""
+"""Answers for whole images against the truth: scores with bootstrap intervals, per class, per case, and
+compared.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,10 @@ def evaluate(
 ) -> dict[str, Any]:
     """Args: as of `answers.read_truth`; compare: other answers to the same cases.
 
-    Returns: `mean` (metric to value, as `scoring.measure`), `intervals` (metric to its 95 % interval), `per_class` (name to
-        metric to value), `cases` (a row each), `without_prediction` (cases of the table of labels that have no answer),
-        `image_targets`, `part`, `images`; of a comparison `comparison` (metric to what `scoring.paired` gives).
+    Returns: `mean` (metric to value, as `scoring.measure`), `intervals` (metric to its 95 % interval),
+        `per_class` (name to metric to value), `cases` (a row each), `without_prediction` (cases of the table
+        of labels that have no answer), `image_targets`, `part`, `images`; of a comparison `comparison`
+        (metric to what `scoring.paired` gives).
     Raises: ValueError: files at fault, or answers without a label.
     """
     answers = read_answers(predictions, "--predictions")
@@ -44,7 +47,9 @@ def evaluate(
         "part": part,
         "image_targets": image_targets.plain(),
         "mean": image_level.measure(image_targets, outputs, values),
-        "intervals": {name: list(ends) for name, ends in image_level.intervals(image_targets, outputs, values).items()},
+        "intervals": {
+            name: list(ends) for name, ends in image_level.intervals(image_targets, outputs, values).items()
+        },
         "per_class": image_level.per_name(image_targets, outputs, values),
         "cases": _rows(image_targets, cases, outputs, values),
         "without_prediction": sorted(case for case in truth.values if case not in answers.outputs),
@@ -56,11 +61,18 @@ def evaluate(
 def write(result: Mapping[str, Any], path: Path) -> None:
     """`path` as JSON, and beside it a CSV with a row per case."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps({k: v for k, v in result.items() if k != "images"}, indent=2, allow_nan=False) + "\n")
+    write_text(
+        path, json.dumps({k: v for k, v in result.items() if k != "images"}, indent=2, allow_nan=False) + "\n"
+    )
     text, names = io.StringIO(), result["image_targets"]["names"]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
-        ["case", "error", *(f"truth/{name}" for name in _of_truth(result)), *(f"output/{name}" for name in names)]
+        [
+            "case",
+            "error",
+            *(f"truth/{name}" for name in _of_truth(result)),
+            *(f"output/{name}" for name in names),
+        ]
     )
     for row in result["cases"]:
         writer.writerow([row["case"], row["error"], *row["truth"], *row["outputs"]])
@@ -75,10 +87,14 @@ def table(result: Mapping[str, Any]) -> str:
         ends = "" if low is None else f"  [{_number(low)}, {_number(high)}]"
         lines.append(f"{words(name):<20}{_number(value):>8}{ends}")
     for name, row in result["per_class"].items():
-        lines.append(f"  {name}: " + ", ".join(f"{words(key)} {_number(value)}" for key, value in row.items()))
+        lines.append(
+            f"  {name}: " + ", ".join(f"{words(key)} {_number(value)}" for key, value in row.items())
+        )
     if lacking := result["without_prediction"]:
         total = len(lacking) + len(result["cases"])
-        lines.append(f"{len(lacking)} of {total} cases have no prediction and are in no number: {some(lacking)}")
+        lines.append(
+            f"{len(lacking)} of {total} cases have no prediction and are in no number: {some(lacking)}"
+        )
     for name, row in result.get("comparison", {}).items():
         cells = (f"{key} {_number(row[key])}" for key in ("difference", "low", "high", "p"))
         lines.append(f"{words(name)} minus that of --compare: {', '.join(cells)}")
@@ -96,14 +112,18 @@ def arrays(result: Mapping[str, Any]) -> tuple[ImageLevelTargets, np.ndarray, np
     """Outcome, outputs and values of a result's cases, in their order."""
     image_targets = ImageLevelTargets.from_plain(result["image_targets"])
     truth = [
-        [image_targets.names.index(v) for v in r["truth"]] if image_targets.kind == "multiclass" else r["truth"]
+        [image_targets.names.index(v) for v in r["truth"]]
+        if image_targets.kind == "multiclass"
+        else r["truth"]
         for r in result["cases"]
     ]
     return image_targets, np.array([row["outputs"] for row in result["cases"]], float), np.array(truth, float)
 
 
 def _common(answers: Answers, truth: Truth, labels: Path, part: str | None) -> list[str]:
-    """The cases that are measured. Raises: ValueError: there is none, or, of a whole table, one without a label."""
+    """The cases that are measured. Raises: ValueError: there is none, or, of a whole table, one without a
+    label.
+    """
     lacking = [case for case in answers.outputs if case not in truth.values]
     cases = [case for case in answers.outputs if case in truth.values]
     if not cases:
@@ -114,7 +134,9 @@ def _common(answers: Answers, truth: Truth, labels: Path, part: str | None) -> l
 
 
 def _arrays(answers: Answers, truth: Truth, cases: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    return np.stack([answers.outputs[case] for case in cases]), np.array([truth.values[case] for case in cases], float)
+    return np.stack([answers.outputs[case] for case in cases]), np.array(
+        [truth.values[case] for case in cases], float
+    )
 
 
 def _rows(
@@ -133,7 +155,9 @@ def _compared(
 ) -> dict[str, Any]:
     others = read_answers(path, "--compare")
     if others.names != answers.names:
-        raise ValueError(f"--compare {path}: its names differ from those of {answers.path}: {some(others.names)}")
+        raise ValueError(
+            f"--compare {path}: its names differ from those of {answers.path}: {some(others.names)}"
+        )
     shared = [case for case in cases if case in others.outputs]
     if not shared:
         raise ValueError(f"--compare {path}: no case that {answers.path} has too")
@@ -143,7 +167,11 @@ def _compared(
 
 
 def _of_truth(result: Mapping[str, Any]) -> list[str]:
-    return ["class"] if result["image_targets"]["kind"] == "multiclass" else list(result["image_targets"]["names"])
+    return (
+        ["class"]
+        if result["image_targets"]["kind"] == "multiclass"
+        else list(result["image_targets"]["names"])
+    )
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,6 @@
-"""What the folds of a cross-validation on whole images say together: scores of each, and of all their cases at once."""
+"""What the folds of a cross-validation on whole images say together: scores of each, and of all their
+cases at once.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ class Fold(Protocol):
 
 
 def plain(image_targets: ImageLevelTargets, runs: Sequence[Fold]) -> dict[str, Any]:
-    """`mean` and `intervals` are those of all cases together, each answered by the network that was not trained on it;
-    `mean_of_folds` the mean of the folds' scores."""
+    """`mean` and `intervals` are those of all cases together, each answered by the network that was not
+    trained on it; `mean_of_folds` the mean of the folds' scores."""
     folds, folders = {run.number: run.rows for run in runs}, {run.number: run.name for run in runs}
     outputs, values = _arrays(image_targets, [row for rows in folds.values() for row in rows.values()])
     scores = {
@@ -43,13 +45,19 @@ def plain(image_targets: ImageLevelTargets, runs: Sequence[Fold]) -> dict[str, A
             for number in folds
         ],
         "mean": image_level.measure(image_targets, outputs, values),
-        "intervals": {name: list(ends) for name, ends in image_level.intervals(image_targets, outputs, values).items()},
+        "intervals": {
+            name: list(ends) for name, ends in image_level.intervals(image_targets, outputs, values).items()
+        },
         "mean_of_folds": {
             name: describe([one[name] for one in scores.values()])["mean"]
             for name in image_level.METRICS[image_targets.kind]
         },
         "per_class": image_level.per_name(image_targets, outputs, values),
-        "cases": [{"case": case, "fold": number, **row} for number, rows in folds.items() for case, row in rows.items()],
+        "cases": [
+            {"case": case, "fold": number, **row}
+            for number, rows in folds.items()
+            for case, row in rows.items()
+        ],
     }
 
 
@@ -65,12 +73,17 @@ def lines(image_targets: ImageLevelTargets, runs: Sequence[Fold]) -> list[str]:
     head = f"  {'':<16}{'cases':>6}" + "".join(f"{name:>{width}}" for name in names)
     return [
         head,
-        *(f"  {n:<16}{count:>6}" + "".join(f"{_number(s.get(k)):>{width}}" for k in names) for n, count, s in rows),
+        *(
+            f"  {n:<16}{count:>6}" + "".join(f"{_number(s.get(k)):>{width}}" for k in names)
+            for n, count, s in rows
+        ),
     ]
 
 
 def table_of(content: Sequence[Mapping[str, Any]]) -> str:
-    """`folds.csv`: a row per case, its values and outputs; of those of the first such outcome. Empty: there is none."""
+    """`folds.csv`: a row per case, its values and outputs; of those of the first such outcome. Empty:
+    there is none.
+    """
     content = [one for one in content if "image_targets" in one]
     content = [one for one in content if one["image_targets"] == content[0]["image_targets"]]
     if not content:
@@ -78,16 +91,22 @@ def table_of(content: Sequence[Mapping[str, Any]]) -> str:
     text, names = io.StringIO(newline=""), content[0]["image_targets"]["names"]
     values = ["class"] if content[0]["image_targets"]["kind"] == "multiclass" else names
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["crossvalidation", "fold", "case", *(f"truth/{n}" for n in values), *(f"output/{n}" for n in names)])
+    writer.writerow(
+        ["crossvalidation", "fold", "case", *(f"truth/{n}" for n in values), *(f"output/{n}" for n in names)]
+    )
     for one in content:
         for row in one["cases"]:
             writer.writerow([one["label"], row["fold"], row["case"], *row["values"], *row["outputs"]])
     return text.getvalue()
 
 
-def _arrays(image_targets: ImageLevelTargets, rows: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+def _arrays(
+    image_targets: ImageLevelTargets, rows: Sequence[Mapping[str, Any]]
+) -> tuple[np.ndarray, np.ndarray]:
     outputs, values = (np.array([row[key] for row in rows], float) for key in ("outputs", "values"))
-    return outputs.reshape(len(rows), image_targets.num_outputs), values.reshape(len(rows), image_targets.num_values)
+    return outputs.reshape(len(rows), image_targets.num_outputs), values.reshape(
+        len(rows), image_targets.num_values
+    )
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,6 @@
-"""What the values of label maps mean, and how far off each class's surface may be: read from files and options."""
+"""What the values of label maps mean, and how far off each class's surface may be: read from files and
+options.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ from medconv.data.datasets import common
 from medconv.inference.output_dir import RECORD
 from medconv.targets.segmentation import SegmentationTargets, names_of
 
-_RECORD_BYTES = 100_000_000  # a record names every image of every case; anything beyond this is something else
+_RECORD_BYTES = (
+    100_000_000  # a record names every image of every case; anything beyond this is something else
+)
 
 
 def targets_of(predictions: Path, references: Path) -> SegmentationTargets | None:
-    """From what `predict` left beside its output, else the references' dataset.json; None where neither is there.
+    """From what `predict` left beside its output, else the references' dataset.json; None where neither is
+    there.
 
     Raises: ValueError: a file that does not say it, named.
     """
@@ -38,7 +43,9 @@ def agreed_targets(predictions: Sequence[Path], references: Path) -> Segmentatio
     for folder, targets in zip(predictions, found, strict=True):
         if targets != found[0]:
             said = " and ".join(", ".join(each.names) if each else "numbers" for each in (found[0], targets))
-            raise ValueError(f"{folder}: its classes differ from those of {predictions[0]}: {said}, or their label values")
+            raise ValueError(
+                f"{folder}: its classes differ from those of {predictions[0]}: {said}, or their label values"
+            )
     return found[0]
 
 
@@ -48,15 +55,20 @@ def numbered(values: Collection[int] | Collection[str]) -> SegmentationTargets:
     return SegmentationTargets(tuple(map(str, known)), tuple((value,) for value in known))
 
 
-def check_declared(path: Path, label: np.ndarray, targets: SegmentationTargets, ignore: int | None = None) -> None:
+def check_declared(
+    path: Path, label: np.ndarray, targets: SegmentationTargets, ignore: int | None = None
+) -> None:
     """Raises: ValueError: a value above those of all classes that is not `ignore` either."""
     highest = int(label.max(initial=0, where=label != (-1 if ignore is None else ignore)))
     if highest >= targets.num_values:
-        raise ValueError(f"{path}: label value {highest} is not declared, expected 0 to {targets.num_values - 1}")
+        raise ValueError(
+            f"{path}: label value {highest} is not declared, expected 0 to {targets.num_values - 1}"
+        )
 
 
 def tolerances(options: Sequence[str]) -> dict[str | None, float]:
-    """From `2` (every class) and `NAME=5` (one class) to millimetres by class; None stands for every other one.
+    """From `2` (every class) and `NAME=5` (one class) to millimetres by class; None stands for every other
+    one.
 
     Raises: ValueError: no number of millimetres, 0 or more.
     """
@@ -68,14 +80,18 @@ def tolerances(options: Sequence[str]) -> dict[str | None, float]:
         except ValueError:
             mm = -1.0
         if not (math.isfinite(mm) and mm >= 0) or (equals and not name):
-            raise ValueError(f"--tolerance-mm {option}: expected millimetres, such as 2, or NAME=MM for one class")
+            raise ValueError(
+                f"--tolerance-mm {option}: expected millimetres, such as 2, or NAME=MM for one class"
+            )
         found[name if equals else None] = mm
     return found
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far off a surface may be. Args: given_mm: by class; None stands for every class without an own one, 1 mm."""
+    """How far off a surface may be. Args: given_mm: by class; None stands for every class without an own
+    one, 1 mm.
+    """
 
     given_mm: Mapping[str | None, float]
 
@@ -84,15 +100,21 @@ class Tolerance:
         return {name: self.given_mm.get(name, rest) for name in names}
 
     def by_class(self, names: Sequence[str]) -> dict[str, float]:
-        """As `of`, for the names of all classes. Raises: ValueError: a tolerance for a class that there is not."""
+        """As `of`, for the names of all classes. Raises: ValueError: a tolerance for a class that there is
+        not.
+        """
         unknown = [name for name in self.given_mm if name is not None and name not in names]
         if unknown:
-            raise ValueError(f"--tolerance-mm: no class {', '.join(map(repr, unknown))}; there are {', '.join(names)}")
+            raise ValueError(
+                f"--tolerance-mm: no class {', '.join(map(repr, unknown))}; there are {', '.join(names)}"
+            )
         return self.of(names)
 
 
 def recorded_images(predictions: Path) -> dict[str, Path]:
-    """Case to its (first) image, as the record beside the predictions names it, where that file is still there."""
+    """Case to its (first) image, as the record beside the predictions names it, where that file is still
+    there.
+    """
     try:
         cases = _read(predictions / RECORD)["cases"]
         found = {case: Path(entry["images"][0]) for case, entry in cases.items() if entry["images"]}
@@ -120,7 +142,8 @@ def _of_record(path: Path) -> SegmentationTargets:
             raise ValueError("no class")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"{path}: expected a JSON object whose `class_names` is a list of names, or whose `targets` says what each name "
-            "stands for; without this file the classes are taken from dataset.json, or numbered"
+            f"{path}: expected a JSON object whose `class_names` is a list of names, or whose `targets` "
+            "says what each name stands for; without this file the classes are taken from dataset.json, or "
+            "numbered"
         ) from error
     return targets

@@ -18,7 +18,8 @@ _MARGIN_MM = 10.0  # of surroundings around all that is labelled
 def case_png(paths: Sequence[Path], image: Path | None, ignore: int | None = None) -> bytes:
     """One row per plane; columns: the image (if there is one), and each label map.
 
-    Args: paths: the reference, then predictions. ignore: the reference's value of voxels that no prediction is shown in.
+    Args: paths: the reference, then predictions. ignore: the reference's value of voxels that no prediction
+    is shown in.
     Raises: ValueError: a file that cannot be read, or an image on another grid.
     """
     (reference, grid), *others = (read_label(path) for path in paths)
@@ -35,15 +36,19 @@ def case_png(paths: Sequence[Path], image: Path | None, ignore: int | None = Non
     labels = [array[box] for array in flat[: len(paths)]]
     wrong = np.any([label != labels[0] for label in labels[1:]], axis=0)
     return visualization.png(
-        visualization.overlay(flat[-1][box] if image else None, labels, spacing, wrong if wrong.any() else None)
+        visualization.overlay(
+            flat[-1][box] if image else None, labels, spacing, wrong if wrong.any() else None
+        )
     )
 
 
-def images_of(predictions: Path, references: Path, folder: Path | None, cases: Sequence[str]) -> dict[str, Path]:
+def images_of(
+    predictions: Path, references: Path, folder: Path | None, cases: Sequence[str]
+) -> dict[str, Path]:
     """Case to its image, CASE.nii.gz or its first channel CASE_0000.nii.gz, of those that have one.
 
-    Args: folder: None takes what the record beside the predictions names, else `imagesTr` beside `labelsTr` (or `imagesTs`
-        beside `labelsTs`), if it is there.
+    Args: folder: None takes what the record beside the predictions names, else `imagesTr` beside `labelsTr`
+        (or `imagesTs` beside `labelsTs`), if it is there.
     Raises: ValueError: `folder` has the image of no case.
     """
     if folder is None and (recorded := recorded_images(predictions)):
@@ -67,6 +72,10 @@ def _paired(found: Mapping[str, Path], cases: Sequence[str]) -> dict[str, Path]:
 
 
 def _surroundings(labels: np.ndarray, spacing_mm: Sequence[float]) -> tuple[slice, ...]:
-    """The box of all foreground with a margin; (labels, *spatial) -> slices; everything where there is none."""
+    """The box of all foreground with a margin; (labels, *spatial) -> slices; everything where there is
+    none.
+    """
     margins = [round(_MARGIN_MM / mm) for mm in spacing_mm]
-    return tuple(slice(max(0, s.start - m), s.stop + m) for s, m in zip(content_box(labels), margins, strict=True))
+    return tuple(
+        slice(max(0, s.start - m), s.stop + m) for s, m in zip(content_box(labels), margins, strict=True)
+    )

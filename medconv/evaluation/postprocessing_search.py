@@ -1,4 +1,6 @@
-"""Which post-processing helps: every candidate against going without it, on cases that the networks were not trained on."""
+"""Which post-processing helps: every candidate against going without it, on cases that the networks were
+not trained on.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _WORSE = 1e-9  # Dice; what rounding does
 
 @dataclass(frozen=True)
 class Sample:
-    """A prediction and its reference. Shape: (X, Y, Z), or the part of `grid` that holds all foreground of both."""
+    """A prediction and its reference. Shape: (X, Y, Z), or the part of `grid` that holds all foreground of
+    both.
+    """
 
     prediction: np.ndarray
     reference: np.ndarray
@@ -38,8 +42,8 @@ class Sample:
 class Verdict:
     """What a step did. Dice of its class or region, or, of the whole foreground, the mean over all.
 
-    Args: changed: cases. low, high: 95 % interval of the difference. p: of the test, corrected for the number of
-        candidates. gain: of the mean over all classes. worse: classes whose mean falls.
+    Args: changed: cases. low, high: 95 % interval of the difference. p: of the test, corrected for the number
+        of candidates. gain: of the mean over all classes. worse: classes whose mean falls.
     """
 
     step: Step
@@ -70,7 +74,9 @@ class Verdict:
             return "no: changes nothing"
         if self.difference <= 0:
             return "no: does not help"
-        return f"no: harms {', '.join(self.worse)}" if self.worse else f"no: could be chance (p = {self.p:.2g})"
+        return (
+            f"no: harms {', '.join(self.worse)}" if self.worse else f"no: could be chance (p = {self.p:.2g})"
+        )
 
     def plain(self) -> dict[str, Any]:
         keys = ("cases", "changed", "before", "after", "difference", "low", "high", "p")
@@ -79,7 +85,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """Args: kept: in the order of the steps. rejected: beside all of these. before, after: mean Dice per class."""
+    """Args: kept: in the order of the steps. rejected: beside all of these. before, after: mean Dice per
+    class.
+    """
 
     kept: tuple[Verdict, ...]
     rejected: tuple[Verdict, ...]
@@ -110,14 +118,16 @@ def volumes(
 def candidates(volumes: Mapping[str, np.ndarray], targets: SegmentationTargets) -> list[Step]:
     """What is tried: of every class or region, and of the whole foreground where that is something else.
 
-    Components are removed below half the smallest component of the references, below that, and below their 5th and 25th
-    percentile.
+    Components are removed below half the smallest component of the references, below that, and below their
+    5th and 25th percentile.
     """
     steps = []
     for of in _parts(targets):
         steps.append(Step("keep_largest", of))
         if len(known := volumes[of]):
-            sizes = {_rounded_down(mm3) for mm3 in (known[0] / 2, known[0], *np.percentile(known, _PERCENTILES))}
+            sizes = {
+                _rounded_down(mm3) for mm3 in (known[0] / 2, known[0], *np.percentile(known, _PERCENTILES))
+            }
             steps += [Step("remove_small", of, mm3) for mm3 in sorted(sizes)]
         if of != WHOLE:
             steps.append(Step("fill_holes", of))
@@ -125,12 +135,17 @@ def candidates(volumes: Mapping[str, np.ndarray], targets: SegmentationTargets) 
 
 
 def decide(
-    load: Load, cases: Sequence[str], targets: SegmentationTargets, tried: Sequence[Step], progress: Progress = silent
+    load: Load,
+    cases: Sequence[str],
+    targets: SegmentationTargets,
+    tried: Sequence[Step],
+    progress: Progress = silent,
 ) -> Decision:
     """Add the step that helps most, again and again until none does.
 
-    A step helps where its mean difference over the cases is positive, the bootstrap interval of it and a signed-rank test,
-    corrected for the number of candidates, say that this is no chance, and no class's mean falls.
+    A step helps where its mean difference over the cases is positive, the bootstrap interval of it and a
+    signed-rank test, corrected for the number of candidates, say that this is no chance, and no class's mean
+    falls.
     """
     kept: list[Verdict] = []
     first: np.ndarray | None = None
@@ -148,23 +163,34 @@ def decide(
 
 
 def table(decision: Decision) -> str:
-    """A line for each step that was kept, in their order, then for those that were not, beside all of them."""
+    """A line for each step that was kept, in their order, then for those that were not, beside all of
+    them.
+    """
     lines = [
-        f"{'operation':<32} {'of':<20} {'changed':>8} {'before':>7} {'after':>7} {'change':>8}  {'95 % interval':<19} kept"
+        f"{'operation':<32} {'of':<20} {'changed':>8} {'before':>7} {'after':>7} {'change':>8}  "
+        f"{'95 % interval':<19} kept"
     ]
     for v in (*decision.kept, *decision.rejected):
         interval = "-" if v.low is None else f"{v.low:+.4f} to {v.high:+.4f}"
         numbers = f"{v.changed:>8} {v.before:7.4f} {v.after:7.4f} {v.difference:+8.4f}  {interval:<19}"
-        lines.append(f"{v.step!s:<32} {'whole foreground' if v.step.of == WHOLE else v.step.of:<20} {numbers} {v.reason}")
+        lines.append(
+            f"{v.step!s:<32} {'whole foreground' if v.step.of == WHOLE else v.step.of:<20} {numbers} "
+            f"{v.reason}"
+        )
     return "\n".join(lines)
 
 
 def _scores(
-    load: Load, cases: Iterable[str], targets: SegmentationTargets, taken: Sequence[Step], tried: Sequence[Step]
+    load: Load,
+    cases: Iterable[str],
+    targets: SegmentationTargets,
+    taken: Sequence[Step],
+    tried: Sequence[Step],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Dice after the steps taken and, of row 1 + i, step i on top; and which steps changed which cases.
 
-    Shape: (1 + steps, cases, classes), (steps, cases). Where prediction and reference are both without a class Dice is 1
+    Shape: (1 + steps, cases, classes), (steps, cases). Where prediction and reference are both without a
+    class Dice is 1
     here: to take a false finding away counts in full.
     """
     scores, changed = [], []
@@ -175,12 +201,16 @@ def _scores(
             label = step.apply(label, sample.grid, targets)
         labels = [label, *(step.apply(label, sample.grid, targets) for step in tried)]
         base = _dice(label, sample.reference, targets)
-        scores.append([base if other is label else _dice(other, sample.reference, targets) for other in labels])
+        scores.append(
+            [base if other is label else _dice(other, sample.reference, targets) for other in labels]
+        )
         changed.append([other is not label for other in labels[1:]])
     return np.moveaxis(np.array(scores, float), 0, 1), np.array(changed, bool).reshape(len(scores), -1).T
 
 
-def _judged(scores: np.ndarray, changed: np.ndarray, tried: Sequence[Step], targets: SegmentationTargets) -> list[Verdict]:
+def _judged(
+    scores: np.ndarray, changed: np.ndarray, tried: Sequence[Step], targets: SegmentationTargets
+) -> list[Verdict]:
     """A verdict on each step. Shape: as `_scores` gives them."""
     before, compared = scores[0], []
     for step, after in zip(tried, scores[1:], strict=True):
@@ -225,7 +255,9 @@ def _means(scores: np.ndarray, targets: SegmentationTargets) -> Row:
 
 
 def _parts(targets: SegmentationTargets) -> dict[str, tuple[int, ...]]:
-    """Classes or regions, and the whole foreground where none of them is all of it; with their label values."""
+    """Classes or regions, and the whole foreground where none of them is all of it; with their label
+    values.
+    """
     parts = targets.by_name
     whole = tuple(sorted({value for values in targets.values for value in values}))
     return parts if any(set(values) == set(whole) for values in targets.values) else {**parts, WHOLE: whole}

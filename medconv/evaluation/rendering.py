@@ -1,7 +1,7 @@
 """Reports as HTML files that need nothing else, from the Jinja2 templates in `templates/`.
 
-Case ids, class names and paths come from files, so autoescape is on. The only value that a template marks as safe is
-a chart, in which ElementTree has escaped all text.
+Case ids, class names and paths come from files, so autoescape is on. The only value that a template marks as
+safe is a chart, in which ElementTree has escaped all text.
 """
 
 from __future__ import annotations

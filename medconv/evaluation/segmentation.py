@@ -42,15 +42,21 @@ def run_command(options: argparse.Namespace) -> int:
     """`medconv evaluate` with these options. Returns: the exit code."""
     start_logging()
     if options.output.suffix != ".json":
-        raise ValueError(f"--output {options.output}: expected a JSON file; CSV and HTML are written beside it")
+        raise ValueError(
+            f"--output {options.output}: expected a JSON file; CSV and HTML are written beside it"
+        )
     if options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     if options.labels is not None or options.predictions.suffix == ".csv":
         return _of_whole_images(options)
     if options.references is None:
-        raise ValueError("--references is needed: the folder of reference label maps; of whole images --labels, a table")
+        raise ValueError(
+            "--references is needed: the folder of reference label maps; of whole images --labels, a table"
+        )
     if wrong := [f"--{name.replace('_', '-')}" for name in _OF_TABLES if getattr(options, name)]:
-        raise ValueError(f"{wrong[0]} is for answers about whole images, whose --predictions is a table (.csv)")
+        raise ValueError(
+            f"{wrong[0]} is for answers about whole images, whose --predictions is a table (.csv)"
+        )
     if options.images:  # says what is wrong with them before the work
         cases = list(in_folder(options.predictions, "--predictions"))
         images_of(options.predictions, options.references, options.images, cases)
@@ -67,8 +73,8 @@ def run_command(options: argparse.Namespace) -> int:
 def _of_whole_images(options: argparse.Namespace) -> int:
     if options.labels is None or options.references is not None or options.tolerance_mm:
         raise ValueError(
-            f"--predictions {options.predictions}: answers about whole images are measured against --labels, a table "
-            "(.csv), without --references and --tolerance-mm"
+            f"--predictions {options.predictions}: answers about whole images are measured against "
+            "--labels, a table (.csv), without --references and --tolerance-mm"
         )
     if options.predictions.is_dir():
         options.predictions = options.predictions / TABLE
@@ -77,7 +83,9 @@ def _of_whole_images(options: argparse.Namespace) -> int:
     result = image_level.evaluate(options.predictions, options.labels, options.compare, *columns)
     image_level.write(result, options.output)
     print(shown(image_level.table(result)))
-    images = {case: Path(path) for case, path in result["images"].items()} | recorded_images(options.predictions.parent)
+    images = {case: Path(path) for case, path in result["images"].items()} | recorded_images(
+        options.predictions.parent
+    )
     if options.images:
         known = in_folder(options.images, "--images")
         images = {row["case"]: known[row["case"]] for row in result["cases"] if row["case"] in known}
@@ -98,13 +106,17 @@ def evaluate(
     tolerance_mm: Mapping[str | None, float] | None = None,
     workers: int = 1,
 ) -> dict[str, Any]:
-    """Every prediction against the reference of the same name; with `compare`, a second folder of predictions too.
+    """Every prediction against the reference of the same name; with `compare`, a second folder of predictions
+    too.
 
-    Args: tolerance_mm: of the surface Dice, by class; None stands for every other one. workers: cases measured at once.
-    Returns: `mean` (metric to value), `per_class` (class to metric to mean), `statistics` (class to metric to what
-        `statistics.describe` gives), `cases` (one row each: metric to class to value), `without_prediction` (references that
-        nothing was predicted for), `tolerance_mm`; of a comparison `compare` (the same of the others) and `comparison`.
-    Raises: ValueError: a folder without label maps, predictions without a reference, or files at fault, all named.
+    Args: tolerance_mm: of the surface Dice, by class; None stands for every other one. workers: cases
+    measured at once.
+    Returns: `mean` (metric to value), `per_class` (class to metric to mean), `statistics` (class to metric to
+        what `statistics.describe` gives), `cases` (one row each: metric to class to value),
+        `without_prediction` (references that nothing was predicted for), `tolerance_mm`; of a comparison
+        `compare` (the same of the others) and `comparison`.
+    Raises: ValueError: a folder without label maps, predictions without a reference, or files at fault, all
+    named.
     """
     sets = [(predictions, "--predictions")] + ([(compare, "--compare")] if compare else [])
     found = [in_folder(folder, option) for folder, option in sets]
@@ -118,9 +130,14 @@ def evaluate(
         tolerance.by_class(targets.names)  # names what is wrong before the work
     rows = [_measured(paths, known, targets, tolerance, workers) for paths in found]
     targets = targets or labels.numbered({name for cases in rows for row in cases for name in row["dice"]})
-    summaries = [_summary(folder, cases, targets.names) for (folder, _), cases in zip(sets, rows, strict=True)]
+    summaries = [
+        _summary(folder, cases, targets.names) for (folder, _), cases in zip(sets, rows, strict=True)
+    ]
     result = {**summaries[0], "references": str(references), "targets": targets.plain()}
-    result |= {"tolerance_mm": tolerance.by_class(targets.names), "without_prediction": sorted(set(known) - set(found[0]))}
+    result |= {
+        "tolerance_mm": tolerance.by_class(targets.names),
+        "without_prediction": sorted(set(known) - set(found[0])),
+    }
     return result | ({"compare": summaries[1], "comparison": _compared(*summaries)} if compare else {})
 
 
@@ -134,14 +151,17 @@ def write(result: dict[str, Any], path: Path) -> None:
     for part in (result, *([result["compare"]] if "compare" in result else [])):
         for row in part["cases"]:
             for name in part["per_class"]:
-                writer.writerow([part["predictions"], row["case"], name, *(row[column][name] for column in _COLUMNS)])
+                writer.writerow(
+                    [part["predictions"], row["case"], name, *(row[column][name] for column in _COLUMNS)]
+                )
     write_text(path.with_suffix(".csv"), text.getvalue())
 
 
 def report(result: dict[str, Any], images: Path | None = None) -> str:
     """The HTML page of what `evaluate` returned; it reads the worst cases' files again.
 
-    Args: images: their folder; None takes those that the predictions were made from, or `imagesTr` beside `labelsTr`.
+    Args: images: their folder; None takes those that the predictions were made from, or `imagesTr` beside
+    `labelsTr`.
     """
     references = Path(result["references"])
     folders = [Path(part["predictions"]) for part in (result, result.get("compare")) if part]
@@ -151,13 +171,19 @@ def report(result: dict[str, Any], images: Path | None = None) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Per class: mean and standard deviation of Dice, the other means, and the number of cases in which it is there."""
+    """Per class: mean and standard deviation of Dice, the other means, and the number of cases in which it
+    is there.
+    """
     width = max([20, *(len(name) for name in result["per_class"])])
     lines = [
-        f"{'class':<{width}} {'Dice':>7} {'sd':>7} {'NSD':>7} {'HD95 mm':>8} {'ASD mm':>7} {'volume %':>8} {'cases':>6}"
+        f"{'class':<{width}} {'Dice':>7} {'sd':>7} {'NSD':>7} {'HD95 mm':>8} {'ASD mm':>7} {'volume %':>8} "
+        f"{'cases':>6}"
     ]
     for name, values in result["statistics"].items():
-        lines.append(f"{name:<{width}} {_cells(result['per_class'][name], values['dice']['sd'])} {values['dice']['n']:>6}")
+        lines.append(
+            f"{name:<{width}} {_cells(result['per_class'][name], values['dice']['sd'])} "
+            f"{values['dice']['n']:>6}"
+        )
     lines.append(f"{'mean foreground':<{width}} {_cells(result['mean'], None)}".rstrip())
     if lacking := result["without_prediction"]:
         named = ", ".join(lacking[:5]) + (", ..." if len(lacking) > 5 else "")
@@ -166,7 +192,9 @@ def table(result: dict[str, Any]) -> str:
     for name, values in result.get("comparison", {}).items():
         dice = values["dice"]
         difference, p = (_number(dice[key], 4, 0) for key in ("difference", "p_holm"))
-        lines.append(f"{name}: Dice minus that of --compare {difference} in {dice['n']} cases, p {p} (Wilcoxon, Holm)")
+        lines.append(
+            f"{name}: Dice minus that of --compare {difference} in {dice['n']} cases, p {p} (Wilcoxon, Holm)"
+        )
     return "\n".join(lines)
 
 
@@ -206,15 +234,25 @@ def _one(
 
 def _summary(predictions: Path, rows: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
     """What is said of a set of predictions; a class that a case's numbers do not have is undefined there."""
-    cases = [{"case": row["case"], **{c: {n: row[c].get(n) for n in names} for c in _COLUMNS}} for row in rows]
+    cases = [
+        {"case": row["case"], **{c: {n: row[c].get(n) for n in names} for c in _COLUMNS}} for row in rows
+    ]
     described = {n: {c: statistics.describe([row[c][n] for row in cases]) for c in _COLUMNS} for n in names}
     per_class = {n: {c: values["mean"] for c, values in columns.items()} for n, columns in described.items()}
     mean = {c: metrics_dice.mean({n: per_class[n][c] for n in names}) for c in _COLUMNS}
-    return {"predictions": str(predictions), "mean": mean, "per_class": per_class, "statistics": described, "cases": cases}
+    return {
+        "predictions": str(predictions),
+        "mean": mean,
+        "per_class": per_class,
+        "statistics": described,
+        "cases": cases,
+    }
 
 
 def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Class to metric to what `statistics.paired` gives, `p_holm` over the classes, and both means over the same cases."""
+    """Class to metric to what `statistics.paired` gives, `p_holm` over the classes, and both means over
+    the same cases.
+    """
     rows = [{row["case"]: row for row in part["cases"]} for part in (first, second)]
     shared = [case for case in rows[0] if case in rows[1]]
     if not shared:
@@ -232,7 +270,13 @@ def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 def _cells(values: Mapping[str, float | None], sd: float | None) -> str:
     volume = values["volume_error"]
-    cells = [(values["dice"], 4, 7), (sd, 4, 7), (values["nsd"], 4, 7), (values["hd95_mm"], 2, 8), (values["asd_mm"], 2, 7)]
+    cells = [
+        (values["dice"], 4, 7),
+        (sd, 4, 7),
+        (values["nsd"], 4, 7),
+        (values["hd95_mm"], 2, 8),
+        (values["asd_mm"], 2, 7),
+    ]
     return " ".join(_number(*cell) for cell in [*cells, (None if volume is None else 100 * volume, 1, 8)])
 
 

@@ -19,20 +19,25 @@ _CLASSES = 8  # of each
 _NAMED = 40  # label values in the legend
 _DEFINITIONS = {
     "Dice": "twice the common volume over the sum of both volumes.",
-    "Surface Dice": "the share of both surfaces' area within the tolerance of the other one (Nikolov et al. 2018).",
-    "HD95": "the 95th percentile of the distances between the boundary voxels, the larger one of the two directions.",
+    "Surface Dice": "the share of both surfaces' area within the tolerance of the other one (Nikolov et al. "
+    "2018).",
+    "HD95": "the 95th percentile of the distances between the boundary voxels, the larger one of the two "
+    "directions.",
     "ASD": "average symmetric surface distance: the mean over the boundary voxels of both.",
     "Volume error": "prediction minus reference; in per cent of the reference.",
-    "A class that is missing": "in both: no value, the case is not counted (n). In one of the two: Dice and surface Dice "
-    "are 0, distances are the length of the image from corner to corner.",
+    "A class that is missing": "in both: no value, the case is not counted (n). In one of the two: Dice "
+    "and surface Dice are 0, distances are the length of the image from corner to corner.",
     "sd, interval": "standard deviation over cases (n - 1); 95 % bootstrap interval of the mean.",
 }
 
 
-def write_report(result: Mapping[str, Any], paths: Mapping[str, tuple[Path, ...]], images: Mapping[str, Path]) -> str:
+def write_report(
+    result: Mapping[str, Any], paths: Mapping[str, tuple[Path, ...]], images: Mapping[str, Path]
+) -> str:
     """The page.
 
-    Args: result: as `evaluate` returns it. paths: for each case the reference, the prediction, and the one to compare.
+    Args: result: as `evaluate` returns it. paths: for each case the reference, the prediction, and the one to
+    compare.
         images: case to image, of those that have one.
     """
     targets = SegmentationTargets.from_plain(result["targets"])
@@ -87,24 +92,30 @@ def _worst(
     return [{"dice": dice, **_case(row, paths[case], images.get(case), ignore)} for dice, case, row in worst]
 
 
-def _case(row: Mapping[str, Any], labels: tuple[Path, ...], image: Path | None, ignore: int | None) -> dict[str, Any]:
+def _case(
+    row: Mapping[str, Any], labels: tuple[Path, ...], image: Path | None, ignore: int | None
+) -> dict[str, Any]:
     """What the template shows of a case: its picture, and its worst classes."""
     error = ""
     try:
         png = case_png(labels, image, ignore)
     except ValueError as reason:
         png, error, image = case_png(labels, None, ignore), f"; without the image: {reason}", None
-    columns = ["reference", "prediction"] if len(labels) == 2 else ["reference", "prediction A", "prediction B"]
+    columns = (
+        ["reference", "prediction"] if len(labels) == 2 else ["reference", "prediction A", "prediction B"]
+    )
     classes = sorted(row["dice"], key=lambda name: (row["dice"][name] is None, row["dice"][name]))[:_CLASSES]
     caption = ", ".join((["image"] if image else []) + columns) + error
-    return {"name": row["case"], "row": row, "png": png, "caption": caption, "multiclass": classes}
+    return {"name": row["case"], "row": row, "png": png, "caption": caption, "classes": classes}
 
 
 def _painted(targets: SegmentationTargets) -> list[tuple[str, str]]:
     """Colour and what it means, as the pictures show label values; more than seven share colours."""
     values = sorted({value for group in targets.values for value in group})[:_NAMED]
     names = targets.by_name.items()
-    return [(visualization.colour(v), " + ".join(name for name, group in names if v in group)) for v in values]
+    return [
+        (visualization.colour(v), " + ".join(name for name, group in names if v in group)) for v in values
+    ]
 
 
 def _number(value: float | None, metric: Metric, signed: bool = False) -> str:

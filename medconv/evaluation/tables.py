@@ -1,4 +1,6 @@
-"""Tables for the evaluation of whole images: answers as `predict` wrote them, and what is true of the same cases."""
+"""Tables for the evaluation of whole images: answers as `predict` wrote them, and what is true of the same
+cases.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,16 @@ class Truth:
 
 
 def read_answers(path: Path, option: str) -> Answers:
-    """What the columns mean is in the record beside the table; without one, a column `predicted` means classes, and else the
-    truth tells it.
+    """What the columns mean is in the record beside the table; without one, a column `predicted` means
+    classes, and else the truth tells it.
 
     Raises: ValueError: no such file, or not such a table; names the row.
     """
     header, rows = _table(path, option)
     if "case" not in header:
         raise ValueError(
-            f"{option} {path}: no column 'case', expected a table as medconv predict writes it: {', '.join(header)}"
+            f"{option} {path}: no column 'case', expected a table as medconv predict writes it: "
+            f"{', '.join(header)}"
         )
     columns = [name for name in header if name not in OTHERS]
     own = {column_of(name): name for name in OTHERS}
@@ -59,7 +62,9 @@ def read_answers(path: Path, option: str) -> Answers:
     for number, row in rows:
         if row["case"] in outputs:
             raise ValueError(f"{option} {path}, row {number}: case {row['case']} is there twice")
-        outputs[row["case"]] = np.array([_number(row[name], f"{option} {path}, row {number}", name) for name in columns])
+        outputs[row["case"]] = np.array(
+            [_number(row[name], f"{option} {path}, row {number}", name) for name in columns]
+        )
         if (
             image_targets is not None
             and image_targets.kind != "regression"
@@ -70,7 +75,9 @@ def read_answers(path: Path, option: str) -> Answers:
 
 
 def kind_of(answers: Answers, path: Path, columns: Sequence[str]) -> ImageLevelTargets:
-    """The outcome of a table that does not say: findings where each value is 0 or 1 and each answer a probability."""
+    """The outcome of a table that does not say: findings where each value is 0 or 1 and each answer a
+    probability.
+    """
     if answers.image_targets is not None:
         return answers.image_targets
     _, rows = _table(path, "--labels")
@@ -82,24 +89,34 @@ def kind_of(answers: Answers, path: Path, columns: Sequence[str]) -> ImageLevelT
 
 
 def read_truth(
-    path: Path, image_targets: ImageLevelTargets, columns: Sequence[str] = (), part: str | None = None, split: str = "split"
+    path: Path,
+    image_targets: ImageLevelTargets,
+    columns: Sequence[str] = (),
+    part: str | None = None,
+    split: str = "split",
 ) -> Truth:
     """Args: columns: of the labels; none: `label` of classes, else the outcome's names. part: only such rows.
 
-    A row is of the case in its column `case`, or of the image that its column `path` names (relative to the table's folder).
+    A row is of the case in its column `case`, or of the image that its column `path` names (relative to the
+    table's folder).
     Raises: ValueError: no such file or column, or a label that is none; names the row.
     """
     header, rows = _table(path, "--labels")
-    columns = list(columns) or (["label"] if image_targets.kind == "multiclass" else list(image_targets.names))
+    columns = list(columns) or (
+        ["label"] if image_targets.kind == "multiclass" else list(image_targets.names)
+    )
     if len(columns) != image_targets.num_values:
         raise ValueError(
-            f"--label-columns: expected {image_targets.num_values} for {image_targets.kind}, got {', '.join(columns)}"
+            f"--label-columns: expected {image_targets.num_values} for {image_targets.kind}, got "
+            f"{', '.join(columns)}"
         )
     for column in (*columns, *([split] if part is not None else [])):
         if column not in header:
             raise ValueError(f"--labels {path}: no column {column!r}; it has {', '.join(header)}")
     if not {"case", "path"} & set(header):
-        raise ValueError(f"--labels {path}: a column 'case' or 'path' is needed, to tell which case a row is of")
+        raise ValueError(
+            f"--labels {path}: a column 'case' or 'path' is needed, to tell which case a row is of"
+        )
     files = [path.parent / row["path"] for _, row in rows] if "path" in header else []
     keyed = "case" in header and ("path" not in header or "case" not in columns)  # a finding may be called so
     ids = [row["case"] for _, row in rows] if keyed else ids_of(files, path.parent, path)
@@ -111,7 +128,9 @@ def read_truth(
             raise ValueError(f"--labels {path}, row {number}: case {case} is there twice")
         found[case] = _values(row, columns, image_targets, f"--labels {path}, row {number}")
     if not found:
-        raise ValueError(f"--labels {path}: no row" + (f" whose column {split!r} is {part}" if part is not None else ""))
+        raise ValueError(
+            f"--labels {path}: no row" + (f" whose column {split!r} is {part}" if part is not None else "")
+        )
     return Truth(found, dict(zip(ids, files, strict=True)) if files else {})
 
 
@@ -121,7 +140,9 @@ def _values(
     if image_targets.kind == "multiclass":
         label = row[columns[0]]
         if label not in image_targets.names:
-            raise ValueError(f"{where}: {label!r} is no class of the predictions; they are {some(image_targets.names, 20)}")
+            raise ValueError(
+                f"{where}: {label!r} is no class of the predictions; they are {some(image_targets.names, 20)}"
+            )
         return (float(image_targets.names.index(label)),)
     values = tuple(_number(row[column], where, column) for column in columns)
     if fault := image_targets.fault(values):
@@ -143,7 +164,8 @@ def _recorded(path: Path, names: tuple[str, ...]) -> ImageLevelTargets | None:
     image_targets = ImageLevelTargets.from_plain(content["image_targets"])
     if image_targets.names != names:
         raise ValueError(
-            f"{path}: its columns are {some(names)}; {record.name} beside it speaks of {some(image_targets.names)}"
+            f"{path}: its columns are {some(names)}; {record.name} beside it speaks of "
+            f"{some(image_targets.names)}"
         )
     return image_targets
 

@@ -31,7 +31,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Args: case: an image to compare on; None: random patches alone. tolerance: of the logits' largest difference."""
+    """Args: case: an image to compare on; None: random patches alone. tolerance: of the logits' largest
+    difference.
+    """
 
     format: str
     opset: int = OPSETS[0]
@@ -66,7 +68,12 @@ def export(source: Path, output: Path, wanted: ExportOptions, trusted: Sequence[
 
 
 def _file(
-    source: Path, output: Path, wanted: ExportOptions, network: LoadedModel, captured: Captured, reference: LoadedModel
+    source: Path,
+    output: Path,
+    wanted: ExportOptions,
+    network: LoadedModel,
+    captured: Captured,
+    reference: LoadedModel,
 ) -> None:
     with replacing(output, durable=True) as partial:
         write_network(captured, wanted.format, partial, wanted.opset)
@@ -76,7 +83,12 @@ def _file(
 
 
 def _bundle(
-    source: Path, output: Path, wanted: ExportOptions, network: LoadedModel, captured: Captured, reference: LoadedModel
+    source: Path,
+    output: Path,
+    wanted: ExportOptions,
+    network: LoadedModel,
+    captured: Captured,
+    reference: LoadedModel,
 ) -> None:
     with _new_folder(output) as partial:
         model = partial / MODEL
@@ -89,7 +101,12 @@ def _bundle(
 
 
 def _compared(
-    source: Path, file: Path, wanted: ExportOptions, network: LoadedModel, captured: Captured, reference: LoadedModel
+    source: Path,
+    file: Path,
+    wanted: ExportOptions,
+    network: LoadedModel,
+    captured: Captured,
+    reference: LoadedModel,
 ) -> Card:
     """The card of a file, once it says what the checkpoint says. Raises: ValueError: it does not."""
     format = "torchscript" if wanted.format == "bundle" else wanted.format
@@ -99,12 +116,15 @@ def _compared(
     largest, of = on_patches(reference, read, captured), "random patches"
     if wanted.case is not None:
         of_case, shape = on_case(reference, read, wanted.case)
-        largest, of = max(largest, of_case), f"{wanted.case.name}, {' x '.join(map(str, shape))} voxels, and random patches"
+        largest, of = (
+            max(largest, of_case),
+            f"{wanted.case.name}, {' x '.join(map(str, shape))} voxels, and random patches",
+        )
     log.info("logits differ from the checkpoint's by at most %.2g, on %s", largest, of)
     if not largest <= wanted.tolerance:
         raise ValueError(
-            f"{source}: as {wanted.format} its logits differ by {largest:.2g} (on {of}), more than --tolerance "
-            f"{wanted.tolerance:g}; nothing was written"
+            f"{source}: as {wanted.format} its logits differ by {largest:.2g} (on {of}), more than "
+            f"--tolerance {wanted.tolerance:g}; nothing was written"
         )
     if wanted.case is None:
         log.info("--case IMAGE compares them on a real case, too")

@@ -33,14 +33,19 @@ def write_network(captured: Captured, format: str, path: Path, opset: int) -> No
 
 
 def read_written(path: Path, format: str) -> nn.Module:
-    """The network of a file that this process has just written; TorchScript and pt2 files of others are never loaded.
+    """The network of a file that this process has just written; TorchScript and pt2 files of others are never
+    loaded.
 
     Raises: ValueError: ONNX alone, as `read_onnx`.
     """
     if format == "onnx":
         return read_onnx(path, "cpu")
     with quiet(), path.open("rb") as file:
-        return torch.jit.load(file).eval() if format == "torchscript" else torch.export.load(file).module(check_guards=False)
+        return (
+            torch.jit.load(file).eval()
+            if format == "torchscript"
+            else torch.export.load(file).module(check_guards=False)
+        )
 
 
 def check_opset(opset: int) -> None:
@@ -62,7 +67,9 @@ def _export(captured: Captured, path: Path, _: int) -> None:
 
 def _onnx(captured: Captured, path: Path, opset: int) -> None:
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "verbose": False}
-    torch.onnx.export(captured.program, (), str(path), dynamo=True, external_data=False, opset_version=opset, **names)
+    torch.onnx.export(
+        captured.program, (), str(path), dynamo=True, external_data=False, opset_version=opset, **names
+    )
     onnx, _ = need(("onnx", "onnxscript"), "--format onnx")
     given = {entry.domain: entry.version for entry in onnx.load(str(path)).opset_import}[""]
     if given != opset:  # torch keeps what it could not convert

@@ -16,8 +16,8 @@ from medconv.models.outputs import full_resolution
 
 
 class Logits(nn.Module):
-    """What a file holds of a network: (batch, channels, *spatial) -> logits (batch, outputs, *spatial), no other heads; of
-    whole images (batch, outputs)."""
+    """What a file holds of a network: (batch, channels, *spatial) -> logits (batch, outputs, *spatial), no
+    other heads; of whole images (batch, outputs)."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -47,13 +47,16 @@ class Captured:
 def capture(model: LoadedModel) -> Captured:
     """Args: model: loaded `plain`.
 
-    Raises: ValueError: its network cannot be exported, such as one whose Python looks at the values of an image.
+    Raises: ValueError: its network cannot be exported, such as one whose Python looks at the values of an
+    image.
     """
     assert not any(parametrize.is_parametrized(layer) for layer in model.network.modules()), "fold first"
     module, patch, channels = Logits(model.network).eval(), model.window.patch_size, len(model.modalities)
     example = torch.randn(2, channels, *patch, generator=torch.Generator().manual_seed(0))
     divisor, reason = divisor_of(model.network, example), ""
-    open_axes = tuple(model.image_targets is None and n % d == 0 and n >= 2 * d for n, d in zip(patch, divisor, strict=True))
+    open_axes = tuple(
+        model.image_targets is None and n % d == 0 and n >= 2 * d for n, d in zip(patch, divisor, strict=True)
+    )
     for dynamic in dict.fromkeys([open_axes, (False,) * len(patch)]):
         try:
             with quiet(), torch.no_grad():
@@ -62,12 +65,16 @@ def capture(model: LoadedModel) -> Captured:
             reason = first_line(error)
             continue
         return Captured(module, program, example, divisor, dynamic)
-    raise ValueError(f"{model.path}: its network, {type(model.network).__name__}, cannot be exported ({reason})")
+    raise ValueError(
+        f"{model.path}: its network, {type(model.network).__name__}, cannot be exported ({reason})"
+    )
 
 
 @torch.no_grad()
 def divisor_of(network: nn.Module, example: Tensor) -> tuple[int, ...]:
-    """What must divide each spatial size: how much coarser than the image the coarsest grid of a convolution is."""
+    """What must divide each spatial size: how much coarser than the image the coarsest grid of a
+    convolution is.
+    """
     if isinstance(known := getattr(network, "divisor", None), tuple):
         return known
     size, coarsest = example.shape[2:], [1] * (example.ndim - 2)
@@ -90,6 +97,8 @@ def _open(divisor: Sequence[int], dynamic: Sequence[bool]) -> dict[int, Any]:
     found: dict[int, Any] = {0: torch.export.Dim("batch")}
     for axis, (step, free) in enumerate(zip(divisor, dynamic, strict=True)):
         if free:
-            blocks = torch.export.Dim(f"blocks{axis}", min=2)  # of one, a norm may have a single voxel at the bottom
+            blocks = torch.export.Dim(
+                f"blocks{axis}", min=2
+            )  # of one, a norm may have a single voxel at the bottom
             found[2 + axis] = step * blocks if step > 1 else blocks
     return found

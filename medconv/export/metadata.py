@@ -1,4 +1,6 @@
-"""The card of an exported file: what its checkpoint says of input, output, training and validation, as plain values."""
+"""The card of an exported file: what its checkpoint says of input, output, training and validation, as
+plain values.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,16 @@ from medconv.metrics import image_level
 from medconv.metrics.dice import mean, mean_per_class
 from medconv.targets.image_level import ImageLevelTargets
 
-_SOFTMAX = "softmax over the channels; a voxel's label is the number of the highest channel, the first of several"
-_FRAMED = "none; after resampling, or scaling to `resize`, the middle `frame` is cut out, or padded with 0 on both sides"
+_SOFTMAX = (
+    "softmax over the channels; a voxel's label is the number of the highest channel, the first of several"
+)
+_FRAMED = (
+    "none; after resampling, or scaling to `resize`, the middle `frame` is cut out, or padded with "
+    "0 on both sides"
+)
 _SIGMOID = (
-    "a sigmoid for each channel; a region is where its logit is above 0; `order` gives the label value that each region "
-    "writes, later ones over earlier ones, the rest is 0"
+    "a sigmoid for each channel; a region is where its logit is above 0; `order` gives the label value "
+    "that each region writes, later ones over earlier ones, the rest is 0"
 )
 
 
@@ -36,9 +43,15 @@ _OF_WHOLE = {
 
 
 def describe(
-    content: Mapping[str, Any], model: LoadedModel, captured: Captured, file: Path, format: str, parity: Mapping[str, Any]
+    content: Mapping[str, Any],
+    model: LoadedModel,
+    captured: Captured,
+    file: Path,
+    format: str,
+    parity: Mapping[str, Any],
 ) -> Card:
-    """Args: content: the checkpoint's. file: as it lies now. parity: what was compared, and the largest difference.
+    """Args: content: the checkpoint's. file: as it lies now. parity: what was compared, and the largest
+    difference.
 
     Returns: what `exported.card` reads; numbers, names, lists and nothing else.
     """
@@ -80,7 +93,8 @@ def _inputs(model: LoadedModel, captured: Captured) -> Card:
         "resize": recipe.resize,
         "rounding": model.rounding,
         "spacing_mm": recipe.spacing_mm,
-        "resampling": "cubic splines, after normalisation; the outer edges of the first and last voxels stay where they are",
+        "resampling": "cubic splines, after normalisation; the outer edges of the first and last voxels stay "
+        "where they are",
         "normalisation": recipe.normalisation,
         "intensities": recipe.intensities,
         "spacing_range_mm": model.spacing_range_mm,
@@ -115,7 +129,8 @@ def _outputs(model: LoadedModel) -> Card:
         "class_names": model.class_names,
         "targets": targets.plain(),
         "decode": _SIGMOID if targets.overlapping else _SOFTMAX,
-        "restore": "each channel by linear interpolation to the cropped image's own grid; outside of it is background",
+        "restore": "each channel by linear interpolation to the cropped image's own grid; outside of it is "
+        "background",
     }
 
 
@@ -148,7 +163,9 @@ def _scores(image_targets: ImageLevelTargets, rows: Sequence[Mapping[str, Any]])
 
 def in_words(card: Card, name: str) -> str:
     """The card as Markdown. Args: name: of the file."""
-    inputs, windows, outputs, valid, trained = (card[k] for k in ("inputs", "windows", "outputs", "validation", "training"))
+    inputs, windows, outputs, valid, trained = (
+        card[k] for k in ("inputs", "windows", "outputs", "validation", "training")
+    )
     sizes = ["any multiple" if free else "the patch's size" for free in inputs["dynamic"]["spatial"]]
     rows = {
         "file": f"`{name}`, {card['format']}, SHA-256 `{card['sha256']}`",
@@ -163,17 +180,24 @@ def in_words(card: Card, name: str) -> str:
         "output": "; ".join([f"{_meaning(outputs)} {', '.join(outputs['channels'])}", *_how(outputs)]),
         "trained on": f"{trained['dataset']}, {trained['cases']} cases",
         **_validated(valid),
-        "parity": f"logits differ by at most {card['parity']['largest_difference']:.2g} ({card['parity']['of']})",
+        "parity": f"logits differ by at most {card['parity']['largest_difference']:.2g} "
+        f"({card['parity']['of']})",
         "versions": ", ".join(f"{package} {number}" for package, number in card["versions"].items()),
     }
     if inputs["slice_axis"] is not None:
-        rows["slices"] = f"a 2D network on slices across axis {inputs['slice_axis']} of volumes, each at its own distance"
+        rows["slices"] = (
+            f"a 2D network on slices across axis {inputs['slice_axis']} of volumes, each at its own distance"
+        )
     lines = [f"| {key} | {value.replace('|', '/')} |" for key, value in rows.items()]
     return "\n".join([f"# {name}", "", "| | |", "|---|---|", *lines, ""])
 
 
 def _meaning(outputs: Card) -> str:
-    return f"{outputs['image_targets']['kind']} of the whole image:" if "image_targets" in outputs else "logits of"
+    return (
+        f"{outputs['image_targets']['kind']} of the whole image:"
+        if "image_targets" in outputs
+        else "logits of"
+    )
 
 
 def _how(outputs: Card) -> list[str]:
@@ -185,8 +209,12 @@ def _of_windows(card: Card) -> dict[str, str]:
     windows, outputs = card["windows"], card["outputs"]
     if "image_targets" in outputs:
         return {"image": f"{_by(windows['patch_size'])} voxels, as a whole"}
-    values = ", ".join(f"{n}: {v}" for n, v in zip(*(outputs["targets"][k] for k in ("names", "values")), strict=True))
-    size = f"{_by(windows['patch_size'])} voxels, overlap {windows['overlap']:g}, weights {windows['weights']}"
+    values = ", ".join(
+        f"{n}: {v}" for n, v in zip(*(outputs["targets"][k] for k in ("names", "values")), strict=True)
+    )
+    size = (
+        f"{_by(windows['patch_size'])} voxels, overlap {windows['overlap']:g}, weights {windows['weights']}"
+    )
     return {"windows": size, "label values": values}
 
 
@@ -211,8 +239,8 @@ def _normalisation(channel: str, name: str, known: Mapping[str, float]) -> str:
     }.get(name)
     if how is None:
         how = (
-            f"clipped to {known['percentile_00_5']:g} and {known['percentile_99_5']:g}, minus {known['mean']:g}, "
-            f"divided by {known['std']:g}"
+            f"clipped to {known['percentile_00_5']:g} and {known['percentile_99_5']:g}, minus "
+            f"{known['mean']:g}, divided by {known['std']:g}"
         )
     return f"{channel}: {name}, {how}"
 

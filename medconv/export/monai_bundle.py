@@ -1,7 +1,7 @@
 """A MONAI bundle: a folder that MONAI runs by itself, with its own transforms in the place of ours.
 
-The network is a TorchScript file with its card, so `medconv predict` takes it, too. Where MONAI's transforms differ from
-`data.preprocess`, the bundle's README says so.
+The network is a TorchScript file with its card, so `medconv predict` takes it, too. Where MONAI's transforms
+differ from `data.preprocess`, the bundle's README says so.
 Source: https://docs.monai.io/en/latest/mb_specification.html; the schema is the one of 2024-07-25.
 """
 
@@ -19,7 +19,9 @@ from medconv.inference.load import LoadedModel
 from medconv.targets.segmentation import SegmentationTargets
 
 MODEL = Path("models/model.ts")
-_SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+_SCHEMA = (
+    "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
+)
 _NEEDS = {
     "nibabel": "5.2.0",
     "pytorch-ignite": "0.5.0",
@@ -34,9 +36,14 @@ Node = dict[str, Any]
 def check_bundle(model: LoadedModel) -> None:
     """Raises: ValueError: MONAI has no transforms for what this network was trained on."""
     if model.image_targets is not None:
-        raise ValueError(f"{model.path}: a bundle makes label maps, this network is for whole images; take another --format")
+        raise ValueError(
+            f"{model.path}: a bundle makes label maps, this network is for whole images; take another "
+            "--format"
+        )
     if model.recipe.image_dims == 2:
-        raise ValueError(f"{model.path}: a bundle takes volumes, this network images of one slice; take another --format")
+        raise ValueError(
+            f"{model.path}: a bundle takes volumes, this network images of one slice; take another --format"
+        )
 
 
 def write_bundle(folder: Path, model: LoadedModel, card: Card, name: str) -> None:
@@ -47,7 +54,9 @@ def write_bundle(folder: Path, model: LoadedModel, card: Card, name: str) -> Non
     (folder / "configs").mkdir()
     (folder / "docs").mkdir()
     for path, content in (("inference", inference(model)), ("metadata", _metadata(model, card, name))):
-        (folder / "configs" / f"{path}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        (folder / "configs" / f"{path}.json").write_text(
+            json.dumps(content, indent=2) + "\n", encoding="utf-8"
+        )
     (folder / "docs/README.md").write_text(_readme(model, name), encoding="utf-8")
 
 
@@ -73,8 +82,18 @@ def inference(model: LoadedModel) -> Node:
         "network_def": f"$torch.jit.load(@bundle_root + '/{MODEL.as_posix()}', map_location=@device)",
         "network": "$@network_def.to(@device)",
         "preprocessing": {"_target_": "Compose", "transforms": _preprocessing(model.recipe)},
-        "dataset": {"_target_": "Dataset", "data": "$[{'image': i} for i in @datalist]", "transform": "@preprocessing"},
-        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "shuffle": False, "num_workers": 0},
+        "dataset": {
+            "_target_": "Dataset",
+            "data": "$[{'image': i} for i in @datalist]",
+            "transform": "@preprocessing",
+        },
+        "dataloader": {
+            "_target_": "DataLoader",
+            "dataset": "@dataset",
+            "batch_size": 1,
+            "shuffle": False,
+            "num_workers": 0,
+        },
         "inferer": sliding,
         "postprocessing": {"_target_": "Compose", "transforms": _postprocessing(model.targets)},
         "handlers": [],
@@ -148,7 +167,12 @@ def _postprocessing(targets: SegmentationTargets) -> list[Node]:
         for index, value in enumerate(targets.order):  # later ones over earlier ones
             label = f"torch.where(x[{index}:{index + 1}] > 0, {value}, {label})"
         decode = {"_target_": "Lambdad", "keys": "pred", "func": f"$lambda x: {label}"}
-    inverse = {"transform": "@preprocessing", "orig_keys": "image", "nearest_interp": False, "to_tensor": True}
+    inverse = {
+        "transform": "@preprocessing",
+        "orig_keys": "image",
+        "nearest_interp": False,
+        "to_tensor": True,
+    }
     saved = {"output_dir": "@output_dir", "output_postfix": "", "separate_folder": False, "resample": False}
     return [
         {"_target_": "Invertd", "keys": "pred", **inverse},
@@ -159,7 +183,10 @@ def _postprocessing(targets: SegmentationTargets) -> list[Node]:
 
 def _metadata(model: LoadedModel, card: Card, name: str) -> Node:
     inputs, outputs = card["inputs"], card["outputs"]
-    sizes = [f"{d} * n" if free else n for d, n, free in zip(*_sizes(card), inputs["dynamic"]["spatial"], strict=True)]
+    sizes = [
+        f"{d} * n" if free else n
+        for d, n, free in zip(*_sizes(card), inputs["dynamic"]["spatial"], strict=True)
+    ]
     common = {"type": "image", "dtype": "float32", "is_patch_data": True, "spatial_shape": sizes}
     values = outputs["targets"]
     return {
@@ -172,7 +199,8 @@ def _metadata(model: LoadedModel, card: Card, name: str) -> Node:
         "required_packages_version": _NEEDS,
         "name": name,
         "task": f"segmentation of {', '.join(values['names'])}",
-        "description": f"Trained by medconv {medconv.__version__} on {card['training']['dataset']}; see docs/README.md",
+        "description": f"Trained by medconv {medconv.__version__} on {card['training']['dataset']}; see "
+        "docs/README.md",
         "authors": "not stated",
         "copyright": "not stated",
         "data_source": str(card["training"]["dataset"]),
@@ -180,7 +208,9 @@ def _metadata(model: LoadedModel, card: Card, name: str) -> Node:
         "image_classes": ", ".join(inputs["channels"]),
         "label_classes": model.targets.words,
         "pred_classes": ", ".join(outputs["channels"]),
-        "eval_metrics": {} if card["validation"]["dice"] is None else {"mean_dice": card["validation"]["dice"]},
+        "eval_metrics": {}
+        if card["validation"]["dice"] is None
+        else {"mean_dice": card["validation"]["dice"]},
         "network_data_format": {
             "inputs": {
                 "image": {
@@ -210,25 +240,30 @@ def _sizes(card: Card) -> tuple[list[int], list[int]]:
 
 def _readme(model: LoadedModel, name: str) -> str:
     differs = [
-        "Resampling: MONAI keeps the spacing to the last digit, medconv a whole number of voxels between the image's edges; "
-        "no difference where the image has the network's spacing already.",
+        "Resampling: MONAI keeps the spacing to the last digit, medconv a whole number of voxels between "
+        "the image's edges; no difference where the image has the network's spacing already.",
         "The logits go back to the image's grid by the same splines, where medconv interpolates linearly.",
     ]
     if model.window.mirror_axes:
         differs.append(f"No mean over flips; medconv takes it over axes {list(model.window.mirror_axes)}.")
-    files = "files `CASE.nii.gz`" if len(model.modalities) == 1 else "files `CASE_0000.nii.gz`, `CASE_0001.nii.gz`, ..."
+    files = (
+        "files `CASE.nii.gz`"
+        if len(model.modalities) == 1
+        else "files `CASE_0000.nii.gz`, `CASE_0001.nii.gz`, ..."
+    )
     lines = "\n".join(f"- {line}" for line in differs)
     return f"""# {name}
 
-Segmentation of {", ".join(model.targets.names)} from {", ".join(model.modalities)}; `models/model.ts.md` says what the
-network takes and how it was measured. In the bundle's folder, for {files} in `images/`:
+Segmentation of {", ".join(model.targets.names)} from {", ".join(model.modalities)}; `models/model.ts.md`
+says what the network takes and how it was measured. In the bundle's folder, for {files} in `images/`:
 
 ```bash
 python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json \\
     --bundle_root . --dataset_dir images --output_dir predictions
 ```
 
-needs {", ".join(_NEEDS)}. A TorchScript file and a config of MONAI's are programs: run them only if you trust who made them.
+needs {", ".join(_NEEDS)}. A TorchScript file and a config of MONAI's are programs: run them only
+if you trust who made them.
 
 What differs from `medconv predict --exported-model models/model.ts`, which the checkpoint was validated by:
 

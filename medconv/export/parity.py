@@ -21,7 +21,9 @@ from medconv.models.outputs import full_resolution
 def on_patches(reference: LoadedModel, exported: LoadedModel, captured: Captured) -> float:
     """Of random patches: one, three at once, and another size where sizes are open."""
     patch = reference.window.patch_size
-    larger = [n + d if free else n for n, d, free in zip(patch, captured.divisor, captured.dynamic, strict=True)]
+    larger = [
+        n + d if free else n for n, d, free in zip(patch, captured.divisor, captured.dynamic, strict=True)
+    ]
     generator = torch.Generator().manual_seed(1)
     largest = torch.zeros(())
     for batch, size in ((1, patch), (3, patch), (1, larger)):
@@ -34,7 +36,8 @@ def on_patches(reference: LoadedModel, exported: LoadedModel, captured: Captured
 
 
 def on_case(reference: LoadedModel, exported: LoadedModel, case: Path) -> tuple[float, tuple[int, ...]]:
-    """Of a whole image, through preprocessing, windows and flips: the difference, and the image's prepared shape.
+    """Of a whole image, through preprocessing, windows and flips: the difference, and the image's prepared
+    shape.
 
     Raises: ValueError: the file is no image that the network takes, or not the only one.
     """

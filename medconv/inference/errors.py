@@ -25,8 +25,8 @@ def unwritable(path: Path, case: str, error: OSError) -> UnwritableError:
         return UnwritableError(f"case {case}: cannot write to {path} ({error.strerror or error})")
     free = shutil.disk_usage(path).free
     return UnwritableError(
-        f"case {case}: no room in {path} ({error.strerror}), {free / 1e6:.1f} MB are free. What was written stays; make "
-        "room, and the same command goes on from there"
+        f"case {case}: no room in {path} ({error.strerror}), {free / 1e6:.1f} MB are free. What was written "
+        "stays; make room, and the same command goes on from there"
     )
 
 

@@ -18,26 +18,34 @@ from medconv.data.io.dicom_headers import is_dicom, listing
 from medconv.data.io.images import KNOWN, SUFFIXES, VOLUMES, in_folder, stem
 
 _FIRST = "_0000"  # how the first channel's name ends
-_LONGEST = 200  # bytes of an id; most file systems allow names of 255, and a file being written has a longer one
+_LONGEST = (
+    200  # bytes of an id; most file systems allow names of 255, and a file being written has a longer one
+)
 log = logging.getLogger(__name__)
 
 
 def find_cases(source: Path, num_channels: int) -> list[Case]:
-    """The cases in a file, a folder or a list; channels are files CASE_0000, CASE_0001, ... or one file has them all.
+    """The cases in a file, a folder or a list; channels are files CASE_0000, CASE_0001, ... or one file has
+    them all.
 
-    A folder with some name that ends in `_0000` holds such channels and nothing else. One without volumes of another
-    format, but with DICOM in it or below it, has a case in each series. Pictures count where there is nothing else.
+    A folder with some name that ends in `_0000` holds such channels and nothing else. One without volumes of
+    another format, but with DICOM in it or below it, has a case in each series. Pictures count where there is
+    nothing else.
 
-    Lists: `.csv` has a row for each image, whose column `path` names its file; `.txt` has a case in each line, its channels
-    divided by tabs; `.json` is an array of such cases (a path, or an array of paths), or an object of case id to them. Paths
-    are relative to the list's folder.
+    Lists: `.csv` has a row for each image, whose column `path` names its file; `.txt` has a case in each
+    line, its channels divided by tabs; `.json` is an array of such cases (a path, or an array of paths), or
+    an object of case id to them. Paths are relative to the list's folder.
     Raises: ValueError: nothing there, channels missing, or two cases of one name.
     """
     if not source.exists():
         raise ValueError(f"--input {source}: no such file or folder")
     if source.is_file():
         lists = {".txt": _lines, ".json": _json, ".csv": _table}
-        return _named(source, lists[source.suffix](source)) if source.suffix in lists else [_single(source, num_channels)]
+        return (
+            _named(source, lists[source.suffix](source))
+            if source.suffix in lists
+            else [_single(source, num_channels)]
+        )
     if not any(path.name.endswith(VOLUMES) for path in source.iterdir()):
         if found := _in_dicom(source):
             return found
@@ -52,7 +60,8 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
 
 
 def _in_dicom(source: Path) -> list[Case]:
-    """A case for each series, called as its folder below `source`; of several in one folder, by number and description.
+    """A case for each series, called as its folder below `source`; of several in one folder, by number and
+    description.
 
     Localizers, colour images and what is no image are left out.
     Raises: ValueError: series of several modalities, or two that would be called the same.
@@ -71,14 +80,18 @@ def _in_dicom(source: Path) -> list[Case]:
         if found.left_out:
             log.info("--input %s: left out %s", folder, dicom_series.words(found.left_out))
         for name, path, modality in dicom_series.cases(found, folder):
-            case = "_".join([*folder.relative_to(source).parts, *([name] if name else [])]) or source.resolve().name
+            case = (
+                "_".join([*folder.relative_to(source).parts, *([name] if name else [])])
+                or source.resolve().name
+            )
             entries.append((case, (str(path.absolute()),)))
             modalities.setdefault(modality, []).append(case)
     modalities.pop("", None)
     if len(modalities) > 1:
         kinds = ", ".join(f"{name} (such as {cases[0]})" for name, cases in modalities.items())
         raise ValueError(
-            f"--input {source}: series of several modalities, {kinds}; expected one, or a list (.txt, .json) of those meant"
+            f"--input {source}: series of several modalities, {kinds}; expected one, or a list (.txt, .json) "
+            "of those meant"
         )
     if entries:
         _say_without(source, without)
@@ -86,15 +99,21 @@ def _in_dicom(source: Path) -> list[Case]:
 
 
 def _say_without(source: Path, folders: Sequence[Path]) -> None:
-    """That files in these folders are left out. Raises: ValueError: a folder beside DICOM cannot be looked into."""
+    """That files in these folders are left out. Raises: ValueError: a folder beside DICOM cannot be looked
+    into.
+    """
     for folder in folders:
         try:
             if listing(folder):
                 log.warning(
-                    "--input %s: left out %s, no file there can be read as DICOM (DICM after 128 bytes)", source, folder
+                    "--input %s: left out %s, no file there can be read as DICOM (DICM after 128 bytes)",
+                    source,
+                    folder,
                 )
         except OSError as error:
-            raise ValueError(f"--input {source}: {error.filename or folder} cannot be read ({error.strerror})") from error
+            raise ValueError(
+                f"--input {source}: {error.filename or folder} cannot be read ({error.strerror})"
+            ) from error
 
 
 def _single(path: Path, num_channels: int) -> Case:
@@ -104,7 +123,9 @@ def _single(path: Path, num_channels: int) -> Case:
         return Case(case, (path,))
     channels = tuple(path.with_name(f"{case}_{number:04d}{ending}") for number in range(num_channels))
     if lacking := [channel.name for channel in channels if not channel.is_file()]:
-        raise ValueError(f"--input {path}: the network takes {num_channels} channels, {', '.join(lacking)} is not there")
+        raise ValueError(
+            f"--input {path}: the network takes {num_channels} channels, {', '.join(lacking)} is not there"
+        )
     return Case(case, channels)
 
 
@@ -127,7 +148,9 @@ def _table(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:
 
 def _json(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:
     try:
-        content = json.loads(_text(source), object_pairs_hook=tuple)  # a dict would lose a key that comes twice
+        content = json.loads(
+            _text(source), object_pairs_hook=tuple
+        )  # a dict would lose a key that comes twice
     except (ValueError, RecursionError) as error:
         raise ValueError(f"--input {source}: not JSON ({error})") from error
     entries = content if isinstance(content, tuple) else ((None, item) for item in _array(content, source))
@@ -137,7 +160,9 @@ def _json(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:
 def _paths(item: Any, source: Path) -> tuple[str, ...]:
     paths = [item] if isinstance(item, str) else item
     if not isinstance(paths, list) or not paths or not all(isinstance(path, str) and path for path in paths):
-        raise ValueError(f"--input {source}: a case is a path, or an array of paths, one per channel; got {item!r:.80}")
+        raise ValueError(
+            f"--input {source}: a case is a path, or an array of paths, one per channel; got {item!r:.80}"
+        )
     return tuple(paths)
 
 
@@ -168,7 +193,9 @@ def _named(source: Path, entries: Sequence[tuple[str | None, tuple[str, ...]]]) 
 
 
 def _name(first: Path) -> str:
-    """Of a case without an id: that of its first file, without `_0000`, as the files of a dataset are called."""
+    """Of a case without an id: that of its first file, without `_0000`, as the files of a dataset are
+    called.
+    """
     return stem(first).removesuffix(_FIRST)
 
 
@@ -179,5 +206,7 @@ def _checked(case: str, source: Path) -> str:
         size = 0
     if not 0 < size <= _LONGEST or Path(case).name != case or case[0] == "." or min(case) < " ":
         shown = repr(case) if len(case) <= _LONGEST else f"one of {size} bytes, {case[:20]!r}..."
-        raise ValueError(f"--input {source}: a case id names a file, of at most {_LONGEST} bytes, and cannot be {shown}")
+        raise ValueError(
+            f"--input {source}: a case id names a file, of at most {_LONGEST} bytes, and cannot be {shown}"
+        )
     return case

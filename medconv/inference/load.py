@@ -37,15 +37,17 @@ class LoadedModel:
     """A network as a checkpoint holds it, folded, in evaluation mode, with what its input must look like.
 
     Args:
-        spacing_range_mm: smallest and largest spacing of the training cases along each axis (right, anterior, superior);
-            empty where a checkpoint does not say.
+        spacing_range_mm: smallest and largest spacing of the training cases along each axis (right, anterior,
+            superior); empty where a checkpoint does not say.
         path: the checkpoint, or the exported file.
         seen_axes: along which the network saw mirrored images.
         equivariant_axes: along which it gives them mirrored logits by construction.
         card: beside an exported file, what says all of this.
-        outcome: what it is asked of whole images; None: label maps. There are no targets then, all images have the size
-            `window.patch_size`, and over flips along `window.mirror_axes` what the outputs mean is averaged.
-        rounding: of pictures that all had one size, what it was rounded up to a multiple of; empty: of any size.
+        outcome: what it is asked of whole images; None: label maps. There are no targets then, all images
+            have the size `window.patch_size`, and over flips along `window.mirror_axes` what the outputs mean
+            is averaged.
+        rounding: of pictures that all had one size, what it was rounded up to a multiple of; empty: of any
+            size.
     """
 
     network: nn.Module
@@ -76,29 +78,41 @@ def load(
 
     Args:
         trusted: packages of your own that its network may come from.
-        mirror_axes: of test-time augmentation, in the place of those that it was validated with; spatial axes.
-        plain: without the fast layers and layouts of `perf`, which are this package's own, so that it can be exported.
-    Raises: ValueError: missing, damaged, not medconv's, of another task, naming a class that is not allowed, or axes along
-        which the network never saw a mirrored image.
+        mirror_axes: of test-time augmentation, in the place of those that it was validated with; spatial
+            axes.
+        plain: without the fast layers and layouts of `perf`, which are this package's own, so that it can be
+            exported.
+    Raises: ValueError: missing, damaged, not medconv's, of another task, naming a class that is not allowed,
+        or axes along which the network never saw a mirrored image.
     """
     content = checkpoint_io.read(path)
     try:
         model = _built(content, path, trusted, mirror_axes, plain)
     except DAMAGED as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path}: damaged, or of another version: its record cannot be read ({reason})") from error
+        raise ValueError(
+            f"{path}: damaged, or of another version: its record cannot be read ({reason})"
+        ) from error
     model.network.to(device)
     return model
 
 
 def _built(
-    content: dict[str, Any], path: Path, trusted: Sequence[str], mirror_axes: Sequence[int] | None, plain: bool
+    content: dict[str, Any],
+    path: Path,
+    trusted: Sequence[str],
+    mirror_axes: Sequence[int] | None,
+    plain: bool,
 ) -> LoadedModel:
     record, values = content["medconv"], content["medconv"]["config"]
     task = str(values["task"]["_target_"])
     if not task.endswith(_TASKS):
-        raise ValueError(f"{path}: its task is {task}, expected one of medconv.training.tasks: {', '.join(_TASKS)}")
-    network = build_network(values, values["derived"]["patch_size"], partial(config_trusted.build_trusted, trusted=trusted))
+        raise ValueError(
+            f"{path}: its task is {task}, expected one of medconv.training.tasks: {', '.join(_TASKS)}"
+        )
+    network = build_network(
+        values, values["derived"]["patch_size"], partial(config_trusted.build_trusted, trusted=trusted)
+    )
     checkpoint_io.load_weights(network, content, path)
     axes, equivariant = _mirror_axes(values, network, mirror_axes), mirror_axes_of(network)
     network = fold_convs(network).eval()
@@ -123,8 +137,12 @@ def _built(
     )
 
 
-def with_window(model: LoadedModel, overlap: float | None = None, batch_size: int | None = None) -> LoadedModel:
-    """The same network with other windows; None keeps what it was validated with. Raises: ValueError: not possible."""
+def with_window(
+    model: LoadedModel, overlap: float | None = None, batch_size: int | None = None
+) -> LoadedModel:
+    """The same network with other windows; None keeps what it was validated with. Raises: ValueError: not
+    possible.
+    """
     window = model.window
     window = window if overlap is None else replace(window, overlap=overlap)
     window = window if batch_size is None else replace(window, batch_size=batch_size)
@@ -154,7 +172,12 @@ def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
 
 def _rounding(values: Values) -> tuple[int, ...]:
     data, known = values["data"], values["derived"]
-    if image_targets_of(known) is None or known["spatial_dims"] != 2 or data.get("resize") or data.get("patch_size"):
+    if (
+        image_targets_of(known) is None
+        or known["spatial_dims"] != 2
+        or data.get("resize")
+        or data.get("patch_size")
+    ):
         return ()
     return tuple(prod(step[axis] for step in known["strides"]) for axis in range(2))
 

@@ -1,4 +1,6 @@
-"""What the record of a folder of predictions says: of which images, by which settings; and why that may not fit."""
+"""What the record of a folder of predictions says: of which images, by which settings; and why that may
+not fit.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Found:
 
     Args:
         before: the record's cases.
-        overwriting: what an `--overwrite` is to replace that has not ended; of these, what has a label map is new.
+        overwriting: what an `--overwrite` is to replace that has not ended; of these, what has a label map is
+            new.
         differences: of the record's settings from the wanted ones.
         there: cases with a label map.
         busy: another process is at work.
@@ -34,7 +37,11 @@ class Found:
 
     def moved(self, cases: dict[str, Entry]) -> list[str]:
         """Those that were, or are being, predicted from other images."""
-        known = self.before if self.busy else {case: self.before[case] for case in self.there if case in self.before}
+        known = (
+            self.before
+            if self.busy
+            else {case: self.before[case] for case in self.there if case in self.before}
+        )
         return [case for case, entry in cases.items() if case in known and known[case] != entry]
 
     def renewed(self, cases: dict[str, Entry]) -> set[str]:
@@ -42,7 +49,9 @@ class Found:
         return set() if self.differences else {*self.overwriting} - {*self.moved(cases)}
 
     def fault(self, cases: dict[str, Entry], replaced: Sequence[str]) -> str | None:
-        """Why it cannot stay as it is beside new results of `cases`, of which `replaced` are to be made anew."""
+        """Why it cannot stay as it is beside new results of `cases`, of which `replaced` are to be made
+        anew.
+        """
         if self.differences and (self.there or self.busy):
             return f"holds results that were made otherwise ({'; '.join(self.differences)})"
         if moved := self.moved(cases):
@@ -78,7 +87,11 @@ def _stamp(path: Path) -> list[int] | None:
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     keys = dict.fromkeys([*here, *there])
-    return [f"{key}: {there.get(key)} there, {here.get(key)} now" for key in keys if there.get(key) != here.get(key)]
+    return [
+        f"{key}: {there.get(key)} there, {here.get(key)} now"
+        for key in keys
+        if there.get(key) != here.get(key)
+    ]
 
 
 def _names(value: Any) -> bool:
@@ -89,4 +102,7 @@ def _other_image(case: str, before: Entry, now: Entry) -> str:
     for old, new in zip(before["images"], now["images"], strict=False):
         if old != new:
             return f"holds a case {case} of another image, {old}, not {new}"
-    return f"holds a case {case} of an image that was replaced since, or has other channels now: {now['images'][0]}"
+    return (
+        f"holds a case {case} of an image that was replaced since, or has other channels now: "
+        f"{now['images'][0]}"
+    )

@@ -1,7 +1,8 @@
 """The folder of predictions: what made them, which are done, and which another process has in hand.
 
-A case is done once its label map has its name, and the folder's record says that the same networks and settings made it. Who
-works on a case holds a lock on a file, which the system lets go when its process ends, in whatever way.
+A case is done once its label map has its name, and the folder's record says that the same networks and
+settings made it. Who works on a case holds a lock on a file, which the system lets go when its process ends,
+in whatever way.
 """
 
 from __future__ import annotations
@@ -47,14 +48,21 @@ class Folder:
         probabilities: bool = False,
         dicom_seg: bool = False,
     ) -> None:
-        self.path, self.about, self.writes_probabilities, self.writes_dicom_seg = path, dict(about), probabilities, dicom_seg
+        self.path, self.about, self.writes_probabilities, self.writes_dicom_seg = (
+            path,
+            dict(about),
+            probabilities,
+            dicom_seg,
+        )
         also = {"dicom_seg": True} if dicom_seg else {}  # records from before it was there have none
         self.settings = json.loads(json.dumps({**settings, "probabilities": probabilities, **also}))
         self._ending = _VOLUME  # of label maps, until the cases are known
         self.skipped: list[str] = []
         self.elsewhere: list[str] = []
         self._claims, self._lock = path / ".claims", FileLock(path / ".lock")
-        self._mine = FileLock(self._claims / f"{socket.gethostname()}-{os.getpid()}-{id(self)}.process", thread_local=False)
+        self._mine = FileLock(
+            self._claims / f"{socket.gethostname()}-{os.getpid()}-{id(self)}.process", thread_local=False
+        )
 
     def label(self, case: str) -> Path:
         return self.path / f"{case}{self._ending}"
@@ -67,12 +75,15 @@ class Folder:
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
-        """Inside, this process is one of those that work here. Label maps are PNG where all images are pictures.
+        """Inside, this process is one of those that work here. Label maps are PNG where all images are
+        pictures.
 
-        Raises: ValueError: it holds other results, which `overwrite` removes as far as they belong to `cases` and the record
-            accounts for them; it is where the images are; or it cannot be written.
+        Raises: ValueError: it holds other results, which `overwrite` removes as far as they belong to `cases`
+            and the record accounts for them; it is where the images are; or it cannot be written.
         """
-        self._ending = _PICTURE if all(is_picture(path) for case in cases for path in case.images) else _VOLUME
+        self._ending = (
+            _PICTURE if all(is_picture(path) for case in cases for path in case.images) else _VOLUME
+        )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._check_apart(cases)
@@ -115,12 +126,17 @@ class Folder:
         return True
 
     def _check_apart(self, cases: Sequence[Case]) -> None:
-        """Raises: ValueError: results would come to lie among the images; folders are told apart by what they are, not by
-        how they are called."""
-        ours = {_identity(self.path), *(_identity(self.path / name) for name in (PROBABILITIES, DICOM_SEG))} - {None}
+        """Raises: ValueError: results would come to lie among the images; folders are told apart by what they
+        are, not by how they are called."""
+        ours = {
+            _identity(self.path),
+            *(_identity(self.path / name) for name in (PROBABILITIES, DICOM_SEG)),
+        } - {None}
         for path in (path for case in cases for path in case.images):
             if ours & _homes(path):
-                raise ValueError(f"--output {self.path}: holds the images themselves, such as {path}; take another folder")
+                raise ValueError(
+                    f"--output {self.path}: holds the images themselves, such as {path}; take another folder"
+                )
 
     def _begin(self, cases: dict[str, Entry], overwrite: bool) -> None:
         found = self._found()
@@ -138,26 +154,30 @@ class Folder:
         """Raises: ValueError: what is here cannot stay beside new results, nor be replaced."""
         if unknown := [case for case in found.there if case not in found.before]:
             raise self._refusal(
-                f"holds label maps that no {RECORD} accounts for, such as {unknown[0]}{self._ending}; take another folder, "
-                "or remove them"
+                f"holds label maps that no {RECORD} accounts for, such as {unknown[0]}{self._ending}; take "
+                "another folder, or remove them"
             )
         fault = found.fault(cases, replaced)
         if fault and (found.busy or not overwrite):
             advice = (
-                "another process is at work there" if found.busy else "take another folder, or --overwrite to replace them"
+                "another process is at work there"
+                if found.busy
+                else "take another folder, or --overwrite to replace them"
             )
             raise self._refusal(f"{fault}; {advice}")
         if found.differences and (strangers := [case for case in found.there if case not in cases]):
             raise self._refusal(
-                "--overwrite would leave results there that were made otherwise, of cases that --input does not name: "
-                f"{some(strangers)}; take another folder"
+                "--overwrite would leave results there that were made otherwise, of cases that --input "
+                f"does not name: {some(strangers)}; take another folder"
             )
 
     def _refusal(self, reason: str) -> ValueError:
         return ValueError(f"--output {self.path}: {reason}")
 
     def _end(self, whole: bool) -> None:
-        """Args: whole: this process came to its end, so that if it was the last one nothing is left to be replaced."""
+        """Args: whole: this process came to its end, so that if it was the last one nothing is left to be
+        replaced.
+        """
         self._mine.release()
         Path(self._mine.lock_file).unlink(missing_ok=True)
         if not self._others():
@@ -173,7 +193,9 @@ class Folder:
 
     def _found(self) -> Found:
         known = read(self.path)
-        names = sorted(p.name.removesuffix(self._ending) for p in self.path.glob(f"*{self._ending}") if p.name[0] != ".")
+        names = sorted(
+            p.name.removesuffix(self._ending) for p in self.path.glob(f"*{self._ending}") if p.name[0] != "."
+        )
         return Found(
             known.get("cases", {}),
             known.get("overwriting", []),
@@ -196,7 +218,9 @@ class Folder:
 
     def _clean(self, replaced: Sequence[str]) -> None:
         kinds = {"": self._ending, PROBABILITIES: _VOLUME, DICOM_SEG: ".dcm"}
-        for path in [path for name, ending in kinds.items() for path in (self.path / name).glob(f".*{ending}")]:
+        for path in [
+            path for name, ending in kinds.items() for path in (self.path / name).glob(f".*{ending}")
+        ]:
             if _PARTIAL.fullmatch(path.name):
                 path.unlink()
         for case in replaced:
@@ -214,7 +238,9 @@ def _acquired(lock: FileLock) -> bool:
 
 
 def _homes(image: Path) -> set[tuple[int, int] | None]:
-    """The folder that a path names, and the one that its file lies in, should it be a link; of a series, itself as well."""
+    """The folder that a path names, and the one that its file lies in, should it be a link; of a series,
+    itself as well.
+    """
     try:
         return {_identity(image.parent), _identity(Path(os.path.realpath(image)).parent), _identity(image)}
     except ValueError:  # no possible name; such a case fails when it is read

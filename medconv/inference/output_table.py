@@ -1,6 +1,8 @@
-"""The folder of answers for whole images: `predictions.csv`, a row per case, and the record of what made them.
+"""The folder of answers for whole images: `predictions.csv`, a row per case, and the record of what made
+them.
 
-Rows are added as they are made, so that a command that was stopped goes on; at the end they stand in the order of the cases.
+Rows are added as they are made, so that a command that was stopped goes on; at the end they stand in the
+order of the cases.
 """
 
 from __future__ import annotations
@@ -31,11 +33,16 @@ OTHERS = ("case", "predicted")  # columns that are no output
 class Answers:
     """Where answers go.
 
-    Args: settings: what decides them, by name; a folder has one set of them. about: what else its record says.
+    Args: settings: what decides them, by name; a folder has one set of them. about: what else its record
+    says.
     """
 
     def __init__(
-        self, path: Path, image_targets: ImageLevelTargets, settings: Mapping[str, Any], about: Mapping[str, Any]
+        self,
+        path: Path,
+        image_targets: ImageLevelTargets,
+        settings: Mapping[str, Any],
+        about: Mapping[str, Any],
     ) -> None:
         self.path, self.image_targets = path, image_targets
         self.settings = json.loads(json.dumps({**settings, "image_targets": image_targets.plain()}))
@@ -54,8 +61,8 @@ class Answers:
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[list[Case]]:
         """Gives the cases that are still to be done.
 
-        Raises: ValueError: it holds other results, which `overwrite` removes as far as they belong to `cases`; another
-            process is at work there; or it cannot be written.
+        Raises: ValueError: it holds other results, which `overwrite` removes as far as they belong to
+            `cases`; another process is at work there; or it cannot be written.
         """
         lock = FileLock(self.path / ".lock")
         try:
@@ -78,7 +85,11 @@ class Answers:
         """Raises: OSError: no room, or no permission."""
         text = io.StringIO(newline="")
         for case, values in zip(cases, outputs, strict=True):
-            called = [self.image_targets.names[int(values.argmax())]] if self.image_targets.kind == "multiclass" else []
+            called = (
+                [self.image_targets.names[int(values.argmax())]]
+                if self.image_targets.kind == "multiclass"
+                else []
+            )
             self.rows[case.id] = [case.id, *called, *(f"{value:.8g}" for value in values)]
             csv.writer(text, lineterminator="\n").writerow(self.rows[case.id])
         with (self.path / TABLE).open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:
@@ -91,7 +102,9 @@ class Answers:
         known, entries = read(self.path), {case.id: entry(case.images) for case in cases}
         rows = self._read()
         if strange := [case for case in rows if case not in known.get("cases", {})]:
-            raise self._refusal(f"holds answers that no {RECORD} accounts for, such as {strange[0]}; take another folder")
+            raise self._refusal(
+                f"holds answers that no {RECORD} accounts for, such as {strange[0]}; take another folder"
+            )
         if known and not (self.path / TABLE).exists():
             raise self._refusal("holds label maps; take another folder")
         unlike = differing(known["settings"], self.settings) if known else []
@@ -101,11 +114,16 @@ class Answers:
         others = [case for case in rows if case not in entries]
         if unlike and others:
             raise self._refusal(
-                "--overwrite would leave answers there that were made otherwise, of cases that --input does not name: "
-                f"{some(others)}; take another folder"
+                "--overwrite would leave answers there that were made otherwise, of cases that --input "
+                f"does not name: {some(others)}; take another folder"
             )
         self.rows = {case: row for case, row in rows.items() if not (overwrite and case in entries)}
-        record = {**self.about, "settings": self.settings, "cases": {**found.before, **entries}, "overwriting": []}
+        record = {
+            **self.about,
+            "settings": self.settings,
+            "cases": {**found.before, **entries},
+            "overwriting": [],
+        }
         self._write([])
         write_text(self.path / RECORD, json.dumps(record, indent=2) + "\n")
 

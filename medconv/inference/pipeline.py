@@ -1,7 +1,8 @@
 """Three stages at once: the next case is loaded while one is predicted and one is written.
 
-Threads, not processes: unpacking, matrix products, the network and writing all run outside of Python's lock. A case is in
-memory from the start of its loading to the end of its writing, so `workers + 2` cases are, at most.
+Threads, not processes: unpacking, matrix products, the network and writing all run outside of Python's lock.
+A case is in memory from the start of its loading to the end of its writing, so `workers + 2` cases are, at
+most.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def stream(
 ) -> Iterator[tuple[Item, Exception | None]]:
     """Each item when it is through, with the error that ended it; an error ends no other item.
 
-    Args: workers: items that are loaded at once. `predict` runs in the caller's thread, as do the steps of `items`.
+    Args: workers: items that are loaded at once. `predict` runs in the caller's thread, as do the steps of
+    `items`.
     """
     upcoming, loading = iter(items), deque[tuple[Item, Future[Loaded]]]()
     writing: tuple[Item, Future[None]] | None = None
@@ -60,7 +62,9 @@ def stream(
             raise
 
 
-def _attempt(predict: Callable[[Loaded], Predicted], future: Future[Loaded]) -> tuple[Predicted | None, Exception | None]:
+def _attempt(
+    predict: Callable[[Loaded], Predicted], future: Future[Loaded]
+) -> tuple[Predicted | None, Exception | None]:
     try:
         return predict(future.result()), None
     except Exception as error:

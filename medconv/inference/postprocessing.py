@@ -1,6 +1,8 @@
-"""Post-processing of label maps: which components stay, which holes are filled; and the file that says which steps to take.
+"""Post-processing of label maps: which components stay, which holes are filled; and the file that says which
+steps to take.
 
-Components are connected through faces, edges and corners (26 neighbours, 8 in 2D); holes, their counterpart, through faces.
+Components are connected through faces, edges and corners (26 neighbours, 8 in 2D); holes, their counterpart,
+through faces.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Step:
     Args:
         operation: a key of `OPERATIONS`.
         of: the class's or region's name, or `WHOLE`.
-        min_mm3: of `remove_small`: components of a smaller volume go. In 2D it is the area times the slice's thickness.
+        min_mm3: of `remove_small`: components of a smaller volume go. In 2D it is the area times the slice's
+            thickness.
     """
 
     operation: str
@@ -52,7 +55,8 @@ class Step:
         """From what `plain` gave. Raises: ValueError: anything else."""
         if not isinstance(content, Mapping) or not {"operation", "of"} <= set(content) <= _KEYS:
             raise ValueError(
-                f"expected an object with the keys `operation`, `of` and perhaps `min_mm3`, got {content!r:.200}"
+                "expected an object with the keys `operation`, `of` and perhaps `min_mm3`, got "
+                f"{content!r:.200}"
             )
         operation, of, volume = content["operation"], content["of"], content.get("min_mm3")
         if not isinstance(operation, str) or operation not in OPERATIONS:
@@ -64,12 +68,18 @@ class Step:
         if operation != "remove_small":
             if volume is not None:
                 raise ValueError(f"`min_mm3` belongs to remove_small, not to {operation}")
-        elif isinstance(volume, bool) or not isinstance(volume, (int, float)) or not 0 < volume <= sys.float_info.max:
+        elif (
+            isinstance(volume, bool)
+            or not isinstance(volume, (int, float))
+            or not 0 < volume <= sys.float_info.max
+        ):
             raise ValueError(f"`min_mm3` must be a positive number, got {volume!r:.80}")
         return cls(operation, of, None if volume is None else float(volume))
 
     def apply(self, label: np.ndarray, grid: Grid, targets: SegmentationTargets) -> np.ndarray:
-        """As `Steps.apply`, for this step alone. `label` may be a part of the grid that holds all of the foreground."""
+        """As `Steps.apply`, for this step alone. `label` may be a part of the grid that holds all of the
+        foreground.
+        """
         values = _values(self.of, targets)
         box = bounding_box(np.isin(label, values))
         if box is None:
@@ -96,7 +106,11 @@ class Steps:
 
     def check(self, targets: SegmentationTargets) -> None:
         """Raises: ValueError: they were decided for other classes than these."""
-        if (self.targets.names, self.targets.values, self.targets.order) != (targets.names, targets.values, targets.order):
+        if (self.targets.names, self.targets.values, self.targets.order) != (
+            targets.names,
+            targets.values,
+            targets.order,
+        ):
             name = self.source or "post-processing"
             raise ValueError(f"{name}: was decided for {self.targets.words}; the network has {targets.words}")
 
@@ -113,7 +127,9 @@ class Steps:
 
 
 def read(path: Path) -> Steps:
-    """The steps that a file holds; nothing in it chooses code. Raises: ValueError: missing, damaged, or not such a file."""
+    """The steps that a file holds; nothing in it chooses code. Raises: ValueError: missing, damaged, or
+    not such a file.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -121,7 +137,10 @@ def read(path: Path) -> Steps:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(content, dict) or not isinstance(content.get("steps"), list):
-        raise ValueError(f"{path}: expected a JSON object whose `steps` is a list, as medconv find-postprocessing writes it")
+        raise ValueError(
+            f"{path}: expected a JSON object whose `steps` is a list, as medconv find-postprocessing writes "
+            "it"
+        )
     targets = _targets(content.get("targets"), path)
     steps = []
     for number, item in enumerate(content["steps"], 1):
@@ -167,7 +186,8 @@ def _fill_holes(
 ) -> np.ndarray:
     """A hole is of background, encloses nothing else, and every neighbour of it belongs to the class.
 
-    Of a region, voxels of regions around it count as background: those that lose nothing by becoming part of it.
+    Of a region, voxels of regions around it count as background: those that lose nothing by becoming part of
+    it.
     """
     value = _value(step.of, targets)
     kept = _holding(value, targets)
@@ -175,7 +195,9 @@ def _fill_holes(
     fillable &= ~np.isin(label, values)
     holes, count = ndimage.label(fillable, _FACES)
     outer = ndimage.binary_dilation(~fillable & ~np.isin(label, values), _FACES)
-    for axis in (axis for axis in range(3) if grid.shape[axis] > 1):  # what lies outside of the box is none of the class
+    for axis in (
+        axis for axis in range(3) if grid.shape[axis] > 1
+    ):  # what lies outside of the box is none of the class
         np.moveaxis(outer, axis, 0)[[0, -1]] = True
     enclosed = np.ones(count + 1, bool)
     enclosed[0] = False
@@ -199,9 +221,15 @@ def _components(mask: np.ndarray) -> np.ndarray:
 
 
 def _without(
-    label: np.ndarray, components: np.ndarray, goes: np.ndarray, values: Sequence[int], targets: SegmentationTargets
+    label: np.ndarray,
+    components: np.ndarray,
+    goes: np.ndarray,
+    values: Sequence[int],
+    targets: SegmentationTargets,
 ) -> np.ndarray:
-    """The components that go, a flag each, become what remains without them: background, or the region around."""
+    """The components that go, a flag each, become what remains without them: background, or the region
+    around.
+    """
     if not goes.any():
         return label
     removed = np.concatenate([[False], goes])[components]
@@ -213,7 +241,9 @@ def _without(
 
 def _remaining(value: int, values: Sequence[int], targets: SegmentationTargets) -> int:
     """What a voxel of `value` becomes that no longer belongs to `values`."""
-    others = (v for v, held in zip(targets.order, targets.values, strict=False) if value in held and v not in values)
+    others = (
+        v for v, held in zip(targets.order, targets.values, strict=False) if value in held and v not in values
+    )
     return max(others, key=targets.order.index, default=0)
 
 
@@ -241,5 +271,6 @@ def _targets(content: Any, path: Path) -> SegmentationTargets:
         return SegmentationTargets.from_plain(content)
     except ValueError as error:
         raise ValueError(
-            f"{path}: `targets` must give names, values and order of the classes ({error}), got {content!r:.200}"
+            f"{path}: `targets` must give names, values and order of the classes ({error}), got "
+            f"{content!r:.200}"
         ) from error

@@ -48,7 +48,9 @@ def run_command(options: argparse.Namespace) -> int:
     if not options.checkpoint and not options.exported_model:
         raise ValueError("--checkpoint or --exported-model is needed: the networks to predict with")
     device = usable_device(options.device)
-    members = load_members(options.checkpoint, device, options.trust_package, options.mirror_axes, options.exported_model)
+    members = load_members(
+        options.checkpoint, device, options.trust_package, options.mirror_axes, options.exported_model
+    )
     if members[0].image_targets is not None:
         return _of_whole_images(members, device, options)
     if options.saliency:
@@ -74,7 +76,9 @@ def _of_whole_images(members: Sequence[LoadedModel], device: str, options: argpa
         "--overlap": options.overlap is not None,
     }
     if wrong := [name for name, value in given.items() if value]:
-        raise ValueError(f"{wrong[0]}: is for label maps; {members[0].path} answers for whole images, into predictions.csv")
+        raise ValueError(
+            f"{wrong[0]}: is for label maps; {members[0].path} answers for whole images, into predictions.csv"
+        )
     if options.sw_batch_size is not None and options.sw_batch_size < 1:
         raise ValueError(f"--sw-batch-size must be at least 1, got {options.sw_batch_size}")
     predictor = ImagePredictor(members, device, options.sw_batch_size)
@@ -95,20 +99,28 @@ def predict(
     settings: dict[str, Any] | None = None,
     dicom_seg: bool = False,
 ) -> int:
-    """Write one label map per case that has none yet and is in no other process's hands; a case that fails is named at
-    the end, the rest is done.
+    """Write one label map per case that has none yet and is in no other process's hands; a case that fails is
+    named at the end, the rest is done.
 
-    Args: probabilities, dicom_seg: written, too. workers: cases that are loaded at once. settings: what else decides the
-        results.
+    Args: probabilities, dicom_seg: written, too. workers: cases that are loaded at once. settings: what else
+        decides the results.
     Returns: the exit code.
     Raises: ValueError: `output` holds other results, cases failed, or the disk is full.
     """
-    folder = Folder(output, {**_settings(predictor), **(settings or {})}, _about(predictor), probabilities, dicom_seg)
+    folder = Folder(
+        output, {**_settings(predictor), **(settings or {})}, _about(predictor), probabilities, dicom_seg
+    )
     failed: dict[str, str] = {}
-    limits = threadpool_limits(1, user_api="blas")  # loading beside the network; each does its own matrix products
+    limits = threadpool_limits(
+        1, user_api="blas"
+    )  # loading beside the network; each does its own matrix products
     with signals.raising(), folder.open(cases, overwrite), limits, tqdm(total=len(cases), **_BAR) as bar:
         done = stream(
-            folder.claims(cases), partial(_load, predictor), predictor.scores, partial(_write, predictor, folder), workers
+            folder.claims(cases),
+            partial(_load, predictor),
+            predictor.scores,
+            partial(_write, predictor, folder),
+            workers,
         )
         for ended, ((case, release), error) in enumerate(done, 1):
             release()
@@ -151,7 +163,12 @@ def _report(folder: Folder, number: int, failed: dict[str, str]) -> int:
     left, before = len(folder.elsewhere), len(folder.skipped)
     now = number - left - before - len(failed)
     log.info(
-        "%d of %d predictions are in %s: %d made now, %d before or by others", now + before, number, folder.path, now, before
+        "%d of %d predictions are in %s: %d made now, %d before or by others",
+        now + before,
+        number,
+        folder.path,
+        now,
+        before,
     )
     if left:
         log.info("%d cases are in the hands of other processes, such as %s", left, folder.elsewhere[0])
@@ -163,7 +180,9 @@ def _settings(predictor: Predictor) -> dict[str, Any]:
     """What decides the results, and so must be the same for all cases of a folder."""
     windows = [member.window for member in predictor.members]
     return {
-        "checkpoints": [digest(member.card or member.path)[:16] for member in predictor.members if member.path],
+        "checkpoints": [
+            digest(member.card or member.path)[:16] for member in predictor.members if member.path
+        ],
         "overlap": [window.overlap for window in windows],
         "mirror_axes": [list(window.mirror_axes) for window in windows],
     }
@@ -186,5 +205,7 @@ def usable_device(wanted: str | None) -> str:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter: torch was built without it
-        raise ValueError(f"--device {device}: cannot be used here ({str(error).strip().splitlines()[0]})") from error
+        raise ValueError(
+            f"--device {device}: cannot be used here ({str(error).strip().splitlines()[0]})"
+        ) from error
     return device

@@ -1,4 +1,6 @@
-"""Many whole images through networks: loaded in threads, some at once through the network, a table row for each."""
+"""Many whole images through networks: loaded in threads, some at once through the network, a table row for
+each.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,22 @@ def predict_whole(
     workers: int = 1,
     saliency: bool = False,
 ) -> int:
-    """A row of `predictions.csv` for each case that has none yet; a case that fails is named at the end, the rest is done.
+    """A row of `predictions.csv` for each case that has none yet; a case that fails is named at the end, the
+    rest is done.
 
-    Args: settings, about: as of `Answers`. workers: batches that are loaded at once. saliency: pictures of where the answers
-        come from, too.
+    Args: settings, about: as of `Answers`. workers: batches that are loaded at once. saliency: pictures of
+        where the answers come from, too.
     Returns: the exit code.
     Raises: ValueError: `output` holds other results, cases failed, or the disk is full.
     """
     if saliency and all(member.card is not None for member in predictor.members):
-        raise ValueError("--saliency needs a network from --checkpoint; exported files have no layers to look at")
-    folder, failed = Answers(output, predictor.image_targets, {**settings, "saliency": saliency}, about), dict[str, str]()
+        raise ValueError(
+            "--saliency needs a network from --checkpoint; exported files have no layers to look at"
+        )
+    folder, failed = (
+        Answers(output, predictor.image_targets, {**settings, "saliency": saliency}, about),
+        dict[str, str](),
+    )
     limits = threadpool_limits(1, user_api="blas")
     with signals.raising(), folder.open(cases, overwrite) as left, limits, _bar(len(cases)) as bar:
         bar.update(len(cases) - len(left))
@@ -55,7 +63,9 @@ def predict_whole(
         size = predictor.batch_size
         batches = [left[start : start + size] for start in range(0, len(left), size)]
         write = partial(_write, predictor, folder, failed, saliency)
-        steps = stream(batches, partial(_load, predictor), partial(_answered, predictor, failed), write, workers)
+        steps = stream(
+            batches, partial(_load, predictor), partial(_answered, predictor, failed), write, workers
+        )
         for batch, error in steps:
             bar.update(len(batch))
             if isinstance(error, UnwritableError):
@@ -63,7 +73,14 @@ def predict_whole(
             if error is not None:
                 failed.update({case.id: reason(error) for case in batch})
     made = len(cases) - before - len(failed)
-    log.info("%d of %d answers are in %s: %d made now, %d before", before + made, len(cases), output / TABLE, made, before)
+    log.info(
+        "%d of %d answers are in %s: %d made now, %d before",
+        before + made,
+        len(cases),
+        output / TABLE,
+        made,
+        before,
+    )
     need_none(failed, len(cases))
     return DONE
 

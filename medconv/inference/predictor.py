@@ -13,7 +13,13 @@ from torch import Tensor
 
 from medconv.data.case import Case, Grid
 from medconv.data.io.images import read_image
-from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, on_content_grid, preprocess, to_native
+from medconv.data.preprocessing.preprocess import (
+    CropInfo,
+    PreprocessingConfig,
+    on_content_grid,
+    preprocess,
+    to_native,
+)
 from medconv.inference.exported import load as inference_load
 from medconv.inference.load import LoadedModel, load, with_window
 from medconv.targets.segmentation import SegmentationTargets
@@ -50,16 +56,18 @@ class Scores:
     targets: SegmentationTargets
 
     def label(self) -> np.ndarray:
-        """The label map on the image's own grid, (X, Y, Z) int16; of one preprocessing, exactly validation's `restore`."""
+        """The label map on the image's own grid, (X, Y, Z) int16; of one preprocessing, exactly
+        validation's `restore`.
+        """
         if len(self.logits) == 1:
             values = self.targets.decode(on_content_grid(self.logits[0], self.placement))
-        else:  # a region is there above one half, which `decode` looks for at 0; the highest class stays the highest
+        else:  # a region is where the mean is above one half, and `decode` looks above 0
             values = self.targets.decode(channel - 0.5 for channel in self._mean())
         return to_native(values.cpu().numpy(), self.placement)
 
     def probabilities(self) -> Iterator[np.ndarray]:
-        """One after the other, each (X, Y, Z) float32: of the background and each class, which add up to 1, or of each
-        region. Outside the content all is background."""
+        """One after the other, each (X, Y, Z) float32: of the background and each class, which add up to 1,
+        or of each region. Outside the content all is background."""
         for number, channel in enumerate(self._mean()):
             outside = float(number == 0 and not self.targets.overlapping)
             yield to_native(channel.cpu().numpy(), self.placement, outside)
@@ -69,7 +77,9 @@ class Scores:
 
     def _mean(self) -> Iterator[Tensor]:
         for channels in zip(*map(self._each_probability, self.logits), strict=True):
-            yield sum((w * p for w, p in zip(self.weights, channels, strict=True)), torch.zeros_like(channels[0]))
+            yield sum(
+                (w * p for w, p in zip(self.weights, channels, strict=True)), torch.zeros_like(channels[0])
+            )
 
     def _each_probability(self, logits: Tensor) -> Iterator[Tensor]:
         """Channel by channel, so that not all of them lie in memory on the native grid."""
@@ -86,15 +96,17 @@ class Scores:
 class Predictor:
     """One trained network, or several whose mean is taken.
 
-    Members of the same preprocessing, such as the folds of one configuration: the mean of their logits, on the prepared
-    grid. Where preprocessing differs, such as 2D and 3D, logits have no common grid and scale: the mean of the
-    probabilities on the image's own grid, each member having the same weight.
+    Members of the same preprocessing, such as the folds of one configuration: the mean of their logits, on
+    the prepared grid. Where preprocessing differs, such as 2D and 3D, logits have no common grid and scale:
+    the mean of the probabilities on the image's own grid, each member having the same weight.
     Args: finish: post-processing of the label map, (label, grid, targets) -> label.
     Raises: ValueError: members that were not trained for the same.
     Source: means over folds as in Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
 
-    def __init__(self, members: Sequence[LoadedModel], device: str = "cpu", finish: Finish | None = None) -> None:
+    def __init__(
+        self, members: Sequence[LoadedModel], device: str = "cpu", finish: Finish | None = None
+    ) -> None:
         self.members, self.device, self.finish = tuple(members), device, finish
         first = self.members[0]
         for other in self.members[1:]:
@@ -156,7 +168,9 @@ class Predictor:
             logits.append(self._mean(alike, image))
             weights.append(len(alike) / len(self.members))
             if not finite(logits[-1]):
-                raise ValueError(f"the network's logits are not finite (trainer.precision={alike[0].precision})")
+                raise ValueError(
+                    f"the network's logits are not finite (trainer.precision={alike[0].precision})"
+                )
         return Scores(logits, weights, given.placement, self.targets)
 
     @torch.inference_mode()
@@ -190,7 +204,9 @@ class Predictor:
             names = f"{len(self.modalities)} channels ({', '.join(self.modalities)})"
             raise ValueError(f"{path}: the network was trained on {names}, found {len(image)}")
         if (grid.shape[2] == 1) != (recipe.image_dims == 2):
-            kind = f"{recipe.spatial_dims}D" + (" on slices of volumes" if recipe.slice_axis is not None else "")
+            kind = f"{recipe.spatial_dims}D" + (
+                " on slices of volumes" if recipe.slice_axis is not None else ""
+            )
             raise ValueError(f"{path}: the network is {kind}, the image has shape {grid.shape}")
         if not np.isfinite(image).all():
             raise ValueError(f"{path}: has voxels that are NaN or infinite, expected finite numbers")
@@ -198,10 +214,15 @@ class Predictor:
     def _odd_spacing(self, placement: CropInfo) -> str | None:
         for member in self.members:
             spacing, known = placement.native_spacing_mm, member.spacing_range_mm
-            if any(mm * _FAR < low or mm > _FAR * high for mm, (low, high) in zip(spacing, known, strict=False)):
+            if any(
+                mm * _FAR < low or mm > _FAR * high for mm, (low, high) in zip(spacing, known, strict=False)
+            ):
                 trained = " x ".join(f"{low:.3g} to {high:.3g}" for low, high in known)
                 here = " x ".join(f"{mm:.3g}" for mm in spacing[: len(known)])
-                return f"its spacing, {here} mm (right, anterior, superior), is far from that of training, {trained} mm"
+                return (
+                    f"its spacing, {here} mm (right, anterior, superior), is far from that of "
+                    f"training, {trained} mm"
+                )
         return None
 
 
@@ -212,7 +233,9 @@ def load_members(
     mirror_axes: Sequence[int] | None = None,
     models: Sequence[Path | str] = (),
 ) -> list[LoadedModel]:
-    """From checkpoints and exported files. Raises: ValueError: as `trained.load` and `exported.load`, or not of one kind."""
+    """From checkpoints and exported files. Raises: ValueError: as `trained.load` and `exported.load`, or
+    not of one kind.
+    """
     members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
     members += [inference_load.load(Path(path), device, mirror_axes) for path in models]
     for other in members[1:]:
@@ -250,8 +273,8 @@ def _check_same(first: LoadedModel, other: LoadedModel) -> None:
     ):
         if of(first) != of(other):
             raise ValueError(
-                f"{other.path}: cannot be averaged with {first.path}, its {name} are other ones: {of(other)}; "
-                f"there {of(first)}"
+                f"{other.path}: cannot be averaged with {first.path}, its {name} are other ones: "
+                f"{of(other)}; there {of(first)}"
             )
 
 

@@ -25,8 +25,8 @@ def saliency(network: nn.Module, image: Tensor, target: Sequence[int] | int | No
 
     The map is that of the last layer with at least four places along each axis, enlarged to the image.
     Shape: (batch, channels, *spatial) -> (batch, *spatial) float32.
-    Args: target: number of the output, one for all or one for each; None: the highest one of each. Of a number it is what
-        makes it larger.
+    Args: target: number of the output, one for all or one for each; None: the highest one of each. Of a
+        number it is what makes it larger.
     Raises: ValueError: no layer whose output has the image's axes.
     """
     with torch.inference_mode(False), torch.enable_grad():
@@ -37,13 +37,17 @@ def saliency(network: nn.Module, image: Tensor, target: Sequence[int] | int | No
             with torch.no_grad():
                 target = copy(image).argmax(1).tolist()
         targets = [target] * len(image) if isinstance(target, int) else [int(number) for number in target]
-        maps = [cam(one[None], class_idx=number) for one, number in zip(image, targets, strict=True)]  # it mixes a batch's
+        maps = [
+            cam(one[None], class_idx=number) for one, number in zip(image, targets, strict=True)
+        ]  # it mixes a batch's
     return _scaled(torch.cat(maps)[:, 0].detach().float().cpu().numpy())
 
 
-def overlay(network: nn.Module, image: Tensor, spacing_mm: Sequence[float], target: int | None = None) -> np.ndarray:
-    """One image with its map beside it, in planes through the map's highest place. Shape: (channels, *spatial) -> (height,
-    width, 3) uint8. Args: spacing_mm: of each axis."""
+def overlay(
+    network: nn.Module, image: Tensor, spacing_mm: Sequence[float], target: int | None = None
+) -> np.ndarray:
+    """One image with its map beside it, in planes through the map's highest place. Shape: (channels,
+    *spatial) -> (height, width, 3) uint8. Args: spacing_mm: of each axis."""
     found = saliency(network, image[None], target)[0]
     return visualization.heat(image.detach().float().cpu().numpy(), found, spacing_mm)
 
@@ -61,7 +65,9 @@ def _dtype(network: nn.Module) -> torch.dtype:
 
 
 def _layer(network: nn.Module, image: Tensor) -> str:
-    """The last layer that still knows where it looks. One that is used several times has several maps, and is none."""
+    """The last layer that still knows where it looks. One that is used several times has several maps, and
+    is none.
+    """
     seen: list[tuple[str, Any]] = []
     handles = [
         module.register_forward_hook(lambda _m, _i, output, name=name: seen.append((name, output)))
@@ -77,7 +83,9 @@ def _layer(network: nn.Module, image: Tensor) -> str:
     sizes = {name: output.shape[2:] for name, output in once}
     for least in (_LEAST, 2):
         found = [
-            n for n, size in sizes.items() if all(s >= min(least, i) for s, i in zip(size, image.shape[2:], strict=True))
+            n
+            for n, size in sizes.items()
+            if all(s >= min(least, i) for s, i in zip(size, image.shape[2:], strict=True))
         ]
         if found:
             return found[-1]

@@ -26,10 +26,12 @@ class SlidingWindow:
 
     Args:
         patch_size: voxels. overlap: share of a window, from 0 to below 1. batch_size: windows per forward.
-        mirror_axes: spatial axes of mirror test-time augmentation: the logits are a mean over all their flips.
-        slice_axis: of a volume, across the slices that the network, which is 2D, takes one by one; None: it takes images.
-        flip_label_pairs: classes that are each other's mirror image from left to right, such as the two kidneys: a flip along
-            that axis exchanges their logits.
+        mirror_axes: spatial axes of mirror test-time augmentation: the logits are a mean over all their
+            flips.
+        slice_axis: of a volume, across the slices that the network, which is 2D, takes one by one; None: it
+            takes images.
+        flip_label_pairs: classes that are each other's mirror image from left to right, such as the two
+            kidneys: a flip along that axis exchanges their logits.
     """
 
     patch_size: tuple[int, ...]
@@ -43,18 +45,24 @@ class SlidingWindow:
         if not 0 <= self.overlap < 1:
             raise ValueError(f"task.overlap must be at least 0 and below 1, got {self.overlap}")
         if type(self.batch_size) is not int or self.batch_size < 1:
-            raise ValueError(f"task.sw_batch_size must be a whole number of at least 1, got {self.batch_size}")
+            raise ValueError(
+                f"task.sw_batch_size must be a whole number of at least 1, got {self.batch_size}"
+            )
         check_axes("task.mirror_axes", self.mirror_axes, len(self.patch_size))
 
     def __call__(self, network: Callable[[Tensor], Any], image: Tensor) -> Tensor:
         """Shape: (1, channels, *spatial) -> logits (1, classes, *spatial)."""
         if self.slice_axis is None:
             return self._over_windows(network, image)
-        slices = image[0].movedim(1 + self.slice_axis, 0)  # a batch, so that a forward pass takes windows of several
+        slices = image[0].movedim(
+            1 + self.slice_axis, 0
+        )  # a batch, so that a forward pass takes windows of several
         return self._over_windows(network, slices).movedim(0, 1 + self.slice_axis)[None]
 
     def _over_windows(self, network: Callable[[Tensor], Any], images: Tensor) -> Tensor:
-        """Sums of all windows; they lie in main memory where a GPU has no room for them, with the same result."""
+        """Sums of all windows; they lie in main memory where a GPU has no room for them, with the same
+        result.
+        """
         try:
             return self._summed(network, images, images.device)
         except torch.OutOfMemoryError:  # a CPU's own is another one

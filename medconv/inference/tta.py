@@ -21,14 +21,17 @@ log = logging.getLogger(__name__)
 def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
     """Axes of mirror test-time augmentation that can change something.
 
-    Raises: ConfigError: an axis along which the network never saw a mirrored image, so that a mean over flips would harm.
+    Raises: ConfigError: an axis along which the network never saw a mirrored image, so that a mean over flips
+    would harm.
     """
     axes, dims = values["task"].get("mirror_axes"), values["derived"]["spatial_dims"]
     wanted = range(dims) if axes == "all" else () if axes is None else axes
     return usable_axes(wanted, dims, training_axes(values), mirror_axes(network))
 
 
-def usable_axes(wanted: Sequence[int], dims: int, seen: Sequence[int], equivariant: Sequence[int]) -> tuple[int, ...]:
+def usable_axes(
+    wanted: Sequence[int], dims: int, seen: Sequence[int], equivariant: Sequence[int]
+) -> tuple[int, ...]:
     """Of the axes wanted for mirror test-time augmentation, those that can change something.
 
     Args: seen: axes along which the network saw mirrored images in training. equivariant: by construction.
@@ -74,5 +77,8 @@ def mean_over_flips(
 
     Shape: (batch, channels, *spatial) -> (batch, image_targets.num_outputs), float32.
     """
-    found = [image_targets.decode(network(image.flip([2 + axis for axis in axes]) if axes else image)) for axes in over]
+    found = [
+        image_targets.decode(network(image.flip([2 + axis for axis in axes]) if axes else image))
+        for axes in over
+    ]
     return torch.stack(found).mean(0)

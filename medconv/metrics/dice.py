@@ -1,4 +1,6 @@
-"""Dice of label maps in validation, and means where some classes are undefined; `evaluation/` has all other metrics."""
+"""Dice of label maps in validation, and means where some classes are undefined; `evaluation/` has all
+other metrics.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,16 @@ Row = dict[str, float | None]  # class name to value; None where undefined
 def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) -> Row:
     """Dice of each class or region of the foreground, where the reference is not `targets.ignore`.
 
-    Shape: two label maps of the same shape. A class that neither holds is undefined (None); one that only one of them
-    holds is 0.
+    Shape: two label maps of the same shape. A class that neither holds is undefined (None); one that only one
+    of them holds is 0.
     """
     if targets.ignore is not None:
         known = reference != targets.ignore
         prediction, reference = prediction[known], reference[known]
     size = 1 + int(max(targets.num_values, prediction.max(initial=0), reference.max(initial=0)))
-    pairs = np.bincount((prediction.astype(np.int64) * size + reference).ravel(), minlength=size**2).reshape(size, size)
+    pairs = np.bincount((prediction.astype(np.int64) * size + reference).ravel(), minlength=size**2).reshape(
+        size, size
+    )
     row: Row = {}
     for name, values in targets.by_name.items():
         total = pairs[list(values)].sum() + pairs[:, list(values)].sum()

@@ -1,7 +1,7 @@
 """Numbers of a network's answers for whole images, against the truth, each with its bootstrap interval.
 
-Every number is a function of how often each case counts: once, or as often as a bootstrap sample drew it. So a thousand
-samples are a few matrix products, and a number and its interval come from the same lines.
+Every number is a function of how often each case counts: once, or as often as a bootstrap sample drew it. So
+a thousand samples are a few matrix products, and a number and its interval come from the same lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ METRICS = {
     "multilabel": ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error"),
     "regression": ("mae", "rmse", "r2", "pearson"),
 }
-HIGHER_IS_BETTER = {"auc", "accuracy", "balanced_accuracy", "f1", "r2", "pearson", "sensitivity", "specificity", "precision"}
+HIGHER_IS_BETTER = {
+    "auc",
+    "accuracy",
+    "balanced_accuracy",
+    "f1",
+    "r2",
+    "pearson",
+    "sensitivity",
+    "specificity",
+    "precision",
+}
 _AT_ONCE = 4_000_000  # counts of cases drawn at a time: 32 MB
 _CONSTANT = 1e-12  # a spread below this share of the largest number is rounding
 Columns = dict[str, np.ndarray]  # metric to one value for each sample
@@ -29,26 +39,35 @@ def measure(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> d
     """What `METRICS` names; None where it is undefined.
 
     Classes: `auc`, of two classes that of the second, of more the mean of each against the rest; `accuracy`;
-    `balanced_accuracy`, the mean sensitivity of the classes; `f1`, the mean over classes; `calibration_error`, expected, of
-    the highest probability, in 15 bins. Classes that are in no case have no part in a mean (of `f1`: if none is called so,
-    either); without two of them there is no `auc`. Findings: the same of each (`f1` of its presence, `calibration_error` of
-    its probability), found above 0.5; means over findings. Numbers: means over names of the absolute error, its root mean
-    square, R2 and Pearson's correlation.
-    Shape: outputs (cases, image_targets.num_outputs), what the outputs mean; truth (cases, image_targets.num_values).
+    `balanced_accuracy`, the mean sensitivity of the classes; `f1`, the mean over classes;
+    `calibration_error`, expected, of the highest probability, in 15 bins. Classes that are in no case have no
+    part in a mean (of `f1`: if none is called so, either); without two of them there is no `auc`. Findings:
+    the same of each (`f1` of its presence, `calibration_error` of its probability), found above 0.5; means
+    over findings. Numbers: means over names of the absolute error, its root mean square, R2 and Pearson's
+    correlation.
+    Shape: outputs (cases, image_targets.num_outputs), what the outputs mean; truth (cases,
+    image_targets.num_values).
     Source: Naeini et al. 2015, doi:10.1609/aaai.v29i1.9602; Guo et al. 2017, arXiv:1706.04599 (calibration).
     """
     outputs, truth = _checked(image_targets, outputs, truth)
-    return _plain(_columns(image_targets, outputs, truth, np.ones((1, len(truth)))), METRICS[image_targets.kind])
+    return _plain(
+        _columns(image_targets, outputs, truth, np.ones((1, len(truth)))), METRICS[image_targets.kind]
+    )
 
 
-def per_name(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, dict[str, float | None]]:
-    """For each class or finding its `auc`, `sensitivity`, `specificity` and `precision`, and in how many `cases` it is; for
-    each number what `measure` gives. A case's class is the one of the highest probability. Shapes: as of `measure`."""
+def per_name(
+    image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray
+) -> dict[str, dict[str, float | None]]:
+    """For each class or finding its `auc`, `sensitivity`, `specificity` and `precision`, and in how many
+    `cases` it is; for each number what `measure` gives. A case's class is the one of the highest probability.
+    Shapes: as of `measure`."""
     outputs, truth = _checked(image_targets, outputs, truth)
     if image_targets.kind == "regression":
         pairs = zip(image_targets.names, outputs.T, truth.T, strict=True)
         return {
-            name: _plain(_columns(image_targets, o[:, None], t[:, None], np.ones((1, len(t)))), METRICS["regression"])
+            name: _plain(
+                _columns(image_targets, o[:, None], t[:, None], np.ones((1, len(t)))), METRICS["regression"]
+            )
             for name, o, t in pairs
         }
     found, there = decided(image_targets, outputs), positives(image_targets, truth)
@@ -70,7 +89,8 @@ def intervals(
 ) -> dict[str, tuple[float, float]]:
     """The 95 % interval of each number that is defined: percentiles over bootstrap samples of the cases.
 
-    A sample in which a number is undefined (of a rare class, no case) has no part. Fewer than two cases have no interval.
+    A sample in which a number is undefined (of a rare class, no case) has no part. Fewer than two cases have
+    no interval.
     Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
     known = measure(image_targets, outputs, truth)
@@ -80,11 +100,16 @@ def intervals(
 
 
 def paired(
-    image_targets: Outputs, outputs: np.ndarray, others: np.ndarray, truth: np.ndarray, samples: int = 1000, seed: int = 0
+    image_targets: Outputs,
+    outputs: np.ndarray,
+    others: np.ndarray,
+    truth: np.ndarray,
+    samples: int = 1000,
+    seed: int = 0,
 ) -> dict[str, dict[str, float | None]]:
-    """Two sets of answers to the same cases, by the same bootstrap samples: `value` and `value_compare`, their `difference`
-    with `low` and `high` (95 %), and `p`, twice the share of samples in which it is not of its own sign, at least
-    2 / (samples + 1). None where a number is undefined in one of both."""
+    """Two sets of answers to the same cases, by the same bootstrap samples: `value` and `value_compare`,
+    their `difference` with `low` and `high` (95 %), and `p`, twice the share of samples in which it is not of
+    its own sign, at least 2 / (samples + 1). None where a number is undefined in one of both."""
     first, second = measure(image_targets, outputs, truth), measure(image_targets, others, truth)
     drawn = [_bootstrap(image_targets, part, truth, samples, seed) for part in (outputs, others)]
     rows = {}
@@ -94,10 +119,19 @@ def paired(
             "value_compare": other,
             **dict.fromkeys(("difference", "low", "high", "p")),
         }
-        if value is not None and other is not None and (ends := _middle(off := drawn[0][name] - drawn[1][name])) is not None:
+        if (
+            value is not None
+            and other is not None
+            and (ends := _middle(off := drawn[0][name] - drawn[1][name])) is not None
+        ):
             off = off[~np.isnan(off)]
             share = min((np.sum(off <= 0) + 1) / (len(off) + 1), (np.sum(off >= 0) + 1) / (len(off) + 1))
-            row |= {"difference": value - other, "low": ends[0], "high": ends[1], "p": min(1.0, 2 * float(share))}
+            row |= {
+                "difference": value - other,
+                "low": ends[0],
+                "high": ends[1],
+                "p": min(1.0, 2 * float(share)),
+            }
         rows[name] = row
     return rows
 
@@ -111,12 +145,17 @@ def decided(image_targets: Outputs, outputs: np.ndarray) -> np.ndarray:
 
 def positives(image_targets: Outputs, truth: np.ndarray) -> np.ndarray:
     """Which classes or findings are there; (cases, values) -> (cases, outputs), bool."""
-    return truth > 0 if image_targets.kind == "multilabel" else truth.astype(int) == np.arange(image_targets.num_outputs)
+    return (
+        truth > 0
+        if image_targets.kind == "multilabel"
+        else truth.astype(int) == np.arange(image_targets.num_outputs)
+    )
 
 
 def errors(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """How wrong each case is, to find the worst: the probability that was not given to the truth, of findings the largest
-    such; of numbers the absolute errors in standard deviations of the truth, their mean. Shape: -> (cases,)."""
+    """How wrong each case is, to find the worst: the probability that was not given to the truth, of findings
+    the largest such; of numbers the absolute errors in standard deviations of the truth, their mean. Shape:
+    -> (cases,)."""
     outputs, truth = _checked(image_targets, outputs, truth)
     if not len(truth):
         return np.zeros(0)
@@ -124,7 +163,11 @@ def errors(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np
         spread = truth.std(0)
         return (np.abs(outputs - truth) / np.where(spread > 0, spread, 1)).mean(1)
     off = np.abs(outputs - positives(image_targets, truth))
-    return off.max(1) if image_targets.kind == "multilabel" else off[np.arange(len(off)), truth[:, 0].astype(int)]
+    return (
+        off.max(1)
+        if image_targets.kind == "multilabel"
+        else off[np.arange(len(off)), truth[:, 0].astype(int)]
+    )
 
 
 def bins(probabilities: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -135,23 +178,33 @@ def bins(probabilities: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
-    """The share of pairs of one with and one without in which the former has the higher score; a tie counts half."""
+    """The share of pairs of one with and one without in which the former has the higher score; a tie
+    counts half.
+    """
     value = float(_auc(scores, positive, np.ones((1, len(scores))))[0])
     return None if np.isnan(value) else value
 
 
 def _checked(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     outputs, truth = np.asarray(outputs, np.float64), np.asarray(truth, np.float64)
-    assert outputs.shape[1:] == (image_targets.num_outputs,) and truth.shape == (len(outputs), image_targets.num_values)
+    assert outputs.shape[1:] == (image_targets.num_outputs,) and truth.shape == (
+        len(outputs),
+        image_targets.num_values,
+    )
     return outputs, truth
 
 
-def _bootstrap(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int, seed: int) -> Columns:
+def _bootstrap(
+    image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int, seed: int
+) -> Columns:
     """The same samples of as many cases, whatever the outputs are; none of fewer than two cases."""
     outputs, truth = _checked(image_targets, outputs, truth)
     drawn = _resamples(len(truth), samples if len(truth) > 1 else 0, seed)
     parts = [_columns(image_targets, outputs, truth, counts) for counts in drawn]
-    return {name: np.concatenate([np.zeros(0), *(part[name] for part in parts)]) for name in METRICS[image_targets.kind]}
+    return {
+        name: np.concatenate([np.zeros(0), *(part[name] for part in parts)])
+        for name in METRICS[image_targets.kind]
+    }
 
 
 def _middle(values: np.ndarray) -> tuple[float, float] | None:
@@ -185,7 +238,9 @@ def _columns(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, cou
     return {name: _mean(np.stack([row[name] for row in rows], 1)) for name in METRICS[image_targets.kind]}
 
 
-def _of_classes(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+def _of_classes(
+    image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray
+) -> Columns:
     found, there = decided(image_targets, outputs), positives(image_targets, truth)
     right = (found & there).any(1)
     scored = range(1, 2) if image_targets.num_outputs == 2 else range(image_targets.num_outputs)
@@ -223,7 +278,9 @@ def _of_a_number(output: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> C
         "mae": counts @ np.abs(off) / total,
         "rmse": np.sqrt(squares),
         "r2": 1 - _ratio(squares, spread_y),
-        "pearson": _ratio(counts @ (x * y) / total - mean_x * mean_y, np.sqrt(spread_x * spread_y)).clip(-1, 1),
+        "pearson": _ratio(counts @ (x * y) / total - mean_x * mean_y, np.sqrt(spread_x * spread_y)).clip(
+            -1, 1
+        ),
     }
 
 
@@ -233,7 +290,9 @@ def _spread(variance: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _auc(scores: np.ndarray, positive: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Cases in order of their scores, equal ones together: each pair with a lower one counts 1, with an equal one 1/2."""
+    """Cases in order of their scores, equal ones together: each pair with a lower one counts 1, with an
+    equal one 1/2.
+    """
     if not len(scores):
         return np.full(len(counts), np.nan)
     order = np.argsort(scores, kind="stable")

@@ -1,4 +1,5 @@
-"""What a network says of whole images, as pictures: confusion, ROC, reliability, and numbers against the truth.
+"""What a network says of whole images, as pictures: confusion, ROC, reliability, and numbers against the
+truth.
 
 matplotlib's objects alone, without its global state, so that they may be drawn in any thread. Each picture is
 (height, width, 3) uint8. Names come from files: nothing in them is read as a formula.
@@ -26,10 +27,17 @@ _LETTERS = 24  # of a name
 
 
 def confusion(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Classes: how many cases of each were called what. Findings: right and wrong ones of each. Shares colour a row."""
+    """Classes: how many cases of each were called what. Findings: right and wrong ones of each. Shares
+    colour a row.
+    """
     found, there = image_level.decided(image_targets, outputs), image_level.positives(image_targets, truth)
     if image_targets.kind == "multiclass":
-        table, columns, across, title = there.T.astype(int) @ found, image_targets.names, "called", "cases of each class"
+        table, columns, across, title = (
+            there.T.astype(int) @ found,
+            image_targets.names,
+            "called",
+            "cases of each class",
+        )
     else:
         parts = (found & there, ~found & there, found & ~there, ~found & ~there)
         table = np.stack([part.sum(0) for part in parts], 1)
@@ -39,19 +47,35 @@ def confusion(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) ->
             f"found above {image_level.THRESHOLD}",
         )
     figure, axes = _figure(_size(len(columns)), _size(len(image_targets.names)))
-    axes.imshow(table / np.maximum(table.sum(1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(columns)), [_text(name) for name in columns], rotation=40, ha="right", fontsize=8)
-    axes.set_yticks(range(len(image_targets.names)), [_text(name) for name in image_targets.names], fontsize=8)
+    axes.imshow(
+        table / np.maximum(table.sum(1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1, aspect="auto"
+    )
+    axes.set_xticks(
+        range(len(columns)), [_text(name) for name in columns], rotation=40, ha="right", fontsize=8
+    )
+    axes.set_yticks(
+        range(len(image_targets.names)), [_text(name) for name in image_targets.names], fontsize=8
+    )
     axes.set(xlabel=across, ylabel="truth" if image_targets.kind == "multiclass" else "", title=title)
     if max(table.shape) <= _COUNTED:
         dark = table > 0.6 * np.maximum(table.sum(1, keepdims=True), 1)
         for (row, column), count in np.ndenumerate(table):
-            axes.text(column, row, str(count), ha="center", va="center", color="w" if dark[row, column] else "k", fontsize=8)
+            axes.text(
+                column,
+                row,
+                str(count),
+                ha="center",
+                va="center",
+                color="w" if dark[row, column] else "k",
+                fontsize=8,
+            )
     return _pixels(figure)
 
 
 def roc(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """A curve for each class against the rest, or each finding; of two classes for the second; the first ten."""
+    """A curve for each class against the rest, or each finding; of two classes for the second; the first
+    ten.
+    """
     figure, axes = _figure()
     there = image_level.positives(image_targets, truth)
     drawn = (
@@ -65,21 +89,31 @@ def roc(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.nd
         if area is None:
             undefined.append(image_targets.names[index])
             continue
-        axes.plot(*_steps(outputs[:, index], there[:, index]), label=f" {_text(image_targets.names[index])}, AUC {area:.3f}")
+        axes.plot(
+            *_steps(outputs[:, index], there[:, index]),
+            label=f" {_text(image_targets.names[index])}, AUC {area:.3f}",
+        )
     axes.plot([0, 1], [0, 1], color="0.7", linestyle=":", linewidth=1)
-    axes.set(xlabel="1 - specificity", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), title="ROC")
+    axes.set(
+        xlabel="1 - specificity", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), title="ROC"
+    )
     _legend(axes, len(drawn) - _CURVES, undefined)
     return _pixels(figure)
 
 
 def reliability(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """What a probability was worth: in 15 bins, their mean probability and the share of cases in which it came true.
+    """What a probability was worth: in 15 bins, their mean probability and the share of cases in which it
+    came true.
 
-    Of classes the highest probability of each case; of findings a curve for each, the first ten. Below: how many cases.
+    Of classes the highest probability of each case; of findings a curve for each, the first ten. Below: how
+    many cases.
     """
     figure, (axes, below) = _figure(rows=(3, 1))
     if image_targets.kind == "multiclass":
-        found, there = image_level.decided(image_targets, outputs), image_level.positives(image_targets, truth)
+        found, there = (
+            image_level.decided(image_targets, outputs),
+            image_level.positives(image_targets, truth),
+        )
         curves = [("highest probability", outputs.max(1, initial=0), (found & there).any(1))]
     else:
         there = image_level.positives(image_targets, truth)
@@ -103,7 +137,9 @@ def scatter(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> n
         known = np.isfinite(found) & np.isfinite(wanted)
         axes.scatter(wanted[known], found[known], s=9, alpha=0.6, linewidths=0)
         if known.any():
-            low, high = (float(end(np.concatenate([found[known], wanted[known]]))) for end in (np.min, np.max))
+            low, high = (
+                float(end(np.concatenate([found[known], wanted[known]]))) for end in (np.min, np.max)
+            )
             axes.plot([low, high], [low, high], color="0.7", linestyle=":", linewidth=1)
         axes.set(xlabel="truth", ylabel="predicted", title=_text(name))
     return _pixels(figure)
@@ -124,8 +160,12 @@ def _steps(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.nda
     return false / false[-1], true / true[-1]
 
 
-def _figure(width: float = 5.0, height: float = 4.6, rows: Sequence[int] = (), columns: int = 0) -> tuple[Figure, Any]:
-    """Inches; one panel, several below each other with these shares of the height, or `columns` of them, three in a row."""
+def _figure(
+    width: float = 5.0, height: float = 4.6, rows: Sequence[int] = (), columns: int = 0
+) -> tuple[Figure, Any]:
+    """Inches; one panel, several below each other with these shares of the height, or `columns` of them,
+    three in a row.
+    """
     from matplotlib.figure import Figure  # half a second, which a command without pictures need not wait
 
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")

@@ -7,7 +7,9 @@ from typing import Protocol
 
 
 class LabelValues(Protocol):
-    """The foreground of label maps: the values that each class or region stands for, and the value to ignore."""
+    """The foreground of label maps: the values that each class or region stands for, and the value to
+    ignore.
+    """
 
     @property
     def ignore(self) -> int | None: ...

@@ -1,9 +1,10 @@
 """All metrics of one case: what is measured of each class, and what holds where a class is missing.
 
-A class that neither label map holds has no value (None). One that only one of them holds has Dice and surface Dice 0 and, as
-distance, the length of the image from corner to corner, so that a class which was missed cannot improve a mean.
-Source: Reinke et al. 2024, doi:10.1038/s41592-023-02150-0 (missing values: the worst possible one); Maier-Hein et al. 2024,
-doi:10.1038/s41592-023-02151-z.
+A class that neither label map holds has no value (None). One that only one of them holds has Dice and surface
+Dice 0 and, as distance, the length of the image from corner to corner, so that a class which was missed
+cannot improve a mean.
+Source: Reinke et al. 2024, doi:10.1038/s41592-023-02150-0 (missing values: the worst possible one);
+Maier-Hein et al. 2024, doi:10.1038/s41592-023-02151-z.
 """
 
 from __future__ import annotations
@@ -59,9 +60,11 @@ def measure(
     targets: LabelValues,
     tolerance_mm: Mapping[str, float],
 ) -> dict[str, Row]:
-    """Metric to class to value. Voxels where the reference is `targets.ignore` belong to no class in either label map.
+    """Metric to class to value. Voxels where the reference is `targets.ignore` belong to no class in either
+    label map.
 
-    Shape: two label maps (X, Y, Z) of whole numbers; one slice, whichever way it lies, is measured as the plane that it is.
+    Shape: two label maps (X, Y, Z) of whole numbers; one slice, whichever way it lies, is measured as the
+    plane that it is.
     Args: grid: of both. tolerance_mm: of the surface Dice, for each class.
     """
     if targets.ignore is not None:
@@ -78,8 +81,12 @@ def measure(
     rows: dict[str, Row] = {name: {} for name in (*(m.name for m in METRICS), *VOLUMES)}
     for name, values in targets.by_name.items():
         box = _around([found[value - 1] for found in boxes for value in values])
-        found, wanted = (_mask(label[box], values) if box else np.zeros(0, bool) for label in (prediction, reference))
-        for metric, value in _one_class(found, wanted, spacing_mm, tolerance_mm[name], voxel_ml, worst_mm).items():
+        found, wanted = (
+            _mask(label[box], values) if box else np.zeros(0, bool) for label in (prediction, reference)
+        )
+        for metric, value in _one_class(
+            found, wanted, spacing_mm, tolerance_mm[name], voxel_ml, worst_mm
+        ).items():
             rows[metric][name] = value
     return rows
 
@@ -104,7 +111,11 @@ def _one_class(
     voxels = surface_distance.voxel_distances(prediction, reference, spacing_mm)
     elements = surface_distance.element_distances(prediction, reference, spacing_mm)
     row["nsd"] = surface_distance.surface_dice(elements, tolerance_mm)
-    return {**row, "hd95_mm": surface_distance.hd95(voxels), "asd_mm": surface_distance.average_distance(voxels)}
+    return {
+        **row,
+        "hd95_mm": surface_distance.hd95(voxels),
+        "asd_mm": surface_distance.average_distance(voxels),
+    }
 
 
 def _around(boxes: Sequence[tuple[slice, ...] | None]) -> tuple[slice, ...] | None:
@@ -112,7 +123,9 @@ def _around(boxes: Sequence[tuple[slice, ...] | None]) -> tuple[slice, ...] | No
     present = [box for box in boxes if box is not None]
     if not present:
         return None
-    return tuple(slice(min(s.start for s in axis), max(s.stop for s in axis)) for axis in zip(*present, strict=True))
+    return tuple(
+        slice(min(s.start for s in axis), max(s.stop for s in axis)) for axis in zip(*present, strict=True)
+    )
 
 
 def _mask(label: np.ndarray, values: Sequence[int]) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Over cases: mean, sd, median and a bootstrap interval; and two sets of predictions compared, case by case."""
+"""Over cases: mean, sd, median and a bootstrap interval; and two sets of predictions compared, case by
+case.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ _AT_ONCE = 1_000_000  # numbers drawn at a time: 8 MB
 
 
 def describe(values: Sequence[float | None]) -> dict[str, float | int | None]:
-    """`n` cases in which the value is defined; their `mean`, `sd` (of a sample, n - 1), `median`, and `low` to `high`.
+    """`n` cases in which the value is defined; their `mean`, `sd` (of a sample, n - 1), `median`, and `low`
+    to `high`.
 
-    `low` to `high` is the 95 % interval of the mean. What is not defined is None: all of it without a case, the sd and the
-    interval with one.
+    `low` to `high` is the 95 % interval of the mean. What is not defined is None: all of it without a case,
+    the sd and the interval with one.
     """
     found = np.array([value for value in values if value is not None], float)
     if not len(found):
@@ -24,13 +27,22 @@ def describe(values: Sequence[float | None]) -> dict[str, float | int | None]:
     low, high = interval(found)
     sd = float(found.std(ddof=1)) if len(found) > 1 else None
     median = float(np.median(found))
-    return {"n": len(found), "mean": float(found.mean()), "sd": sd, "median": median, "low": low, "high": high}
+    return {
+        "n": len(found),
+        "mean": float(found.mean()),
+        "sd": sd,
+        "median": median,
+        "low": low,
+        "high": high,
+    }
 
 
 def interval(values: np.ndarray) -> tuple[float | None, float | None]:
-    """95 % interval of the mean: percentiles of the means of 10,000 resamples, always the same ones for as many values.
+    """95 % interval of the mean: percentiles of the means of 10,000 resamples, always the same ones for as
+    many values.
 
-    Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13. With few values it is too narrow.
+    Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13. With few values it is too
+    narrow.
     """
     n = len(values)
     if n < 2:
@@ -44,10 +56,11 @@ def interval(values: np.ndarray) -> tuple[float | None, float | None]:
 
 
 def paired(first: Sequence[float | None], second: Sequence[float | None]) -> dict[str, Any]:
-    """The difference `first` - `second`, over the `n` cases in which both are defined; a case has one place in both.
+    """The difference `first` - `second`, over the `n` cases in which both are defined; a case has one place
+    in both.
 
-    Returns: `n`; `mean`, `mean_compare`: of both, over these cases; `difference`: its mean; `low`, `high`: the 95 %
-        interval of that; `p`: of the two-sided Wilcoxon signed-rank test, 1 where no case differs.
+    Returns: `n`; `mean`, `mean_compare`: of both, over these cases; `difference`: its mean; `low`, `high`:
+        the 95 % interval of that; `p`: of the two-sided Wilcoxon signed-rank test, 1 where no case differs.
     Source: Wilcoxon 1945, doi:10.2307/3001968; exact for up to 50 differences without ties or zeros (scipy).
     """
     both = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
@@ -68,7 +81,9 @@ def paired(first: Sequence[float | None], second: Sequence[float | None]) -> dic
 
 
 def signed_rank(difference: np.ndarray) -> float:
-    """Two-sided p of Wilcoxon's test, exact for few pairs; 1 where all are equal. Pairs that do not differ drop out."""
+    """Two-sided p of Wilcoxon's test, exact for few pairs; 1 where all are equal. Pairs that do not differ
+    drop out.
+    """
     differing = difference[difference != 0]  # with zeros SciPy would approximate, too small a p for few pairs
     return float(wilcoxon(differing).pvalue) if len(differing) else 1.0
 

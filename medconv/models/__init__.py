@@ -1,4 +1,6 @@
-"""Networks, their layers and pretrained weights; MONAI's networks are used by their own names in `conf/model`."""
+"""Networks, their layers and pretrained weights; MONAI's networks are used by their own names in
+`conf/model`.
+"""
 
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.models.encoder import Encoder

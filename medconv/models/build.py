@@ -22,15 +22,19 @@ _WITH_DECODER, _WITHOUT = "medconv.models.UNet", "medconv.models.Encoder"
 
 
 def build_network(
-    values: Values, patch_size: Sequence[int], build: Builder = configs.build, load: Callable[[nn.Module], Any] | None = None
+    values: Values,
+    patch_size: Sequence[int],
+    build: Builder = configs.build,
+    load: Callable[[nn.Module], Any] | None = None,
 ) -> nn.Module:
     """The `model` with its `conv`, tried once on an empty patch.
 
     Args:
         build: `trust.build_trusted` for a config that came with a file.
-        load: puts first weights into the plain network where `conv.init_from_weights` projects them into the convolution, else
-            into the network as it is.
-    Raises: ConfigError: arguments that do not fit, or a network that cannot take the patch or returns another shape.
+        load: puts first weights into the plain network where `conv.init_from_weights` projects them into the
+            convolution, else into the network as it is.
+    Raises: ConfigError: arguments that do not fit, or a network that cannot take the patch or returns another
+    shape.
     """
     network = build(values["model"], "model")
     _probe(network, values["derived"], patch_size)
@@ -46,7 +50,9 @@ def build_network(
             log.info("conv: %s", swap_convs(network, conv, where, spacing_mm=spacing_mm, example=example))
         except (TypeError, ValueError) as error:
             turned = values["derived"].get("image_targets") and "Mirror cannot" in str(error)
-            raise ConfigError(f"conv: {error}{'; model=encoder keeps the symmetry' if turned else ''}") from error
+            raise ConfigError(
+                f"conv: {error}{'; model=encoder keeps the symmetry' if turned else ''}"
+            ) from error
         _probe(network, values["derived"], patch_size)
     if not projects and load is not None:
         load(network)
@@ -78,4 +84,6 @@ def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None
     if shape != wanted:
         meant = "(batch, outputs)" if whole else "(batch, classes, *patch_size)"
         near = "model=resnet, densenet, efficientnet, senet or encoder" if whole else "model=customconv"
-        raise ConfigError(f"model must return logits of shape {wanted} {meant}, it returns {shape}; {near} does")
+        raise ConfigError(
+            f"model must return logits of shape {wanted} {meant}, it returns {shape}; {near} does"
+        )

@@ -10,15 +10,18 @@ from medconv.models.unet import UNet
 
 
 class DeepSupervision(nn.Module):
-    """Calls a network and adds the logits of its coarser stages; the network itself stays a function of images to logits.
+    """Calls a network and adds the logits of its coarser stages; the network itself stays a function of
+    images to logits.
 
-    So what is validated, exported and measured has no heads, and they cost nothing there. Every stage of the decoder has one
-    but the coarsest; with fewer than four stages there are none. For a network that `conv=mirror` made equivariant the heads
-    are so too.
+    So what is validated, exported and measured has no heads, and they cost nothing there. Every stage of the
+    decoder has one but the coarsest; with fewer than four stages there are none. For a network that
+    `conv=mirror` made equivariant the heads are so too.
 
-    Shape: (network, image (batch, channels, *spatial)) -> list of (batch, outputs, *spatial of the stage), finest first.
+    Shape: (network, image (batch, channels, *spatial)) -> list of (batch, outputs, *spatial of the stage),
+    finest first.
     Raises: ValueError: the network has no such stages.
-    Source: Lee et al. 2015, arXiv:1409.5185; which stages, as in Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
+    Source: Lee et al. 2015, arXiv:1409.5185; which stages, as in Isensee et al. 2021,
+    doi:10.1038/s41592-020-01008-z.
     """
 
     def __init__(self, network: nn.Module, num_outputs: int) -> None:

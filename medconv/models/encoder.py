@@ -1,4 +1,6 @@
-"""The encoder that our networks share, and the network for whole images that is made of it (`model=encoder`)."""
+"""The encoder that our networks share, and the network for whole images that is made of it
+(`model=encoder`).
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from medconv.models.layers.blocks import ConvBlock, conv_nd
 class Stages(nn.Module):
     """Blocks of `convs_per_stage` convolutions, joined by convolutions whose kernel is their stride.
 
-    Unlike a 3-kernel with stride 2 on an even grid those keep mirror symmetry. All convolutions with a wider kernel are the
-    `conv` group's to replace. The weights are as torch draws them: `initialise` is the whole network's to call.
+    Unlike a 3-kernel with stride 2 on an even grid those keep mirror symmetry. All convolutions with a wider
+    kernel are the `conv` group's to replace. The weights are as torch draws them: `initialise` is the whole
+    network's to call.
     Args:
         channels: one number per stage, finest first; the attribute keeps them.
         strides: one per step between stages: int, or one int per axis (1 along an axis that is not pooled).
@@ -36,7 +39,9 @@ class Stages(nn.Module):
     ) -> None:
         super().__init__()
         if len(strides) != len(channels) - 1:
-            raise ValueError(f"strides must have one entry fewer than channels ({len(channels)}), got {len(strides)}")
+            raise ValueError(
+                f"strides must have one entry fewer than channels ({len(channels)}), got {len(strides)}"
+            )
         steps = [_per_axis(s, spatial_dims, "strides") for s in strides]
         kernels = _kernels(kernel_size, len(channels), spatial_dims)
         self.channels = tuple(channels)
@@ -44,13 +49,18 @@ class Stages(nn.Module):
         self.block = partial(_block, spatial_dims, channels, kernels, convs_per_stage, norm)
         down = conv_nd(spatial_dims)
         coarser = enumerate(channels[1:], start=1)
-        self.encoder = nn.ModuleList([self.block(in_channels, 0), *(self.block(c, stage) for stage, c in coarser)])
+        self.encoder = nn.ModuleList(
+            [self.block(in_channels, 0), *(self.block(c, stage) for stage, c in coarser)]
+        )
         self.down = nn.ModuleList(
-            down(fine, coarse, s, stride=s) for fine, coarse, s in zip(channels, channels[1:], steps, strict=False)
+            down(fine, coarse, s, stride=s)
+            for fine, coarse, s in zip(channels, channels[1:], steps, strict=False)
         )
 
     def features(self, x: Tensor) -> list[Tensor]:
-        """What each stage gives, finest first. Shape: (batch, in_channels, *spatial) -> (batch, channels[i], *spatial)."""
+        """What each stage gives, finest first. Shape: (batch, in_channels, *spatial) -> (batch,
+        channels[i], *spatial).
+        """
         self._check(x)
         found = [self.encoder[0](x)]
         for down, block in zip(self.down, self.encoder[1:], strict=True):  # type: ignore[arg-type]
@@ -119,10 +129,14 @@ def _per_axis(value: int | Sequence[int], spatial_dims: int, name: str) -> tuple
     return axes
 
 
-def _kernels(kernel_size: int | Sequence[int | Sequence[int]], stages: int, spatial_dims: int) -> list[tuple[int, ...]]:
+def _kernels(
+    kernel_size: int | Sequence[int | Sequence[int]], stages: int, spatial_dims: int
+) -> list[tuple[int, ...]]:
     per_stage = [kernel_size] * stages if isinstance(kernel_size, int) else list(kernel_size)
     if len(per_stage) != stages:
-        raise ValueError(f"kernel_size must be one number or have {stages} entries, one per stage, got {len(per_stage)}")
+        raise ValueError(
+            f"kernel_size must be one number or have {stages} entries, one per stage, got {len(per_stage)}"
+        )
     kernels = [_per_axis(k, spatial_dims, "kernel_size") for k in per_stage]
     if any(k % 2 == 0 for kernel in kernels for k in kernel):
         raise ValueError(f"kernel_size must be odd along every axis, got {kernel_size}")

@@ -1,4 +1,6 @@
-"""MONAI's networks for whole images with a beginning that fits their size: `model=densenet`, `efficientnet` and `senet`."""
+"""MONAI's networks for whole images with a beginning that fits their size: `model=densenet`,
+`efficientnet` and `senet`.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ _KEPT = 4096  # places that later layers work on at the finest, more or less: 64
 
 
 def stem_for(patch_size: Sequence[int]) -> dict[str, Any]:
-    """How a network for images of this size should begin: with as little loss of resolution as leaves 4096 places.
+    """How a network for images of this size should begin: with as little loss of resolution as leaves 4096
+    places.
 
-    The usual beginning, a convolution of 7 with stride 2 and a pooling with stride 2, leaves 7 x 7 of 28 x 28.
+    The usual beginning, a convolution of 7 with stride 2 and a pooling with stride 2, leaves 7 x 7 of 28 x
+    28.
     Returns: kernel_size, stride, no_pool of the pooling after it.
     """
     large, middle = (prod(n / step for n in patch_size) > _KEPT for step in (2, 1))
@@ -27,7 +31,9 @@ def stem_for(patch_size: Sequence[int]) -> dict[str, Any]:
 class DenseNet(nets.DenseNet):
     """MONAI's DenseNet. Args: stem: as of `stem_for`; None: the usual one. The others as MONAI's."""
 
-    def __init__(self, spatial_dims: int, *args: Any, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
+    def __init__(
+        self, spatial_dims: int, *args: Any, stem: Mapping[str, Any] | None = None, **settings: Any
+    ) -> None:
         super().__init__(spatial_dims, *args, **settings)
         if stem is not None:
             self.features.conv0 = _restarted(self.features.conv0, stem)  # type: ignore[arg-type]
@@ -35,7 +41,9 @@ class DenseNet(nets.DenseNet):
 
 
 class EfficientNet(nets.EfficientNetBN):
-    """MONAI's EfficientNet, its weights drawn. Args: stem: as of `stem_for`; None: the usual one. The others as MONAI's."""
+    """MONAI's EfficientNet, its weights drawn. Args: stem: as of `stem_for`; None: the usual one. The
+    others as MONAI's.
+    """
 
     def __init__(self, model_name: str, *, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(model_name, pretrained=False, **settings)
@@ -45,7 +53,9 @@ class EfficientNet(nets.EfficientNetBN):
 
 
 class SEResNet(nets.SEResNet50):
-    """MONAI's SE-ResNet, its weights drawn. Args: stem: as of `stem_for`; None: the usual one. The others as MONAI's."""
+    """MONAI's SE-ResNet, its weights drawn. Args: stem: as of `stem_for`; None: the usual one. The others
+    as MONAI's.
+    """
 
     def __init__(self, *, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(**{**settings, "pretrained": False})
@@ -59,7 +69,9 @@ def _restarted(conv: Any, stem: Mapping[str, Any]) -> nn.Module:
     size, stride, dims = stem["kernel_size"], stem["stride"], len(conv.kernel_size)
     if conv.kernel_size == (size,) * dims and conv.stride == (stride,) * dims:
         return conv
-    new = conv_nd(dims)(conv.in_channels, conv.out_channels, size, stride=stride, padding=size // 2, bias=False)
+    new = conv_nd(dims)(
+        conv.in_channels, conv.out_channels, size, stride=stride, padding=size // 2, bias=False
+    )
     nn.init.kaiming_normal_(new.weight)  # type: ignore[arg-type]
     return new
 

@@ -1,4 +1,6 @@
-"""Outputs in their own units: a network that has learned standardised numbers gives millimetres, years or percent."""
+"""Outputs in their own units: a network that has learned standardised numbers gives millimetres, years or
+percent.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ _KINDS: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def in_units(network: nn.Module, means: Sequence[float], stds: Sequence[float]) -> nn.Module:
-    """The same network, in place, whose outputs are `stds * what it gave + means`; float32, whatever the precision.
+    """The same network, in place, whose outputs are `stds * what it gave + means`; float32, whatever the
+    precision.
 
-    It gets a subclass of its own class, so that its parameters keep their names; means and stds are no part of its state.
+    It gets a subclass of its own class, so that its parameters keep their names; means and stds are no part
+    of its state.
     Shape: of the outputs (batch, numbers), a mean and a standard deviation for each.
     """
     network.register_buffer("value_means", torch.tensor(means, dtype=torch.float32), persistent=False)

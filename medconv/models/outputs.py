@@ -15,8 +15,8 @@ def full_resolution(output: Tensor | Sequence[Tensor]) -> Tensor:
 def heads(output: Tensor | Sequence[Tensor], spatial_dims: int) -> list[Tensor]:
     """All logits (batch, classes, *spatial), finest first.
 
-    MONAI's DynUNet stacks its heads along axis 1 while training, (batch, heads, classes, *spatial), and returns the
-    first alone in evaluation; others return lists.
+    MONAI's DynUNet stacks its heads along axis 1 while training, (batch, heads, classes, *spatial), and
+    returns the first alone in evaluation; others return lists.
     """
     if not isinstance(output, Tensor):
         return list(output)

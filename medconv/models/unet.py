@@ -1,4 +1,6 @@
-"""The U-Net of `model=customconv`, 2D and 3D: plain here, its convolutions replaced by `medconv.convs.swap_convs`."""
+"""The U-Net of `model=customconv`, 2D and 3D: plain here, its convolutions replaced by
+`medconv.convs.swap_convs`.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from medconv.models.layers.blocks import conv_nd, conv_transpose_nd
 class UNet(Stages):
     """Encoder, decoder and skips; each stage is one block of `convs_per_stage` convolutions.
 
-    Stages are joined by convolutions whose kernel is their stride, down and up: unlike a 3-kernel with stride 2
-    on an even grid they keep mirror symmetry. All convolutions with a wider kernel are the `conv` group's to replace.
+    Stages are joined by convolutions whose kernel is their stride, down and up: unlike a 3-kernel with stride
+    2 on an even grid they keep mirror symmetry. All convolutions with a wider kernel are the `conv` group's
+    to replace.
 
     Shape: (batch, in_channels, *spatial) -> (batch, out_channels, *spatial), logits.
     Args:
@@ -24,8 +27,8 @@ class UNet(Stages):
         strides: one per step between stages: int, or one int per axis (1 along an axis that is not pooled).
         kernel_size: odd, in voxels; one int, or per stage one int or one per axis.
         norm: `batch` or `instance`.
-        Of `forward`: stages: how many of the decoder's coarser stages to return as well, after the logits, finest first, for
-            `DeepSupervision`; 0: the logits alone.
+        Of `forward`: stages: how many of the decoder's coarser stages to return as well, after the logits,
+            finest first, for `DeepSupervision`; 0: the logits alone.
     Raises: ValueError: lists that do not fit together; in `forward`, a size that `divisor` does not divide.
     Source: Ronneberger et al. 2015, arXiv:1505.04597; stages and activations as in Isensee et al. 2021,
         doi:10.1038/s41592-020-01008-z.

@@ -1,4 +1,6 @@
-"""What makes a training step fast: switches, activation checkpointing, the step profiler and the bottleneck report."""
+"""What makes a training step fast: switches, activation checkpointing, the step profiler and the
+bottleneck report.
+"""
 
 from medconv.performance.bottleneck import verdict
 from medconv.performance.step_profiler import StepProfiler, Trace

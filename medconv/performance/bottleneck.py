@@ -18,10 +18,18 @@ def verdict(shares: Mapping[str, float], values: Mapping[str, Any], cores: int) 
     compute = shares["forward"] + shares["backward"] + shares["optimizer"]
     limits = {
         "data_wait": (0.1, "waits for data", _feed(values, cores)),
-        "copy_to_device": (0.1, "copies batches to the device", "a smaller patch or batch; the copies are pinned already"),
+        "copy_to_device": (
+            0.1,
+            "copies batches to the device",
+            "a smaller patch or batch; the copies are pinned already",
+        ),
         "augmentation": (0.15, "is augmentation on the device", "augmentation=light or augmentation=none"),
         "logging": (0.1, "is logging and callbacks", "a larger trainer.log_every_n_steps, or callbacks=none"),
-        "validation": (0.3, "is validation", "a larger trainer.check_val_every_n_epoch, or a smaller task.overlap"),
+        "validation": (
+            0.3,
+            "is validation",
+            "a larger trainer.check_val_every_n_epoch, or a smaller task.overlap",
+        ),
     }
     over = {name: shares[name] for name, (limit, _, _) in limits.items() if shares[name] > limit}
     if not over:
@@ -38,7 +46,10 @@ def _feed(values: Mapping[str, Any], cores: int) -> str:
     more = max(1, cores // local)
     if workers is not None and workers < more:
         return f"data.num_workers is {shown} with {cores} cores; try {more}"
-    return f"data.num_workers is {shown} with {cores} cores; try augmentation=none, a larger data.prefetch_factor, or more cores"
+    return (
+        f"data.num_workers is {shown} with {cores} cores; try augmentation=none, a larger "
+        "data.prefetch_factor, or more cores"
+    )
 
 
 def _compute(values: Mapping[str, Any]) -> str:

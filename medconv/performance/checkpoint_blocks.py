@@ -1,8 +1,11 @@
-"""Activation activation_checkpointing: what the forward pass need not keep, because the backward pass can compute it again.
+"""Activation activation_checkpointing: what the forward pass need not keep, because the backward pass can
+compute it again.
 
-`blocks` keeps what goes into each block and runs the whole block again. `pointwise` keeps what the convolutions give
-and computes again only what is cheap: norms, activations, concatenations and sums (`medconv.performance.checkpoint_pointwise`).
-Both give the gradients of the plain network, bit for bit where the library's kernels are deterministic.
+`blocks` keeps what goes into each block and runs the whole block again. `pointwise` keeps what the
+convolutions give
+and computes again only what is cheap: norms, activations, concatenations and sums
+(`medconv.performance.checkpoint_pointwise`). Both give the gradients of the plain network, bit for bit where
+the library's kernels are deterministic.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ def apply_checkpointing(network: nn.Module, mode: str) -> int:
 
 
 class _Mixin(nn.Module):
-    """Mixed into a module's class, so that its name, its children, `deepcopy` and pickling stay as they were."""
+    """Mixed into a module's class, so that its name, its children, `deepcopy` and pickling stay as they
+    were.
+    """
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _blank, type(self).__bases__, self.__dict__
@@ -57,7 +62,9 @@ class _Checkpointed(_Mixin):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*args, **kwargs)
-        if torch.compiler.is_compiling():  # the compiler takes no contexts, and updates statistics once by itself
+        if (
+            torch.compiler.is_compiling()
+        ):  # the compiler takes no contexts, and updates statistics once by itself
             return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
         # Reentrant checkpointing would mark DDP's parameters ready twice.
         return checkpoint(super().forward, *args, use_reentrant=False, context_fn=self._contexts, **kwargs)

@@ -1,10 +1,13 @@
-"""Cheap operations are computed again in the backward pass instead of being kept: `perf.activation_checkpointing=pointwise`.
+"""Cheap operations are computed again in the backward pass instead of being kept:
+`perf.activation_checkpointing=pointwise`.
 
-In the forward pass every result of a cheap operation is noted, with the operation and its arguments. Where autograd
-would keep such a result it keeps the note; the backward pass follows notes back to tensors that are kept anyway, mostly
-outputs of convolutions. It does so tensor by tensor: what was computed again is gone before the next layer needs its own.
+In the forward pass every result of a cheap operation is noted, with the operation and its arguments. Where
+autograd would keep such a result it keeps the note; the backward pass follows notes back to tensors that are
+kept anyway, mostly outputs of convolutions. It does so tensor by tensor: what was computed again is gone
+before the next layer needs its own.
 
-Source: Chen et al. 2016, arXiv:1604.06174, who drop the results of cheap layers; there by segments of the network.
+Source: Chen et al. 2016, arXiv:1604.06174, who drop the results of cheap layers; there by segments of the
+network.
 """
 
 from __future__ import annotations
@@ -27,7 +30,15 @@ CHEAP = frozenset(
     (
         *(*_WITH_STATISTICS, F.group_norm, F.layer_norm, norm_by_sample, triton_instance_norm),
         *(F.leaky_relu, F.relu, F.silu, F.gelu, F.elu, F.hardtanh, F.mish, torch.relu, torch.sigmoid),
-        *(torch.cat, torch.add, torch.mul, torch.Tensor.add, torch.Tensor.mul, torch.Tensor.__add__, torch.Tensor.__mul__),
+        *(
+            torch.cat,
+            torch.add,
+            torch.mul,
+            torch.Tensor.add,
+            torch.Tensor.mul,
+            torch.Tensor.__add__,
+            torch.Tensor.__mul__,
+        ),
     )
 )
 _SMALL = 4096  # numbers; fewer are not worth a note
@@ -67,8 +78,15 @@ class Recompute(TorchFunctionMode):
         self._own.clear()
         self._last = None
         result = function(*args, **kwargs)
-        if isinstance(result, Tensor) and result.requires_grad and result.numel() >= _SMALL and _usable(inputs):
-            self._notes[_storage(result)] = Note(function, inputs, _autocast(self._device_type), _Identity(result))
+        if (
+            isinstance(result, Tensor)
+            and result.requires_grad
+            and result.numel() >= _SMALL
+            and _usable(inputs)
+        ):
+            self._notes[_storage(result)] = Note(
+                function, inputs, _autocast(self._device_type), _Identity(result)
+            )
             for saved in self._own:  # an activation saves its own result
                 if isinstance(saved.content, Tensor):
                     saved.content = self._noted(saved.content)
@@ -100,7 +118,9 @@ class Recompute(TorchFunctionMode):
 
 @dataclass(eq=False)
 class Note:
-    """How a tensor that was not kept is computed again; the result stays until everybody who saved it has had it."""
+    """How a tensor that was not kept is computed again; the result stays until everybody who saved it has
+    had it.
+    """
 
     function: Any
     inputs: Any
@@ -112,7 +132,9 @@ class Note:
 
     def __post_init__(self) -> None:
         """`depth`: how many notes have to be followed, one after the other."""
-        self.depth: int = 1 + max((leaf.depth for leaf in tree_leaves(self.inputs) if isinstance(leaf, Note)), default=0)
+        self.depth: int = 1 + max(
+            (leaf.depth for leaf in tree_leaves(self.inputs) if isinstance(leaf, Note)), default=0
+        )
 
     def read(self) -> Tensor:
         value = self.computed()
@@ -127,7 +149,9 @@ class Note:
         args, kwargs = tree_map(_given, self.inputs)
         with torch.no_grad(), torch.autocast(**self.autocast):
             value = self.function(*args, **kwargs)
-        if self.packs:  # somebody will still ask for it: the skip of a U-Net is wanted by its decoder, then by itself
+        if (
+            self.packs
+        ):  # somebody will still ask for it: the skip of a U-Net is wanted by its decoder, then by itself
             self.value = value
         return value
 
@@ -152,7 +176,9 @@ class _Held:
 
 
 class _Identity:
-    """Tells whether a tensor is the one that was noted. The reference keeps the storage's address from being used again."""
+    """Tells whether a tensor is the one that was noted. The reference keeps the storage's address from
+    being used again.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
         self._storage = StorageWeakRef(tensor.untyped_storage())
@@ -166,8 +192,12 @@ class _Identity:
         return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version
 
 
-def _pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same call without side effects: not in place, and without running statistics that it would update."""
+def _pure(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call without side effects: not in place, and without running statistics that it would
+    update.
+    """
     if kwargs.get("inplace"):
         kwargs = {**kwargs, "inplace": False}
     if function in _WITH_STATISTICS and (kwargs.get("training") or kwargs.get("use_input_stats")):
@@ -195,7 +225,8 @@ def _given(value: Any) -> Any:
     if isinstance(value, _Held):
         if not value.intact:
             raise RuntimeError(
-                "a tensor that perf.activation_checkpointing=pointwise needs was changed in place; take blocks"
+                "a tensor that perf.activation_checkpointing=pointwise needs was changed in place; take "
+                "blocks"
             )
         return value.tensor
     return value

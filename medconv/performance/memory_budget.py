@@ -11,21 +11,22 @@ from medconv.utils.hardware import uses_gpu
 
 _GB = 2**30
 _STEPS_GB = (0.5, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
-# Of all memory. A GPU also holds CUDA itself, the convolutions' workspace and gaps between tensors; a computer's
-# memory holds the loader's workers, the files' pages, and everybody else.
+# Of all memory. A GPU also holds CUDA itself, the convolutions' workspace and gaps between tensors; a
+# computer's memory holds the loader's workers, the files' pages, and everybody else.
 _SHARE = {"gpu": 0.8, "cpu": 0.5}
-# More would plan larger patches. On a CPU time runs out long before memory: 1 GB is about a second a step. On a GPU, from
-# 23 to 37 GB nnU-Net's authors found 0.02 points of Dice in the mean of six datasets, in twice the time (Isensee et al.
-# 2024, arXiv:2404.09556).
+# More would plan larger patches. On a CPU time runs out long before memory: 1 GB is about a second a step. On
+# a GPU, from 23 to 37 GB nnU-Net's authors found 0.02 points of Dice in the mean of six datasets, in twice
+# the time (Isensee et al. 2024, arXiv:2404.09556).
 _MOST_GB = {"gpu": 24.0, "cpu": 1.0}
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def measured_gb(accelerator: str, processes: int) -> tuple[float, str]:
-    """Memory for the step of one device in GiB, rounded down to a coarse step, and in words where it comes from.
+    """Memory for the step of one device in GiB, rounded down to a coarse step, and in words where it comes
+    from.
 
-    All of what there is counts, not what is free just now, so that the same command plans the same again; of several GPUs
-    the smallest. Args: processes: that share a CPU's memory.
+    All of what there is counts, not what is free just now, so that the same command plans the same again; of
+    several GPUs the smallest. Args: processes: that share a CPU's memory.
     """
     if uses_gpu(accelerator):
         sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
@@ -44,14 +45,18 @@ def usable_gb(kind: str, total_bytes: float, processes: int = 1) -> tuple[float,
 
 
 def total_memory(cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes of this computer's memory, or what the process's control groups (containers, batch systems) leave of it."""
+    """Bytes of this computer's memory, or what the process's control groups (containers, batch systems)
+    leave of it.
+    """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     try:
         groups = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
         groups = []
     for _, controllers, place in groups:
-        root, name = (cgroups, "memory.max") if not controllers else (cgroups / "memory", "memory.limit_in_bytes")
+        root, name = (
+            (cgroups, "memory.max") if not controllers else (cgroups / "memory", "memory.limit_in_bytes")
+        )
         if controllers and "memory" not in controllers.split(","):
             continue
         inner = root / place.lstrip("/")

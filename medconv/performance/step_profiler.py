@@ -1,7 +1,7 @@
 """Where a step's time goes: always on, cheap, and without waiting for the device.
 
-A step is divided by marks that Lightning's hooks and the loader set. On a CPU a mark is a time; on CUDA it is an event
-in the stream, read once the device has passed it, so that no step waits for being measured.
+A step is divided by marks that Lightning's hooks and the loader set. On a CPU a mark is a time; on CUDA it is
+an event in the stream, read once the device has passed it, so that no step waits for being measured.
 """
 
 from __future__ import annotations
@@ -19,14 +19,26 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 
 log = logging.getLogger(__name__)
-# In the order of a step. `forward` is the network and the loss; `logging` is callbacks, loggers and Lightning itself.
-PHASES = ("data_wait", "copy_to_device", "augmentation", "forward", "backward", "optimizer", "logging", "validation")
+# In the order of a step. `forward` is the network and the loss; `logging` is callbacks, loggers and Lightning
+# itself.
+PHASES = (
+    "data_wait",
+    "copy_to_device",
+    "augmentation",
+    "forward",
+    "backward",
+    "optimizer",
+    "logging",
+    "validation",
+)
 
 
 class StepProfiler(Callback):
-    """Shares of the training time by phase, in TensorBoard as `perf/…_share`, and their totals for the summary.
+    """Shares of the training time by phase, in TensorBoard as `perf/…_share`, and their totals for the
+    summary.
 
-    The totals are in each checkpoint: of a run that goes on they are those of all of it, but for what a kill undid.
+    The totals are in each checkpoint: of a run that goes on they are those of all of it, but for what a kill
+    undid.
     Args:
         ranges: also name the phases for torch.profiler and, on CUDA, as NVTX ranges.
         begun: when the run began in this process, by `time.monotonic`; None: now.
@@ -39,7 +51,9 @@ class StepProfiler(Callback):
         self._ranges = ranges
         self._open: ExitStack | None = None
         self._clock: Any = None
-        self._pending: deque[tuple[int, list[tuple[str, Any]]]] = deque()  # samples and marks that are not added up yet
+        self._pending: deque[tuple[int, list[tuple[str, Any]]]] = (
+            deque()
+        )  # samples and marks that are not added up yet
         self._marks: list[tuple[str, Any]] = []  # name of the phase that ends, and when
         self._recent: tuple[int, Mapping[str, float]] = (0, Counter())
 
@@ -47,7 +61,11 @@ class StepProfiler(Callback):
         return {"seconds": dict(self.seconds), "samples": self.samples, "wall_seconds": self.wall_seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seconds, self.samples, self._before = Counter(state["seconds"]), state["samples"], state["wall_seconds"]
+        self.seconds, self.samples, self._before = (
+            Counter(state["seconds"]),
+            state["samples"],
+            state["wall_seconds"],
+        )
         self._recent = (self.samples, self.seconds.copy())
 
     @property
@@ -87,7 +105,9 @@ class StepProfiler(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._marks = [("", self._clock.now())]
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         self.mark("augmentation")
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
@@ -153,14 +173,17 @@ class StepProfiler(Callback):
             self._open = None
         if ended:
             self._open = ExitStack()
-            following = "logging" if ended == "validation" else PHASES[(PHASES.index(ended) + 1) % (len(PHASES) - 1)]
+            following = (
+                "logging" if ended == "validation" else PHASES[(PHASES.index(ended) + 1) % (len(PHASES) - 1)]
+            )
             self._open.enter_context(torch.profiler.record_function(f"medconv/{following}"))
             if isinstance(self._clock, _CudaClock):
                 self._open.enter_context(torch.cuda.nvtx.range(f"medconv/{following}"))
 
 
 class Trace(Callback):
-    """A few steps under torch.profiler, written as `trace/*.pt.trace.json` for TensorBoard's profiler page and Perfetto.
+    """A few steps under torch.profiler, written as `trace/*.pt.trace.json` for TensorBoard's profiler page
+    and Perfetto.
 
     Args: folder: where to. skip, steps: how many batches are let pass, and then recorded.
     """

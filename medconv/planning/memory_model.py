@@ -10,7 +10,9 @@ from medconv.planning.topology import Network, num_weights
 
 GB = 2**30
 _WEIGHT_BYTES = 16  # fp32 weights, gradients, and AdamW's two moments
-_LOSS_BYTES = 20  # per voxel and class: logits, softmax and its logarithm in fp32, and what the loss makes of them
+_LOSS_BYTES = (
+    20  # per voxel and class: logits, softmax and its logarithm in fp32, and what the loss makes of them
+)
 # Of the activations at their peak, as measured (docs/planning.md).
 _KEPT = {"none": 1.0, "pointwise": 0.75, "blocks": 0.7}
 
@@ -35,13 +37,20 @@ class Budget:
 
 
 def step_bytes(
-    network: Network, patch: Sequence[int], batch_size: int, num_channels: int, num_classes: int, budget: Budget
+    network: Network,
+    patch: Sequence[int],
+    batch_size: int,
+    num_channels: int,
+    num_classes: int,
+    budget: Budget,
 ) -> float:
-    """The most that is alive at once in a step: weights, optimizer, and activations where the backward pass begins.
+    """The most that is alive at once in a step: weights, optimizer, and activations where the backward pass
+    begins.
 
-    A convolution with its norm and activation keeps its result and the activation. An encoder's stage keeps that twice
-    and what the step down gave; a decoder's twice and the concatenation. Then come the loss, and the first gradients.
-    The convolutions' own workspace is not counted. Error against measured steps: docs/planning.md.
+    A convolution with its norm and activation keeps its result and the activation. An encoder's stage keeps
+    that twice and what the step down gave; a decoder's twice and the concatenation. Then come the loss, and
+    the first gradients. The convolutions' own workspace is not counted. Error against measured steps:
+    docs/planning.md.
     """
     size, wide = _value_bytes(budget.precision), network.channels
     voxels, values = float(prod(patch)), 0.0

@@ -48,7 +48,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Plan:
-    """What data, network and batches are built from; axes right, anterior, superior, less the one across slices.
+    """What data, network and batches are built from; axes right, anterior, superior, less the one across
+    slices.
 
     Args:
         slice_axis: across the slices that a 2D network takes from volumes, else None.
@@ -83,9 +84,12 @@ def plan(
 ) -> Plan:
     """Plan a U-Net, its patches and batches for a dataset; what `overrides` sets stays as it is.
 
-    Args: modalities: one per channel, None is MRI. num_outputs: of the network, None is the number of classes.
-    Raises: ValueError: values that do not fit the data or each other, or a budget too small for the smallest patch.
-    Source: the rules follow Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the differences.
+    Args: modalities: one per channel, None is MRI. num_outputs: of the network, None is the number of
+    classes.
+    Raises: ValueError: values that do not fit the data or each other, or a budget too small for the smallest
+    patch.
+    Source: the rules follow Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the
+    differences.
     """
     overrides, budget = overrides or PlanOverrides(), budget or Budget()
     if overrides.whole:
@@ -99,12 +103,16 @@ def plan(
     if overrides.resize is not None:
         _need_axes("data.resize", overrides.resize, seen.spatial_dims)
         if not overrides.spacing_mm:  # what the network sees
-            spacing = tuple(mm * n / new for mm, n, new in zip(spacing, median, overrides.resize, strict=True))
+            spacing = tuple(
+                mm * n / new for mm, n, new in zip(spacing, median, overrides.resize, strict=True)
+            )
         median = tuple(overrides.resize)
     outputs = num_outputs or len(fingerprint.class_voxels[0])
     planner = _Planner(spacing, median, overrides, budget, len(fingerprint.intensities), outputs)
     network, patch = planner.network_and_patch()
-    slices = middle(shape[axis] for shape in fingerprint.shapes) if axis is not None else 1  # which keep their own spacing
+    slices = (
+        middle(shape[axis] for shape in fingerprint.shapes) if axis is not None else 1
+    )  # which keep their own spacing
     batch, why = planner.batch(network, patch, prod(median) * slices * len(fingerprint.shapes))
     planner.warn(network, patch, batch)
     rows = [
@@ -114,7 +122,11 @@ def plan(
         ("batch", str(batch), why),
         *network_rows(network, patch, overrides),
         ("normalisation", ", ".join(names), normalisation_reason(modalities, overrides)),
-        ("memory", f"{planner.gb(network, patch, batch):.2g} of {budget.memory_gb:g} GB", memory_reason(budget)),
+        (
+            "memory",
+            f"{planner.gb(network, patch, batch):.2g} of {budget.memory_gb:g} GB",
+            memory_reason(budget),
+        ),
     ]
     return Plan(
         seen.spatial_dims,
@@ -173,8 +185,8 @@ class _Planner:
                 return network, patch
         raise ValueError(
             f"plan.memory_gb: the smallest patch, {by(patch)} voxels, in a batch of {batch} takes some "
-            f"{self.gb(network, patch, batch):.2g} GB, the budget is {self.budget.memory_gb:g} ({self.budget.origin}); "
-            "perf=memory, a smaller data.batch_size or fewer plan.channels help"
+            f"{self.gb(network, patch, batch):.2g} GB, the budget is {self.budget.memory_gb:g} "
+            f"({self.budget.origin}); perf=memory, a smaller data.batch_size or fewer plan.channels help"
         )
 
     def _built(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
@@ -190,7 +202,8 @@ class _Planner:
         stages = len(steps) + 1
         if overrides.max_stages is not None and stages > overrides.max_stages:
             raise ValueError(
-                f"plan.strides={overrides.strides} makes {stages} stages, plan.max_stages allows {overrides.max_stages}"
+                f"plan.strides={overrides.strides} makes {stages} stages, plan.max_stages allows "
+                f"{overrides.max_stages}"
             )
         sizes, wide = overrides.kernel_sizes, overrides.channels
         network = Network(
@@ -201,12 +214,15 @@ class _Planner:
         rounded = rounded_up(patch, network.divisor(dims))
         if exact and rounded != tuple(patch):
             raise ValueError(
-                f"data.patch_size must be divisible by {network.divisor(dims)} (plan.strides), got {list(patch)}"
+                f"data.patch_size must be divisible by {network.divisor(dims)} (plan.strides), got "
+                f"{list(patch)}"
             )
         return network, rounded
 
     def _smaller(self, patch: Sequence[int]) -> tuple[Network, tuple[int, ...]] | None:
-        """The next smaller patch along the axis that covers most of the median image; None where there is none."""
+        """The next smaller patch along the axis that covers most of the median image; None where there is
+        none.
+        """
         order = sorted(range(self.dims), key=lambda a: (-patch[a] / self.median[a], a))
         for axis in order:
             for n in range(patch[axis] - 1, _LEAST_EDGE - 1, -1):
@@ -249,7 +265,9 @@ class _Planner:
 
 
 def _whole_batch(patch: Sequence[int]) -> int:
-    """A power of two from 2 to 128: 128 pictures of 28 x 28, 32 volumes of 28 x 28 x 28, 16 pictures of 224 x 224."""
+    """A power of two from 2 to 128: 128 pictures of 28 x 28, 32 volumes of 28 x 28 x 28, 16 pictures of
+    224 x 224.
+    """
     return int(min(128, max(2, 2 ** round(log2(_WHOLE_ROOT / sqrt(prod(patch)))))))
 
 
@@ -257,11 +275,13 @@ def _check_whole(fingerprint: Fingerprint, overrides: PlanOverrides) -> None:
     """Raises: ValueError: slices are asked for."""
     if overrides.spatial_dims not in (None, fingerprint.spatial_dims):
         raise ValueError(
-            f"data.spatial_dims must be {fingerprint.spatial_dims} or null, as the network takes whole images and these are "
-            f"{fingerprint.spatial_dims}D, got {overrides.spatial_dims}"
+            f"data.spatial_dims must be {fingerprint.spatial_dims} or null, as the network takes whole "
+            f"images and these are {fingerprint.spatial_dims}D, got {overrides.spatial_dims}"
         )
 
 
 def _need_axes(key: str, values: Sequence[float], spatial_dims: int) -> None:
     if len(values) != spatial_dims or any(not 0 < v < float("inf") for v in values):
-        raise ValueError(f"{key} needs {spatial_dims} positive numbers, one per spatial axis, got {list(values)}")
+        raise ValueError(
+            f"{key} needs {spatial_dims} positive numbers, one per spatial axis, got {list(values)}"
+        )

@@ -24,20 +24,30 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def patch_reason(
-    network: Network, patch: Sequence[int], median: Sequence[int], spacing: Sequence[float], overrides: PlanOverrides
+    network: Network,
+    patch: Sequence[int],
+    median: Sequence[int],
+    spacing: Sequence[float],
+    overrides: PlanOverrides,
 ) -> str:
     """Args: median: the median image's voxels."""
     dims, whole, hint = len(patch), by(median), ""
     seen = prod(min(1.0, p / m) for p, m in zip(patch, median, strict=True))
     if seen < _SMALL_VIEW:
         coarser = [s * (_SMALL_VIEW / seen) ** (1 / dims) for s in spacing]
-        hint = f"; {100 * seen:.2g} % of it: data.spacing_mm=[{','.join(f'{s:.2g}' for s in coarser)}] would show more"
+        hint = (
+            f"; {100 * seen:.2g} % of it: data.spacing_mm=[{','.join(f'{s:.2g}' for s in coarser)}] "
+            "would show more"
+        )
     if overrides.patch_size is not None:
         return f"data.patch_size; the median image is {whole}{hint}"
     if overrides.resize is not None:
         return f"data.resize, {whole}, padded to what the strides divide"
     if overrides.whole:
-        return f"the median image, {whole}, rounded up to what the strides divide; others are cut or padded at their borders"
+        return (
+            f"the median image, {whole}, rounded up to what the strides divide; others are cut or "
+            "padded at their borders"
+        )
     if all(p >= m for p, m in zip(patch, median, strict=True)):
         return f"the median image, {whole}, rounded up to what the strides divide"
     start = rounded_up(largest_patch(median, spacing), network.divisor(dims))
@@ -49,7 +59,11 @@ def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverr
     if overrides.spatial_dims is not None:
         return "data.spatial_dims"
     if overrides.whole:
-        return "the images are volumes" if fingerprint.spatial_dims == 3 else "the images are pictures or single slices"
+        return (
+            "the images are volumes"
+            if fingerprint.spatial_dims == 3
+            else "the images are pictures or single slices"
+        )
     if axis is not None:
         return f"slice by slice across the {_AXES[axis]} axis: so few slices give a 3D kernel nothing to see"
     return "the images are volumes" if fingerprint.spatial_dims == 3 else "the images are single slices"
@@ -65,11 +79,17 @@ def spacing_reason(seen: Fingerprint, overrides: PlanOverrides) -> str:
     return f"the median of {len(seen.shapes)} cases{across_slices}"
 
 
-def network_rows(network: Network, patch: Sequence[int], overrides: PlanOverrides) -> list[tuple[str, str, str]]:
+def network_rows(
+    network: Network, patch: Sequence[int], overrides: PlanOverrides
+) -> list[tuple[str, str, str]]:
     left = by(coarsest(patch, network.strides))
     late = any(1 in step for step in network.strides[:-1])
     thin = any(1 in kernel for kernel in network.kernel_sizes)
-    even = "an axis rests until the others' voxels are as long, or where it is short" if late else "all axes alike"
+    even = (
+        "an axis rests until the others' voxels are as long, or where it is short"
+        if late
+        else "all axes alike"
+    )
     reasons = {
         "strides": f"{even}; {left} voxels are left",
         "kernel_sizes": "1 across voxels twice as long as the finest, until they even out"
@@ -100,12 +120,18 @@ def _each(rows: Sequence[Sequence[int]]) -> str:
 
 
 def normalisation_reason(modalities: Sequence[str] | None, overrides: PlanOverrides) -> str:
-    return "data.normalisation" if overrides.normalisation is not None else f"modality {', '.join(modalities or ['MRI'])}"
+    return (
+        "data.normalisation"
+        if overrides.normalisation is not None
+        else f"modality {', '.join(modalities or ['MRI'])}"
+    )
 
 
 def memory_reason(budget: Budget) -> str:
     kept = (
-        "" if budget.activation_checkpointing == "none" else f", activation_checkpointing={budget.activation_checkpointing}"
+        ""
+        if budget.activation_checkpointing == "none"
+        else f", activation_checkpointing={budget.activation_checkpointing}"
     )
     return f"estimated for a step in {budget.precision}{kept}; the budget: {budget.origin}"
 

@@ -1,4 +1,6 @@
-"""The grid that a dataset is prepared on: spacing, two dimensions or three, and how large the images are there."""
+"""The grid that a dataset is prepared on: spacing, two dimensions or three, and how large the images are
+there.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,19 @@ import numpy as np
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
 
-_THICK = 3  # slices so many times as thick as the other axes' voxels are anisotropic; and so many times as few
+_THICK = (
+    3  # slices so many times as thick as the other axes' voxels are anisotropic; and so many times as few
+)
 _DECIMALS = 4  # of a spacing in mm
 _FEWEST_SLICES = 4  # with fewer a 3D kernel sees hardly more than padding across them
 
 
 def target_spacing(fingerprint: Fingerprint) -> tuple[float, ...]:
-    """The median spacing, mm; across thick slices the 10th percentile, which keeps the detail that thinner slices have.
+    """The median spacing, mm; across thick slices the 10th percentile, which keeps the detail that thinner
+    slices have.
 
-    Thick means over 3 times the other axes' spacing and less than a third of their voxels; it stays the coarsest axis.
+    Thick means over 3 times the other axes' spacing and less than a third of their voxels; it stays the
+    coarsest axis.
     Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
     spacings = np.array(fingerprint.spacings_mm)
@@ -38,16 +44,20 @@ def _rounded(mm: float) -> float:
 
 def thick_axis(fingerprint: Fingerprint) -> int | None:
     """The axis across thick slices; None where voxels are nearer to cubes."""
-    spacing, shape = (np.median(np.array(rows), axis=0) for rows in (fingerprint.spacings_mm, fingerprint.shapes))
+    spacing, shape = (
+        np.median(np.array(rows), axis=0) for rows in (fingerprint.spacings_mm, fingerprint.shapes)
+    )
     axis = int(np.argmax(spacing))
     thick = spacing[axis] > _THICK * np.delete(spacing, axis).max()
     return axis if thick and shape[axis] * _THICK < np.delete(shape, axis).min() else None
 
 
 def slice_axis(fingerprint: Fingerprint, spatial_dims: int | None) -> int | None:
-    """The axis across the slices that a network takes from volumes: that of the coarsest spacing, the last of several.
+    """The axis across the slices that a network takes from volumes: that of the coarsest spacing, the last of
+    several.
 
-    Args: spatial_dims: of the network; None takes volumes as they are, but those of fewer than 4 slices slice by slice.
+    Args: spatial_dims: of the network; None takes volumes as they are, but those of fewer than 4 slices slice
+    by slice.
     Returns: None where the network takes the images as they are.
     Raises: ValueError: the data has no such dimensions.
     Source: as nnU-Net's 2d configuration; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
@@ -55,7 +65,9 @@ def slice_axis(fingerprint: Fingerprint, spatial_dims: int | None) -> int | None
     if spatial_dims not in (None, 2, 3):
         raise ValueError(f"data.spatial_dims must be 2, 3 or null (what the data has), got {spatial_dims}")
     if spatial_dims == 3 and fingerprint.spatial_dims == 2:
-        raise ValueError("data.spatial_dims=3 needs volumes, the images of this dataset have one slice; take 2 or null")
+        raise ValueError(
+            "data.spatial_dims=3 needs volumes, the images of this dataset have one slice; take 2 or null"
+        )
     if fingerprint.spatial_dims == 2 or spatial_dims == 3:
         return None
     spacing = target_spacing(fingerprint)

@@ -9,7 +9,9 @@ from math import prod
 
 MIN_EDGE = 4  # voxels along an axis at the coarsest stage
 _THICK = 3  # times the finest voxel: slices that are seldom halved, as neighbours have little in common
-_EVEN = 2  # axes whose voxels differ by less than this factor are pooled together, and get kernels of 3 together
+_EVEN = (
+    2  # axes whose voxels differ by less than this factor are pooled together, and get kernels of 3 together
+)
 _BASE_CHANNELS, _MAX_CHANNELS = 32, {2: 512, 3: 320}
 _PATCH_EDGE = {2: 2048, 3: 256}  # the largest patch holds as many voxels as a square or cube of this edge
 
@@ -20,7 +22,8 @@ Steps = tuple[tuple[int, ...], ...]
 class Network:
     """The stages of a U-Net.
 
-    Args: strides: per step between stages, one number per axis. kernel_sizes, channels: per stage, finest first.
+    Args: strides: per step between stages, one number per axis. kernel_sizes, channels: per stage, finest
+    first.
     """
 
     strides: Steps
@@ -33,9 +36,9 @@ class Network:
 
 
 def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_stages: int | None) -> Steps:
-    """Strides: an axis is halved while it keeps `MIN_EDGE` voxels and its voxels are below twice as long as the finest
-    of those that can be halved; so never across thick slices until the voxels have evened out, and only while there
-    are 3 * `MIN_EDGE` of them.
+    """Strides: an axis is halved while it keeps `MIN_EDGE` voxels and its voxels are below twice as long as
+    the finest of those that can be halved; so never across thick slices until the voxels have evened out, and
+    only while there are 3 * `MIN_EDGE` of them.
 
     Args: exact: the patch stays as it is, and only even numbers are halved; else it is rounded up afterwards.
     Source: nnU-Net's rules but for the last; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
@@ -55,7 +58,9 @@ def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_st
 
 
 def kernels(spacing: Sequence[float], strides: Steps) -> Steps:
-    """3 along every axis, but 1 across slices that are at least twice as thick as the finest axis; 3 in the last stage."""
+    """3 along every axis, but 1 across slices that are at least twice as thick as the finest axis; 3 in
+    the last stage.
+    """
     voxel, kernel, found = [float(s) for s in spacing], [1] * len(spacing), []
     for step in ((1,) * len(voxel), *strides):
         voxel = [v * s for v, s in zip(voxel, step, strict=True)]
@@ -85,7 +90,8 @@ def need_strides(strides: Sequence[Sequence[int]], spatial_dims: int) -> Steps:
     found = _per_axis(strides, spatial_dims)
     if found is None or any(n < 1 for step in found for n in step):
         raise ValueError(
-            f"plan.strides needs {spatial_dims} whole numbers of 1 or more for each step between stages, got {strides}"
+            f"plan.strides needs {spatial_dims} whole numbers of 1 or more for each step between stages, got "
+            f"{strides}"
         )
     return found
 
@@ -93,9 +99,14 @@ def need_strides(strides: Sequence[Sequence[int]], spatial_dims: int) -> Steps:
 def need_kernels(kernel_sizes: Sequence[Sequence[int]], num_stages: int, spatial_dims: int) -> Steps:
     """Raises: ValueError: not one odd number per stage and axis."""
     found = _per_axis(kernel_sizes, spatial_dims)
-    if found is None or len(found) != num_stages or any(n < 1 or n % 2 == 0 for kernel in found for n in kernel):
+    if (
+        found is None
+        or len(found) != num_stages
+        or any(n < 1 or n % 2 == 0 for kernel in found for n in kernel)
+    ):
         raise ValueError(
-            f"plan.kernel_sizes needs {spatial_dims} odd numbers for each of {num_stages} stages, got {kernel_sizes}"
+            f"plan.kernel_sizes needs {spatial_dims} odd numbers for each of {num_stages} stages, got "
+            f"{kernel_sizes}"
         )
     return found
 
@@ -104,7 +115,8 @@ def need_channels(channels: Sequence[int], num_stages: int) -> tuple[int, ...]:
     """Raises: ValueError: not one positive number per stage."""
     if len(channels) != num_stages or any(n < 1 for n in channels):
         raise ValueError(
-            f"plan.channels needs one number of 1 or more for each of {num_stages} stages, got {list(channels)}"
+            f"plan.channels needs one number of 1 or more for each of {num_stages} stages, got "
+            f"{list(channels)}"
         )
     return tuple(channels)
 
@@ -115,7 +127,9 @@ def _per_axis(rows: object, spatial_dims: int) -> Steps | None:
         return None
     full = [(row,) * spatial_dims if isinstance(row, int) else row for row in rows]
     whole = all(isinstance(row, (list, tuple)) and all(type(n) is int for n in row) for row in full)
-    return tuple(tuple(row) for row in full) if whole and all(len(row) == spatial_dims for row in full) else None
+    return (
+        tuple(tuple(row) for row in full) if whole and all(len(row) == spatial_dims for row in full) else None
+    )
 
 
 def coarsest(patch: Sequence[int], strides: Steps) -> tuple[int, ...]:

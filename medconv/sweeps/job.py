@@ -27,7 +27,8 @@ _SAME_SWEEP = ("run.dry_run", "data.fold", "hydra.sweeper.n_trials", "hydra.swee
 class Job:
     """One config of a sweep.
 
-    Args: flags: where its config comes from, such as `--config-dir`. code: its exit code. config: a hash of what is trained.
+    Args: flags: where its config comes from, such as `--config-dir`. code: its exit code. config: a hash of
+    what is trained.
     """
 
     overrides: tuple[str, ...]
@@ -40,7 +41,9 @@ class Job:
     def of(cls, composed: DictConfig, settings: Any) -> Job:
         """From a composed config and Hydra's settings."""
         options = {"command-line": "--config-dir", "main": "--config-path"}
-        sources = [(options[s.provider], s.path) for s in settings.runtime.config_sources if s.provider in options]
+        sources = [
+            (options[s.provider], s.path) for s in settings.runtime.config_sources if s.provider in options
+        ]
         pairs = [*sources, ("--config-name", settings.job.config_name)]
         searched = [o for o in settings.overrides.hydra if key(o) == "hydra.searchpath"]
         flags = (*(flag for pair in pairs for flag in pair), *searched)
@@ -56,7 +59,9 @@ class Job:
 
     @property
     def arguments(self) -> list[str]:
-        """Of `medconv train`; a config of the user's own may say that it is a sweep, and its jobs are none."""
+        """Of `medconv train`; a config of the user's own may say that it is a sweep, and its jobs are
+        none.
+        """
         run_dir = QuotedString(str(self.folder.path), Quote.single).with_quotes()
         return [*self.flags, "hydra.mode=RUN", *self.overrides, f"run.dir={run_dir}"]
 
@@ -100,7 +105,9 @@ class Job:
 
 
 def home(composed: DictConfig) -> Path:
-    """`run.dir`, `runs/<run.name>`, or a name that the same command line finds again, whichever folds it asks for."""
+    """`run.dir`, `runs/<run.name>`, or a name that the same command line finds again, whichever folds it
+    asks for.
+    """
     if composed.run.dir:
         return Path(composed.run.dir)
     given = [a for a in sys.argv[1:] if not a.startswith("-") and not key(a).startswith("hydra.launcher.")]
@@ -126,7 +133,9 @@ def varied(jobs: Sequence[Job]) -> list[str]:
 
 
 def told(job: Job, keys: Sequence[str]) -> str:
-    """What a job finds in its environment under `OF_A_SWEEP`: its values of the keys that tell it from the others."""
+    """What a job finds in its environment under `OF_A_SWEEP`: its values of the keys that tell it from the
+    others.
+    """
     return json.dumps({k: value(job, k) for k in keys if value(job, k)})
 
 

@@ -30,7 +30,8 @@ def run_command(arguments: Sequence[str]) -> int:
     def take(composed: DictConfig, settings: Any) -> None:
         if settings.mode == RunMode.MULTIRUN:
             jobs.append(Job.of(composed, settings))  # to be run once all are known to compose
-            launcher.update(OmegaConf.to_container(settings.launcher, resolve=True), dry_run=composed.run.dry_run)  # type: ignore[arg-type]
+            options: Any = OmegaConf.to_container(settings.launcher, resolve=True)
+            launcher.update(options, dry_run=composed.run.dry_run)
             return
         try:
             _train(composed, settings)
@@ -77,14 +78,20 @@ def result_table(summary: dict[str, Any], folder: RunDir) -> str:
     return "\n".join(
         [
             "",
-            f"{what} over {len(summary['val/cases'])} validation cases, best checkpoint" if rows else "no validation",
+            f"{what} over {len(summary['val/cases'])} validation cases, best checkpoint"
+            if rows
+            else "no validation",
             *table,
             "",
             f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, "
             f"{summary.get('samples_per_second') or 0:.1f} samples/s, "
             f"{100 * (summary.get('data_wait_share') or 0):.1f} % of the time waiting for data",
             *([f"{summary['verdict']}"] if summary.get("verdict") else []),
-            *([f"stopped early: {summary['stopped_early']['reason']}"] if summary.get("stopped_early") else []),
+            *(
+                [f"stopped early: {summary['stopped_early']['reason']}"]
+                if summary.get("stopped_early")
+                else []
+            ),
             f"checkpoint  {best}",
             f"summary     {folder.path / 'summary.json'}",
             f"TensorBoard tensorboard --logdir {folder.path}",

@@ -27,16 +27,25 @@ from medconv.utils.logging import message, shown
 
 STUDY = "optuna.journal"
 Compose = Callable[[list[str]], DictConfig]
-_OVERRIDES, _CODE, _LOST, _SETTINGS = "overrides", "exit_code", "lost", "settings"  # what is noted of a trial, or the study
+_OVERRIDES, _CODE, _LOST, _SETTINGS = (
+    "overrides",
+    "exit_code",
+    "lost",
+    "settings",
+)  # what is noted of a trial, or the study
 _NO_CONFIG = (HydraException, OmegaConfBaseException, ConfigError)
-_TRIED = 10  # points of a space: if none of them makes a config, the mistake is not in a combination of values
+_TRIED = (
+    10  # points of a space: if none of them makes a config, the mistake is not in a combination of values
+)
 
 
 def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose) -> int:
     """Search, print and write the table. Returns: the exit code.
 
-    Args: arguments: overrides; those with several values are part of the space. settings: `conf/hydra/sweeper/optuna.yaml`.
-    Raises: ConfigError: no Optuna, no space, or one that does not fit an earlier start. What `sweep.run` raises.
+    Args: arguments: overrides; those with several values are part of the space. settings:
+    `conf/hydra/sweeper/optuna.yaml`.
+    Raises: ConfigError: no Optuna, no space, or one that does not fit an earlier start. What `sweep.run`
+    raises.
     """
     optuna = _optuna()
     sweeps_run.need_alone()
@@ -59,17 +68,25 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
     while trials := _next(study, space, fixed, settings, optuna):
         jobs = _jobs(study, trials, compose, optuna)
         if jobs:
-            sweeps_run.run(list(jobs.values()), launcher, [key(name) for name in space], [number + 1 for number in jobs])
+            sweeps_run.run(
+                list(jobs.values()), launcher, [key(name) for name in space], [number + 1 for number in jobs]
+            )
         for trial in trials:
             if trial.number in jobs:
                 _tell(study, trial, jobs[trial.number], optuna)
-    return sweeps_run.finish([_job(trial, compose) for trial in study.get_trials() if _CODE in trial.user_attrs])
+    return sweeps_run.finish(
+        [_job(trial, compose) for trial in study.get_trials() if _CODE in trial.user_attrs]
+    )
 
 
 def _need_config(space: Mapping[str, Any], fixed: list[str], compose: Compose, optuna: Any) -> DictConfig:
-    """A config of the search. Raises: what composing says of every one that was tried; ConfigError: nothing to compare."""
+    """A config of the search. Raises: what composing says of every one that was tried; ConfigError:
+    nothing to compare.
+    """
     if "data.fold" in space:
-        raise ConfigError("hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one of them")
+        raise ConfigError(
+            "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one of them"
+        )
     samples = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     error: Exception | None = None
     for _ in range(_TRIED):
@@ -79,14 +96,18 @@ def _need_config(space: Mapping[str, Any], fixed: list[str], compose: Compose, o
             error = problem
             continue
         if composed.data.fold == "all":
-            raise ConfigError("hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no score to compare")
+            raise ConfigError(
+                "hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no score to compare"
+            )
         return composed
     assert error is not None
     raise error
 
 
 def _need_same(study: Any, folder: Path, fixed: Sequence[str], space: Mapping[str, Any]) -> None:
-    """Raises: ConfigError: the study was begun with another space, or with settings that change what is trained."""
+    """Raises: ConfigError: the study was begun with another space, or with settings that change what is
+    trained.
+    """
     now = {key(o): o.partition("=")[2] for o in fixed if not f"{key(o)}.".startswith(FREE)}
     now |= {name: str(distribution) for name, distribution in space.items()}
     there = study.user_attrs.get(_SETTINGS)
@@ -94,13 +115,19 @@ def _need_same(study: Any, folder: Path, fixed: Sequence[str], space: Mapping[st
         study.set_user_attr(_SETTINGS, now)
     elif there != now:
         changed = [k for k in sorted({*there, *now}) if there.get(k) != now.get(k)]
-        lines = "\n".join(f"  {k}: {there.get(k, 'nothing')} there, {now.get(k, 'nothing')} now" for k in changed)
+        lines = "\n".join(
+            f"  {k}: {there.get(k, 'nothing')} there, {now.get(k, 'nothing')} now" for k in changed
+        )
         raise ConfigError(f"{folder} holds another search; choose another run.name\n{lines}")
 
 
-def _next(study: Any, space: Mapping[str, Any], fixed: list[str], settings: Mapping[str, Any], optuna: Any) -> list[Any]:
+def _next(
+    study: Any, space: Mapping[str, Any], fixed: list[str], settings: Mapping[str, Any], optuna: Any
+) -> list[Any]:
     """Trials to be run now: those that an earlier start left unfinished, else new ones."""
-    left = [t for t in study.get_trials(states=[optuna.trial.TrialState.RUNNING]) if _OVERRIDES in t.user_attrs]
+    left = [
+        t for t in study.get_trials(states=[optuna.trial.TrialState.RUNNING]) if _OVERRIDES in t.user_attrs
+    ]
     if left:
         return left[: settings["n_jobs"]]
     ended = len([t for t in study.get_trials() if t.state.is_finished() and _OVERRIDES in t.user_attrs])
@@ -154,18 +181,24 @@ def _study(folder: Path, settings: Mapping[str, Any], goal: monitor.MonitoredMet
     """Raises: ConfigError: the settings, or the file, are damaged."""
     for name in ("n_trials", "n_jobs"):
         if type(settings.get(name)) is not int or settings[name] < 1:
-            raise ConfigError(f"hydra.sweeper.{name} must be a whole number of 1 or more, got {settings.get(name)}")
+            raise ConfigError(
+                f"hydra.sweeper.{name} must be a whole number of 1 or more, got {settings.get(name)}"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / STUDY
     _cut(path)
     try:
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
         direction = "maximize" if goal.higher_is_better else "minimize"
-        study = optuna.create_study(storage=storage, study_name="medconv", direction=direction, load_if_exists=True)
+        study = optuna.create_study(
+            storage=storage, study_name="medconv", direction=direction, load_if_exists=True
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: damaged ({error}); another run.name begins a new search") from error
     # another seed for each start: the same one would propose the same trials again
-    study.sampler = optuna.samplers.TPESampler(seed=settings["seed"] + len(study.get_trials()), constant_liar=True)
+    study.sampler = optuna.samplers.TPESampler(
+        seed=settings["seed"] + len(study.get_trials()), constant_liar=True
+    )
     return study
 
 
@@ -202,6 +235,8 @@ def _optuna() -> Any:
     try:
         import optuna
     except ModuleNotFoundError as error:
-        raise ConfigError("hydra/sweeper=optuna needs the package optuna: pip install 'medconv[optuna]'") from error
+        raise ConfigError(
+            "hydra/sweeper=optuna needs the package optuna: pip install 'medconv[optuna]'"
+        ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

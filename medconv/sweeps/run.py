@@ -1,7 +1,7 @@
 """A sweep: every job a fresh process in a folder of its own, then a table, and a summary over folds.
 
-A fresh process is what lets a job use several devices (Lightning starts their processes from the command line) and leaves
-the rest of a sweep alone when a job fails.
+A fresh process is what lets a job use several devices (Lightning starts their processes from the command
+line) and leaves the rest of a sweep alone when a job fails.
 """
 
 from __future__ import annotations
@@ -24,15 +24,29 @@ from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.logging import shown
 
 # What launchers leave behind, which would make a sweep's next job believe that it is a rank of the last one.
-_LAUNCHED = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "LOCAL_WORLD_SIZE")
+_LAUNCHED = (
+    "LOCAL_RANK",
+    "RANK",
+    "WORLD_SIZE",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GROUP_RANK",
+    "LOCAL_WORLD_SIZE",
+)
 _ALSO_TOLD = 2.0  # seconds for a job to end by a Ctrl-C that the terminal sent to it as well
 
 
-def run(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str] = (), numbers: Sequence[int] = ()) -> None:
-    """Run the jobs, one after another or by Slurm; a job that fails leaves the others alone, equal ones are run once.
+def run(
+    jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str] = (), numbers: Sequence[int] = ()
+) -> None:
+    """Run the jobs, one after another or by Slurm; a job that fails leaves the others alone, equal ones are
+    run once.
 
-    Args: launcher: Hydra's settings of it. keys: in which the sweep's jobs differ, if these are not all. numbers: of trials.
-    Raises: KeyboardInterrupt, signals.RunInterrupted: the sweep, or a job, was stopped; the job has ended by then.
+    Args: launcher: Hydra's settings of it. keys: in which the sweep's jobs differ, if these are not all.
+    numbers: of trials.
+    Raises: KeyboardInterrupt, signals.RunInterrupted: the sweep, or a job, was stopped; the job has ended by
+    then.
     """
     titles = [f"[{i} of {len(jobs)}] {' '.join(job.overrides)}" for i, job in enumerate(jobs, 1)]
     if numbers:
@@ -55,7 +69,9 @@ def need_alone() -> None:
     """Raises: ConfigError: a launcher of several processes started this one."""
     started = cluster.launcher()
     if started is not None:
-        raise config.ConfigError(f"-m is a sweep, whose jobs start processes of their own; start it without {started.name}")
+        raise config.ConfigError(
+            f"-m is a sweep, whose jobs start processes of their own; start it without {started.name}"
+        )
 
 
 def finish(jobs: Sequence[Job]) -> int:
@@ -63,7 +79,9 @@ def finish(jobs: Sequence[Job]) -> int:
     jobs = unique(jobs)
     print(f"\n{table.text(jobs)}")
     keys = [key for key in varied(jobs) if key != "data.fold"]
-    labels = {job.folder.path: " ".join(f"{k}={value(job, k)}" for k in keys if value(job, k)) for job in jobs}
+    labels = {
+        job.folder.path: " ".join(f"{k}={value(job, k)}" for k in keys if value(job, k)) for job in jobs
+    }
     several = len({value(job, "data.fold") for job in jobs}) > 1
     for home in dict.fromkeys(job.home for job in jobs):
         print(f"\nas a table: {table.write(home, [job for job in jobs if job.home == home])}")
@@ -87,7 +105,9 @@ def _over_folds(home: Path, labels: Mapping[Path, str], least: int) -> None:
 
 
 def _run(job: Job, told: str) -> None:
-    """Raises: KeyboardInterrupt, signals.RunInterrupted: it was stopped. One that lost a process of its own has failed instead."""
+    """Raises: KeyboardInterrupt, signals.RunInterrupted: it was stopped. One that lost a process of its
+    own has failed instead.
+    """
     job.begin()
     job.code = _apart(job.command, told)
     if job.code in (INTERRUPTED, -signal.SIGINT):
@@ -97,7 +117,9 @@ def _run(job: Job, told: str) -> None:
 
 
 def _apart(command: list[str], told: str = "") -> int:
-    """The exit code of a command in a process of its own, which is told of signals and Ctrl-C and waited for."""
+    """The exit code of a command in a process of its own, which is told of signals and Ctrl-C and waited
+    for.
+    """
     process: subprocess.Popen[bytes] | None = None
     stopped = 0
 
@@ -108,7 +130,9 @@ def _apart(command: list[str], told: str = "") -> int:
             process.send_signal(number)
 
     with signals.handled(stop, *signals.PREEMPTING):
-        clean = {k: v for k, v in os.environ.items() if k not in _LAUNCHED and not k.startswith("TORCHELASTIC_")}
+        clean = {
+            k: v for k, v in os.environ.items() if k not in _LAUNCHED and not k.startswith("TORCHELASTIC_")
+        }
         process = subprocess.Popen(command, env={**clean, OF_A_SWEEP: told})
         if stopped:  # before there was a process to tell
             process.send_signal(stopped)
@@ -119,7 +143,9 @@ def _apart(command: list[str], told: str = "") -> int:
 
 
 def _waited(process: subprocess.Popen[bytes]) -> int:
-    """Raises: KeyboardInterrupt: by a Ctrl-C. A second one would make the job give up its step, so SIGTERM follows."""
+    """Raises: KeyboardInterrupt: by a Ctrl-C. A second one would make the job give up its step, so SIGTERM
+    follows.
+    """
     try:
         return process.wait()
     except KeyboardInterrupt:

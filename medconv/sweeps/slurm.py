@@ -1,7 +1,8 @@
-"""`hydra/launcher=slurm`: a sweep's jobs as one job array, by a script that anybody can read and send by hand.
+"""`hydra/launcher=slurm`: a sweep's jobs as one job array, by a script that anybody can read and send by
+hand.
 
-Each job is a command line of its own, as in a sweep on one machine; so it may have several processes and machines, and one
-that fails leaves the others alone. `run.dry_run=true` shows the script and sends nothing.
+Each job is a command line of its own, as in a sweep on one machine; so it may have several processes and
+machines, and one that fails leaves the others alone. `run.dry_run=true` shows the script and sends nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def wanted(launcher: Mapping[str, Any]) -> bool:
 def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -> str:
     """The batch script of an array with a task for each job. Args: keys: in which the sweep's jobs differ."""
     if type(launcher.get("time")) is int:  # YAML 1.1: 12:00:00 is a number in base 60
-        raise ConfigError(f"hydra.launcher.time must be quoted, as '04:00:00'; without quotes YAML reads {launcher['time']}")
+        raise ConfigError(
+            f"hydra.launcher.time must be quoted, as '04:00:00'; without quotes YAML reads {launcher['time']}"
+        )
     home = jobs[0].home.absolute()
     at_once = f"%{launcher['at_once']}" if launcher.get("at_once") else ""
     options = {
@@ -69,15 +72,20 @@ def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]
 def run(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -> None:
     """Send the jobs as one array and wait until it has left the queue; each job then has its exit code.
 
-    A sweep that was started before, and whose array is still in the queue, is waited for and not sent again; nor is a job
-    that has been trained to its end.
+    A sweep that was started before, and whose array is still in the queue, is waited for and not sent again;
+    nor is a job that has been trained to its end.
     Raises: ConfigError: sbatch is not here, or refuses.
     """
     home = jobs[0].home
     home.mkdir(parents=True, exist_ok=True)
     left = [job for job in jobs if not _done(job)]
     if left:
-        _wait(home, left, _waiting(home, jobs, left) or _send(home, left, script(left, launcher, keys)), launcher)
+        _wait(
+            home,
+            left,
+            _waiting(home, jobs, left) or _send(home, left, script(left, launcher, keys)),
+            launcher,
+        )
     for job in jobs:
         job.code = _code(job)
 
@@ -88,7 +96,10 @@ def _wait(home: Path, jobs: Sequence[Job], number: str, launcher: Mapping[str, A
         while _in_queue(number):
             time.sleep(float(launcher.get("poll_seconds") or 10))
     except (KeyboardInterrupt, SystemExit):
-        print(f"array {number} stays in the queue; the same command waits for it, `scancel {number}` ends it", flush=True)
+        print(
+            f"array {number} stays in the queue; the same command waits for it, `scancel {number}` ends it",
+            flush=True,
+        )
         raise
     deadline = time.monotonic() + _LATE
     while any(_exit_code(job) is None for job in jobs) and time.monotonic() < deadline:
@@ -103,7 +114,8 @@ def _send(home: Path, jobs: Sequence[Job], content: str) -> str:
         _exit_file(job).unlink(missing_ok=True)
         write_text(job.folder.path / _CONFIG, job.config)
     write_text(home / SCRIPT, content)
-    name = f"medconv-{home.absolute().name}-{secrets.token_hex(4)}"  # to be found by, where sbatch is not heard to its end
+    # to be found by, where sbatch is not heard to its end
+    name = f"medconv-{home.absolute().name}-{secrets.token_hex(4)}"
     _remember(home, jobs, name, None)
     try:
         said = _slurm("sbatch", "--parsable", f"--job-name={name}", str(home / SCRIPT))
@@ -137,7 +149,8 @@ def _waiting(home: Path, jobs: Sequence[Job], left: Sequence[Job]) -> str | None
         return None
     if not {job.folder.path.name for job in left} <= set(names) <= {job.folder.path.name for job in jobs}:
         raise ConfigError(
-            f"{home}: array {number} with other jobs of this sweep is in the queue; wait, or `scancel {number}`"
+            f"{home}: array {number} with other jobs of this sweep is in the queue; wait, or `scancel "
+            f"{number}`"
         )
     return number
 
@@ -170,7 +183,9 @@ def _code(job: Job) -> int:
     """As the script wrote it; a job that never came to that was ended by Slurm."""
     code = _exit_code(job)
     if code is None and not _trained(job):
-        job.note("ended by Slurm, such as for its time or memory, or cancelled; its log is in the sweep's folder")
+        job.note(
+            "ended by Slurm, such as for its time or memory, or cancelled; its log is in the sweep's folder"
+        )
         return USER
     return code or DONE
 
@@ -211,12 +226,16 @@ def _list(launcher: Mapping[str, Any], key: str) -> list[str]:
     """Raises: ConfigError: a text, which would be taken letter by letter."""
     given = launcher.get(key) or []
     if not isinstance(given, list):
-        raise ConfigError(f"hydra.launcher.{key} must be a list, as in hydra.launcher.{key}=[{given!r}], got {given!r}")
+        raise ConfigError(
+            f"hydra.launcher.{key} must be a list, as in hydra.launcher.{key}=[{given!r}], got {given!r}"
+        )
     return [str(line) for line in given]
 
 
 def _quoted(text: str) -> str:
-    """For sbatch, which ends a value at a blank or a `#`, and takes a backslash for an escape, also within quotes."""
+    """For sbatch, which ends a value at a blank or a `#`, and takes a backslash for an escape, also within
+    quotes.
+    """
     return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 

@@ -39,7 +39,9 @@ def text(jobs: Sequence[Job]) -> str:
         score = summary.get(monitor.of_summary(summary).name)
         own = [f"{key}={value(job, key)}" for key in keys if value(job, key)] or list(job.overrides)
         failed = f"  {job.status}, {job.reason}" if job.reason else ""
-        lines.append(f"  {'  -   ' if score is None else f'{score:.4f}'}  {job.folder.path}  {' '.join(own)}{failed}")
+        lines.append(
+            f"  {'  -   ' if score is None else f'{score:.4f}'}  {job.folder.path}  {' '.join(own)}{failed}"
+        )
     return shown("\n".join(lines))
 
 
@@ -47,17 +49,31 @@ def write(home: Path, jobs: Sequence[Job]) -> Path:
     """A row per job: the overrides that differ, then what came of it. Returns: the file."""
     keys = varied(jobs)
     summaries = [(job, job.folder.summary()) for job in ranked(jobs)]
-    classes = list(dict.fromkeys(name for _, summary in summaries for name in summary.get("val/dice_per_class") or {}))
+    classes = list(
+        dict.fromkeys(name for _, summary in summaries for name in summary.get("val/dice_per_class") or {})
+    )
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
-    names = list(dict.fromkeys(monitor.of_summary(summary).name for _, summary in summaries if summary.get("score")))
+    names = list(
+        dict.fromkeys(monitor.of_summary(summary).name for _, summary in summaries if summary.get("score"))
+    )
     names = names or [monitor.DICE.name]
-    header = [*keys, *names, *(f"val/dice/{name}" for name in classes), *_FROM_SUMMARY, "status", "reason", "folder"]
+    header = [
+        *keys,
+        *names,
+        *(f"val/dice/{name}" for name in classes),
+        *_FROM_SUMMARY,
+        "status",
+        "reason",
+        "folder",
+    ]
     writer.writerow(header)
     for job, summary in summaries:
         per_class: dict[str, Any] = summary.get("val/dice_per_class") or {}
         scores = [*map(summary.get, names), *(per_class.get(name) for name in classes)]
         rest = [summary.get(name) for name in _FROM_SUMMARY]
-        writer.writerow([*(value(job, k) for k in keys), *scores, *rest, job.status, job.reason, job.folder.path])
+        writer.writerow(
+            [*(value(job, k) for k in keys), *scores, *rest, job.status, job.reason, job.folder.path]
+        )
     write_text(home / CSV, out.getvalue())
     return home / CSV

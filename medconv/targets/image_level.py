@@ -21,8 +21,9 @@ class ImageLevelTargets:
     """What each case has a value of, or several, and what a network's outputs mean.
 
     Args:
-        kind: `classes` exclude each other, a softmax; a case has the index of one of them. `findings` may come together, a
-            sigmoid each; a case has 0 or 1 for each. `numbers`: a case has one for each name, in whatever unit.
+        kind: `classes` exclude each other, a softmax; a case has the index of one of them. `findings` may
+            come together, a sigmoid each; a case has 0 or 1 for each. `numbers`: a case has one for each
+            name, in whatever unit.
         names: in the order of the outputs.
     """
 
@@ -37,7 +38,9 @@ class ImageLevelTargets:
 
     @classmethod
     def from_plain(cls, content: Any) -> ImageLevelTargets:
-        """From what `plain` gave, in a file that somebody may have sent. Raises: ValueError: anything else."""
+        """From what `plain` gave, in a file that somebody may have sent. Raises: ValueError: anything
+        else.
+        """
         if not isinstance(content, Mapping) or not {"kind", "names"} <= set(content):
             raise ValueError("an outcome needs kind and names")
         return cls(str(content["kind"]), names_of(content["names"]))
@@ -69,7 +72,9 @@ class ImageLevelTargets:
         return None
 
     def decode(self, logits: Tensor) -> Tensor:
-        """What logits mean: probabilities, or the numbers themselves. Shape: (..., outputs) -> the same, float32."""
+        """What logits mean: probabilities, or the numbers themselves. Shape: (..., outputs) -> the same,
+        float32.
+        """
         logits = logits.float()
         if self.kind == "regression":
             return logits

@@ -1,4 +1,6 @@
-"""What a run is judged by: which number of its validations, and whether more is better. All that compares asks here."""
+"""What a run is judged by: which number of its validations, and whether more is better. All that compares
+asks here.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,8 @@ def of_task(target: str) -> MonitoredMetric:
 def of_summary(summary: Mapping[str, Any]) -> MonitoredMetric:
     """Of the run that wrote a `summary.json`; Dice where that does not say."""
     said = summary.get("score")
-    if not isinstance(said, Mapping) or not all(isinstance(said.get(key), str) for key in ("name", "words", "mode")):
+    if not isinstance(said, Mapping) or not all(
+        isinstance(said.get(key), str) for key in ("name", "words", "mode")
+    ):
         return DICE
     return MonitoredMetric(said["name"], said["words"], said["mode"] != "min")

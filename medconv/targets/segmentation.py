@@ -16,14 +16,16 @@ HIGHEST = torch.iinfo(torch.int16).max  # of a label value
 class SegmentationTargets:
     """The foreground of a task, and how a network's output becomes a label map.
 
-    Classes that exclude each other: one channel each after the background's, a softmax. Regions: one channel each, a
-    sigmoid, since a voxel may lie in several.
+    Classes that exclude each other: one channel each after the background's, a softmax. Regions: one channel
+    each, a sigmoid, since a voxel may lie in several.
     Args:
         names: of the foreground, in the order of the channels.
         values: the label values that each name stands for; classes have one each, 1, 2, ... in this order.
-        order: of regions, the value that each writes into a label map, later ones over earlier ones; empty for classes.
+        order: of regions, the value that each writes into a label map, later ones over earlier ones; empty
+            for classes.
         ignore: label value of voxels about which nothing is known; None where there is none.
-    Source: regions as in nnU-Net v2's `regions_class_order`, Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
+    Source: regions as in nnU-Net v2's `regions_class_order`, Isensee et al. 2021,
+    doi:10.1038/s41592-020-01008-z.
     """
 
     names: tuple[str, ...]
@@ -33,12 +35,18 @@ class SegmentationTargets:
 
     @classmethod
     def of_classes(cls, class_names: Sequence[str], ignore: int | None = None) -> SegmentationTargets:
-        """Classes that exclude each other; the names' index is the label value, the first is the background."""
-        return cls(tuple(class_names[1:]), tuple((value,) for value in range(1, len(class_names))), (), ignore)
+        """Classes that exclude each other; the names' index is the label value, the first is the
+        background.
+        """
+        return cls(
+            tuple(class_names[1:]), tuple((value,) for value in range(1, len(class_names))), (), ignore
+        )
 
     @classmethod
     def from_plain(cls, content: Any) -> SegmentationTargets:
-        """From what `plain` gave, in a file that somebody may have sent. Raises: ValueError: anything else."""
+        """From what `plain` gave, in a file that somebody may have sent. Raises: ValueError: anything
+        else.
+        """
         if not isinstance(content, Mapping) or not {"names", "values", "order", "ignore"} <= set(content):
             raise ValueError("targets need names, values, order and ignore")
         names, order, ignore = names_of(content["names"]), _label_values(content["order"]), content["ignore"]
@@ -90,7 +98,8 @@ class SegmentationTargets:
     def reference(self, label: Tensor) -> Tensor:
         """What the outputs are compared with; where nothing is known it is background.
 
-        Shape: label (batch, 1, *spatial) -> the same, or of regions that overlap (batch, regions, *spatial) of 0 and 1.
+        Shape: label (batch, 1, *spatial) -> the same, or of regions that overlap (batch, regions, *spatial)
+        of 0 and 1.
         """
         if self.overlapping:
             masks = [torch.stack([label == value for value in values]).any(0) for values in self.values]
@@ -100,8 +109,8 @@ class SegmentationTargets:
     def decode(self, logits: Iterable[Tensor]) -> Tensor:
         """The label map that logits mean.
 
-        Shape: (outputs, *spatial), or as many (*spatial) one after the other, of which no two need to be in memory at once
-        -> (*spatial) int16.
+        Shape: (outputs, *spatial), or as many (*spatial) one after the other, of which no two need to be in
+        memory at once -> (*spatial) int16.
         """
         if not self.overlapping:
             return highest(logits)

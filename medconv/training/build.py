@@ -47,7 +47,14 @@ from medconv.utils.hardware import apply_backends, benchmark_kernels, uses_gpu
 
 log = logging.getLogger(__name__)
 
-_SWITCHES = ("channels_last", "fast_norm", "fast_depthwise", "activation_checkpointing", "compile", "cuda_graphs")
+_SWITCHES = (
+    "channels_last",
+    "fast_norm",
+    "fast_depthwise",
+    "activation_checkpointing",
+    "compile",
+    "cuda_graphs",
+)
 
 _DEFAULT_EPOCHS = 100  # where none of trainer.max_time, max_epochs and max_steps is given
 
@@ -91,7 +98,9 @@ def assemble(
     trainer = _trainer(values, folder, profiler, bool(prepared.val), asked)
     data = data_module(values, prepared)
     data.stopped = lambda: asked.number != 0
-    report.announce(values, prepared.dataset.name, len(prepared.train), len(prepared.val), network, trainer, folder)
+    report.announce(
+        values, prepared.dataset.name, len(prepared.train), len(prepared.val), network, trainer, folder
+    )
     return trainer, task, data, profiler
 
 
@@ -103,7 +112,9 @@ def _asked(values: Values, prepared: PreparedData) -> Values:
     return {
         "targets": prepared.targets,
         "patch_size": known["patch_size"],
-        "to_native": lambda logits, case: restore(logits, prepared.store.placement(case), prepared.targets.decode),
+        "to_native": lambda logits, case: restore(
+            logits, prepared.store.placement(case), prepared.targets.decode
+        ),
         "slice_axis": known["slice_axis"],
         "flip_label_pairs": configs.tuples(known["flip_label_pairs"] or []),
     }
@@ -129,7 +140,10 @@ def _averaging(values: Values) -> list[L.Callback]:
     if "_target_" not in values["weight_averaging"]:
         return []
     if values["trainer"]["strategy"] == "fsdp":
-        log.info("averaging: not with trainer.strategy=fsdp, whose ranks have no whole weights; the last ones are used")
+        log.info(
+            "averaging: not with trainer.strategy=fsdp, whose ranks have no whole weights; the last ones are "
+            "used"
+        )
         return []
     return [configs.build(values["weight_averaging"], "weight_averaging")]
 
@@ -145,13 +159,19 @@ def _watching(values: Values, validates: bool) -> list[L.Callback]:
     return [early_stopping.Plateau(), *([configs.build(stops, "early_stopping")] if stops else [])]
 
 
-def _trainer(values: Values, folder: RunDir, profiler: Any, validates: bool, asked: signals.StopRequest) -> L.Trainer:
+def _trainer(
+    values: Values, folder: RunDir, profiler: Any, validates: bool, asked: signals.StopRequest
+) -> L.Trainer:
     settings, perf = dict(values["trainer"]), values["perf"]
     max_time = settings.pop("max_time")
     accumulates = any("Accumulation" in str(node.get("_target_")) for node in values["callbacks"].values())
     settings["strategy"] = strategy.strategy(settings, perf, accumulates)
-    settings["benchmark"] = benchmark_kernels(settings["benchmark"], settings["accelerator"], settings["deterministic"])
-    guard = NonfiniteGuard(folder.path / "nonfinite", values["run"]["nan_policy"], values["run"]["max_skipped_steps"])
+    settings["benchmark"] = benchmark_kernels(
+        settings["benchmark"], settings["accelerator"], settings["deterministic"]
+    )
+    guard = NonfiniteGuard(
+        folder.path / "nonfinite", values["run"]["nan_policy"], values["run"]["max_skipped_steps"]
+    )
     writer = AtomicCheckpointIO()
     every = configs.seconds(values["run"]["checkpoint_interval"], "run.checkpoint_interval")
     keeper = CheckpointWriter(folder.checkpoints, writer, every)
@@ -163,11 +183,16 @@ def _trainer(values: Values, folder: RunDir, profiler: Any, validates: bool, ask
         callbacks.append(TimeBudget(configs.seconds(max_time, "trainer.max_time")))
     callbacks += [*_watching(values, validates), FinalValidation()]
     if settings["enable_progress_bar"]:
-        rate = 20 if uses_gpu(settings["accelerator"]) else 1  # the bar reads the loss, for which a GPU is waited for
+        rate = (
+            20 if uses_gpu(settings["accelerator"]) else 1
+        )  # the bar reads the loss, for which a GPU is waited for
         callbacks.append(ProgressBar(refresh_rate=rate) if sys.stderr.isatty() else ProgressLines())
         settings["enable_progress_bar"] = sys.stderr.isatty()
     callbacks += [configs.build(node, f"callbacks.{name}") for name, node in values["callbacks"].items()]
-    loggers = [configs.build(node, f"logger.{name}", save_dir=str(folder.path)) for name, node in values["logger"].items()]
+    loggers = [
+        configs.build(node, f"logger.{name}", save_dir=str(folder.path))
+        for name, node in values["logger"].items()
+    ]
     agreement = strategy.StopSync(perf["stop_sync_interval"])
     leaving = resumable_loop.StopDuringValidation(asked, agreement)
     if settings["max_epochs"] is None:
@@ -177,7 +202,9 @@ def _trainer(values: Values, folder: RunDir, profiler: Any, validates: bool, ask
         **settings,
         callbacks=[*callbacks, leaving],
         plugins=[plugin for plugin in (environment(), writer) if plugin is not None],
-        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),  # ours is none of Lightning's
+        enable_checkpointing=any(
+            isinstance(callback, Checkpoint) for callback in callbacks
+        ),  # ours is none of Lightning's
         logger=[*loggers, CsvLogger(folder.path / "metrics.csv")],
         default_root_dir=folder.path,
         use_distributed_sampler=False,

@@ -1,4 +1,6 @@
-"""A config's dataset: found, checked, planned and prepared; what the config may then refer to; and its loaders."""
+"""A config's dataset: found, checked, planned and prepared; what the config may then refer to; and its
+loaders.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class PreparedData:
 
     Args:
         skipped: the cases that were left out, and why.
-        spacing_range_mm: smallest and largest spacing of all cases along each axis (right, anterior, superior).
+        spacing_range_mm: smallest and largest spacing of all cases along each axis (right, anterior,
+            superior).
         targets: of label maps; without a meaning where there is an outcome.
         outcome: what is asked of whole images; None: label maps. test: cases that training never sees.
     """
@@ -74,9 +77,12 @@ def find_data(config: DictConfig) -> tuple[Dataset, int]:
     if dataset.image_targets is not None:
         _check_of_maps(data)
         return dataset, workers
-    if any(case.label is not None and is_picture(case.label) for case in dataset.cases) and _high(data.ignore_label):
+    if any(case.label is not None and is_picture(case.label) for case in dataset.cases) and _high(
+        data.ignore_label
+    ):
         raise ConfigError(
-            f"data.ignore_label={data.ignore_label}: in masks of pictures it must be below 100, as 255 is a class"
+            f"data.ignore_label={data.ignore_label}: in masks of pictures it must be below 100, as 255 is a "
+            "class"
         )
     return asked(dataset, data.regions, data.regions_order, data.ignore_label), workers
 
@@ -103,7 +109,9 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
     divided = divided_cases(dataset, data)
     pairs = left_right.flip_label_pairs(data.flip_label_pairs, dataset.class_names)
     if pairs and dataset.targets.overlapping:
-        raise ConfigError("data.flip_label_pairs exchanges classes, and this run has regions instead; one of them must go")
+        raise ConfigError(
+            "data.flip_label_pairs exchanges classes, and this run has regions instead; one of them must go"
+        )
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
         found, skipped = fingerprint(dataset, home, workers, skip=data.on_invalid_case == "skip")
@@ -120,7 +128,9 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
     axis, names = planned.slice_axis, planned.normalisation
     frame = planned.patch_size if dataset.image_targets else None
     resize = tuple(data.resize) if data.resize else None
-    recipe = PreprocessingConfig(planned.spatial_dims, planned.spacing_mm, names, found.intensities, axis, frame, resize)
+    recipe = PreprocessingConfig(
+        planned.spatial_dims, planned.spacing_mm, names, found.intensities, axis, frame, resize
+    )
     with signals.raising():
         store = prepare(dataset, recipe, home, workers, verify)
     spacings = tuple((min(mm), max(mm)) for mm in zip(*found.spacings_mm, strict=True))
@@ -142,7 +152,9 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
 
 def divided_cases(dataset: Dataset, data: DictConfig) -> DataSplit:
     """As the dataset or a fold of it says. Raises: ValueError: as `parts.divide`."""
-    return splits.divide(dataset.cases, data.fold, data.num_folds, Path(data.splits_file) if data.splits_file else None)
+    return splits.divide(
+        dataset.cases, data.fold, data.num_folds, Path(data.splits_file) if data.splits_file else None
+    )
 
 
 def checked_parts(divided: DataSplit, dataset: Dataset, found: Fingerprint, data: DictConfig) -> DataSplit:
@@ -151,24 +163,37 @@ def checked_parts(divided: DataSplit, dataset: Dataset, found: Fingerprint, data
     Args: found: of all cases of `dataset`. Raises: ValueError: a class without examples, or mixed sizes.
     """
     assert dataset.image_targets is not None
-    divided = splits.without_copies(divided, dict(zip([case.id for case in dataset.cases], found.contents, strict=True)))
+    divided = splits.without_copies(
+        divided, dict(zip([case.id for case in dataset.cases], found.contents, strict=True))
+    )
     splits.check_examples(divided, dataset.image_targets)
     if data.balanced_sampling and dataset.image_targets.kind == "regression":
         raise ConfigError(
-            "data.balanced_sampling=true draws each class equally often, and the cases of this dataset have numbers"
+            "data.balanced_sampling=true draws each class equally often, and the cases of this dataset have "
+            "numbers"
         )
-    if found.spatial_dims == 2 and data.resize is None and data.patch_size is None and len(set(found.shapes)) > 1:
+    if (
+        found.spatial_dims == 2
+        and data.resize is None
+        and data.patch_size is None
+        and len(set(found.shapes)) > 1
+    ):
         common, _ = Counter(found.shapes).most_common(1)[0]
         case, size = next((c, s) for c, s in zip(dataset.cases, found.shapes, strict=True) if s != common)
         raise ConfigError(
-            f"{case.images[0]}: {size[0]} x {size[1]} pixels, while most pictures have {common[0]} x {common[1]}; expected "
-            f"one size, or data.resize=[{common[0]},{common[1]}], which scales all of them to it"
+            f"{case.images[0]}: {size[0]} x {size[1]} pixels, while most pictures have {common[0]} x "
+            f"{common[1]}; expected one size, or data.resize=[{common[0]},{common[1]}], which scales all of "
+            "them to it"
         )
     return divided
 
 
-def planned_for(config: DictConfig, dataset: Dataset, found: Fingerprint, memory_gb: float | None = None) -> Plan:
-    """The plan of a config for a dataset. Args: memory_gb: as in `prepare_data`. Raises: ValueError: as `plan`."""
+def planned_for(
+    config: DictConfig, dataset: Dataset, found: Fingerprint, memory_gb: float | None = None
+) -> Plan:
+    """The plan of a config for a dataset. Args: memory_gb: as in `prepare_data`. Raises: ValueError: as
+    `plan`.
+    """
     data: Values = OmegaConf.to_container(config.data, resolve=True)  # type: ignore[assignment]
     own: Values = OmegaConf.to_container(config.plan, resolve=True)  # type: ignore[assignment]
     given = own.pop("memory_gb")
@@ -185,12 +210,16 @@ def planned_for(config: DictConfig, dataset: Dataset, found: Fingerprint, memory
     precision = config.trainer.precision or "auto"  # null is for perf=autotune to measure
     precision = resolve_precision("auto", accelerator) if precision == "auto" else str(precision)
     budget = Budget(given, origin, precision, config.perf.activation_checkpointing or "none")
-    return plan(found, overrides, budget, dataset.modalities, (dataset.image_targets or dataset.targets).num_outputs)
+    return plan(
+        found, overrides, budget, dataset.modalities, (dataset.image_targets or dataset.targets).num_outputs
+    )
 
 
 def derived(prepared: PreparedData) -> Values:
     """What a config may refer to as `${derived.…}`: known only once the data is prepared and planned."""
-    planned = {key: configs.plain(value) for key, value in prepared.plan.values().items() if key != "batch_size"}
+    planned = {
+        key: configs.plain(value) for key, value in prepared.plan.values().items() if key != "batch_size"
+    }
     first = [1] * prepared.recipe.spatial_dims
     return {
         "num_channels": len(prepared.dataset.modalities),
@@ -208,7 +237,11 @@ def derived(prepared: PreparedData) -> Values:
 
 
 def _overlapping(prepared: PreparedData) -> bool:
-    return prepared.image_targets.kind == "multilabel" if prepared.image_targets else prepared.targets.overlapping
+    return (
+        prepared.image_targets.kind == "multilabel"
+        if prepared.image_targets
+        else prepared.targets.overlapping
+    )
 
 
 def _outcome_facts(image_targets: ImageLevelTargets | None, train: list[Case]) -> Values:

@@ -1,4 +1,6 @@
-"""One pass through a network under watch: what each layer gave, and what came back. Run only once something is wrong."""
+"""One pass through a network under watch: what each layer gave, and what came back. Run only once
+something is wrong.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _ORDER = (INPUT, OUTPUT, LOSS, GRADIENT, WEIGHT)
 
 @dataclass(frozen=True)
 class Row:
-    """A tensor of the pass. Args: bad: how many of its `total` values are not finite. low, high: of the finite ones."""
+    """A tensor of the pass. Args: bad: how many of its `total` values are not finite. low, high: of the
+    finite ones.
+    """
 
     name: str
     kind: str
@@ -55,9 +59,14 @@ def first_bad(rows: Sequence[Row]) -> Row | None:
 def table(rows: Sequence[Row], most: int = 12) -> str:
     """The last `most` rows up to the first that is not finite, one line each, in the order of computation."""
     end = next((index + 1 for index, row in enumerate(rows) if row.bad), len(rows))
-    cells = [("layer", "tensor", "not finite", "min", "max"), *(_cells(row) for row in rows[max(0, end - most) : end])]
+    cells = [
+        ("layer", "tensor", "not finite", "min", "max"),
+        *(_cells(row) for row in rows[max(0, end - most) : end]),
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join("  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+    return "\n".join(
+        "  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in cells
+    )
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -66,14 +75,22 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def inputs(batch: Mapping[str, Any]) -> list[Row]:
-    return [Row.of(k, "batch", INPUT, v) for k, v in batch.items() if isinstance(v, Tensor) and v.is_floating_point()]
+    return [
+        Row.of(k, "batch", INPUT, v)
+        for k, v in batch.items()
+        if isinstance(v, Tensor) and v.is_floating_point()
+    ]
 
 
-def trace(module: nn.Module, batch: Mapping[str, Any], loss_of: Callable[[], Tensor], scale: float = 1.0) -> list[Row]:
-    """Rows of one pass forward and back, in the order of computation. Leaves gradients of parameters as they are.
+def trace(
+    module: nn.Module, batch: Mapping[str, Any], loss_of: Callable[[], Tensor], scale: float = 1.0
+) -> list[Row]:
+    """Rows of one pass forward and back, in the order of computation. Leaves gradients of parameters as they
+    are.
 
     Args:
-        loss_of: runs the module on the batch. scale: the loss is multiplied by it before the way back, as in fp16 training.
+        loss_of: runs the module on the batch. scale: the loss is multiplied by it before the way back, as in
+            fp16 training.
     """
     rows = inputs(batch)
     back: list[Row] = []
@@ -81,14 +98,24 @@ def trace(module: nn.Module, batch: Mapping[str, Any], loss_of: Callable[[], Ten
         loss = loss_of()
         rows.append(Row.of("loss", "loss", LOSS, loss))
         known = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        found = torch.autograd.grad(loss * scale, [p for _, p in known], allow_unused=True) if loss.requires_grad else []
-    weights = [Row.of(name, "parameter", WEIGHT, g) for (name, _), g in zip(known, found, strict=False) if g is not None]
+        found = (
+            torch.autograd.grad(loss * scale, [p for _, p in known], allow_unused=True)
+            if loss.requires_grad
+            else []
+        )
+    weights = [
+        Row.of(name, "parameter", WEIGHT, g)
+        for (name, _), g in zip(known, found, strict=False)
+        if g is not None
+    ]
     return [*rows, *back, *weights]
 
 
 @contextmanager
 def _watched(module: nn.Module, rows: list[Row], back: list[Row]) -> Iterator[None]:
-    """Inside, every part of the module writes what it gives into `rows`, and the gradient of it into `back`."""
+    """Inside, every part of the module writes what it gives into `rows`, and the gradient of it into
+    `back`.
+    """
     seen: set[str] = set()  # activation checkpointing calls a layer once more on the way back
 
     def watch(name: str, kind: str) -> Callable[..., None]:
@@ -114,7 +141,9 @@ def _watched(module: nn.Module, rows: list[Row], back: list[Row]) -> Iterator[No
 
 @contextmanager
 def _training(module: nn.Module) -> Iterator[None]:
-    """Inside, all of it trains, and nothing is compiled: hooks of what a compiled module holds would not be called."""
+    """Inside, all of it trains, and nothing is compiled: hooks of what a compiled module holds would not
+    be called.
+    """
     before = {part: (part.training, part._compiled_call_impl) for part in module.modules()}
     module.train()
     for part in before:
@@ -143,4 +172,6 @@ def _tensors(output: Any) -> list[Tensor]:
         return [output] if output.is_floating_point() else []
     if isinstance(output, Mapping):
         output = list(output.values())
-    return [tensor for item in output for tensor in _tensors(item)] if isinstance(output, (list, tuple)) else []
+    return (
+        [tensor for item in output for tensor in _tensors(item)] if isinstance(output, (list, tuple)) else []
+    )

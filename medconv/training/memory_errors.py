@@ -16,8 +16,8 @@ from medconv.utils.hardware import memory_advice
 def naming_memory(data: Mapping[str, Any]) -> Iterator[None]:
     """Around training. Args: data: the values of the config's `data`, which the words refer to.
 
-    Raises: ValueError: memory ran out, or a worker was ended; SIGTERMException: a worker was told to stop, as all processes
-        of a preempted job are.
+    Raises: ValueError: memory ran out, or a worker was ended; SIGTERMException: a worker was told to stop, as
+        all processes of a preempted job are.
     """
     try:
         yield

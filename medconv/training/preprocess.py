@@ -30,7 +30,10 @@ def run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 def _prepare(found: DictConfig, verify: bool) -> int:
     prepared = prepare_data(found, verify)
     store, planned = prepared.store, prepared.plan
-    print(f"{'verified' if verify else 'prepared'}  {len(prepared.dataset.cases)} cases of {prepared.dataset.name}")
+    print(
+        f"{'verified' if verify else 'prepared'}  {len(prepared.dataset.cases)} cases of "
+        f"{prepared.dataset.name}"
+    )
     print(f"store     {store.folder}, {store.size() / 1e6:.1f} MB")
     print(f"findings  {store.folder.parent / 'fingerprint.json'}")
     print(f"plan      spacing {_by(planned.spacing_mm)} mm, patch {_by(planned.patch_size)} voxels")
@@ -57,17 +60,21 @@ def _check(found: DictConfig) -> int:
 
 
 def table(dataset: Dataset, reports: list[CaseReport]) -> str:
-    """One line per case: its grid as its files have it, its intensities, and how much of it each class takes, or
-    what is known of the whole image."""
+    """One line per case: its grid as its files have it, its intensities, and how much of it each class takes,
+    or what is known of the whole image."""
     head = ["case", "shape", "spacing mm", "axes", "channels", "intensities", *dataset.class_names, ""]
     values = {case.id: _values(case.values, dataset) for case in dataset.cases}
     rows = [head, *[_row(report, values[report.case]) for report in reports]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def _values(values: tuple[float, ...] | None, dataset: Dataset) -> list[str]:
-    """What is known of a whole image, in a column for each name; of label maps, or a case without values, dashes."""
+    """What is known of a whole image, in a column for each name; of label maps, or a case without values,
+    dashes.
+    """
     if dataset.image_targets is None or values is None:
         return ["-"] * len(dataset.class_names)
     if dataset.image_targets.kind == "multiclass":

@@ -35,18 +35,37 @@ def planned(found: Plan) -> None:
 
 
 def announce(
-    values: Values, dataset: str, num_train: int, num_val: int, network: nn.Module, trainer: L.Trainer, folder: RunDir
+    values: Values,
+    dataset: str,
+    num_train: int,
+    num_val: int,
+    network: nn.Module,
+    trainer: L.Trainer,
+    folder: RunDir,
 ) -> None:
     """What is about to happen, in a few lines."""
     known, data = values["derived"], values["data"]
     batch = data["batch_size"] * trainer.world_size * trainer.accumulate_grad_batches
     weights = sum(p.numel() for p in network.parameters())
     log.info("data: %s, %d cases to train on, %d to validate", dataset, num_train, num_val)
-    log.info("patch: %s voxels of %s mm, global batch %d", _by(known["patch_size"]), _by(known["spacing_mm"]), batch)
+    log.info(
+        "patch: %s voxels of %s mm, global batch %d",
+        _by(known["patch_size"]),
+        _by(known["spacing_mm"]),
+        batch,
+    )
     if known["slice_axis"] is not None:
-        log.info("slices: 2D, across the %s axis of the volumes", ("right", "anterior", "superior")[known["slice_axis"]])
+        log.info(
+            "slices: 2D, across the %s axis of the volumes",
+            ("right", "anterior", "superior")[known["slice_axis"]],
+        )
     log.info("model: %s, %.2f million parameters", values["model"]["_target_"], weights / 1e6)
-    log.info("trainer: %d x %s, precision %s", trainer.world_size, trainer.strategy.root_device.type, trainer.precision)
+    log.info(
+        "trainer: %d x %s, precision %s",
+        trainer.world_size,
+        trainer.strategy.root_device.type,
+        trainer.precision,
+    )
     log.info("run: %s", folder.path)
     log.debug("parameters: %s", ", ".join(name for name, _ in network.named_parameters()))
     for line in without_effect(values["perf"], values["trainer"]):
@@ -56,10 +75,17 @@ def announce(
 def hyperparameters(trainer: L.Trainer, values: Values, folder: RunDir) -> None:
     """TensorBoard's hparams page: choices, with the final metric; for other loggers the choices.
 
-    In a sweep's job, what tells it from the others: the page shows the first few, in the order of the alphabet.
+    In a sweep's job, what tells it from the others: the page shows the first few, in the order of the
+    alphabet.
     """
-    groups = {k: v for k, v in values.items() if k in ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")}
-    params = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in configs.flat(groups).items()}
+    groups = {
+        k: v
+        for k, v in values.items()
+        if k in ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")
+    }
+    params = {
+        k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in configs.flat(groups).items()
+    }
     in_sweep = {k: _number(v) for k, v in json.loads(os.environ.get(OF_A_SWEEP) or "{}").items()}
     summary = folder.summary()
     goal = monitor.of_summary(summary)

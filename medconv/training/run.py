@@ -49,7 +49,8 @@ log = logging.getLogger(__name__)
 def train(config: DictConfig, folder: RunDir) -> Values:
     """One training job, from a composed config to a filled run folder; returns the summary.
 
-    Raises: ValueError: the user's data or configuration is at fault. signals.RunInterrupted: it was told to stop, and did.
+    Raises: ValueError: the user's data or configuration is at fault. signals.RunInterrupted: it was told to
+    stop, and did.
     """
     try:
         with signals.raising(), closing(folder), cluster.blaming(folder.path):
@@ -58,7 +59,9 @@ def train(config: DictConfig, folder: RunDir) -> Values:
         if stopped.number == signal.SIGUSR1 and is_rank_zero():
             signals.requeue()
         if stopped.agreed and not is_rank_zero() and cluster.launcher() is None:
-            raise SystemExit(DONE) from None  # Lightning kills the first where one it started ends with an error
+            raise SystemExit(
+                DONE
+            ) from None  # Lightning kills the first where one it started ends with an error
         raise
 
 
@@ -78,7 +81,9 @@ def _train(config: DictConfig, folder: RunDir) -> Values:
         log.info("this run is finished; run.resume=never trains it anew")
         return folder.summary()
     asked = signals.StopRequest()
-    trainer, task, data, profiler = assemble(values, prepared, folder, asked, _first_weights(config, values, folder))
+    trainer, task, data, profiler = assemble(
+        values, prepared, folder, asked, _first_weights(config, values, folder)
+    )
     if folder.resume not in ("auto", "never"):
         content, given = checkpoint_io.read(Path(folder.resume)), f"run.resume={folder.resume}"
         check_has_training_state(content, given)
@@ -87,7 +92,9 @@ def _train(config: DictConfig, folder: RunDir) -> Values:
         check_weights_fit(task, content, given)
         check_same_optimizer(content, str(values["optimizer"].get("_target_")), given)
     folder.begin(values)
-    folder.write_summary(skipped_cases=prepared.skipped, score=monitor.of_task(values["task"]["_target_"]).plain())
+    folder.write_summary(
+        skipped_cases=prepared.skipped, score=monitor.of_task(values["task"]["_target_"]).plain()
+    )
     with (
         folder.recording(trainer, profiler),
         cluster.naming_lost(trainer.world_size > 1),
@@ -105,19 +112,29 @@ def _train(config: DictConfig, folder: RunDir) -> Values:
 
 
 def _first_weights(config: DictConfig, values: Values, folder: RunDir) -> Callable[..., Any] | None:
-    """What puts them into the network; None where they stay as drawn, or are those of a checkpoint to go on from."""
+    """What puts them into the network; None where they stay as drawn, or are those of a checkpoint to go
+    on from.
+    """
     init, known = values["init"], values["derived"]
     if init["pretrained"] is None or folder.resume_from() is not None:
         return None
-    more = (configs.resolved(config, {**known, key: known[key] + 1}) for key in ("num_channels", "num_classes"))
+    more = (
+        configs.resolved(config, {**known, key: known[key] + 1}) for key in ("num_channels", "num_classes")
+    )
     layers = layers_of(values["model"], *map(model_of, more))
     return partial(
-        models_load.load, path=Path(init["pretrained"]), derived=known, layers=layers, inflate_2d=init["inflate_2d"]
+        models_load.load,
+        path=Path(init["pretrained"]),
+        derived=known,
+        layers=layers,
+        inflate_2d=init["inflate_2d"],
     )
 
 
 def _facts(config: DictConfig, prepared: PreparedData) -> Values:
-    """`derived`, with what follows from them and the task for losses, networks, stopping and schedules to refer to."""
+    """`derived`, with what follows from them and the task for losses, networks, stopping and schedules to
+    refer to.
+    """
     found, goal = derived(prepared), monitor.of_task(str(config.task._target_))
     return {
         **found,
@@ -131,5 +148,7 @@ def _facts(config: DictConfig, prepared: PreparedData) -> Values:
 def _launched(config: DictConfig) -> DictConfig:
     """The config with the numbers of machines and devices that the run has."""
     config = config.copy()
-    config.trainer.num_nodes, config.trainer.devices = cluster.processes(config.trainer.num_nodes, config.trainer.devices)
+    config.trainer.num_nodes, config.trainer.devices = cluster.processes(
+        config.trainer.num_nodes, config.trainer.devices
+    )
     return config

@@ -44,13 +44,20 @@ FREE = (
         "data.prefetch_factor",
         "data.persistent_workers",
     ),
-    *("perf.timeout_seconds", "data.prepare_workers", "trainer.enable_progress_bar", "trainer.log_every_n_steps"),
+    *(
+        "perf.timeout_seconds",
+        "data.prepare_workers",
+        "trainer.enable_progress_bar",
+        "trainer.log_every_n_steps",
+    ),
     *("derived.monitor", "derived.stem", "derived.num_train_cases"),  # which other facts decide
 )
 
 
 def is_rank_zero() -> bool:
-    """Whether this process writes: the first of the run, however it was launched; known before `fit` as well."""
+    """Whether this process writes: the first of the run, however it was launched; known before `fit` as
+    well.
+    """
     return cluster.is_first()
 
 
@@ -58,25 +65,34 @@ def is_rank_zero() -> bool:
 class RunDir:
     """One run's folder. Only rank 0 writes to it.
 
-    Args: resume: `auto` continues from `checkpoints/last.ckpt` where there is one, `never` moves an old run aside,
-        anything else is the checkpoint to continue from. A damaged `last.ckpt` gives way to the one before it.
+    Args: resume: `auto` continues from `checkpoints/last.ckpt` where there is one, `never` moves an old run
+        aside, anything else is the checkpoint to continue from. A damaged `last.ckpt` gives way to the one
+        before it.
     """
 
     path: Path
     resume: str = "auto"
     begun: float = field(default_factory=time.monotonic)
-    _found: tuple[Path | None, dict[str, int]] | None = None  # what to continue from, and how long its curves were
+    _found: tuple[Path | None, dict[str, int]] | None = (
+        None  # what to continue from, and how long its curves were
+    )
     _lock: IO[bytes] | None = None
 
     @classmethod
     def of(cls, config: DictConfig, choices: Mapping[str, str]) -> RunDir:
-        """The folder that a config means: `run.dir`, else `runs/<run.name>`, else a name made of its main choices."""
+        """The folder that a config means: `run.dir`, else `runs/<run.name>`, else a name made of its main
+        choices.
+        """
         if config.run.resume not in ("auto", "never") and not Path(config.run.resume).is_file():
-            raise ConfigError(f"run.resume must be auto, never or a checkpoint, got {config.run.resume}: no such file")
+            raise ConfigError(
+                f"run.resume must be auto, never or a checkpoint, got {config.run.resume}: no such file"
+            )
         name = config.run.name or default_name(config, choices)
         folder = cls(Path(config.run.dir) if config.run.dir else Path("runs") / name, config.run.resume)
         if cluster.restarted() and folder.has_own() and folder.summary().get("job") == cluster.job():
-            folder.resume = "auto"  # a job that begins anew, or at another run's checkpoint, at each restart never ends
+            folder.resume = (
+                "auto"  # a job that begins anew, or at another run's checkpoint, at each restart never ends
+            )
         return folder
 
     @property
@@ -106,7 +122,8 @@ class RunDir:
         return self.resume == "auto" and self.summary().get("status") == "done"
 
     def begin(self, values: dict[str, Any]) -> None:
-        """Make the folder and write `config.yaml`. Curves are cut back to the checkpoint to go on from, if there is one.
+        """Make the folder and write `config.yaml`. Curves are cut back to the checkpoint to go on from, if
+        there is one.
 
         Raises: ConfigError: another process is at work there; until `close`, this one is.
         """
@@ -131,7 +148,9 @@ class RunDir:
         log_into(self.path / "train.log")
 
     def _claim(self) -> None:
-        """By a lock of the system's, which ends with the process, however that ends; loader workers do not share it."""
+        """By a lock of the system's, which ends with the process, however that ends; loader workers do not
+        share it.
+        """
         self.close()
         self._lock = (self.path / ".lock").open("ab")
         try:
@@ -139,7 +158,8 @@ class RunDir:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise ConfigError(
-                    f"{self.path}: another process is training there; wait for its end, or choose another run.name"
+                    f"{self.path}: another process is training there; wait for its end, or choose another "
+                    "run.name"
                 ) from error
             log.debug("%s: not known whether another process is at work there (%s)", self.path, error)
 
@@ -168,7 +188,9 @@ class RunDir:
             return self.last, checkpoint_io.read(self.last).get("curves", {})
         except ValueError as error:
             if not self.previous.is_file():
-                raise ConfigError(f"{error}; there is none before it, run.resume=never begins anew") from error
+                raise ConfigError(
+                    f"{error}; there is none before it, run.resume=never begins anew"
+                ) from error
             log.warning("%s; going on from the one before, %s", error, self.previous)
         return self.previous, checkpoint_io.read(self.previous).get("curves", {})
 
@@ -187,13 +209,16 @@ class RunDir:
             reason = "empty, or no config" if path.is_file() else "missing"
         if not isinstance(content, dict) or not isinstance(content.get("derived"), dict):
             raise ConfigError(
-                f"{path}: {reason}; the run in this folder cannot go on without it. Its checkpoints are whole: "
-                f"run.resume={self.last} with another run.name goes on from there, run.resume=never begins anew"
+                f"{path}: {reason}; the run in this folder cannot go on without it. Its checkpoints are "
+                f"whole: run.resume={self.last} with another run.name goes on from there, run.resume=never "
+                "begins anew"
             )
         return content  # type: ignore[return-value]
 
     def planned_memory(self) -> float | None:
-        """GB that the run to be continued was planned for, so that another machine keeps its plan; None for a new run."""
+        """GB that the run to be continued was planned for, so that another machine keeps its plan; None
+        for a new run.
+        """
         source = self.resume_from()
         if source is None:
             return None
@@ -202,14 +227,18 @@ class RunDir:
         return checkpoint_io.read(source)["medconv"]["config"]["derived"].get("memory_gb")
 
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` says; nothing where there is none. Raises: ValueError: it is damaged, or none of medconv's."""
+        """What `summary.json` says; nothing where there is none. Raises: ValueError: it is damaged, or
+        none of medconv's.
+        """
         path = self.path / "summary.json"
         try:
             content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{path}: cannot be read ({error})") from error
         if not _is_intact(content):
-            raise ValueError(f"{path}: not what medconv writes there, an object with a row of Dice per class for each case")
+            raise ValueError(
+                f"{path}: not what medconv writes there, an object with a row of Dice per class for each case"
+            )
         return content
 
     def write_summary(self, **values: Any) -> None:
@@ -224,7 +253,9 @@ class RunDir:
         try:
             yield
         except BaseException as error:
-            if isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None:  # TensorBoard's thread's
+            if (
+                isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None
+            ):  # TensorBoard's thread's
                 error.filename = str(self.path)
             with suppress(OSError):  # a disk that is full is said once
                 self._conclude(_ended(error), trainer, profiler)
@@ -260,7 +291,8 @@ class RunDir:
         if changed:
             lines = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed)
             raise ConfigError(
-                f"{self.path} holds a run of another config; choose another run.name, or run.resume=never\n{lines}"
+                f"{self.path} holds a run of another config; choose another run.name, or "
+                f"run.resume=never\n{lines}"
             )
 
 
@@ -272,8 +304,11 @@ def _ended(error: BaseException) -> str:
 
 
 def default_name(config: DictConfig, choices: Mapping[str, str]) -> str:
-    """Main choices and a hash of the whole config: the same command finds its run again, another one its own."""
-    content = {k: v for k, v in OmegaConf.to_container(config, resolve=False).items() if k not in ("run", "derived")}  # type: ignore[union-attr]
+    """Main choices and a hash of the whole config: the same command finds its run again, another one its
+    own.
+    """
+    values: Any = OmegaConf.to_container(config, resolve=False)
+    content = {key: value for key, value in values.items() if key not in ("run", "derived")}
     words = [choices.get(group, "custom") for group in ("data", "model", "conv")]
     return "-".join([*words, f"fold{config.data.fold}", short_hash(content)])
 
@@ -286,15 +321,35 @@ def _scores(record: Mapping[str, Any]) -> dict[str, Any]:
     """Of a checkpoint's record, as they are logged, with the row of each case."""
     rows = record["validation"]
     if record.get("image_targets") is not None:
-        return {**_of_whole_images(ImageLevelTargets.from_plain(record["image_targets"]), rows), "val/cases": rows}
+        return {
+            **_of_whole_images(ImageLevelTargets.from_plain(record["image_targets"]), rows),
+            "val/cases": rows,
+        }
     per_class = mean_per_class(list(rows.values()))
     return {"val/dice": mean(per_class), "val/dice_per_class": per_class, "val/cases": rows}
 
 
 def _undefined() -> dict[str, Any]:
-    keys = ("val/dice", "val/dice_per_class", "steps", "wall_seconds", "samples_per_second", "data_wait_share")
+    keys = (
+        "val/dice",
+        "val/dice_per_class",
+        "steps",
+        "wall_seconds",
+        "samples_per_second",
+        "data_wait_share",
+    )
     return dict.fromkeys(
-        (*keys, "step_shares", "verdict", "peak_memory_bytes", "status", "versions", "hardware", "git_commit", "command")
+        (
+            *keys,
+            "step_shares",
+            "verdict",
+            "peak_memory_bytes",
+            "status",
+            "versions",
+            "hardware",
+            "git_commit",
+            "command",
+        )
     )
 
 
@@ -302,13 +357,20 @@ def _is_intact(content: Any) -> bool:
     """Whether what others rely on is as it was written: the scores, and the same classes in every case."""
     if not isinstance(content, dict):
         return False
-    cases, skipped = ({} if content.get(key) is None else content[key] for key in ("val/cases", "skipped_cases"))
+    cases, skipped = (
+        {} if content.get(key) is None else content[key] for key in ("val/cases", "skipped_cases")
+    )
     if not isinstance(cases, dict) or not isinstance(skipped, dict):
         return False
-    if not all(isinstance(row, dict) for row in cases.values()) or len({tuple(row) for row in cases.values()}) > 1:
+    if (
+        not all(isinstance(row, dict) for row in cases.values())
+        or len({tuple(row) for row in cases.values()}) > 1
+    ):
         return False
     rows = [value for row in cases.values() for value in row.values()]
-    of_whole = [value for row in rows if isinstance(row, list) for value in row]  # outputs and truth of whole images
+    of_whole = [
+        value for row in rows if isinstance(row, list) for value in row
+    ]  # outputs and truth of whole images
     numbers = [content.get("val/dice"), *of_whole, *(value for value in rows if not isinstance(value, list))]
     return all(number is None or type(number) in (int, float) for number in numbers)
 

@@ -21,7 +21,9 @@ def read(path: Path) -> dict[str, Any]:
     """
     content = unpickled(path)
     if not is_ours(content):
-        raise ValueError(f"{path}: not a medconv checkpoint, the keys `medconv` and `state_dict` are not in it")
+        raise ValueError(
+            f"{path}: not a medconv checkpoint, the keys `medconv` and `state_dict` are not in it"
+        )
     return content
 
 
@@ -37,7 +39,9 @@ def unpickled(path: Path) -> Any:
         broken = _broken_part(path)
         content = None if broken else torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ValueError(f"{path}: refused, it holds more than tensors and plain values, or is no checkpoint") from error
+        raise ValueError(
+            f"{path}: refused, it holds more than tensors and plain values, or is no checkpoint"
+        ) from error
     except Exception as error:  # unpickling what somebody made up may raise anything
         raise ValueError(f"{path}: damaged or not a checkpoint ({type(error).__name__})") from error
     if broken:
@@ -46,7 +50,9 @@ def unpickled(path: Path) -> Any:
 
 
 def _broken_part(path: Path) -> str | None:
-    """The first part of an archive whose content is not that of its checksum, at which torch does not look."""
+    """The first part of an archive whose content is not that of its checksum, at which torch does not
+    look.
+    """
     if not zipfile.is_zipfile(path):  # as torch before 1.6 wrote it
         return None
     with zipfile.ZipFile(path) as archive:

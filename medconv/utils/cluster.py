@@ -1,4 +1,6 @@
-"""Several machines: what torchrun or Slurm's srun started, whether the config agrees, and when a process is gone."""
+"""Several machines: what torchrun or Slurm's srun started, whether the config agrees, and when a process
+is gone.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from medconv.utils.atomic_io import write_text
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 # What gloo, NCCL and their stores say of a peer that ended, was cut off, or did not come
 _GONE = re.compile(
-    r"gloo/|NCCL|Connection (closed|reset|refused)|Broken pipe|No route to host|Socket Timeout|[Tt]imed out (waiting|after)|"
+    r"gloo/|NCCL|Connection (closed|reset|refused)|Broken pipe|No route to host|Socket Timeout|[Tt]imed out "
+    r"(waiting|after)|"
     r"client socket has (timed out|failed)|TCPStore|DistStoreError"
 )
 _OWN_FAULT = re.compile(r"ncclInvalidUsage|ncclInvalidArgument|DataLoader timed out")
@@ -43,26 +46,42 @@ class Launcher:
 def launcher() -> Launcher | None:
     """None: this process was started alone, and Lightning starts one more for each further device.
 
-    An srun of one task counts as none, so that `trainer.devices` works in it. So does a batch script's own environment.
+    An srun of one task counts as none, so that `trainer.devices` works in it. So does a batch script's own
+    environment.
     Raises: ValueError: different numbers of processes on the machines.
     """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env:
-        return _even("torchrun", *(int(env[name]) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")))
+        return _even(
+            "torchrun", *(int(env[name]) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        )
     if _tasks() == 1:
         if int(env.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:  # each would take itself for the first
             raise ValueError(
-                f"mpirun started {env['OMPI_COMM_WORLD_SIZE']} processes; start them by torchrun or srun instead"
+                f"mpirun started {env['OMPI_COMM_WORLD_SIZE']} processes; start them by torchrun or srun "
+                "instead"
             )
         return None
-    nodes, each = int(env["SLURM_STEP_NUM_NODES"]), env["SLURM_STEP_TASKS_PER_NODE"]  # such as 4(x2), or 4(x2),1
+    nodes, each = (
+        int(env["SLURM_STEP_NUM_NODES"]),
+        env["SLURM_STEP_TASKS_PER_NODE"],
+    )  # such as 4(x2), or 4(x2),1
     counts = {int(part.partition("(")[0]) for part in each.split(",")}
     return _even("srun", _tasks(), nodes, max(counts) if len(counts) == 1 else 0)
 
 
 def job() -> str:
-    """What a job that is started again has in common with its earlier attempts; empty where nothing starts it again."""
-    return next((f"{name}={os.environ[name]}" for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID") if name in os.environ), "")
+    """What a job that is started again has in common with its earlier attempts; empty where nothing starts
+    it again.
+    """
+    return next(
+        (
+            f"{name}={os.environ[name]}"
+            for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+            if name in os.environ
+        ),
+        "",
+    )
 
 
 def restarted() -> bool:
@@ -72,7 +91,9 @@ def restarted() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this process is rank 0 of its run, however it was launched; known before there is a process group."""
+    """Whether this process is rank 0 of its run, however it was launched; known before there is a process
+    group.
+    """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env:  # also within srun, whose numbers then count torchruns
         return env["RANK"] == "0"
@@ -81,24 +102,34 @@ def is_first() -> bool:
 
 
 def processes(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
-    """`trainer.num_nodes` and `trainer.devices`: what the config says, and what the launcher started where it says nothing.
+    """`trainer.num_nodes` and `trainer.devices`: what the config says, and what the launcher started where it
+    says nothing.
 
-    Raises: ValueError: the two disagree, or several machines are asked for and nothing started a process on the others.
+    Raises: ValueError: the two disagree, or several machines are asked for and nothing started a process on
+    the others.
     """
     found = launcher()
     if found is None:
         if (num_nodes or 1) != 1 and "NODE_RANK" not in os.environ:
             raise ValueError(
-                f"trainer.num_nodes={num_nodes}, but this process was started alone, on 1 machine; start it on all of them "
-                "by torchrun or srun"
+                f"trainer.num_nodes={num_nodes}, but this process was started alone, on 1 machine; start it "
+                "on all of them by torchrun or srun"
             )
         return num_nodes or 1, 1 if devices is None else devices
-    asked = {"num_nodes": (num_nodes, num_nodes, found.nodes), "devices": (devices, _count(devices), found.devices)}
+    asked = {
+        "num_nodes": (num_nodes, num_nodes, found.nodes),
+        "devices": (devices, _count(devices), found.devices),
+    }
     for key, (given, wanted, there) in asked.items():
         if wanted is not None and wanted != there:
-            what = f"processes on {there} machines" if key == "num_nodes" else f"{there} processes on each machine"
+            what = (
+                f"processes on {there} machines"
+                if key == "num_nodes"
+                else f"{there} processes on each machine"
+            )
             raise ValueError(
-                f"trainer.{key}={given}, but {found.name} started {what}; leave trainer.{key} out, and {found.name} decides"
+                f"trainer.{key}={given}, but {found.name} started {what}; leave trainer.{key} out, and "
+                f"{found.name} decides"
             )
     return found.nodes, devices if isinstance(devices, list) else found.devices
 
@@ -124,16 +155,18 @@ def naming_lost(several: bool = True) -> Iterator[None]:
         if not (several and gone) or _OWN_FAULT.search(str(error)):
             raise
         raise PeerLostError(
-            f"another process of this run is gone or does not answer ({_said(error)}); why is among the messages of its own "
-            "machine. The same command goes on from the last checkpoint"
+            f"another process of this run is gone or does not answer ({_said(error)}); why is among the "
+            "messages of its own machine. The same command goes on from the last checkpoint"
         ) from error
 
 
 @contextmanager
 def blaming(folder: Path) -> Iterator[None]:
-    """Around a run. A process that fails says why in the run's folder, for the others, which lose it and end for that.
+    """Around a run. A process that fails says why in the run's folder, for the others, which lose it and end
+    for that.
 
-    srun returns the highest code: without this a mistake of the user's would come back as a lost machine, to be tried again.
+    srun returns the highest code: without this a mistake of the user's would come back as a lost machine, to
+        be tried again.
     Raises: ValueError: in place of `PeerLostError` where another process of this step said why it failed.
     """
     try:
@@ -146,7 +179,9 @@ def blaming(folder: Path) -> Iterator[None]:
     except Exception as error:
         if _attempt():
             folder.mkdir(parents=True, exist_ok=True)
-            write_text(folder / _FAULT, f"{_attempt()}\n{' '.join(str(error).split()) or type(error).__name__}\n")
+            write_text(
+                folder / _FAULT, f"{_attempt()}\n{' '.join(str(error).split()) or type(error).__name__}\n"
+            )
         raise
 
 
@@ -174,7 +209,9 @@ def _attempt() -> str:
 
 def _even(name: str, total: int, nodes: int, here: int) -> Launcher:
     if nodes * here != total:
-        raise ValueError(f"{name} started {total} processes on {nodes} machines; it must be the same number on each")
+        raise ValueError(
+            f"{name} started {total} processes on {nodes} machines; it must be the same number on each"
+        )
     return Launcher(name, nodes, here)
 
 

@@ -12,7 +12,12 @@ import torch
 
 log = logging.getLogger(__name__)
 # As torch's allocator on a CPU, CUDA, cuBLAS and cuDNN say it, where it is no error of its own kind.
-_NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED", "CUDA out of memory")
+_NO_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "_STATUS_ALLOC_FAILED",
+    "CUDA out of memory",
+)
 
 
 def uses_gpu(accelerator: str) -> bool:
@@ -47,12 +52,15 @@ def autocast_dtype(precision: Any) -> torch.dtype | None:
 def check_devices(trainer: Mapping[str, Any], launched: bool = False) -> Any:
     """`trainer.devices` as a number, `auto` or a list of GPUs.
 
-    Args: launched: the processes are there already; each may be bound to cores of its own, and sees no others.
+    Args: launched: the processes are there already; each may be bound to cores of its own, and sees no
+    others.
     Raises: ValueError: what this machine has not; a CPU's devices are processes, at most one for each core.
     """
     wanted, gpu = trainer["devices"], uses_gpu(trainer["accelerator"])
     if trainer["accelerator"] in ("gpu", "cuda") and not gpu:
-        raise ValueError(f"trainer.accelerator={trainer['accelerator']}: no GPU is visible here; take auto or cpu")
+        raise ValueError(
+            f"trainer.accelerator={trainer['accelerator']}: no GPU is visible here; take auto or cpu"
+        )
     given = [int(n) for n in wanted.split(",")] if isinstance(wanted, str) and "," in wanted else wanted
     given = int(given) if isinstance(given, str) and given.lstrip("-").isdigit() else given
     if not gpu:
@@ -67,7 +75,9 @@ def check_devices(trainer: Mapping[str, Any], launched: bool = False) -> Any:
     there = torch.cuda.device_count()
     number = max((int(n) for n in given), default=-1) + 1 if isinstance(given, list) else given
     if given not in ("auto", -1) and not (isinstance(number, int) and 1 <= number <= there):
-        hidden = "; srun's --gpus-per-task hides those of other tasks, take --gpus-per-node" if launched else ""
+        hidden = (
+            "; srun's --gpus-per-task hides those of other tasks, take --gpus-per-node" if launched else ""
+        )
         raise ValueError(f"trainer.devices={wanted}: this machine has {there} GPUs{hidden}")
     return given
 
@@ -83,7 +93,9 @@ def apply_backends(perf: Mapping[str, Any]) -> None:
 
 
 def benchmark_kernels(wanted: bool | None, accelerator: str, deterministic: Any) -> bool | None:
-    """`trainer.benchmark`, where null means: let cuDNN try its algorithms, as a patch's shape never changes."""
+    """`trainer.benchmark`, where null means: let cuDNN try its algorithms, as a patch's shape never
+    changes.
+    """
     if wanted is not None or not uses_gpu(accelerator):
         return wanted
     return not deterministic
@@ -95,8 +107,12 @@ def without_effect(perf: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[
     reasons = {
         "trainer.benchmark=true": trainer["benchmark"] and not gpu and "cuDNN runs on NVIDIA GPUs only",
         "perf.cuda_graphs=true": perf["cuda_graphs"] and not gpu and "there is no GPU to replay them on",
-        "trainer.sync_batchnorm=true": trainer["sync_batchnorm"] and not gpu and "PyTorch has it for GPUs only",
-        "perf.fast_norm=true": perf["fast_norm"] and not perf["channels_last"] and "it is for perf.channels_last=true",
+        "trainer.sync_batchnorm=true": trainer["sync_batchnorm"]
+        and not gpu
+        and "PyTorch has it for GPUs only",
+        "perf.fast_norm=true": perf["fast_norm"]
+        and not perf["channels_last"]
+        and "it is for perf.channels_last=true",
         "perf.activation_checkpointing=pointwise": perf["activation_checkpointing"] == "pointwise"
         and perf["compile"]
         and "a compiled network weighs by itself what to compute again",
@@ -105,10 +121,15 @@ def without_effect(perf: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[
 
 
 def warn_slow_cudnn() -> None:
-    """cuDNN 9.8 to 9.14 runs fp16 and bf16 Conv3d about four times slower on contiguous input (pytorch#166122)."""
+    """cuDNN 9.8 to 9.14 runs fp16 and bf16 Conv3d about four times slower on contiguous input
+    (pytorch#166122).
+    """
     version = torch.backends.cudnn.version() if torch.cuda.is_available() else None
     if version is not None and 90800 <= version < 91500:
-        log.warning("cuDNN %d has slow half-precision Conv3d on contiguous input: keep perf.channels_last=true", version)
+        log.warning(
+            "cuDNN %d has slow half-precision Conv3d on contiguous input: keep perf.channels_last=true",
+            version,
+        )
 
 
 def compiler_missing() -> str | None:
@@ -128,13 +149,18 @@ def need_compiler() -> None:
 
 
 def memory_advice(error: BaseException) -> str | None:
-    """What helps where memory ran out; None for any other error. Numbers: `python scripts/benchmark.py step`."""
-    full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(said in str(error) for said in _NO_MEMORY)
+    """What helps where memory ran out; None for any other error. Numbers: `python scripts/benchmark.py
+    step`.
+    """
+    full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
+        said in str(error) for said in _NO_MEMORY
+    )
     if not full:
         return None
     return (
-        "the step does not fit into memory. What helps, as measured on a 3D U-Net: perf.activation_checkpointing=pointwise "
-        "(64 % of the activations kept, 12 % slower), perf.activation_checkpointing=blocks (41 %, 25 % slower), "
-        "data.batch_size halved with trainer.accumulate_grad_batches doubled (half of them), a smaller data.patch_size; "
-        "in a validation, task.sw_batch_size=1"
+        "the step does not fit into memory. What helps, as measured on a 3D U-Net: "
+        "perf.activation_checkpointing=pointwise (64 % of the activations kept, 12 % slower), "
+        "perf.activation_checkpointing=blocks (41 %, 25 % slower), data.batch_size halved with "
+        "trainer.accumulate_grad_batches doubled (half of them), a smaller data.patch_size; in a "
+        "validation, task.sw_batch_size=1"
     )

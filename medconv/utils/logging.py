@@ -1,4 +1,6 @@
-"""What all commands share: the exit codes, which `cli/entrypoint.py` maps errors to, and where messages go."""
+"""What all commands share: the exit codes, which `cli/entrypoint.py` maps errors to, and where messages
+go.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,21 @@ def message(error: BaseException) -> str:
         return str(error).strip() or type(error).__name__
     if "Config search path:" in lines:  # after the options that there are
         lines = lines[: lines.index("Config search path:")]
-    useful = [line for line in lines if line and not line.startswith(("full_key:", "object_type=", "reference_type="))]
+    useful = [
+        line
+        for line in lines
+        if line and not line.startswith(("full_key:", "object_type=", "reference_type="))
+    ]
     return (f"{key}: " if key else "") + " ".join(useful)
 
 
 def shown(text: str) -> str:
     """A text whose names come from files, without the codes that a terminal would obey or cannot print."""
-    return re.sub(r"[^\n\t -~\xa0-\ud7ff\ue000-\U0010ffff]", lambda found: found[0].encode("unicode_escape").decode(), text)
+    return re.sub(
+        r"[^\n\t -~\xa0-\ud7ff\ue000-\U0010ffff]",
+        lambda found: found[0].encode("unicode_escape").decode(),
+        text,
+    )
 
 
 def some(items: Sequence[str], most: int = 5) -> str:
@@ -43,7 +53,9 @@ def some(items: Sequence[str], most: int = 5) -> str:
 
 
 def start_logging(rank_zero: bool = True) -> None:
-    """Messages to standard output on the first rank, errors and warnings from every rank to standard error."""
+    """Messages to standard output on the first rank, errors and warnings from every rank to standard
+    error.
+    """
     root = logging.getLogger()
     root.setLevel(logging.WARNING)
     log.setLevel(logging.DEBUG)

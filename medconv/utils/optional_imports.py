@@ -12,4 +12,6 @@ def needed(package: str, extra: str, what: str, path: Path) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
-        raise ValueError(f"{path}: {what} needs the package {package}: pip install 'medconv[{extra}]'") from error
+        raise ValueError(
+            f"{path}: {what} needs the package {package}: pip install 'medconv[{extra}]'"
+        ) from error

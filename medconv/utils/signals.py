@@ -1,4 +1,6 @@
-"""What a run is told by signals: SIGTERM and Slurm's SIGUSR1 (make room, it goes on later), Ctrl-C; and Slurm's requeue."""
+"""What a run is told by signals: SIGTERM and Slurm's SIGUSR1 (make room, it goes on later), Ctrl-C; and
+Slurm's requeue.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,14 @@ class StopRequest:
     """What this process has been told so far: the number of a signal, 0 as long as there was none."""
 
     number = 0
-    heard = False  # whether the run looks at the note; before, as it waits for other machines or workers, nobody would
+    # whether the run looks at the note; before, as it waits for other machines or workers, nobody would
+    heard = False
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, once the run looks at the note, signals are only noted. A second Ctrl-C stops it at once."""
+        """Inside, once the run looks at the note, signals are only noted. A second Ctrl-C stops it at
+        once.
+        """
         with handled(self._note, *PREEMPTING), handled(self._interrupt, signal.SIGINT):
             yield
 
@@ -59,7 +64,9 @@ class StopRequest:
 
 @contextmanager
 def raising() -> Iterator[None]:
-    """Inside, SIGTERM and SIGUSR1 raise `RunInterrupted` wherever the process is: before training there is nothing to keep."""
+    """Inside, SIGTERM and SIGUSR1 raise `RunInterrupted` wherever the process is: before training there is
+    nothing to keep.
+    """
 
     def stop(number: int, frame: Any) -> None:
         raise RunInterrupted(number)
@@ -69,21 +76,29 @@ def raising() -> Iterator[None]:
 
 
 def requeue() -> None:
-    """Ask Slurm to start this job again; without effect outside of a job. What Slurm refuses is said, and no error.
+    """Ask Slurm to start this job again; without effect outside of a job. What Slurm refuses is said, and no
+    error.
 
-    At most `MAX_RESTARTS` times, a variable of the environment that scripts/slurm/train.sbatch sets; 50 where it is not set.
+    At most `MAX_RESTARTS` times, a variable of the environment that scripts/slurm/train.sbatch sets; 50 where
+    it is not set.
     """
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
         return
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     if restarts >= int(os.environ.get("MAX_RESTARTS") or 50):
-        log.warning("Slurm has started job %s again %d times, and is not asked once more (MAX_RESTARTS)", job, restarts)
+        log.warning(
+            "Slurm has started job %s again %d times, and is not asked once more (MAX_RESTARTS)",
+            job,
+            restarts,
+        )
         return
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
     try:
-        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            ["scontrol", "requeue", job], capture_output=True, text=True, timeout=60, check=False
+        )
         problem = done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
     except (OSError, subprocess.SubprocessError) as error:
         problem = str(error)
@@ -95,7 +110,9 @@ def requeue() -> None:
 
 @contextmanager
 def handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
-    """Signals go to the handler; not those that are ignored, as a shell has it for Ctrl-C in its background jobs."""
+    """Signals go to the handler; not those that are ignored, as a shell has it for Ctrl-C in its
+    background jobs.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

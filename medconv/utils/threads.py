@@ -1,7 +1,7 @@
 """Work on many cases at once: threads, a progress bar, and an end as soon as one case fails.
 
-Threads, not processes: what takes time here (unpacking, matrix products, numpy on whole volumes, writing) runs outside of
-Python's lock, and a process would first spend seconds on importing torch.
+Threads, not processes: what takes time here (unpacking, matrix products, numpy on whole volumes, writing)
+runs outside of Python's lock, and a process would first spend seconds on importing torch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ def each(work: Callable[[Item], Result], items: Sequence[Item], workers: int, na
 
     Raises: what `work` raises, without beginning further items.
     """
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:  # each does its own matrix products
+    with (
+        threadpool_limits(1, user_api="blas"),
+        ThreadPoolExecutor(workers) as pool,
+    ):  # each does its own matrix products
         results = pool.map(work, items)  # which cancels what has not begun once one has failed
         yield from tqdm(results, total=len(items), desc=name, unit="case", leave=False, disable=None)

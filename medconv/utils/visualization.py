@@ -10,7 +10,16 @@ from PIL import Image
 
 # Okabe & Ito's colours, which colour-blind readers can tell apart.
 _COLOURS = np.array(
-    [(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167)], float
+    [
+        (230, 159, 0),
+        (86, 180, 233),
+        (0, 158, 115),
+        (240, 228, 66),
+        (0, 114, 178),
+        (213, 94, 0),
+        (204, 121, 167),
+    ],
+    float,
 )
 _PANEL = 160  # pixels along the longer side of a panel, at least
 _PLAIN = 60.0  # grey behind labels without an image
@@ -18,13 +27,16 @@ _GAP = 4  # pixels between panels
 
 
 def overlay(
-    image: np.ndarray | None, labels: Sequence[np.ndarray], spacing_mm: Sequence[float], focus: np.ndarray | None = None
+    image: np.ndarray | None,
+    labels: Sequence[np.ndarray],
+    spacing_mm: Sequence[float],
+    focus: np.ndarray | None = None,
 ) -> np.ndarray:
     """One row per plane, one column for the bare image, if there is one, and one per label map.
 
-    Shape: image (*spatial), each label (*spatial), 2 or 3 axes (right, anterior, superior) -> (height, width, 3) uint8.
-    The planes cross where `focus`, or else the first label map, has most foreground. Superior, or anterior, is up; pixels
-    are square in mm.
+    Shape: image (*spatial), each label (*spatial), 2 or 3 axes (right, anterior, superior) -> (height, width,
+    3) uint8. The planes cross where `focus`, or else the first label map, has most foreground. Superior, or
+    anterior, is up; pixels are square in mm.
     """
     rows = []
     for axis, index in _planes(labels[0] if focus is None else focus):
@@ -32,7 +44,10 @@ def overlay(
             grey = np.full((*_cut(labels[0], axis, index).shape, 3), _PLAIN)
         else:
             grey = _grey(_cut(image, axis, index))
-        columns = [*([] if image is None else [grey]), *(_painted(grey, _cut(label, axis, index)) for label in labels)]
+        columns = [
+            *([] if image is None else [grey]),
+            *(_painted(grey, _cut(label, axis, index)) for label in labels),
+        ]
         pixel = [s for a, s in enumerate(spacing_mm) if a != axis]
         rows.append(_join([_upright(column, pixel) for column in columns], 1))
     width = max(row.shape[1] for row in rows)
@@ -40,14 +55,17 @@ def overlay(
 
 
 def heat(image: np.ndarray, strength: np.ndarray | None, spacing_mm: Sequence[float]) -> np.ndarray:
-    """One row per plane: the image, and the image with a map of what mattered over it, from red to yellow; None: the image
-    alone, in its middle planes.
+    """One row per plane: the image, and the image with a map of what mattered over it, from red to yellow;
+    None: the image alone, in its middle planes.
 
-    Shape: image (channels, *spatial), of which three of a 2D image are red, green and blue and else the first is shown;
-    strength (*spatial), from 0 to 1 -> (height, width, 3) uint8. The planes cross where the map is highest.
+    Shape: image (channels, *spatial), of which three of a 2D image are red, green and blue and else the first
+    is shown; strength (*spatial), from 0 to 1 -> (height, width, 3) uint8. The planes cross where the map is
+    highest.
     """
     rows = []
-    focus = np.zeros(image.shape[1:], bool) if strength is None else (strength > 0) & (strength == strength.max())
+    focus = (
+        np.zeros(image.shape[1:], bool) if strength is None else (strength > 0) & (strength == strength.max())
+    )
     for axis, index in _planes(focus):
         colours = len(image) if len(image) == 3 and axis is None else 1
         bare = _shaded(np.stack([_cut(channel, axis, index) for channel in image[:colours]], -1))

@@ -27,14 +27,25 @@ SCORES = ("auc", "accuracy", "balanced_accuracy")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, required=True, help="such as pneumoniamnist.npz")
     parser.add_argument(
-        "--output", type=Path, default=Path("runs/classification"), help="run folders; done ones are not repeated"
+        "--output",
+        type=Path,
+        default=Path("runs/classification"),
+        help="run folders; done ones are not repeated",
     )
-    parser.add_argument("--variants", nargs="+", default=["conv=none"], help="overrides, several divided by commas")
+    parser.add_argument(
+        "--variants", nargs="+", default=["conv=none"], help="overrides, several divided by commas"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps of each training")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of every training")
-    parser.add_argument("--checkpoint", choices=("last", "best"), default="last", help="best by validation, or the last")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each if more than one")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of every training"
+    )
+    parser.add_argument(
+        "--checkpoint", choices=("last", "best"), default="last", help="best by validation, or the last"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="trainings at a time, one thread each if more than one"
+    )
 
 
 def run(options: argparse.Namespace) -> list[Row]:
@@ -48,14 +59,20 @@ def run(options: argparse.Namespace) -> list[Row]:
         work = [pool.submit(_scores, *job, options, output, test) for job in jobs]
         found = [future.result() for future in tqdm(work, desc="training", unit="run", disable=None)]
     return [
-        _row(variant, [scores for (name, _), scores in zip(jobs, found, strict=True) if name == variant], options)
+        _row(
+            variant,
+            [scores for (name, _), scores in zip(jobs, found, strict=True) if name == variant],
+            options,
+        )
         for variant in options.variants
     ]
 
 
 def show(rows: Sequence[Row]) -> str:
     shown = [{**row, **{name: _spread(row[name]) for name in SCORES}} for row in rows]
-    return f"{rows[0]['case']}; mean over seeds (least to most)\n\n" + table(shown, ("variant", *SCORES, "train_seconds"))
+    return f"{rows[0]['case']}; mean over seeds (least to most)\n\n" + table(
+        shown, ("variant", *SCORES, "train_seconds")
+    )
 
 
 def _test_part(root: Path, cache: Path, output: Path) -> Path:
@@ -66,7 +83,9 @@ def _test_part(root: Path, cache: Path, output: Path) -> Path:
         writer = csv.writer(file)
         writer.writerow(["case", "path", "label"])
         rows = [case for case in dataset.cases if case.part == "test"]
-        writer.writerows([case.id, case.images[0].resolve(), f"{(case.values or (0,))[0]:g}"] for case in rows)
+        writer.writerows(
+            [case.id, case.images[0].resolve(), f"{(case.values or (0,))[0]:g}"] for case in rows
+        )
     return path
 
 
@@ -74,13 +93,24 @@ def _scores(variant: str, seed: int, options: argparse.Namespace, output: Path, 
     overrides = [*(word for word in _words(variant) if word), *options.set]
     folder = output / f"{short_hash([variant, options.set, options.steps, str(options.root)])}-{seed}"
     data = ["data=medmnist", f"data.root={options.root}", f"data.cache_dir={options.cache}"]
-    given = [f"trainer.max_steps={options.steps}", f"seed={seed}", f"run.dir={folder}", "trainer.enable_progress_bar=false"]
+    given = [
+        f"trainer.max_steps={options.steps}",
+        f"seed={seed}",
+        f"run.dir={folder}",
+        "trainer.enable_progress_bar=false",
+    ]
     _command(["train", *data, *given, *overrides], folder.with_suffix(".log"), options)
     answers = folder / options.checkpoint
     chosen = ["--checkpoint", str(folder / f"checkpoints/{options.checkpoint}.ckpt")]
-    _command(["predict", *chosen, "--input", str(test), "--output", str(answers)], folder.with_suffix(".log"), options)
+    _command(
+        ["predict", *chosen, "--input", str(test), "--output", str(answers)],
+        folder.with_suffix(".log"),
+        options,
+    )
     measured = ["--predictions", str(answers / "predictions.csv"), "--labels", str(test)]
-    _command(["evaluate", *measured, "--output", str(answers / "scores.json")], folder.with_suffix(".log"), options)
+    _command(
+        ["evaluate", *measured, "--output", str(answers / "scores.json")], folder.with_suffix(".log"), options
+    )
     found: dict[str, Any] = json.loads((answers / "scores.json").read_text())["mean"]
     return {**found, "seconds": json.loads((folder / "summary.json").read_text())["wall_seconds"]}
 
@@ -102,7 +132,11 @@ def _command(words: Sequence[str], printed: Path, options: argparse.Namespace) -
     environment = {**os.environ, **({"OMP_NUM_THREADS": "1"} if options.jobs > 1 else {})}
     with printed.open("a") as file:
         code = subprocess.run(
-            [sys.executable, "-m", "medconv.cli", *words], stdout=file, stderr=file, env=environment, check=False
+            [sys.executable, "-m", "medconv.cli", *words],
+            stdout=file,
+            stderr=file,
+            env=environment,
+            check=False,
         ).returncode
     if code:
         raise ValueError(f"{' '.join(words)} ended with code {code}; see {printed}")

@@ -55,14 +55,30 @@ def contestants(options: argparse.Namespace, mode: str) -> dict[str, Contestant]
 def held(options: argparse.Namespace, mode: str, dataset: Dataset) -> list[Row]:
     """One contest: every contestant in turn, round by round.
 
-    Returns: a row each: `seconds` for one sample (or case), the mean over all rounds, as most samples are cheap and few
-        are dear; `ratio` to the reference likewise, `spread` of that ratio over the rounds (from the first to the third
-        quartile).
+    Returns: a row each: `seconds` for one sample (or case), the mean over all rounds, as most samples are
+        cheap and few are dear; `ratio` to the reference likewise, `spread` of that ratio over the rounds
+        (from the first to the third quartile).
     """
     rivals = contestants(options, mode)
     spacing_mm = dataset.target_mm if mode == "prepare" else dataset.spacing_mm
-    common = ["--mode", mode, "--raw", str(dataset.raw), "--scratch", str(dataset.home), "--augment", options.augment]
-    common += ["--patch", *map(str, dataset.patch), "--spacing", *map(str, spacing_mm), "--batch", str(options.batch)]
+    common = [
+        "--mode",
+        mode,
+        "--raw",
+        str(dataset.raw),
+        "--scratch",
+        str(dataset.home),
+        "--augment",
+        options.augment,
+    ]
+    common += [
+        "--patch",
+        *map(str, dataset.patch),
+        "--spacing",
+        *map(str, spacing_mm),
+        "--batch",
+        str(options.batch),
+    ]
     if mode != "prepare":
         common += ["--core", str(options.core)]
     reference = next(iter(rivals))
@@ -71,12 +87,19 @@ def held(options: argparse.Namespace, mode: str, dataset: Dataset) -> list[Row]:
             answers = _rounds(peers, 0.0, options.prepare_rounds, warm_up=0)
         else:
             answers = _rounds(peers, options.seconds, options.rounds, warm_up=1)
-        about = {name: {"about": peer.about["name"], "cores": len(peer.about["cores"])} for name, peer in peers.items()}
-    case = f"{dataset.name}, " + (f"to {by(spacing_mm)} mm" if mode == "prepare" else f"patch {by(dataset.patch)}")
+        about = {
+            name: {"about": peer.about["name"], "cores": len(peer.about["cores"])}
+            for name, peer in peers.items()
+        }
+    case = f"{dataset.name}, " + (
+        f"to {by(spacing_mm)} mm" if mode == "prepare" else f"patch {by(dataset.patch)}"
+    )
     kind = {"benchmark": mode, "case": case, "reference": reference, **conditions(), "threads": 1}
     for name, rival in rivals.items():
         about[name]["device"] = "cuda" if "cuda" in rival.settings else "cpu"
-    return [{**kind, "variant": name, **row, **about[name]} for name, row in compared(answers, reference).items()]
+    return [
+        {**kind, "variant": name, **row, **about[name]} for name, row in compared(answers, reference).items()
+    ]
 
 
 def compared(answers: Mapping[str, Sequence[Mapping[str, Any]]], reference: str) -> dict[str, Row]:
@@ -87,7 +110,9 @@ def compared(answers: Mapping[str, Sequence[Mapping[str, Any]]], reference: str)
 
     found = {}
     for name, of in answers.items():
-        ratios = sorted(per_sample([a]) / per_sample([b]) for a, b in zip(of, answers[reference], strict=True))
+        ratios = sorted(
+            per_sample([a]) / per_sample([b]) for a, b in zip(of, answers[reference], strict=True)
+        )
         mean = per_sample(of)
         found[name] = {
             "seconds": mean,
@@ -101,7 +126,9 @@ def compared(answers: Mapping[str, Sequence[Mapping[str, Any]]], reference: str)
     return found
 
 
-def _rounds(peers: Mapping[str, PeerProcess], seconds: float, rounds: int, warm_up: int) -> dict[str, list[dict[str, Any]]]:
+def _rounds(
+    peers: Mapping[str, PeerProcess], seconds: float, rounds: int, warm_up: int
+) -> dict[str, list[dict[str, Any]]]:
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in peers}
     for number in range(warm_up + rounds):
         for name, peer in peers.items():
@@ -113,7 +140,9 @@ def _rounds(peers: Mapping[str, PeerProcess], seconds: float, rounds: int, warm_
 
 @contextmanager
 def _processes(rivals: Mapping[str, Contestant], common: Sequence[str]) -> Iterator[dict[str, PeerProcess]]:
-    """Started one after the other, frozen but for their turns; ended also where this process is told to end."""
+    """Started one after the other, frozen but for their turns; ended also where this process is told to
+    end.
+    """
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with ExitStack() as stack:

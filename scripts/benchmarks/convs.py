@@ -1,4 +1,6 @@
-"""What the convolutions cost: against nn.Conv, against naive code, in small layers, and in their backward pass."""
+"""What the convolutions cost: against nn.Conv, against naive code, in small layers, and in their backward
+pass.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ STAGES: dict[int, list[tuple[int, tuple[int, ...]]]] = {
     3: [(32, (40, 56, 40)), (64, (20, 28, 20)), (128, (10, 14, 10)), (256, (5, 7, 5))],
     2: [(32, (256, 256)), (64, (128, 128)), (128, (64, 64)), (256, (32, 32))],
 }
-MANY_TIMES_SLOWER = ("separable", "unfold and einsum")  # timed a fifth as often: nothing close has to be told apart
+MANY_TIMES_SLOWER = (
+    "separable",
+    "unfold and einsum",
+)  # timed a fifth as often: nothing close has to be told apart
 REFERENCE = Path(__file__).parents[2] / "tests" / "reference" / "backward.py"
 
 logger = logging.getLogger(__name__)
@@ -56,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=int, default=30, help="rounds in which every variant is timed once")
     parser.add_argument("--batch", type=int, default=2, help="samples, for the stages of a U-Net")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"], help="of autocast")
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"], help="of autocast"
+    )
 
 
 def run(options: argparse.Namespace) -> list[Row]:
@@ -65,7 +72,9 @@ def run(options: argparse.Namespace) -> list[Row]:
 
 
 def show(found: Sequence[Row]) -> str:
-    """Stages as one table for each kind of pass, ratios to the library with their spread; the other parts row by row."""
+    """Stages as one table for each kind of pass, ratios to the library with their spread; the other parts
+    row by row.
+    """
     tables = []
     grid = [row for row in found if row["benchmark"] == "stages"]
     for kind in dict.fromkeys(row["case"].split(",")[0] for row in grid):
@@ -86,7 +95,9 @@ def show(found: Sequence[Row]) -> str:
 
 
 def stages(options: argparse.Namespace) -> list[Row]:
-    """Forward, forward with backward, and both with AdamW's update, of every convolution at a U-Net's sizes."""
+    """Forward, forward with backward, and both with AdamW's update, of every convolution at a U-Net's
+    sizes.
+    """
     rows = []
     for dims, sizes in STAGES.items():
         for channels, size in sizes:
@@ -95,18 +106,27 @@ def stages(options: argparse.Namespace) -> list[Row]:
             where = f"{channels} channels at {'x'.join(map(str, size))}, batch {options.batch}"
             for what, make in PASSES.items():
                 runs = {name: make(layer, x, options) for name, layer in layers.items()}
-                for name in layers:  # each in pairs with the library's: a slow neighbour would slow the next one down
+                for name in (
+                    layers
+                ):  # each in pairs with the library's: a slow neighbour would slow the next one down
                     pair = {LIBRARY: runs[LIBRARY], name: runs[name]}
                     pairs = options.pairs if name not in MANY_TIMES_SLOWER else max(1, options.pairs // 5)
                     timing = {**alternate(pair, LIBRARY, pairs)[name], "pairs": pairs}
-                    row = {"benchmark": "stages", "case": f"{dims}D {what}, {where}", "variant": name, "reference": LIBRARY}
+                    row = {
+                        "benchmark": "stages",
+                        "case": f"{dims}D {what}, {where}",
+                        "variant": name,
+                        "reference": LIBRARY,
+                    }
                     rows.append({**row, **timing})
             logger.info("%dD, %s: measured", dims, where)
     return rows + _means(rows)
 
 
 def small(options: argparse.Namespace) -> list[Row]:
-    """Wide layers against chains of thin ones: what operations promise, what the cost model says, what is measured."""
+    """Wide layers against chains of thin ones: what operations promise, what the cost model says, what is
+    measured.
+    """
     examples = {
         "A: 64 channels at 160x120, 3-kernel": (64, [(64, 64, 3)], [(64, 14, 1), (14, 15, 3), (15, 64, 1)]),
         "B: 256 to 128 channels at 160x120, 1-kernel": (256, [(256, 128, 1)], [(256, 1, 1), (1, 128, 1)]),
@@ -117,11 +137,14 @@ def small(options: argparse.Namespace) -> list[Row]:
         chains = {"one wide layer": wide, "chain of thin layers": thin}
         modules = {name: _chain(steps, options) for name, steps in chains.items()}
         if options.device == "cuda":
-            modules |= {f"{name}, compiled": torch.compile(m, mode="reduce-overhead") for name, m in modules.items()}  # type: ignore[misc]
+            for name, module in list(modules.items()):
+                modules[f"{name}, compiled"] = torch.compile(module, mode="reduce-overhead")  # type: ignore[assignment]
         runs = {name: _forward(module, x, options) for name, module in modules.items()}
         predictions = {name: _predictions(chains[name.split(",")[0]], batch, options) for name in runs}
         for name, timing in alternate(runs, "one wide layer", options.pairs).items():
-            by_operations, by_model = (a / b for a, b in zip(predictions[name], predictions["one wide layer"], strict=True))
+            by_operations, by_model = (
+                a / b for a, b in zip(predictions[name], predictions["one wide layer"], strict=True)
+            )
             extra = {"kernel_seconds": kernel_seconds(runs[name])} if options.device == "cuda" else {}
             rows.append(
                 {
@@ -139,27 +162,38 @@ def small(options: argparse.Namespace) -> list[Row]:
 
 
 def backward(options: argparse.Namespace) -> list[Row]:
-    """Hand-written backward passes: through torch.nn.grad, as it was until torch 1.10, in one call, and the library's own.
+    """Hand-written backward passes: through torch.nn.grad, as it was until torch 1.10, in one call, and the
+    library's own.
 
-    `ratio` is to the library's backward; `backward_to_forward` to the same variant's forward; `calls` are the operations
-    that reach the library in one backward pass.
+    `ratio` is to the library's backward; `backward_to_forward` to the same variant's forward; `calls` are the
+    operations that reach the library in one backward pass.
     """
     peers = _historic()
     functions: dict[str, type[Convolution]] = {"one call (ours)": Convolution}
     if peers is not None:
-        functions |= {"torch.nn.grad, two calls": peers.TwoCallConvolution, "as until torch 1.10": peers.HistoricConvolution}
+        functions |= {
+            "torch.nn.grad, two calls": peers.TwoCallConvolution,
+            "as until torch 1.10": peers.HistoricConvolution,
+        }
     rows = []
     for stride in (1, 2):
         x = _image(options, options.batch, 64, (64, 64), needs_grad=True).float()
         weight = torch.randn(64, 64, 3, 3, device=options.device, requires_grad=True)
-        makes: dict[str, Callable[[], Tensor]] = {LIBRARY: partial(F.conv2d, x, weight, stride=stride, padding=1)}
+        makes: dict[str, Callable[[], Tensor]] = {
+            LIBRARY: partial(F.conv2d, x, weight, stride=stride, padding=1)
+        }
         for name, function in functions.items():
             makes[name] = partial(convolution, x, weight, stride=stride, padding=1, function=function)
         outputs = {name: make() for name, make in makes.items()}
         grad = torch.randn_like(outputs[LIBRARY])
-        backs = {n: partial(torch.autograd.grad, y, [x, weight], grad, retain_graph=True) for n, y in outputs.items()}
+        backs = {
+            n: partial(torch.autograd.grad, y, [x, weight], grad, retain_graph=True)
+            for n, y in outputs.items()
+        }
         # Forward and backward of one variant in the same rounds.
-        both = {f"{n} forward": make for n, make in makes.items()} | {f"{n} backward": back for n, back in backs.items()}
+        both = {f"{n} forward": make for n, make in makes.items()} | {
+            f"{n} backward": back for n, back in backs.items()
+        }
         timing = alternate(both, f"{LIBRARY} backward", options.pairs)
         for name, back in backs.items():
             with Calls() as calls:
@@ -167,11 +201,13 @@ def backward(options: argparse.Namespace) -> list[Row]:
             rows.append(
                 {
                     "benchmark": "backward",
-                    "case": f"64 to 64 channels, 3-kernel, 64x64, batch {options.batch}, stride {stride}, float32",
+                    "case": f"64 to 64 channels, 3-kernel, 64x64, batch {options.batch}, stride {stride}, "
+                    "float32",
                     "variant": name,
                     "reference": LIBRARY,
                     **timing[f"{name} backward"],
-                    "backward_to_forward": timing[f"{name} backward"]["seconds"] / timing[f"{name} forward"]["seconds"],
+                    "backward_to_forward": timing[f"{name} backward"]["seconds"]
+                    / timing[f"{name} forward"]["seconds"],
                     "calls": calls.count.total(),
                     "convolution_calls": sum(n for call, n in calls.count.items() if "conv" in call),
                 }
@@ -179,7 +215,11 @@ def backward(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], list[Row]]] = {"stages": stages, "small": small, "backward": backward}
+PARTS: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
+    "stages": stages,
+    "small": small,
+    "backward": backward,
+}
 
 
 class Calls(TorchDispatchMode):
@@ -218,7 +258,8 @@ class ThreePlanes(nn.Module):
         outs = [len(part) for part in torch.arange(conv.out_channels).tensor_split(3)]
         sizes = [(k, k, 1), (k, 1, k), (1, k, k)]
         self.parts = nn.ModuleList(
-            nn.Conv3d(into, out, size, padding="same", bias=False) for out, size in zip(outs, sizes, strict=True)
+            nn.Conv3d(into, out, size, padding="same", bias=False)
+            for out, size in zip(outs, sizes, strict=True)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -278,7 +319,9 @@ def _layout(dims: int) -> torch.memory_format:
     return torch.channels_last if dims == 2 else torch.channels_last_3d
 
 
-def _image(options: argparse.Namespace, batch: int, channels: int, size: Sequence[int], needs_grad: bool = False) -> Tensor:
+def _image(
+    options: argparse.Namespace, batch: int, channels: int, size: Sequence[int], needs_grad: bool = False
+) -> Tensor:
     x = torch.randn(batch, channels, *size, device=options.device, dtype=getattr(torch, options.dtype))
     return x.contiguous(memory_format=_layout(len(size))).requires_grad_(needs_grad)
 
@@ -350,10 +393,14 @@ def _chain(steps: Sequence[tuple[int, int, int]], options: argparse.Namespace) -
     return nn.Sequential(*convs).to(options.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _predictions(steps: Sequence[tuple[int, int, int]], batch: int, options: argparse.Namespace) -> tuple[float, float]:
+def _predictions(
+    steps: Sequence[tuple[int, int, int]], batch: int, options: argparse.Namespace
+) -> tuple[float, float]:
     """Operations, and seconds by the cost model."""
     machine, voxels = cost_model.machine_of(torch.device(options.device)), batch * 160 * 120
-    launches = [cost_model.convolution(into, out, (k, k), voxels, voxels, machine=machine) for into, out, k in steps]
+    launches = [
+        cost_model.convolution(into, out, (k, k), voxels, voxels, machine=machine) for into, out, k in steps
+    ]
     return sum(launch.operations for launch in launches), machine.seconds(launches)
 
 

@@ -1,9 +1,11 @@
-"""Data: the training loader and its transforms beside nnU-Net's, MONAI's and TorchIO's; store formats, patches, preparing.
+"""Data: the training loader and its transforms beside nnU-Net's, MONAI's and TorchIO's; store formats,
+patches, preparing.
 
-`loader`: training samples a second with the whole augmentation, each contestant with its one worker on one core.
-`transforms`: the augmentation alone, on patches in memory; with a GPU also ours on it. `store`: file formats for prepared
-cases. `read`: a patch from our store, or from the whole volume. `prepare`: from raw files to a store, with two workers.
-What each contestant does, and in what it differs, opens its file in scripts/benchmarks/peers.
+`loader`: training samples a second with the whole augmentation, each contestant with its one worker on one
+core. `transforms`: the augmentation alone, on patches in memory; with a GPU also ours on it. `store`: file
+formats for prepared cases. `read`: a patch from our store, or from the whole volume. `prepare`: from raw
+files to a store, with two workers. What each contestant does, and in what it differs, opens its file in
+scripts/benchmarks/peers.
 """
 
 from __future__ import annotations
@@ -25,11 +27,30 @@ from medconv import config
 PARTS = ("loader", "transforms", "store", "prepare", "read")
 CT_SPACING_MM, CT_TARGET_MM = (0.8, 0.8, 1.2), (1.0, 1.0, 1.5)
 _COLUMNS = {
-    "loader": ("case", "variant", "samples_per_second", "seconds", "times_as_fast", "spread", "samples", "about"),
+    "loader": (
+        "case",
+        "variant",
+        "samples_per_second",
+        "seconds",
+        "times_as_fast",
+        "spread",
+        "samples",
+        "about",
+    ),
     "transforms": ("case", "variant", "seconds", "times_as_fast", "spread", "samples", "about"),
     "store": ("case", "variant", "MB", "write_seconds", "seconds", "cold_seconds", "ratio", "needs"),
     "read": ("case", "variant", "seconds", "cold_seconds", "times_as_fast", "ratio", "spread"),
-    "prepare": ("case", "variant", "samples_per_second", "seconds", "times_as_fast", "spread", "samples", "parts", "about"),
+    "prepare": (
+        "case",
+        "variant",
+        "samples_per_second",
+        "seconds",
+        "times_as_fast",
+        "spread",
+        "samples",
+        "parts",
+        "about",
+    ),
 }
 log = logging.getLogger(__name__)
 
@@ -37,11 +58,17 @@ log = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     three = {"type": int, "nargs": 3, "metavar": ("X", "Y", "Z")}
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--nnunet-python", help="of an environment with nnunetv2; without it nnU-Net is left out")
-    parser.add_argument("--torchio-python", help="of an environment with torchio; without it TorchIO is left out")
+    parser.add_argument(
+        "--nnunet-python", help="of an environment with nnunetv2; without it nnU-Net is left out"
+    )
+    parser.add_argument(
+        "--torchio-python", help="of an environment with torchio; without it TorchIO is left out"
+    )
     parser.add_argument("--sets", nargs="+", choices=("small", "large"), default=("small", "large"))
     parser.add_argument("--root", type=Path, help="a Decathlon folder in place of the generated small set")
-    parser.add_argument("--scratch", type=Path, help="keeps generated and prepared data; else a temporary folder does")
+    parser.add_argument(
+        "--scratch", type=Path, help="keeps generated and prepared data; else a temporary folder does"
+    )
     parser.add_argument("--small-shape", **three, default=[35, 50, 36], help="voxels")  # type: ignore[arg-type]
     parser.add_argument("--small-patch", **three, default=[40, 56, 40], help="voxels")  # type: ignore[arg-type]
     parser.add_argument("--small-cases", type=int, help="40 generated, or all of --root")
@@ -51,11 +78,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--augment", default="strong", help="our option of conf/augmentation")
     parser.add_argument("--batch", type=int, default=2, help="samples in the loaders' batches")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="of our transforms alone")
-    parser.add_argument("--rounds", type=int, default=8, help="turns of every contestant in `loader` and `transforms`")
+    parser.add_argument(
+        "--rounds", type=int, default=8, help="turns of every contestant in `loader` and `transforms`"
+    )
     parser.add_argument("--seconds", type=float, default=4.0, help="of a turn")
     parser.add_argument("--prepare-rounds", type=int, default=2)
     parser.add_argument("--reads", type=int, default=20, help="patches in `store` and `read`")
-    parser.add_argument("--core", type=int, help="that contestants run on; the last one where it is not given")
+    parser.add_argument(
+        "--core", type=int, help="that contestants run on; the last one where it is not given"
+    )
 
 
 def run(options: argparse.Namespace) -> list[Row]:
@@ -69,7 +100,9 @@ def run(options: argparse.Namespace) -> list[Row]:
                 continue
             for dataset in found:
                 log.info("%s, %s set", part, dataset.name)
-                rows += reading.run(options, dataset) if part == "read" else contest.held(options, part, dataset)
+                rows += (
+                    reading.run(options, dataset) if part == "read" else contest.held(options, part, dataset)
+                )
     return rows
 
 
@@ -83,9 +116,14 @@ def _in_short(rows: Sequence[Row]) -> Iterator[str]:
     """Our loader's speed beside nnU-Net's and beside the better of the others'."""
     for case in dict.fromkeys(row["case"] for row in rows if row["benchmark"] == "loader"):
         speed = {
-            row["variant"]: row["samples_per_second"] for row in rows if row["case"] == case and row["benchmark"] == "loader"
+            row["variant"]: row["samples_per_second"]
+            for row in rows
+            if row["case"] == case and row["benchmark"] == "loader"
         }
-        rivals = {"nnU-Net": [contest.NNUNET], "the better of MONAI and TorchIO": [contest.MONAI, contest.TORCHIO]}
+        rivals = {
+            "nnU-Net": [contest.NNUNET],
+            "the better of MONAI and TorchIO": [contest.MONAI, contest.TORCHIO],
+        }
         best = {name: max(speed.get(rival, 0.0) for rival in of) for name, of in rivals.items()}
         found = [f"{speed[contest.OURS] / value:.2f} times {name}" for name, value in best.items() if value]
         yield f"{case}: ours gives {', '.join(found)}"
@@ -114,7 +152,9 @@ def _check(options: argparse.Namespace) -> None:
         if min(getattr(options, key)) < 1:
             raise ValueError(f"--{key.replace('_', '-')} must be at least 1, got {getattr(options, key)}")
     if any(patch > n for patch, n in zip(options.large_patch, options.large_shape, strict=True)):
-        raise ValueError(f"--large-patch {options.large_patch} must fit into --large-shape {options.large_shape}")
+        raise ValueError(
+            f"--large-patch {options.large_patch} must fit into --large-shape {options.large_shape}"
+        )
     known = sorted(path.stem for path in (config.conf_dir() / "augmentation").glob("*.yaml"))
     if options.augment not in known:
         raise ValueError(f"--augment must be one of {', '.join(known)}, got {options.augment}")

@@ -1,4 +1,6 @@
-"""The datasets of the data benchmark, in nnU-Net's raw layout: generated, or a Decathlon folder's files by links."""
+"""The datasets of the data benchmark, in nnU-Net's raw layout: generated, or a Decathlon folder's files by
+links.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _GRAIN = 8  # voxels from one value of the smooth field to the next
 
 @dataclass(frozen=True)
 class Dataset:
-    """Args: raw: its folder, DatasetXXX_Name. spacing_mm: of its files. target_mm: what `prepare` resamples to."""
+    """Args: raw: its folder, DatasetXXX_Name. spacing_mm: of its files. target_mm: what `prepare`
+    resamples to.
+    """
 
     name: str
     raw: Path
@@ -35,9 +39,17 @@ class Dataset:
 
 
 def generated(
-    folder: Path, name: str, number: int, shape: Sequence[int], cases: int, spacing_mm: Sequence[float], modality: str
+    folder: Path,
+    name: str,
+    number: int,
+    shape: Sequence[int],
+    cases: int,
+    spacing_mm: Sequence[float],
+    modality: str,
 ) -> Path:
-    """A dataset of smooth anatomy and noise, three classes, int16, unless it is there already. Returns: its folder."""
+    """A dataset of smooth anatomy and noise, three classes, int16, unless it is there already. Returns:
+    its folder.
+    """
     key = f"{name}-{'x'.join(map(str, shape))}-{cases}-{'x'.join(map(str, spacing_mm))}"
     raw = folder / key / "raw" / f"Dataset{number:03d}_{name}"
     if not (raw / "dataset.json").is_file():
@@ -63,7 +75,9 @@ def volume(shape: Sequence[int], seed: int, modality: str) -> tuple[np.ndarray, 
 
 
 def linked(folder: Path, number: int, root: Path, cases: int | None) -> Path:
-    """The first cases of a Decathlon folder of one channel. Raises: ValueError: no such dataset, or several channels."""
+    """The first cases of a Decathlon folder of one channel. Raises: ValueError: no such dataset, or
+    several channels.
+    """
     found = msd(root)
     if len(found.modalities) != 1:
         raise ValueError(f"--root {root}: one channel is needed, got {list(found.modalities)}")

@@ -18,9 +18,33 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0b6fb8", "#d1495b", "#8a5a00", "#2e8b57", "#7a4fb5", "#444444", "#c2188b", "#00808a")
 DASHES = ("-", "--", ":", "-.")
-DICE_TICKS = (0, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.82, 0.84, 0.86, 0.87, 0.88, 0.89, 0.9, 0.92, 0.94, 0.96, 0.98, 0.99, 0.995)
+DICE_TICKS = (
+    0,
+    0.3,
+    0.5,
+    0.6,
+    0.7,
+    0.75,
+    0.8,
+    0.82,
+    0.84,
+    0.86,
+    0.87,
+    0.88,
+    0.89,
+    0.9,
+    0.92,
+    0.94,
+    0.96,
+    0.98,
+    0.99,
+    0.995,
+)
 SECONDS_TICKS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 3600, 7200, 14400)
-MIN_SECONDS, MAX_DICE = 0.1, 0.999  # values beyond them are drawn there: their logarithms would leave the chart
+MIN_SECONDS, MAX_DICE = (
+    0.1,
+    0.999,
+)  # values beyond them are drawn there: their logarithms would leave the chart
 MARGIN = 0.05  # of the axis, free at each end
 LABEL_SIZE = (0.08, 0.05)  # a result's number, as parts of the chart's width and height
 MIN_TICK_DISTANCE = 0.06  # of the axis, so that labels do not touch
@@ -95,7 +119,9 @@ def _write_result(axes: Axes, result: float, end: tuple[float, float], colour: s
 def _legend(figure: Figure, axes: Axes, names: Sequence[str]) -> None:
     """Under the chart, each name once."""
     handles = {line.get_label(): line for line in axes.get_lines()}
-    legend = figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=2, frameon=False)
+    legend = figure.legend(
+        [handles[name] for name in names], names, loc="outside lower center", ncols=2, frameon=False
+    )
     for text in legend.get_texts():
         text.set_parse_math(False)  # names may hold a dollar sign
 
@@ -128,7 +154,9 @@ def _clipped(points: Sequence[tuple[float, float]]) -> tuple[np.ndarray, np.ndar
 
 
 def _closeness(dice: np.ndarray) -> np.ndarray:
-    """How near Dice is to 1, as a logarithm: 0 at 0, 2.3 at 0.9, 4.6 at 0.99. matplotlib asks beyond the axis, too."""
+    """How near Dice is to 1, as a logarithm: 0 at 0, 2.3 at 0.9, 4.6 at 0.99. matplotlib asks beyond the
+    axis, too.
+    """
     result: np.ndarray = -np.log(np.maximum(1 - np.asarray(dice), 1e-9))
     return result
 

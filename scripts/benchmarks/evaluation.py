@@ -24,17 +24,25 @@ _SHOWN = ["case", "variant", "seconds", "ratio", "spread", "furthest_apart"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--labels", type=Path, help="folder of label maps, to measure on them, each against itself moved")
+    parser.add_argument(
+        "--labels", type=Path, help="folder of label maps, to measure on them, each against itself moved"
+    )
     parser.add_argument("--pairs", type=int, default=3, help="timings of each variant, alternating")
-    parser.add_argument("--shape", type=int, nargs=3, default=(320, 320, 200), help="of the large case that is made up")
+    parser.add_argument(
+        "--shape", type=int, nargs=3, default=(320, 320, 200), help="of the large case that is made up"
+    )
 
 
 def run(options: argparse.Namespace) -> list[results.Row]:
-    """Seconds for all cases of a set, without reading them; `furthest_apart` is the largest difference of a value."""
+    """Seconds for all cases of a set, without reading them; `furthest_apart` is the largest difference of
+    a value.
+    """
     sets = {f"{results.by(options.shape)}, 6 organs": [_organs(options.shape, 6)]}
     if options.labels:
         found = [read_label(path) for path in in_folder(options.labels, "--labels").values()]
-        sets[f"{options.labels.name}, {len(found)} cases"] = [(_moved(a), a, grid.spacing_mm) for a, grid in found]
+        sets[f"{options.labels.name}, {len(found)} cases"] = [
+            (_moved(a), a, grid.spacing_mm) for a, grid in found
+        ]
     return [row for name, pairs in sets.items() for row in _compared(name, pairs, options.pairs)]
 
 
@@ -49,16 +57,28 @@ def _compared(name: str, pairs: Sequence[Pair], times: int) -> list[results.Row]
     }
     found = [np.concatenate([np.ravel(np.array(v, float)) for v in run()]) for run in variants.values()]
     differences = np.abs(np.subtract(*found))
-    apart = float(differences[np.isfinite(differences)].max(initial=0))  # where a class is missing MONAI has nan or infinity
-    kind = {"benchmark": "evaluation", "case": name, "reference": REFERENCE, "furthest_apart": apart, **results.conditions()}
+    apart = float(
+        differences[np.isfinite(differences)].max(initial=0)
+    )  # where a class is missing MONAI has nan or infinity
+    kind = {
+        "benchmark": "evaluation",
+        "case": name,
+        "reference": REFERENCE,
+        "furthest_apart": apart,
+        **results.conditions(),
+    }
     timed = results.alternate(variants, REFERENCE, times, warm_up=0)
     return [{**kind, "variant": variant, **row} for variant, row in timed.items()]
 
 
-def _ours(prediction: np.ndarray, reference: np.ndarray, spacing: tuple[float, ...]) -> list[list[float | None]]:
+def _ours(
+    prediction: np.ndarray, reference: np.ndarray, spacing: tuple[float, ...]
+) -> list[list[float | None]]:
     names = tuple(str(v) for v in range(int(reference.max()) + 1))
     grid = Grid.of(reference.shape, np.diag([*spacing, 1.0]))
-    found = measure(prediction, reference, grid, SegmentationTargets.of_classes(names), dict.fromkeys(names, 1.0))
+    found = measure(
+        prediction, reference, grid, SegmentationTargets.of_classes(names), dict.fromkeys(names, 1.0)
+    )
     return [[found[metric][name] for name in names[1:]] for metric in ("dice", "nsd", "hd95_mm", "asd_mm")]
 
 
@@ -80,7 +100,9 @@ def _monais(prediction: np.ndarray, reference: np.ndarray, spacing: tuple[float,
 
 def _moved(label: np.ndarray) -> np.ndarray:
     """Another opinion on the same structures: smoothed, and a voxel further along the first axis."""
-    smooth = [gaussian_filter((label == value).astype(np.float32), 1) for value in range(int(label.max()) + 1)]
+    smooth = [
+        gaussian_filter((label == value).astype(np.float32), 1) for value in range(int(label.max()) + 1)
+    ]
     return np.roll(np.argmax(smooth, 0), 1, 0).astype(np.int16)
 
 

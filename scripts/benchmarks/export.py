@@ -1,4 +1,6 @@
-"""A checkpoint's network beside its exported files: seconds for a batch of windows, in fp32, and how far logits differ."""
+"""A checkpoint's network beside its exported files: seconds for a batch of windows, in fp32, and how far
+logits differ.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,21 @@ def run(options: argparse.Namespace) -> list[results.Row]:
         differences = {name: float((call() - wanted).abs().max()) for name, call in calls.items()}
         timed = results.alternate(calls, REFERENCE, options.pairs)
     case = f"{type(plain.network).__name__}, {results.by(patch)} voxels, batch {batch}"
-    kind = {"benchmark": "export", "case": case, "reference": REFERENCE, **results.conditions(), "device": "cpu"}
+    kind = {
+        "benchmark": "export",
+        "case": case,
+        "reference": REFERENCE,
+        **results.conditions(),
+        "device": "cpu",
+    }
     return [
-        {**kind, "variant": name, **timed[name], "difference": differences[name], "megabytes": sizes.get(name)}
+        {
+            **kind,
+            "variant": name,
+            **timed[name],
+            "difference": differences[name],
+            "megabytes": sizes.get(name),
+        }
         for name in calls
     ]
 
@@ -65,7 +79,13 @@ def _files(plain: LoadedModel, formats: Sequence[str], folder: Path) -> list[tup
         path = folder / name
         write_network(captured, name, path, OPSETS[0])
         network = read_written(path, name)
-        found.append((f"{name}, by {'ONNX runtime' if name == 'onnx' else 'PyTorch'}", network, path.stat().st_size / 1e6))
+        found.append(
+            (
+                f"{name}, by {'ONNX runtime' if name == 'onnx' else 'PyTorch'}",
+                network,
+                path.stat().st_size / 1e6,
+            )
+        )
     return found
 
 

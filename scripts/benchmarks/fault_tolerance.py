@@ -1,4 +1,6 @@
-"""What it costs a training step that a run survives: the check of the gradient, random numbers by number, checkpoints."""
+"""What it costs a training step that a run survives: the check of the gradient, random numbers by number,
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ STEP = "forward and backward"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--patch", type=int, nargs="+", default=[40, 56, 40], help="voxels")
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--features", type=int, nargs="+", default=[32, 64, 128, 256], help="channels per stage")
+    parser.add_argument(
+        "--features", type=int, nargs="+", default=[32, 64, 128, 256], help="channels per stage"
+    )
     parser.add_argument("--pairs", type=int, default=10, help="rounds of all in turn")
 
 
@@ -44,7 +48,14 @@ def run(options: argparse.Namespace) -> list[Row]:
     numbers = sum(parameter.numel() for parameter in network.parameters())
     case = f"{by(options.patch)} voxels, batch {options.batch}, {numbers / 1e6:.1f} million parameters"
     return [
-        {"benchmark": "fault_tolerance", "case": case, "reference": STEP, "variant": name, **values, **conditions()}
+        {
+            "benchmark": "fault_tolerance",
+            "case": case,
+            "reference": STEP,
+            "variant": name,
+            **values,
+            **conditions(),
+        }
         for name, values in timed.items()
     ]
 
@@ -65,8 +76,13 @@ def _step(network: nn.Module, options: argparse.Namespace, device: torch.device)
     return step
 
 
-def _parts(network: nn.Module, content: dict[str, Any], device: torch.device, folder: Path) -> dict[str, Callable[[], Any]]:
-    draws, trainer = PerStepSeeding(0), SimpleNamespace(fit_loop=SimpleNamespace(total_batch_idx=7), global_rank=0)
+def _parts(
+    network: nn.Module, content: dict[str, Any], device: torch.device, folder: Path
+) -> dict[str, Callable[[], Any]]:
+    draws, trainer = (
+        PerStepSeeding(0),
+        SimpleNamespace(fit_loop=SimpleNamespace(total_batch_idx=7), global_rank=0),
+    )
     writer = AtomicCheckpointIO()
 
     def written() -> None:
@@ -74,7 +90,9 @@ def _parts(network: nn.Module, content: dict[str, Any], device: torch.device, fo
         writer.wait()
 
     return {
-        "norm of the gradient, where it is not clipped": lambda: float(_norm(network.parameters()).isfinite()),
+        "norm of the gradient, where it is not clipped": lambda: float(
+            _norm(network.parameters()).isfinite()
+        ),
         "random numbers by number": lambda: draws.on_train_batch_start(trainer, None, None, 0),  # type: ignore[arg-type]
         "states of random numbers kept": lambda: generators(device),
         "checkpoint, for as long as training waits: a copy": lambda: copied(content),

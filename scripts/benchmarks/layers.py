@@ -1,4 +1,6 @@
-"""Instance norm and depthwise convolutions against the library's own: forward and backward, over the stages of a U-Net."""
+"""Instance norm and depthwise convolutions against the library's own: forward and backward, over the
+stages of a U-Net.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def _depthwise(x: Tensor) -> dict[str, Callable[[], Any]]:
     dense = torch.randn(channels, channels, 3, 3, 3, device=x.device).contiguous(memory_format=_LAST)
 
     def grouped(y: Tensor, size: int) -> Tensor:
-        return F.conv3d(y, block_weight(weight, channels, size).to(y.dtype), padding=1, groups=channels // size)
+        return F.conv3d(
+            y, block_weight(weight, channels, size).to(y.dtype), padding=1, groups=channels // size
+        )
 
     def library(y: Tensor) -> Tensor:
         return F.conv3d(y, weight.to(y.dtype), padding=1, groups=channels)

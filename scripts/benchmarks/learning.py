@@ -47,14 +47,26 @@ CHANNELS = "model.channels=[16,32,64,128]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", type=Path, required=True, help="a dataset with a dataset.json, such as Task04_Hippocampus")
-    parser.add_argument("--output", type=Path, default=Path("runs/learning"), help="run folders; done ones are not repeated")
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), metavar="NAME")
-    parser.add_argument("--cases", nargs="+", default=["10", "40", "all"], help="training cases, numbers or `all`")
+    parser.add_argument(
+        "--root", type=Path, required=True, help="a dataset with a dataset.json, such as Task04_Hippocampus"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/learning"), help="run folders; done ones are not repeated"
+    )
+    parser.add_argument(
+        "--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), metavar="NAME"
+    )
+    parser.add_argument(
+        "--cases", nargs="+", default=["10", "40", "all"], help="training cases, numbers or `all`"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps of each training")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of every training")
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time, one thread each if more than one")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of every training"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="trainings at a time, one thread each if more than one"
+    )
 
 
 def run(options: argparse.Namespace) -> list[Row]:
@@ -68,7 +80,9 @@ def run(options: argparse.Namespace) -> list[Row]:
         work = [pool.submit(_train, *job, options, output) for job in jobs]
         for future in tqdm(work, desc="training", unit="run", disable=None):
             future.result()
-    return [row for cases in options.cases for row in compare(_folder(output, cases, options), cases, options)]
+    return [
+        row for cases in options.cases for row in compare(_folder(output, cases, options), cases, options)
+    ]
 
 
 def compare(folder: Path, cases: str, options: argparse.Namespace) -> list[Row]:
@@ -149,7 +163,8 @@ def _splits(output: Path, cases: str) -> Path:
 
 
 def _write_splits(root: Path, cases: str, seeds: int, output: Path) -> None:
-    """Fold 0's validation cases always; of its training cases a draw for each seed, which is the split's number.
+    """Fold 0's validation cases always; of its training cases a draw for each seed, which is the split's
+    number.
 
     Raises: ValueError: more cases asked for than there are, or no number.
     """
@@ -157,7 +172,10 @@ def _write_splits(root: Path, cases: str, seeds: int, output: Path) -> None:
     ids = sorted(case.id for case in train)
     if cases != "all" and not (cases.isdigit() and 0 < int(cases) <= len(ids)):
         raise ValueError(f"--cases must be `all` or numbers from 1 to {len(ids)}, got {cases}")
-    draws = [ids if cases == "all" else sorted(random.Random(seed).sample(ids, int(cases))) for seed in range(seeds)]
+    draws = [
+        ids if cases == "all" else sorted(random.Random(seed).sample(ids, int(cases)))
+        for seed in range(seeds)
+    ]
     splits = [{"train": draw, "val": [case.id for case in val]} for draw in draws]
     _splits(output, cases).write_text(json.dumps(splits))
 
@@ -173,7 +191,9 @@ def _scores(folder: Path) -> dict[int, dict[str, float]]:
     for run_folder in sorted(folder.glob("*")):
         summary, seed = _summary(run_folder), int(run_folder.name)
         if summary.get("status") == "done":
-            rows = {case: [v for v in row.values() if v is not None] for case, row in summary["val/cases"].items()}
+            rows = {
+                case: [v for v in row.values() if v is not None] for case, row in summary["val/cases"].items()
+            }
             found[seed] = {case: float(np.mean(values)) for case, values in rows.items() if values}
     return found
 
@@ -181,7 +201,9 @@ def _scores(folder: Path) -> dict[int, dict[str, float]]:
 def _paired(
     mine: dict[int, dict[str, float]], plain: dict[int, dict[str, float]]
 ) -> tuple[float | None, float | None, float | None]:
-    """Mean difference to plain with a 95 % bootstrap interval over cases and the seeds both have: low, high, mean."""
+    """Mean difference to plain with a 95 % bootstrap interval over cases and the seeds both have: low,
+    high, mean.
+    """
     seeds = sorted(mine.keys() & plain.keys())
     if not seeds:
         return None, None, None

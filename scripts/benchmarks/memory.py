@@ -1,4 +1,6 @@
-"""Bytes of tensors that are alive: on a CPU counted from the operations, so without the allocator's habits."""
+"""Bytes of tensors that are alive: on a CPU counted from the operations, so without the allocator's
+habits.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts what is made inside the block and still alive; what was there before, such as parameters, is not counted.
+    """Counts what is made inside the block and still alive; what was there before, such as parameters, is not
+    counted.
 
     The inside of a compiled graph is not seen.
     """
@@ -41,7 +44,9 @@ class LiveTensors(TorchDispatchMode):
         return result
 
 
-def step_memory(forward: Callable[[], Tensor], step: Callable[[], Any], device: torch.device) -> dict[str, int]:
+def step_memory(
+    forward: Callable[[], Tensor], step: Callable[[], Any], device: torch.device
+) -> dict[str, int]:
     """`saved_bytes`: alive between forward and backward. `peak_bytes`: the most at any time of a whole step.
 
     On CUDA both are the allocator's, less what was allocated before.

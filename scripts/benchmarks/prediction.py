@@ -1,4 +1,6 @@
-"""Cases from files to label maps on the disk: one after another, and with loading and writing beside the network."""
+"""Cases from files to label maps on the disk: one after another, and with loading and writing beside the
+network.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, help="what to predict by")
     parser.add_argument("--input", type=Path, required=True, help="a folder of images")
     parser.add_argument("--cases", type=int, default=42, help="at most so many of them")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="cases that are loaded at once")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[1, 2], help="cases that are loaded at once"
+    )
     parser.add_argument("--pairs", type=int, default=5, help="timings of each variant, alternating")
     parser.add_argument("--device", help="default: a GPU if there is one")
 
@@ -37,9 +41,15 @@ def run(options: argparse.Namespace) -> list[results.Row]:
     variants = {REFERENCE: partial(_serially, predictor, cases)}
     variants |= {f"streamed, {n} loading": partial(_streamed, predictor, cases, n) for n in options.workers}
     timed = results.alternate(variants, REFERENCE, options.pairs, warm_up=1)
-    kind = {"benchmark": "prediction", "case": f"{options.input.name}, {len(cases)} cases", "reference": REFERENCE}
+    kind = {
+        "benchmark": "prediction",
+        "case": f"{options.input.name}, {len(cases)} cases",
+        "reference": REFERENCE,
+    }
     each = {name: {"seconds_per_case": row["seconds"] / len(cases)} for name, row in timed.items()}
-    return [{**kind, **results.conditions(), "variant": name, **row, **each[name]} for name, row in timed.items()]
+    return [
+        {**kind, **results.conditions(), "variant": name, **row, **each[name]} for name, row in timed.items()
+    ]
 
 
 def show(found: Sequence[results.Row]) -> str:

@@ -22,8 +22,16 @@ REFERENCE = ".nii.gz, whole"
 
 
 def run(options: argparse.Namespace, dataset: Dataset) -> list[Row]:
-    """Image and label each time, at random places; from the store as the training loader reads them, checks included."""
-    own = {"mode": "read", "raw": dataset.raw, "patch": dataset.patch, "spacing": dataset.spacing_mm, "workers": 2}
+    """Image and label each time, at random places; from the store as the training loader reads them,
+    checks included.
+    """
+    own = {
+        "mode": "read",
+        "raw": dataset.raw,
+        "patch": dataset.patch,
+        "spacing": dataset.spacing_mm,
+        "workers": 2,
+    }
     settings = argparse.Namespace(**vars(options), **own)
     data = data_module(settings, dataset.home / "medconv")
     patches = data.train_dataloader().dataset
@@ -42,7 +50,10 @@ def run(options: argparse.Namespace, dataset: Dataset) -> list[Row]:
         "case": f"{dataset.name}, patch {'x'.join(map(str, dataset.patch))}",
         "reference": REFERENCE,
     }
-    return [{**kind, "variant": n, **row, "times_as_fast": 1 / row["ratio"], **conditions()} for n, row in times.items()]
+    return [
+        {**kind, "variant": n, **row, "times_as_fast": 1 / row["ratio"], **conditions()}
+        for n, row in times.items()
+    ]
 
 
 def _copy_first_case(raw: Path, packed: Path, plain: Path) -> None:
@@ -71,5 +82,7 @@ def _mapped(folder: Path, size: Sequence[int], start: Sequence[int]) -> list[np.
         image: Any = nib.load(folder / f"{kind}.nii")
         inside = [max(0, min(s, n - p)) for s, n, p in zip(start, image.shape, size, strict=True)]
         raw = np.asanyarray(image.dataobj.get_unscaled())[None]
-        found.append(box_of(raw, inside, [min(p, n) for p, n in zip(size, image.shape, strict=True)]).astype(dtype))
+        found.append(
+            box_of(raw, inside, [min(p, n) for p, n in zip(size, image.shape, strict=True)]).astype(dtype)
+        )
     return found

@@ -1,4 +1,6 @@
-"""Accuracy for an equal budget: our training, nnU-Net's and a plain MONAI loop on the same cases and cores, over time."""
+"""Accuracy for an equal budget: our training, nnU-Net's and a plain MONAI loop on the same cases and
+cores, over time.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ from medconv.utils import signals
 from medconv.utils.atomic_io import write_text
 
 OURS = "medconv"
-NAMES = {OURS: "medconv", "nnunet": "nnU-Net", "nnunet-resenc": "nnU-Net ResEnc M", "dynunet": "MONAI DynUNet, plain loop"}
+NAMES = {
+    OURS: "medconv",
+    "nnunet": "nnU-Net",
+    "nnunet-resenc": "nnU-Net ResEnc M",
+    "dynunet": "MONAI DynUNet, plain loop",
+}
 PLANNERS = {"nnunet": "ExperimentPlanner", "nnunet-resenc": "nnUNetPlannerResEncM"}
 FOLDS = 5
 _LEAST = 0.05  # minutes
@@ -35,23 +42,41 @@ EARLIEST = 30  # the first snapshot comes after this part of the budget
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--root", type=Path, required=True, help="a dataset with a dataset.json, such as Task04_Hippocampus")
-    parser.add_argument("--minutes", type=float, nargs="+", default=[20.0], help="budgets; each is a training of its own")
-    parser.add_argument("--contestants", nargs="+", default=[OURS, "dynunet"], choices=list(NAMES), metavar="NAME")
+    parser.add_argument(
+        "--root", type=Path, required=True, help="a dataset with a dataset.json, such as Task04_Hippocampus"
+    )
+    parser.add_argument(
+        "--minutes", type=float, nargs="+", default=[20.0], help="budgets; each is a training of its own"
+    )
+    parser.add_argument(
+        "--contestants", nargs="+", default=[OURS, "dynunet"], choices=list(NAMES), metavar="NAME"
+    )
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of our training")
-    parser.add_argument("--output", type=Path, default=Path("runs/recipe"), help="kept; what is finished is not repeated")
-    parser.add_argument("--nnunet-python", help="of an environment with nnunetv2, for the contestants nnunet*")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/recipe"), help="kept; what is finished is not repeated"
+    )
+    parser.add_argument(
+        "--nnunet-python", help="of an environment with nnunetv2, for the contestants nnunet*"
+    )
     parser.add_argument("--cores", help="that all are held to, such as 0,1; default: every core there is")
     parser.add_argument("--threads", type=int, help="of torch; default: as many as cores")
-    parser.add_argument("--pairs", action="store_true", help="two contestants at a time, each on one core of the first two")
-    parser.add_argument("--fold", type=int, default=0, help=f"of {FOLDS}; fold k holds the cases of nnU-Net's fold k")
+    parser.add_argument(
+        "--pairs", action="store_true", help="two contestants at a time, each on one core of the first two"
+    )
+    parser.add_argument(
+        "--fold", type=int, default=0, help=f"of {FOLDS}; fold k holds the cases of nnU-Net's fold k"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--snapshots", type=int, default=10, help="weights that are scored, denser early; the last at the end"
     )
-    parser.add_argument("--score-cases", type=int, help="validation cases of all snapshots but the last; default: all")
+    parser.add_argument(
+        "--score-cases", type=int, help="validation cases of all snapshots but the last; default: all"
+    )
     parser.add_argument("--plot", type=Path, help="an SVG of Dice against time")
-    parser.add_argument("--beside", type=Path, nargs="+", default=[], help="--json of earlier calls, to be drawn as well")
+    parser.add_argument(
+        "--beside", type=Path, nargs="+", default=[], help="--json of earlier calls, to be drawn as well"
+    )
 
 
 def run(options: argparse.Namespace) -> list[Row]:
@@ -61,7 +86,11 @@ def run(options: argparse.Namespace) -> list[Row]:
     """
     earlier = _earlier(options.beside)
     slots, bench = _slots(options), _Bench.of(options)
-    entries = [bench.entry(name, minutes, len(slots[0])) for minutes in options.minutes for name in options.contestants]
+    entries = [
+        bench.entry(name, minutes, len(slots[0]))
+        for minutes in options.minutes
+        for name in options.contestants
+    ]
     waiting = [entry for entry in entries if entry.result() is None]
     processes = Processes()
     with signals.raising():
@@ -76,7 +105,8 @@ def run(options: argparse.Namespace) -> list[Row]:
                     entry.keep(scored(entry, bench.val, bench.dataset.targets))
     if processes.faults:
         raise ValueError(
-            f"{len(processes.faults)} of {len(entries)} trainings failed\n" + "\n".join(processes.faults.values())
+            f"{len(processes.faults)} of {len(entries)} trainings failed\n"
+            + "\n".join(processes.faults.values())
         )
     rows = [_row(entry, bench, len(slots[0])) for entry in entries]
     if options.plot:
@@ -86,8 +116,18 @@ def run(options: argparse.Namespace) -> list[Row]:
 
 
 def show(rows: Sequence[Row]) -> str:
-    columns = ("variant", "minutes", "training_seconds", "steps", "million_weights", "dice", *rows[0]["dice_per_class"])
-    shown = [{**row, **{k: f"{v:.4f}" for k, v in _dice(row)}, "minutes": row["seconds"] / 60} for row in rows]
+    columns = (
+        "variant",
+        "minutes",
+        "training_seconds",
+        "steps",
+        "million_weights",
+        "dice",
+        *rows[0]["dice_per_class"],
+    )
+    shown = [
+        {**row, **{k: f"{v:.4f}" for k, v in _dice(row)}, "minutes": row["seconds"] / 60} for row in rows
+    ]
     return f"{rows[0]['case']}\n\n" + table(shown, columns)
 
 
@@ -109,7 +149,11 @@ class _Bench:
         train, val = splits.split(dataset.cases, options.fold, FOLDS)
         output = options.output.resolve()
         output.mkdir(parents=True, exist_ok=True)
-        raw = datasets.linked(output / "raw", 1, options.root, None) if PLANNERS.keys() & set(options.contestants) else None
+        raw = (
+            datasets.linked(output / "raw", 1, options.root, None)
+            if PLANNERS.keys() & set(options.contestants)
+            else None
+        )
         split = [{"train": [case.id for case in train], "val": [case.id for case in val]}]
         write_text(output / f"split-{options.fold}.json", json.dumps(split))
         return cls(options, dataset, train, val, raw, output)
@@ -133,8 +177,16 @@ class _Bench:
             seed=options.seed,
             settings=own,
         )
-        shared = {"cores": cores, "pairs": options.pairs, "fold": options.fold, "snapshots": options.snapshots}
-        stands_on = {key: getattr(job, key) for key in ("root", "seconds", "threads", "seed", "settings", "score_cases")}
+        shared = {
+            "cores": cores,
+            "pairs": options.pairs,
+            "fold": options.fold,
+            "snapshots": options.snapshots,
+        }
+        stands_on = {
+            key: getattr(job, key)
+            for key in ("root", "seconds", "threads", "seed", "settings", "score_cases")
+        }
         label = ", ".join([NAMES[name], *own]) if name == OURS else NAMES[name]
         return Entry(label, _command(name, options.nnunet_python), job, {**shared, **stands_on})
 
@@ -146,7 +198,9 @@ def times(seconds: float, snapshots: int) -> list[float]:
 
 
 def scored(entry: Entry, val: Sequence[Case], targets: SegmentationTargets) -> Row:
-    """A result: Dice of the last weights on all cases, and the `curve` of all weights on those that all are scored on."""
+    """A result: Dice of the last weights on all cases, and the `curve` of all weights on those that all
+    are scored on.
+    """
     references = {case.id: case.label for case in val}
     content = json.loads((entry.folder / training.DONE).read_text())
     curve = []
@@ -228,8 +282,14 @@ def _slots(options: argparse.Namespace) -> list[list[int]]:
 
 def _check(options: argparse.Namespace) -> None:
     if PLANNERS.keys() & set(options.contestants) and options.nnunet_python is None:
-        raise ValueError("contestant nnunet needs --nnunet-python: the python of an environment with nnunetv2")
-    numbers = {"--minutes": min(options.minutes), "--snapshots": options.snapshots, "--threads": options.threads}
+        raise ValueError(
+            "contestant nnunet needs --nnunet-python: the python of an environment with nnunetv2"
+        )
+    numbers = {
+        "--minutes": min(options.minutes),
+        "--snapshots": options.snapshots,
+        "--threads": options.threads,
+    }
     for name, value in {**numbers, "--score-cases": options.score_cases}.items():
         if value is not None and value <= 0:
             raise ValueError(f"{name} must be more than 0, got {value}")

@@ -40,11 +40,12 @@ def alternate(
     warm_up: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[str, float]]:
-    """Time variants in turn, in an order drawn anew each round, so that what disturbs the machine disturbs all of them.
+    """Time variants in turn, in an order drawn anew each round, so that what disturbs the machine disturbs
+    all of them.
 
     Args: clock: tells seconds.
-    Returns: per variant `seconds` (median), `ratio` to the reference (median over rounds), and `spread` of that ratio
-        (from the first to the third quartile).
+    Returns: per variant `seconds` (median), `ratio` to the reference (median over rounds), and `spread` of
+        that ratio (from the first to the third quartile).
     """
     synchronise = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
     seconds: dict[str, list[float]] = {name: [] for name in variants}
@@ -65,14 +66,18 @@ def alternate(
 
 
 def compared(seconds: Sequence[float], reference: Sequence[float]) -> dict[str, float]:
-    """`seconds`, `ratio` and `spread`, as of `alternate`, from the times of two variants in the same rounds."""
+    """`seconds`, `ratio` and `spread`, as of `alternate`, from the times of two variants in the same
+    rounds.
+    """
     ratios = sorted(a / b for a, b in zip(seconds, reference, strict=True))
     spread = ratios[(3 * len(ratios)) // 4] - ratios[len(ratios) // 4]
     return {"seconds": median(seconds), "ratio": median(ratios), "spread": spread}
 
 
 def kernel_seconds(run: Callable[[], Any], times: int = 10) -> float:
-    """Seconds that the device itself works in one call; wall time beyond that is launching and waiting. CUDA only."""
+    """Seconds that the device itself works in one call; wall time beyond that is launching and waiting.
+    CUDA only.
+    """
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(times):
@@ -84,7 +89,9 @@ def kernel_seconds(run: Callable[[], Any], times: int = 10) -> float:
 def table(rows: Sequence[Row], columns: Sequence[str]) -> str:
     """Rows as a Markdown table."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join([*lines, *("| " + " | ".join(_shown(row.get(column)) for column in columns) + " |" for row in rows)])
+    return "\n".join(
+        [*lines, *("| " + " | ".join(_shown(row.get(column)) for column in columns) + " |" for row in rows)]
+    )
 
 
 def by(numbers: Sequence[float]) -> str:

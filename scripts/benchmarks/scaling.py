@@ -1,4 +1,6 @@
-"""Training by one process and by several, the same command but for `trainer.devices`: samples a second of each."""
+"""Training by one process and by several, the same command but for `trainer.devices`: samples a second of
+each.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,16 @@ def show(rows: Sequence[Row]) -> str:
 
 
 def _speed(devices: int, folder: Path, options: argparse.Namespace) -> float:
-    """Samples a second of a run in its own processes, validation and start not counted; one thread per process on a CPU."""
+    """Samples a second of a run in its own processes, validation and start not counted; one thread per
+    process on a CPU.
+    """
     overrides = [
         *("trainer.max_time=null", f"trainer.max_steps={options.steps}", f"trainer.devices={devices}"),
-        *("trainer.num_sanity_val_steps=0", "trainer.limit_val_batches=0", "trainer.enable_progress_bar=false"),
+        *(
+            "trainer.num_sanity_val_steps=0",
+            "trainer.limit_val_batches=0",
+            "trainer.enable_progress_bar=false",
+        ),
         *("data.num_workers=0", "logger=none", "callbacks=none", "augmentation=none", "model.norm=instance"),
         *(f"run.dir={folder}", *options.overrides),
     ]
@@ -50,13 +58,17 @@ def _speed(devices: int, folder: Path, options: argparse.Namespace) -> float:
     command = [sys.executable, "-m", "medconv.cli", "train", *overrides]
     done = subprocess.run(command, env={**os.environ, **threads}, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise ConfigError(f"{' '.join(command)} ended with code {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise ConfigError(
+            f"{' '.join(command)} ended with code {done.returncode}: {done.stderr.strip()[-500:]}"
+        )
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return float(summary["samples_per_second"])
 
 
 def _row(devices: int, speeds: list[float], reference: list[float], first: int) -> Row:
-    """`ratio` is of seconds per sample, as everywhere; `efficiency` is the speed-up over the number of devices."""
+    """`ratio` is of seconds per sample, as everywhere; `efficiency` is the speed-up over the number of
+    devices.
+    """
     timed = compared([1 / speed for speed in speeds], [1 / speed for speed in reference])
     return {
         "benchmark": "scaling",

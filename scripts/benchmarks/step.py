@@ -1,4 +1,6 @@
-"""A training step of a 3D U-Net: every switch alone, the presets, and the same step in nnU-Net and in plain Lightning."""
+"""A training step of a 3D U-Net: every switch alone, the presets, and the same step in nnU-Net and in
+plain Lightning.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--channels", type=int, default=1, help="of the image")
     parser.add_argument("--classes", type=int, default=3)
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--features", type=int, nargs="+", default=[32, 64, 128, 256], help="channels per stage")
+    parser.add_argument(
+        "--features", type=int, nargs="+", default=[32, 64, 128, 256], help="channels per stage"
+    )
     parser.add_argument("--norm", choices=("instance", "batch"), default="instance")
     parser.add_argument("--pairs", type=int, default=15, help="rounds of all variants in turn")
     parser.add_argument("--compile", action="store_true", help="also compiled; a minute or two more")
@@ -47,21 +51,31 @@ def run(options: argparse.Namespace) -> list[Row]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     fused = _work(options, device, _unet(options))
     plain = replace(fused, optimizer=partial(torch.optim.AdamW, lr=1e-3))
-    trials = {name: Trial(fused if quick else plain, choice) for name, (choice, quick) in _variants(options).items()}
+    trials = {
+        name: Trial(fused if quick else plain, choice) for name, (choice, quick) in _variants(options).items()
+    }
     if options.peers:  # the network of the peers, under our switches
         theirs = replace(fused, network=dynunet.build(options))
         trials["peers' network, perf=reference"] = Trial(theirs, Choice())
         trials["peers' network, perf=fast"] = Trial(theirs, _fast())
     chosen = search.measure(
-        fused, search.choices({}, fused.network, device.type == "cuda"), 30, try_compile=lambda _: options.compile
+        fused,
+        search.choices({}, fused.network, device.type == "cuda"),
+        30,
+        try_compile=lambda _: options.compile,
     )
     trials["perf=autotune"] = Trial(fused, chosen[0].choice)
     first = {name: float(trial.step()) for name, trial in trials.items()}
     memory = {name: _memory(trial, device) for name, trial in trials.items()}
     steps: dict[str, Callable[[], Any]] = {name: trial.step for name, trial in trials.items()}
     with _peers(options) as peers:
-        timed = alternate({**steps, **{name: peer.step for name, peer in peers.items()}}, REFERENCE, options.pairs)
-    case = f"{by(options.patch)} voxels, batch {options.batch}, {by(options.features)} channels, {options.norm} norm"
+        timed = alternate(
+            {**steps, **{name: peer.step for name, peer in peers.items()}}, REFERENCE, options.pairs
+        )
+    case = (
+        f"{by(options.patch)} voxels, batch {options.batch}, {by(options.features)} channels, "
+        f"{options.norm} norm"
+    )
     kind = {"benchmark": "step", "case": case, "reference": REFERENCE}
     rows: list[Row] = [{**kind, "variant": name, **values} for name, values in timed.items()]
     for row in rows:
@@ -80,7 +94,8 @@ def run(options: argparse.Namespace) -> list[Row]:
 def show(rows: Sequence[Row]) -> str:
     columns = ("variant", "seconds", "ratio", "spread", "times_as_fast", "loss_difference")
     shown = [
-        {**row, **{f"{k} MB": row[f"{k}_bytes"] / 1e6 for k in ("saved", "peak") if row.get(f"{k}_bytes")}} for row in rows
+        {**row, **{f"{k} MB": row[f"{k}_bytes"] / 1e6 for k in ("saved", "peak") if row.get(f"{k}_bytes")}}
+        for row in rows
     ]
     return f"{rows[0]['case']}\n\n" + table(shown, (*columns, "saved MB", "peak MB", "choice"))
 
@@ -97,8 +112,14 @@ def _variants(options: argparse.Namespace) -> dict[str, tuple[Choice, bool]]:
         "fused_optimizer alone": (Choice(), True),
         f"{half} and channels_last": (Choice(half, channels_last=True), True),
         "perf=fast": (fast, True),
-        "perf=fast, activation_checkpointing=pointwise": (replace(fast, activation_checkpointing="pointwise"), True),
-        "perf=memory (activation_checkpointing=blocks)": (replace(fast, activation_checkpointing="blocks"), True),
+        "perf=fast, activation_checkpointing=pointwise": (
+            replace(fast, activation_checkpointing="pointwise"),
+            True,
+        ),
+        "perf=memory (activation_checkpointing=blocks)": (
+            replace(fast, activation_checkpointing="blocks"),
+            True,
+        ),
     }
     if options.compile:
         found["compile alone"] = (Choice(compile=True), False)
@@ -113,7 +134,9 @@ def _fast() -> Choice:
 def _unet(options: argparse.Namespace) -> nn.Module:
     torch.manual_seed(0)
     strides = [2] * (len(options.features) - 1)
-    return UNet(len(options.patch), options.channels, options.classes, options.features, strides, norm=options.norm)
+    return UNet(
+        len(options.patch), options.channels, options.classes, options.features, strides, norm=options.norm
+    )
 
 
 def _work(options: argparse.Namespace, device: torch.device, network: nn.Module) -> Work:
@@ -123,7 +146,9 @@ def _work(options: argparse.Namespace, device: torch.device, network: nn.Module)
     label = torch.randint(options.classes, (options.batch, 1, *options.patch), device=device)
     loss = DiceCrossEntropy()
     optimizer = partial(torch.optim.AdamW, lr=1e-3, fused=True)
-    return Work(network, lambda outputs, wanted: over_heads(loss, outputs, wanted, dims), optimizer, image, label)
+    return Work(
+        network, lambda outputs, wanted: over_heads(loss, outputs, wanted, dims), optimizer, image, label
+    )
 
 
 def _memory(trial: Trial, device: torch.device) -> Row:
@@ -135,7 +160,14 @@ def _memory(trial: Trial, device: torch.device) -> Row:
 @contextmanager
 def _peers(options: argparse.Namespace) -> Iterator[dict[str, PeerProcess]]:
     """The peers' processes, by name; they work only when asked for a step."""
-    sizes = ["--patch", *map(str, options.patch), "--batch", str(options.batch), "--features", *map(str, options.features)]
+    sizes = [
+        "--patch",
+        *map(str, options.patch),
+        "--batch",
+        str(options.batch),
+        "--features",
+        *map(str, options.features),
+    ]
     sizes += [
         "--classes",
         str(options.classes),
@@ -147,7 +179,9 @@ def _peers(options: argparse.Namespace) -> Iterator[dict[str, PeerProcess]]:
     with ExitStack() as stack:
         found = {}
         if "dynunet" in options.peers:
-            found["MONAI DynUNet, plain Lightning"] = stack.enter_context(PeerProcess(sys.executable, [*DYNUNET, *sizes]))
+            found["MONAI DynUNet, plain Lightning"] = stack.enter_context(
+                PeerProcess(sys.executable, [*DYNUNET, *sizes])
+            )
         if "nnunet" in options.peers:
             found["nnU-Net"] = stack.enter_context(PeerProcess(options.nnunet_python, [*NNUNET, *sizes]))
         yield found

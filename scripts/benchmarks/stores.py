@@ -1,4 +1,6 @@
-"""Formats for the store of prepared cases: size on disk, seconds to write, and one patch out of a volume, hot and cold."""
+"""Formats for the store of prepared cases: size on disk, seconds to write, and one patch out of a volume,
+hot and cold.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,18 @@ def run(options: argparse.Namespace) -> list[Row]:
     image = _normalised(options.large_shape)
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
         found = {name: (format, Path(folder) / f"{i}") for i, (name, format) in enumerate(formats().items())}
-        written = {name: _timed(partial(f.write, path, image.astype(f.dtype))) for name, (f, path) in found.items()}
+        written = {
+            name: _timed(partial(f.write, path, image.astype(f.dtype))) for name, (f, path) in found.items()
+        }
         size = options.large_patch
         boxes = _boxes(image.shape[1:], size, options.reads)
         for name, (format, path) in found.items():
-            assert np.abs(format.read(path, boxes[0], size) - box_of(image, boxes[0], size)).max() < _PRECISION, name
-        readers = {name: (path, partial(_at, format.read, path, size)) for name, (format, path) in found.items()}
+            assert (
+                np.abs(format.read(path, boxes[0], size) - box_of(image, boxes[0], size)).max() < _PRECISION
+            ), name
+        readers = {
+            name: (path, partial(_at, format.read, path, size)) for name, (format, path) in found.items()
+        }
         times = reads(readers, boxes, REFERENCE)
         megabytes = {name: size_of(path) / 1e6 for name, (_, path) in found.items()}
     case = f"{by(image.shape)} normalised CT, patch {by(size)}"
@@ -67,7 +75,9 @@ def formats() -> dict[str, Format]:
         if _installed("blosc2"):
             for codec, level in (("LZ4", 1), ("ZSTD", 1), ("ZSTD", 5)):
                 write = partial(_write_blosc2, codec, level)
-                found[f"blosc2 {codec} {level} {dtype}"] = Format(dtype, write, _read_blosc2, "blosc2: C, numexpr, msgpack")
+                found[f"blosc2 {codec} {level} {dtype}"] = Format(
+                    dtype, write, _read_blosc2, "blosc2: C, numexpr, msgpack"
+                )
         if _installed("zarr"):
             for packed in (False, True):
                 write = partial(_write_zarr, packed)
@@ -77,9 +87,12 @@ def formats() -> dict[str, Format]:
 
 
 def reads(
-    readers: Mapping[str, tuple[Path, Callable[[Sequence[int]], Any]]], boxes: Sequence[Sequence[int]], reference: str
+    readers: Mapping[str, tuple[Path, Callable[[Sequence[int]], Any]]],
+    boxes: Sequence[Sequence[int]],
+    reference: str,
 ) -> dict[str, Row]:
-    """Time readers of the same boxes in turn, once with their files dropped from the page cache and once with them there.
+    """Time readers of the same boxes in turn, once with their files dropped from the page cache and once with
+    them there.
 
     Args: readers: name to file or folder, and what reads a box of it, given its first voxel.
     Returns: `seconds`, `ratio`, `spread` with a hot cache, and `cold_seconds`.
@@ -156,9 +169,13 @@ def _read_npy(path: Path, start: Sequence[int], size: Sequence[int]) -> np.ndarr
 def _write_blocks(path: Path, array: np.ndarray) -> None:
     """(blocks along X, Y, Z, channels, voxels of a block): a box lies in few runs of the file."""
     counts = [-(-n // _BLOCK) for n in array.shape[1:]]
-    padded = np.pad(array, [(0, 0), *((0, c * _BLOCK - n) for c, n in zip(counts, array.shape[1:], strict=True))])
+    padded = np.pad(
+        array, [(0, 0), *((0, c * _BLOCK - n) for c, n in zip(counts, array.shape[1:], strict=True))]
+    )
     x, y, z = counts
-    _write_npy(path, padded.reshape(-1, x, _BLOCK, y, _BLOCK, z, _BLOCK).transpose(1, 3, 5, 0, 2, 4, 6).copy())
+    _write_npy(
+        path, padded.reshape(-1, x, _BLOCK, y, _BLOCK, z, _BLOCK).transpose(1, 3, 5, 0, 2, 4, 6).copy()
+    )
 
 
 def _read_blocks(path: Path, start: Sequence[int], size: Sequence[int]) -> np.ndarray:
@@ -179,7 +196,9 @@ def _read_blocks(path: Path, start: Sequence[int], size: Sequence[int]) -> np.nd
 def _write_blosc2(codec: str, level: int, path: Path, array: np.ndarray) -> None:
     import blosc2
 
-    packing = blosc2.CParams(codec=blosc2.Codec[codec], clevel=level, nthreads=1, filters=[blosc2.Filter.SHUFFLE])
+    packing = blosc2.CParams(
+        codec=blosc2.Codec[codec], clevel=level, nthreads=1, filters=[blosc2.Filter.SHUFFLE]
+    )
     chunks, blocks = ((1, *(min(edge, n) for n in array.shape[1:])) for edge in (_CHUNK, _BLOCK))
     blosc2.asarray(array, chunks=chunks, blocks=blocks, urlpath=str(path), mode="w", cparams=packing)
 
@@ -196,7 +215,9 @@ def _write_zarr(packed: bool, path: Path, array: np.ndarray) -> None:
 
     chunks = (1, *(min(_CHUNK, n) for n in array.shape[1:]))
     settings: dict[str, Any] = {} if packed else {"compressors": None}
-    zarr.create_array(store=str(path), shape=array.shape, chunks=chunks, dtype=array.dtype, **settings)[:] = array
+    zarr.create_array(store=str(path), shape=array.shape, chunks=chunks, dtype=array.dtype, **settings)[:] = (
+        array
+    )
 
 
 def _read_zarr(path: Path, start: Sequence[int], size: Sequence[int]) -> np.ndarray:

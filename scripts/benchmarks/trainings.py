@@ -1,4 +1,6 @@
-"""Trainings of the recipe benchmark as processes: what each stands on, how they are held to their cores, what went wrong."""
+"""Trainings of the recipe benchmark as processes: what each stands on, how they are held to their cores,
+what went wrong.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from benchmarks.peers.process import importable
 from benchmarks.results import Row
 from medconv.utils.atomic_io import write_text
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS")
+THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS",
+)
 KEPT_LINES = 8  # of what a contestant printed, for a message
 log = logging.getLogger(__name__)
 
@@ -43,7 +50,9 @@ class Entry:
         return Path(self.job.folder)
 
     def result(self) -> Row | None:
-        """What was found before; None where this is not finished. Raises: ValueError: it was made with other settings."""
+        """What was found before; None where this is not finished. Raises: ValueError: it was made with
+        other settings.
+        """
         path = self.folder / "result.json"
         if not path.is_file():
             return None
@@ -51,8 +60,12 @@ class Entry:
         made = found["settings"]
         other = [key for key in sorted({*made, *self.settings}) if made.get(key) != self.settings.get(key)]
         if other:
-            told = ", ".join(f"{key}: {made.get(key)}, asked for now: {self.settings.get(key)}" for key in other)
-            raise ValueError(f"{path} was made with other settings ({told}); give another --output, or remove it")
+            told = ", ".join(
+                f"{key}: {made.get(key)}, asked for now: {self.settings.get(key)}" for key in other
+            )
+            raise ValueError(
+                f"{path} was made with other settings ({told}); give another --output, or remove it"
+            )
         return found
 
     def trained(self) -> bool:
@@ -62,13 +75,18 @@ class Entry:
 
     def keep(self, result: Row) -> None:
         """Write its result; of the weights only the last are needed any more."""
-        write_text(self.folder / "result.json", json.dumps({**result, "settings": dict(self.settings)}, indent=1) + "\n")
+        write_text(
+            self.folder / "result.json",
+            json.dumps({**result, "settings": dict(self.settings)}, indent=1) + "\n",
+        )
         for snapshot in self.job.snapshots[:-1]:
             Path(snapshot["file"]).unlink(missing_ok=True)
 
 
 class Processes:
-    """Runs parts of entries; on leaving, whatever of them is still alive is ended, their loaders' processes too."""
+    """Runs parts of entries; on leaving, whatever of them is still alive is ended, their loaders'
+    processes too.
+    """
 
     def __init__(self) -> None:
         self.faults: dict[str, str] = {}  # an entry's folder to what went wrong
@@ -76,11 +94,15 @@ class Processes:
         self._lock = Lock()
 
     def run(self, part: str, entries: Sequence[Entry], slots: Sequence[Sequence[int]]) -> None:
-        """One part of entries at the same time, each on the cores of its slot; those that failed before are left out."""
+        """One part of entries at the same time, each on the cores of its slot; those that failed before
+        are left out.
+        """
         able = [entry for entry in entries if str(entry.folder) not in self.faults]
         with ThreadPoolExecutor(len(slots)) as pool:
             try:
-                for future in [pool.submit(self._run, part, e, slot) for e, slot in zip(able, slots, strict=False)]:
+                for future in [
+                    pool.submit(self._run, part, e, slot) for e, slot in zip(able, slots, strict=False)
+                ]:
                     future.result()
             except BaseException:  # the pool waits for its threads, and they for their processes
                 self.end()
@@ -102,17 +124,23 @@ class Processes:
         entry.job.write(job)
         code = self._finished([*entry.command, part, str(job)], printed, entry.job.threads, cores)
         if code:
-            lines = [line for line in printed.read_text(errors="replace").splitlines() if line.strip()][-KEPT_LINES:]
+            lines = [line for line in printed.read_text(errors="replace").splitlines() if line.strip()][
+                -KEPT_LINES:
+            ]
             what = f"  {entry.name}, {part}: ended with code {code}; {printed} ends with"
             self.faults[str(entry.folder)] = "\n    ".join([what, *lines])
             log.error("%s", self.faults[str(entry.folder)].strip())
 
     def _finished(self, command: Sequence[str], printed: Path, threads: int, cores: Sequence[int]) -> int:
-        """Its exit code. In a thread of its own: a process inherits the cores of the thread that starts it."""
+        """Its exit code. In a thread of its own: a process inherits the cores of the thread that starts
+        it.
+        """
         os.sched_setaffinity(0, cores)
         settings = {**importable(), **{name: str(threads) for name in THREADS}}
         with printed.open("wb") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=file, env=settings, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=file, stderr=file, env=settings, start_new_session=True
+            )
         with self._lock:
             self._alive.add(process)
         code = process.wait()

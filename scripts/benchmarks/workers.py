@@ -1,7 +1,9 @@
-"""Memory of loader workers: does each one cost the same however many there are, and however large the dataset is?
+"""Memory of loader workers: does each one cost the same however many there are, and however large the dataset
+is?
 
-Linux only. A worker's memory is read from /proc while it waits with its batches ready: `rss`, with all it shares with
-others; `pss`, in which a page counts by its share; `private`, what would be gone with it. The bound is one worker, and for
+Linux only. A worker's memory is read from /proc while it waits with its batches ready: `rss`, with all it
+shares with others; `pss`, in which a page counts by its share; `private`, what would be gone with it. The
+bound is one worker, and for
 each of N an interpreter: what one worker costs, alone, that reads nothing.
 """
 
@@ -33,11 +35,17 @@ _PARTS = {"rss_MB": ("Rss",), "pss_MB": ("Pss",), "private_MB": ("Private_Clean"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--cases", type=int, default=6)
-    parser.add_argument("--shape", nargs=3, type=int, default=[320, 320, 200], metavar=("X", "Y", "Z"), help="voxels")
-    parser.add_argument("--patch", nargs=3, type=int, default=[96, 96, 96], metavar=("X", "Y", "Z"), help="voxels")
+    parser.add_argument(
+        "--shape", nargs=3, type=int, default=[320, 320, 200], metavar=("X", "Y", "Z"), help="voxels"
+    )
+    parser.add_argument(
+        "--patch", nargs=3, type=int, default=[96, 96, 96], metavar=("X", "Y", "Z"), help="voxels"
+    )
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--samples", type=int, default=400, help="that are read before memory is measured")
-    parser.add_argument("--names", type=int, default=0, help="of that many cases in the list, all of the same files")
+    parser.add_argument(
+        "--names", type=int, default=0, help="of that many cases in the list, all of the same files"
+    )
     parser.add_argument("--augment", default="light", help="an option of conf/augmentation, or nothing")
     parser.add_argument("--start", choices=("fork", "spawn"), default="fork", help="how workers are started")
     parser.add_argument("--scratch", type=Path, help="keeps the store; else a temporary folder does")
@@ -47,9 +55,13 @@ def run(options: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory() as temporary:
         store, cases = generate(options.scratch or Path(temporary), options.cases, options.shape)
         names = options.names or len(cases)
-        cases = [Case(c.id, tuple(map(Path, c.images)), Path(c.files[-1])) for c in islice(cycle(cases), names)]
+        cases = [
+            Case(c.id, tuple(map(Path, c.images)), Path(c.files[-1])) for c in islice(cycle(cases), names)
+        ]
         rows = [_row(options, store, cases, workers) for workers in options.workers]
-        idle = DataModule(store, cases, [], options.patch, _as_it_is, **_settings(options, 1))._loader(Nothing(), _only)
+        idle = DataModule(store, cases, [], options.patch, _as_it_is, **_settings(options, 1))._loader(
+            Nothing(), _only
+        )
         (interpreter,) = measured(_started(idle, options.start), 10)
     return _bounded(rows, interpreter["pss_MB"])
 
@@ -80,11 +92,16 @@ def memory(pid: int) -> dict[str, float]:
     def megabytes(name: str) -> float:
         return int(fields[name].split()[0]) * 1024 / 1e6
 
-    return {**{key: sum(map(megabytes, names)) for key, names in _PARTS.items()}, "peak_rss_MB": megabytes("VmHWM")}
+    return {
+        **{key: sum(map(megabytes, names)) for key, names in _PARTS.items()},
+        "peak_rss_MB": megabytes("VmHWM"),
+    }
 
 
 def measured(loader: Any, batches: int, settle_seconds: float = 1.0) -> list[dict[str, float]]:
-    """Memory of each worker of a loader after so many batches, once they have prepared what they may prepare ahead."""
+    """Memory of each worker of a loader after so many batches, once they have prepared what they may
+    prepare ahead.
+    """
     iterator: Iterator[Any] = iter(loader)
     for _ in range(batches):
         next(iterator)
@@ -113,7 +130,10 @@ def _row(options: argparse.Namespace, store: Store, cases: Sequence[Case], worke
     data = DataModule(store, cases, [], options.patch, _augment(options), **_settings(options, workers))
     found = measured(_started(data.train_dataloader(), options.start), -(-options.samples // options.batch))
     size, patch = ("x".join(map(str, numbers)) for numbers in (options.shape, options.patch))
-    case = f"{len(cases)} cases of {size}, patch {patch}, batch {options.batch}, augmentation={options.augment}, {options.start}"
+    case = (
+        f"{len(cases)} cases of {size}, patch {patch}, batch {options.batch}, "
+        f"augmentation={options.augment}, {options.start}"
+    )
     return {
         "benchmark": "workers",
         "case": case,
@@ -127,7 +147,12 @@ def _row(options: argparse.Namespace, store: Store, cases: Sequence[Case], worke
 
 def _settings(options: argparse.Namespace, workers: int) -> dict[str, Any]:
     enough = 100 * (options.samples + options.batch * workers)  # so that no epoch ends
-    settings = {"seed": 0, "batch_size": options.batch, "samples_per_epoch": enough, "oversample_foreground": 0.33}
+    settings = {
+        "seed": 0,
+        "batch_size": options.batch,
+        "samples_per_epoch": enough,
+        "oversample_foreground": 0.33,
+    }
     return {**settings, "num_workers": workers}
 
 
@@ -146,7 +171,9 @@ def _augment(options: argparse.Namespace) -> Callable[[Batch], Batch]:
         return _as_it_is
     from omegaconf import OmegaConf
 
-    node = OmegaConf.to_container(OmegaConf.load(config.conf_dir() / "augmentation" / f"{options.augment}.yaml"))
+    node = OmegaConf.to_container(
+        OmegaConf.load(config.conf_dir() / "augmentation" / f"{options.augment}.yaml")
+    )
     assert isinstance(node, dict)
     given = {"seed": 0, "spacing_mm": [1.0] * 3, "patch_size": options.patch}
     return config.build({str(k): v for k, v in node.items()}, "augmentation", **given)  # type: ignore[no-any-return]

@@ -1,4 +1,6 @@
-"""scripts/benchmarks/data.py and its parts, at tiny sizes: real contestants, real files, and honest numbers."""
+"""scripts/benchmarks/data.py and its parts, at tiny sizes: real contestants, real files, and honest
+numbers.
+"""
 
 import json
 import os
@@ -19,7 +21,19 @@ from benchmarks import contest, datasets, stores
 from benchmarks.peers import serving
 from benchmarks.peers.process import NNUNET_DATA, TORCHIO_DATA, PeerProcess
 
-KEYS = {"benchmark", "case", "variant", "reference", "seconds", "ratio", "spread", "device", "hardware", "cores", "torch"}
+KEYS = {
+    "benchmark",
+    "case",
+    "variant",
+    "reference",
+    "seconds",
+    "ratio",
+    "spread",
+    "device",
+    "hardware",
+    "cores",
+    "torch",
+}
 TINY = ["--small-shape", "14", "20", "18", "--small-patch", "16", "16", "16", "--small-cases", "2"]
 LARGE = ["--large-shape", "40", "44", "36", "--large-patch", "16", "24", "16", "--large-cases", "2"]
 SHORT = ["--rounds", "2", "--seconds", "0.05", "--prepare-rounds", "1", "--reads", "2", "--batches", "2"]
@@ -32,7 +46,9 @@ def test_loaders_and_transforms_take_turns(
     arguments = ["--parts", "loader", "transforms", "--sets", "small", *TINY, *SHORT]
     rows = benchmark(monkeypatch, tmp_path, "data", *arguments)
     assert all(set(row) >= KEYS and row["seconds"] > 0 for row in rows)
-    by_part = {part: {r["variant"]: r for r in rows if r["benchmark"] == part} for part in ("loader", "transforms")}
+    by_part = {
+        part: {r["variant"]: r for r in rows if r["benchmark"] == part} for part in ("loader", "transforms")
+    }
     assert set(by_part["loader"]) == {"MONAI", "ours"}
     assert set(by_part["transforms"]) == {"MONAI", "ours, batch 2"}
     for row in rows:
@@ -41,7 +57,9 @@ def test_loaders_and_transforms_take_turns(
         assert (row["cores"], row["threads"]) == (1, 1)
     assert by_part["loader"]["ours"]["samples"] % 2 == 0  # batches of two
     printed = capsys.readouterr().out
-    assert "nnU-Net is left out: --nnunet-python names no python" in printed and "TorchIO is left out" in printed
+    assert (
+        "nnU-Net is left out: --nnunet-python names no python" in printed and "TorchIO is left out" in printed
+    )
     assert "times the better of MONAI and TorchIO" in printed
 
 
@@ -65,14 +83,27 @@ def test_a_peer_with_its_own_environment(peer: str, monkeypatch: pytest.MonkeyPa
 def test_preparing_is_counted_in_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "data", cases=3)
     scratch = tmp_path / "scratch"
-    arguments = ["--parts", "prepare", "--sets", "small", "--root", str(dataset), "--scratch", str(scratch), *TINY[-2:]]
+    arguments = [
+        "--parts",
+        "prepare",
+        "--sets",
+        "small",
+        "--root",
+        str(dataset),
+        "--scratch",
+        str(scratch),
+        *TINY[-2:],
+    ]
     (row,) = benchmark(monkeypatch, tmp_path, "data", *arguments, *TINY[4:8], *SHORT)
     assert (row["variant"], row["samples"], row["cores"]) == ("ours", 2, len(os.sched_getaffinity(0)))
     assert not list(scratch.glob("*/patch16x16x16/tmp*"))  # what was prepared to be timed is gone
 
 
 def test_every_format_gives_back_the_box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    rows = {row["variant"]: row for row in benchmark(monkeypatch, tmp_path, "data", "--parts", "store", *LARGE, *SHORT)}
+    rows = {
+        row["variant"]: row
+        for row in benchmark(monkeypatch, tmp_path, "data", "--parts", "store", *LARGE, *SHORT)
+    }
     assert {"npy float32", "npy float16", "npy in blocks of 32 float32"} <= set(rows)
     assert all(set(row) >= KEYS | {"MB", "write_seconds", "cold_seconds", "needs"} for row in rows.values())
     voxels = 40 * 44 * 36
@@ -90,7 +121,9 @@ def test_a_box_across_blocks_and_at_the_edge(name: str, start: tuple[int, int, i
     size = (21, 24, 20)
     found = format.read(tmp_path / "array", start, size)
     assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, stores.box_of(array.astype(format.dtype).astype(np.float32), start, size))
+    np.testing.assert_array_equal(
+        found, stores.box_of(array.astype(format.dtype).astype(np.float32), start, size)
+    )
 
 
 def test_dropped_pages_are_gone(tmp_path: Path) -> None:
@@ -148,7 +181,8 @@ def test_a_frozen_peer_and_its_worker_do_nothing_between_turns(tmp_path: Path) -
     """The worker counts in a file; the peer answers once it has counted on."""
     count = tmp_path / "count"
     worker = (
-        f"import itertools, time\nfor n in itertools.count(): open({str(count)!r}, 'w').write(str(n)); time.sleep(0.001)"
+        f"import itertools, time\nfor n in itertools.count(): open({str(count)!r}, "
+        "'w').write(str(n)); time.sleep(0.001)"
     )
     code = f"""import pathlib, subprocess, sys
 worker = subprocess.Popen([sys.executable, "-c", {worker!r}])
@@ -195,9 +229,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_a_script_stands_alone_and_says_what_to_install(script: tuple[str, ...], tmp_path: Path) -> None:
     code = "import runpy, sys; sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[1])"
     code += "; assert not {'medconv', 'torch'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code, *script, str(Path(script[0]).parent)], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", code, *script, str(Path(script[0]).parent)], check=True, timeout=120
+    )
     sizes = ["--raw", "r", "--scratch", str(tmp_path), "--patch", "8", "8", "8", "--spacing", "1", "1", "1"]
-    with pytest.raises(ValueError) as error, PeerProcess(sys.executable, [*script, "--mode", "loader", *sizes], 300):
+    with (
+        pytest.raises(ValueError) as error,
+        PeerProcess(sys.executable, [*script, "--mode", "loader", *sizes], 300),
+    ):
         pass
     message = str(error.value)
     assert sys.executable in message and "pip install" in message and "Traceback" not in message
@@ -235,9 +274,15 @@ def test_a_decathlon_folder_is_linked(tmp_path: Path) -> None:
         (["--seconds", "-1"], "--seconds must be above 0, got -1"),
         (["--batches", "0"], "--batches must be at least 1, got [0]"),
         (["--small-cases", "0"], "--small-cases must be at least 1, got 0"),
-        (["--large-shape", "64", "96", "96"], "--large-patch [96, 96, 96] must fit into --large-shape [64, 96, 96]"),
+        (
+            ["--large-shape", "64", "96", "96"],
+            "--large-patch [96, 96, 96] must fit into --large-shape [64, 96, 96]",
+        ),
         (["--augment", "everything"], "--augment must be one of"),
-        (["--nnunet-python", "/nowhere/python"], "--nnunet-python: needed a python executable, got /nowhere/python"),
+        (
+            ["--nnunet-python", "/nowhere/python"],
+            "--nnunet-python: needed a python executable, got /nowhere/python",
+        ),
         (["--root", "/nowhere"], "/nowhere: no such folder"),
         (["--parts", "lunch"], "invalid choice: 'lunch'"),
     ],

@@ -1,4 +1,6 @@
-"""scripts/benchmarks/peers: the protocol, with real peers at a tiny size, and what goes wrong with processes."""
+"""scripts/benchmarks/peers: the protocol, with real peers at a tiny size, and what goes wrong with
+processes.
+"""
 
 import math
 import os
@@ -14,20 +16,44 @@ import torch
 from benchmarks.peers import nnunet_step
 from benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
 
-TINY = ["--patch", "8", "8", "12", "--batch", "2", "--features", "4", "8", "16", "--classes", "3", "--threads", "1"]
+TINY = [
+    "--patch",
+    "8",
+    "8",
+    "12",
+    "--batch",
+    "2",
+    "--features",
+    "4",
+    "8",
+    "16",
+    "--classes",
+    "3",
+    "--threads",
+    "1",
+]
 NNUNET_PYTHON = os.environ.get("MEDCONV_NNUNET_PYTHON")
-needs_nnunet = pytest.mark.skipif(not NNUNET_PYTHON, reason="MEDCONV_NNUNET_PYTHON names no python that has nnU-Net")
+needs_nnunet = pytest.mark.skipif(
+    not NNUNET_PYTHON, reason="MEDCONV_NNUNET_PYTHON names no python that has nnU-Net"
+)
 
 
 def parameters(features: list[int], classes: int, dims: int, biases: bool, heads: int) -> int:
-    """Of a U-Net with two 3-kernels per stage, affine norms, transposed 2-kernels up, and `heads` coarse to fine."""
+    """Of a U-Net with two 3-kernels per stage, affine norms, transposed 2-kernels up, and `heads` coarse
+    to fine.
+    """
 
     def convolution(into: int, out: int) -> int:
         return into * out * 3**dims + out * (3 if biases else 2)
 
     total = sum(convolution(a, b) + convolution(b, b) for a, b in zip([1, *features], features, strict=False))
     for fine, coarse in pairwise(features):
-        total += coarse * fine * 2**dims + (fine if biases else 0) + convolution(2 * fine, fine) + convolution(fine, fine)
+        total += (
+            coarse * fine * 2**dims
+            + (fine if biases else 0)
+            + convolution(2 * fine, fine)
+            + convolution(fine, fine)
+        )
     return total + sum(fine * classes + classes for fine in features[:heads])
 
 
@@ -36,7 +62,11 @@ def test_dynunet_takes_a_step_when_it_is_asked_to(patch: list[str]) -> None:
     with PeerProcess(sys.executable, [*DYNUNET, *TINY, "--patch", *patch], limit_s=300) as peer:
         assert peer.about["parameters"] == parameters([4, 8, 16], 3, len(patch), biases=False, heads=1)
         assert peer.about["name"].startswith("MONAI") and "DynUNet" in peer.about["name"]
-        assert (peer.about["precision"], peer.about["threads"], peer.about["compiled"]) == ("32-true", 1, False)
+        assert (peer.about["precision"], peer.about["threads"], peer.about["compiled"]) == (
+            "32-true",
+            1,
+            False,
+        )
         assert peer.about["torch"] == torch.__version__ and math.isnan(peer.loss)
         losses = []
         for _ in range(12):
@@ -53,7 +83,11 @@ def test_nnunet_takes_its_own_step(patch: list[str]) -> None:
     with PeerProcess(NNUNET_PYTHON, [*NNUNET, *TINY, "--patch", *patch], limit_s=300) as peer:
         assert peer.about["parameters"] == parameters([4, 8, 16], 3, len(patch), biases=True, heads=2)
         assert re.fullmatch(r"nnU-Net 2\.\d+\.\d+", peer.about["name"])
-        assert (peer.about["precision"], peer.about["threads"], peer.about["compiled"]) == ("float32", 1, False)
+        assert (peer.about["precision"], peer.about["threads"], peer.about["compiled"]) == (
+            "float32",
+            1,
+            False,
+        )
         for _ in range(3):
             assert 0 < peer.step() < 60 and math.isfinite(peer.loss)
     assert peer._process.returncode == 0
@@ -63,26 +97,40 @@ def test_a_python_without_nnunet_is_told_what_to_install() -> None:
     with pytest.raises(ValueError) as error, PeerProcess(sys.executable, NNUNET, limit_s=300):
         pass
     message = str(error.value)
-    assert sys.executable in message and "pip install nnunetv2==2.8.1" in message and "Traceback" not in message
+    assert (
+        sys.executable in message and "pip install nnunetv2==2.8.1" in message and "Traceback" not in message
+    )
 
 
-def test_nnunet_runs_by_its_defaults_in_a_folder_that_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nnunet_runs_by_its_defaults_in_a_folder_that_goes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(os, "environ", {"nnUNet_compile": "f", "nnUNet_raw": "/mine", "HOME": "/home"})
     nnunet_step._set_environment(tmp_path)
-    assert os.environ.pop("HOME") == "/home" and set(os.environ) == {"nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results"}
+    assert os.environ.pop("HOME") == "/home" and set(os.environ) == {
+        "nnUNet_raw",
+        "nnUNet_preprocessed",
+        "nnUNet_results",
+    }
     assert all(Path(folder).parent == tmp_path for folder in os.environ.values())
 
 
 def test_the_script_of_nnunet_stands_alone() -> None:
-    code = "import runpy, sys; sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[1])"  # as a script's folder is
+    # as a script's folder is
+    code = "import runpy, sys; sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[1])"
     code += "; assert not {'medconv', 'torch'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code, *NNUNET, str(Path(NNUNET[0]).parent)], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", code, *NNUNET, str(Path(NNUNET[0]).parent)], check=True, timeout=120
+    )
 
 
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("import sys; print('no luck', file=sys.stderr); sys.exit(3)", "ended with code 3; it printed last: no luck"),
+        (
+            "import sys; print('no luck', file=sys.stderr); sys.exit(3)",
+            "ended with code 3; it printed last: no luck",
+        ),
         ("print('hello')", "answered 'hello' where a JSON object with `ready` was needed"),
         ("print('{}')", "answered '{}' where"),
     ],

@@ -1,4 +1,6 @@
-"""scripts/benchmarks/recipe.py at a tiny size: real trainings of a few seconds, and what their numbers stand on."""
+"""scripts/benchmarks/recipe.py at a tiny size: real trainings of a few seconds, and what their numbers
+stand on.
+"""
 
 import json
 import os
@@ -52,7 +54,9 @@ def test_contestants_train_for_the_same_time_on_the_same_cases(
     assert [row["variant"] for row in rows] == [f"medconv, {', '.join(SMALL)}", "MONAI DynUNet, plain loop"]
     _, val = split(auto(tmp_path / "data").cases, 0, 5)
     for row in rows:
-        folder = next((tmp_path / "out/0.1min").glob("medconv-*" if "medconv" in row["variant"] else "dynunet"))
+        folder = next(
+            (tmp_path / "out/0.1min").glob("medconv-*" if "medconv" in row["variant"] else "dynunet")
+        )
         check_result(row, folder, {case.id for case in val})
         assert (row["cores"], row["threads"], row["seconds"]) == (1, 1, 6)
     assert "MONAI DynUNet, plain loop | 0.1 |" in capsys.readouterr().out
@@ -65,7 +69,9 @@ def test_contestants_train_for_the_same_time_on_the_same_cases(
     trained = (done / "training.json").read_text()
     (done / "result.json").unlink()
     next((done / "predictions/01").glob("*.nii.gz")).unlink()
-    assert benchmark(monkeypatch, tmp_path, *given) == rows and (done / "training.json").read_text() == trained
+    assert (
+        benchmark(monkeypatch, tmp_path, *given) == rows and (done / "training.json").read_text() == trained
+    )
     said = refused(monkeypatch, capsys, *given, "--seed", "1")
     assert "result.json was made with other settings (seed: 0, asked for now: 1)" in said
 
@@ -86,7 +92,9 @@ def check_result(row: dict, folder: Path, val: set[str]) -> None:
     assert len(list((folder / "predictions/00").glob("*.nii.gz"))) == 1 and len(val) == 2
     dice = []
     for case in sorted(val):
-        found, wanted = (nib.load(f / f"{case}.nii.gz") for f in (predictions, folder.parents[2] / "data/labelsTr"))
+        found, wanted = (
+            nib.load(f / f"{case}.nii.gz") for f in (predictions, folder.parents[2] / "data/labelsTr")
+        )
         np.testing.assert_allclose(found.affine, wanted.affine)
         a, b = np.asarray(found.dataobj) == 1, np.asarray(wanted.dataobj) == 1
         dice.append(2 * (a & b).sum() / (a.sum() + b.sum()))
@@ -104,7 +112,9 @@ def test_nnunet_is_a_contestant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert [row["variant"] for row in rows] == ["nnU-Net", "nnU-Net ResEnc M"]
     assert [row["about"]["name"].split(", ")[1] for row in rows] == ["nnUNetPlans", "nnUNetResEncUNetMPlans"]
     for row, name in zip(rows, ("nnunet", "nnunet-resenc"), strict=True):
-        logs = (tmp_path / "out/0.2min" / name / "results").rglob("training_log*.txt")  # one of training, one of prediction
+        logs = (tmp_path / "out/0.2min" / name / "results").rglob(
+            "training_log*.txt"
+        )  # one of training, one of prediction
         assert any("This split has 8 training and 2 validation cases" in log.read_text() for log in logs)
         predicted = {p.name for p in (tmp_path / "out/0.2min" / name / "predictions").rglob("*.nii.gz")}
         assert len(predicted) == 2 and row["steps"] >= 1
@@ -114,7 +124,11 @@ def test_a_contestant_that_fails_is_named_with_what_it_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = refused(monkeypatch, capsys, *arguments(tmp_path, "medconv"), "model.chanels=[4]")
-    assert "1 of 1 trainings failed" in said and "there is no key model.chanels" in said and "Traceback" not in said
+    assert (
+        "1 of 1 trainings failed" in said
+        and "there is no key model.chanels" in said
+        and "Traceback" not in said
+    )
 
 
 def test_options_that_do_not_fit(
@@ -159,7 +173,9 @@ def test_time_left_out_is_not_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(time, "monotonic", clock)
     budget = TimeBudget(10.0)
     loops = SimpleNamespace(epoch_loop=None)
-    trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=9, lr_scheduler_configs=[], fit_loop=loops)
+    trainer = SimpleNamespace(
+        global_step=0, estimated_stepping_batches=9, lr_scheduler_configs=[], fit_loop=loops
+    )
     budget.on_train_start(trainer, None)
     clock.wait(3.0)
     budget.leave_out(1.0)
@@ -242,7 +258,12 @@ def test_a_chart_needs_a_curve(tmp_path: Path) -> None:
 
 
 def test_rows_of_earlier_calls_are_drawn_as_well(tmp_path: Path) -> None:
-    row = {"variant": "a", "curve": [{"seconds": 10, "dice": 0.5}, {"seconds": 20, "dice": None}], "dice": 0.8, "more": 1}
+    row = {
+        "variant": "a",
+        "curve": [{"seconds": 10, "dice": 0.5}, {"seconds": 20, "dice": None}],
+        "dice": 0.8,
+        "more": 1,
+    }
     (tmp_path / "rows.json").write_text(json.dumps([row]))
     (tmp_path / "others.json").write_text(json.dumps([{"variant": "nn.Conv", "ratio": 1}]))
     (found,) = recipe._earlier([tmp_path / "rows.json"])

@@ -18,19 +18,29 @@ def test_every_switch_and_preset_stands_beside_the_reference_and_the_peer(
 ) -> None:
     sizes = ["--patch", "8", "8", "8", "--features", "4", "8", "8", "--pairs", "2"]
     rows = {row["variant"]: row for row in benchmark(monkeypatch, tmp_path, "step", *sizes)}
-    presets = {"perf=reference", "perf=fast", "perf=memory (activation_checkpointing=blocks)", "perf=autotune"}
+    presets = {
+        "perf=reference",
+        "perf=fast",
+        "perf=memory (activation_checkpointing=blocks)",
+        "perf=autotune",
+    }
     assert presets | {"MONAI DynUNet, plain Lightning", "peers' network, perf=fast"} <= set(rows)
     assert rows["perf=reference"]["ratio"] == 1 and rows["perf=reference"]["loss_difference"] == 0
     for name, row in rows.items():
         assert row["seconds"] > 0 and row["times_as_fast"] == pytest.approx(1 / row["ratio"])
         if "DynUNet" not in name:
             assert row["loss_difference"] < 0.03 and 0 < row["saved_bytes"] <= row["peak_bytes"]
-    assert rows["perf=memory (activation_checkpointing=blocks)"]["saved_bytes"] < rows["perf=fast"]["saved_bytes"]
+    assert (
+        rows["perf=memory (activation_checkpointing=blocks)"]["saved_bytes"]
+        < rows["perf=fast"]["saved_bytes"]
+    )
     assert rows["perf=autotune"]["choice"]
     assert "| perf=reference |" in capsys.readouterr().out
 
 
-def test_nnunet_needs_its_own_python(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nnunet_needs_its_own_python(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     tiny_sizes = ["--patch", "8", "8", "8", "--features", "4", "8", "8", "--pairs", "1"]
     monkeypatch.setattr(sys, "argv", ["benchmark.py", "step", *tiny_sizes, "--peers", "nnunet"])
     with pytest.raises(SystemExit) as end:
@@ -76,4 +86,6 @@ def test_layers_stand_beside_the_librarys(monkeypatch: pytest.MonkeyPatch, tmp_p
     rows = benchmark(monkeypatch, tmp_path, "layers", "--pairs", "2")
     variants = {(row["benchmark"], row["variant"]) for row in rows}
     assert {("norm", "ours, channels-last"), ("depthwise", "ours, blocks of 16")} <= variants
-    assert all(row["seconds"] > 0 and (row["ratio"] == 1 or row["variant"] != row["reference"]) for row in rows)
+    assert all(
+        row["seconds"] > 0 and (row["ratio"] == 1 or row["variant"] != row["reference"]) for row in rows
+    )

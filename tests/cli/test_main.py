@@ -55,7 +55,9 @@ finally:
 def in_a_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`medconv` in a fresh process, which says last which heavy libraries it has loaded."""
     command = [sys.executable, "-c", CODE.replace("{heavy}", repr(HEAVY)), *arguments]
-    return subprocess.run(command, env=environment or None, text=True, capture_output=True, timeout=120, check=False)
+    return subprocess.run(
+        command, env=environment or None, text=True, capture_output=True, timeout=120, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,9 +80,18 @@ def test_what_only_shows_loads_no_torch(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (["predict"], "error: the following arguments are required: --input, --output; options: medconv predict --help"),
-        (["export", "--opset", "x"], "error: argument --opset: invalid int value: 'x'; options: medconv export --help"),
-        (["evaluate", "--part"], "error: the following arguments are required: --predictions, --output; options:"),
+        (
+            ["predict"],
+            "error: the following arguments are required: --input, --output; options: medconv predict --help",
+        ),
+        (
+            ["export", "--opset", "x"],
+            "error: argument --opset: invalid int value: 'x'; options: medconv export --help",
+        ),
+        (
+            ["evaluate", "--part"],
+            "error: the following arguments are required: --predictions, --output; options:",
+        ),
     ],
 )
 def test_bad_options_are_one_error_without_torch(arguments: list[str], wanted: str) -> None:

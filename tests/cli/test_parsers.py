@@ -1,4 +1,6 @@
-"""Parsers of the commands: what their help shows, names of options, and defaults that repeat what torch would have to load."""
+"""Parsers of the commands: what their help shows, names of options, and defaults that repeat what torch
+would have to load.
+"""
 
 import importlib
 
@@ -48,10 +50,26 @@ def test_defaults_of_export_are_those_of_the_work() -> None:
 def test_options_have_the_names_of_the_field() -> None:
     words = ["--checkpoint", "a", "--trust-package", "x", "--trust-package", "y"]
     given = predict.parser().parse_args(
-        [*words, "--input", "i", "--output", "o", "--save-probabilities", "--sw-batch-size", "3", "--exported-model", "m"]
+        [
+            *words,
+            "--input",
+            "i",
+            "--output",
+            "o",
+            "--save-probabilities",
+            "--sw-batch-size",
+            "3",
+            "--exported-model",
+            "m",
+        ]
     )
     assert given.trust_package == ["x", "y"] and given.save_probabilities and given.sw_batch_size == 3
     assert [path.name for path in given.exported_model] == ["m"]
-    assert evaluate.parser().parse_args(["--predictions", "p", "--output", "o", "--split", "val"]).split == "val"
+    assert (
+        evaluate.parser().parse_args(["--predictions", "p", "--output", "o", "--split", "val"]).split == "val"
+    )
     assert find_postprocessing.parser().parse_args(["--runs", "r", "--select", "seed=1"]).select == "seed=1"
-    assert export.parser().parse_args([*words, "--format", "onnx", "--output", "o"]).trust_package == ["x", "y"]
+    assert export.parser().parse_args([*words, "--format", "onnx", "--output", "o"]).trust_package == [
+        "x",
+        "y",
+    ]

@@ -32,14 +32,24 @@ def test_what_is_written(made: tuple[Path, Path], tmp_path: Path, monkeypatch: p
     images, checkpoint = made
     other = members.variant(checkpoint, tmp_path / "other.ckpt")
     output = tmp_path / "out"
-    assert call(monkeypatch, checkpoint, images, "--output", output, "--save-probabilities", "--checkpoint", other) == 0
+    assert (
+        call(
+            monkeypatch, checkpoint, images, "--output", output, "--save-probabilities", "--checkpoint", other
+        )
+        == 0
+    )
     record = json.loads((output / "prediction.json").read_text())
-    assert record["class_names"] == ["background", "box", "hole"] and record["targets"]["names"] == ["box", "hole"]
+    assert record["class_names"] == ["background", "box", "hole"] and record["targets"]["names"] == [
+        "box",
+        "hole",
+    ]
     assert record["checkpoint"] == str(checkpoint) and record["checkpoints"] == [str(checkpoint), str(other)]
     assert record["settings"]["overlap"] == [0.5, 0.5] and len(record["settings"]["checkpoints"]) == 2
     predictor = Predictor.load([checkpoint, other])
     for i in range(7):
-        image, label, chances = (nib.load(p / f"case_{i}.nii.gz") for p in (images, output, output / "probabilities"))
+        image, label, chances = (
+            nib.load(p / f"case_{i}.nii.gz") for p in (images, output, output / "probabilities")
+        )
         np.testing.assert_array_equal(np.asarray(label.dataobj), predictor(images / f"case_{i}.nii.gz"))
         assert chances.shape == (*image.shape, 3) and chances.get_data_dtype() == np.float32
         np.testing.assert_array_equal(chances.affine, image.affine)
@@ -48,7 +58,10 @@ def test_what_is_written(made: tuple[Path, Path], tmp_path: Path, monkeypatch: p
 
 
 def test_post_processing_is_applied_and_remembered(
-    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     images, checkpoint = made
     predictor = Predictor.load([checkpoint])
@@ -67,7 +80,9 @@ def test_post_processing_is_applied_and_remembered(
 
 
 @pytest.mark.parametrize("kind", ["txt", "json array", "json object"])
-def test_lists_of_cases(made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_lists_of_cases(
+    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     shutil.copy(made[0] / "case_0.nii.gz", tmp_path / "near.nii.gz")
     far = str(made[0] / "case_1.nii.gz")
     source = tmp_path / ("list.txt" if kind == "txt" else "list.json")
@@ -96,7 +111,9 @@ def test_channels_in_lists_and_beside_a_file(tmp_path: Path) -> None:
 def test_a_case_has_one_name_however_it_is_given(tmp_path: Path) -> None:
     path = tmp_path / "p_0000.nii.gz"
     path.touch()
-    (tmp_path / "list.txt").write_text(f"\ufeff{path.name}\n", encoding="utf-8")  # with the mark that Windows puts there
+    (tmp_path / "list.txt").write_text(
+        f"\ufeff{path.name}\n", encoding="utf-8"
+    )  # with the mark that Windows puts there
     (tmp_path / "list.json").write_text(f'\ufeff["{path.name}"]', encoding="utf-8")
     for source in (tmp_path, path, tmp_path / "list.txt", tmp_path / "list.json"):
         assert [(case.id, case.images) for case in find_cases(source, 1)] == [("p", (path,))]
@@ -137,7 +154,10 @@ def test_odd_lists(tmp_path: Path, name: str, content: str, wanted: str) -> None
     [
         (["--workers", "0"], "error: --workers must be at least 1, got 0"),
         (["--overlap", "1"], "error: --overlap must be at least 0 and below 1, got 1.0"),
-        (["--mirror-axes", "2"], "error: --mirror-axes=[2] needs a network that knows mirrored images: add [2] to"),
+        (
+            ["--mirror-axes", "2"],
+            "error: --mirror-axes=[2] needs a network that knows mirrored images: add [2] to",
+        ),
         (["--mirror-axes", "5"], "error: --mirror-axes must be different spatial axes from 0 to 2, got [5]"),
         (["--device", "quantum"], "error: --device quantum: cannot be used here"),
         (["--checkpoint", "nowhere.ckpt"], "error: nowhere.ckpt: no such checkpoint"),
@@ -165,7 +185,10 @@ def test_options_of_files_may_come_again() -> None:
 
 
 def test_cases_that_fail_are_named_and_the_rest_is_done(
-    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Among them what runs out of memory, and what is our own bug; the next start does what lacks."""
     images = tmp_path / "images"
@@ -192,7 +215,8 @@ def test_cases_that_fail_are_named_and_the_rest_is_done(
         "  case case_1: ",
         f"  case case_2: {images}/case_2.nii.gz: the network was trained on 1 channels (MRI), found 2",
         f"  case case_3: {images}/case_3.nii.gz: the network is 3D, the image has shape (16, 18, 1)",
-        "  case case_4: memory ran out (MemoryError: Unable to allocate 9 TiB); what helps: --sw-batch-size 1, --device cpu, fewer --workers",
+        "  case case_4: memory ran out (MemoryError: Unable to allocate 9 TiB); what helps: --sw-batch-size "
+        "1, --device cpu, fewer --workers",
         "  case case_5: TypeError: what? (a bug in medconv, please report it with the lines above)",
     ):
         assert line in err
@@ -206,16 +230,24 @@ def test_cases_that_fail_are_named_and_the_rest_is_done(
 
 
 def test_a_spacing_far_from_training_is_warned_of(
-    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "far.nii.gz"
     nib.save(nib.Nifti1Image(voxels(made[0] / "case_0.nii.gz"), np.diag([1.0, 1.5, 9.0, 1.0])), path)
     assert call(monkeypatch, made[1], path, "--output", tmp_path / "out") == 0
-    wanted = "warning: case far: its spacing, 1 x 1.5 x 9 mm (right, anterior, superior), is far from that of training"
+    wanted = (
+        "warning: case far: its spacing, 1 x 1.5 x 9 mm (right, anterior, superior), is far from "
+        "that of training"
+    )
     assert wanted in "".join(capsys.readouterr())
 
 
 def test_a_loaded_network_is_that_of_run(made: tuple[Path, Path]) -> None:
     model = load(made[1])
     assert model.spacing_range_mm == ((1.0, 1.0), (1.5, 1.5), (2.0, 2.0)) and model.path == made[1]
-    assert not any(isinstance(module, torch.nn.Dropout) and module.training for module in model.network.modules())
+    assert not any(
+        isinstance(module, torch.nn.Dropout) and module.training for module in model.network.modules()
+    )

@@ -21,7 +21,11 @@ def overrides(dataset: Path, cache: Path) -> list[str]:
 
 
 def prepares(
-    arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int = 0
+    arguments: list[str],
+    cwd: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    code: int = 0,
 ) -> tuple[str, str]:
     """The command in this process; what it says on standard output and standard error."""
     monkeypatch.chdir(cwd)
@@ -35,7 +39,11 @@ def prepares(
 def test_preparing_says_what_was_made_and_where(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [*overrides(dataset, tmp_path / "cache"), "data.spacing_mm=[1,1.5,2]", "data.patch_size=[16,16,12]"]
+    arguments = [
+        *overrides(dataset, tmp_path / "cache"),
+        "data.spacing_mm=[1,1.5,2]",
+        "data.patch_size=[16,16,12]",
+    ]
     out, _ = prepares(arguments, tmp_path, monkeypatch, capsys)
     (home,) = (tmp_path / "cache").iterdir()
     (store,) = [path for path in home.iterdir() if path.is_dir()]
@@ -84,7 +92,11 @@ def test_check_only_lists_every_fault_and_fails(
     arguments = [*overrides(root, tmp_path / "cache"), "--check-only", "data.on_invalid_case=skip"]
     out, err = prepares(arguments, tmp_path, monkeypatch, capsys, USER)
     rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("case_")}
-    assert rows["case_1"].endswith("1 faults") and rows["case_4"].endswith("1 faults") and rows["case_2"].endswith("%")
+    assert (
+        rows["case_1"].endswith("1 faults")
+        and rows["case_4"].endswith("1 faults")
+        and rows["case_2"].endswith("%")
+    )
     assert err.startswith("error: dataset Tiny: 2 faults in 7 cases\n  case case_1: ")
     assert not (tmp_path / "cache").exists()
 
@@ -111,7 +123,11 @@ def test_help_and_config_are_shown(
     ],
 )
 def test_bad_configuration(
-    arguments: list[str], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    wanted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert wanted in prepares(arguments, tmp_path, monkeypatch, capsys, USER)[1]
 
@@ -120,7 +136,9 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     """A real process and SIGKILL, some cases before its end."""
     root, cache = tiny.write_dataset(tmp_path / "data", cases=24, shape=(64, 64, 64)), tmp_path / "cache"
     arguments = [*overrides(root, cache), "data.spacing_mm=[0.9,1.3,1.9]", "data.prepare_workers=1"]
-    process = subprocess.Popen([sys.executable, *tiny.words("preprocess"), *arguments], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, *tiny.words("preprocess"), *arguments], stdout=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 120
     while len(done := list(cache.glob("*/*/case_*.json"))) < 3:
         assert process.poll() is None and time.monotonic() < deadline
@@ -159,7 +177,9 @@ def test_spaces_and_letters_of_other_alphabets_from_end_to_end(tmp_path: Path) -
     done = tiny.command("preprocess", *arguments, cwd=home)
     assert done.returncode == 0, done.stderr
     assert f"store     {home / 'der Cache'}" in done.stdout
-    done = tiny.command("train.py", *arguments, "data.num_workers=1", f"run.dir='{home / 'ein Lauf'}'", cwd=home)
+    done = tiny.command(
+        "train.py", *arguments, "data.num_workers=1", f"run.dir='{home / 'ein Lauf'}'", cwd=home
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads((home / "ein Lauf/summary.json").read_text())["status"] == "done"
     flags = ["--checkpoint", str(home / "ein Lauf/checkpoints/best.ckpt"), "--input", str(root / "imagesTr")]
@@ -168,7 +188,9 @@ def test_spaces_and_letters_of_other_alphabets_from_end_to_end(tmp_path: Path) -
     assert (home / "aus gabe/Fall é 0.nii.gz").is_file()
 
 
-def test_training_goes_on_without_faulty_cases_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_goes_on_without_faulty_cases_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root = tiny.write_dataset(tmp_path / "data")
     whole = split(msd(root).cases, 0, 3)
     faulty = [whole[0][0].id, whole[1][0].id]
@@ -191,7 +213,9 @@ def test_nothing_left_to_train_on_is_an_error(tmp_path: Path) -> None:
     train, _ = split(msd(root).cases, 1, 3)
     for case in train:
         case.images[0].write_bytes(b"")
-    with pytest.raises(ValueError, match=r"data\.fold=1: no case is left to train on, all of them are faulty"):
+    with pytest.raises(
+        ValueError, match=r"data\.fold=1: no case is left to train on, all of them are faulty"
+    ):
         tiny.train(root, tmp_path / "run", "data.on_invalid_case=skip", "data.fold=1")
 
 

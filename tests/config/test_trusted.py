@@ -1,4 +1,6 @@
-"""What comes with a file runs no code: no loader unpickles objects, no command takes a payload, no config names code."""
+"""What comes with a file runs no code: no loader unpickles objects, no command takes a payload, no config
+names code.
+"""
 
 import ast
 import os
@@ -15,10 +17,28 @@ from medconv.config import ConfigError, trusted
 from medconv.training import run
 from medconv.utils.exit_codes import USER
 
-SOURCES = sorted([*(tiny.ROOT / "medconv").rglob("*.py"), *(tiny.ROOT / "scripts").rglob("*.py"), tiny.ROOT / "train.py"])
+SOURCES = sorted(
+    [*(tiny.ROOT / "medconv").rglob("*.py"), *(tiny.ROOT / "scripts").rglob("*.py"), tiny.ROOT / "train.py"]
+)
 # Each a way to make objects, or code, of a file's content.
-NEVER = {"eval", "exec", "compile", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads", "dill.load"}
-NEVER |= {"joblib.load", "pandas.read_pickle", "pd.read_pickle", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
+NEVER = {
+    "eval",
+    "exec",
+    "compile",
+    "pickle.load",
+    "pickle.loads",
+    "pickle.Unpickler",
+    "marshal.loads",
+    "dill.load",
+}
+NEVER |= {
+    "joblib.load",
+    "pandas.read_pickle",
+    "pd.read_pickle",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "yaml.full_load",
+}
 NEVER |= {
     "torch.hub.load",
     "torch.jit.load",
@@ -27,13 +47,18 @@ NEVER |= {
     "shelve.open",
     "cloudpickle.load",
 }
-OWN = {"medconv/export/formats.py": ["torch.jit.load(file", "torch.export.load(file"]}  # that it has just written
+OWN = {
+    "medconv/export/formats.py": ["torch.jit.load(file", "torch.export.load(file"]
+}  # that it has just written
 
 
 def calls(source: str) -> list[tuple[str, dict[str, Any], int]]:
     """Every call in a text: dotted name, keywords with plain values, line."""
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    plain = [{k.arg: k.value.value for k in node.keywords if k.arg and isinstance(k.value, ast.Constant)} for node in nodes]
+    plain = [
+        {k.arg: k.value.value for k in node.keywords if k.arg and isinstance(k.value, ast.Constant)}
+        for node in nodes
+    ]
     return [(ast.unparse(node.func), known, node.lineno) for node, known in zip(nodes, plain, strict=True)]
 
 
@@ -42,7 +67,11 @@ def unsafe(source: str) -> list[int]:
     found = []
     for name, keywords, line in calls(source):
         loads = name.endswith(("torch.load", ".load_from_checkpoint", "trainer.fit"))
-        wrong = name in NEVER or (loads and keywords.get("weights_only") is not True) or keywords.get("allow_pickle") is True
+        wrong = (
+            name in NEVER
+            or (loads and keywords.get("weights_only") is not True)
+            or keywords.get("allow_pickle") is True
+        )
         found += [line] if wrong else []
     return found
 
@@ -61,7 +90,12 @@ def test_nothing_unpickles_objects(path: Path) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        *("torch.load(path)", "torch.load(path, weights_only=False)", "np.load(path, allow_pickle=True)", "eval(text)"),
+        *(
+            "torch.load(path)",
+            "torch.load(path, weights_only=False)",
+            "np.load(path, allow_pickle=True)",
+            "eval(text)",
+        ),
         *(
             "pickle.load(file)",
             "yaml.load(file, Loader=yaml.Loader)",
@@ -129,12 +163,16 @@ def arguments_of(command: str, payload: Path, trained: Path, dataset: Path) -> l
     }[command]
 
 
-@pytest.mark.parametrize("command", ["resume=PATH", "resume=auto", "pretrained", "predict", "find-postprocessing"])
+@pytest.mark.parametrize(
+    "command", ["resume=PATH", "resume=auto", "pretrained", "predict", "find-postprocessing"]
+)
 def test_a_payload_is_refused_by_every_command(
     command: str, payload: Path, trained: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     arguments = arguments_of(command, payload, trained, dataset)
-    said = refused(command if command in COMMANDS else "train", arguments, monkeypatch, capsys, payload.parent / "hit")
+    said = refused(
+        command if command in COMMANDS else "train", arguments, monkeypatch, capsys, payload.parent / "hit"
+    )
     assert ".ckpt" in said, said
 
 
@@ -145,7 +183,10 @@ def test_the_payload_would_have_run(payload: Path) -> None:
 
 NODES: dict[str, Any] = {
     "a function": {"_target_": "os.system", "command": "touch HIT"},
-    "a function through an imported module": {"_target_": "torch.nn.parallel.distributed.os.system", "command": "touch HIT"},
+    "a function through an imported module": {
+        "_target_": "torch.nn.parallel.distributed.os.system",
+        "command": "touch HIT",
+    },
     "the same of our own": {"_target_": "medconv.data.loading.datamodule.os.mkdir", "path": "HIT"},
     "a builtin": {"_target_": "torch.nn.Module.__builtins__.exec"},
     "globals": {"_target_": "torch.nn.functional.conv2d.__globals__"},
@@ -167,9 +208,15 @@ NODES: dict[str, Any] = {
     "a number": {"_target_": 3},
     "null": {"_target_": None},
     "nested": {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "os.mkdir", "path": "HIT"}]},
-    "nested deeper": {"_target_": "torch.nn.Identity", "a": [[{"b": {"_target_": "os.mkdir", "path": "HIT"}}]]},
+    "nested deeper": {
+        "_target_": "torch.nn.Identity",
+        "a": [[{"b": {"_target_": "os.mkdir", "path": "HIT"}}]],
+    },
     "made of text": {"_target_": "torch.nn.Identity", "a": "${oc.create:{_target_: os.mkdir, path: HIT}}"},
-    "made of text in a list": {"_target_": "torch.nn.Identity", "a": ["${oc.create:{_target_: os.mkdir, path: HIT}}"]},
+    "made of text in a list": {
+        "_target_": "torch.nn.Identity",
+        "a": ["${oc.create:{_target_: os.mkdir, path: HIT}}"],
+    },
     "a target of text": {"_target_": "${b}", "b": "os.mkdir", "path": "HIT"},
     "the environment": {"_target_": "torch.nn.Identity", "a": "${oc.env:HOME}"},
     "an address": {"_target_": "monai.networks.nets.HoVerNet", "pretrained_url": "http://127.0.0.1:9/a"},
@@ -178,7 +225,10 @@ NODES: dict[str, Any] = {
         "_args_": ["fast", 3, 0, 2, "relu", "batch", False, 0.0, "http://127.0.0.1:9/a"],
     },
     "a repository": {"_target_": "monai.networks.nets.Transchex", "path_or_repo_id": "a/b"},
-    "a loss that imports what a folder holds": {"_target_": "monai.losses.PerceptualLoss", "cache_dir": "HIT"},
+    "a loss that imports what a folder holds": {
+        "_target_": "monai.losses.PerceptualLoss",
+        "cache_dir": "HIT",
+    },
     "a file": {"_target_": "monai.networks.nets.CellSamWrapper", "checkpoint": "HIT"},
 }
 
@@ -192,7 +242,9 @@ def placed(node: Any, hit: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_a_node_that_came_with_a_file_chooses_no_code(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_came_with_a_file_chooses_no_code(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match=r"^model.* is refused: [^\n]+$"):
         trusted.build_trusted(placed(NODES[name], tmp_path / "hit"), "model")
     assert not (tmp_path / "hit").exists()
@@ -201,7 +253,9 @@ def test_a_node_that_came_with_a_file_chooses_no_code(name: str, tmp_path: Path,
 
 @pytest.mark.parametrize("group", ["model", "conv"])
 @pytest.mark.parametrize("name", ["a function through an imported module", "nested", "made of text"])
-def test_a_checkpoint_that_names_code_is_refused(trained: Path, tmp_path: Path, group: str, name: str) -> None:
+def test_a_checkpoint_that_names_code_is_refused(
+    trained: Path, tmp_path: Path, group: str, name: str
+) -> None:
     content = torch.load(trained / "checkpoints/last.ckpt", weights_only=True)
     content["medconv"]["config"][group] = placed(NODES[name], tmp_path / "hit")
     torch.save(content, tmp_path / "x.ckpt")
@@ -221,5 +275,10 @@ def test_networks_and_what_the_user_trusts_pass() -> None:
 
 
 def test_whether_a_network_began_with_known_weights_is_no_choice_of_code() -> None:
-    node = {"_target_": "monai.networks.nets.DenseNet121", "spatial_dims": 3, "in_channels": 1, "out_channels": 2}
+    node = {
+        "_target_": "monai.networks.nets.DenseNet121",
+        "spatial_dims": 3,
+        "in_channels": 1,
+        "out_channels": 2,
+    }
     assert trusted.build_trusted({**node, "pretrained": False}, "model")

@@ -1,4 +1,6 @@
-"""medconv/convs/autograd.py: a hand-written backward that is exact, asks for no more than is needed, and calls once."""
+"""medconv/convs/autograd.py: a hand-written backward that is exact, asks for no more than is needed, and
+calls once.
+"""
 
 from collections import Counter
 from typing import Any
@@ -45,20 +47,29 @@ def test_equals_the_library(image: tuple, weight: tuple, geometry: dict, bias: b
     expected, output = LIBRARY[len(image)](*inputs, **geometry), convolution(*inputs, **geometry)
     torch.testing.assert_close(output, expected)
     grad = torch.randn_like(expected)
-    for a, b in zip(torch.autograd.grad(output, leaves, grad), torch.autograd.grad(expected, leaves, grad), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(output, leaves, grad), torch.autograd.grad(expected, leaves, grad), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_of_first_and_second_order() -> None:
-    x, w, b = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in [(1, 2, 4, 4), (3, 2, 3, 3), (3,)])
+    x, w, b = (
+        torch.randn(s, dtype=torch.float64, requires_grad=True) for s in [(1, 2, 4, 4), (3, 2, 3, 3), (3,)]
+    )
     run = lambda x, w, b: convolution(x, w, b, stride=2, padding=1)  # noqa: E731
     assert torch.autograd.gradcheck(run, (x, w, b))
     assert torch.autograd.gradgradcheck(run, (x, w, b))
 
 
-@pytest.mark.parametrize("needed", [(True, True, True), (False, True, True), (True, False, False), (False, False, True)])
+@pytest.mark.parametrize(
+    "needed", [(True, True, True), (False, True, True), (True, False, False), (False, False, True)]
+)
 def test_one_call_for_exactly_the_gradients_that_are_needed(needed: tuple[bool, ...]) -> None:
-    inputs = [torch.randn(s, requires_grad=n) for s, n in zip([(1, 2, 4, 4), (3, 2, 3, 3), (3,)], needed, strict=True)]
+    inputs = [
+        torch.randn(s, requires_grad=n)
+        for s, n in zip([(1, 2, 4, 4), (3, 2, 3, 3), (3,)], needed, strict=True)
+    ]
     output = convolution(*inputs)
     with Calls() as calls:
         output.sum().backward()
@@ -67,9 +78,13 @@ def test_one_call_for_exactly_the_gradients_that_are_needed(needed: tuple[bool, 
     assert [t.grad is not None for t in inputs] == list(needed)
 
 
-@pytest.mark.parametrize(("function", "backward", "forward"), [(TwoCallConvolution, 2, 0), (HistoricConvolution, 0, 7)])
+@pytest.mark.parametrize(
+    ("function", "backward", "forward"), [(TwoCallConvolution, 2, 0), (HistoricConvolution, 0, 7)]
+)
 def test_the_peers_are_exact_and_call_as_often_as_is_said(function: Any, backward: int, forward: int) -> None:
-    """Batch 3: the historic weight gradient is one grouped convolution, the rest of the calls are reshapes."""
+    """Batch 3: the historic weight gradient is one grouped convolution, the rest of the calls are
+    reshapes.
+    """
     x, w = torch.randn(3, 2, 6, 6, requires_grad=True), torch.randn(4, 2, 3, 3, requires_grad=True)
     expected = torch.autograd.grad(F.conv2d(x, w, stride=2, padding=1).square().sum(), [x, w])
     output = convolution(x, w, stride=2, padding=1, function=function)
@@ -99,7 +114,11 @@ def test_a_backward_of_ones_own() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_casts_as_it_does_for_the_library(dtype: torch.dtype) -> None:
-    x, w, b = torch.randn(2, 4, 6, 6), torch.randn(6, 4, 3, 3, requires_grad=True), torch.randn(6, requires_grad=True)
+    x, w, b = (
+        torch.randn(2, 4, 6, 6),
+        torch.randn(6, 4, 3, 3, requires_grad=True),
+        torch.randn(6, requires_grad=True),
+    )
     with torch.autocast("cpu", dtype):
         output, expected = convolution(x, w, b, padding=1), F.conv2d(x, w, b, padding=1)
     assert output.dtype == dtype
@@ -111,15 +130,24 @@ def test_autocast_casts_as_it_does_for_the_library(dtype: torch.dtype) -> None:
 def test_compiles_as_one_graph() -> None:
     x, w = torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3, requires_grad=True)
     run = torch.compile(lambda x, w: convolution(x, w, padding=1), fullgraph=True, backend="aot_eager")
-    (a,), (b,) = (torch.autograd.grad(f(x, w).square().sum(), [w]) for f in (run, lambda x, w: F.conv2d(x, w, padding=1)))
+    (a,), (b,) = (
+        torch.autograd.grad(f(x, w).square().sum(), [w])
+        for f in (run, lambda x, w: F.conv2d(x, w, padding=1))
+    )
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"weight": torch.ones(2, 2, 3)}, r"x and weight must have equally many axes, 3 or more, got 4 and 3"),
-        ({"weight": torch.ones(2, 2, 3, 3), "stride": (1, 1, 1)}, r"stride must be one number or 2.*\(1, 1, 1\)"),
+        (
+            {"weight": torch.ones(2, 2, 3)},
+            r"x and weight must have equally many axes, 3 or more, got 4 and 3",
+        ),
+        (
+            {"weight": torch.ones(2, 2, 3, 3), "stride": (1, 1, 1)},
+            r"stride must be one number or 2.*\(1, 1, 1\)",
+        ),
     ],
 )
 def test_errors_name_the_argument_and_what_came(arguments: dict, message: str) -> None:

@@ -10,7 +10,18 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from helpers.conv_family import ALL, CASES, CONV, FACTORISED, LAYERS, UNGROUPED, WEIGHT_PRIORS, build, dims_of, image
+from helpers.conv_family import (
+    ALL,
+    CASES,
+    CONV,
+    FACTORISED,
+    LAYERS,
+    UNGROUPED,
+    WEIGHT_PRIORS,
+    build,
+    dims_of,
+    image,
+)
 from reference.convolution import convolve
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -42,14 +53,19 @@ def dense(name: str, module: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda g: " ".join(f"{k}={v}" for k, v in g.items()))
 @pytest.mark.parametrize("name", [n for n in LAYERS if n != "se"])
-def test_every_geometry_of_the_library_gives_the_dense_convolution_or_a_clear_error(name: str, geometry: dict) -> None:
+def test_every_geometry_of_the_library_gives_the_dense_convolution_or_a_clear_error(
+    name: str, geometry: dict
+) -> None:
     dims = dims_of(name)[0]
     plain = CONV[dims](4, 6, 3, **geometry)
     if geometry.get("groups") and name in UNGROUPED:
         with pytest.raises(ValueError, match=f"conv={name} needs groups=1, got 2"):
             build(name, dims, conv=plain)
         return
-    if name == "spacing" and geometry["padding"] in (0, "valid"):  # a thicker grid has no kernel of the same reach
+    if name == "spacing" and geometry["padding"] in (
+        0,
+        "valid",
+    ):  # a thicker grid has no kernel of the same reach
         with pytest.raises(ValueError, match="conv=spacing"):
             build(name, dims, conv=plain, spacing_mm=(1.0, 9.0))
         return
@@ -101,7 +117,9 @@ def test_gradients_are_those_of_finite_differences(name: str, dims: int) -> None
 @pytest.mark.parametrize(("name", "dims"), CASES)
 def test_samples_of_a_batch_do_not_mix(name: str, dims: int) -> None:
     module, x = build(name, dims), image(dims, batch=3)
-    torch.testing.assert_close(module(x), torch.cat([module(sample[None]) for sample in x]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        module(x), torch.cat([module(sample[None]) for sample in x]), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
@@ -134,16 +152,23 @@ def test_autocast(name: str, dims: int, dtype: torch.dtype) -> None:
         output = module(x)
     assert output.dtype == dtype
     scale = float(expected.detach().abs().max())
-    torch.testing.assert_close(output.float(), expected, rtol=0, atol=(0.04 if dtype == torch.bfloat16 else 0.005) * scale)
+    torch.testing.assert_close(
+        output.float(), expected, rtol=0, atol=(0.04 if dtype == torch.bfloat16 else 0.005) * scale
+    )
     output.float().square().mean().backward()
-    assert all(p.grad is not None and p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in module.parameters())
+    assert all(
+        p.grad is not None and p.grad.dtype == torch.float32 and p.grad.isfinite().all()
+        for p in module.parameters()
+    )
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
 def test_channels_last_in_gives_channels_last_out(name: str, dims: int) -> None:
     module, x, layout = build(name, dims), image(dims), LAYOUT[dims]
     threads = torch.get_num_threads()
-    torch.set_num_threads(2)  # with one thread torch leaves its fast route, which keeps layouts, for small images
+    torch.set_num_threads(
+        2
+    )  # with one thread torch leaves its fast route, which keeps layouts, for small images
     try:
         expected = module(x)
         assert expected.is_contiguous()
@@ -247,7 +272,9 @@ def test_compiles_as_one_graph(name: str, dims: int) -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler")
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="torch.compile needs a C++ compiler"
+)
 @pytest.mark.parametrize("name", ["transform", "basis"])
 def test_compiles_to_native_code(name: str) -> None:
     module, x = build(name), image(2)
@@ -286,4 +313,6 @@ def test_two_processes_give_the_gradient_of_one(tmp_path: Path) -> None:
     network(image(2, batch=4)).square().mean().backward()
     found = torch.load(tmp_path / "gradients.pt", weights_only=True)
     for name, parameter in network.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            found[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )

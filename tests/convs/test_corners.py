@@ -1,4 +1,6 @@
-"""Layers and networks that are not as usual: shared, frozen, subclassed, zero, stacked; each was broken once."""
+"""Layers and networks that are not as usual: shared, frozen, subclassed, zero, stacked; each was broken
+once.
+"""
 
 import io
 from copy import deepcopy
@@ -71,13 +73,19 @@ def test_a_parametrization_after_ours_counts_in_both_ways(monkeypatch: pytest.Mo
 def test_training_flags_dtype_and_frozen_weights_stay(name: str) -> None:
     dims = dims_of(name)[0] if name != "mirror" else 2
     conv, norm = (nn.Conv3d, nn.BatchNorm3d) if dims == 3 else (nn.Conv2d, nn.BatchNorm2d)
-    network = nn.Sequential(conv(1, 4, 3, padding=1), norm(4), nn.ReLU(), conv(4, 2, 3, padding=1)).double().eval()
+    network = (
+        nn.Sequential(conv(1, 4, 3, padding=1), norm(4), nn.ReLU(), conv(4, 2, 3, padding=1)).double().eval()
+    )
     network.requires_grad_(False)
     image = torch.randn(2, 1, *[6] * dims, dtype=torch.float64)
     if name == "mirror":
         swap_convs(network, Mirror((0,)), example=image)
     else:
-        swap_convs(network, LAYERS[name], **({"spacing_mm": (1.0,) * dims, "example": image} if name == "spacing" else {}))
+        swap_convs(
+            network,
+            LAYERS[name],
+            **({"spacing_mm": (1.0,) * dims, "example": image} if name == "spacing" else {}),
+        )
     folded = fold_convs(network)
     for module in (*network.modules(), *folded.modules()):
         assert not module.training
@@ -104,12 +112,16 @@ def test_one_module_under_two_names_stays_one(make) -> None:
     swap_convs(network, make)
     assert network[0] is network[2]
     folded = fold_convs(network)
-    assert folded[0] is folded[2] and not [m for m in folded.modules() if type(m).__module__.startswith("medconv")]
+    assert folded[0] is folded[2] and not [
+        m for m in folded.modules() if type(m).__module__.startswith("medconv")
+    ]
 
 
 def test_a_shared_batch_norm_becomes_one_of_fields() -> None:
     norm = nn.BatchNorm2d(4)
-    network = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), norm, nn.Conv2d(4, 4, 3, padding=1), norm, nn.Conv2d(4, 1, 1))
+    network = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), norm, nn.Conv2d(4, 4, 3, padding=1), norm, nn.Conv2d(4, 1, 1)
+    )
     swap_convs(network, Mirror((0,)), example=torch.randn(2, 1, 8, 8))
     assert network[1] is network[3]
 
@@ -120,7 +132,9 @@ def test_a_folded_network_can_be_saved_and_traced(name: str) -> None:
     buffer = io.BytesIO()
     torch.save(folded, buffer)
     buffer.seek(0)
-    torch.testing.assert_close(torch.load(buffer, weights_only=False)(image), folded(image))  # written three lines above
+    torch.testing.assert_close(
+        torch.load(buffer, weights_only=False)(image), folded(image)
+    )  # written three lines above
     torch.testing.assert_close(torch.jit.trace(folded, image)(image), folded(image))
 
 
@@ -130,7 +144,9 @@ def test_layers_that_start_at_zero_still_learn(make) -> None:
     nn.init.zeros_(conv.weight)
     module = make(conv)
     output = module(torch.randn(1, 4, 5, 5))
-    assert float((output - output.mean((0, 2, 3), keepdim=True)).detach().abs().max()) < 1e-6  # nothing but the bias
+    assert (
+        float((output - output.mean((0, 2, 3), keepdim=True)).detach().abs().max()) < 1e-6
+    )  # nothing but the bias
     output.sum().backward()
     assert any(float(p.grad.abs().max()) > 0 for p in module.parameters() if p.ndim > 1)
 
@@ -181,10 +197,14 @@ def test_arguments_in_mm_grow_with_the_layers_voxels() -> None:
     conv = lambda: nn.Conv2d(2, 2, 3, padding=1)  # noqa: E731
     deep, fine = {"spacing_mm": (4.0, 4.0), "scale": 4.0}, {"spacing_mm": (1.0, 1.0)}
     for make, key in ((transform, "sigma_mm"), (basis, "sigma_mm")):
-        a, b = (make(conv(), **{key: 1.3}, **grid).parametrizations.weight[0].state_dict() for grid in (deep, fine))
+        a, b = (
+            make(conv(), **{key: 1.3}, **grid).parametrizations.weight[0].state_dict()
+            for grid in (deep, fine)
+        )
         assert all(torch.allclose(a[k], b[k]) for k in a)
     for make, key in ((LAYERS["ball"], "radius_mm"), (spacing, "reference_mm")):
         shapes = {
-            tuple(make(conv(), **{key: 2.0}, **grid).parametrizations.weight[0].mixtures.shape) for grid in (deep, fine)
+            tuple(make(conv(), **{key: 2.0}, **grid).parametrizations.weight[0].mixtures.shape)
+            for grid in (deep, fine)
         }
         assert len(shapes) == 1

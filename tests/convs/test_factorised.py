@@ -35,9 +35,15 @@ def test_bottleneck_channels(arguments: dict, channels: tuple[int, int]) -> None
 def test_separable_is_depthwise_then_pointwise() -> None:
     module = separable(nn.Conv2d(3, 5, 3, padding=1), depth_multiplier=2)
     depth, point = module
-    assert (depth.groups, tuple(depth.weight.shape), tuple(point.weight.shape)) == (3, (6, 1, 3, 3), (5, 6, 1, 1))
+    assert (depth.groups, tuple(depth.weight.shape), tuple(point.weight.shape)) == (
+        3,
+        (6, 1, 3, 3),
+        (5, 6, 1, 1),
+    )
     image = torch.randn(1, 3, 4, 4)
-    x = convolve(image.double().numpy(), depth.weight.detach().double().numpy(), (1, 1), (1, 1), (1, 1), groups=3)
+    x = convolve(
+        image.double().numpy(), depth.weight.detach().double().numpy(), (1, 1), (1, 1), (1, 1), groups=3
+    )
     x = convolve(x, point.weight.detach().double().numpy(), (1, 1), (0, 0), (1, 1))
     x += point.bias.detach().double().numpy()[:, None, None]
     np.testing.assert_allclose(module(image).detach().numpy(), x, rtol=1e-4, atol=1e-5)
@@ -45,7 +51,10 @@ def test_separable_is_depthwise_then_pointwise() -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [partial(bottleneck, ratio=1.0, init_from_weights=True), partial(separable, depth_multiplier=9, init_from_weights=True)],
+    [
+        partial(bottleneck, ratio=1.0, init_from_weights=True),
+        partial(separable, depth_multiplier=9, init_from_weights=True),
+    ],
 )
 def test_at_full_rank_the_decomposition_is_exact(make) -> None:
     plain, image = nn.Conv2d(5, 4, 3, padding=1), torch.randn(2, 5, 6, 6)
@@ -100,9 +109,15 @@ def test_se_wraps_any_convolution() -> None:
         (lambda: bottleneck(nn.Conv2d(4, 4, 3, groups=2)), r"conv=bottleneck needs groups=1, got 2"),
         (lambda: bottleneck(nn.Conv2d(4, 4, 3), ratio=0.0), r"ratio must lie in \(0, 1\], got 0\.0"),
         (lambda: bottleneck(nn.Conv2d(4, 4, 3), ratio=1.5), r"ratio must lie in \(0, 1\], got 1\.5"),
-        (lambda: bottleneck(nn.Conv2d(4, 4, 3), channels=(2, 0)), r"channels must be at least 1, got \(2, 0\)"),
+        (
+            lambda: bottleneck(nn.Conv2d(4, 4, 3), channels=(2, 0)),
+            r"channels must be at least 1, got \(2, 0\)",
+        ),
         (lambda: separable(nn.Conv2d(4, 4, 3, groups=4)), r"conv=separable needs groups=1, got 4"),
-        (lambda: separable(nn.Conv2d(4, 4, 3), depth_multiplier=0), r"depth_multiplier must be at least 1, got 0"),
+        (
+            lambda: separable(nn.Conv2d(4, 4, 3), depth_multiplier=0),
+            r"depth_multiplier must be at least 1, got 0",
+        ),
         (lambda: se(nn.Conv2d(4, 4, 3), reduction=0), r"reduction must be at least 1, got 0"),
         (lambda: bottleneck(basis(nn.Conv2d(4, 4, 3))), r"parametrized weight already"),
     ],

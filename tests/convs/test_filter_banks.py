@@ -22,12 +22,21 @@ def test_filter_count_shape_and_unit_norm(kernel_size: tuple[int, ...], filters:
 
 @pytest.mark.parametrize(
     ("kernel_size", "spacing", "sigma"),
-    [((3, 5), (1.0, 2.0), None), ((3, 3, 3), (0.5, 0.5, 2.0), 1.1), ((1, 3, 5), (7.5, 0.5, 0.5), None), ((5,), None, 2.0)],
+    [
+        ((3, 5), (1.0, 2.0), None),
+        ((3, 3, 3), (0.5, 0.5, 2.0), 1.1),
+        ((1, 3, 5), (7.5, 0.5, 0.5), None),
+        ((5,), None, 2.0),
+    ],
 )
-def test_equals_the_formula_voxel_by_voxel(kernel_size: tuple[int, ...], spacing: tuple | None, sigma: float | None) -> None:
+def test_equals_the_formula_voxel_by_voxel(
+    kernel_size: tuple[int, ...], spacing: tuple | None, sigma: float | None
+) -> None:
     places = spacing or (1.0,) * len(kernel_size)
     expected = jet(kernel_size, places, sigma or 0.7 * min(places))
-    np.testing.assert_allclose(gaussian_jet(kernel_size, spacing, sigma).numpy(), np.stack(expected), atol=1e-6)
+    np.testing.assert_allclose(
+        gaussian_jet(kernel_size, spacing, sigma).numpy(), np.stack(expected), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("kernel_size", [(3, 3), (5, 5, 3), (1, 3, 3)])
@@ -47,7 +56,9 @@ def test_coarse_axis_falls_off_with_its_distance_in_mm() -> None:
 
 def test_default_width_follows_the_finest_spacing() -> None:
     torch.testing.assert_close(gaussian_jet((3, 3), (0.5, 1.5)), gaussian_jet((3, 3), (2.0, 6.0)))
-    torch.testing.assert_close(gaussian_jet((3, 3), (0.5, 1.5)), gaussian_jet((3, 3), (0.5, 1.5), sigma_mm=0.35))
+    torch.testing.assert_close(
+        gaussian_jet((3, 3), (0.5, 1.5)), gaussian_jet((3, 3), (0.5, 1.5), sigma_mm=0.35)
+    )
 
 
 def test_permuting_the_axes_permutes_the_filters() -> None:

@@ -1,4 +1,6 @@
-"""medconv/convs/folding.py: against two convolutions in plain loops, in both of its ways, and when it takes which."""
+"""medconv/convs/folding.py: against two convolutions in plain loops, in both of its ways, and when it
+takes which.
+"""
 
 from copy import deepcopy
 
@@ -21,7 +23,11 @@ CONVS = {
     "reflect": (nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), {}, (4, 5)),
     "replicate": (nn.Conv2d(2, 3, 3, padding=1, padding_mode="replicate", bias=False), {}, (4, 5)),
     "3d in blocks": (nn.Conv3d(2, 12, 3, padding=1), {}, (3, 3, 3)),
-    "3d anisotropic": (nn.Conv3d(2, 4, 3, stride=(1, 2, 2), padding=1), {"spacing_mm": (2.5, 0.5, 0.5)}, (3, 4, 4)),
+    "3d anisotropic": (
+        nn.Conv3d(2, 4, 3, stride=(1, 2, 2), padding=1),
+        {"spacing_mm": (2.5, 0.5, 0.5)},
+        (3, 4, 4),
+    ),
     "3d flat kernel": (nn.Conv3d(2, 6, (1, 3, 3), padding=(0, 1, 1)), {"transform_channels": 3}, (2, 4, 4)),
     "3d circular": (nn.Conv3d(1, 2, 3, padding=1, padding_mode="circular", dilation=1), {}, (3, 3, 4)),
     "user bank": (nn.Conv2d(3, 4, 3, padding=1), {"transform_channels": 2, "bank": "random"}, (4, 4)),
@@ -51,7 +57,9 @@ def bank_of(conv: nn.Module) -> np.ndarray:
 
 @pytest.mark.parametrize("two", [False, True], ids=["folded", "two launches"])
 @pytest.mark.parametrize("name", CONVS)
-def test_equals_a_1x1_convolution_and_then_the_bank(name: str, two: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equals_a_1x1_convolution_and_then_the_bank(
+    name: str, two: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(folding, "prefers_two_launches", lambda *_: two)
     plain, arguments, size = CONVS[name]
     conv = build(plain, **arguments)
@@ -64,7 +72,8 @@ def test_equals_a_1x1_convolution_and_then_the_bank(name: str, two: bool, monkey
 
 
 @pytest.mark.parametrize(
-    ("out", "width", "groups", "spatial_dims"), [(6, 6, 1, 2), (8, 8, 2, 2), (7, 5, 1, 2), (24, 12, 3, 3), (20, 5, 5, 3)]
+    ("out", "width", "groups", "spatial_dims"),
+    [(6, 6, 1, 2), (8, 8, 2, 2), (7, 5, 1, 2), (24, 12, 3, 3), (20, 5, 5, 3)],
 )
 def test_built_bank_gives_every_output_of_a_block_filters_of_its_own(
     out: int, width: int, groups: int, spatial_dims: int
@@ -106,7 +115,9 @@ def test_gradcheck_through_the_convolution(name: str) -> None:
         return torch.func.functional_call(conv, {"parametrizations.weight.original": original}, (image,))
 
     image = torch.randn(1, conv.in_channels, *size, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(run, (image, original_of(conv).detach().clone().requires_grad_()), fast_mode=True)
+    assert torch.autograd.gradcheck(
+        run, (image, original_of(conv).detach().clone().requires_grad_()), fast_mode=True
+    )
 
 
 @pytest.mark.parametrize("name", ["2d", "3d in blocks", "3d anisotropic", "3d flat kernel", "user bank"])
@@ -115,7 +126,9 @@ def test_keep_weight_is_the_least_squares_projection(name: str) -> None:
     conv = build(plain, init_from_weights=True, **arguments)
     weight, bank = plain.weight.detach().double().numpy(), bank_of(conv)
     nearest = fold(nearest_transform(weight, bank), bank)
-    assert not np.allclose(nearest, weight, atol=1e-3)  # the weight lies outside of the span, or the test says nothing
+    assert not np.allclose(
+        nearest, weight, atol=1e-3
+    )  # the weight lies outside of the span, or the test says nothing
     np.testing.assert_allclose(conv.weight.detach().numpy(), nearest, atol=1e-5)
 
 
@@ -156,7 +169,11 @@ def test_only_the_transform_and_the_bias_are_learned() -> None:
         (nn.Conv2d(2, 2, 2), {}, r"kernel_size must be odd.*\(2, 2\)"),
         (nn.Conv3d(2, 2, 3), {"spacing_mm": (1.0, 1.0)}, r"spacing_mm must have 3 numbers.*\(1\.0, 1\.0\)"),
         (nn.Conv2d(2, 2, 3), {"spacing_mm": (1.0, -2.0)}, r"spacing_mm.*positive.*\(1\.0, -2\.0\)"),
-        (nn.Conv2d(2, 2, 3), {"bank": torch.ones(2, 3, 3)}, r"bank must have shape.*\(2, 2, 3, 3\), got \(2, 3, 3\)"),
+        (
+            nn.Conv2d(2, 2, 3),
+            {"bank": torch.ones(2, 3, 3)},
+            r"bank must have shape.*\(2, 2, 3, 3\), got \(2, 3, 3\)",
+        ),
         (
             nn.Conv2d(2, 4, 3),
             {"bank": torch.ones(4, 4, 3, 3), "transform_channels": 2},
@@ -172,17 +189,29 @@ def test_errors_name_the_argument_and_what_came(conv: nn.Module, arguments: dict
 
 
 def test_takes_the_way_that_the_cost_model_finds_cheaper() -> None:
-    deep, wide = transform(nn.Conv3d(256, 256, 3, padding=1)), transform(nn.Conv2d(16, 16, 3), transform_channels=1600)
+    deep, wide = (
+        transform(nn.Conv3d(256, 256, 3, padding=1)),
+        transform(nn.Conv2d(16, 16, 3), transform_channels=1600),
+    )
     small, large = torch.empty(2, 256, 5, 7, 5), torch.empty(2, 16, 256, 256)
     assert folding.prefers_two_launches(deep, prior_of(deep), small)  # 1.8 million weights against 65,000
-    assert not folding.prefers_two_launches(wide, prior_of(wide), large)  # a hundred channels between for each output
+    assert not folding.prefers_two_launches(
+        wide, prior_of(wide), large
+    )  # a hundred channels between for each output
 
 
 @pytest.mark.parametrize(
     ("dims", "channels", "size", "two"),
-    [(3, 64, (20, 28, 20), True), (3, 256, (5, 7, 5), True), (2, 32, (256, 256), False), (2, 256, (32, 32), True)],
+    [
+        (3, 64, (20, 28, 20), True),
+        (3, 256, (5, 7, 5), True),
+        (2, 32, (256, 256), False),
+        (2, 256, (32, 32), True),
+    ],
 )
-def test_chooses_what_was_measured_to_be_faster(dims: int, channels: int, size: tuple[int, ...], two: bool) -> None:
+def test_chooses_what_was_measured_to_be_faster(
+    dims: int, channels: int, size: tuple[int, ...], two: bool
+) -> None:
     """On two cores with AMX, bf16: `python scripts/benchmark.py convs`, docs/benchmarks.md."""
     conv = transform({2: nn.Conv2d, 3: nn.Conv3d}[dims](channels, channels, 3, padding=1))
     assert folding.prefers_two_launches(conv, prior_of(conv), torch.empty(2, channels, *size)) == two

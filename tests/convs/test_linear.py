@@ -48,7 +48,9 @@ def test_basis_kernels_are_sums_of_the_filters(conv: nn.Module, arguments: dict,
 def test_sigma_grows_with_the_layers_voxels() -> None:
     deep = basis(nn.Conv2d(2, 2, 3), sigma_mm=1.0, spacing_mm=(4.0, 4.0), scale=4.0)
     fine = basis(nn.Conv2d(2, 2, 3), sigma_mm=1.0, spacing_mm=(1.0, 1.0))
-    torch.testing.assert_close(deep.parametrizations.weight[0].mixtures, fine.parametrizations.weight[0].mixtures)
+    torch.testing.assert_close(
+        deep.parametrizations.weight[0].mixtures, fine.parametrizations.weight[0].mixtures
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,10 @@ def test_one_kernel_in_mm_gives_one_response_on_two_grids() -> None:
     grid = torch.arange(0, 48, 0.5)
     image = torch.sin(grid / 6)[:, None] * torch.cos(grid / 9)[None, :]
     with torch.no_grad():
-        on_coarse, on_fine = coarse(image[None, None, ::2, ::2])[0, 0], fine(image[None, None])[0, 0, ::2, ::2]
+        on_coarse, on_fine = (
+            coarse(image[None, None, ::2, ::2])[0, 0],
+            fine(image[None, None])[0, 0, ::2, ::2],
+        )
     inner = (slice(4, -4), slice(4, -4))
     assert float((on_coarse - on_fine)[inner].abs().max()) < 0.02 * float(on_coarse[inner].abs().max())
 
@@ -159,7 +164,9 @@ def test_acs_takes_trained_2d_weights() -> None:
         conv.bias.copy_(flat.bias)
     image = torch.randn(1, 3, 8, 9)
     volume = image[..., None].expand(-1, -1, -1, -1, 5)
-    torch.testing.assert_close(conv(volume)[:, :2, :, :, 2], flat(image)[:, :2], rtol=1e-4, atol=1e-5)  # axial outputs
+    torch.testing.assert_close(
+        conv(volume)[:, :2, :, :, 2], flat(image)[:, :2], rtol=1e-4, atol=1e-5
+    )  # axial outputs
     with pytest.raises(ValueError, match=r"weight_2d must have shape .*\(6, 3, 3, 3\), got \(6, 3, 5, 5\)"):
         load_plane_weight(conv, torch.zeros(6, 3, 5, 5))
 
@@ -168,20 +175,41 @@ def test_acs_takes_trained_2d_weights() -> None:
     ("make", "message"),
     [
         (lambda: basis(nn.Conv2d(2, 2, 4)), r"kernel_size must be odd.*\(4, 4\)"),
-        (lambda: basis(nn.Conv2d(2, 2, 3), bank="wavelets"), r"bank must be one of \['gabor', 'jet', .*got 'wavelets'"),
+        (
+            lambda: basis(nn.Conv2d(2, 2, 3), bank="wavelets"),
+            r"bank must be one of \['gabor', 'jet', .*got 'wavelets'",
+        ),
         (lambda: basis(nn.Conv2d(2, 2, 3), bank=[]), r"bank must be one of .*got \[\]"),
-        (lambda: basis(nn.Conv2d(2, 2, 3), bank=torch.ones(2, 5, 5)), r"bank must have shape.*3, 3\), got \(2, 5, 5\)"),
+        (
+            lambda: basis(nn.Conv2d(2, 2, 3), bank=torch.ones(2, 5, 5)),
+            r"bank must have shape.*3, 3\), got \(2, 5, 5\)",
+        ),
         (lambda: basis(nn.Conv2d(2, 2, 3), bank=torch.zeros(1, 3, 3)), r"every weight zero"),
         (lambda: basis(nn.Conv2d(2, 2, 3), sigma_mm=0.0), r"sigma_mm must be positive, got 0\.0"),
         (lambda: basis(basis(nn.Conv2d(2, 2, 3))), r"parametrized weight already"),
         (lambda: ball(nn.Conv2d(2, 2, 2)), r"kernel_size must be odd.*\(2, 2\)"),
         (lambda: ball(nn.Conv2d(2, 2, 3), radius_mm=-1.0), r"radius_mm must be positive, got -1\.0"),
-        (lambda: ball(nn.Conv2d(2, 2, 3), spacing_mm=(1.0, 0.0)), r"spacing_mm must be positive.*\(1\.0, 0\.0\)"),
+        (
+            lambda: ball(nn.Conv2d(2, 2, 3), spacing_mm=(1.0, 0.0)),
+            r"spacing_mm must be positive.*\(1\.0, 0\.0\)",
+        ),
         (lambda: spacing(nn.Conv2d(2, 2, 3)), r"spacing_mm is needed.*got None"),
-        (lambda: spacing(nn.Conv2d(2, 2, 3), spacing_mm=(1.0,)), r"spacing_mm must have 2 numbers.*\(1\.0,\)"),
-        (lambda: spacing(nn.Conv2d(2, 2, 3), spacing_mm=(1.0, 1.0), reference_mm=0.0), r"reference_mm must be positive"),
-        (lambda: spacing(nn.Conv2d(2, 2, 3), spacing_mm=(0.001, 1.0), reference_mm=9.0), r"far coarser than the grid"),
-        (lambda: spacing(nn.Conv2d(2, 2, 3, padding="valid"), spacing_mm=(1.0, 1.0)), r"numeric or 'same' padding"),
+        (
+            lambda: spacing(nn.Conv2d(2, 2, 3), spacing_mm=(1.0,)),
+            r"spacing_mm must have 2 numbers.*\(1\.0,\)",
+        ),
+        (
+            lambda: spacing(nn.Conv2d(2, 2, 3), spacing_mm=(1.0, 1.0), reference_mm=0.0),
+            r"reference_mm must be positive",
+        ),
+        (
+            lambda: spacing(nn.Conv2d(2, 2, 3), spacing_mm=(0.001, 1.0), reference_mm=9.0),
+            r"far coarser than the grid",
+        ),
+        (
+            lambda: spacing(nn.Conv2d(2, 2, 3, padding="valid"), spacing_mm=(1.0, 1.0)),
+            r"numeric or 'same' padding",
+        ),
         (lambda: spacing(nn.Conv2d(2, 2, 3), spacing_mm=(1.0, 5.0)), r"no padding for a kernel of \(3, 1\)"),
         (lambda: acs(nn.Conv2d(2, 2, 3)), r"planes of 3D images, got Conv2d"),
         (lambda: acs(nn.Conv3d(2, 2, (1, 3, 3))), r"one odd number along all axes.*\(1, 3, 3\)"),

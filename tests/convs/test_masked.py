@@ -29,7 +29,9 @@ def test_the_weight_is_the_mask_times_the_true_weight(mask: object) -> None:
     torch.testing.assert_close(conv.weight.detach(), true * values)
 
 
-@pytest.mark.parametrize(("size", "taps"), [((3, 3, 3), 7), ((5, 3), 7), ((1, 3, 3), 5), ((1, 1, 3), 3), ((3,), 3)])
+@pytest.mark.parametrize(
+    ("size", "taps"), [((3, 3, 3), 7), ((5, 3), 7), ((1, 3, 3), 5), ((1, 1, 3), 3), ((3,), 3)]
+)
 def test_a_cross_has_the_taps_on_its_axes(size: tuple[int, ...], taps: int) -> None:
     conv = masked({1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(size)](1, 1, size))
     inside = conv.weight.detach()[0, 0] != 0
@@ -40,9 +42,14 @@ def test_a_cross_has_the_taps_on_its_axes(size: tuple[int, ...], taps: int) -> N
 
 @pytest.mark.parametrize("channels", [None, [0, 1, 2], [4, 0, 3]])
 @pytest.mark.parametrize("mask", [torch.ones(3, 3), torch.rand(3, 3), torch.rand(4, 5, 3, 3)])
-def test_a_part_of_a_wider_weight_has_the_exact_gradient(channels: list[int] | None, mask: torch.Tensor) -> None:
+def test_a_part_of_a_wider_weight_has_the_exact_gradient(
+    channels: list[int] | None, mask: torch.Tensor
+) -> None:
     wide = nn.Parameter(torch.randn(4, 5, 3, 3))
-    conv, image = masked(nn.Conv2d(3, 4, 3, bias=False), mask=mask, weight=wide, channels=channels), torch.randn(2, 3, 5, 5)
+    conv, image = (
+        masked(nn.Conv2d(3, 4, 3, bias=False), mask=mask, weight=wide, channels=channels),
+        torch.randn(2, 3, 5, 5),
+    )
     expected = F.conv2d(image, (mask * wide)[:, channels if channels else slice(3)])
     torch.testing.assert_close(conv(image), expected)
     (wanted,) = torch.autograd.grad(expected.square().sum(), wide)
@@ -75,7 +82,9 @@ def test_keep_weight_keeps_what_the_mask_lets_through() -> None:
     conv = masked(deepcopy(plain), init_from_weights=True)
     assert torch.equal(conv.weight[..., 1, :], plain.weight[..., 1, :])
     lost = plain.weight.detach()[..., ::2, ::2]
-    assert conv.approximation_error == pytest.approx(float(lost.norm() / plain.weight.detach().norm()), rel=1e-5)
+    assert conv.approximation_error == pytest.approx(
+        float(lost.norm() / plain.weight.detach().norm()), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,9 +97,18 @@ def test_keep_weight_keeps_what_the_mask_lets_through() -> None:
         ({"mask": torch.ones(2, 3, 3, 3)}, r"\(4, 3, 3, 3\), got \(2, 3, 3, 3\)"),
         ({"mask": torch.zeros(3, 3)}, r"every weight zero"),
         ({"weight": torch.ones(4, 2, 3, 3)}, r"weight must have shape .*\(4, 3, 3, 3\), got \(4, 2, 3, 3\)"),
-        ({"weight": torch.ones(4, 5, 3, 3), "channels": [0, 1]}, r"channels must be 3 different numbers.*4, got \[0, 1\]"),
-        ({"weight": torch.ones(4, 5, 3, 3), "channels": [0, 1, 1]}, r"3 different numbers from 0 to 4, got \[0, 1, 1\]"),
-        ({"weight": torch.ones(4, 5, 3, 3), "channels": [0, 1, 5]}, r"3 different numbers from 0 to 4, got \[0, 1, 5\]"),
+        (
+            {"weight": torch.ones(4, 5, 3, 3), "channels": [0, 1]},
+            r"channels must be 3 different numbers.*4, got \[0, 1\]",
+        ),
+        (
+            {"weight": torch.ones(4, 5, 3, 3), "channels": [0, 1, 1]},
+            r"3 different numbers from 0 to 4, got \[0, 1, 1\]",
+        ),
+        (
+            {"weight": torch.ones(4, 5, 3, 3), "channels": [0, 1, 5]},
+            r"3 different numbers from 0 to 4, got \[0, 1, 5\]",
+        ),
     ],
 )
 def test_errors_name_the_argument_and_what_came(arguments: dict, message: str) -> None:

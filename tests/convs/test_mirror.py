@@ -87,7 +87,9 @@ def test_fold_leaves_a_plain_network_of_equal_output(name: str) -> None:
     folded, plain = fold_convs(network), NETWORKS[name][0]()
     torch.testing.assert_close(folded(image), network(image), rtol=1e-5, atol=1e-5)
     assert not [m for m in folded.modules() if type(m).__module__.startswith("medconv.convs")]
-    assert {k: v.shape for k, v in folded.state_dict().items()} == {k: v.shape for k, v in plain.state_dict().items()}
+    assert {k: v.shape for k, v in folded.state_dict().items()} == {
+        k: v.shape for k, v in plain.state_dict().items()
+    }
     assert mirror_axes(network) == (0, 1) and mirror_axes(folded) == () == mirror_axes(plain)
 
 
@@ -160,7 +162,9 @@ class Untied(nn.Module):
 
 
 class Multiplied(nn.Module):
-    """The image joined to fields of it: they are then plain images, which every layer around can only symmetrise."""
+    """The image joined to fields of it: they are then plain images, which every layer around can only
+    symmetrise.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,15 +177,22 @@ class Multiplied(nn.Module):
 @pytest.mark.parametrize(
     ("build", "shape", "axes", "message"),
     [
-        (lambda: nets.UNet(3, 1, 2, (8, 16), (2,), num_res_units=2), (16,) * 3, (0,), r"layer model\.0\.\S+ \(Conv3d\)"),
-        (lambda: nets.DynUNet(3, 1, 2, [3] * 3, [1, 2, 2], [2, 2], filters=[8, 16, 16]), (16,) * 3, (1,), r"layer \S+conv \(Conv3d\)"),
-        (lambda: nets.SegResNet(3, init_filters=16, out_channels=2), (16,) * 3, (0,), r"layer down_layers\.1\.0\S* \(Conv3d\)"),
-        (lambda: UNet(2, 1, 2, (6, 8), (2,)), (16, 16), (0, 1), r"layer encoder\.0\.0: channels must be divisible by 4.*got 6"),
+        (lambda: nets.UNet(3, 1, 2, (8, 16), (2,), num_res_units=2), (16,) * 3, (0,), r"layer model\.0\.\S+ "
+                                                                                      r"\(Conv3d\)"),
+        (lambda: nets.DynUNet(3, 1, 2, [3] * 3, [1, 2, 2], [2, 2], filters=[8, 16, 16]), (16,) * 3, (1,), r"layer \S+conv "
+                                                                                                          r"\(Conv3d\)"),
+        (lambda: nets.SegResNet(3, init_filters=16, out_channels=2), (16,) * 3, (0,), r"layer down_layers\.1\.0\S* "
+                                                                                      r"\(Conv3d\)"),
+        (lambda: UNet(2, 1, 2, (6, 8), (2,)), (16, 16), (0, 1), r"layer encoder\.0\.0: channels must be "
+                                                                r"divisible by 4.*got 6"),
         (lambda: UNet(2, 1, 2, (8, 8), (2,)), (16, 16), (2,), r"axes must lie below 2.*got \[2\]"),
         (Untied, (8, 8), (0,), r"breaks it"),
-        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(4, 4), nn.Conv2d(4, 1, 3)), (8, 8), (0,), r"groups of 1 channels split"),
-        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 1, 3)), (8, 8), (0,), r"layer 1: needs groups=1 or"),
-        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 2)), (8, 8), (0,), r"layer 1 \(Flatten\)|layer 2 \(Linear\)"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(4, 4), nn.Conv2d(4, 1, 3)), (8, 8), (0,), r"groups of 1 channels "
+                                                                                                          r"split"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 1, 3)), (8, 8), (0,), r"layer 1: needs groups=1 "
+                                                                                                                    r"or"),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 2)), (8, 8), (0,), r"layer 1 \(Flatten\)|layer 2 "
+                                                                                                   r"\(Linear\)"),
     ],
 )  # fmt: skip
 def test_networks_that_cannot_be_equivariant_are_refused_by_layer(

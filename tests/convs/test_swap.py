@@ -20,9 +20,14 @@ DOWN, UP, POINT = "down-sampling by its kernel", "transposed", "1x1"
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, dict[str, int]]] = {
     "unet 3d": (lambda: UNet(3, 1, 2, (4, 6, 8), (2, (1, 2, 2))), 10, {DOWN: 2, UP: 2, POINT: 1}),
     "unet 2d": (lambda: UNet(2, 1, 2, (4, 8), (2,), kernel_size=(5, 3)), 6, {DOWN: 1, UP: 1, POINT: 1}),
-    # Residual units: two convolutions, and a strided 3x3 or a 1x1 on the short cut; the last unit of the way up has one.
+    # Residual units: two convolutions, and a strided 3x3 or a 1x1 on the short cut; the last unit of the way
+    # up has one.
     "monai unet": (lambda: nets.UNet(3, 1, 2, (4, 8), (2,), num_res_units=2), 6, {POINT: 1, UP: 1}),
-    "monai dynunet": (lambda: nets.DynUNet(3, 1, 2, [3] * 3, [1, 2, 2], [2, 2], filters=[4, 6, 8]), 10, {POINT: 1, UP: 2}),
+    "monai dynunet": (
+        lambda: nets.DynUNet(3, 1, 2, [3] * 3, [1, 2, 2], [2, 2], filters=[4, 6, 8]),
+        10,
+        {POINT: 1, UP: 2},
+    ),
     # One stem, three blocks of two, one step down; norms of 8 groups.
     "monai segresnet": (
         lambda: nets.SegResNet(3, init_filters=8, blocks_down=(1, 1), blocks_up=(1,), upsample_mode="deconv"),
@@ -35,11 +40,19 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, dict[str, int]]] = {
 # 3D, 32 voxels: number of spatial convolutions, and of those that stay.
 MONAI: dict[str, tuple[Callable[[], nn.Module], int, dict[str, int]]] = {
     "unet": (lambda: nets.UNet(3, 1, 2, (4, 8, 8), (2, 2), num_res_units=2), 10, {UP: 2}),
-    "dynunet": (lambda: nets.DynUNet(3, 1, 2, [3] * 3, [1, 2, 2], [2, 2], filters=[4, 6, 8]), 10, {POINT: 1, UP: 2}),
+    "dynunet": (
+        lambda: nets.DynUNet(3, 1, 2, [3] * 3, [1, 2, 2], [2, 2], filters=[4, 6, 8]),
+        10,
+        {POINT: 1, UP: 2},
+    ),
     "segresnet": (lambda: nets.SegResNet(3, 8, blocks_down=(1, 1), blocks_up=(1,)), 8, {POINT: 2}),
     "basicunet": (lambda: nets.BasicUNet(3, 1, 2, features=(4, 4, 8, 8, 8, 4)), 18, {UP: 4, POINT: 1}),
     "resnet": (lambda: nets.resnet10(spatial_dims=3, n_input_channels=1, num_classes=2), 9, {POINT: 3}),
-    "densenet": (lambda: nets.DenseNet(3, 1, 2, init_features=8, growth_rate=4, block_config=(2, 2)), 5, {POINT: 5}),
+    "densenet": (
+        lambda: nets.DenseNet(3, 1, 2, init_features=8, growth_rate=4, block_config=(2, 2)),
+        5,
+        {POINT: 5},
+    ),
     "mednext": (lambda: nets.MedNeXt(3, 8, 1, 2), 22, {POINT: 53, UP: 5}),
 }
 
@@ -123,7 +136,9 @@ def test_where_selects_by_name() -> None:
 
 def test_report_is_one_line() -> None:
     report = swap_convs(UNet(2, 1, 2, (4, 8), (2,)), transform)
-    assert str(report) == "6 convolutions swapped, 3 kept (1 down-sampling by its kernel, 1 transposed, 1 1x1)"
+    assert (
+        str(report) == "6 convolutions swapped, 3 kept (1 down-sampling by its kernel, 1 transposed, 1 1x1)"
+    )
     assert str(SwapReport(["a"])) == "1 convolutions swapped, 0 kept"
 
 
@@ -131,9 +146,17 @@ def test_report_is_one_line() -> None:
     ("network", "where", "message"),
     [
         (nn.Sequential(nn.Linear(2, 2)), None, r"no convolution of Sequential could be swapped: 0 .* 0 kept"),
-        (nn.Sequential(nn.Conv2d(1, 2, 1), nn.ConvTranspose2d(2, 1, 3)), None, r"2 kept \(1 1x1, 1 transposed\)"),
+        (
+            nn.Sequential(nn.Conv2d(1, 2, 1), nn.ConvTranspose2d(2, 1, 3)),
+            None,
+            r"2 kept \(1 1x1, 1 transposed\)",
+        ),
         (nn.Sequential(nn.Conv2d(2, 2, 3)), "decoder", r"1 not matched by 'decoder'"),
-        (nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Conv3d(1, 1, 2, 2)), None, r"1 grouped, 1 down-sampling by its"),
+        (
+            nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Conv3d(1, 1, 2, 2)),
+            None,
+            r"1 grouped, 1 down-sampling by its",
+        ),
         (nn.Sequential(transform(nn.Conv2d(2, 2, 3))), None, r"1 parametrized already"),
         (nets.MedNeXt(3, 4, 1, 2), None, r"53 1x1, 22 grouped, 5 transposed"),
     ],
@@ -151,7 +174,9 @@ def test_every_convolution_goes_into_every_network(name: str, conv: str) -> None
     network, image = build(), torch.randn(2, 1, 32, 32, 32)
     grid = {"spacing_mm": (1.0, 1.0, 1.0), "example": image} if conv in IN_MM else {}
     if name == "mednext" and conv in UNGROUPED:
-        with pytest.raises(ValueError, match=r"0 convolutions swapped, 80 kept \(53 1x1, 22 grouped, 5 transposed\)"):
+        with pytest.raises(
+            ValueError, match=r"0 convolutions swapped, 80 kept \(53 1x1, 22 grouped, 5 transposed\)"
+        ):
             swap_convs(network, LAYERS[conv], **grid)
         return
     report = swap_convs(network, LAYERS[conv], **grid)
@@ -181,9 +206,15 @@ def test_layers_are_told_the_voxels_of_their_own_grid() -> None:
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        ({"spacing_mm": (1.0, 1.0)}, r"spacing_mm=\(1\.0, 1\.0\) needs an example of 2 spatial axes, got None"),
+        (
+            {"spacing_mm": (1.0, 1.0)},
+            r"spacing_mm=\(1\.0, 1\.0\) needs an example of 2 spatial axes, got None",
+        ),
         ({"spacing_mm": (1.0, 1.0), "example": torch.zeros(1, 1, 8)}, r"2 spatial axes, got \(1, 1, 8\)"),
-        ({"spacing_mm": (1.0, -1.0), "example": torch.zeros(1, 1, 8, 8)}, r"positive along every axis, got \(1\.0, -1\.0\)"),
+        (
+            {"spacing_mm": (1.0, -1.0), "example": torch.zeros(1, 1, 8, 8)},
+            r"positive along every axis, got \(1\.0, -1\.0\)",
+        ),
     ],
 )
 def test_spacing_needs_an_example_and_positive_numbers(grid: dict, message: str) -> None:
@@ -236,7 +267,11 @@ def test_plain_changes_nothing() -> None:
 def test_a_network_that_is_one_convolution() -> None:
     conv = nn.Conv2d(1, 2, 3)
     assert swap_convs(conv, transform).swapped == [""]
-    assert sorted(conv.state_dict()) == ["bias", "parametrizations.weight.0.bank", "parametrizations.weight.original"]
+    assert sorted(conv.state_dict()) == [
+        "bias",
+        "parametrizations.weight.0.bank",
+        "parametrizations.weight.original",
+    ]
     assert type(fold_convs(conv)) is nn.Conv2d
     with pytest.raises(ValueError, match="bare Conv2d cannot be replaced"):
         swap_convs(nn.Conv2d(1, 2, 3), lambda layer: nn.Sequential(layer))

@@ -1,4 +1,6 @@
-"""medconv/convs/tensor_parallel.py: two processes against one, in double precision, and the bytes that they exchange."""
+"""medconv/convs/tensor_parallel.py: two processes against one, in double precision, and the bytes that
+they exchange.
+"""
 
 import os
 import socket
@@ -23,7 +25,10 @@ from medconv.models.unet import UNet
 from medconv.training.optim.muon import Muon
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
-NORM = {"instance": {2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}, "batch": {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}}
+NORM = {
+    "instance": {2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d},
+    "batch": {2: nn.BatchNorm2d, 3: nn.BatchNorm3d},
+}
 SIZE = (7, 6, 5)
 WHOLE = StateDictOptions(full_state_dict=True)
 ATOMS = {"rtol": 1e-12, "atol": 1e-12}
@@ -48,7 +53,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, str], int]] = {
         {"^1$": "out"},
         2,
     ),
-    "in, strided, reflected, no bias": (lambda: layers(2, stride=2, padding_mode="reflect", bias=False), {"^1$": "in"}, 2),
+    "in, strided, reflected, no bias": (
+        lambda: layers(2, stride=2, padding_mode="reflect", bias=False),
+        {"^1$": "in"},
+        2,
+    ),
     "one after the other": (lambda: layers(3), {"^1$": "out", "^3$": "in"}, 3),
     **{f"pair {n} {d}d": (lambda d=d, n=n: block(d, n), {"^1$": "pair"}, d) for n in NORM for d in (2, 3)},  # type: ignore[misc]
     "our U-Net": (
@@ -182,9 +191,17 @@ def no_gradients(mesh: Any) -> None:
 def refusals(mesh: Any) -> None:
     conv = nn.Conv2d
     for network, plan, words in (
-        (nn.Sequential(conv(4, 4, 3, groups=2)), {"0": "out"}, "layer 0: .*groups=1 can be divided, this is groups=2"),
+        (
+            nn.Sequential(conv(4, 4, 3, groups=2)),
+            {"0": "out"},
+            "layer 0: .*groups=1 can be divided, this is groups=2",
+        ),
         (nn.Sequential(nn.ConvTranspose2d(4, 4, 2)), {"": "in"}, "layer 0: .* this is a transposed one"),
-        (conv(1, 4, 3), {"": "in"}, "1 input channels cannot be divided over 2 processes, some would get none"),
+        (
+            conv(1, 4, 3),
+            {"": "in"},
+            "1 input channels cannot be divided over 2 processes, some would get none",
+        ),
         (nn.Sequential(conv(4, 4, 3)), {"1": "in"}, "plan: '1' matches no layer for 'in' of Sequential"),
         (nn.Sequential(conv(4, 4, 3)), {"0": "row"}, "plan: '0' must be one of .*, got 'row'"),
         (nn.Sequential(conv(4, 4, 3)), {"": "pair"}, "a pair has two convolutions, this one has 1"),
@@ -193,7 +210,11 @@ def refusals(mesh: Any) -> None:
             {"": "pair"},
             "GroupNorm within a pair may mix channels",
         ),
-        (nn.Sequential(c := conv(4, 4, 3), c, conv(4, 4, 3)), {"0": "in"}, "layer 0: another layer has the same weights"),
+        (
+            nn.Sequential(c := conv(4, 4, 3), c, conv(4, 4, 3)),
+            {"0": "in"},
+            "layer 0: another layer has the same weights",
+        ),
         (
             nn.Sequential(nn.utils.parametrizations.weight_norm(conv(4, 4, 3))),
             {"0": "in"},

@@ -35,7 +35,9 @@ def test_spacing_of_an_oblique_grid() -> None:
     assert grid.orientation == "".join(nib.aff2axcodes(oblique())) == "RAS"
 
 
-@pytest.mark.parametrize(("shape", "wanted"), [((4, 5), (4, 5, 1)), ((4, 5, 6), (4, 5, 6)), ((4, 5, 6, 3), (4, 5, 6))])
+@pytest.mark.parametrize(
+    ("shape", "wanted"), [((4, 5), (4, 5, 1)), ((4, 5, 6), (4, 5, 6)), ((4, 5, 6, 3), (4, 5, 6))]
+)
 def test_shape_has_three_axes_and_no_channels(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     assert Grid.of(shape, np.eye(4)).shape == wanted
 
@@ -56,7 +58,9 @@ def test_corner_distance_of_a_shift_counts_voxels(axis: int, origin: float) -> N
 
 
 def test_corner_distance_is_the_largest_of_the_corners() -> None:
-    """A spacing that is wrong by 1 % puts the last edge of 20 voxels, at 19.5, off by 0.195 voxels; the origin agrees."""
+    """A spacing that is wrong by 1 % puts the last edge of 20 voxels, at 19.5, off by 0.195 voxels; the
+    origin agrees.
+    """
     grid, other = Grid.of(SHAPE, np.diag([1.0, 1, 1, 1])), Grid.of(SHAPE, np.diag([1.01, 1, 1, 1]))
     assert grid.corner_distance(other) == pytest.approx(0.195)
     corners = np.array([[x, y, z] for x in (-0.5, 19.5) for y in (-0.5, 23.5) for z in (-0.5, 9.5)])
@@ -69,7 +73,9 @@ def test_corner_distance_is_the_largest_of_the_corners() -> None:
 @pytest.mark.parametrize("origin", [0.0, -37.5, 1e6])
 @pytest.mark.parametrize("angles", [(0, 0, 0), (20, -35, 10)])
 @pytest.mark.parametrize("axis", range(3))
-def test_agreement_within_a_hundredth_of_a_voxel(axis: int, angles: tuple[float, float, float], origin: float) -> None:
+def test_agreement_within_a_hundredth_of_a_voxel(
+    axis: int, angles: tuple[float, float, float], origin: float
+) -> None:
     affine = oblique(angles, origin)
 
     def moved(voxels: float) -> Grid:
@@ -78,7 +84,9 @@ def test_agreement_within_a_hundredth_of_a_voxel(axis: int, angles: tuple[float,
         return Grid.of(SHAPE, other)
 
     check_same_grid(HERE, moved(0), THERE, moved(0.0099))
-    with pytest.raises(ValueError, match=r"label\.nii\.gz: its affine puts .* 0\.02 voxels from where image\.nii\.gz"):
+    with pytest.raises(
+        ValueError, match=r"label\.nii\.gz: its affine puts .* 0\.02 voxels from where image\.nii\.gz"
+    ):
         check_same_grid(HERE, moved(0), THERE, moved(0.02))
 
 

@@ -1,4 +1,6 @@
-"""medconv/data/left_right.py and what `data.flip_label_pairs` changes: augmentation, test-time augmentation, equivariant networks."""
+"""medconv/data/left_right.py and what `data.flip_label_pairs` changes: augmentation, test-time
+augmentation, equivariant networks.
+"""
 
 import json
 import logging
@@ -19,15 +21,24 @@ NAMES = ("background", "left_kidney", "spleen", "right_kidney", "lung_l", "lung_
 
 
 def test_pairs_are_class_numbers() -> None:
-    assert left_right.flip_label_pairs([["left_kidney", "right_kidney"], ["lung_r", "lung_l"]], NAMES) == ((1, 3), (5, 4))
+    assert left_right.flip_label_pairs([["left_kidney", "right_kidney"], ["lung_r", "lung_l"]], NAMES) == (
+        (1, 3),
+        (5, 4),
+    )
     assert left_right.flip_label_pairs(None, NAMES) == left_right.flip_label_pairs([], NAMES) == ()
 
 
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([["left_kidny", "right_kidney"]], r"data\.flip_label_pairs: left_kidny is no class.*did you mean left_kidney\?"),
-        ([["liver!", "spleen"]], r"data\.flip_label_pairs: liver! is no class.*the classes are left_kidney, spleen"),
+        (
+            [["left_kidny", "right_kidney"]],
+            r"data\.flip_label_pairs: left_kidny is no class.*did you mean left_kidney\?",
+        ),
+        (
+            [["liver!", "spleen"]],
+            r"data\.flip_label_pairs: liver! is no class.*the classes are left_kidney, spleen",
+        ),
         ([["background", "spleen"]], r"data\.flip_label_pairs: background is no class of the foreground"),
         (
             [["spleen", "spleen"]],
@@ -37,7 +48,10 @@ def test_pairs_are_class_numbers() -> None:
         ([["spleen", "lung_l", "lung_r"]], r"data\.flip_label_pairs needs pairs"),
         (["lung_l", "lung_r"], r"data\.flip_label_pairs needs pairs.*got \['lung_l', 'lung_r'\]"),
         ("lung_l", r"data\.flip_label_pairs needs pairs.*got lung_l"),
-        ([["lung_l", "lung_r"], ["lung_r", "spleen"]], r"data\.flip_label_pairs: a class has one partner, lung_r has more"),
+        (
+            [["lung_l", "lung_r"], ["lung_r", "spleen"]],
+            r"data\.flip_label_pairs: a class has one partner, lung_r has more",
+        ),
     ],
 )
 def test_bad_pairs(pairs: Any, message: str) -> None:
@@ -97,7 +111,12 @@ PAIRS = "data.flip_label_pairs=[[left_kidney,right_kidney]]"
 
 
 def test_pairs_reach_augmentation_validation_and_prediction(kidneys: Path, tmp_path: Path) -> None:
-    settings = [PAIRS, "augmentation.mirror_axes=[0]", "task.mirror_axes=[0]", f"augmentation._target_={__name__}.Seen"]
+    settings = [
+        PAIRS,
+        "augmentation.mirror_axes=[0]",
+        "task.mirror_axes=[0]",
+        f"augmentation._target_={__name__}.Seen",
+    ]
     tiny.train(kidneys, tmp_path / "run", *settings, "trainer.max_steps=1")
     assert Seen.given["flip_label_pairs"] == ((1, 2),) and Seen.given["left_right_axis"] == 0
     model = run.load(tmp_path / "run/checkpoints/last.ckpt")
@@ -118,7 +137,9 @@ class Seen:
 
 @pytest.mark.parametrize("more", [[], ["data.spatial_dims=2"]])
 def test_an_equivariant_network_is_refused(kidneys: Path, tmp_path: Path, more: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"conv=mirror along axis 0.*cannot tell left_kidney from right_kidney"):
+    with pytest.raises(
+        ConfigError, match=r"conv=mirror along axis 0.*cannot tell left_kidney from right_kidney"
+    ):
         tiny.train(kidneys, tmp_path / "run", PAIRS, "conv=mirror", *more)
 
 
@@ -139,12 +160,17 @@ def test_with_regions_no_pairs_are_recommended(
 ) -> None:
     """`data.flip_label_pairs` does not go with regions; and what no region tells apart may be exchanged."""
     targets = {"names": list(regions), "values": list(regions.values())}
-    left_right.warn_of_lookalikes({"class_names": list(NAMES[:5]), "overlapping": True, "targets": targets}, (0,), ())
+    left_right.warn_of_lookalikes(
+        {"class_names": list(NAMES[:5]), "overlapping": True, "targets": targets}, (0,), ()
+    )
     found = [record.getMessage() for record in caplog.records]
     assert found == (
         []
         if said is None
-        else [f"augmentation.mirror_axes=[0] exchanges left and right but no regions: {said}; mirror along other axes"]
+        else [
+            f"augmentation.mirror_axes=[0] exchanges left and right but no regions: {said}; mirror along "
+            "other axes"
+        ]
     )
 
 

@@ -1,4 +1,6 @@
-"""medconv/evaluation/image_level_folds.py, through medconv/evaluation/cross_validation.py: a cross-validation on whole images, from what runs leave in a folder."""
+"""medconv/evaluation/image_level_folds.py, through medconv/evaluation/cross_validation.py: a
+cross-validation on whole images, from what runs leave in a folder.
+"""
 
 import csv
 import json
@@ -15,7 +17,9 @@ from medconv.targets.image_level import ImageLevelTargets
 CLASSES, NUMBERS = ImageLevelTargets("multiclass", ("no", "yes")), ImageLevelTargets("regression", ("age",))
 
 
-def write_runs(home: Path, image_targets: ImageLevelTargets, cases: int = 12) -> tuple[np.ndarray, np.ndarray]:
+def write_runs(
+    home: Path, image_targets: ImageLevelTargets, cases: int = 12
+) -> tuple[np.ndarray, np.ndarray]:
     """Three folds, of which the last has no score yet."""
     rng = np.random.default_rng(0)
     values = (np.arange(cases) // 3 % 2).astype(float)[:, None]
@@ -29,11 +33,17 @@ def write_runs(home: Path, image_targets: ImageLevelTargets, cases: int = 12) ->
             "value_means": [30.0 + fold],
             "value_stds": [1 + fold],
         }
-        loss = {"class_counts": own["class_counts"], "num_cases": 8 + fold}  # what follows from a fold's training cases
+        loss = {
+            "class_counts": own["class_counts"],
+            "num_cases": 8 + fold,
+        }  # what follows from a fold's training cases
         derived = {"image_targets": image_targets.plain(), "train_cases": f"8 cases, {fold}", **own}
         config = {"data": {"fold": fold, "num_folds": 3, "splits": None}, "derived": derived, "loss": loss}
         OmegaConf.save(OmegaConf.create(config), run / "config.yaml")
-        rows = {f"c{i}": {"outputs": outputs[i].tolist(), "values": values[i].tolist()} for i in range(fold, cases, 3)}
+        rows = {
+            f"c{i}": {"outputs": outputs[i].tolist(), "values": values[i].tolist()}
+            for i in range(fold, cases, 3)
+        }
         status = {"status": "done", "val/cases": rows} if fold < 2 else {"status": "failed"}
         (run / "summary.json").write_text(json.dumps(status))
     chosen = [i for i in range(cases) if i % 3 < 2]
@@ -53,10 +63,17 @@ def test_scores_are_over_all_cases_together(image_targets: ImageLevelTargets, tm
     of_folds = [one["scores"][name] for one in summary["folds"]]
     assert summary["mean_of_folds"][name] == pytest.approx(np.mean(of_folds))
     shown = cross_validation.table(found)
-    assert "2 of 3 folds" in shown and f"{summary['mean'][name]:.4f}" in shown and "without fold 2 (failed)" in shown
+    assert (
+        "2 of 3 folds" in shown
+        and f"{summary['mean'][name]:.4f}" in shown
+        and "without fold 2 (failed)" in shown
+    )
     content = json.loads(cross_validation.write(tmp_path, [found]).read_text())["crossvalidations"]
     assert content[0]["image_targets"] == image_targets.plain()
     with (tmp_path / cross_validation.CSV).open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 8 and float(rows[0][f"output/{image_targets.names[0]}"]) == content[0]["cases"][0]["outputs"][0]
+    assert (
+        len(rows) == 8
+        and float(rows[0][f"output/{image_targets.names[0]}"]) == content[0]["cases"][0]["outputs"][0]
+    )
     assert cross_validation.read(tmp_path)[0].label == ""

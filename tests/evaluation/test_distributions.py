@@ -1,4 +1,6 @@
-"""medconv/evaluation/distributions.py: box plots as SVG, with a mark and a tooltip for each case, in the page's colours."""
+"""medconv/evaluation/distributions.py: box plots as SVG, with a mark and a tooltip for each case, in the
+page's colours.
+"""
 
 import re
 import warnings
@@ -38,7 +40,9 @@ def test_a_dot_for_each_case_and_a_count_beyond_the_axis() -> None:
 
 
 def test_dots_and_box_stand_where_the_axis_says() -> None:
-    """Five cases from 0 to 4: the dots are evenly spaced between the ticks of 0 and 4, the box from 1 to 3."""
+    """Five cases from 0 to 4: the dots are evenly spaced between the ticks of 0 and 4, the box from 1 to
+    3.
+    """
     root = svg({str(i): float(i) for i in range(5)}, "")
     place = {text.text: float(text.attrib["x"]) for text in root.iter("text")}
     expected = np.linspace(place["0"], place["4"], 5)

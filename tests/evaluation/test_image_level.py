@@ -1,4 +1,6 @@
-"""medconv/evaluation/image_level.py, answers.py, whole_report.py: tables against each other, their numbers and pages, and faults."""
+"""medconv/evaluation/image_level.py, answers.py, whole_report.py: tables against each other, their numbers
+and pages, and faults.
+"""
 
 import csv
 import json
@@ -34,9 +36,17 @@ def tables(root: Path, cases: int = 12) -> tuple[Path, Path, np.ndarray, np.ndar
     second = rng.random(cases).round(3)
     outputs, truth = np.stack([1 - second, second], 1), (np.arange(cases) % 2).astype(float)
     evaluation_tables = [[f"c{i}", CLASSES.names[o.argmax()], *o] for i, o in enumerate(outputs)]
-    labels = [[f"images/c{i}.png", CLASSES.names[int(t)], "train" if i < 4 else "testing"] for i, t in enumerate(truth)]
+    labels = [
+        [f"images/c{i}.png", CLASSES.names[int(t)], "train" if i < 4 else "testing"]
+        for i, t in enumerate(truth)
+    ]
     predictions = write(root / "predictions.csv", ["case", "predicted", *CLASSES.names], *evaluation_tables)
-    return predictions, write(root / "labels.csv", ["path", "label", "split"], *labels), outputs, truth[:, None]
+    return (
+        predictions,
+        write(root / "labels.csv", ["path", "label", "split"], *labels),
+        outputs,
+        truth[:, None],
+    )
 
 
 def test_numbers_are_those_of_scoring(tmp_path: Path) -> None:
@@ -46,15 +56,22 @@ def test_numbers_are_those_of_scoring(tmp_path: Path) -> None:
     assert result["intervals"]["auc"] == list(image_level.intervals(CLASSES, outputs, truth)["auc"])
     assert result["per_class"] == image_level.per_name(CLASSES, outputs, truth)
     part = evaluation_image_level.evaluate(predictions, labels, part="test")
-    assert part["mean"] == image_level.measure(CLASSES, outputs[4:], truth[4:]) and part["cases"][0]["case"] == "c4"
+    assert (
+        part["mean"] == image_level.measure(CLASSES, outputs[4:], truth[4:])
+        and part["cases"][0]["case"] == "c4"
+    )
     json.dumps(result, allow_nan=False)
 
 
 def test_findings_and_numbers_without_a_record(tmp_path: Path) -> None:
-    evaluation_tables = write(tmp_path / "p.csv", ["case", "a", "b"], ["x", 0.2, 0.9], ["y", 0.8, 0.1], ["z", 0.5, 0.6])
+    evaluation_tables = write(
+        tmp_path / "p.csv", ["case", "a", "b"], ["x", 0.2, 0.9], ["y", 0.8, 0.1], ["z", 0.5, 0.6]
+    )
     findings = write(tmp_path / "f.csv", ["case", "a", "b"], ["x", 0, 1], ["y", 1, 0], ["z", 1, 1])
     numbers = write(tmp_path / "n.csv", ["case", "a", "b"], ["x", 0.3, 1], ["y", 1, 0], ["z", 1, 1])
-    assert evaluation_image_level.evaluate(evaluation_tables, findings)["image_targets"]["kind"] == "multilabel"
+    assert (
+        evaluation_image_level.evaluate(evaluation_tables, findings)["image_targets"]["kind"] == "multilabel"
+    )
     result = evaluation_image_level.evaluate(evaluation_tables, numbers)
     assert result["image_targets"]["kind"] == "regression"
     assert result["mean"]["mae"] == pytest.approx(np.mean([0.1, 0.1, 0.2, 0.1, 0.5, 0.4]))
@@ -75,7 +92,9 @@ def test_names_that_are_columns_already(tmp_path: Path, kind: str) -> None:
     assert found.image_targets == image_targets and list(found.outputs) == ["x", "y"]
     np.testing.assert_allclose(np.stack(list(found.outputs.values())), outputs)
     if kind == "multilabel":
-        labels = write(tmp_path / "l.csv", ["path", *image_targets.names], ["x.png", 1, 0, 0], ["y.png", 1, 1, 0])
+        labels = write(
+            tmp_path / "l.csv", ["path", *image_targets.names], ["x.png", 1, 0, 0], ["y.png", 1, 1, 0]
+        )
         assert evaluation_tables.read_truth(labels, image_targets).values == {"x": (1, 0, 0), "y": (1, 1, 0)}
 
 
@@ -109,16 +128,27 @@ def test_the_page_stands_alone_and_names_cannot_become_html(tmp_path: Path) -> N
     ("change", "said"),
     [
         (lambda p, q: p.unlink(), r"--predictions .*predictions.csv: no such file, expected a table \(CSV\)"),
-        (lambda p, q: write(p, ["name", "x"], ["a", 1]), "no column 'case', expected a table as medconv predict writes it"),
-        (lambda p, q: write(p, ["case", "predicted", "cat", "dog"], ["c0", "cat", 1, "high"]), "row 2: column 'dog' must hold a finite number, got 'high'"),
-        (lambda p, q: write(p, ["case", "predicted", "cat", "dog"], ["c0", "cat", 1.5, 0]), "row 2: expected probabilities, from 0 to 1"),
-        (lambda p, q: write(p, ["case", "predicted", "cat", "dog"], *[["c0", "cat", 1, 0]] * 2), "row 3: case c0 is there twice"),
-        (lambda p, q: write(q, ["path", "label"], ["c0.png", "mouse"]), "labels.csv, row 2: 'mouse' is no class of the predictions; they are cat"),
+        (lambda p, q: write(p, ["name", "x"], ["a", 1]), "no column 'case', expected a table as medconv "
+                                                         "predict writes it"),
+        (lambda p, q: write(p, ["case", "predicted", "cat", "dog"], ["c0", "cat", 1, "high"]), "row 2: column 'dog' must hold a finite "
+                                                                                               "number, got "
+                                                                                               "'high'"),
+        (lambda p, q: write(p, ["case", "predicted", "cat", "dog"], ["c0", "cat", 1.5, 0]), "row 2: expected probabilities, from 0 "
+                                                                                            "to 1"),
+        (lambda p, q: write(p, ["case", "predicted", "cat", "dog"], *[["c0", "cat", 1, 0]] * 2), "row 3: case c0 is there "
+                                                                                                 "twice"),
+        (lambda p, q: write(q, ["path", "label"], ["c0.png", "mouse"]), "labels.csv, row 2: 'mouse' is no class "
+                                                                        "of the predictions; they are cat"),
         (lambda p, q: write(q, ["path", "kind"], ["c0.png", "cat"]), "no column 'label'; it has path, kind"),
         (lambda p, q: write(q, ["label"], ["cat"]), "a column 'case' or 'path' is needed"),
         (lambda p, q: write(q, ["path", "label"], ["c0.png", "cat"]), "no row for c1, c2, c3"),
-        (lambda p, q: write(q, ["path", "label"], ["other.png", "cat"]), "none of the cases of .*predictions.csv, such as c0"),
-        (lambda p, q: (p.parent / "prediction.json").write_text('{"image_targets": {"kind": "classes", "names": ["a", "b"]}}'), "its columns are cat, .*; prediction.json beside it speaks of a, b"),
+        (lambda p, q: write(q, ["path", "label"], ["other.png", "cat"]), "none of the cases of .*predictions.csv, "
+                                                                         "such as c0"),
+        (lambda p, q: (p.parent / "prediction.json").write_text('{"image_targets": {"kind": "multiclass", '
+                                                                '"names": ["a", '
+                                                                '"b"]}}'), "its columns are cat, .*; "
+                                                                           "prediction.json beside it speaks of a, "
+                                                                           "b"),
     ],
 )  # fmt: skip
 def test_faults_of_tables(tmp_path: Path, change: Any, said: str) -> None:
@@ -136,7 +166,9 @@ def test_a_part_without_a_row(tmp_path: Path) -> None:
         evaluation_image_level.evaluate(predictions, labels, part="val", split="fold")
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     predictions, labels, _, _ = tables(tmp_path)
 
     def call(*words: object) -> int:
@@ -147,7 +179,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert said.startswith("8 cases of test\nAUC ") and "s.html" in said
     with (tmp_path / "out/s.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 8 and rows[0]["case"] == "c4" and rows[0]["truth/class"] == "cat" and "output/cat" in rows[0]
+    assert (
+        len(rows) == 8
+        and rows[0]["case"] == "c4"
+        and rows[0]["truth/class"] == "cat"
+        and "output/cat" in rows[0]
+    )
     assert call("--predictions", predictions) == 1
     assert "are measured against --labels" in capsys.readouterr().err
     assert call("--predictions", tmp_path, "--references", tmp_path, "--split", "test") == 1

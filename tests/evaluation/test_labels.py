@@ -1,4 +1,6 @@
-"""medconv/evaluation/labels.py: classes and tolerances from files that somebody may have sent, and from options."""
+"""medconv/evaluation/labels.py: classes and tolerances from files that somebody may have sent, and from
+options.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +10,14 @@ import numpy as np
 import pytest
 
 from medconv.evaluation import labels as evaluation_labels
-from medconv.evaluation.labels import Tolerance, agreed_targets, check_declared, numbered, targets_of, tolerances
+from medconv.evaluation.labels import (
+    Tolerance,
+    agreed_targets,
+    check_declared,
+    numbered,
+    targets_of,
+    tolerances,
+)
 from medconv.inference.predict import RECORD
 from medconv.targets.segmentation import SegmentationTargets
 
@@ -29,9 +38,9 @@ def test_targets_from_the_record_then_the_dataset(tmp_path: Path) -> None:
     regions = {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}
     found = targets_of(*folders(tmp_path, labels={"labels": regions, "regions_class_order": [1, 2]}))
     assert found == SegmentationTargets(("whole", "core"), ((1, 2), (2,)), (1, 2), ignore=3)
-    assert targets_of(*folders(tmp_path, {"class_names": ["background", "x"]})) == SegmentationTargets.of_classes(
-        ("background", "x")
-    )
+    assert targets_of(
+        *folders(tmp_path, {"class_names": ["background", "x"]})
+    ) == SegmentationTargets.of_classes(("background", "x"))
     assert targets_of(*folders(tmp_path, {"class_names": ["old"], "targets": REGIONS.plain()})) == REGIONS
 
 
@@ -42,27 +51,54 @@ def changed(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "record",
     [
-        *("{", "[]", "{}", "7", '{"class_names": 5}', '{"class_names": []}', '{"class_names": ["background"]}'),
+        *(
+            "{",
+            "[]",
+            "{}",
+            "7",
+            '{"class_names": 5}',
+            '{"class_names": []}',
+            '{"class_names": ["background"]}',
+        ),
         *(
             '{"class_names": ["background", "a", "a"]}',
             '{"class_names": ["background", " "]}',
             '{"targets": null}',
             "[" * 100_000,
         ),
-        *(changed(names=["whole"]), changed(names=["whole", 3]), changed(names=["a", "a"]), changed(names="ab")),
+        *(
+            changed(names=["whole"]),
+            changed(names=["whole", 3]),
+            changed(names=["a", "a"]),
+            changed(names="ab"),
+        ),
         *(
             changed(values=[[1], []]),
             changed(values=[[0], [1]]),
             changed(values=[[1], [40_000]]),
             changed(values=[[1], [True]]),
         ),
-        *(changed(values=[1, 2]), changed(values={"1": 2}), changed(order=[1]), changed(order="12"), changed(order=[1, -2])),
-        *(changed(ignore=0), changed(ignore="4"), changed(ignore=[4]), changed(ignore=3), {"targets": {"names": ["a"]}}),
+        *(
+            changed(values=[1, 2]),
+            changed(values={"1": 2}),
+            changed(order=[1]),
+            changed(order="12"),
+            changed(order=[1, -2]),
+        ),
+        *(
+            changed(ignore=0),
+            changed(ignore="4"),
+            changed(ignore=[4]),
+            changed(ignore=3),
+            {"targets": {"names": ["a"]}},
+        ),
     ],
 )
 def test_a_damaged_record_is_named(tmp_path: Path, record: Any) -> None:
     predictions, references = folders(tmp_path, record)
-    with pytest.raises(ValueError, match=rf"^{predictions}/{RECORD}: expected a JSON object whose `class_names` is a list"):
+    with pytest.raises(
+        ValueError, match=rf"^{predictions}/{RECORD}: expected a JSON object whose `class_names` is a list"
+    ):
         targets_of(predictions, references)
 
 
@@ -77,13 +113,19 @@ def test_a_record_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_two_folders_must_mean_the_same(tmp_path: Path) -> None:
-    for name, classes in (("a", ["background", "x"]), ("b", ["background", "x"]), ("c", ["background", "x", "y"])):
+    for name, classes in (
+        ("a", ["background", "x"]),
+        ("b", ["background", "x"]),
+        ("c", ["background", "x", "y"]),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / RECORD).write_text(json.dumps({"class_names": classes}))
-    assert agreed_targets([tmp_path / "a", tmp_path / "b"], tmp_path / "labelsTr") == SegmentationTargets.of_classes(
-        ("background", "x")
-    )
-    with pytest.raises(ValueError, match=rf"^{tmp_path}/c: its classes differ from those of {tmp_path}/a: x and x, y"):
+    assert agreed_targets(
+        [tmp_path / "a", tmp_path / "b"], tmp_path / "labelsTr"
+    ) == SegmentationTargets.of_classes(("background", "x"))
+    with pytest.raises(
+        ValueError, match=rf"^{tmp_path}/c: its classes differ from those of {tmp_path}/a: x and x, y"
+    ):
         agreed_targets([tmp_path / "a", tmp_path / "c"], tmp_path / "labelsTr")
 
 
@@ -109,5 +151,7 @@ def test_tolerances() -> None:
 
 @pytest.mark.parametrize("option", ["", "wide", "liver=", "=3", "-1", "nan", "inf", "liver=-2"])
 def test_tolerances_that_are_none(option: str) -> None:
-    with pytest.raises(ValueError, match=rf"^--tolerance-mm {option}: expected millimetres, such as 2, or NAME=MM"):
+    with pytest.raises(
+        ValueError, match=rf"^--tolerance-mm {option}: expected millimetres, such as 2, or NAME=MM"
+    ):
         tolerances([option])

@@ -21,10 +21,15 @@ def reference() -> np.ndarray:
     return label
 
 
-def samples(spoil: dict[str, np.ndarray], references: dict[str, np.ndarray] | None = None) -> dict[str, Sample]:
+def samples(
+    spoil: dict[str, np.ndarray], references: dict[str, np.ndarray] | None = None
+) -> dict[str, Sample]:
     grid = Grid.of(SHAPE, np.diag([1.0, 1.5, 2.0, 1.0]))
     known = references or {}
-    return {case: Sample(spoil.get(case, reference()), known.get(case, reference()), grid).cropped() for case in CASES}
+    return {
+        case: Sample(spoil.get(case, reference()), known.get(case, reference()), grid).cropped()
+        for case in CASES
+    }
 
 
 def decide(known: dict[str, Sample], *tried: Step, targets: SegmentationTargets = CLASSES) -> Decision:
@@ -32,7 +37,9 @@ def decide(known: dict[str, Sample], *tried: Step, targets: SegmentationTargets 
 
 
 def strays(count: int, value: int = 1) -> dict[str, np.ndarray]:
-    """Predictions with a stray component of `value`, in the first `count` cases; a little larger from case to case."""
+    """Predictions with a stray component of `value`, in the first `count` cases; a little larger from case
+    to case.
+    """
     spoilt = {}
     for i, case in enumerate(CASES[:count]):
         spoilt[case] = reference()
@@ -78,9 +85,13 @@ def test_what_could_be_chance_is_not_kept(count: int, kept: bool) -> None:
 
 
 def test_the_more_is_tried_the_more_is_asked() -> None:
-    """Ten steps that change something: the chance that one of them looks well by chance is ten times that of one."""
+    """Ten steps that change something: the chance that one of them looks well by chance is ten times that
+    of one.
+    """
     known = samples(strays(7))
-    steps = [Step("remove_small", of, mm3) for of in ("a", WHOLE) for mm3 in (100.0, 101.0, 102.0, 103.0, 104.0)]
+    steps = [
+        Step("remove_small", of, mm3) for of in ("a", WHOLE) for mm3 in (100.0, 101.0, 102.0, 103.0, 104.0)
+    ]
     assert decide(known, steps[0]).kept
     assert not decide(known, *steps).kept
 
@@ -113,7 +124,9 @@ def test_steps_are_added_one_after_another_the_best_first() -> None:
     spoilt = strays(16)
     for i, label in enumerate(spoilt.values()):
         label[14, 14, 4 : 6 + i % 2] = 0  # a hole of `b`, which costs less than the strays of `a`
-    decision = decide(samples(spoilt), Step("fill_holes", "b"), Step("remove_small", "a", 100.0), Step("keep_largest", "a"))
+    decision = decide(
+        samples(spoilt), Step("fill_holes", "b"), Step("remove_small", "a", 100.0), Step("keep_largest", "a")
+    )
     assert [str(v.step) for v in decision.kept] == ["remove_small below 100 mm^3", "fill_holes"]
     (rejected,) = decision.rejected
     assert rejected.reason == "no: changes nothing"  # any more
@@ -125,7 +138,9 @@ def test_voxels_to_ignore_do_not_count() -> None:
     ignored[16:20, :5, :8] = 255
     known = samples(strays(16), dict.fromkeys(CASES, ignored))
     decision = decide(
-        known, Step("keep_largest", "a"), targets=SegmentationTargets.of_classes(("background", "a", "b"), ignore=255)
+        known,
+        Step("keep_largest", "a"),
+        targets=SegmentationTargets.of_classes(("background", "a", "b"), ignore=255),
     )
     assert decision.rejected[0].changed == 16 and decision.rejected[0].difference == 0
 
@@ -144,7 +159,11 @@ def test_candidates_come_from_the_references() -> None:
     assert [str(s) for s in steps if s.of == "a"] == [
         *("keep_largest", "remove_small below 270 mm^3", "remove_small below 540 mm^3", "fill_holes")
     ]
-    assert [s.min_mm3 for s in steps if s.of == "b" and s.min_mm3] == [1.5, 3.0, 6.0]  # half, smallest and 5 %, 25 %
+    assert [s.min_mm3 for s in steps if s.of == "b" and s.min_mm3] == [
+        1.5,
+        3.0,
+        6.0,
+    ]  # half, smallest and 5 %, 25 %
     assert not [s for s in steps if s.of == WHOLE and s.operation == "fill_holes"]
 
 
@@ -152,7 +171,9 @@ def test_candidates_come_from_the_references() -> None:
 def test_a_threshold_is_not_above_the_component_it_stands_for(mm3: float) -> None:
     found = [
         s.min_mm3
-        for s in postprocessing_search.candidates({"a": np.array([mm3])}, SegmentationTargets.of_classes(("_", "a")))
+        for s in postprocessing_search.candidates(
+            {"a": np.array([mm3])}, SegmentationTargets.of_classes(("_", "a"))
+        )
         if s.min_mm3
     ]
     assert len(found) == 2
@@ -168,7 +189,9 @@ def test_the_whole_foreground_is_tried_where_no_class_or_region_is_all_of_it() -
 
 
 def test_of_an_absent_class_no_threshold_is_tried() -> None:
-    steps = postprocessing_search.candidates({"a": np.array([])}, SegmentationTargets.of_classes(("background", "a")))
+    steps = postprocessing_search.candidates(
+        {"a": np.array([])}, SegmentationTargets.of_classes(("background", "a"))
+    )
     assert [step.operation for step in steps] == ["keep_largest", "fill_holes"]
 
 

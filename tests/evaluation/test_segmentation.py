@@ -1,4 +1,6 @@
-"""medconv/evaluation/segmentation.py: folders of label maps, in JSON, CSV and words; and which files `predict` takes as cases."""
+"""medconv/evaluation/segmentation.py: folders of label maps, in JSON, CSV and words; and which files
+`predict` takes as cases.
+"""
 
 import csv
 import json
@@ -45,11 +47,20 @@ def dices(result: dict[str, Any]) -> dict[str, float | None]:
 def test_perfect_prediction(tmp_path: Path) -> None:
     labels = {"a": label_of(10, 20), "b": label_of(5, 6)}
     result = evaluate(*folders(tmp_path, labels, labels))
-    best = {"dice": 1.0, "nsd": 1.0, "hd95_mm": 0.0, "asd_mm": 0.0, "volume_error": 0.0, "volume_error_ml": 0.0}
+    best = {
+        "dice": 1.0,
+        "nsd": 1.0,
+        "hd95_mm": 0.0,
+        "asd_mm": 0.0,
+        "volume_error": 0.0,
+        "volume_error_ml": 0.0,
+    }
     assert {metric: result["mean"][metric] for metric in best} == best
     for name in "12":
         assert {metric: result["per_class"][name][metric] for metric in best} == best
-    assert [(row["case"], row["dice"]) for row in result["cases"]] == [(case, {"1": 1.0, "2": 1.0}) for case in "ab"]
+    assert [(row["case"], row["dice"]) for row in result["cases"]] == [
+        (case, {"1": 1.0, "2": 1.0}) for case in "ab"
+    ]
 
 
 def test_dice_by_numbers(tmp_path: Path) -> None:
@@ -70,7 +81,9 @@ def test_mean_is_over_cases_then_over_classes(tmp_path: Path) -> None:
     assert (described["n"], described["mean"], described["median"], described["low"]) == (2, 0.5, 0.5, 0.0)
     assert described["sd"] == pytest.approx(0.5**0.5)
     assert result["statistics"]["2"]["dice"]["n"] == 1
-    assert result["per_class"]["1"]["hd95_mm"] == pytest.approx(math.hypot(6, 10, 12) / 2)  # the miss is the diagonal
+    assert result["per_class"]["1"]["hd95_mm"] == pytest.approx(
+        math.hypot(6, 10, 12) / 2
+    )  # the miss is the diagonal
 
 
 def with_names(predictions: Path, *names: str) -> None:
@@ -165,7 +178,9 @@ def test_references_without_a_prediction_are_said(tmp_path: Path) -> None:
 def test_two_sets_of_predictions(tmp_path: Path) -> None:
     """Case c is in one set only; b's class 2 has no Dice in the first, so it is compared nowhere."""
     known = {name: label_of(10, 5) for name in "ac"} | {"b": label_of(10)}
-    predictions, references = folders(tmp_path, {"a": label_of(10, 5), "b": label_of(8), "c": label_of(1)}, known)
+    predictions, references = folders(
+        tmp_path, {"a": label_of(10, 5), "b": label_of(8), "c": label_of(1)}, known
+    )
     for name, label in {"a": label_of(5, 5), "b": label_of(4, 3)}.items():
         save(tmp_path / "other" / f"{name}.nii.gz", label)
     result = evaluate(predictions, references, tmp_path / "other")
@@ -173,13 +188,17 @@ def test_two_sets_of_predictions(tmp_path: Path) -> None:
     assert (one["n"], two["n"]) == (2, 1)
     assert one["difference"] == pytest.approx((1 - 10 / 15 + 16 / 18 - 8 / 14) / 2)
     assert one["p"] == 0.5 and one["p_holm"] == 1.0
-    assert result["comparison"]["1"]["volume_error_ml"]["mean_compare"] == pytest.approx((5 + 6) / 2 * 6 / 1000)
+    assert result["comparison"]["1"]["volume_error_ml"]["mean_compare"] == pytest.approx(
+        (5 + 6) / 2 * 6 / 1000
+    )
     assert [row["case"] for row in result["compare"]["cases"]] == ["a", "b"]
     assert result["compare"]["predictions"] == str(tmp_path / "other")
     assert "1: Dice minus that of --compare 0.3254 in 2 cases, p 1.0000 (Wilcoxon, Holm)" in table(result)
     write(result, tmp_path / "metrics.json")
     with (tmp_path / "metrics.csv").open(newline="") as file:
-        assert [row["predictions"] for row in csv.DictReader(file)] == [str(predictions)] * 6 + [str(tmp_path / "other")] * 4
+        assert [row["predictions"] for row in csv.DictReader(file)] == [str(predictions)] * 6 + [
+            str(tmp_path / "other")
+        ] * 4
 
 
 def test_two_sets_without_a_common_case(tmp_path: Path) -> None:
@@ -205,7 +224,9 @@ def test_regions_and_voxels_to_ignore(tmp_path: Path) -> None:
     assert dices(evaluate(predictions, references)) == {"whole": 1.0, "core": pytest.approx(2 * 4 / 10)}
     predicted[0, 0, 0] = 3
     save(predictions / "a.nii.gz", predicted)
-    with pytest.raises(ValueError, match=rf"{predictions}/a\.nii\.gz: label value 3 is not declared, expected 0 to 2"):
+    with pytest.raises(
+        ValueError, match=rf"{predictions}/a\.nii\.gz: label value 3 is not declared, expected 0 to 2"
+    ):
         evaluate(predictions, references)
 
 
@@ -224,13 +245,17 @@ def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
     first, *lines = str(error.value).splitlines()
     assert first == "5 of 6 cases cannot be evaluated"
     faults = dict(line.removeprefix("  case ").split(": ", 1) for line in lines)
-    assert f"{predictions}/shape.nii.gz: shape (5, 5, 4) differs from that of shape.nii.gz, (6, 5, 4)" == faults["shape"]
+    assert (
+        f"{predictions}/shape.nii.gz: shape (5, 5, 4) differs from that of shape.nii.gz, (6, 5, 4)"
+        == faults["shape"]
+    )
     assert faults["affine"].startswith(f"{predictions}/affine.nii.gz: its affine puts the volume's corners")
     assert faults["broken"] == f"{references}/broken.nii.gz: the file is empty (0 bytes)"
     assert faults["value"] == f"{references}/value.nii.gz: label value 2 is not declared, expected 0 to 1"
     assert (
         faults["fraction"]
-        == f"{predictions}/fraction.nii.gz: label values must be whole numbers, found 0.5 at voxel (0, 0, 0); within 0.001 of one they are rounded"
+        == f"{predictions}/fraction.nii.gz: label values must be whole numbers, found 0.5 at voxel (0, 0, "
+        "0); within 0.001 of one they are rounded"
     )
 
 
@@ -266,9 +291,15 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     given = ["--predictions", predictions, "--references", references, "--output", tmp_path / "metrics.json"]
     assert run_main(monkeypatch, *given) == 0
     printed = capsys.readouterr().out
-    assert "1.0000" in printed and all(str(tmp_path / f"metrics.{kind}") in printed for kind in ("json", "csv", "html"))
+    assert "1.0000" in printed and all(
+        str(tmp_path / f"metrics.{kind}") in printed for kind in ("json", "csv", "html")
+    )
     assert "<h1>Evaluation of 1 cases</h1>" in (tmp_path / "metrics.html").read_text()
-    assert sorted(path.name for path in tmp_path.glob("*metrics*")) == ["metrics.csv", "metrics.html", "metrics.json"]
+    assert sorted(path.name for path in tmp_path.glob("*metrics*")) == [
+        "metrics.csv",
+        "metrics.html",
+        "metrics.json",
+    ]
     assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] == 1
     (references / "a.nii.gz").unlink()
     assert run_main(monkeypatch, *given) == 1
@@ -278,15 +309,24 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        (["--output", "metrics.csv"], "--output metrics.csv: expected a JSON file; CSV and HTML are written beside it"),
-        (["--output", "labelsTr/a.nii.gz/m.json"], "--output labelsTr/a.nii.gz/m.json: cannot be written (File exists)"),
+        (
+            ["--output", "metrics.csv"],
+            "--output metrics.csv: expected a JSON file; CSV and HTML are written beside it",
+        ),
+        (
+            ["--output", "labelsTr/a.nii.gz/m.json"],
+            "--output labelsTr/a.nii.gz/m.json: cannot be written (File exists)",
+        ),
         (["--output", "folder.json"], "--output folder.json: cannot be written (Is a directory)"),
         (["--output", "other.json"], "--output other.csv: cannot be written (Is a directory)"),
         (["--images", "elsewhere"], "--images elsewhere: no image of any case there, such as a.nii.gz"),
         (["--workers", 0], "--workers must be at least 1, got 0"),
         (["--images", "nowhere"], "--images nowhere: no such folder"),
         (["--compare", "nowhere"], "--compare nowhere: no such folder"),
-        (["--tolerance-mm", "2 mm"], "--tolerance-mm 2 mm: expected millimetres, such as 2, or NAME=MM for one class"),
+        (
+            ["--tolerance-mm", "2 mm"],
+            "--tolerance-mm 2 mm: expected millimetres, such as 2, or NAME=MM for one class",
+        ),
         (["--tolerance-mm", "livr=2"], "--tolerance-mm: no class 'livr'; there are 1"),
     ],
 )
@@ -321,7 +361,9 @@ def test_references_where_one_stands(
     assert list(json.loads((tmp_path / "metrics.json").read_text())["per_class"]) == ["liver"]
 
 
-def test_names_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_names_that_are_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Any bytes in the name of a file, and what a terminal would obey in that of a class."""
     odd = "sp\udce4t"
     predictions, references = folders(tmp_path, {odd: label_of(5)}, {odd: label_of(5), odd * 2: label_of(5)})
@@ -334,7 +376,9 @@ def test_names_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_full_disk_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
     (tmp_path / f".{os.getpid()}.metrics.csv").symlink_to("/dev/full")  # what is renamed when it is whole
     given = ["--predictions", predictions, "--references", references, "--output", tmp_path / "metrics.json"]
@@ -385,9 +429,13 @@ def test_names_that_merely_end_in_four_digits(tmp_path: Path, names: list[str]) 
 
 
 @pytest.mark.parametrize("names", [["case_0000", "case_0001", "case_0002"], ["a_0000", "b"]])
-def test_a_folder_with_a_first_channel_holds_channels_and_nothing_else(tmp_path: Path, names: list[str]) -> None:
+def test_a_folder_with_a_first_channel_holds_channels_and_nothing_else(
+    tmp_path: Path, names: list[str]
+) -> None:
     touch(tmp_path, *(f"{name}.nii.gz" for name in names))
-    with pytest.raises(ValueError, match=r"every case needs channels 0 to 0|expected a name that ends in a channel number"):
+    with pytest.raises(
+        ValueError, match=r"every case needs channels 0 to 0|expected a name that ends in a channel number"
+    ):
         find_cases(tmp_path, 1)
 
 

@@ -1,4 +1,6 @@
-"""medconv/evaluation/segmentation_report.py, rendering.py, overlays.py: a page that stands alone, says the numbers, and shows the worst cases."""
+"""medconv/evaluation/segmentation_report.py, rendering.py, overlays.py: a page that stands alone, says the
+numbers, and shows the worst cases.
+"""
 
 import base64
 import io
@@ -38,7 +40,10 @@ def dataset(root: Path, cases: tuple[str, ...] = ("a", "b", "c"), images: bool =
         save(root / "out" / f"{case}.nii.gz", label(6 - i))
         save(root / "other" / f"{case}.nii.gz", label(3))
         if images:
-            save(root / "imagesTr" / f"{case}_0000.nii.gz", np.random.default_rng(i).normal(size=(12, 14, 10)).astype("f4"))
+            save(
+                root / "imagesTr" / f"{case}_0000.nii.gz",
+                np.random.default_rng(i).normal(size=(12, 14, 10)).astype("f4"),
+            )
     return root / "out", root / "labelsTr"
 
 
@@ -66,7 +71,10 @@ class Page(HTMLParser):
 
     def pictures(self) -> list[Image.Image]:
         sources = [attrs["src"] or "" for tag, attrs in self.tags if tag == "img"]
-        return [Image.open(io.BytesIO(base64.b64decode(s.removeprefix("data:image/png;base64,")))) for s in sources]
+        return [
+            Image.open(io.BytesIO(base64.b64decode(s.removeprefix("data:image/png;base64,"))))
+            for s in sources
+        ]
 
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:
@@ -74,7 +82,12 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     page = Page(text)
     assert not page.open
     assert {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object"} == set()
-    links = [value for _, attrs in page.tags for key, value in attrs.items() if key in ("src", "href", "srcset", "data")]
+    links = [
+        value
+        for _, attrs in page.tags
+        for key, value in attrs.items()
+        if key in ("src", "href", "srcset", "data")
+    ]
     outside = [value or "" for value in links if not (value or "").startswith("#")]
     assert len(outside) == 3 and all(value.startswith("data:image/png;base64,") for value in outside)
     assert not re.findall(r"url\(|@import|https?://", text)
@@ -113,7 +126,10 @@ def test_without_images_and_with_one_that_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "mine/b.nii.gz").write_bytes(b"no image")
     text = Page(report(evaluate(predictions, references), tmp_path / "mine")).text
     assert "image, reference, prediction" in text
-    assert f"reference, prediction; without the image: {tmp_path}/mine/b.nii.gz: not a readable NIfTI file" in text
+    assert (
+        f"reference, prediction; without the image: {tmp_path}/mine/b.nii.gz: not a readable NIfTI file"
+        in text
+    )
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:
@@ -125,7 +141,9 @@ def test_nothing_to_show(tmp_path: Path) -> None:
 
 
 def test_a_picture_shows_where_they_differ(tmp_path: Path) -> None:
-    """Ignored voxels are no difference; the plane with the one that is wrong is in the picture, in the third class's colour."""
+    """Ignored voxels are no difference; the plane with the one that is wrong is in the picture, in the
+    third class's colour.
+    """
     wanted, found = label(6), label(6)
     found[4, 5, 7] = 3
     wanted[8:, 10:, :3], found[8:, 10:, :3] = 9, 0

@@ -1,4 +1,6 @@
-"""`medconv export` and `medconv predict --exported-model`: what is in the files, that they say what the checkpoint says, and bad input."""
+"""`medconv export` and `medconv predict --exported-model`: what is in the files, that they say what the
+checkpoint says, and bad input.
+"""
 
 import json
 import shutil
@@ -69,29 +71,50 @@ def test_the_card_is_all_that_prediction_needs(made: Made, format: str) -> None:
     assert (other.class_names, other.modalities) == (model.class_names, model.modalities)
     assert (other.spacing_range_mm, other.seen_axes) == (model.spacing_range_mm, (0, 1))
     assert card["sha256"] == digest(path) and card["format"] == format
-    assert card["inputs"]["orientation"] == "RAS" and card["inputs"]["dynamic"] == {"batch": True, "spatial": [True] * 3}
+    assert card["inputs"]["orientation"] == "RAS" and card["inputs"]["dynamic"] == {
+        "batch": True,
+        "spatial": [True] * 3,
+    }
     assert card["inputs"]["divisor"] == [2, 2, 2] and ("opset" in card) == (format == "onnx")
-    assert (card["training"]["dataset"], card["training"]["cases"], card["validation"]["cases"]) == ("Tiny", 4, 3)
+    assert (card["training"]["dataset"], card["training"]["cases"], card["validation"]["cases"]) == (
+        "Tiny",
+        4,
+        3,
+    )
     assert set(card["validation"]["dice_per_class"]) == {"box", "hole"}
     assert 0 <= card["parity"]["largest_difference"] <= 1e-4 and "case_1.nii.gz" in card["parity"]["of"]
     words = path.with_name(path.name + ".md").read_text()
-    assert card["sha256"] in words and "Tiny, 4 cases" in words and "zscore" in words and "1 x 1.5 x 2 mm" in words
+    assert (
+        card["sha256"] in words
+        and "Tiny, 4 cases" in words
+        and "zscore" in words
+        and "1 x 1.5 x 2 mm" in words
+    )
     assert str(made[1].parent) not in json.dumps(card) + words  # no path of the machine that trained it
 
 
 def test_files_hold_plain_convolutions_alone(made: Made) -> None:
     network = inference_load.load(made[1], plain=True).network
     wanted = Counter(
-        type(layer).__name__ for layer in network.modules() if "Conv" in type(layer).__name__ and not list(layer.children())
+        type(layer).__name__
+        for layer in network.modules()
+        if "Conv" in type(layer).__name__ and not list(layer.children())
     )
     convs, ups = wanted["Conv3d"], wanted["ConvTranspose3d"]
     assert convs == 8 and ups == 1
     graph = torch.jit.load(made[2]["torchscript"]).inlined_graph
-    kinds = Counter(node.kind().removeprefix("aten::") for node in graph.nodes() if node.kind().startswith("aten::"))
-    assert set(kinds) == {"_convolution", "instance_norm", "leaky_relu_", "cat"} and kinds["_convolution"] == convs + ups
+    kinds = Counter(
+        node.kind().removeprefix("aten::") for node in graph.nodes() if node.kind().startswith("aten::")
+    )
+    assert (
+        set(kinds) == {"_convolution", "instance_norm", "leaky_relu_", "cat"}
+        and kinds["_convolution"] == convs + ups
+    )
     nodes = torch.export.load(made[2]["pt2"].open("rb")).graph.nodes
     targets = Counter(
-        str(node.target) for node in nodes if node.op == "call_function" and "sym_size" not in str(node.target)
+        str(node.target)
+        for node in nodes
+        if node.op == "call_function" and "sym_size" not in str(node.target)
     )
     assert targets["aten.conv3d.default"] == convs and targets["aten.conv_transpose3d.input"] == ups
     assert set(targets) <= {
@@ -100,9 +123,16 @@ def test_files_hold_plain_convolutions_alone(made: Made) -> None:
     }
     onnx = pytest.importorskip("onnx")
     types = Counter(node.op_type for node in onnx.load(made[2]["onnx"]).graph.node)
-    assert types["Conv"] == convs and types["ConvTranspose"] == ups and not {"MatMul", "Einsum", "Gemm"} & set(types)
+    assert (
+        types["Conv"] == convs
+        and types["ConvTranspose"] == ups
+        and not {"MatMul", "Einsum", "Gemm"} & set(types)
+    )
     before = inference_load.load(made[1]).network  # with what must not be in a file
-    assert type(before.encoder[0][1]).__name__ == "ChannelsLastInstanceNorm3d" and fold_convs(network) is not network
+    assert (
+        type(before.encoder[0][1]).__name__ == "ChannelsLastInstanceNorm3d"
+        and fold_convs(network) is not network
+    )
 
 
 def test_predict_takes_an_onnx_file_as_it_takes_a_checkpoint(
@@ -110,8 +140,16 @@ def test_predict_takes_an_onnx_file_as_it_takes_a_checkpoint(
 ) -> None:
     images, checkpoint, files = made
     common = ("--input", images, "--device", "cpu", "--save-probabilities", "--mirror-axes", "1")
-    assert tiny.call(monkeypatch, "predict", "--checkpoint", checkpoint, *common, "--output", tmp_path / "a") == 0
-    assert tiny.call(monkeypatch, "predict", "--exported-model", files["onnx"], *common, "--output", tmp_path / "b") == 0
+    assert (
+        tiny.call(monkeypatch, "predict", "--checkpoint", checkpoint, *common, "--output", tmp_path / "a")
+        == 0
+    )
+    assert (
+        tiny.call(
+            monkeypatch, "predict", "--exported-model", files["onnx"], *common, "--output", tmp_path / "b"
+        )
+        == 0
+    )
     for path in sorted((tmp_path / "a").glob("*.nii.gz")):
         labels = [np.asarray(nib.load(tmp_path / side / path.name).dataobj) for side in "ab"]
         chances = [nib.load(tmp_path / side / "probabilities" / path.name).get_fdata() for side in "ab"]
@@ -153,14 +191,25 @@ def test_the_card_says_which_images_are_turned(made: Made) -> None:
     model = inference_load.load(made[1])
     for dims, axis, wanted in ((2, None, "as stored"), (2, 2, "RAS"), (3, None, "RAS")):
         recipe = PreprocessingConfig(dims, (1.0,) * dims, ("zscore",), ({},), axis)
-        inputs = _inputs(replace(model, recipe=recipe), SimpleNamespace(divisor=(8,) * dims, dynamic=(True,) * dims))
+        inputs = _inputs(
+            replace(model, recipe=recipe), SimpleNamespace(divisor=(8,) * dims, dynamic=(True,) * dims)
+        )
         assert inputs["orientation"] == wanted and ("anterior" in inputs["layout"]) == (wanted == "RAS")
 
 
 def test_what_differs_is_not_written(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
     before = {*tmp_path.iterdir()}
     for format, name in (("torchscript", "m.ts"), ("bundle", "folder")):
-        words = ("--checkpoint", made[1], "--format", format, "--output", tmp_path / name, "--tolerance", "-1")
+        words = (
+            "--checkpoint",
+            made[1],
+            "--format",
+            format,
+            "--output",
+            tmp_path / name,
+            "--tolerance",
+            "-1",
+        )
         said = refusal(monkeypatch, capsys, "export", *words)
         assert "its logits differ by" in said and "nothing was written" in said
         assert {*tmp_path.iterdir()} == before
@@ -173,12 +222,21 @@ def test_bad_input_of_export(made: Made, tmp_path: Path, monkeypatch, capsys) ->
     good = ("--checkpoint", made[1], "--output", tmp_path / "m.ts")
     for words, wanted in (
         ((*good, "--format", "keras"), "--format must be one of torchscript, onnx, pt2, bundle, got keras"),
-        ((*good, "--format", "onnx", "--opset", "7"), f"--opset must lie between {OPSETS[0]} and {OPSETS[-1]}, got 7"),
-        (("--checkpoint", tmp_path / "no.ckpt", "--output", tmp_path / "m", "--format", "pt2"), "no such checkpoint"),
+        (
+            (*good, "--format", "onnx", "--opset", "7"),
+            f"--opset must lie between {OPSETS[0]} and {OPSETS[-1]}, got 7",
+        ),
+        (
+            ("--checkpoint", tmp_path / "no.ckpt", "--output", tmp_path / "m", "--format", "pt2"),
+            "no such checkpoint",
+        ),
         (("--checkpoint", made[1], "--output", tmp_path / "no/m", "--format", "pt2"), "no such folder"),
         ((*good, "--format", "bundle", "--output", made[0]), "is there already; a bundle is a new folder"),
         ((*good, "--format", "pt2", "--output", made[0]), "is a folder, expected the name of a file"),
-        ((*good[:2], "--format", "pt2", "--output", made[1]), "is the checkpoint itself, expected another name"),
+        (
+            (*good[:2], "--format", "pt2", "--output", made[1]),
+            "is the checkpoint itself, expected another name",
+        ),
         ((*good, "--format", "pt2", "--case", made[0]), "expected one case, found 7"),
         (
             ("--checkpoint", branching, *good[2:], "--format", "pt2", "--trust-package", "exports"),
@@ -240,16 +298,22 @@ def test_files_of_torch_are_written_but_not_read(
 def test_other_bad_input_of_predict(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
     words = ("--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
     assert "--checkpoint or --exported-model is needed" in refusal(monkeypatch, capsys, "predict", *words)
-    said = refusal(monkeypatch, capsys, "predict", *words, "--exported-model", made[2]["onnx"], "--mirror-axes", "2")
+    said = refusal(
+        monkeypatch, capsys, "predict", *words, "--exported-model", made[2]["onnx"], "--mirror-axes", "2"
+    )
     assert "--mirror-axes=[2] needs a network that knows mirrored images" in said
-    assert "no such file" in refusal(monkeypatch, capsys, "predict", *words, "--exported-model", tmp_path / "no.onnx")
+    assert "no such file" in refusal(
+        monkeypatch, capsys, "predict", *words, "--exported-model", tmp_path / "no.onnx"
+    )
 
 
 def test_a_mirror_network_and_one_of_batch_norms(tmp_path: Path) -> None:
     """Priors that concern a whole network, and another divisor along each axis."""
     settings = ("conv=mirror", "model.norm=batch", "model.strides=[[2,2,1]]", "data.patch_size=[16,16,12]")
     images, checkpoint = exports.train(tmp_path, *settings)
-    export.export(checkpoint, tmp_path / "m.onnx", export.ExportOptions("onnx", case=images / "case_0.nii.gz"))
+    export.export(
+        checkpoint, tmp_path / "m.onnx", export.ExportOptions("onnx", case=images / "case_0.nii.gz")
+    )
     model = load(tmp_path / "m.onnx", mirror_axes=[0, 1])
     assert model.equivariant_axes == (0,) and model.window.mirror_axes == (1,)
     card = json.loads(metadata_path(tmp_path / "m.onnx").read_text())
@@ -281,5 +345,7 @@ def test_networks_of_monai(tmp_path: Path, name: str, format: str) -> None:
     checked = config.checked(composed)
     run.train(checked, RunDir.of(checked, {}))
     case = dataset / "imagesTr/case_0.nii.gz"
-    export.export(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "m", export.ExportOptions(format, case=case))
+    export.export(
+        tmp_path / "run/checkpoints/last.ckpt", tmp_path / "m", export.ExportOptions(format, case=case)
+    )
     assert exports.read_back(tmp_path / "m", format).network is not None

@@ -46,14 +46,17 @@ def test_monai_runs_it_and_labels_as_we_do(made: tuple[Path, Path, Path], tmp_pa
         found, wanted = nib.load(tmp_path / path.name), predictor(path)
         np.testing.assert_allclose(found.affine, nib.load(path).affine, atol=1e-6)
         assert found.shape == wanted.shape and len(np.unique(wanted)) > 1
-        assert (np.asarray(found.dataobj) != wanted).mean() < 1e-3  # on their own spacing there is nothing to interpolate
+        assert (
+            np.asarray(found.dataobj) != wanted
+        ).mean() < 1e-3  # on their own spacing there is nothing to interpolate
 
 
 def test_another_spacing_and_orientation(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """Axes in another order and direction, and nothing around the content.
 
-    MONAI keeps the spacing, we a whole number of voxels between the edges: on 18 voxels that moves borders (here Dice 0.93 and
-    0.89; less where a network has hardly learned). On another grid altogether the classes would not meet at all.
+    MONAI keeps the spacing, we a whole number of voxels between the edges: on 18 voxels that moves borders
+    (here Dice 0.93 and 0.89; less where a network has hardly learned). On another grid altogether the classes
+    would not meet at all.
     """
     array = nib.load(made[0] / "case_1.nii.gz").get_fdata().astype(np.float32)
     affine = np.array([[0, -1.2, 0, 3], [1.3, 0, 0, 4], [0, 0, 1.7, 5], [0, 0, 0, 1]])
@@ -73,9 +76,19 @@ def test_another_spacing_and_orientation(made: tuple[Path, Path, Path], tmp_path
 def test_the_metadata_is_what_the_schema_wants(made: tuple[Path, Path, Path]) -> None:
     bundle = made[2]
     meta = json.loads((bundle / "configs/metadata.json").read_text())
-    needed = {"schema", "version", "monai_version", "pytorch_version", "numpy_version", "required_packages_version"}
+    needed = {
+        "schema",
+        "version",
+        "monai_version",
+        "pytorch_version",
+        "numpy_version",
+        "required_packages_version",
+    }
     assert needed | {"task", "description", "authors", "copyright", "network_data_format"} <= set(meta)
-    tensors = [*meta["network_data_format"]["inputs"].values(), *meta["network_data_format"]["outputs"].values()]
+    tensors = [
+        *meta["network_data_format"]["inputs"].values(),
+        *meta["network_data_format"]["outputs"].values(),
+    ]
     for tensor in tensors:
         assert {"type", "format", "num_channels", "spatial_shape", "dtype", "value_range"} <= set(tensor)
     names = {str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file()}
@@ -111,11 +124,16 @@ def test_normalisation_is_ours(names: tuple[str, str]) -> None:
     known = {"percentile_00_5": -1.0, "percentile_99_5": 1.5, "mean": 0.2, "std": 0.7}
     recipe = PreprocessingConfig(3, (1.0, 1.0, 1.0), names, (known, known))
     image = np.random.default_rng(0).normal(0, 2, (2, 6, 5, 4)).astype(np.float32)
-    config = {"imports": ["$import torch"], "all": {"_target_": "Compose", "transforms": _normalisation(recipe)}}
+    config = {
+        "imports": ["$import torch"],
+        "all": {"_target_": "Compose", "transforms": _normalisation(recipe)},
+    }
     from medconv.data.case import Grid
 
     wanted, _ = preprocess(image, Grid.of(image.shape[1:], np.eye(4)), recipe)
-    found = ConfigParser(config).get_parsed_content("all")({"image": __import__("torch").from_numpy(image)})["image"]
+    found = ConfigParser(config).get_parsed_content("all")({"image": __import__("torch").from_numpy(image)})[
+        "image"
+    ]
     np.testing.assert_allclose(np.asarray(found), wanted, atol=1e-5)
 
 

@@ -1,4 +1,6 @@
-"""The whole family, as the tests of this folder build it: every convolution, by the word of its `conv` option."""
+"""The whole family, as the tests of this folder build it: every convolution, by the word of its `conv`
+option.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,7 +8,20 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from medconv.convs import Mirror, acs, ball, basis, bottleneck, masked, plain, se, separable, spacing, swap_convs, transform
+from medconv.convs import (
+    Mirror,
+    acs,
+    ball,
+    basis,
+    bottleneck,
+    masked,
+    plain,
+    se,
+    separable,
+    spacing,
+    swap_convs,
+    transform,
+)
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 COARSE = (1.0, 0.5, 2.0)  # mm; the first numbers are used
@@ -52,7 +67,13 @@ def mirror_network(dims: int) -> nn.Module:
     """Lifting, regular and head layers, and a transposed one, with weights for every path."""
     conv, up = CONV[dims], {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}[dims]
     network = nn.Sequential(
-        conv(4, 4, 3, padding=1), nn.Tanh(), conv(4, 8, 2, 2), nn.Tanh(), up(8, 4, 2, 2), nn.Tanh(), conv(4, 6, 3, padding=1)
+        conv(4, 4, 3, padding=1),
+        nn.Tanh(),
+        conv(4, 8, 2, 2),
+        nn.Tanh(),
+        up(8, 4, 2, 2),
+        nn.Tanh(),
+        conv(4, 6, 3, padding=1),
     )
     swap_convs(network, Mirror((0, dims - 1)), example=torch.zeros(1, 4, *[4] * dims))
     return network

@@ -101,7 +101,9 @@ def series(
     step_mm: float = STEP,
     **elements: Any,
 ) -> Path:
-    """A file a slice; names and instance numbers run against the slices' order. Shape: voxels (columns, rows, slices)."""
+    """A file a slice; names and instance numbers run against the slices' order. Shape: voxels (columns,
+    rows, slices).
+    """
     count = voxels.shape[2]
     for z, place in enumerate(positions(count, orientation, step_mm)):
         made = one(
@@ -117,7 +119,9 @@ def series(
         )
         if edit is not None:
             edit(made, z)
-        rank = z // 2 if z % 2 == 0 else (count + 1) // 2 + z // 2  # every other slice first, as some archives have them
+        rank = (
+            z // 2 if z % 2 == 0 else (count + 1) // 2 + z // 2
+        )  # every other slice first, as some archives have them
         save(made, folder / f"IM{999 - rank:04d}.dcm")
     return folder
 
@@ -125,7 +129,10 @@ def series(
 def affine(orientation: Sequence[float] = AXIAL, step_mm: float = STEP) -> np.ndarray:
     """What `series` means, to right, anterior, superior."""
     matrix = np.eye(4)
-    matrix[:3, 0], matrix[:3, 1] = np.array(orientation[:3]) * SPACING[0], np.array(orientation[3:]) * SPACING[1]
+    matrix[:3, 0], matrix[:3, 1] = (
+        np.array(orientation[:3]) * SPACING[0],
+        np.array(orientation[3:]) * SPACING[1],
+    )
     matrix[:3, 2], matrix[:3, 3] = step_mm * normal(orientation), ORIGIN
     return np.diag([-1, -1, 1, 1]) @ matrix
 
@@ -156,7 +163,9 @@ def item(**elements: Any) -> Items:
 
 
 def enhanced(path: Path, voxels: np.ndarray, order: Sequence[int], b_values: Sequence[float] = (0,)) -> Path:
-    """One file of all slices, in this order, each with a slope of its own (1 + slice); a volume for each b-value."""
+    """One file of all slices, in this order, each with a slope of its own (1 + slice); a volume for each
+    b-value.
+    """
     shared, frames, pixels = Dataset(), [], []
     shared.PixelMeasuresSequence = item(PixelSpacing=[SPACING[1], SPACING[0]], SliceThickness=THICKNESS)
     shared.PlaneOrientationSequence = item(ImageOrientationPatient=list(AXIAL))
@@ -165,7 +174,9 @@ def enhanced(path: Path, voxels: np.ndarray, order: Sequence[int], b_values: Seq
         for z in order:
             frame = Dataset()
             frame.PlanePositionSequence = item(ImagePositionPatient=places[z].tolist())
-            frame.PixelValueTransformationSequence = item(RescaleIntercept=number, RescaleSlope=1 + z, RescaleType="US")
+            frame.PixelValueTransformationSequence = item(
+                RescaleIntercept=number, RescaleSlope=1 + z, RescaleType="US"
+            )
             frame.MRDiffusionSequence = item(DiffusionBValue=b_value)
             frame.FrameContentSequence = item(DimensionIndexValues=[z + 1])
             frames.append(frame)

@@ -29,7 +29,13 @@ class Branching(UNet):
 def train(folder: Path, *more: str) -> tuple[Path, Path]:
     """The images of a tiny dataset, and a checkpoint trained on them, with priors and our own norms."""
     dataset = tiny.write_dataset(folder / "data")
-    settings = ("conv=basis", "model.norm=instance", "augmentation.mirror_axes=[0,1]", "trainer.max_steps=4", *more)
+    settings = (
+        "conv=basis",
+        "model.norm=instance",
+        "augmentation.mirror_axes=[0,1]",
+        "trainer.max_steps=4",
+        *more,
+    )
     tiny.train(dataset, folder / "run", *settings)
     return dataset / "imagesTr", folder / "run/checkpoints/best.ckpt"
 

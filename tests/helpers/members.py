@@ -24,7 +24,9 @@ def call(monkeypatch: pytest.MonkeyPatch, checkpoint: Path, source: Path, *more:
     return tiny.call(monkeypatch, "predict", *words)
 
 
-def variant(source: Path, path: Path, edit: Callable[[dict[str, Any]], Any] | None = None, seed: int = 1) -> Path:
+def variant(
+    source: Path, path: Path, edit: Callable[[dict[str, Any]], Any] | None = None, seed: int = 1
+) -> Path:
     """A checkpoint with other weights, and whatever `edit` changes in its record."""
     content = torch.load(source, weights_only=True)
     generator = torch.Generator().manual_seed(seed)
@@ -39,7 +41,12 @@ def variant(source: Path, path: Path, edit: Callable[[dict[str, Any]], Any] | No
 
 def regions(record: dict[str, Any]) -> None:
     """The three channels as regions that overlap."""
-    record["targets"] = {"names": ["a", "b", "c"], "values": [[1, 2, 3], [2, 3], [3]], "order": [1, 2, 3], "ignore": None}
+    record["targets"] = {
+        "names": ["a", "b", "c"],
+        "values": [[1, 2, 3], [2, 3], [3]],
+        "order": [1, 2, 3],
+        "ignore": None,
+    }
 
 
 def other_spacing(record: dict[str, Any]) -> None:

@@ -18,7 +18,9 @@ from medconv.cli.entrypoint import guard
 
 
 class Forked:
-    """A command as a user starts it, in the background, but without loading its libraries anew; its output in `said`."""
+    """A command as a user starts it, in the background, but without loading its libraries anew; its output
+    in `said`.
+    """
 
     def __init__(self, *arguments: str, cwd: Path, **environment: str) -> None:
         self.said = cwd / f"said{time.monotonic_ns()}"

@@ -1,4 +1,6 @@
-"""Small images whose class, findings or number can be seen: real loaders of batches as a dataset of whole images gives them."""
+"""Small images whose class, findings or number can be seen: real loaders of batches as a dataset of whole
+images gives them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ MEANS, STDS = (60.0, 1000.0), (10.0, 200.0)
 class Images(Dataset):
     """Args: cases: how many; validation names them, training numbers them."""
 
-    def __init__(self, image_targets: ImageLevelTargets, cases: int, named: bool, size: tuple[int, ...] = (8, 8)) -> None:
+    def __init__(
+        self, image_targets: ImageLevelTargets, cases: int, named: bool, size: tuple[int, ...] = (8, 8)
+    ) -> None:
         self.image_targets, self.cases, self.named, self.size = image_targets, cases, named, size
 
     def __len__(self) -> int:
@@ -52,11 +56,16 @@ class Images(Dataset):
         return {"image": torch.from_numpy(image), "label": torch.tensor(values, dtype=torch.float32), **key}
 
 
-def task(image_targets: ImageLevelTargets, network: torch.nn.Module | None = None, **settings: Any) -> ImageLevelTask:
+def task(
+    image_targets: ImageLevelTargets, network: torch.nn.Module | None = None, **settings: Any
+) -> ImageLevelTask:
     torch.manual_seed(0)
     network = network or Encoder(2, 1, image_targets.num_outputs, [8, 16], [2])
     if image_targets.kind == "regression":
-        network, loss = in_units(network, MEANS, STDS), ImageLevelLoss(RegressionLoss(), image_targets, MEANS, STDS)
+        network, loss = (
+            in_units(network, MEANS, STDS),
+            ImageLevelLoss(RegressionLoss(), image_targets, MEANS, STDS),
+        )
     else:
         loss = ImageLevelLoss(CrossEntropy(image_targets.kind == "multiclass"), image_targets)
     kind = Regression if image_targets.kind == "regression" else Classification

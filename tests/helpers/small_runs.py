@@ -39,7 +39,9 @@ def write_classes(root: Path, cases: int = 10, names: tuple[str, ...] = ("bright
 
 
 def write_table(root: Path, columns: dict[str, str], cases: int = 18) -> Path:
-    """ROOT/labels.csv and its pictures. Args: columns: name to `number`, the brightness as 100 times itself, or `finding`."""
+    """ROOT/labels.csv and its pictures. Args: columns: name to `number`, the brightness as 100 times
+    itself, or `finding`.
+    """
     root.mkdir(parents=True)
     with (root / "labels.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -56,7 +58,13 @@ def write_table(root: Path, columns: dict[str, str], cases: int = 18) -> Path:
 def overrides(root: Path, *more: str) -> list[str]:
     """Of a folder of classes, or of a table."""
     cache = f"data.cache_dir={root.parent / 'prepared'}"
-    return [f"data={'csv' if root.suffix == '.csv' else 'imagefolder'}", f"data.root={root}", cache, *SMALL, *more]
+    return [
+        f"data={'csv' if root.suffix == '.csv' else 'imagefolder'}",
+        f"data.root={root}",
+        cache,
+        *SMALL,
+        *more,
+    ]
 
 
 def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""A tiny dataset and tiny runs on it: real files, real loaders, a real trainer, seconds instead of minutes."""
+"""A tiny dataset and tiny runs on it: real files, real loaders, a real trainer, seconds instead of
+minutes.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ SMALL = [
 
 
 def write_dataset(root: Path, cases: int = 7, shape: tuple[int, ...] = (16, 18, 12)) -> Path:
-    """Decathlon layout; in each case a bright box (`box`) and, but for the last, a dark one (`hole`) on noise."""
+    """Decathlon layout; in each case a bright box (`box`) and, but for the last, a dark one (`hole`) on
+    noise.
+    """
     (root / "imagesTr").mkdir(parents=True)
     (root / "labelsTr").mkdir()
     entries = []
@@ -60,13 +64,25 @@ def write_dataset(root: Path, cases: int = 7, shape: tuple[int, ...] = (16, 18, 
         nib.save(nib.Nifti1Image(label, affine), root / entry["label"])
         entries.append(entry)
     labels = {"0": "background", "1": "box", "2": "hole"}
-    meta = {"name": "Tiny", "modality": {"0": "MRI"}, "labels": labels, "numTraining": cases, "training": entries}
+    meta = {
+        "name": "Tiny",
+        "modality": {"0": "MRI"},
+        "labels": labels,
+        "numTraining": cases,
+        "training": entries,
+    }
     (root / "dataset.json").write_text(json.dumps(meta))
     return root
 
 
 def overrides(dataset: Path, *more: str) -> list[str]:
-    return ["data=msd", f"data.root={dataset}", f"data.cache_dir={dataset.parent / 'prepared'}", *SMALL, *more]
+    return [
+        "data=msd",
+        f"data.root={dataset}",
+        f"data.cache_dir={dataset.parent / 'prepared'}",
+        *SMALL,
+        *more,
+    ]
 
 
 def train(dataset: Path, folder: Path, *more: str) -> dict[str, Any]:
@@ -133,7 +149,9 @@ class Spy(Callback):
     def __init__(self, path: str) -> None:
         self.path = Path(path)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: dict[str, Any], batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: dict[str, Any], batch_idx: int
+    ) -> None:
         with self.path.open("a") as file:
             file.writelines(f"{n}\n" for n in batch["sample"].tolist())
 
@@ -161,11 +179,16 @@ class Buffers(Callback):
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
-            torch.save([buffer.clone() for buffer in pl_module.buffers()], self.path / f"rank{trainer.global_rank}.pt")
+            torch.save(
+                [buffer.clone() for buffer in pl_module.buffers()],
+                self.path / f"rank{trainer.global_rank}.pt",
+            )
 
 
 class Pids(Callback):
-    """Writes each rank's process id after the fifth step. Args: lingers: seconds that the first takes to end."""
+    """Writes each rank's process id after the fifth step. Args: lingers: seconds that the first takes to
+    end.
+    """
 
     def __init__(self, path: str, lingers: float = 0.0) -> None:
         self.path, self.lingers = Path(path), lingers
@@ -173,7 +196,9 @@ class Pids(Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         time.sleep(self.lingers if trainer.is_global_zero else 0)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step == 5:
             (self.path / f"pid{trainer.global_rank}").write_text(str(os.getpid()))
 

@@ -61,7 +61,9 @@ def image_array(seed: int, shape: Sequence[int] = SHAPE) -> np.ndarray:
     return (noise + np.array([0.0, 2.0, 5.0])[label_array(seed, shape)]).astype(np.float32)
 
 
-def write_msd(root: Path, num_cases: int = 3, shape: Sequence[int] = SHAPE, affine: np.ndarray = AFFINE) -> Path:
+def write_msd(
+    root: Path, num_cases: int = 3, shape: Sequence[int] = SHAPE, affine: np.ndarray = AFFINE
+) -> Path:
     """Decathlon layout: `case_0`, `case_1`, ..., one channel, `CLASSES`."""
     entries = []
     for i in range(num_cases):
@@ -82,7 +84,10 @@ def write_nnunet(root: Path, num_cases: int = 3, shape: Sequence[int] = SHAPE) -
         save(root / f"labelsTr/case_{i}.nii.gz", label_array(i, shape))
     labels = {name: value for value, name in enumerate(CLASSES)}
     channels = {"0": "T1", "1": "FLAIR"}
-    write_json(root, {"channel_names": channels, "labels": labels, "file_ending": ".nii.gz", "numTraining": num_cases})
+    write_json(
+        root,
+        {"channel_names": channels, "labels": labels, "file_ending": ".nii.gz", "numTraining": num_cases},
+    )
     return root
 
 
@@ -107,10 +112,14 @@ def recipe(
 ) -> PreprocessingConfig:
     """By default the native spacing of the tiny datasets and their values as they are."""
     known = {"percentile_00_5": 0.0, "percentile_99_5": 1.0, "mean": 0.0, "std": 1.0}
-    return PreprocessingConfig(len(spacing_mm), tuple(spacing_mm), (normalisation,) * channels, (known,) * channels)
+    return PreprocessingConfig(
+        len(spacing_mm), tuple(spacing_mm), (normalisation,) * channels, (known,) * channels
+    )
 
 
-def affine_of(axes: Sequence[int], signs: Sequence[int], spacing_mm: Sequence[float], origin: Sequence[float]) -> np.ndarray:
+def affine_of(
+    axes: Sequence[int], signs: Sequence[int], spacing_mm: Sequence[float], origin: Sequence[float]
+) -> np.ndarray:
     """Array axis i runs along world axis `axes[i]`, forwards or backwards, in steps of `spacing_mm[i]`."""
     affine = np.zeros((4, 4))
     for i, (axis, sign, mm) in enumerate(zip(axes, signs, spacing_mm, strict=True)):
@@ -119,7 +128,9 @@ def affine_of(axes: Sequence[int], signs: Sequence[int], spacing_mm: Sequence[fl
     return affine
 
 
-ORIENTATIONS = [(p, s) for p in itertools.permutations(range(3)) for s in itertools.product((1, -1), repeat=3)]
+ORIENTATIONS = [
+    (p, s) for p in itertools.permutations(range(3)) for s in itertools.product((1, -1), repeat=3)
+]
 
 
 def rotation(angles_deg: Sequence[float]) -> np.ndarray:
@@ -138,7 +149,9 @@ def dice(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def unprivileged(function: Callable[..., Any], *arguments: Any) -> str:
-    """What a function raises, in words, in a process that root's rights are taken from; '' where it raises nothing."""
+    """What a function raises, in words, in a process that root's rights are taken from; '' where it raises
+    nothing.
+    """
     fork = multiprocessing.get_context("fork")
     answers = fork.Queue()
 

@@ -1,4 +1,6 @@
-"""`medconv predict` of DICOM: which cases a folder means, label maps on the grid of a series, and DICOM SEG."""
+"""`medconv predict` of DICOM: which cases a folder means, label maps on the grid of a series, and DICOM
+SEG.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_a_series_is_predicted_as_the_same_volume_in_nifti_is(
     assert call(monkeypatch, made[1], image, "--output", tmp_path / "other", "--save-probabilities") == 0
     for name in ("p1.nii.gz", "probabilities/p1.nii.gz"):
         np.testing.assert_array_equal(voxels(tmp_path / "out" / name), voxels(tmp_path / "other" / name))
-        np.testing.assert_allclose(nib.load(tmp_path / "out" / name).affine, nib.load(image).affine, atol=1e-5)
+        np.testing.assert_allclose(
+            nib.load(tmp_path / "out" / name).affine, nib.load(image).affine, atol=1e-5
+        )
     assert len(np.unique(voxels(tmp_path / "out/p1.nii.gz"))) > 1  # it found something
 
 
@@ -67,9 +71,14 @@ def study(root: Path) -> Path:
     ).iterdir():
         path.rename(root / "p2" / f"b{path.name}")
     (root / "t2").rmdir()
-    scout = dicoms.one(dicoms.array()[..., 0], ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"], SeriesInstanceUID="1.2.5")
+    scout = dicoms.one(
+        dicoms.array()[..., 0], ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"], SeriesInstanceUID="1.2.5"
+    )
     dicoms.save(scout, root / "p2/scout")
-    dicoms.save(dicoms.one(np.zeros((4, 4), np.uint8), Modality="SR", Rows=None, SeriesInstanceUID="1.2.6"), root / "sr/1")
+    dicoms.save(
+        dicoms.one(np.zeros((4, 4), np.uint8), Modality="SR", Rows=None, SeriesInstanceUID="1.2.6"),
+        root / "sr/1",
+    )
     dicoms.series(root / ".trash/old", dicoms.array())
     (root / "p1/notes.txt").write_text("a note")
     return root
@@ -94,11 +103,17 @@ def test_cases_of_a_folder_of_patients(tmp_path: Path, caplog: pytest.LogCapture
         assert [case.id for case in find_cases(Path("sub/.."), 1)] == ["se1"]
     finally:
         os.chdir(monkey)
-    (tmp_path / "list.json").write_text(json.dumps({"a": "study/p1/se1", "b": str(found["p2_4_T2_flair"][0])}))
-    assert [read_array(case.images[0])[0].shape for case in find_cases(tmp_path / "list.json", 1)] == [(9, 7, 5)] * 2
+    (tmp_path / "list.json").write_text(
+        json.dumps({"a": "study/p1/se1", "b": str(found["p2_4_T2_flair"][0])})
+    )
+    assert [read_array(case.images[0])[0].shape for case in find_cases(tmp_path / "list.json", 1)] == [
+        (9, 7, 5)
+    ] * 2
 
 
-def test_folders_without_dicom_beside_others_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_folders_without_dicom_beside_others_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     dicoms.series(tmp_path / "a/se", dicoms.array())
     (tmp_path / "b").mkdir()
     for path in (tmp_path / "a/se").iterdir():
@@ -106,7 +121,9 @@ def test_folders_without_dicom_beside_others_are_named(tmp_path: Path, caplog: p
     assert [case.id for case in find_cases(tmp_path, 1)] == ["a_se"]
     (said,) = caplog.messages
     assert (
-        said == f"--input {tmp_path}: left out {tmp_path / 'b'}, no file there can be read as DICOM (DICM after 128 bytes)"
+        said
+        == f"--input {tmp_path}: left out {tmp_path / 'b'}, no file there can be read as DICOM (DICM after "
+        "128 bytes)"
     )
 
 
@@ -139,13 +156,17 @@ def test_radiographs_of_one_folder(tmp_path: Path) -> None:
 def test_series_of_several_modalities(tmp_path: Path) -> None:
     dicoms.series(tmp_path / "a", dicoms.array())
     dicoms.series(tmp_path / "b", dicoms.array(), Modality="PT")
-    with refused(r"series of several modalities, MR \(such as a\), PT \(such as b\); expected one, or a list"):
+    with refused(
+        r"series of several modalities, MR \(such as a\), PT \(such as b\); expected one, or a list"
+    ):
         find_cases(tmp_path, 1)
 
 
 def test_series_that_would_be_called_the_same(tmp_path: Path) -> None:
     for number in range(2):
-        for path in dicoms.series(tmp_path / f"x{number}", dicoms.array(), SeriesInstanceUID=f"1.2.{number}").iterdir():
+        for path in dicoms.series(
+            tmp_path / f"x{number}", dicoms.array(), SeriesInstanceUID=f"1.2.{number}"
+        ).iterdir():
             (tmp_path / "both").mkdir(exist_ok=True)
             path.rename(tmp_path / "both" / f"{number}{path.name}")
     with refused("two cases are called 3_T1_mprage; a JSON object gives them ids"):
@@ -158,7 +179,9 @@ def test_a_folder_of_nothing(tmp_path: Path) -> None:
         find_cases(tmp_path, 1)
 
 
-def test_dicom_seg_refers_to_its_slices(made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dicom_seg_refers_to_its_slices(
+    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Read back by highdicom: each slice's segments are the label map's, and the SEG says where it lies."""
     highdicom = pytest.importorskip("highdicom", reason="the extra `dicomseg`")
     series = as_series(made[0] / "case_0.nii.gz", tmp_path / "p1")
@@ -201,38 +224,55 @@ def test_dicom_seg_holds_names_of_any_script(tmp_path: Path) -> None:
 
     known = {"SpecificCharacterSet": "ISO_IR 100", "PatientName": "Müller^Jörg"}
     source = dicoms.series(tmp_path / "se", dicoms.array(), **known)
-    dicom_seg.write(tmp_path / "out.dcm", np.ones((9, 7, 5), np.int16), source, ("background", "Läsion", "肝"))
+    dicom_seg.write(
+        tmp_path / "out.dcm", np.ones((9, 7, 5), np.int16), source, ("background", "Läsion", "肝")
+    )
     found = dicoms.pydicom.dcmread(tmp_path / "out.dcm")
     assert [segment.SegmentLabel for segment in found.SegmentSequence] == ["Läsion", "肝"]
     assert found.PatientName == "Müller^Jörg"
 
 
 def test_dicom_seg_where_there_is_none(
-    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     image = made[0] / "case_0.nii.gz"
     assert call(monkeypatch, made[1], image, "--output", tmp_path / "out", "--dicom-seg") == 1
-    assert f"error: {image}: a DICOM SEG refers to a DICOM series, and this is none\n" == capsys.readouterr().err
+    assert (
+        f"error: {image}: a DICOM SEG refers to a DICOM series, and this is none\n" == capsys.readouterr().err
+    )
     series = as_series(image, tmp_path / "p1")
     monkeypatch.setitem(sys.modules, "highdicom", None)
     assert call(monkeypatch, made[1], series, "--output", tmp_path / "out", "--dicom-seg") == 1
-    wanted = f"error: {series}: writing DICOM SEG needs the package highdicom: pip install 'medconv[dicomseg]'\n"
+    wanted = (
+        f"error: {series}: writing DICOM SEG needs the package highdicom: pip install 'medconv[dicomseg]'\n"
+    )
     assert capsys.readouterr().err == wanted and not (tmp_path / "out").exists()
 
 
 def test_a_series_that_lacks_what_seg_asks_for(
-    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("highdicom", reason="the extra `dicomseg`")
     series = as_series(made[0] / "case_0.nii.gz", tmp_path / "p1", FrameOfReferenceUID=None)
     assert call(monkeypatch, made[1], series, "--output", tmp_path / "out", "--dicom-seg") == 1
     said = capsys.readouterr().err
-    assert f"  case p1: {series}: no DICOM SEG can refer to it (" in said and "no Frame Of Reference UID" in said
+    assert (
+        f"  case p1: {series}: no DICOM SEG can refer to it (" in said and "no Frame Of Reference UID" in said
+    )
     assert "Traceback" not in said and not list((tmp_path / "out").glob("*.nii.gz"))
 
 
 def test_results_are_kept_apart_from_slices_and_of_changed_ones(
-    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     series = as_series(made[0] / "case_0.nii.gz", tmp_path / "p1")
     assert call(monkeypatch, made[1], series, "--output", series) == 1
@@ -247,7 +287,10 @@ def test_results_are_kept_apart_from_slices_and_of_changed_ones(
 
 
 def test_bad_series_are_named_and_the_rest_is_done(
-    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One line each, whatever libraries have to say of it."""
     image = made[0] / "case_0.nii.gz"

@@ -1,4 +1,6 @@
-"""medconv/inference/output_dir.py: who does which case, what may stay beside new results, and what a record says."""
+"""medconv/inference/output_dir.py: who does which case, what may stay beside new results, and what a
+record says.
+"""
 
 import json
 from collections.abc import Sequence
@@ -82,7 +84,10 @@ def test_a_case_that_failed_or_was_left_is_free_again(tmp_path: Path) -> None:
 
 def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     fill(folder(tmp_path), cases("a", "b"))
-    changed = r"^--output \S+: holds results that were made otherwise \(overlap: 0\.5 there, 0\.25 now\); .* --overwrite"
+    changed = (
+        r"^--output \S+: holds results that were made otherwise \(overlap: 0\.5 there, 0\.25 "
+        r"now\); .* --overwrite"
+    )
     with members.refused(changed):
         fill(folder(tmp_path, overlap=0.25), cases("a", "b"))
     with members.refused("probabilities: False there, True now"):
@@ -103,7 +108,9 @@ def test_overwrite_replaces_all(tmp_path: Path) -> None:
 
 def test_overwrite_leaves_no_result_of_other_settings_behind(tmp_path: Path) -> None:
     fill(folder(tmp_path), cases("a", "b"))
-    with members.refused("--overwrite would leave results there that were made otherwise.*does not name: b; take another"):
+    with members.refused(
+        "--overwrite would leave results there that were made otherwise.*does not name: b; take another"
+    ):
         fill(folder(tmp_path, overlap=0.25), cases("a"), overwrite=True)
     assert (tmp_path / "a.nii.gz").is_file()
     with folder(tmp_path, overlap=0.25).open(cases("a", "b"), overwrite=True):
@@ -114,19 +121,28 @@ def test_overwrite_leaves_no_result_of_other_settings_behind(tmp_path: Path) -> 
 def test_what_no_record_accounts_for_is_never_replaced(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "z.nii.gz").write_text("")
     rest = '"settings": {}, "overwriting": []'
-    entries = ("3", '{"images": [], "stamps": []}', '{"images": "z", "stamps": [null]}', '{"images": [3], "stamps": [null]}')
+    entries = (
+        "3",
+        '{"images": [], "stamps": []}',
+        '{"images": "z", "stamps": [null]}',
+        '{"images": [3], "stamps": [null]}',
+    )
     strange = [f'{{{rest}, "cases": {{"z": {entry}}}}}' for entry in entries]
     for content in (None, "{", "[]", '{"class_names": ["background"]}', *strange):
         if content is not None:
             (tmp_path / RECORD).write_text(content)
-        with members.refused(rf"holds label maps that no {RECORD} accounts for, such as z\.nii\.gz; take another"):
+        with members.refused(
+            rf"holds label maps that no {RECORD} accounts for, such as z\.nii\.gz; take another"
+        ):
             fill(folder(tmp_path), cases("a", "z"), overwrite)
     assert (tmp_path / "z.nii.gz").exists()
 
 
 def test_one_name_of_two_images_is_refused(tmp_path: Path) -> None:
     fill(folder(tmp_path), cases("a", "b"))
-    with members.refused(r"holds a case a of another image, \S+/images/a\.nii\.gz, not \S+/elsewhere/a\.nii\.gz"):
+    with members.refused(
+        r"holds a case a of another image, \S+/images/a\.nii\.gz, not \S+/elsewhere/a\.nii\.gz"
+    ):
         fill(folder(tmp_path), cases("a", "c", root="elsewhere"))
 
 
@@ -135,13 +151,17 @@ def test_an_image_that_was_replaced_is_not_done(tmp_path: Path) -> None:
     found, out = cases("a", root=str(tmp_path)), tmp_path / "out"
     assert fill(folder(out), found) == ["a"] and fill(folder(out), found) == []
     (tmp_path / "a.nii.gz").write_text("another")
-    with members.refused(r"holds a case a of an image that was replaced since, .*a\.nii\.gz; take another .* --overwrite"):
+    with members.refused(
+        r"holds a case a of an image that was replaced since, .*a\.nii\.gz; take another .* --overwrite"
+    ):
         fill(folder(out), found)
     assert fill(folder(out), found, overwrite=True) == ["a"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("way", ["same", "link", "..", "another's name", "other ending", "image is a link", "probabilities"])
+@pytest.mark.parametrize(
+    "way", ["same", "link", "..", "another's name", "other ending", "image is a link", "probabilities"]
+)
 def test_the_folder_of_an_image_is_refused(tmp_path: Path, overwrite: bool, way: str) -> None:
     """Whatever it is called; here with a record that accounts for the image as if it were a label map."""
     images = tmp_path / "out/probabilities" if way == "probabilities" else tmp_path / "images"
@@ -151,8 +171,13 @@ def test_the_folder_of_an_image_is_refused(tmp_path: Path, overwrite: bool, way:
     (tmp_path / "link").symlink_to(images)
     (tmp_path / "c.nii.gz").symlink_to(image)
     outputs = {"link": tmp_path / "link", "..": images / "../images", "probabilities": images.parent}
-    given = Case("a" if way != "another's name" else "c", (tmp_path / "c.nii.gz" if way == "image is a link" else image,))
-    with members.refused(r"^--output \S+: holds the images themselves, such as \S+\.nii(\.gz)?; take another folder"):
+    given = Case(
+        "a" if way != "another's name" else "c",
+        (tmp_path / "c.nii.gz" if way == "image is a link" else image,),
+    )
+    with members.refused(
+        r"^--output \S+: holds the images themselves, such as \S+\.nii(\.gz)?; take another folder"
+    ):
         fill(folder(outputs.get(way, images)), [given], overwrite)
     assert image.read_text() == "image"
 
@@ -166,14 +191,20 @@ def test_overwrite_goes_on_after_it_was_stopped(tmp_path: Path) -> None:
         stopped.label(case.id).write_text("new")
         release()
         raise KeyboardInterrupt
-    assert fill(folder(tmp_path), cases("b"), overwrite=True) == ["b"]  # only what it was not to replace yet, or lacks
+    assert fill(folder(tmp_path), cases("b"), overwrite=True) == [
+        "b"
+    ]  # only what it was not to replace yet, or lacks
     assert record(tmp_path)["overwriting"] == []
     with pytest.raises(KeyboardInterrupt), stopped.open(found, overwrite=True):
         stopped.label("a").write_text("new")
         raise KeyboardInterrupt
     assert fill(folder(tmp_path), [*found, *cases("d")], overwrite=True) == ["b", "c", "d"]
     assert (tmp_path / "a.nii.gz").read_text() == "new"
-    assert fill(folder(tmp_path), found, overwrite=True) == ["a", "b", "c"]  # it had ended, so this is another one
+    assert fill(folder(tmp_path), found, overwrite=True) == [
+        "a",
+        "b",
+        "c",
+    ]  # it had ended, so this is another one
 
 
 def test_who_is_at_work_is_not_overwritten(tmp_path: Path) -> None:
@@ -184,7 +215,9 @@ def test_who_is_at_work_is_not_overwritten(tmp_path: Path) -> None:
         release()
         with members.refused("overlap: 0.5 there, 0.25 now.*another process is at work there"):
             fill(folder(tmp_path, overlap=0.25), cases("a", "b"), overwrite=True)
-        with members.refused("holds results that --overwrite would replace; another process is at work there"):
+        with members.refused(
+            "holds results that --overwrite would replace; another process is at work there"
+        ):
             fill(folder(tmp_path), cases("a", "b"), overwrite=True)
     with one.open(cases("a", "b"), overwrite=True):
         mine, release = next(one.claims(cases("a", "b")))

@@ -54,7 +54,9 @@ def test_items_in_memory_are_bounded(workers: int, slow: str | None) -> None:
 def test_the_stages_overlap() -> None:
     """Three times 10 items of 20 ms each take little more than 10 times 20 ms."""
     begin = time.perf_counter()
-    for _, error in stream(range(10), lambda i: time.sleep(0.02), lambda _: time.sleep(0.02), lambda i, _: time.sleep(0.02)):
+    for _, error in stream(
+        range(10), lambda i: time.sleep(0.02), lambda _: time.sleep(0.02), lambda i, _: time.sleep(0.02)
+    ):
         assert error is None
     assert time.perf_counter() - begin < 0.4  # one after the other: 0.6
 

@@ -1,4 +1,6 @@
-"""Post-processing of label maps against flood fill, voxel by voxel; and the file that says which steps to take."""
+"""Post-processing of label maps against flood fill, voxel by voxel; and the file that says which steps to
+take.
+"""
 
 import json
 import math
@@ -137,7 +139,9 @@ def test_steps_decided_for_other_classes_are_refused() -> None:
     other = SegmentationTargets.of_classes(("background", "b", "a"))
     with pytest.raises(ValueError, match=r"decided for a=1, b=2; the network has b=1, a=2"):
         Steps((), CLASSES).apply(label, grid(label), other)
-    Steps((), CLASSES).apply(label, grid(label), SegmentationTargets.of_classes(("background", "a", "b"), ignore=255))
+    Steps((), CLASSES).apply(
+        label, grid(label), SegmentationTargets.of_classes(("background", "a", "b"), ignore=255)
+    )
 
 
 GOOD = {"operation": "remove_small", "of": "a", "min_mm3": 4.0}
@@ -185,9 +189,18 @@ GOOD = {"operation": "remove_small", "of": "a", "min_mm3": 4.0}
         ({"steps": [{**GOOD, "min_mm3": True}]}, "`min_mm3` must be a positive number, got True"),
         ({"steps": [{**GOOD, "min_mm3": math.nan}]}, "`min_mm3` must be a positive number, got nan"),
         ({"steps": [{**GOOD, "min_mm3": math.inf}]}, "`min_mm3` must be a positive number, got inf"),
-        ({"steps": [{"operation": "remove_small", "of": "a"}]}, "`min_mm3` must be a positive number, got None"),
-        ({"steps": [{**GOOD, "operation": "keep_largest"}]}, "`min_mm3` belongs to remove_small, not to keep_largest"),
-        ({"steps": [{"operation": "fill_holes", "of": "*"}]}, "fill_holes needs the class or region that fills them"),
+        (
+            {"steps": [{"operation": "remove_small", "of": "a"}]},
+            "`min_mm3` must be a positive number, got None",
+        ),
+        (
+            {"steps": [{**GOOD, "operation": "keep_largest"}]},
+            "`min_mm3` belongs to remove_small, not to keep_largest",
+        ),
+        (
+            {"steps": [{"operation": "fill_holes", "of": "*"}]},
+            "fill_holes needs the class or region that fills them",
+        ),
     ],
 )
 def test_a_file_that_is_not_one_of_steps_is_refused(content: object, wanted: str, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""medconv/inference/predictor.py: label maps and probabilities, means over members, and inputs that do not fit."""
+"""medconv/inference/predictor.py: label maps and probabilities, means over members, and inputs that do not
+fit.
+"""
 
 from pathlib import Path
 
@@ -55,10 +57,17 @@ def test_one_member_is_what_validation_does(trained: tuple[Path, Path], image: P
 
 
 @pytest.mark.parametrize("edit", [None, members.regions])
-def test_probabilities_fit_the_label_map(trained: tuple[Path, Path], image: Path, tmp_path: Path, edit) -> None:
+def test_probabilities_fit_the_label_map(
+    trained: tuple[Path, Path], image: Path, tmp_path: Path, edit
+) -> None:
     predictor = Predictor.load([members.variant(trained[1], tmp_path / "a.ckpt", edit)])
     label, found = predictor(image), stacked(predictor, image)
-    assert found.shape == (3, *label.shape) and found.dtype == np.float32 and found.min() >= 0 and found.max() <= 1
+    assert (
+        found.shape == (3, *label.shape)
+        and found.dtype == np.float32
+        and found.min() >= 0
+        and found.max() <= 1
+    )
     if edit is None:
         np.testing.assert_allclose(found.sum(0), 1, rtol=1e-5)
         np.testing.assert_array_equal(found.argmax(0), label)
@@ -83,7 +92,9 @@ def test_members_of_one_preprocessing_give_the_mean_of_their_logits(
     a, b = logits_of(predictor, image)
     assert len(scores.logits) == 1
     torch.testing.assert_close(scores.logits[0], (a + b) / 2)
-    np.testing.assert_array_equal(predictor(image), restore((a + b) / 2, scores.placement, predictor.targets.decode))
+    np.testing.assert_array_equal(
+        predictor(image), restore((a + b) / 2, scores.placement, predictor.targets.decode)
+    )
     assert any((predictor(image) != Predictor.load([path])(image)).any() for path in (trained[1], other))
 
 
@@ -118,12 +129,23 @@ def test_members_of_other_preprocessings_give_the_mean_of_their_probabilities(
 @pytest.mark.parametrize(
     ("edit", "wanted"),
     [
-        (lambda r: r.update(modalities=["T1", "FLAIR"]), r"its channels are other ones: 2: T1, FLAIR; there 1: MRI$"),
-        (lambda r: r["targets"].update(names=["box", "cyst"]), r"its classes are other ones: .*cyst=2\); there .*hole=2\)$"),
-        (members.regions, r"its classes are other ones: .*in order \[1, 2, 3\]\); there .*\(box=1, hole=2\)$"),
+        (
+            lambda r: r.update(modalities=["T1", "FLAIR"]),
+            r"its channels are other ones: 2: T1, FLAIR; there 1: MRI$",
+        ),
+        (
+            lambda r: r["targets"].update(names=["box", "cyst"]),
+            r"its classes are other ones: .*cyst=2\); there .*hole=2\)$",
+        ),
+        (
+            members.regions,
+            r"its classes are other ones: .*in order \[1, 2, 3\]\); there .*\(box=1, hole=2\)$",
+        ),
     ],
 )
-def test_members_of_different_tasks_are_refused(trained: tuple[Path, Path], tmp_path: Path, edit, wanted: str) -> None:
+def test_members_of_different_tasks_are_refused(
+    trained: tuple[Path, Path], tmp_path: Path, edit, wanted: str
+) -> None:
     other = members.variant(trained[1], tmp_path / "b.ckpt", edit)
     with members.refused(rf"^{other}: cannot be averaged with {trained[1]}, {wanted}"):
         Predictor.load([trained[1], other])
@@ -135,7 +157,9 @@ def test_mirror_axes_and_windows_can_be_other_than_validated(trained: tuple[Path
     window = other.members[0].window
     assert plain.members[0].window.mirror_axes == () and plain.members[0].window.overlap == 0.5
     assert (window.mirror_axes, window.overlap, window.batch_size) == ((0, 1), 0.25, 1)
-    assert not torch.allclose(*(p.scores(p.read(Case("x", (image,)))).logits[0] for p in (plain, other)), atol=1e-3)
+    assert not torch.allclose(
+        *(p.scores(p.read(Case("x", (image,)))).logits[0] for p in (plain, other)), atol=1e-3
+    )
     with members.refused(r"--mirror-axes=\[2\] needs a network that knows mirrored images: add \[2\]"):
         Predictor.load([trained[1]], mirror_axes=[2])
     with members.refused("overlap must be at least 0 and below 1"):
@@ -184,12 +208,17 @@ def test_numbers_that_are_not_finite_are_no_prediction(trained: tuple[Path, Path
 @pytest.mark.parametrize(
     ("edit", "wanted"),
     [
-        (lambda r: r["config"]["task"].update(_target_="somewhere.Detection"), "its task is somewhere.Detection"),
+        (
+            lambda r: r["config"]["task"].update(_target_="somewhere.Detection"),
+            "its task is somewhere.Detection",
+        ),
         (lambda r: r.pop("preprocessing"), "damaged, or of another version.*recipe"),
         (lambda r: r.update(config={}), "damaged, or of another version.*task"),
     ],
 )
-def test_checkpoints_that_are_not_for_this(trained: tuple[Path, Path], tmp_path: Path, edit, wanted: str) -> None:
+def test_checkpoints_that_are_not_for_this(
+    trained: tuple[Path, Path], tmp_path: Path, edit, wanted: str
+) -> None:
     path = members.variant(trained[1], tmp_path / "b.ckpt", edit)
     with members.refused(rf"^{path}: .*{wanted}"):
         Predictor.load([path])

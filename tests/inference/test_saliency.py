@@ -1,4 +1,6 @@
-"""medconv/inference/saliency.py: the map lies where the network looks; networks of all families; nothing is left behind."""
+"""medconv/inference/saliency.py: the map lies where the network looks; networks of all families; nothing
+is left behind.
+"""
 
 from types import SimpleNamespace
 
@@ -37,7 +39,9 @@ def spotted(shape: tuple[int, ...], bright: tuple[int, ...], dark: tuple[int, ..
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-@pytest.mark.parametrize(("shape", "bright", "dark"), [((8, 9), (1, 7), (6, 2)), ((6, 8, 7), (5, 1, 2), (0, 6, 4))])
+@pytest.mark.parametrize(
+    ("shape", "bright", "dark"), [((8, 9), (1, 7), (6, 2)), ((6, 8, 7), (5, 1, 2), (0, 6, 4))]
+)
 def test_the_map_lies_where_the_network_looks(
     shape: tuple[int, ...], bright: tuple[int, ...], dark: tuple[int, ...], inplace: bool
 ) -> None:
@@ -45,11 +49,15 @@ def test_the_map_lies_where_the_network_looks(
     batch = torch.cat([image, image, image * 0])
     found = saliency.saliency(network, batch, [0, 1, 0])
     assert found.shape == (3, *shape) and found.dtype == np.float32
-    assert np.unravel_index(found[0].argmax(), shape) == bright and np.unravel_index(found[1].argmax(), shape) == dark
+    assert (
+        np.unravel_index(found[0].argmax(), shape) == bright
+        and np.unravel_index(found[1].argmax(), shape) == dark
+    )
     assert found[:2].max((*range(1, len(shape) + 1),)).tolist() == [1, 1] and not found[2].any()
     assert (saliency.saliency(network, image, 1) == found[1]).all()
     assert (
-        saliency.saliency(network, 2 * image + (image > 0)) == saliency.saliency(network, 2 * image + (image > 0), 0)
+        saliency.saliency(network, 2 * image + (image > 0))
+        == saliency.saliency(network, 2 * image + (image > 0), 0)
     ).all()
 
 
@@ -69,13 +77,23 @@ def test_monais_networks(family: str, dims: int) -> None:
     torch.manual_seed(0)
     network: nn.Module = {
         "resnet": lambda: nets.ResNet(
-            "basic", [1, 1, 1, 1], [4, 8, 8, 8], dims, 1, conv1_t_size=3, conv1_t_stride=1, num_classes=3, no_max_pool=True
+            "basic",
+            [1, 1, 1, 1],
+            [4, 8, 8, 8],
+            dims,
+            1,
+            conv1_t_size=3,
+            conv1_t_stride=1,
+            num_classes=3,
+            no_max_pool=True,
         ),  # type: ignore[arg-type]
         "densenet": lambda: nets.DenseNet(dims, 1, 3, init_features=4, growth_rate=4, block_config=(1, 1)),
         "efficientnet": lambda: nets.EfficientNetBN(
             "efficientnet-b0", pretrained=False, spatial_dims=dims, in_channels=1, num_classes=3
         ),
-        "senet": lambda: nets.SENet(dims, 1, nets.senet.SEResNetBottleneck, (1, 1, 1, 1), 1, 4, inplanes=8, num_classes=3),
+        "senet": lambda: nets.SENet(
+            dims, 1, nets.senet.SEResNetBottleneck, (1, 1, 1, 1), 1, 4, inplanes=8, num_classes=3
+        ),
     }[family]()
     size = 64 if family == "efficientnet" else 28  # it fails for smaller ones by itself
     image = torch.randn(2, 1, *(size,) * dims)
@@ -101,7 +119,9 @@ def test_our_network_and_its_picture() -> None:
     class Pooled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = UNet(in_channels=1, out_channels=2, spatial_dims=3, channels=[4, 8], strides=[2], kernel_size=3)
+            self.net = UNet(
+                in_channels=1, out_channels=2, spatial_dims=3, channels=[4, 8], strides=[2], kernel_size=3
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.net(x).flatten(2).mean(2)
@@ -120,7 +140,9 @@ def test_heat_lies_on_its_place_and_colours_stay() -> None:
     bare, warm = picture[:, :width], picture[:, -width:]
     assert bare[0, 0].tolist() == [255, 0, 0] and bare[0, -1].tolist() == [0, 0, 255]
     rows, columns = np.nonzero((bare != warm).any(2))
-    assert (columns.mean() / width, 1 - rows.mean() / len(picture)) == pytest.approx((15.5 / 20, 8.5 / 10), abs=0.02)
+    assert (columns.mean() / width, 1 - rows.mean() / len(picture)) == pytest.approx(
+        (15.5 / 20, 8.5 / 10), abs=0.02
+    )
 
 
 class Uncopied(Corner):
@@ -135,8 +157,14 @@ def test_a_network_that_cannot_be_copied_is_a_warning(caplog: pytest.LogCaptureF
     batch = {"image": torch.randn(2, 1, 8, 8), "label": torch.tensor([[0.0], [1.0]]), "case": ["x", "y"]}
     worst.see(image_targets, batch, torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
     shown = [
-        list(worst.pictures(SimpleNamespace(image_targets=image_targets, network=network, device="cpu"), (1.0, 1.0)))
+        list(
+            worst.pictures(
+                SimpleNamespace(image_targets=image_targets, network=network, device="cpu"), (1.0, 1.0)
+            )
+        )
         for network in (Corner(2), Uncopied(2))
     ]
-    assert [len(visualization) for visualization in shown] == [1, 0] and shown[0][0][0] == "worst/y (b, predicted a 0.70)"
+    assert [len(visualization) for visualization in shown] == [1, 0] and shown[0][0][
+        0
+    ] == "worst/y (b, predicted a 0.70)"
     assert "no picture of the cases that are most wrong: AssertionError" in caplog.text

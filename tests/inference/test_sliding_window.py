@@ -24,7 +24,9 @@ class Constant:
 
 @pytest.mark.parametrize("overlap", [0.0, 0.25, 0.5, 0.9])
 @pytest.mark.parametrize(("size", "patch"), [((13, 10), (8, 8)), ((9, 6, 5), (4, 4, 4)), ((8, 8), (8, 8))])
-def test_constant_output_gives_a_constant_map(size: tuple[int, ...], patch: tuple[int, ...], overlap: float) -> None:
+def test_constant_output_gives_a_constant_map(
+    size: tuple[int, ...], patch: tuple[int, ...], overlap: float
+) -> None:
     network = Constant()
     logits = SlidingWindow(patch, overlap, batch_size=3)(network, torch.randn(1, 1, *size))
     assert logits.shape == (1, 2, *size)
@@ -104,7 +106,9 @@ def test_mirror_augmentation_is_the_mean_over_all_flips() -> None:
 
 @pytest.mark.parametrize("axes", [(2,), (0, 0), (-1,)])
 def test_mirror_axes_are_different_spatial_axes(axes: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"task\.mirror_axes must be different spatial axes from 0 to 1, got"):
+    with pytest.raises(
+        ValueError, match=r"task\.mirror_axes must be different spatial axes from 0 to 1, got"
+    ):
         SlidingWindow((8, 8), mirror_axes=axes)
 
 

@@ -1,4 +1,6 @@
-"""Runs that begin from a file: other classes, frozen layers and rates of their own, killed and continued, on two processes."""
+"""Runs that begin from a file: other classes, frozen layers and rates of their own, killed and continued,
+on two processes.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ def test_on_other_classes_with_frozen_layers_and_rates_of_their_own(
         tiny.train(dataset, tmp_path / "run", *regions)
     assert f"init.pretrained={first}: " in caplog.text
     assert (
-        "2 stay as drawn (head.weight, head.bias); 4 of the file not used (network.head.weight, network.head.bias, "
-        in caplog.text
+        "2 stay as drawn (head.weight, head.bias); 4 of the file not used (network.head.weight, "
+        "network.head.bias, " in caplog.text
     )
     assert (
         "init.freeze: 24 of 56 parameters" in caplog.text
@@ -68,17 +70,24 @@ def test_on_other_classes_with_frozen_layers_and_rates_of_their_own(
 
 
 def test_the_log_holds_the_table(first: Path, dataset: Path, tmp_path: Path) -> None:
-    arguments = tiny.overrides(dataset, *MORE, "trainer.max_steps=1", f"init.pretrained={first}", "init.freeze=[encoder]")
+    arguments = tiny.overrides(
+        dataset, *MORE, "trainer.max_steps=1", f"init.pretrained={first}", "init.freeze=[encoder]"
+    )
     done = tiny.command("train.py", *arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "eval mode" not in done.stderr
     said = [line for line in done.stdout.splitlines() if "init.pretrained" in line]
     assert len(said) == 1 and "tensors loaded" in said[0]
     text = (tmp_path / "run/train.log").read_text()
-    assert "  loaded    encoder.0.0.weight\n" in text and "  not used  supervision.heads.0.weight  no such name" in text
+    assert (
+        "  loaded    encoder.0.0.weight\n" in text
+        and "  not used  supervision.heads.0.weight  no such name" in text
+    )
 
 
-def test_a_run_that_was_killed_keeps_them_and_needs_the_file_no_more(first: Path, dataset: Path, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_keeps_them_and_needs_the_file_no_more(
+    first: Path, dataset: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "weights.ckpt"
     file.write_bytes(first.read_bytes())
     settings = [*resuming.STEPS, *MORE, *TUNED, f"init.pretrained={file}", "trainer.max_steps=9"]
@@ -96,7 +105,9 @@ def test_a_run_that_was_killed_keeps_them_and_needs_the_file_no_more(first: Path
 
 def test_a_run_goes_on_only_with_the_same_layers_frozen(first: Path, dataset: Path, tmp_path: Path) -> None:
     for key, value in (("freeze", "[encoder]"), ("lr_multipliers", "{encoder:0.1}")):
-        with pytest.raises(ValueError, match=rf"run\.resume={first}: was trained with init\.{key}=None, this run has"):
+        with pytest.raises(
+            ValueError, match=rf"run\.resume={first}: was trained with init\.{key}=None, this run has"
+        ):
             tiny.train(dataset, tmp_path / "run", *MORE, f"run.resume={first}", f"init.{key}={value}")
 
 
@@ -107,7 +118,13 @@ def test_into_another_number_of_channels_and_dimensions(dataset: Path, tmp_path:
     path = flat / "checkpoints/last.ckpt"
     with pytest.raises(ValueError, match=r"init\.inflate_2d=inflate repeats its kernels"):
         tiny.train(dataset, solid, f"init.pretrained={path}")
-    planes = ["conv=acs", "conv.init_from_weights=true", "init.inflate_2d=acs", "optimizer.lr=0", "init.freeze=[encoder]"]
+    planes = [
+        "conv=acs",
+        "conv.init_from_weights=true",
+        "init.inflate_2d=acs",
+        "optimizer.lr=0",
+        "init.freeze=[encoder]",
+    ]
     tiny.train(dataset, solid, f"init.pretrained={path}", *planes)
     own, theirs = last(solid)["state_dict"], checkpoint_io.read(path)["state_dict"]
     coefficients = own["network.encoder.0.0.parametrizations.weight.original"]

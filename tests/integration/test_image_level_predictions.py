@@ -1,4 +1,6 @@
-"""Whole images predicted, evaluated and exported, from networks that were trained on them; and what a user is told."""
+"""Whole images predicted, evaluated and exported, from networks that were trained on them; and what a user
+is told.
+"""
 
 import csv
 import json
@@ -38,7 +40,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def predicting(monkeypatch: pytest.MonkeyPatch, made: dict[str, Path]) -> Callable[..., int]:
     def run(*words: object, source: Path | None = None) -> int:
-        return tiny.call(monkeypatch, "predict", "--input", source or made["table"], "--device", "cpu", *words)
+        return tiny.call(
+            monkeypatch, "predict", "--input", source or made["table"], "--device", "cpu", *words
+        )
 
     return run
 
@@ -59,7 +63,9 @@ def variant(source: Path, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["multiclass", "multilabel", "regression"])
-def test_as_validated(made: dict[str, Path], kind: str, tmp_path: Path, predicting: Callable[..., int]) -> None:
+def test_as_validated(
+    made: dict[str, Path], kind: str, tmp_path: Path, predicting: Callable[..., int]
+) -> None:
     """What validation found of each case, to the last digits, in any batches."""
     assert predicting("--checkpoint", made[kind], "--output", tmp_path, "--sw-batch-size", 5) == 0
     found = {row["case"]: row for row in rows(tmp_path)}
@@ -67,7 +73,9 @@ def test_as_validated(made: dict[str, Path], kind: str, tmp_path: Path, predicti
     names = record["image_targets"]["names"]
     assert list(found) == sorted(found, key=int) and len(found) == 18 and record["validation"]
     for case, row in record["validation"].items():
-        assert [float(found[case][name]) for name in names] == pytest.approx(row["outputs"], rel=1e-4, abs=1e-5)
+        assert [float(found[case][name]) for name in names] == pytest.approx(
+            row["outputs"], rel=1e-4, abs=1e-5
+        )
     if kind == "multiclass":
         for row in found.values():
             assert row["predicted"] == max(names, key=lambda name: float(row[name]))
@@ -80,16 +88,23 @@ def test_several_networks_are_the_mean_of_what_they_mean(
     made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]
 ) -> None:
     other = variant(made["multiclass"], tmp_path / "other.ckpt")
-    for name, networks in (("a", [made["multiclass"]]), ("b", [other]), ("both", [made["multiclass"], other])):
+    for name, networks in (
+        ("a", [made["multiclass"]]),
+        ("b", [other]),
+        ("both", [made["multiclass"], other]),
+    ):
         assert predicting("--checkpoint", *networks, "--output", tmp_path / name) == 0
     a, b, both = (
-        np.array([[float(v) for v in list(row.values())[2:]] for row in rows(tmp_path / n)]) for n in ("a", "b", "both")
+        np.array([[float(v) for v in list(row.values())[2:]] for row in rows(tmp_path / n)])
+        for n in ("a", "b", "both")
     )
     np.testing.assert_allclose(both, (a + b) / 2, atol=1e-6)
     assert np.abs(a - b).max() > 1e-3
 
 
-def test_mirrored_images_count_as_much(made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]) -> None:
+def test_mirrored_images_count_as_much(
+    made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]
+) -> None:
     predictor = ImagePredictor([load(made["multiclass"], mirror_axes=[0, 1])])
     picture = np.asarray(Image.open(made["table"].parent / "3.png"))
     for number, flipped in enumerate((picture, picture[::-1], picture[:, ::-1], picture[::-1, ::-1])):
@@ -113,7 +128,10 @@ def test_a_case_that_fails_takes_no_other_with_it(
     assert predicting(*command, source=images) == 1
     said = capsys.readouterr().err
     assert "2 of 6 cases could not be predicted" in said and "Traceback" not in said
-    assert "colours.png: the network was trained on 1 channels (grey), found 3" in said and "case damaged" in said
+    assert (
+        "colours.png: the network was trained on 1 channels (grey), found 3" in said
+        and "case damaged" in said
+    )
     before = (tmp_path / "out/predictions.csv").read_text()
     assert [row["case"] for row in rows(tmp_path / "out")] == ["0", "1", "2", "3"]
     with (tmp_path / "out/predictions.csv").open("a") as file:
@@ -125,7 +143,10 @@ def test_a_case_that_fails_takes_no_other_with_it(
     assert after.startswith(before) and after.count("\n") == 6
     capsys.readouterr()
     assert predicting(*command, "--mirror-axes", "0", source=images) == 1
-    assert "holds results that were made otherwise (mirror_axes: [[]] there, [[0]] now)" in capsys.readouterr().err
+    assert (
+        "holds results that were made otherwise (mirror_axes: [[]] there, [[0]] now)"
+        in capsys.readouterr().err
+    )
     assert predicting(*command, "--mirror-axes", "0", "--overwrite", source=images) == 0
     assert (tmp_path / "out/predictions.csv").read_text() != after
 
@@ -136,7 +157,9 @@ def test_pictures_of_another_size_are_refused(made: dict[str, Path], tmp_path: P
         Image.fromarray(np.full((size, size), 90, np.uint8)).save(tmp_path / f"{size}.png")
     predictor = ImagePredictor([model := load(made["multiclass"])])
     assert model.rounding == (4, 4) and predictor.answer(tmp_path / "14.png").sum() == pytest.approx(1)
-    with pytest.raises(ValueError, match=r"20\.png: 20 x 20 pixels, the network was trained on .* and takes 16 x 16"):
+    with pytest.raises(
+        ValueError, match=r"20\.png: 20 x 20 pixels, the network was trained on .* and takes 16 x 16"
+    ):
         predictor.answer(tmp_path / "20.png")
     values = torch.load(made["multiclass"], weights_only=True)["medconv"]["config"]
     values["data"]["patch_size"] = [16, 16]  # trained on several sizes
@@ -164,7 +187,10 @@ def test_what_is_refused(
 ) -> None:
     both = ("--checkpoint", made["multiclass"])
     for words, said in (
-        ((*both, made["regression"]), "its outputs are other ones: numbers of whole images; there classes of whole images"),
+        (
+            (*both, made["regression"]),
+            "its outputs are other ones: numbers of whole images; there classes of whole images",
+        ),
         ((*both, "--save-probabilities"), "--save-probabilities: is for label maps; "),
         ((*both, "--sw-batch-size", 0), "--sw-batch-size must be at least 1, got 0"),
     ):
@@ -185,13 +211,20 @@ def test_evaluation_with_pictures(
     words = ("--predictions", tmp_path / "out", "--labels", made["table"], "--output", tmp_path / "s.json")
     assert tiny.call(monkeypatch, "evaluate", *words) == 0
     result = json.loads((tmp_path / "s.json").read_text())
-    assert result["image_targets"] == {"kind": "multilabel", "names": ["label", "other"]} and len(result["cases"]) == 18
+    assert (
+        result["image_targets"] == {"kind": "multilabel", "names": ["label", "other"]}
+        and len(result["cases"]) == 18
+    )
     assert "Grad-CAM" in (tmp_path / "s.html").read_text()
 
 
 @pytest.mark.parametrize("kind", ["multiclass", "regression"])
 def test_exported_networks_answer_alike(
-    made: dict[str, Path], tmp_path: Path, kind: str, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    made: dict[str, Path],
+    tmp_path: Path,
+    kind: str,
+    predicting: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "model.onnx"
     export.export(made[kind], file, export.ExportOptions("onnx", case=made["table"].parent / "1.png"))
@@ -204,7 +237,9 @@ def test_exported_networks_answer_alike(
     assert predicting("--exported-model", file, "--output", tmp_path / "a") == 0
     assert predicting("--checkpoint", made[kind], "--output", tmp_path / "b") == 0
     for ours, theirs in zip(rows(tmp_path / "a"), rows(tmp_path / "b"), strict=True):
-        numbers = ([float(v) for k, v in row.items() if k not in ("case", "predicted")] for row in (ours, theirs))
+        numbers = (
+            [float(v) for k, v in row.items() if k not in ("case", "predicted")] for row in (ours, theirs)
+        )
         assert next(numbers) == pytest.approx(next(numbers), rel=1e-4, abs=1e-5)
     assert predicting("--exported-model", file, "--output", tmp_path / "c", "--saliency") == 1
     assert "--saliency needs a network from --checkpoint" in capsys.readouterr().err

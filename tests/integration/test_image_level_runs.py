@@ -1,4 +1,6 @@
-"""Runs on whole images, from a folder or table to a summary: what they are judged by, go on with, and refuse."""
+"""Runs on whole images, from a folder or table to a summary: what they are judged by, go on with, and
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -52,18 +54,27 @@ def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None
     assert summary["status"] == "done" and summary["val/auc"] > 0.9 and summary["val/dice"] is None
     assert summary["score"] == monitor.AUC.plain()
     record = checkpoint_io.read(tmp_path / "run/checkpoints/best.ckpt")["medconv"]
-    assert record["image_targets"] == {"kind": "classes", "names": ["bright", "dark"]} and record["targets"] is None
+    assert (
+        record["image_targets"] == {"kind": "multiclass", "names": ["bright", "dark"]}
+        and record["targets"] is None
+    )
     assert record["validation"] == summary["val/cases"] and len(summary["val/cases"]) == 7
-    again = image_level.measure(ImageLevelTargets.from_plain(record["image_targets"]), *arrays(record["validation"]))
+    again = image_level.measure(
+        ImageLevelTargets.from_plain(record["image_targets"]), *arrays(record["validation"])
+    )
     assert {name: summary[f"val/{name}"] for name in again} == again
     shown = seen(tmp_path / "run")
     assert {"validation/confusion", "validation/roc", "validation/reliability"} <= shown
     assert len([tag for tag in shown if tag.startswith("worst/")]) == 3
     assert len([tag for tag in shown if tag.startswith("train/sample")]) == 3
     model = load(tmp_path / "run/checkpoints/best.ckpt")
-    assert model.image_targets == ImageLevelTargets("classes", ("bright", "dark")) and model.targets.names == ()
+    assert (
+        model.image_targets == ImageLevelTargets("classes", ("bright", "dark")) and model.targets.names == ()
+    )
     assert model.network(torch.zeros(1, 1, *model.window.patch_size)).shape == (1, 2)
-    assert smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24") == summary  # finished
+    assert (
+        smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24") == summary
+    )  # finished
 
 
 def test_the_worst_cases_are_shown_by_the_weights_that_answered(
@@ -78,9 +89,15 @@ def test_the_worst_cases_are_shown_by_the_weights_that_answered(
 
     monkeypatch.setattr(worst_cases.saliency, "overlay", overlay)
     averaged = ["weight_averaging=polynomial", "weight_averaging.begin=0", "weight_averaging.every=1"]
-    smallruns.train(folder, tmp_path / "run", *OURS, *[o for o in FAST if o != "weight_averaging=none"], *averaged)
+    smallruns.train(
+        folder, tmp_path / "run", *OURS, *[o for o in FAST if o != "weight_averaging=none"], *averaged
+    )
     content = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")
-    (name,) = (key for key in content["state_dict"] if key.endswith(next(n for n in looked[0] if n.endswith("weight"))))
+    (name,) = (
+        key
+        for key in content["state_dict"]
+        if key.endswith(next(n for n in looked[0] if n.endswith("weight")))
+    )
     (place,) = (n for n in looked[0] if name.endswith(n))
     assert len(looked) == 3 and len([tag for tag in seen(tmp_path / "run") if tag.startswith("worst/")]) == 3
     torch.testing.assert_close(looked[0][place], content["state_dict"][name], rtol=0, atol=0)
@@ -100,7 +117,9 @@ def seen(run: Path) -> set[str]:
 def test_numbers_keep_the_lowest_error(numbers: Path, tmp_path: Path) -> None:
     """In their own units, by the same model where it is said."""
     stops = ["early_stopping=patience", "early_stopping.patience=50", *QUIET, *FAST]
-    summary = smallruns.train(numbers, tmp_path / "run", "task=regression", *OURS, *stops, "trainer.max_steps=30")
+    summary = smallruns.train(
+        numbers, tmp_path / "run", "task=regression", *OURS, *stops, "trainer.max_steps=30"
+    )
     assert summary["score"] == monitor.MAE.plain() and summary["val/mae"] < 30
     outputs, truth = arrays(summary["val/cases"])
     assert np.abs(outputs - truth).mean() == pytest.approx(summary["val/mae"]) and truth.min() >= 1000
@@ -138,7 +157,11 @@ def test_every_model_takes_a_step(folder: Path, tmp_path: Path, model: str) -> N
         "densenet": ["model.block_config=[1,1,1]", "model.init_features=8", "model.growth_rate=4"],
         "senet": ["model.layers=[1,1,1,1]"],
     }
-    ours = [o for o in OURS if not o.startswith("model=")] if model in ("customconv", "encoder") else smaller.get(model, [])
+    ours = (
+        [o for o in OURS if not o.startswith("model=")]
+        if model in ("customconv", "encoder")
+        else smaller.get(model, [])
+    )
     fast = ["trainer.max_steps=1", "perf.activation_checkpointing=blocks", *QUIET]
     summary = smallruns.train(folder, tmp_path / "run", f"model={model}", *ours, *fast)
     assert summary["status"] == "done" and len(summary["val/cases"]) == 7
@@ -165,8 +188,12 @@ def test_other_convolutions_fit(folder: Path, tmp_path: Path, conv: str) -> None
 
 
 def test_a_network_that_cannot_be_mirrored_says_which_can(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"conv: Mirror cannot make .* layer layer2.* model=encoder keeps the symmetry"):
-        smallruns.train(folder, tmp_path / "run", "model=resnet", "model.widen_factor=0.125", "conv=mirror", *QUIET)
+    with pytest.raises(
+        ConfigError, match=r"conv: Mirror cannot make .* layer layer2.* model=encoder keeps the symmetry"
+    ):
+        smallruns.train(
+            folder, tmp_path / "run", "model=resnet", "model.widen_factor=0.125", "conv=mirror", *QUIET
+        )
 
 
 def test_a_run_that_goes_on_ends_as_one_that_never_stopped(folder: Path, tmp_path: Path) -> None:
@@ -176,16 +203,30 @@ def test_a_run_that_goes_on_ends_as_one_that_never_stopped(folder: Path, tmp_pat
     more = [f"run.resume={tmp_path / 'half/checkpoints/last.ckpt'}", "trainer.max_steps=6"]
     rest = smallruns.train(folder, tmp_path / "rest", *same, "scheduler=constant", *more)
     assert whole["steps"] == rest["steps"] == 6
-    states = [torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in ("whole", "rest")]
+    states = [
+        torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for n in ("whole", "rest")
+    ]
     for key, value in states[0].items():
         torch.testing.assert_close(states[1][key], value, rtol=0, atol=0)
 
 
 def test_two_processes_give_the_result_of_one(folder: Path, tmp_path: Path) -> None:
-    """Seven cases on two ranks: each counts once. Weighted, since a mean over samples is that of any division of them."""
-    same = [*OURS, *QUIET, "model.norm=instance", "optimizer=sgd", "data.num_folds=3", "loss.class_weights=[1,3]"]
+    """Seven cases on two ranks: each counts once. Weighted, since a mean over samples is that of any
+    division of them.
+    """
+    same = [
+        *OURS,
+        *QUIET,
+        "model.norm=instance",
+        "optimizer=sgd",
+        "data.num_folds=3",
+        "loss.class_weights=[1,3]",
+    ]
     one = smallruns.train(folder, tmp_path / "one", *same, "data.batch_size=4")
-    arguments = smallruns.overrides(folder, *same, "data.batch_size=2", "trainer.devices=2", f"run.dir={tmp_path / 'two'}")
+    arguments = smallruns.overrides(
+        folder, *same, "data.batch_size=2", "trainer.devices=2", f"run.dir={tmp_path / 'two'}"
+    )
     done = tiny.command("train.py", *arguments, cwd=tmp_path)
     assert done.returncode == DONE, done.stderr
     two = json.loads((tmp_path / "two/summary.json").read_text())
@@ -196,9 +237,18 @@ def test_two_processes_give_the_result_of_one(folder: Path, tmp_path: Path) -> N
 
 
 def test_accumulated_batches_are_one_larger_batch(folder: Path, tmp_path: Path) -> None:
-    same = [*OURS, *QUIET, "model.norm=instance", "optimizer=sgd", "loss.class_weights=balanced", "trainer.max_steps=3"]
+    same = [
+        *OURS,
+        *QUIET,
+        "model.norm=instance",
+        "optimizer=sgd",
+        "loss.class_weights=balanced",
+        "trainer.max_steps=3",
+    ]
     one = smallruns.train(folder, tmp_path / "one", *same, "data.batch_size=4")
-    two = smallruns.train(folder, tmp_path / "two", *same, "data.batch_size=2", "trainer.accumulate_grad_batches=2")
+    two = smallruns.train(
+        folder, tmp_path / "two", *same, "data.batch_size=2", "trainer.accumulate_grad_batches=2"
+    )
     for case, row in one["val/cases"].items():
         assert two["val/cases"][case]["outputs"] == pytest.approx(row["outputs"], abs=1e-4)
 
@@ -212,7 +262,13 @@ def test_a_step_that_is_not_finite_is_saved_with_its_layers(folder: Path, tmp_pa
 
 
 def test_perf_auto_measures_whole_images(numbers: Path, tmp_path: Path) -> None:
-    auto = ["perf=autotune", "perf.auto_seconds=1", "task=regression", "trainer.precision=32-true", "trainer.max_steps=2"]
+    auto = [
+        "perf=autotune",
+        "perf.auto_seconds=1",
+        "task=regression",
+        "trainer.precision=32-true",
+        "trainer.max_steps=2",
+    ]
     summary = smallruns.train(numbers, tmp_path / "run", *OURS, *QUIET, *auto)
     assert summary["status"] == "done"
 
@@ -220,11 +276,20 @@ def test_perf_auto_measures_whole_images(numbers: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["task=segmentation"], "Segmentation is for label maps, and light has classes of whole images .*take task=classif"),
-        (["task=regression"], "Regression is for numbers of whole images, and light has classes .*take task=classification"),
+        (
+            ["task=segmentation"],
+            "Segmentation is for label maps, and light has classes of whole images .*take task=classif",
+        ),
+        (
+            ["task=regression"],
+            "Regression is for numbers of whole images, and light has classes .*take task=classification",
+        ),
         (["loss=dice_ce"], "loss: DiceCrossEntropy is no mean over samples.*take loss=cross_entropy"),
         (["loss=huber"], "loss: Deviation is for numbers, and the data has classes; take loss=cross_entropy"),
-        (["model=segresnet"], r"model must return logits of shape \(1, 2\) \(batch, outputs\), it returns .*model=resnet"),
+        (
+            ["model=segresnet"],
+            r"model must return logits of shape \(1, 2\) \(batch, outputs\), it returns .*model=resnet",
+        ),
         (["task.mixup=-1"], r"task.mixup must be a number of 0 or more, got -1"),
         (["task.mirror_axes=[2]", *OURS], "task.mirror_axes must be different spatial axes from 0 to 1"),
         (["loss.class_weights=[1,2,3]", *OURS], "loss.class_weights must be 2 numbers, one for each, got 3"),
@@ -239,17 +304,22 @@ def test_what_does_not_fit_is_one_line(folder: Path, tmp_path: Path, more: list[
 def test_label_maps_need_segmentation(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "tiny", cases=3)
     with pytest.raises(
-        ValueError, match=r"is for classes or findings of whole images, and Tiny has label maps; take task=seg"
+        ValueError,
+        match=r"is for classes or findings of whole images, and Tiny has label maps; take task=seg",
     ):
         tiny.train(dataset, tmp_path / "run", "task=classification", "model=encoder")
-    with pytest.raises(ValueError, match=r"loss: CrossEntropy is for whole images \(classes\), not label maps"):
+    with pytest.raises(
+        ValueError, match=r"loss: CrossEntropy is for whole images \(classes\), not label maps"
+    ):
         tiny.train(dataset, tmp_path / "run", "loss=cross_entropy")
 
 
 def test_a_checkpoint_of_another_task_is_refused(folder: Path, numbers: Path, tmp_path: Path) -> None:
     smallruns.train(numbers, tmp_path / "first", "task=regression", *OURS, *QUIET, "trainer.max_steps=1")
     path = tmp_path / "first/checkpoints/last.ckpt"
-    with pytest.raises(ValueError, match=r"another task: it is for numbers label .*this run for classes bright, dark"):
+    with pytest.raises(
+        ValueError, match=r"another task: it is for numbers label .*this run for classes bright, dark"
+    ):
         smallruns.train(folder, tmp_path / "run", *OURS, *QUIET, f"run.resume={path}")
 
 
@@ -267,10 +337,17 @@ def test_sweeps_put_the_lowest_error_first(tmp_path: Path) -> None:
 
 
 def test_a_goal_says_which_of_two_is_better() -> None:
-    assert monitor.DICE.quality(0.9) > monitor.DICE.quality(0.8) and monitor.MAE.quality(1) > monitor.MAE.quality(2)
+    assert monitor.DICE.quality(0.9) > monitor.DICE.quality(0.8) and monitor.MAE.quality(
+        1
+    ) > monitor.MAE.quality(2)
     assert (
         monitor.of_task("medconv.training.tasks.Regression")
         == monitor.of_summary({"score": monitor.MAE.plain()})
         == monitor.MAE
     )
-    assert monitor.of_summary({}) == monitor.of_summary({"score": "x"}) == monitor.of_task("torch.nn.Linear") == monitor.DICE
+    assert (
+        monitor.of_summary({})
+        == monitor.of_summary({"score": "x"})
+        == monitor.of_task("torch.nn.Linear")
+        == monitor.DICE
+    )

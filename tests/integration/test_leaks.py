@@ -14,7 +14,9 @@ BEGIN = 50  # epochs until libraries have grown their caches
 
 
 class Resources(Callback):
-    """Writes after each epoch what the main process and its loader workers hold. Args: path: of a file, a row per epoch."""
+    """Writes after each epoch what the main process and its loader workers hold. Args: path: of a file, a
+    row per epoch.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -40,7 +42,9 @@ def _files(process: str) -> int:
 def _resident(process: str) -> int:
     """kB that are the process's own: pages of files that it looks at come and go."""
     fields = dict(
-        line.split(":") for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("Rss")
+        line.split(":")
+        for line in Path(f"/proc/{process}/status").read_text().splitlines()
+        if line.startswith("Rss")
     )
     return int(fields["RssAnon"].split()[0])
 
@@ -66,7 +70,9 @@ def rows(folder: Path, epochs: int, *more: str) -> list[dict[str, int]]:
 
 def grown(found: list[dict[str, int]], key: str, begin: int) -> int:
     """From the median of ten epochs that end at `begin` to that of the last ten."""
-    middle = [sorted(row[key] for row in part)[len(part) // 2] for part in (found[begin - 10 : begin], found[-10:])]
+    middle = [
+        sorted(row[key] for row in part)[len(part) // 2] for part in (found[begin - 10 : begin], found[-10:])
+    ]
     return middle[1] - middle[0]
 
 

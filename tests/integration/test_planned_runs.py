@@ -23,12 +23,25 @@ def done(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Pat
 
 
 def test_a_plan_stays_with_its_run(done: Path, dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The memory that was measured is recorded, so that a machine with another amount neither refuses nor replans."""
+    """The memory that was measured is recorded, so that a machine with another amount neither refuses nor
+    replans.
+    """
     values = yaml.safe_load((done / "config.yaml").read_text())
     known = values["derived"]
-    assert values["data"]["batch_size"] == 2 and values["plan"]["memory_gb"] is None and known["memory_gb"] >= 0.5
-    assert known["patch_size"] == [16, 20, 12] and known["normalisation"] == ["zscore"] and known["slice_axis"] is None
-    assert known["strides"] == [[2, 2, 1], [2, 2, 2]] and known["stage_strides"] == [[1, 1, 1], *known["strides"]]
+    assert (
+        values["data"]["batch_size"] == 2
+        and values["plan"]["memory_gb"] is None
+        and known["memory_gb"] >= 0.5
+    )
+    assert (
+        known["patch_size"] == [16, 20, 12]
+        and known["normalisation"] == ["zscore"]
+        and known["slice_axis"] is None
+    )
+    assert known["strides"] == [[2, 2, 1], [2, 2, 2]] and known["stage_strides"] == [
+        [1, 1, 1],
+        *known["strides"],
+    ]
 
     known["memory_gb"] = 0.75  # which no machine is measured to have
     (done / "config.yaml").write_text(yaml.safe_dump(values))

@@ -26,7 +26,10 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for i in range(NUMBER):
         array = nib.load(images / f"case_{i}.nii.gz").get_fdata().astype(np.float32)
         (home / "large").mkdir(exist_ok=True)
-        nib.save(nib.Nifti1Image(np.tile(array, (2, 2, 2)), np.diag([1.0, 1.5, 2, 1])), home / f"large/case_{i}.nii.gz")
+        nib.save(
+            nib.Nifti1Image(np.tile(array, (2, 2, 2)), np.diag([1.0, 1.5, 2, 1])),
+            home / f"large/case_{i}.nii.gz",
+        )
     given = {"--checkpoint": checkpoint, "--input": home / "large", "--device": "cpu", "--overlap": 0.75}
     return [str(word) for pair in given.items() for word in pair]
 
@@ -103,11 +106,16 @@ def test_a_full_disk(flags: list[str], serial: Path, tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
         pytest.skip("`unshare -rm` is not allowed here, so no small disk can be mounted")
     (disk := tmp_path / "disk").mkdir()
-    mount = f'mount -t tmpfs -o size=500k tmpfs "{disk}"; "$@"; code=$?; cp -r "{disk}/out" "{tmp_path}"; exit $code'
+    mount = (
+        f'mount -t tmpfs -o size=500k tmpfs "{disk}"; "$@"; code=$?; cp -r "{disk}/out" '
+        f'"{tmp_path}"; exit $code'
+    )
     process = start([*flags, "--save-probabilities"], disk / "out", "unshare", "-rm", "sh", "-c", mount, "sh")
     _, said = process.communicate(timeout=300)
     assert process.returncode == 1, said
-    assert re.search(r"^error: case case_\d: no room in \S+/disk/out \(No space left on device\), 0\.\d MB are free", said)
+    assert re.search(
+        r"^error: case case_\d: no room in \S+/disk/out \(No space left on device\), 0\.\d MB are free", said
+    )
     assert "Traceback" not in said and said.count("\n") == 1
     found = list((tmp_path / "out").glob("*.nii.gz"))
     assert 1 <= len(found) < NUMBER and not list((tmp_path / "out").glob("**/.*.nii.gz"))

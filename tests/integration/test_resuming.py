@@ -1,4 +1,6 @@
-"""Runs that are killed at any moment and started again by the same command end as one that was never killed, bit for bit."""
+"""Runs that are killed at any moment and started again by the same command end as one that was never
+killed, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from medconv.utils.exit_codes import DONE, INTERRUPTED, PREEMPTED
 
 STEPS = [
     "data.num_workers=2",
-    "data.samples_per_epoch=14",  # seven batches: an epoch's last step has fewer of them where gradients are accumulated
+    # seven batches: an epoch's last step has fewer of them where gradients are accumulated
+    "data.samples_per_epoch=14",
     "trainer.max_steps=17",
     "run.checkpoint_interval=00:00:00:00",
     "model._target_=tests.integration.test_resuming.Dropping",
@@ -44,7 +47,9 @@ KILLED = -signal.SIGKILL
 
 
 class Beat(Callback):
-    """Adds a byte to a file for each training batch, and for each case that is validated. Args: pause: seconds for a case."""
+    """Adds a byte to a file for each training batch, and for each case that is validated. Args: pause:
+    seconds for a case.
+    """
 
     def __init__(self, path: str, pause: float = 0.0) -> None:
         self.path, self.pause = path, pause
@@ -136,7 +141,9 @@ def same(one: Any, other: Any, where: str = "") -> None:
 def rows(folder: Path) -> list[dict[str, str]]:
     """Of `metrics.csv`, without how long things took."""
     with (folder / "metrics.csv").open(newline="") as file:
-        return [{k: v for k, v in row.items() if v and not k.startswith("perf/")} for row in csv.DictReader(file)]
+        return [
+            {k: v for k, v in row.items() if v and not k.startswith("perf/")} for row in csv.DictReader(file)
+        ]
 
 
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -191,8 +198,16 @@ MANY = {
     "every batch": [],
     "accumulated": ["trainer.accumulate_grad_batches=2"],
     "validated within epochs": ["trainer.val_check_interval=3"],
-    "every second": ["run.checkpoint_interval=00:00:00:01", "trainer.check_val_every_n_epoch=3", "data.num_workers=1"],
-    "by epochs, accumulated": ["trainer.accumulate_grad_batches=2", "trainer.max_steps=-1", "trainer.max_epochs=4"],
+    "every second": [
+        "run.checkpoint_interval=00:00:00:01",
+        "trainer.check_val_every_n_epoch=3",
+        "data.num_workers=1",
+    ],
+    "by epochs, accumulated": [
+        "trainer.accumulate_grad_batches=2",
+        "trainer.max_steps=-1",
+        "trainer.max_epochs=4",
+    ],
     "by another optimizer and schedule": ["scheduler=step", "optimizer=adamw"],
 }
 
@@ -208,7 +223,9 @@ def test_runs_that_were_killed_often(dataset: Path, tmp_path: Path, how: str) ->
 
 
 def test_told_to_stop_while_it_validates(dataset: Path, whole: Path, tmp_path: Path) -> None:
-    """By Slurm. The last validation, of the last step, is given up and done after the restart; the job is put back."""
+    """By Slurm. The last validation, of the last step, is given up and done after the restart; the job is
+    put back.
+    """
     folder, said = tmp_path / "run", tmp_path / "said"
     scontrol = tmp_path / "bin/scontrol"
     scontrol.parent.mkdir()
@@ -229,7 +246,9 @@ def test_told_to_stop_while_it_validates(dataset: Path, whole: Path, tmp_path: P
     assert_the_same_run(whole, folder)
 
 
-def test_ctrl_c_keeps_the_step_and_a_second_one_does_not_wait(dataset: Path, whole: Path, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_step_and_a_second_one_does_not_wait(
+    dataset: Path, whole: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     once = start(dataset, folder, [*STEPS, "run.checkpoint_interval=00:01:00:00"])
     wait_for(once, folder, 3, "t")
@@ -238,7 +257,9 @@ def test_ctrl_c_keeps_the_step_and_a_second_one_does_not_wait(dataset: Path, who
     assert (once.exitcode, status(folder)) == (INTERRUPTED, "interrupted")
     reached = last(folder)["global_step"]
     assert 3 <= reached <= 5  # no other checkpoint was due
-    twice = start(dataset, folder, [*STEPS, "run.checkpoint_interval=00:01:00:00", "+callbacks.beat.pause=20"])
+    twice = start(
+        dataset, folder, [*STEPS, "run.checkpoint_interval=00:01:00:00", "+callbacks.beat.pause=20"]
+    )
     wait_for(twice, folder, 1, "v")
     os.kill(twice.pid, signal.SIGINT)
     time.sleep(0.3)
@@ -253,10 +274,14 @@ def test_ctrl_c_keeps_the_step_and_a_second_one_does_not_wait(dataset: Path, who
 
 
 def test_workers_end_when_they_are_told_to_or_left_alone(dataset: Path, tmp_path: Path) -> None:
-    """They heed SIGTERM of the main process, as multiprocessing ends what hangs, and outlive a killed one by seconds."""
+    """They heed SIGTERM of the main process, as multiprocessing ends what hangs, and outlive a killed one
+    by seconds.
+    """
     process = start(dataset, tmp_path / "run", [*STEPS, "trainer.max_steps=100000"])
     wait_for(process, tmp_path / "run", 1)
-    workers = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+    workers = [
+        int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
     assert len(workers) >= 2
     process.kill()
     process.join(60)
@@ -301,7 +326,10 @@ class Told(Callback):
 
 def test_a_signal_before_the_first_batch_is_not_put_off(dataset: Path, tmp_path: Path) -> None:
     """As a run waits for other machines, workers or a compiler, and looks at no note."""
-    told = ["+callbacks.told._target_=tests.integration.test_resuming.Told", f"+callbacks.told.path={tmp_path / 'went_on'}"]
+    told = [
+        "+callbacks.told._target_=tests.integration.test_resuming.Told",
+        f"+callbacks.told.path={tmp_path / 'went_on'}",
+    ]
     with pytest.raises(signals.RunInterrupted) as caught:
         tiny.train(dataset, tmp_path / "run", "logger=none", *told)
     assert not caught.value.agreed and status(tmp_path / "run") == "preempted"
@@ -340,9 +368,14 @@ def layout_that_stops(agreed: bool, **_: Any) -> None:
 def test_a_process_that_lightning_started_ends_well_where_all_do(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agreed: bool
 ) -> None:
-    """Else Lightning kills the first, which may still be writing; where it ends alone the first must be told."""
+    """Else Lightning kills the first, which may still be writing; where it ends alone the first must be
+    told.
+    """
     monkeypatch.setenv("LOCAL_RANK", "1")
-    layout = ["data.layout._target_=tests.integration.test_resuming.layout_that_stops", f"+data.layout.agreed={agreed}"]
+    layout = [
+        "data.layout._target_=tests.integration.test_resuming.layout_that_stops",
+        f"+data.layout.agreed={agreed}",
+    ]
     with pytest.raises(SystemExit) as caught:
         tiny.train(dataset, tmp_path / "run", *layout)
     assert isinstance(caught.value, signals.RunInterrupted) != agreed
@@ -352,7 +385,9 @@ def test_a_process_that_lightning_started_ends_well_where_all_do(
 def test_what_is_not_there_of_lightnings_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of its own names that the loop replaces, which would otherwise silently not be called."""
     own = {"owed", "max_steps", "_between_steps"}
-    assert {name for name in vars(ResumableEpochLoop) if not name.startswith("__")} - own <= set(resumable_loop._OF_THE_LOOP)
+    assert {name for name in vars(ResumableEpochLoop) if not name.startswith("__")} - own <= set(
+        resumable_loop._OF_THE_LOOP
+    )
     trainer: Any = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     monkeypatch.delattr(_TrainingEpochLoop, "_should_check_val_fx")
     with pytest.raises(ValueError, match=r"lightning [\d.]+ has no _should_check_val_fx.*below 2\.7"):
@@ -369,7 +404,11 @@ def test_what_slurm_refuses_is_a_warning(
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'slurm_requeue: disabled' >&2; exit 1\n")
     (tmp_path / "scontrol").chmod(0o755)
     signals.requeue()
-    assert ["No such file" in caplog.messages[0], "disabled" in caplog.messages[1], len(caplog.messages)] == [True, True, 2]
+    assert ["No such file" in caplog.messages[0], "disabled" in caplog.messages[1], len(caplog.messages)] == [
+        True,
+        True,
+        2,
+    ]
 
 
 def test_a_job_is_put_back_so_many_times(
@@ -385,4 +424,6 @@ def test_a_job_is_put_back_so_many_times(
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
         signals.requeue()
     assert (tmp_path / "said").read_text() == "requeue 12\n" * 2
-    assert [m for m in caplog.messages if "MAX_RESTARTS" in m][1].startswith("Slurm has started job 12 again 3 times")
+    assert [m for m in caplog.messages if "MAX_RESTARTS" in m][1].startswith(
+        "Slurm has started job 12 again 3 times"
+    )

@@ -1,4 +1,6 @@
-"""Whole runs with regions, with voxels to ignore and with deep supervision; checkpoints of other tasks; nnU-Net's recipe."""
+"""Whole runs with regions, with voxels to ignore and with deep supervision; checkpoints of other tasks;
+nnU-Net's recipe.
+"""
 
 import csv
 import json
@@ -14,7 +16,12 @@ from helpers import tiny
 from medconv.models.unet import UNet
 from medconv.training import run
 
-DEEP = ["task.deep_supervision=true", "model.channels=[4,6,8,8]", "model.strides=[2,2,2]", "data.patch_size=[16,16,16]"]
+DEEP = [
+    "task.deep_supervision=true",
+    "model.channels=[4,6,8,8]",
+    "model.strides=[2,2,2]",
+    "data.patch_size=[16,16,16]",
+]
 DEEP += ["model.norm=instance"]
 REGIONS = ["data.regions={both:[box,hole],hole:[hole]}", "data.regions_order=[1,2]"]
 LEARNING = ["trainer.max_steps=60", "data.samples_per_epoch=60", "optimizer.lr=2e-2"]
@@ -52,7 +59,9 @@ def test_regions_are_learned_and_predicted(of_regions: Path, dataset: Path, tmp_
     model = run.load(of_regions / "checkpoints/best.ckpt")
     assert model.targets.names == ("both", "hole") and model.targets.order == (1, 2)
     arguments = ["--input", str(dataset / "imagesTr/case_0.nii.gz"), "--output", str(tmp_path / "out")]
-    result = tiny.command("predict", "--checkpoint", str(of_regions / "checkpoints/best.ckpt"), *arguments, cwd=tmp_path)
+    result = tiny.command(
+        "predict", "--checkpoint", str(of_regions / "checkpoints/best.ckpt"), *arguments, cwd=tmp_path
+    )
     assert result.returncode == 0, result.stderr
     label = np.asarray(nib.load(tmp_path / "out/case_0.nii.gz").dataobj)
     assert set(np.unique(label)) <= {0, 1, 2} and label.any()
@@ -60,7 +69,9 @@ def test_regions_are_learned_and_predicted(of_regions: Path, dataset: Path, tmp_
 
 @pytest.mark.parametrize("loss", ["dice_focal", "tversky"])
 @pytest.mark.parametrize("which", ["regions", "ignore"])
-def test_monais_losses_take_what_ours_takes(dataset: Path, scribbles: Path, tmp_path: Path, loss: str, which: str) -> None:
+def test_monais_losses_take_what_ours_takes(
+    dataset: Path, scribbles: Path, tmp_path: Path, loss: str, which: str
+) -> None:
     where, more = (dataset, REGIONS) if which == "regions" else (scribbles, ["data.ignore_label=255"])
     tiny.train(where, tmp_path / "run", f"loss={loss}", *more, "trainer.max_steps=2")
     assert np.isfinite(tiny.losses(tmp_path / "run")).all()
@@ -93,7 +104,11 @@ def test_deep_supervision_is_no_part_of_the_trained_network(dataset: Path, tmp_p
     assert type(model.network) is UNet and not any("supervision" in key for key in model.network.state_dict())
     tiny.train(dataset, tmp_path / "plain", *DEEP, "task.deep_supervision=false")
     plain = torch.load(tmp_path / "plain/checkpoints/last.ckpt", weights_only=True)
-    same = [key for key in plain["state_dict"] if torch.equal(plain["state_dict"][key], content["state_dict"][key])]
+    same = [
+        key
+        for key in plain["state_dict"]
+        if torch.equal(plain["state_dict"][key], content["state_dict"][key])
+    ]
     assert not [key for key in same if key.startswith("network.decoder")]  # it changes what is learned
 
 
@@ -104,7 +119,8 @@ def test_a_stopped_run_with_heads_continues_exactly(dataset: Path, tmp_path: Pat
     resumed = [*short, "trainer.max_epochs=4", "trainer.max_steps=-1"]
     tiny.train(dataset, tmp_path / "rest", *resumed, f"run.resume={tmp_path / 'half/checkpoints/last.ckpt'}")
     states = [
-        torch.load(tmp_path / f"{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"] for name in ("whole", "rest")
+        torch.load(tmp_path / f"{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for name in ("whole", "rest")
     ]
     for key, value in states[0].items():
         assert torch.equal(value, states[1][key]), key
@@ -115,8 +131,8 @@ def test_a_checkpoint_of_another_task_is_named(of_regions: Path, dataset: Path, 
     with pytest.raises(ValueError) as error:
         tiny.train(dataset, tmp_path / "run", f"run.resume={path}")
     assert str(error.value) == (
-        f"run.resume={path}: a checkpoint of another task: it is for both, hole (2 outputs) in 3D images of 1 channel, this run "
-        "for box, hole (3 outputs) in 3D images of 1 channel"
+        f"run.resume={path}: a checkpoint of another task: it is for both, hole (2 outputs) in 3D images of "
+        "1 channel, this run for box, hole (3 outputs) in 3D images of 1 channel"
     )
 
 
@@ -124,16 +140,25 @@ def test_a_checkpoint_of_another_network_is_named_before_it_is_resumed(
     of_regions: Path, dataset: Path, tmp_path: Path
 ) -> None:
     path = of_regions / "checkpoints/last.ckpt"
-    with pytest.raises(ValueError, match=rf"run\.resume={path}: its weights do not fit this network: network\.encoder\.0"):
+    with pytest.raises(
+        ValueError, match=rf"run\.resume={path}: its weights do not fit this network: network\.encoder\.0"
+    ):
         tiny.train(dataset, tmp_path / "run", *REGIONS, f"run.resume={path}", "model.channels=[6,8]")
 
 
 @pytest.mark.parametrize("data", ["3d", "2d"])
 def test_nnunets_recipe(dataset: Path, tmp_path: Path, data: str) -> None:
     more = [] if data == "3d" else ["data.spatial_dims=2"]
-    steps = ["trainer.max_steps=2", "trainer.limit_train_batches=2", "data.batch_size=2", "model.channels=[4,8]"]
+    steps = [
+        "trainer.max_steps=2",
+        "trainer.limit_train_batches=2",
+        "data.batch_size=2",
+        "model.channels=[4,8]",
+    ]
     tiny.train(dataset, tmp_path / "run", "experiment=nnunet", *more, *steps)
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert config["optimizer"]["_target_"] == "torch.optim.SGD" and config["scheduler"]["power"] == 0.9
     assert config["trainer"]["gradient_clip_val"] == 12 and config["model"]["norm"] == "instance"
-    assert run.load(tmp_path / "run/checkpoints/last.ckpt").window.mirror_axes == ((0, 1, 2) if data == "3d" else (0, 1))
+    assert run.load(tmp_path / "run/checkpoints/last.ckpt").window.mirror_axes == (
+        (0, 1, 2) if data == "3d" else (0, 1)
+    )

@@ -1,4 +1,6 @@
-"""2D networks on the slices of volumes: which axis, what the patches are, and that prediction equals validation."""
+"""2D networks on the slices of volumes: which axis, what the patches are, and that prediction equals
+validation.
+"""
 
 from pathlib import Path
 
@@ -77,7 +79,9 @@ def test_spacing_across_slices_is_the_cases_own_and_the_way_back_is_exact(axis: 
     np.moveaxis(changed[0], axis, 0)[4] += 1
     other = preprocess(changed, Grid.of(shape, affine), recipe)[0]
     difference = np.abs(other - prepared)[0].max(tuple({0, 1, 2} - {axis}))
-    assert [bool(d > 1e-4) for d in difference] == [n == (shape[0] - 5 if axis == 0 else 4) for n in range(shape[axis])]
+    assert [bool(d > 1e-4) for d in difference] == [
+        n == (shape[0] - 5 if axis == 0 else 4) for n in range(shape[axis])
+    ]
     small = rng.integers(0, 3, halved)
     native = small
     for plane in {0, 1, 2} - {axis}:
@@ -174,7 +178,9 @@ def test_prediction_equals_validation(trained: Path, dataset: Path) -> None:
 def test_a_network_of_slices_refuses_a_single_slice(trained: Path, tmp_path: Path) -> None:
     path = tmp_path / "flat.nii.gz"
     nib.save(nib.Nifti1Image(np.ones((16, 18, 1), np.float32), np.eye(4)), path)
-    with pytest.raises(ValueError, match=r"the network is 2D on slices of volumes, the image has shape \(16, 18, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"the network is 2D on slices of volumes, the image has shape \(16, 18, 1\)"
+    ):
         Predictor.load([trained / "checkpoints/best.ckpt"])(path)
 
 
@@ -183,7 +189,10 @@ def test_pictures_of_volumes_are_written(trained: Path) -> None:
     tags = events.Tags()["images"]
     assert any("image, reference, prediction" in tag for tag in tags)
     known = yaml.safe_load((trained / "config.yaml").read_text())["derived"]
-    assert known["spatial_dims"] == len(known["patch_size"]) == len(known["spacing_mm"]) == 2 and known["slice_axis"] == 2
+    assert (
+        known["spatial_dims"] == len(known["patch_size"]) == len(known["spacing_mm"]) == 2
+        and known["slice_axis"] == 2
+    )
 
 
 @pytest.mark.parametrize("model", ["dynunet", "segresnet"])

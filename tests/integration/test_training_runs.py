@@ -1,4 +1,6 @@
-"""Whole runs on a tiny dataset: what a run leaves, that it agrees with predict and evaluate, restarts, equal results."""
+"""Whole runs on a tiny dataset: what a run leaves, that it agrees with predict and evaluate, restarts,
+equal results.
+"""
 
 import csv
 import dataclasses
@@ -56,13 +58,22 @@ def test_tensorboard_has_curves_pictures_and_hyperparameters(done: Path) -> None
     events = EventAccumulator(str(done / "tensorboard"), size_guidance={"images": 0})
     events.Reload()
     tags = events.Tags()
-    wanted = {"train/loss", "val/dice", "val/dice/box", "lr-Muon/pg1", "perf/samples_per_second", "perf/data_wait_share"}
+    wanted = {
+        "train/loss",
+        "val/dice",
+        "val/dice/box",
+        "lr-Muon/pg1",
+        "perf/samples_per_second",
+        "perf/data_wait_share",
+    }
     assert wanted <= set(tags["scalars"])
     assert tags["images"]
     assert "hparams/val_dice" in tags["scalars"]
 
 
-def test_predict_and_evaluate_give_the_numbers_of_validation(done: Path, dataset: Path, tmp_path: Path) -> None:
+def test_predict_and_evaluate_give_the_numbers_of_validation(
+    done: Path, dataset: Path, tmp_path: Path
+) -> None:
     recorded = json.loads((done / "summary.json").read_text())["val/cases"]
     images = tmp_path / "images"
     images.mkdir()
@@ -86,7 +97,9 @@ def test_a_loaded_network_is_plain(done: Path) -> None:
 
 def test_a_finished_run_is_not_trained_again(done: Path, dataset: Path) -> None:
     before = (done / "checkpoints" / "last.ckpt").stat().st_mtime_ns
-    again = tiny.train(dataset, done, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=2e-2")
+    again = tiny.train(
+        dataset, done, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=2e-2"
+    )
     assert again["status"] == "done"
     assert (done / "checkpoints" / "last.ckpt").stat().st_mtime_ns == before
 
@@ -131,11 +144,18 @@ def test_the_last_step_is_validated_and_saved(dataset: Path, tmp_path: Path, end
     ("between", "validations"),
     [
         (["trainer.val_check_interval=3"], 3),  # after 3 of 4 batches, of both epochs, and at the end
-        (["trainer.val_check_interval=8", "trainer.check_val_every_n_epoch=null"], 1),  # counted across epochs
+        (
+            ["trainer.val_check_interval=8", "trainer.check_val_every_n_epoch=null"],
+            1,
+        ),  # counted across epochs
     ],
 )
-def test_the_last_batch_is_validated_once(dataset: Path, tmp_path: Path, between: list[str], validations: int) -> None:
-    tiny.train(dataset, tmp_path / "run", "logger=none", "trainer.max_steps=-1", "trainer.max_epochs=2", *between)
+def test_the_last_batch_is_validated_once(
+    dataset: Path, tmp_path: Path, between: list[str], validations: int
+) -> None:
+    tiny.train(
+        dataset, tmp_path / "run", "logger=none", "trainer.max_steps=-1", "trainer.max_epochs=2", *between
+    )
     with (tmp_path / "run/metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("val/dice")]
     assert len(rows) == validations and int(rows[-1]["step"]) in (7, 8)
@@ -151,7 +171,9 @@ def test_two_dimensions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["unet", "dynunet", "segresnet"])
 @pytest.mark.parametrize("conv", ["none", "transform"])
-def test_other_networks_take_the_same_convolutions(dataset: Path, tmp_path: Path, model: str, conv: str) -> None:
+def test_other_networks_take_the_same_convolutions(
+    dataset: Path, tmp_path: Path, model: str, conv: str
+) -> None:
     with tiny.initialize_config_dir(str(tiny.config.conf_dir()), version_base="1.3"):
         small = [o for o in tiny.overrides(dataset) if not o.startswith("model.")]
         small += ["trainer.max_steps=2", "data.patch_size=[16,16,16]", f"model={model}", f"conv={conv}"]
@@ -200,7 +222,9 @@ def test_mirror_test_time_augmentation_is_skipped_where_it_changes_nothing(
     image = torch.randn(1, 1, *model.window.patch_size)
     ours, both = (dataclasses.replace(model.window, mirror_axes=axes) for axes in ((1,), (0, 1)))
     with torch.no_grad():
-        torch.testing.assert_close(ours(model.network, image), both(model.network, image), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            ours(model.network, image), both(model.network, image), rtol=1e-3, atol=1e-4
+        )
 
 
 def test_pretrained_dense_weights_are_projected_into_a_convolution(
@@ -209,7 +233,12 @@ def test_pretrained_dense_weights_are_projected_into_a_convolution(
     tiny.train(dataset, tmp_path / "dense")
     checkpoint = tmp_path / "dense/checkpoints/last.ckpt"
     mask = [[[1, 1, 1], [1, 1, 1], [0, 0, 0]]] * 3
-    frozen = ["optimizer.lr=0", f"init.pretrained={checkpoint}", "conv=masked", f"conv.mask={mask}".replace(" ", "")]
+    frozen = [
+        "optimizer.lr=0",
+        f"init.pretrained={checkpoint}",
+        "conv=masked",
+        f"conv.mask={mask}".replace(" ", ""),
+    ]
     with caplog.at_level("INFO", logger="medconv"):
         tiny.train(dataset, tmp_path / "run", "conv.init_from_weights=true", *frozen)
     assert "weights kept with a relative error of 0." in caplog.text
@@ -221,7 +250,12 @@ def test_pretrained_dense_weights_are_projected_into_a_convolution(
 
 def test_golden_losses(dataset: Path, tmp_path: Path) -> None:
     """A refactor must reproduce these; after a change that is meant, store the new ones (see the message)."""
-    settings = ["trainer.max_steps=8", "data.samples_per_epoch=16", "trainer.deterministic=true", "conv=transform"]
+    settings = [
+        "trainer.max_steps=8",
+        "data.samples_per_epoch=16",
+        "trainer.deterministic=true",
+        "conv=transform",
+    ]
     tiny.train(dataset, tmp_path / "run", *settings)
     found = tiny.losses(tmp_path / "run")
     golden = json.loads(GOLDEN.read_text())
@@ -278,7 +312,10 @@ def test_four_micro_batches_of_two_are_one_batch_of_eight(dataset: Path, tmp_pat
     ]
     tiny.train(dataset, tmp_path / "one", *settings, "data.batch_size=8")
     tiny.train(dataset, tmp_path / "four", *settings, "trainer.accumulate_grad_batches=4")
-    weights = [torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in ("one", "four")]
+    weights = [
+        torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for n in ("one", "four")
+    ]
     for key, value in weights[0].items():
         torch.testing.assert_close(weights[1][key], value, rtol=1e-3, atol=1e-5, msg=key)
 
@@ -300,7 +337,12 @@ def test_where_the_time_went_adds_up(done: Path) -> None:
         *("optimizer", "logging", "validation"),
     }
     assert sum(shares.values()) == pytest.approx(1)
-    assert shares["forward"] > 0.05 and shares["backward"] > 0.05 and shares["optimizer"] > 0 and shares["validation"] > 0
+    assert (
+        shares["forward"] > 0.05
+        and shares["backward"] > 0.05
+        and shares["optimizer"] > 0
+        and shares["validation"] > 0
+    )
     training = 1 - shares["validation"]
     assert summary["data_wait_share"] == pytest.approx(shares["data_wait"] / training)
     assert 40 * 2 / summary["samples_per_second"] < summary["wall_seconds"]
@@ -313,7 +355,9 @@ def test_a_slow_loader_is_seen_as_waiting_for_data(dataset: Path, tmp_path: Path
 
 
 def test_a_profile_has_the_named_parts_of_a_step(dataset: Path, tmp_path: Path) -> None:
-    tiny.train(dataset, tmp_path / "run", "perf.profile=true", "trainer.max_steps=14", "data.samples_per_epoch=28")
+    tiny.train(
+        dataset, tmp_path / "run", "perf.profile=true", "trainer.max_steps=14", "data.samples_per_epoch=28"
+    )
     (trace,) = (tmp_path / "run/tensorboard/trace").glob("*.pt.trace.json")
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
     assert {f"medconv/{part}" for part in ("data_wait", "forward", "backward", "optimizer")} <= names
@@ -321,18 +365,23 @@ def test_a_profile_has_the_named_parts_of_a_step(dataset: Path, tmp_path: Path) 
 
 def test_running_out_of_memory_names_the_switches(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"does not fit into memory.*perf\.activation_checkpointing=pointwise.*data\.batch_size"
+        ValueError,
+        match=r"does not fit into memory.*perf\.activation_checkpointing=pointwise.*data\.batch_size",
     ):
         tiny.train(dataset, tmp_path / "run", "+callbacks.full._target_=helpers.tiny.OutOfMemory")
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
 
 
 def test_accumulation_steps_less_often(dataset: Path, tmp_path: Path) -> None:
-    summary = tiny.train(dataset, tmp_path / "run", "trainer.accumulate_grad_batches=2", "trainer.max_steps=3")
+    summary = tiny.train(
+        dataset, tmp_path / "run", "trainer.accumulate_grad_batches=2", "trainer.max_steps=3"
+    )
     assert summary["steps"] == 3
 
 
-def test_weights_of_a_checkpoint_are_the_start_of_another_run(done: Path, dataset: Path, tmp_path: Path) -> None:
+def test_weights_of_a_checkpoint_are_the_start_of_another_run(
+    done: Path, dataset: Path, tmp_path: Path
+) -> None:
     settings = [
         "init=checkpoint",
         f"init.pretrained={done / 'checkpoints/best.ckpt'}",
@@ -341,11 +390,14 @@ def test_weights_of_a_checkpoint_are_the_start_of_another_run(done: Path, datase
     ]
     tiny.train(dataset, tmp_path / "run", *settings)
     first, last = (
-        torch.load(p / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for p in (done, tmp_path / "run")
+        torch.load(p / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for p in (done, tmp_path / "run")
     )
     key = "network.head.weight"
     assert torch.equal(first[key], last[key])
-    assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 4  # though no better
+    assert (
+        torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
+    )  # though no better
 
 
 def test_a_time_budget_fits_the_schedule(dataset: Path, tmp_path: Path) -> None:
@@ -356,19 +408,25 @@ def test_a_time_budget_fits_the_schedule(dataset: Path, tmp_path: Path) -> None:
     budget = checkpoint["callbacks"]["TimeBudget"]
     assert budget["total_steps"] == checkpoint["global_step"] == summary["steps"]
     (schedule,) = checkpoint["lr_schedulers"]
-    assert schedule["progress"] == pytest.approx(1.0, abs=0.05)  # exactly where the machine does not slow down at the end
+    assert schedule["progress"] == pytest.approx(
+        1.0, abs=0.05
+    )  # exactly where the machine does not slow down at the end
     assert schedule["_last_lr"][0] == pytest.approx(0.0, abs=1e-4)  # of 5e-3
     assert len(summary["val/cases"]) == 3  # the last validation belongs to the run
 
 
 def test_a_time_budget_is_not_waited_for_by_a_few_slow_steps(dataset: Path, tmp_path: Path) -> None:
     slow = "+callbacks.slow={_target_:helpers.tiny.Slow,seconds:1.0}"
-    summary = tiny.train(dataset, tmp_path / "run", "trainer.max_steps=-1", "trainer.max_time=00:00:00:03", slow)
+    summary = tiny.train(
+        dataset, tmp_path / "run", "trainer.max_steps=-1", "trainer.max_time=00:00:00:03", slow
+    )
     assert summary["steps"] <= 3  # and not the five after which the first estimate is made otherwise
 
 
 def test_a_run_that_goes_on_leaves_time_for_validations_it_has_not_seen() -> None:
-    """Lightning knows of no validation batches until it validates, nor does a run that goes on in an epoch without."""
+    """Lightning knows of no validation batches until it validates, nor does a run that goes on in an epoch
+    without.
+    """
     budget = TimeBudget(100.0)
     budget.load_state_dict({"spent": 0.0, "validation": 10.0, "total_steps": None})
     settings: Any = {"num_training_batches": 50, "accumulate_grad_batches": 1, "val_check_batch": 50}

@@ -1,4 +1,6 @@
-"""Two machines, as processes over loopback: torchrun, and scripts/slurm as Slurm runs it; one of the two is lost."""
+"""Two machines, as processes over loopback: torchrun, and scripts/slurm as Slurm runs it; one of the two
+is lost.
+"""
 
 import csv
 import json
@@ -74,7 +76,9 @@ def two_machines(tmp_path: Path, *arguments: str) -> Iterator[list[subprocess.Po
 def power_off(node: subprocess.Popen[Any]) -> None:
     """torchrun, and the process it started in a session of its own."""
     for pid in (
-        [*Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split(), node.pid] if node.poll() is None else []
+        [*Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split(), node.pid]
+        if node.poll() is None
+        else []
     ):
         os.kill(int(pid), signal.SIGKILL)
 
@@ -112,7 +116,12 @@ def slurm(
         tool.chmod(0o755)
     job = {"JOB_ID": "4711", "JOB_NUM_NODES": "2", "NTASKS_PER_NODE": "1", "CPUS_PER_TASK": "1", **settings}
     variables = {f"SLURM_{key}": value for key, value in job.items()}
-    path = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": python, "MAX_RESTARTS": limit, "PYTHONPATH": str(tiny.ROOT)}
+    path = {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "PYTHON": python,
+        "MAX_RESTARTS": limit,
+        "PYTHONPATH": str(tiny.ROOT),
+    }
     process = subprocess.Popen(
         ["bash", str(SBATCH), *arguments],
         cwd=tmp_path,
@@ -155,7 +164,9 @@ def test_the_sbatch_script_is_bash() -> None:
     subprocess.run(["bash", "-n", str(SBATCH)], check=True)
 
 
-def test_a_machine_that_is_lost_ends_the_job_and_the_same_command_goes_on(dataset: Path, tmp_path: Path) -> None:
+def test_a_machine_that_is_lost_ends_the_job_and_the_same_command_goes_on(
+    dataset: Path, tmp_path: Path
+) -> None:
     arguments = tiny.overrides(dataset, *LONG)
     last = tmp_path / "run/checkpoints/last.ckpt"
     with slurm(tmp_path, *arguments) as job:
@@ -197,7 +208,9 @@ def test_a_job_that_may_go_on_is_requeued(tmp_path: Path, code: int, restarts: s
 
 
 @pytest.mark.slow
-def test_two_machines_give_the_result_of_one_and_the_first_alone_writes(dataset: Path, tmp_path: Path) -> None:
+def test_two_machines_give_the_result_of_one_and_the_first_alone_writes(
+    dataset: Path, tmp_path: Path
+) -> None:
     same = [*SAME, "data.samples_per_epoch=12", "trainer.max_steps=6"]
     one = tiny.train(dataset, tmp_path / "one", *same, "data.batch_size=4")  # prepares for them, too
     with two_machines(tmp_path, *tiny.overrides(dataset, *same, "run.dir=run")) as nodes:
@@ -209,7 +222,10 @@ def test_two_machines_give_the_result_of_one_and_the_first_alone_writes(dataset:
     two = json.loads((run / "summary.json").read_text())
     assert two["steps"] == one["steps"] == 6 and two["hardware"]["devices"] == 2
     assert sorted(two["val/cases"]) == sorted(one["val/cases"])
-    states = [torch.load(f / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for f in (tmp_path / "one", run)]
+    states = [
+        torch.load(f / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for f in (tmp_path / "one", run)
+    ]
     for key, value in states[0].items():
         torch.testing.assert_close(states[1][key], value, rtol=1e-4, atol=1e-5)
 
@@ -229,7 +245,8 @@ def test_torchrun_ends_too_and_only_a_shared_folder_goes_on(dataset: Path, tmp_p
         messages = [node.communicate(timeout=120)[1] for node in nodes]
     for said in messages:
         assert re.search(
-            r"error: run: not the same folder for all processes, they would go on from steps \[\d+, 0\]; it ", said
+            r"error: run: not the same folder for all processes, they would go on from steps \[\d+, 0\]; it ",
+            said,
         )
 
 

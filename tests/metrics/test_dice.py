@@ -30,7 +30,11 @@ def test_undefined_where_neither_holds_the_class_and_zero_where_one_does() -> No
     assert dice(prediction, reference, TARGETS) == {"liver": 0.5, "spleen": 0.0, "cyst": None}
     assert dice(reference, prediction, TARGETS) == {"liver": 0.5, "spleen": 0.0, "cyst": None}
     assert dice(reference, reference, TARGETS) == {"liver": 1.0, "spleen": None, "cyst": None}
-    assert dice(np.zeros((2, 2), int), np.zeros((2, 2), int), TARGETS) == {"liver": None, "spleen": None, "cyst": None}
+    assert dice(np.zeros((2, 2), int), np.zeros((2, 2), int), TARGETS) == {
+        "liver": None,
+        "spleen": None,
+        "cyst": None,
+    }
 
 
 def test_counts_do_not_overflow_small_label_types() -> None:
@@ -39,7 +43,11 @@ def test_counts_do_not_overflow_small_label_types() -> None:
 
 
 def test_mean_per_class_leaves_undefined_cases_out() -> None:
-    rows = [{"a": 0.5, "b": None, "c": None}, {"a": 1.0, "b": 0.25, "c": None}, {"a": 0.0, "b": 0.75, "c": None}]
+    rows = [
+        {"a": 0.5, "b": None, "c": None},
+        {"a": 1.0, "b": 0.25, "c": None},
+        {"a": 0.0, "b": 0.75, "c": None},
+    ]
     assert mean_per_class(rows) == {"a": 0.5, "b": 0.5, "c": None}
     assert mean_per_class(rows[:1]) == {"a": 0.5, "b": None, "c": None}
     assert mean_per_class([]) == {}

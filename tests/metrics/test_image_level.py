@@ -1,4 +1,6 @@
-"""medconv/metrics/image_level.py: against slow second implementations and torchmetrics; where a number is undefined; intervals."""
+"""medconv/metrics/image_level.py: against slow second implementations and torchmetrics; where a number is
+undefined; intervals.
+"""
 
 import time
 
@@ -12,7 +14,10 @@ from medconv.metrics import image_level
 from medconv.targets.image_level import ImageLevelTargets
 from tests.reference import scores as reference
 
-TWO, FOUR = ImageLevelTargets("multiclass", ("normal", "pneumonia")), ImageLevelTargets("multiclass", ("a", "b", "c", "d"))
+TWO, FOUR = (
+    ImageLevelTargets("multiclass", ("normal", "pneumonia")),
+    ImageLevelTargets("multiclass", ("a", "b", "c", "d")),
+)
 FINDINGS, NUMBERS = (
     ImageLevelTargets("multilabel", ("effusion", "nodule", "mass")),
     ImageLevelTargets("regression", ("age", "weight")),
@@ -29,7 +34,9 @@ def drawn(image_targets: ImageLevelTargets, cases: int = 60, seed: int = 0) -> t
         truth = (rng.random((cases, image_targets.num_values)) < [0.5, 0.2, 0.1]).astype(float)
     else:
         truth = rng.integers(image_targets.num_outputs, size=(cases, 1)).astype(float)
-    logits = image_level.positives(image_targets, truth) + rng.normal(0, 1, (cases, image_targets.num_outputs))
+    logits = image_level.positives(image_targets, truth) + rng.normal(
+        0, 1, (cases, image_targets.num_outputs)
+    )
     return image_targets.decode(torch.tensor(logits.round(1))).numpy(), truth
 
 
@@ -37,11 +44,15 @@ def slow(image_targets: ImageLevelTargets, outputs: np.ndarray, truth: np.ndarra
     values = outputs.astype(float).tolist()
     if image_targets.kind == "multiclass":
         return reference.classes(values, truth[:, 0].astype(int).tolist())
-    return {"multilabel": reference.findings, "regression": reference.numbers}[image_targets.kind](values, truth.tolist())
+    return {"multilabel": reference.findings, "regression": reference.numbers}[image_targets.kind](
+        values, truth.tolist()
+    )
 
 
 @pytest.mark.parametrize("cases", [1, 3, 60])
-@pytest.mark.parametrize("image_targets", [TWO, FOUR, FINDINGS, NUMBERS], ids=lambda o: f"{len(o.names)} {o.kind}")
+@pytest.mark.parametrize(
+    "image_targets", [TWO, FOUR, FINDINGS, NUMBERS], ids=lambda o: f"{len(o.names)} {o.kind}"
+)
 def test_as_the_slow_ones(image_targets: ImageLevelTargets, cases: int) -> None:
     for seed in range(3):
         outputs, truth = drawn(image_targets, cases, seed)
@@ -55,8 +66,12 @@ def test_as_torchmetrics() -> None:
     logits, classes = torch.tensor(outputs), torch.tensor(truth[:, 0]).long()
     found = image_level.measure(FOUR, outputs, truth)
     assert found["auc"] == pytest.approx(float(torch_classes.multiclass_auroc(logits, classes, 4)), abs=1e-6)
-    assert found["accuracy"] == pytest.approx(float(torch_classes.multiclass_accuracy(logits, classes, 4, average="micro")))
-    assert found["balanced_accuracy"] == pytest.approx(float(torch_classes.multiclass_accuracy(logits, classes, 4)))
+    assert found["accuracy"] == pytest.approx(
+        float(torch_classes.multiclass_accuracy(logits, classes, 4, average="micro"))
+    )
+    assert found["balanced_accuracy"] == pytest.approx(
+        float(torch_classes.multiclass_accuracy(logits, classes, 4))
+    )
     assert found["f1"] == pytest.approx(float(torch_classes.multiclass_f1_score(logits, classes, 4)))
     calibration = torch_classes.multiclass_calibration_error(logits, classes, 4, n_bins=15)
     assert found["calibration_error"] == pytest.approx(float(calibration), abs=1e-6)
@@ -118,7 +133,10 @@ def test_intervals_are_those_of_cases_drawn_again(image_targets: ImageLevelTarge
         expected = np.percentile([sample[name] for sample in samples], [2.5, 97.5])
         width = expected[1] - expected[0]
         assert (low, high) == pytest.approx(tuple(expected), abs=0.2 * width), name
-        assert low <= image_level.measure(image_targets, outputs, truth)[name] <= high or name == "calibration_error"
+        assert (
+            low <= image_level.measure(image_targets, outputs, truth)[name] <= high
+            or name == "calibration_error"
+        )
 
 
 def test_intervals_cover_what_is_true() -> None:
@@ -157,25 +175,40 @@ def test_per_name() -> None:
 
 
 def test_the_worst_case_is_the_one_most_wrong() -> None:
-    found = image_level.errors(TWO, np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), np.array([[1.0], [1.0], [0.0]]))
+    found = image_level.errors(
+        TWO, np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), np.array([[1.0], [1.0], [0.0]])
+    )
     assert found == pytest.approx([0.9, 0.2, 0.4])
-    assert image_level.errors(FINDINGS, np.array([[0.1, 0.8, 0.5]]), np.array([[0, 1, 1.0]])) == pytest.approx([0.5])
+    assert image_level.errors(
+        FINDINGS, np.array([[0.1, 0.8, 0.5]]), np.array([[0, 1, 1.0]])
+    ) == pytest.approx([0.5])
     spread = np.array([[0.0, 0.0], [2.0, 20.0]])
     assert image_level.errors(NUMBERS, spread + [1, 0], spread) == pytest.approx([0.5, 0.5])
 
 
 def test_two_sets_of_answers_to_the_same_cases() -> None:
     outputs, truth = drawn(TWO, 150)
-    worse = image_level.decided(TWO, outputs) * 0.2 + outputs * 0.1 + np.random.default_rng(1).dirichlet([1, 1], 150) * 0.7
-    found, back = image_level.paired(TWO, outputs, worse, truth), image_level.paired(TWO, worse, outputs, truth)
+    worse = (
+        image_level.decided(TWO, outputs) * 0.2
+        + outputs * 0.1
+        + np.random.default_rng(1).dirichlet([1, 1], 150) * 0.7
+    )
+    found, back = (
+        image_level.paired(TWO, outputs, worse, truth),
+        image_level.paired(TWO, worse, outputs, truth),
+    )
     ours, theirs = image_level.measure(TWO, outputs, truth), image_level.measure(TWO, worse, truth)
     for name, row in found.items():
         assert (row["value"], row["value_compare"]) == (ours[name], theirs[name])
         assert row["low"] <= row["difference"] <= row["high"] or name == "calibration_error"
-        assert back[name]["difference"] == pytest.approx(-row["difference"]) and back[name]["low"] == pytest.approx(
-            -row["high"]
-        )
-    assert found["auc"]["difference"] > 0.1 and found["auc"]["p"] == pytest.approx(2 / 1001) and found["auc"]["low"] > 0
+        assert back[name]["difference"] == pytest.approx(-row["difference"]) and back[name][
+            "low"
+        ] == pytest.approx(-row["high"])
+    assert (
+        found["auc"]["difference"] > 0.1
+        and found["auc"]["p"] == pytest.approx(2 / 1001)
+        and found["auc"]["low"] > 0
+    )
     same = image_level.paired(TWO, outputs, outputs, truth)["auc"]
     assert (same["difference"], same["low"], same["high"], same["p"]) == (0, 0, 0, 1)
     alone = image_level.paired(TWO, outputs[:3], worse[:3], np.zeros((3, 1)))["auc"]

@@ -1,4 +1,6 @@
-"""medconv/metrics/plots.py: pictures of all outcomes, of none and of odd names; and that they show what there is."""
+"""medconv/metrics/plots.py: pictures of all outcomes, of none and of odd names; and that they show what
+there is.
+"""
 
 import warnings
 
@@ -9,10 +11,14 @@ from medconv.metrics import plots
 from medconv.targets.image_level import ImageLevelTargets
 from tests.metrics.test_image_level import FINDINGS, FOUR, NUMBERS, TWO, drawn
 
-ODD = ImageLevelTargets("multiclass", ("_hidden", "$\\frac{", "two\nlines and very much longer than any name", "肺炎"))
+ODD = ImageLevelTargets(
+    "multiclass", ("_hidden", "$\\frac{", "two\nlines and very much longer than any name", "肺炎")
+)
 
 
-@pytest.mark.parametrize("image_targets", [TWO, FOUR, FINDINGS, NUMBERS, ODD], ids=lambda o: f"{len(o.names)} {o.kind}")
+@pytest.mark.parametrize(
+    "image_targets", [TWO, FOUR, FINDINGS, NUMBERS, ODD], ids=lambda o: f"{len(o.names)} {o.kind}"
+)
 @pytest.mark.parametrize("cases", [0, 1, 50])
 def test_all_outcomes_have_pictures(image_targets: ImageLevelTargets, cases: int) -> None:
     with warnings.catch_warnings():
@@ -37,7 +43,9 @@ def test_answers_that_are_no_numbers() -> None:
 
 
 def test_steps_of_a_curve() -> None:
-    """Scores 0.9 (with), 0.5 (one with and one without), 0.1 (without): two ways up, the middle one a slope."""
+    """Scores 0.9 (with), 0.5 (one with and one without), 0.1 (without): two ways up, the middle one a
+    slope.
+    """
     false, true = plots._steps(np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]))
     assert false.tolist() == [0, 0, 0.5, 1] and true.tolist() == [0, 0.5, 1, 1]
 

@@ -1,4 +1,6 @@
-"""medconv/metrics/segmentation.py: all metrics of a case; missing classes, regions, voxels to ignore, single slices."""
+"""medconv/metrics/segmentation.py: all metrics of a case; missing classes, regions, voxels to ignore,
+single slices.
+"""
 
 import numpy as np
 import pytest
@@ -23,7 +25,9 @@ def grid(label: np.ndarray, *spacing_mm: float) -> Grid:
 def labels(seed: int, shape: tuple[int, ...] = (12, 10, 8)) -> np.ndarray:
     """Three classes and background, in pieces."""
     rng = np.random.default_rng(seed)
-    return np.stack([gaussian_filter(rng.normal(size=shape), 1.2) for _ in range(4)]).argmax(0).astype(np.int16)
+    return (
+        np.stack([gaussian_filter(rng.normal(size=shape), 1.2) for _ in range(4)]).argmax(0).astype(np.int16)
+    )
 
 
 def test_all_metrics_of_every_class() -> None:
@@ -55,10 +59,15 @@ def test_the_tolerance_is_that_of_the_class() -> None:
 
 
 def test_missing_classes() -> None:
-    """In neither: no value. In one: the worst, and a relative volume error only where there is a volume to relate to."""
+    """In neither: no value. In one: the worst, and a relative volume error only where there is a volume to
+    relate to.
+    """
     a, b = np.zeros((2, 12, 10, 8), np.int16)
     a[3:5, 3:5, 3:5], b[6:8, 2:4, 2:6] = 1, 2
-    rows = {name: {m: row[name] for m, row in measure(a, b, grid(a), TARGETS, MM).items()} for name in TARGETS.names}
+    rows = {
+        name: {m: row[name] for m, row in measure(a, b, grid(a), TARGETS, MM).items()}
+        for name in TARGETS.names
+    }
     worst = {"dice": 0.0, "nsd": 0.0, "hd95_mm": pytest.approx(DIAGONAL), "asd_mm": pytest.approx(DIAGONAL)}
     assert rows["one"] == {
         **worst,
@@ -74,7 +83,11 @@ def test_missing_classes() -> None:
         "volume_ml": 0.0,
         "reference_volume_ml": pytest.approx(0.048),
     }
-    assert rows["three"] == {**dict.fromkeys(m.name for m in METRICS), "volume_ml": 0.0, "reference_volume_ml": 0.0}
+    assert rows["three"] == {
+        **dict.fromkeys(m.name for m in METRICS),
+        "volume_ml": 0.0,
+        "reference_volume_ml": 0.0,
+    }
 
 
 def test_regions_are_unions_of_values() -> None:
@@ -83,7 +96,9 @@ def test_regions_are_unions_of_values() -> None:
     rows = measure(a, b, grid(a), regions, {"whole": 1.0, "core": 1.0})
     union = SegmentationTargets(("whole",), ((1,),))
     for name, values in (("whole", (1, 2, 3)), ("core", (2, 3))):
-        alone = measure(*(np.isin(label, values).astype(np.int16) for label in (a, b)), grid(a), union, {"whole": 1.0})
+        alone = measure(
+            *(np.isin(label, values).astype(np.int16) for label in (a, b)), grid(a), union, {"whole": 1.0}
+        )
         assert {m: row[name] for m, row in rows.items()} == {m: row["whole"] for m, row in alone.items()}
 
 
@@ -116,7 +131,9 @@ def test_one_slice_is_a_plane() -> None:
 def test_a_slice_is_one_whichever_way_it_lies(axis: int) -> None:
     a, b = labels(6, (20, 18)), labels(7, (20, 18))
     spacing = list(np.insert([1.0, 1.5], axis, 5.0))
-    rows = measure(np.expand_dims(a, axis), np.expand_dims(b, axis), grid(np.expand_dims(a, axis), *spacing), TARGETS, MM)
+    rows = measure(
+        np.expand_dims(a, axis), np.expand_dims(b, axis), grid(np.expand_dims(a, axis), *spacing), TARGETS, MM
+    )
     assert rows == measure(a[..., None], b[..., None], grid(a[..., None], 1.0, 1.5, 5.0), TARGETS, MM)
 
 

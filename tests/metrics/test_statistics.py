@@ -15,14 +15,23 @@ def test_describe() -> None:
 
 
 def test_describe_of_one_and_of_none() -> None:
-    assert describe([0.5, None]) == {"n": 1, "mean": 0.5, "sd": None, "median": 0.5, "low": None, "high": None}
+    assert describe([0.5, None]) == {
+        "n": 1,
+        "mean": 0.5,
+        "sd": None,
+        "median": 0.5,
+        "low": None,
+        "high": None,
+    }
     assert describe([None]) == {"n": 0, "mean": None, "sd": None, "median": None, "low": None, "high": None}
 
 
 @pytest.mark.parametrize("n", [5, 40, 1200])
 def test_interval_is_scipys_percentile_bootstrap(n: int) -> None:
     values = np.random.default_rng(1).gamma(2, size=n)
-    theirs = stats.bootstrap((values,), np.mean, method="percentile", n_resamples=9999, batch=500).confidence_interval
+    theirs = stats.bootstrap(
+        (values,), np.mean, method="percentile", n_resamples=9999, batch=500
+    ).confidence_interval
     assert interval(values) == pytest.approx((theirs.low, theirs.high), rel=0.02)
     assert interval(values) == interval(values)
 
@@ -61,7 +70,10 @@ def test_paired_without_a_difference_or_a_case() -> None:
         "high": 0,
         "p": 1.0,
     }
-    assert paired([None], [1.0]) == {"n": 0, **dict.fromkeys(("mean", "mean_compare", "difference", "low", "high", "p"))}
+    assert paired([None], [1.0]) == {
+        "n": 0,
+        **dict.fromkeys(("mean", "mean_compare", "difference", "low", "high", "p")),
+    }
 
 
 def test_holm() -> None:

@@ -1,4 +1,6 @@
-"""medconv/metrics/surface_distance.py against every pair of places, against MONAI, DeepMind's package, and by hand."""
+"""medconv/metrics/surface_distance.py against every pair of places, against MONAI, DeepMind's package, and
+by hand.
+"""
 
 from pathlib import Path
 
@@ -23,8 +25,13 @@ def blobs(shape: tuple[int, ...], seed: int) -> tuple[np.ndarray, np.ndarray]:
     return field > 0.05, field + gaussian_filter(rng.normal(size=shape), 1) * 0.4 > 0.05
 
 
-def ours(a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...], tolerance: float) -> tuple[float, float, float]:
-    voxels, elements = surface_distance.voxel_distances(a, b, spacing), surface_distance.element_distances(a, b, spacing)
+def ours(
+    a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...], tolerance: float
+) -> tuple[float, float, float]:
+    voxels, elements = (
+        surface_distance.voxel_distances(a, b, spacing),
+        surface_distance.element_distances(a, b, spacing),
+    )
     return (
         surface_distance.surface_dice(elements, tolerance),
         surface_distance.hd95(voxels),
@@ -32,7 +39,9 @@ def ours(a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...], tolerance: fl
     )
 
 
-def monais(a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...], tolerance: float) -> tuple[float, float, float]:
+def monais(
+    a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...], tolerance: float
+) -> tuple[float, float, float]:
     one, two = (torch.as_tensor(mask)[None, None].float() for mask in (a, b))
     same = {"include_background": True, "spacing": spacing}
     return (
@@ -44,12 +53,16 @@ def monais(a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...], tolerance: 
 
 def deepminds(a: np.ndarray, b: np.ndarray, spacing: tuple[float, ...], tolerance: float) -> float:
     package = pytest.importorskip("surface_distance", reason="pip install surface-distance")
-    return package.compute_surface_dice_at_tolerance(package.compute_surface_distances(a, b, spacing), tolerance)
+    return package.compute_surface_dice_at_tolerance(
+        package.compute_surface_distances(a, b, spacing), tolerance
+    )
 
 
 @pytest.mark.parametrize(("shape", "spacing"), GRIDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_distances_equal_those_of_all_pairs(shape: tuple[int, ...], spacing: tuple[float, ...], seed: int) -> None:
+def test_distances_equal_those_of_all_pairs(
+    shape: tuple[int, ...], spacing: tuple[float, ...], seed: int
+) -> None:
     a, b = blobs(shape, seed)
     for measured, places in (
         (surface_distance.voxel_distances, oracle.boundary),
@@ -60,12 +73,16 @@ def test_distances_equal_those_of_all_pairs(shape: tuple[int, ...], spacing: tup
         np.testing.assert_allclose(found.back, back, atol=1e-9)
     voxels = surface_distance.voxel_distances(a, b, spacing)
     assert surface_distance.hd95(voxels) == pytest.approx(oracle.hd95(a, b, spacing), abs=1e-9)
-    assert surface_distance.average_distance(voxels) == pytest.approx(oracle.average_distance(a, b, spacing), abs=1e-9)
+    assert surface_distance.average_distance(voxels) == pytest.approx(
+        oracle.average_distance(a, b, spacing), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize(("shape", "spacing"), GRIDS)
 @pytest.mark.parametrize("tolerance", [0.0, 0.8, 1.4, 3.0])
-def test_equals_monai_and_deepmind(shape: tuple[int, ...], spacing: tuple[float, ...], tolerance: float) -> None:
+def test_equals_monai_and_deepmind(
+    shape: tuple[int, ...], spacing: tuple[float, ...], tolerance: float
+) -> None:
     for seed in range(4):
         a, b = blobs(shape, seed)
         found = ours(a, b, spacing, tolerance)
@@ -73,12 +90,16 @@ def test_equals_monai_and_deepmind(shape: tuple[int, ...], spacing: tuple[float,
     pytest.importorskip("surface_distance", reason="pip install surface-distance")
     for seed in range(4):
         a, b = blobs(shape, seed)
-        assert ours(a, b, spacing, tolerance)[0] == pytest.approx(deepminds(a, b, spacing, tolerance), rel=1e-5)
+        assert ours(a, b, spacing, tolerance)[0] == pytest.approx(
+            deepminds(a, b, spacing, tolerance), rel=1e-5
+        )
 
 
 @pytest.mark.realdata
 def test_real_cases_equal_monai_deepmind_and_all_pairs(realdata: Path) -> None:
-    """Hippocampus: the reference against itself moved by half a voxel and smoothed, and against another case."""
+    """Hippocampus: the reference against itself moved by half a voxel and smoothed, and against another
+    case.
+    """
     files = sorted((realdata / "Task04_Hippocampus/labelsTr").glob("hippocampus_*.nii.gz"))[:2]
     pytest.importorskip("surface_distance", reason="pip install surface-distance")
     for k, path in enumerate(files):

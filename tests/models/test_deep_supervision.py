@@ -1,4 +1,6 @@
-"""medconv/models/deep_supervision.py: heads on the stages of our U-Net, which the network itself knows nothing of."""
+"""medconv/models/deep_supervision.py: heads on the stages of our U-Net, which the network itself knows
+nothing of.
+"""
 
 import pytest
 import torch
@@ -39,14 +41,20 @@ def test_the_network_stays_as_it_is() -> None:
     network, image = unet(), torch.randn(1, 1, 32, 32)
     keys = list(network.state_dict())
     supervision = DeepSupervision(network, 3)
-    assert list(network.state_dict()) == keys and not any("network" in key for key in supervision.state_dict())
+    assert list(network.state_dict()) == keys and not any(
+        "network" in key for key in supervision.state_dict()
+    )
     assert isinstance(network.train()(image), Tensor) and isinstance(network.eval()(image), Tensor)
 
 
 def test_every_stage_with_a_head_gets_a_gradient_from_it() -> None:
     network, image = unet(), torch.randn(1, 1, 32, 32)
     DeepSupervision(network, 3)(network, image)[-1].sum().backward()
-    reached = {name.split(".")[1] for name, p in network.named_parameters() if "decoder" in name and p.grad is not None}
+    reached = {
+        name.split(".")[1]
+        for name, p in network.named_parameters()
+        if "decoder" in name and p.grad is not None
+    }
     assert reached == {"2", "3"}  # nothing of the finer ones
 
 

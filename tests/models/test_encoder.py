@@ -1,4 +1,6 @@
-"""Networks for whole images: the encoder that the U-Net has, too, stems for small images, and outputs in their own units."""
+"""Networks for whole images: the encoder that the U-Net has, too, stems for small images, and outputs in
+their own units.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def test_a_small_image_keeps_its_resolution_at_first(name: str, dims: int) -> No
     first = {"densenet": "features.denseblock1", "senet": "layer1", "efficientnet": "_blocks.0"}[name]
     for stem in (stem_for(image.shape[2:]), None):
         network = SMALL[name](dims, stem).eval()
-        network.get_submodule(first).register_forward_pre_hook(lambda m, args: sizes.append(args[0].shape[-1]))
+        network.get_submodule(first).register_forward_pre_hook(
+            lambda m, args: sizes.append(args[0].shape[-1])
+        )
         with torch.no_grad(), suppress(RuntimeError):  # the usual stem leaves too little for what comes later
             assert network(image).shape == (2, 3)
     assert sizes == [image.shape[-1], image.shape[-1] // (2 if name == "efficientnet" else 4)]
@@ -92,9 +96,15 @@ def test_outputs_in_their_own_units_keep_everything_else() -> None:
     with torch.no_grad():
         wanted = plain(image) * torch.tensor([10.0, 2.0]) + torch.tensor([60.0, -1.0])
     network = in_units(copy.deepcopy(plain), [60.0, -1.0], [10.0, 2.0])
-    assert list(network.state_dict()) == names and isinstance(network, Encoder) and type(network).__name__ == "Encoder"
+    assert (
+        list(network.state_dict()) == names
+        and isinstance(network, Encoder)
+        and type(network).__name__ == "Encoder"
+    )
     assert type(in_units(copy.deepcopy(plain), [0.0, 0.0], [1.0, 1.0])) is type(network)
-    apply_switches(checked := copy.deepcopy(network), channels_last=True, activation_checkpointing="pointwise")
+    apply_switches(
+        checked := copy.deepcopy(network), channels_last=True, activation_checkpointing="pointwise"
+    )
     traced = torch.jit.trace(network, image)
     for form in (network, copy.deepcopy(network), fold_convs(network), copy.deepcopy(checked), traced):
         with torch.no_grad():

@@ -33,7 +33,9 @@ def test_dynunet_stacks_its_heads_while_training(spatial_dims: int) -> None:
 
 
 def test_lists_of_heads_keep_their_order() -> None:
-    network = SegResNetDS(spatial_dims=2, init_filters=8, blocks_down=(1, 1, 1), in_channels=1, out_channels=2, dsdepth=2)
+    network = SegResNetDS(
+        spatial_dims=2, init_filters=8, blocks_down=(1, 1, 1), in_channels=1, out_channels=2, dsdepth=2
+    )
     output = network.train()(torch.randn(1, 1, 16, 16))
     assert not isinstance(output, Tensor)
     found = heads(output, 2)

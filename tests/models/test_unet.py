@@ -19,7 +19,11 @@ SHAPES = {
         (8, 4, 6),
         (4, 4, 2),
     ),
-    "stride 3": ({"spatial_dims": 2, "channels": (4, 6), "strides": ((3, 2),), "norm": "instance"}, (9, 4), (3, 2)),
+    "stride 3": (
+        {"spatial_dims": 2, "channels": (4, 6), "strides": ((3, 2),), "norm": "instance"},
+        (9, 4),
+        (3, 2),
+    ),
     "one stage": ({"spatial_dims": 2, "channels": (4,), "strides": ()}, (3, 5), (1, 1)),
     "three convolutions a stage": (
         {"spatial_dims": 2, "channels": (4, 6), "strides": (2,), "convs_per_stage": 3},
@@ -113,7 +117,9 @@ def test_mirror_symmetric_kernels_make_a_mirror_symmetric_network(axis: int) -> 
 def test_samples_of_a_batch_do_not_mix_in_evaluation() -> None:
     network = UNet(2, 1, 2, (4, 8), (2,)).eval()
     image = torch.randn(3, 1, 4, 6)
-    torch.testing.assert_close(network(image), torch.cat([network(sample[None]) for sample in image]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        network(image), torch.cat([network(sample[None]) for sample in image]), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_initial_activations_neither_vanish_nor_explode() -> None:
@@ -121,7 +127,9 @@ def test_initial_activations_neither_vanish_nor_explode() -> None:
     network = UNet(3, 1, 3, (8, 16, 32), (2, 2))
     output = network(torch.randn(2, 1, 8, 8, 8))
     assert 0.3 < float(output.detach().std()) < 5
-    assert all(float(layer.bias.detach().abs().max()) == 0 for layer in [*network.down, *network.up, network.head])
+    assert all(
+        float(layer.bias.detach().abs().max()) == 0 for layer in [*network.down, *network.up, network.head]
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,4 +149,13 @@ def test_initial_activations_neither_vanish_nor_explode() -> None:
 )
 def test_errors_name_the_argument_and_what_came(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        UNet(**{"spatial_dims": 2, "in_channels": 1, "out_channels": 2, "channels": (4, 8), "strides": (2,), **arguments})
+        UNet(
+            **{
+                "spatial_dims": 2,
+                "in_channels": 1,
+                "out_channels": 2,
+                "channels": (4, 8),
+                "strides": (2,),
+                **arguments,
+            }
+        )

@@ -25,7 +25,10 @@ def values(**perf: Any) -> dict[str, Any]:
     ("measured", "said"),
     [
         ({"data_wait": 0.61}, "61% of the time waits for data: data.num_workers is 2 with 16 cores; try 16"),
-        ({"data_wait": 0.2, "validation": 0.4}, "40% of the time is validation: a larger trainer.check_val_every_n_epoch"),
+        (
+            {"data_wait": 0.2, "validation": 0.4},
+            "40% of the time is validation: a larger trainer.check_val_every_n_epoch",
+        ),
         ({"copy_to_device": 0.15}, "15% of the time copies batches to the device"),
         ({"augmentation": 0.3}, "30% of the time is augmentation on the device"),
         ({"logging": 0.2}, "20% of the time is logging and callbacks: a larger trainer.log_every_n_steps"),
@@ -39,7 +42,9 @@ def test_the_worst_limit_and_its_switch(measured: dict[str, float], said: str) -
 
 def test_a_network_is_told_what_it_does_not_use_yet() -> None:
     assert "perf.channels_last=true" in str(verdict(shares(), values(channels_last=False), 2))
-    assert "perf.activation_checkpointing=none" in str(verdict(shares(), values(activation_checkpointing="blocks"), 2))
+    assert "perf.activation_checkpointing=none" in str(
+        verdict(shares(), values(activation_checkpointing="blocks"), 2)
+    )
     assert "more devices" in str(verdict(shares(), values(compile=True), 2))
 
 

@@ -39,21 +39,27 @@ def gradients(network: nn.Module, image: Tensor, dtype: torch.dtype | None = Non
     network.zero_grad()
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         torch.manual_seed(5)
-        loss = torch.stack([head.float().square().mean() for head in heads(network(image), image.ndim - 2)]).sum()
+        loss = torch.stack(
+            [head.float().square().mean() for head in heads(network(image), image.ndim - 2)]
+        ).sum()
     loss.backward()
     return [loss.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_gradients_and_statistics_are_the_plain_ones_to_the_last_bit(name: str, dtype: torch.dtype | None) -> None:
+def test_gradients_and_statistics_are_the_plain_ones_to_the_last_bit(
+    name: str, dtype: torch.dtype | None
+) -> None:
     torch.manual_seed(0)
     plain = apply_switches(NETWORKS[name](), channels_last=True, fast_norm=True)
     network = deepcopy(plain)
     assert apply_checkpointing(network, "pointwise") == 1
     image = torch.randn(2, 1, *((64, 64) if "2d" in name else (16, 16, 16)))
     for _ in range(2):
-        for mine, wanted in zip(gradients(network, image, dtype), gradients(plain, image, dtype), strict=True):
+        for mine, wanted in zip(
+            gradients(network, image, dtype), gradients(plain, image, dtype), strict=True
+        ):
             assert torch.equal(mine, wanted)
     state, wanted = network.state_dict(), plain.state_dict()
     assert list(state) == list(wanted)
@@ -67,7 +73,9 @@ def test_fewer_bytes_are_kept(norm: str, share: float) -> None:
     apply_checkpointing(network, "pointwise")
 
     def measured(candidate: nn.Module) -> dict[str, int]:
-        return step_memory(lambda: candidate(image).mean(), lambda: candidate(image).mean().backward(), image.device)
+        return step_memory(
+            lambda: candidate(image).mean(), lambda: candidate(image).mean().backward(), image.device
+        )
 
     kept, before = measured(network), measured(plain)
     assert kept["saved_bytes"] < share * before["saved_bytes"]
@@ -81,7 +89,9 @@ def test_a_second_backward_and_a_double_backward() -> None:
     apply_checkpointing(network, "pointwise")
     found = []
     for candidate in (network, plain):
-        image = torch.randn(2, 1, 32, 32, dtype=torch.double, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        image = torch.randn(
+            2, 1, 32, 32, dtype=torch.double, generator=torch.Generator().manual_seed(1)
+        ).requires_grad_()
         loss = candidate(image).square().mean()
         loss.backward(retain_graph=True)
         (first,) = torch.autograd.grad(loss, image, create_graph=True)

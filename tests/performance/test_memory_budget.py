@@ -28,9 +28,9 @@ def test_a_share_of_all_memory_rounded_down(kind: str, total: float, processes: 
     found, words = usable_gb(kind, total * GB, processes)
     assert found == expected and isinstance(found, float)
     assert f"of {total:g} GB of {kind.upper()} memory" in words
-    assert ("as much as is ever taken" in words) == (expected in (1, 24)) and (f"{processes} processes" in words) == (
-        processes > 1
-    )
+    assert ("as much as is ever taken" in words) == (expected in (1, 24)) and (
+        f"{processes} processes" in words
+    ) == (processes > 1)
 
 
 def test_control_groups_bound_it(tmp_path: Path) -> None:

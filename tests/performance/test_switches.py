@@ -1,4 +1,6 @@
-"""medconv/performance/switches.py: what a network computes, and its parameter names, are those without the switches."""
+"""medconv/performance/switches.py: what a network computes, and its parameter names, are those without the
+switches.
+"""
 
 import logging
 import shutil
@@ -22,9 +24,15 @@ from medconv.utils.hardware import resolve_precision, warn_slow_cudnn
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {  # build, spatial axes, blocks
     "unet 2d": (lambda: UNet(2, 1, 2, (4, 8), (2,)), 2, 3),
     "unet 3d": (lambda: UNet(3, 1, 2, (4, 6, 8), (2, (1, 2, 2))), 3, 5),
-    "monai unet": (lambda: nets.UNet(3, 1, 2, (4, 8), (2,), num_res_units=2, norm="batch", dropout=0.3), 3, 2),
+    "monai unet": (
+        lambda: nets.UNet(3, 1, 2, (4, 8), (2,), num_res_units=2, norm="batch", dropout=0.3),
+        3,
+        2,
+    ),
     "monai dynunet": (
-        lambda: nets.DynUNet(2, 1, 2, [3] * 3, [1, 2, 2], [2, 2], filters=[4, 6, 8], norm_name="batch", dropout=0.3),
+        lambda: nets.DynUNet(
+            2, 1, 2, [3] * 3, [1, 2, 2], [2, 2], filters=[4, 6, 8], norm_name="batch", dropout=0.3
+        ),
         2,
         5,
     ),
@@ -34,7 +42,9 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {  # build, spat
         5,
     ),
     "monai segresnet": (
-        lambda: nets.SegResNet(3, init_filters=8, blocks_down=(1, 1), blocks_up=(1,), norm="batch", dropout_prob=0.3),
+        lambda: nets.SegResNet(
+            3, init_filters=8, blocks_down=(1, 1), blocks_up=(1,), norm="batch", dropout_prob=0.3
+        ),
         3,
         3,
     ),
@@ -55,7 +65,9 @@ def one_step(network: nn.Module, image: Tensor) -> tuple[Tensor, dict[str, Tenso
     network.zero_grad()
     loss = torch.stack([head.square().mean() for head in heads(network(image), image.ndim - 2)]).sum()
     loss.backward()
-    return loss.detach(), {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
+    return loss.detach(), {
+        name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None
+    }
 
 
 def assert_same_state(network: nn.Module, other: nn.Module) -> None:
@@ -119,11 +131,16 @@ def test_a_block_is_the_smallest_module_of_two_spatial_convolutions() -> None:
     def wide() -> nn.Module:
         return nn.Conv2d(2, 2, 3, padding=1)
 
-    lone, pair = nn.Sequential(wide(), nn.Conv2d(2, 2, 1)), nn.Sequential(nn.Sequential(wide()), nn.ReLU(), wide())
+    lone, pair = (
+        nn.Sequential(wide(), nn.Conv2d(2, 2, 1)),
+        nn.Sequential(nn.Sequential(wide()), nn.ReLU(), wide()),
+    )
     network = nn.Sequential(nn.ModuleList([lone]), pair, nn.Sequential(pair, wide()))
     assert apply_checkpointing(network, "blocks") == 1
     assert type(pair).__name__ == "CheckpointedSequential"
-    assert not any("Checkpointed" in type(m).__name__ for m in [network, lone, *pair.children(), network[0], network[2]])
+    assert not any(
+        "Checkpointed" in type(m).__name__ for m in [network, lone, *pair.children(), network[0], network[2]]
+    )
 
 
 def test_checkpointing_twice_is_checkpointing_once() -> None:
@@ -186,7 +203,9 @@ def test_channels_last_computes_the_same(case: Case, swapped: bool) -> None:
     plain, image, _ = case
     if swapped:
         swap_convs(plain, transform)
-    network = apply_switches(deepcopy(plain), channels_last=True, compile=False, activation_checkpointing="none")
+    network = apply_switches(
+        deepcopy(plain), channels_last=True, compile=False, activation_checkpointing="none"
+    )
     layout = memory_format(True, image.ndim - 2)
     plain.eval(), network.eval()
     output = network(image.contiguous(memory_format=layout))
@@ -211,7 +230,10 @@ def test_channels_last_serves_2d_and_3d_in_one_network() -> None:
 def test_without_switches_nothing_is_touched() -> None:
     network = UNet(2, 1, 2, (4, 8), (2,))
     before = [type(layer) for layer in network.modules()]
-    assert apply_switches(network, channels_last=False, compile=False, activation_checkpointing="none") is network
+    assert (
+        apply_switches(network, channels_last=False, compile=False, activation_checkpointing="none")
+        is network
+    )
     assert [type(layer) for layer in network.modules()] == before
     assert all(p.is_contiguous() for p in network.parameters())
     assert network._compiled_call_impl is None
@@ -219,13 +241,16 @@ def test_without_switches_nothing_is_touched() -> None:
 
 def test_checkpointing_says_how_many_blocks(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        apply_switches(UNet(2, 1, 2, (4, 8), (2,)), channels_last=False, compile=False, activation_checkpointing="blocks")
+        apply_switches(
+            UNet(2, 1, 2, (4, 8), (2,)), channels_last=False, compile=False, activation_checkpointing="blocks"
+        )
     assert "checkpointing 3 blocks" in caplog.text
 
 
 def test_unknown_checkpointing_is_an_error() -> None:
     with pytest.raises(
-        ValueError, match=r"perf\.activation_checkpointing must be one of .*'blocks', 'pointwise'\), got 'all'"
+        ValueError,
+        match=r"perf\.activation_checkpointing must be one of .*'blocks', 'pointwise'\), got 'all'",
     ):
         apply_switches(nn.Identity(), channels_last=False, compile=False, activation_checkpointing="all")
 
@@ -236,7 +261,9 @@ def test_compile_keeps_names_and_output(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     counters.clear()
     plain, image = UNet(2, 1, 2, (4, 8), (2,)), torch.randn(2, 1, 4, 4)
-    network = apply_switches(deepcopy(plain), channels_last=False, compile=True, activation_checkpointing="none")
+    network = apply_switches(
+        deepcopy(plain), channels_last=False, compile=True, activation_checkpointing="none"
+    )
     assert list(network.state_dict()) == list(plain.state_dict())
     assert [n for n, _ in network.named_parameters()] == [n for n, _ in plain.named_parameters()]
     assert_same_step(network, plain, image)
@@ -256,7 +283,9 @@ def test_memory_format() -> None:
     assert (memory_format(True, 2), memory_format(True, 3)) == (torch.channels_last, torch.channels_last_3d)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true", 16, 32, None])
+@pytest.mark.parametrize(
+    "precision", ["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true", 16, 32, None]
+)
 def test_precision_that_was_chosen_stays(precision: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert resolve_precision(precision, "gpu") == precision
@@ -288,7 +317,9 @@ def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) ->
     assert resolve_precision("auto", "auto") == "32-true"
 
 
-@pytest.mark.parametrize(("version", "warns"), [(90701, False), (90800, True), (91002, True), (91500, False), (None, False)])
+@pytest.mark.parametrize(
+    ("version", "warns"), [(90701, False), (90800, True), (91002, True), (91500, False), (None, False)]
+)
 def test_slow_cudnn_is_named(
     version: int | None, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

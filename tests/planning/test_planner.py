@@ -1,4 +1,6 @@
-"""medconv/planning/: spacing, patch, batch and stages of datasets whose plan is known; memory; what a config says itself."""
+"""medconv/planning/: spacing, patch, batch and stages of datasets whose plan is known; memory; what a
+config says itself.
+"""
 
 import itertools
 from functools import partial
@@ -24,11 +26,11 @@ from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
 THIN, THICK = 0.62, 3.6
-# GB in which our U-Net takes what nnU-Net 2.8.1 plans for 8: its number stands for half precision with a norm that keeps
-# more, ours is a count of fp32's bytes. 9.7 to 10.3 give all four of its patches.
+# GB in which our U-Net takes what nnU-Net 2.8.1 plans for 8: its number stands for half precision with a norm
+# that keeps more, ours is a count of fp32's bytes. 9.7 to 10.3 give all four of its patches.
 NNUNET = Budget(10)
-# nnU-Net's own planner on the published fingerprints (median shape and spacing, cases, channels, classes), turned to our
-# axes: patch, batch, strides, kernels across the thick slices, channels.
+# nnU-Net's own planner on the published fingerprints (median shape and spacing, cases, channels, classes),
+# turned to our axes: patch, batch, strides, kernels across the thick slices, channels.
 HALVED, PLANE, SAME = (2, 2, 2), (2, 2, 1), (1, 1, 1)
 PUBLISHED: dict[str, tuple[Any, ...]] = {
     "hippocampus": ((35, 50, 36), (1.0, 1.0, 1.0), 260, 1, 3, (40, 56, 40), 9, (HALVED,) * 3),
@@ -50,7 +52,9 @@ PUBLISHED_2D = {
 
 def fingerprint(shapes: Any, spacings_mm: Any, channels: int = 1, classes: int = 2) -> Fingerprint:
     dims = len(shapes[0])
-    return Fingerprint(dims, tuple(shapes), tuple(spacings_mm), ({},) * channels, ((1,) * classes,) * len(shapes))
+    return Fingerprint(
+        dims, tuple(shapes), tuple(spacings_mm), ({},) * channels, ((1,) * classes,) * len(shapes)
+    )
 
 
 def one(shape: tuple[int, ...], spacing_mm: tuple[float, ...]) -> Fingerprint:
@@ -82,7 +86,9 @@ def test_hippocampus_by_default() -> None:
     """The batch differs from nnU-Net's 9: short runs need many steps."""
     found = plan(published("hippocampus"), budget=NNUNET)
     assert (found.patch_size, found.batch_size) == ((40, 56, 40), 4)
-    assert reason(found, "batch").startswith("short runs need many steps") and "voxels: 9" in reason(found, "batch")
+    assert reason(found, "batch").startswith("short runs need many steps") and "voxels: 9" in reason(
+        found, "batch"
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,7 +190,17 @@ def test_a_small_view_says_which_grid_would_show_more() -> None:
     assert "would show" not in reason(plan(published("prostate"), budget=NNUNET), "patch")
 
 
-SHAPES = [(36, 50, 35), (7, 9, 100), (320, 320, 11), (4, 4, 4), (15, 16, 17), (600, 20, 5), (64, 64), (700, 500), (5, 9)]
+SHAPES = [
+    (36, 50, 35),
+    (7, 9, 100),
+    (320, 320, 11),
+    (4, 4, 4),
+    (15, 16, 17),
+    (600, 20, 5),
+    (64, 64),
+    (700, 500),
+    (5, 9),
+]
 SPACINGS = [(1.0, 1.0, 1.0), (0.5, 0.5, 7.5), (3.0, 0.4, 1.0)]
 
 
@@ -251,7 +267,10 @@ def test_what_is_wanted_bounds_the_stages() -> None:
     assert len(plan(published("hippocampus"), PlanOverrides(max_stages=2)).strides) == 1
     assert plan(published("hippocampus"), PlanOverrides(max_stages=1)).strides == ()
     assert len(plan(published("hippocampus"), PlanOverrides(channels=(8, 16))).strides) == 1
-    assert plan(published("hippocampus"), PlanOverrides(strides=(2, (1, 2, 2)))).strides == ((2, 2, 2), (1, 2, 2))
+    assert plan(published("hippocampus"), PlanOverrides(strides=(2, (1, 2, 2)))).strides == (
+        (2, 2, 2),
+        (1, 2, 2),
+    )
 
 
 def test_a_given_spacing_changes_the_patch_with_it() -> None:
@@ -285,7 +304,9 @@ def test_where_one_is_allowed_the_patch_is_not_shrunk_for_two() -> None:
 
 
 def test_slices_are_counted_as_they_are() -> None:
-    """9 volumes of 10 slices, most thicker than the target spacing, on which they would be 40; 5 % of 90 slices are 4.5."""
+    """9 volumes of 10 slices, most thicker than the target spacing, on which they would be 40; 5 % of 90
+    slices are 4.5.
+    """
     volumes = fingerprint([(64, 64, 10)] * 9, [(1.0, 1.0, mm) for mm in (*[2.0] * 4, *[8.0] * 5)])
     assert target_spacing(volumes)[2] == 2.0
     assert plan(volumes, PlanOverrides(spatial_dims=2), NNUNET).batch_size == 4
@@ -334,16 +355,28 @@ def test_memory_does_not_take_stages_that_were_asked_for() -> None:
         ({"max_stages": 0}, r"plan\.max_stages must be 1 or more, or null, got 0"),
         ({"max_batch_size": 0}, r"plan\.max_batch_size must be 1 or more, or null, got 0"),
         ({"batch_size": 0}, r"data\.batch_size must be at least 1, got 0"),
-        ({"strides": [[2, 2]]}, r"plan\.strides needs 3 whole numbers of 1 or more for each step.*got \[\[2, 2\]\]"),
+        (
+            {"strides": [[2, 2]]},
+            r"plan\.strides needs 3 whole numbers of 1 or more for each step.*got \[\[2, 2\]\]",
+        ),
         ({"strides": [0]}, r"plan\.strides needs 3 whole numbers"),
         ({"strides": "fast"}, r"plan\.strides needs 3 whole numbers.*got fast"),
         ({"strides": [[2, 2, 1.5]]}, r"plan\.strides needs 3 whole numbers"),
         ({"strides": [2], "patch_size": [15, 16, 16]}, r"data\.patch_size must be divisible by \(2, 2, 2\)"),
-        ({"kernel_sizes": [3, 3, 3, [3, 3, 2]]}, r"plan\.kernel_sizes needs 3 odd numbers for each of 4 stages"),
+        (
+            {"kernel_sizes": [3, 3, 3, [3, 3, 2]]},
+            r"plan\.kernel_sizes needs 3 odd numbers for each of 4 stages",
+        ),
         ({"kernel_sizes": [3, 3, 3, 3, 3]}, r"plan\.kernel_sizes needs 3 odd numbers for each of 4 stages"),
         ({"kernel_sizes": 3}, r"plan\.kernel_sizes needs 3 odd numbers for each of 4 stages, got 3"),
-        ({"max_stages": 2, "strides": [2, 2, 2]}, r"plan\.strides=\[2, 2, 2\] makes 4 stages, plan\.max_stages allows 2"),
-        ({"channels": [8] * 9}, r"plan\.channels needs one number of 1 or more for each of 4 stages, got \[8, 8"),
+        (
+            {"max_stages": 2, "strides": [2, 2, 2]},
+            r"plan\.strides=\[2, 2, 2\] makes 4 stages, plan\.max_stages allows 2",
+        ),
+        (
+            {"channels": [8] * 9},
+            r"plan\.channels needs one number of 1 or more for each of 4 stages, got \[8, 8",
+        ),
         ({"channels": [8, 0]}, r"plan\.channels needs one number of 1 or more for each of 2 stages"),
         ({"normalisation": ["ct", "ct"]}, r"data\.normalisation needs one name"),
     ],
@@ -353,18 +386,30 @@ def test_nonsense_is_refused(wanted: dict[str, Any], message: str) -> None:
         plan(one((36, 50, 35), (1, 1, 1)), PlanOverrides(**wanted))
 
 
-@pytest.mark.parametrize(("key", "axes"), [("spacing_mm", 3), ("patch_size", 3), ("spacing_mm", 2), ("patch_size", 2)])
+@pytest.mark.parametrize(
+    ("key", "axes"), [("spacing_mm", 3), ("patch_size", 3), ("spacing_mm", 2), ("patch_size", 2)]
+)
 @pytest.mark.parametrize("wrong", ["too few", "too many", "zero", "negative"])
 def test_bad_spacing_and_patch(key: str, axes: int, wrong: str) -> None:
     good = [16] * axes
-    values = {"too few": good[1:], "too many": [*good, 16], "zero": [0, *good[1:]], "negative": [*good[1:], -1]}[wrong]
+    values = {
+        "too few": good[1:],
+        "too many": [*good, 16],
+        "zero": [0, *good[1:]],
+        "negative": [*good[1:], -1],
+    }[wrong]
     data = one((36, 50, 35)[:axes], (1.0,) * axes)
-    with pytest.raises(ValueError, match=rf"data\.{key} needs {axes} positive numbers, one per spatial axis, got \["):
+    with pytest.raises(
+        ValueError, match=rf"data\.{key} needs {axes} positive numbers, one per spatial axis, got \["
+    ):
         plan(data, PlanOverrides(**{key: values}))
 
 
 def test_too_little_memory_says_how_little() -> None:
-    words = r"plan\.memory_gb: the smallest patch, 16 x 16 x 16 voxels, in a batch of 1 takes some 0\.\d+ GB, the budget is 0.001"
+    words = (
+        r"plan\.memory_gb: the smallest patch, 16 x 16 x 16 voxels, in a batch of 1 takes some "
+        r"0\.\d+ GB, the budget is 0.001"
+    )
     with pytest.raises(ValueError, match=words):
         plan(published("liver"), budget=Budget(0.001))
     with pytest.raises(ValueError, match=r"in a batch of 500 takes some"):
@@ -374,10 +419,25 @@ def test_too_little_memory_says_how_little() -> None:
 
 
 def test_a_table_has_every_value_with_its_reason() -> None:
-    found = plan(published("prostate"), budget=Budget(10, "measured", "bf16-mixed", "blocks"), modalities=("MRI", "ADC"))
+    found = plan(
+        published("prostate"),
+        budget=Budget(10, "measured", "bf16-mixed", "blocks"),
+        modalities=("MRI", "ADC"),
+    )
     lines = table(found.rows).splitlines()
     assert [line.split()[0] for line in lines] == [
-        *("dimensions", "spacing", "patch", "batch", "stages", "strides", "kernels", "channels", "normalisation", "memory")
+        *(
+            "dimensions",
+            "spacing",
+            "patch",
+            "batch",
+            "stages",
+            "strides",
+            "kernels",
+            "channels",
+            "normalisation",
+            "memory",
+        )
     ]
     assert max(map(len, lines)) < 160 and all(line.split("  ")[-1] for line in lines)
     assert "2x2x1 (2), 2x2x2, 2x2x1 (3)" in lines[5] and "modality MRI, ADC" in lines[8]
@@ -390,7 +450,13 @@ def test_a_table_has_every_value_with_its_reason() -> None:
         ((32, 32, 32), (16, 32, 64), 1, 3, Choice()),
         ((24, 32, 16), (16, 32), 3, 9, Choice()),
         ((32, 32, 32), (16, 32, 64), 2, 3, Choice("bf16-mixed", channels_last=True, fast_norm=True)),
-        ((32, 32, 32), (16, 32, 64), 2, 3, Choice("bf16-mixed", True, True, activation_checkpointing="pointwise")),
+        (
+            (32, 32, 32),
+            (16, 32, 64),
+            2,
+            3,
+            Choice("bf16-mixed", True, True, activation_checkpointing="pointwise"),
+        ),
         ((32, 32, 32), (16, 32, 64), 2, 3, Choice("32-true", True, True, activation_checkpointing="blocks")),
         ((96, 96), (16, 32, 64, 128), 4, 2, Choice()),
     ],
@@ -405,7 +471,9 @@ def test_the_estimate_is_near_what_a_step_takes(
     torch.manual_seed(0)
     network = UNet(len(patch), 1, classes, channels, strides)
     image, label = torch.randn(batch, 1, *patch), torch.randint(classes, (batch, 1, *patch))
-    trial = Trial(Work(network, DiceCrossEntropy(), partial(torch.optim.AdamW, lr=1e-3), image, label), choice)
+    trial = Trial(
+        Work(network, DiceCrossEntropy(), partial(torch.optim.AdamW, lr=1e-3), image, label), choice
+    )
     trial.step()
     measured = step_memory(trial.forward, trial.step, torch.device("cpu"))["peak_bytes"]
     budget = Budget(8, precision=choice.precision, activation_checkpointing=choice.activation_checkpointing)
@@ -421,7 +489,9 @@ def test_a_spinal_cord_is_not_pooled_across_its_slices(realdata: Path) -> None:
     if not root.is_dir():
         pytest.skip(f"{root} is absent")
     case = Case("cord", (root / "image.nii.gz",), root / "label.nii.gz")
-    found = plan(check(Dataset("cord", (case,), ("background", "grey matter"), ("MRI",)), 1).fingerprint, budget=NNUNET)
+    found = plan(
+        check(Dataset("cord", (case,), ("background", "grey matter"), ("MRI",)), 1).fingerprint, budget=NNUNET
+    )
     (thick,) = [axis for axis, mm in enumerate(found.spacing_mm) if mm > 5]
     assert [step[thick] for step in found.strides] == [1] * 6
     assert [kernel[thick] for kernel in found.kernel_sizes] == [1, 1, 1, 3, 3, 3, 3]

@@ -1,4 +1,6 @@
-"""Backward passes of convolutions as people wrote them by hand: peers of `medconv.convs.autograd`, slow by design."""
+"""Backward passes of convolutions as people wrote them by hand: peers of `medconv.convs.autograd`, slow by
+design.
+"""
 
 from typing import Any
 
@@ -10,7 +12,9 @@ from medconv.convs import Convolution
 
 
 class TwoCallConvolution(Convolution):
-    """Through `torch.nn.grad`, as its documentation shows it: since torch 1.11 one library call for each gradient."""
+    """Through `torch.nn.grad`, as its documentation shows it: since torch 1.11 one library call for each
+    gradient.
+    """
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -27,8 +31,9 @@ class TwoCallConvolution(Convolution):
 
 
 class HistoricConvolution(Convolution):
-    """What `torch.nn.grad.conv2d_weight` did until torch 1.10: the weight's gradient as a convolution of the input with
-    the output's gradient, every pair of batch and channel a group of its own, strides turned into dilations; 2D only.
+    """What `torch.nn.grad.conv2d_weight` did until torch 1.10: the weight's gradient as a convolution of the
+    input with the output's gradient, every pair of batch and channel a group of its own, strides turned into
+    dilations; 2D only.
     """
 
     @staticmethod

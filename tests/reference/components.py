@@ -39,7 +39,9 @@ def remove_small(label: np.ndarray, values: tuple[int, ...], min_mm3: float, vox
 
 
 def fill_holes(label: np.ndarray, value: int) -> np.ndarray:
-    """Groups of background all of whose neighbours are of one class, none of them beyond the image (but across a slice)."""
+    """Groups of background all of whose neighbours are of one class, none of them beyond the image (but
+    across a slice).
+    """
     result = label.copy()
     for group in components(voxels_of(label, (0,)), faces_only=True):
         around = set()

@@ -42,7 +42,9 @@ def mix_channels(image: np.ndarray, transform: np.ndarray) -> np.ndarray:
 
 
 def dense_bank(blocks: np.ndarray, kernel_size: Sequence[int], groups: int) -> np.ndarray:
-    """Blocks (out, width of a block, taps) -> the whole bank (out, transform, *kernel), with zeros between the blocks."""
+    """Blocks (out, width of a block, taps) -> the whole bank (out, transform, *kernel), with zeros between
+    the blocks.
+    """
     out, width, _ = blocks.shape
     bank = np.zeros((out, groups * width, *kernel_size))
     for o, t in product(range(out), range(width)):
@@ -51,7 +53,9 @@ def dense_bank(blocks: np.ndarray, kernel_size: Sequence[int], groups: int) -> n
 
 
 def nearest_transform(weight: np.ndarray, bank: np.ndarray) -> np.ndarray:
-    """The T of least |S T - W|^2: weight (out, in, *kernel), bank (out, transform, *kernel) -> (transform, in)."""
+    """The T of least |S T - W|^2: weight (out, in, *kernel), bank (out, transform, *kernel) -> (transform,
+    in).
+    """
     out, transform_channels = bank.shape[:2]
     system = np.stack([bank[:, t].ravel() for t in range(transform_channels)], axis=1)
     wanted = np.stack([weight[:, i].reshape(out, -1).ravel() for i in range(weight.shape[1])], axis=1)

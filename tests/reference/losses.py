@@ -7,7 +7,11 @@ import numpy as np
 
 
 def dice_cross_entropy(
-    logits: np.ndarray, label: np.ndarray, dice_weight: float = 1.0, ce_weight: float = 1.0, smooth: float = 1e-5
+    logits: np.ndarray,
+    label: np.ndarray,
+    dice_weight: float = 1.0,
+    ce_weight: float = 1.0,
+    smooth: float = 1e-5,
 ) -> float:
     """Logits (batch, classes, *spatial), label (batch, 1, *spatial); counts run over the whole batch."""
     classes = logits.shape[1]
@@ -32,7 +36,9 @@ def dice_cross_entropy(
 def dice_binary_cross_entropy(
     logits: np.ndarray, masks: np.ndarray, known: np.ndarray, dice_weight: float = 1.0, ce_weight: float = 1.0
 ) -> float:
-    """Logits and masks (batch, regions, *spatial), known (batch, 1, *spatial); counts run over the known voxels of the batch."""
+    """Logits and masks (batch, regions, *spatial), known (batch, 1, *spatial); counts run over the known
+    voxels of the batch.
+    """
     regions = logits.shape[1]
     entropy, voxels = 0.0, 0
     both, sizes = [0.0] * regions, [0.0] * regions
@@ -41,7 +47,10 @@ def dice_binary_cross_entropy(
             continue
         voxels += 1
         for r in range(regions):
-            probability, inside = 1 / (1 + exp(-float(logits[(b, r, *position)]))), float(masks[(b, r, *position)])
+            probability, inside = (
+                1 / (1 + exp(-float(logits[(b, r, *position)]))),
+                float(masks[(b, r, *position)]),
+            )
             entropy -= log(probability if inside else 1 - probability)
             both[r] += probability * inside
             sizes[r] += probability + inside

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def dice(prediction: np.ndarray, reference: np.ndarray, class_names: Sequence[str]) -> dict[str, float | None]:
+def dice(
+    prediction: np.ndarray, reference: np.ndarray, class_names: Sequence[str]
+) -> dict[str, float | None]:
     row: dict[str, float | None] = {}
     for value in range(1, len(class_names)):
         a = {place for place in np.ndindex(prediction.shape) if prediction[place] == value}

@@ -9,7 +9,11 @@ from collections.abc import Sequence
 def auc(scores: Sequence[float], positive: Sequence[bool]) -> float | None:
     """The share of pairs that are in order; ties count one half."""
     pairs = [
-        (a, b) for a, p in zip(scores, positive, strict=True) if p for b, q in zip(scores, positive, strict=True) if not q
+        (a, b)
+        for a, p in zip(scores, positive, strict=True)
+        if p
+        for b, q in zip(scores, positive, strict=True)
+        if not q
     ]
     return _mean([1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs])
 

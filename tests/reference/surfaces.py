@@ -7,15 +7,20 @@ import numpy as np
 
 def boundary(mask: np.ndarray) -> np.ndarray:
     """Places of the voxels of a mask that have a face neighbour outside of it, or lie at the array's edge."""
-    return np.array([place for place in np.ndindex(mask.shape) if mask[place] and not all(_neighbours(mask, place))])
+    return np.array(
+        [place for place in np.ndindex(mask.shape) if mask[place] and not all(_neighbours(mask, place))]
+    )
 
 
 def corners(mask: np.ndarray) -> np.ndarray:
-    """Places of the corners whose surrounding voxels are not all in, nor all out; corner i lies before voxel i."""
+    """Places of the corners whose surrounding voxels are not all in, nor all out; corner i lies before
+    voxel i.
+    """
     found = []
     for place in np.ndindex(*[n + 1 for n in mask.shape]):
         around = [
-            _at(mask, [p - step for p, step in zip(place, steps, strict=True)]) for steps in np.ndindex(*[2] * mask.ndim)
+            _at(mask, [p - step for p, step in zip(place, steps, strict=True)])
+            for steps in np.ndindex(*[2] * mask.ndim)
         ]
         if any(around) and not all(around):
             found.append(place)

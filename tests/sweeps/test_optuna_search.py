@@ -29,7 +29,14 @@ def space(tmp_path: Path) -> list[str]:
     """A user's own search space, and the options that name it."""
     (tmp_path / "own/sweep").mkdir(parents=True)
     (tmp_path / "own/sweep/mine.yaml").write_text(SPACE)
-    return ["-m", "--config-dir", str(tmp_path / "own"), "hydra/sweeper=optuna", "sweep=mine", "run.name=found"]
+    return [
+        "-m",
+        "--config-dir",
+        str(tmp_path / "own"),
+        "hydra/sweeper=optuna",
+        "sweep=mine",
+        "run.name=found",
+    ]
 
 
 def test_a_search_goes_on_where_it_was_stopped(dataset: Path, tmp_path: Path, space: list[str]) -> None:
@@ -43,7 +50,9 @@ def test_a_search_goes_on_where_it_was_stopped(dataset: Path, tmp_path: Path, sp
     tried = said[said.index("[trial 1]") :].splitlines()[0]
     code, said = Forked(*arguments, cwd=tmp_path).wait()
     assert code == DONE, said
-    assert f"\n{tried}\n" in said and said.count("\n[trial 2]") == 1 and "[trial 3]" not in said, said  # the same again
+    assert f"\n{tried}\n" in said and said.count("\n[trial 2]") == 1 and "[trial 3]" not in said, (
+        said
+    )  # the same again
     with (home / "sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     study = optuna.load_study(study_name="medconv", storage=storage(home))
@@ -69,7 +78,9 @@ def test_what_came_of_a_trial_is_told(code: int, score: float | None, state: str
     job.folder.path.mkdir()
     (job.folder.path / "summary.json").write_text(json.dumps({"val/dice": score}))
     again = optuna_search._study(tmp_path, settings, DICE, optuna)  # as after a kill
-    assert [t.params for t in optuna_search._next(again, space, ["a=1"], settings, optuna)] == [t.params for t in trials]
+    assert [t.params for t in optuna_search._next(again, space, ["a=1"], settings, optuna)] == [
+        t.params for t in trials
+    ]
     optuna_search._tell(again, trials[0], job, optuna)
     (told,) = [trial for trial in again.trials if trial.state.is_finished()]
     assert (told.state.name, told.value, told.user_attrs["exit_code"]) == (
@@ -81,7 +92,9 @@ def test_what_came_of_a_trial_is_told(code: int, score: float | None, state: str
 
 
 def storage(home: Path) -> object:
-    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(home / optuna_search.STUDY)))
+    return optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(home / optuna_search.STUDY))
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,11 +130,23 @@ def test_the_last_of_a_key_counts() -> None:
             "sweep=NAME is a search space for Optuna: add hydra/sweeper=optuna",
         ),
         (["seed=interval(2,1)"], "hydra/sweeper=optuna: seed=interval(2,1): "),
-        (["seed=1,2", "hydra.sweeper.n_trials=0"], "hydra.sweeper.n_trials must be a whole number of 1 or more, got 0"),
+        (
+            ["seed=1,2", "hydra.sweeper.n_trials=0"],
+            "hydra.sweeper.n_trials must be a whole number of 1 or more, got 0",
+        ),
         (["optimizer.rate=interval(0,1)"], "there is no key optimizer.rate"),
-        (["optimizer.lr=interval(0,1)", "data.bach_size=2"], "there is no key data.bach_size; did you mean data.batch_size"),
-        (["data.fold=0,1"], "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one of"),
-        (["seed=1,2", "data.fold=all"], "hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no score"),
+        (
+            ["optimizer.lr=interval(0,1)", "data.bach_size=2"],
+            "there is no key data.bach_size; did you mean data.batch_size",
+        ),
+        (
+            ["data.fold=0,1"],
+            "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one of",
+        ),
+        (
+            ["seed=1,2", "data.fold=all"],
+            "hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no score",
+        ),
     ],
 )
 def test_what_a_search_needs_is_named(arguments: list[str], wanted: str, tmp_path: Path) -> None:
@@ -132,7 +157,9 @@ def test_what_a_search_needs_is_named(arguments: list[str], wanted: str, tmp_pat
 
 def test_a_misspelt_key_beside_options_of_one_s_own(tmp_path: Path, space: list[str]) -> None:
     code, said = Forked(*space, "data.bach_size=2", cwd=tmp_path).wait()
-    assert code == USER and "error: there is no key data.bach_size; did you mean data.batch_size" in said, said
+    assert code == USER and "error: there is no key data.bach_size; did you mean data.batch_size" in said, (
+        said
+    )
 
 
 def test_a_dry_run_shows_the_space_and_runs_nothing(tmp_path: Path, space: list[str]) -> None:
@@ -158,7 +185,9 @@ def test_a_search_that_goes_on_tries_something_else(tmp_path: Path) -> None:
     settings, tried = {"n_trials": 3, "n_jobs": 1, "seed": 0}, []
     for _ in range(3):
         study = optuna_search._study(tmp_path, settings, DICE, optuna)
-        (trial,) = optuna_search._next(study, {"lr": optuna.distributions.FloatDistribution(0, 1)}, [], settings, optuna)
+        (trial,) = optuna_search._next(
+            study, {"lr": optuna.distributions.FloatDistribution(0, 1)}, [], settings, optuna
+        )
         study.tell(trial.number, 0.5)
         tried.append(trial.params["lr"])
     assert len(set(tried)) == 3
@@ -188,7 +217,12 @@ LOST = WELL + '(folder / "error.txt").write_text("another process is gone"); sys
 
 
 def searched(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, line: str = WELL, trials: int = 4, n_jobs: int = 1
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *arguments: str,
+    line: str = WELL,
+    trials: int = 4,
+    n_jobs: int = 1,
 ) -> int:
     """A search whose jobs run a line of Python, with their folder as argument, in place of training."""
     command = property(lambda job: [sys.executable, "-c", line, str(job.folder.path)])
@@ -198,7 +232,9 @@ def searched(
 
 
 def states(folder: Path) -> list[str]:
-    return [trial.state.name for trial in optuna.load_study(study_name="medconv", storage=storage(folder)).trials]
+    return [
+        trial.state.name for trial in optuna.load_study(study_name="medconv", storage=storage(folder)).trials
+    ]
 
 
 def test_a_trial_that_makes_no_config_fails_and_the_search_goes_on(
@@ -208,9 +244,13 @@ def test_a_trial_that_makes_no_config_fails_and_the_search_goes_on(
     assert searched(tmp_path, monkeypatch, *space, trials=8) == DONE
     said = capsys.readouterr().out
     assert set(states(tmp_path)) == {"COMPLETE", "FAIL"} and len(states(tmp_path)) == 8
-    assert said.count("makes no config: Could not override 'model.kernel_size'") == states(tmp_path).count("FAIL")
+    assert said.count("makes no config: Could not override 'model.kernel_size'") == states(tmp_path).count(
+        "FAIL"
+    )
     assert "model=monai_unet" not in said[said.index("sweep, best first") :]
-    with pytest.raises(ConfigCompositionException, match="misspelt"):  # of every trial: a mistake, and nothing is kept
+    with pytest.raises(
+        ConfigCompositionException, match="misspelt"
+    ):  # of every trial: a mistake, and nothing is kept
         searched(tmp_path / "other", monkeypatch, *space, "misspelt=1")
     assert not (tmp_path / "other").exists()
 
@@ -228,13 +268,17 @@ def test_a_trial_that_lost_a_process_is_tried_twice(
 def test_equal_trials_at_the_same_time_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert searched(tmp_path, monkeypatch, "seed=choice(0,1)", n_jobs=4) == DONE
     assert states(tmp_path) == ["COMPLETE"] * 4
-    assert len(list(tmp_path.glob("*/count"))) <= 2 and {p.read_text() for p in tmp_path.glob("*/count")} == {"x"}
+    assert len(list(tmp_path.glob("*/count"))) <= 2 and {p.read_text() for p in tmp_path.glob("*/count")} == {
+        "x"
+    }
 
 
 def test_one_folder_holds_one_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = ["seed=choice(0,1)", "optimizer.lr=1e-3", "data.num_workers=2"]
     searched(tmp_path, monkeypatch, *begun, trials=1)
-    searched(tmp_path, monkeypatch, begun[1], begun[0], "data.num_workers=4", trials=2)  # changes nothing that is trained
+    searched(
+        tmp_path, monkeypatch, begun[1], begun[0], "data.num_workers=4", trials=2
+    )  # changes nothing that is trained
     assert len(states(tmp_path)) == 2
     for other, wanted in (
         (["seed=choice(0,1)", "optimizer.lr=1e-2"], "optimizer.lr: 1e-3 there, 1e-2 now"),
@@ -243,7 +287,9 @@ def test_one_folder_holds_one_search(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ([*begun, "seed=interval(0,9)"], "seed: CategoricalDistribution.* there, FloatDistribution"),
         ([*begun, "model=a,b"], "model: nothing there, CategoricalDistribution"),
     ):
-        with pytest.raises(ConfigError, match=f"^{tmp_path} holds another search; choose another run.name\n.*{wanted}"):
+        with pytest.raises(
+            ConfigError, match=f"^{tmp_path} holds another search; choose another run.name\n.*{wanted}"
+        ):
             searched(tmp_path, monkeypatch, *other)
     assert len(states(tmp_path)) == 2
 

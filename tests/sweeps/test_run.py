@@ -1,4 +1,6 @@
-"""Sweeps and cross-validation: stopping and going on, the summary over folds, post-processing decided by it."""
+"""Sweeps and cross-validation: stopping and going on, the summary over folds, post-processing decided by
+it.
+"""
 
 import csv
 import json
@@ -31,7 +33,10 @@ from medconv.utils.cluster import PeerLostError
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 
 STEPS = 12
-SLOW = [f"trainer.max_steps={STEPS}", "augmentation._target_=helpers.tiny.SlowAugment"]  # a tenth of a second each, and more
+SLOW = [
+    f"trainer.max_steps={STEPS}",
+    "augmentation._target_=helpers.tiny.SlowAugment",
+]  # a tenth of a second each, and more
 
 
 def by_fold(home: Path) -> dict[str, Path]:
@@ -40,7 +45,9 @@ def by_fold(home: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def swept(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Three folds, stopped by SIGTERM in the second one and started again with the overrides in another order."""
+    """Three folds, stopped by SIGTERM in the second one and started again with the overrides in another
+    order.
+    """
     cwd = tmp_path_factory.mktemp("sweep")
     home = cwd / "runs/cv"
     small = [
@@ -64,7 +71,9 @@ def swept(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     assert code == DONE, said
     assert (done / "checkpoints/last.ckpt").stat().st_mtime_ns == before
     assert by_fold(home)["1"] == stopped
-    assert STEPS <= len(tiny.losses(stopped)) <= STEPS + steps  # went on from its checkpoint, in the same metrics.csv
+    assert (
+        STEPS <= len(tiny.losses(stopped)) <= STEPS + steps
+    )  # went on from its checkpoint, in the same metrics.csv
     return home, said
 
 
@@ -111,17 +120,26 @@ def test_the_summary_over_folds_is_that_of_all_cases(swept: tuple[Path, str]) ->
         values = [row[name] for row in rows.values() if row[name] is not None]
         of_folds = [runs[number]["val/dice_per_class"][name] for number in "012"]
         ours = found["per_class"][name]
-        assert ours["dice"] == pytest.approx(np.mean(values)) and ours["sd"] == pytest.approx(np.std(values, ddof=1))
+        assert ours["dice"] == pytest.approx(np.mean(values)) and ours["sd"] == pytest.approx(
+            np.std(values, ddof=1)
+        )
         assert ours["mean_of_folds"] == pytest.approx(np.mean(of_folds)) and ours["n"] == len(values)
-    assert found["mean"]["dice"] == pytest.approx(np.mean([found["per_class"][n]["dice"] for n in ("box", "hole")]))
-    assert found["mean"]["mean_of_folds"] == pytest.approx(np.mean([runs[number]["val/dice"] for number in "012"]))
+    assert found["mean"]["dice"] == pytest.approx(
+        np.mean([found["per_class"][n]["dice"] for n in ("box", "hole")])
+    )
+    assert found["mean"]["mean_of_folds"] == pytest.approx(
+        np.mean([runs[number]["val/dice"] for number in "012"])
+    )
     assert found["missing"] == {} and found["warnings"] == []
     with (home / "folds.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert {row["case"]: float(row["dice/box"]) for row in table} == pytest.approx(
         {c: row["box"] for c, row in rows.items()}
     )
-    assert "cross-validation, 3 of 3 folds" in said and cross_validation.table(cross_validation.read(home)[0]) in said
+    assert (
+        "cross-validation, 3 of 3 folds" in said
+        and cross_validation.table(cross_validation.read(home)[0]) in said
+    )
 
 
 def test_a_fold_that_is_missing_is_said_with_the_cases_that_count(home: Path) -> None:
@@ -174,7 +192,9 @@ def test_folds_whose_data_was_prepared_in_two_ways_are_warned_of(home: Path) -> 
     path = by_fold(home)["1"] / "config.yaml"
     path.write_text(path.read_text().replace("  num_channels: 1\n", "  num_channels: 2\n"))
     (found,) = cross_validation.read(home)
-    assert found.warnings == ("fold 0 and fold 1: the data was prepared in two ways: derived.num_channels=1 and 2",)
+    assert found.warnings == (
+        "fold 0 and fold 1: the data was prepared in two ways: derived.num_channels=1 and 2",
+    )
 
 
 def rewritten(home: Path, old: str, new: str, folds: str = "012") -> None:
@@ -190,14 +210,18 @@ def test_splits_that_moved_are_said(home: Path) -> None:
     shutil.rmtree(by_fold(home)["2"])
     (found,) = cross_validation.read(home)
     assert found.warnings == (
-        "data.splits_file=moved/splits.json cannot be read, so that folds may be missing that nothing here tells of",
+        "data.splits_file=moved/splits.json cannot be read, so that folds may be missing that nothing here "
+        "tells of",
     )
 
 
 @pytest.mark.parametrize("names", [("kiste", "hole"), ("hole", "box"), ("box", "hole", "more")])
 def test_folds_of_other_classes_are_not_averaged(home: Path, names: tuple[str, ...]) -> None:
     cases = summaries(home)["1"]["val/cases"]
-    edit(by_fold(home)["1"] / "summary.json", **{"val/cases": {case: dict.fromkeys(names, 0.5) for case in cases}})
+    edit(
+        by_fold(home)["1"] / "summary.json",
+        **{"val/cases": {case: dict.fromkeys(names, 0.5) for case in cases}},
+    )
     (found,) = cross_validation.read(home)
     assert found.missing == {"1": f"other classes: {', '.join(names)}"}
     assert f"warning: without fold 1 (other classes: {', '.join(names)})" in cross_validation.table(found)
@@ -206,8 +230,20 @@ def test_folds_of_other_classes_are_not_averaged(home: Path, names: tuple[str, .
 @pytest.mark.parametrize(
     "content",
     [
-        *("", "[]", b"\xff\xfe", "[" * 100_000, '{"val/dice": "x"}', '{"val/cases": []}', '{"val/cases": {"a": 1}}'),
-        *('{"val/cases": {"a": {"x": "1"}}}', '{"val/cases": {"a": {"x": 1}, "b": {"y": 1}}}', '{"skipped_cases": [1]}'),
+        *(
+            "",
+            "[]",
+            b"\xff\xfe",
+            "[" * 100_000,
+            '{"val/dice": "x"}',
+            '{"val/cases": []}',
+            '{"val/cases": {"a": 1}}',
+        ),
+        *(
+            '{"val/cases": {"a": {"x": "1"}}}',
+            '{"val/cases": {"a": {"x": 1}, "b": {"y": 1}}}',
+            '{"skipped_cases": [1]}',
+        ),
     ],
 )
 def test_a_summary_that_is_none_is_named(content: str | bytes, tmp_path: Path) -> None:
@@ -222,9 +258,15 @@ def test_a_summary_that_is_none_is_named(content: str | bytes, tmp_path: Path) -
     [
         (b"\xff\xfe", "not a readable config"),
         (b"data: ${", "not a readable config"),
-        (b"data: {fold: 0, splits: null, num_folds: null}", "data.num_folds must be a number of folds, got None"),
+        (
+            b"data: {fold: 0, splits: null, num_folds: null}",
+            "data.num_folds must be a number of folds, got None",
+        ),
         (b"data: {fold: 0, num_folds: 100000}", "data.num_folds must be a number of folds, got 100000"),
-        (b"data: {fold: /../../precious, num_folds: 5}", "data.fold must be `all` or a number, got '/../../precious'"),
+        (
+            b"data: {fold: /../../precious, num_folds: 5}",
+            "data.fold must be `all` or a number, got '/../../precious'",
+        ),
         (b"data: {fold: '1*', num_folds: 5}", "data.fold must be `all` or a number, got '1*'"),
     ],
 )
@@ -253,7 +295,9 @@ def test_cross_validations_side_by_side(home: Path) -> None:
     assert not any(one.warnings for one in found)
     cross_validation.write(home, found)
     assert sorted(one.label for one in cross_validation.read(home)) == ["", "seed=7"]  # remembered
-    assert "cross-validation, 3 of 3 folds: seed=7" in [cross_validation.table(one).splitlines()[0] for one in found]
+    assert "cross-validation, 3 of 3 folds: seed=7" in [
+        cross_validation.table(one).splitlines()[0] for one in found
+    ]
 
 
 def forked(work: Callable[[], int]) -> int:
@@ -291,7 +335,12 @@ sys.exit(int(sys.argv[2]))
     ],
 )
 def test_a_stopped_sweep_stops_its_job_and_waits_for_it(
-    number: int, all_of_them: bool, heard: list[int], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int,
+    all_of_them: bool,
+    heard: list[int],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Never by a second Ctrl-C, for which a run gives up its step."""
     monkeypatch.setattr(run, "_ALSO_TOLD", 0.2)
@@ -329,10 +378,15 @@ def test_a_job_that_was_stopped_stops_the_sweep(code: int, ends: int, tmp_path: 
     assert not both[1].folder.path.exists()
 
 
-LOST = "import sys, pathlib as p; f = p.Path(sys.argv[1]); f.mkdir(exist_ok=True); (f / 'error.txt').write_text('gone'); sys.exit(75)"
+LOST = (
+    "import sys, pathlib as p; f = p.Path(sys.argv[1]); f.mkdir(exist_ok=True); (f / "
+    "'error.txt').write_text('gone'); sys.exit(75)"
+)
 
 
-def test_a_job_that_lost_a_process_leaves_the_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_lost_a_process_leaves_the_others_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     both = [Short((LOST,), (), tmp_path), Short(("pass",), (), tmp_path)]
     run.run(both, {})
     assert [job.code for job in both] == [PREEMPTED, DONE]
@@ -355,7 +409,11 @@ def test_equal_jobs_are_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
     count = "import sys; open(sys.argv[1] + '.count', 'a').write('x')"
     same = [Short((count,), (), tmp_path) for _ in range(3)]
     run.run(same, {})
-    assert same[0].folder.path.with_suffix(".count").read_text() == "x" and [job.code for job in same] == [0, 0, 0]
+    assert same[0].folder.path.with_suffix(".count").read_text() == "x" and [job.code for job in same] == [
+        0,
+        0,
+        0,
+    ]
     assert run.plan(same, {}).count("medconv train") == 1
     run.finish(same)
     assert capsys.readouterr().out.count(f"  -     {same[0].folder.path}") == 1
@@ -386,13 +444,20 @@ def test_a_sweep_without_a_name_has_one_by_what_it_tries(monkeypatch: pytest.Mon
         monkeypatch.setattr(sys, "argv", ["train.py", "-m", "seed=1,2", *arguments])
         return sweeps_job.home(OmegaConf.create({"run": {"dir": None, "name": None}}))
 
-    same = ["hydra/launcher=slurm", "hydra.launcher.time='01:00:00'", "data.fold=0,1", "hydra.sweeper.n_trials=3"]
+    same = [
+        "hydra/launcher=slurm",
+        "hydra.launcher.time='01:00:00'",
+        "data.fold=0,1",
+        "hydra.sweeper.n_trials=3",
+    ]
     assert {home(one) for one in same} == {home()}
     assert len({home(), home("hparams_search=recipe"), home("sweep=mine")}) == 3
 
 
 def test_a_job_takes_its_config_where_the_sweep_takes_it(dataset: Path, tmp_path: Path) -> None:
-    """`--config-name`, `--config-dir` and a search path of the user's own; what it asks for fails at once, in the job."""
+    """`--config-name`, `--config-dir` and a search path of the user's own; what it asks for fails at once,
+    in the job.
+    """
     own, more = tmp_path / "own", tmp_path / "more"
     (more / "perf").mkdir(parents=True)
     (more / "perf/mine.yaml").write_text("matmul_precision: low\n")
@@ -452,11 +517,16 @@ def test_postprocessing_is_decided_on_cases_not_trained_on(
     steps = postprocessing.read(home / "postprocessing.json")
     assert steps.targets.names == ("box", "hole")
     assert len(content["steps"]) + len(content["rejected"]) >= 9
-    assert all({"difference", "low", "high", "p", "before", "after"} <= set(e["evidence"]) for e in content["rejected"])
+    assert all(
+        {"difference", "low", "high", "p", "before", "after"} <= set(e["evidence"])
+        for e in content["rejected"]
+    )
     predictions = {path: path.stat().st_mtime_ns for path in home.glob("validation/*/*.nii.gz")}
     assert len(predictions) == 7
     for number, summary in summaries(home).items():
-        there = sorted(p.name.removesuffix(".nii.gz") for p in home.glob(f"validation/fold{number}-*/*.nii.gz"))
+        there = sorted(
+            p.name.removesuffix(".nii.gz") for p in home.glob(f"validation/fold{number}-*/*.nii.gz")
+        )
         assert there == sorted(summary["val/cases"])
     next(iter(predictions)).unlink()
     assert postprocess(monkeypatch, "--runs", str(home)) == DONE
@@ -491,7 +561,9 @@ def test_a_run_folder_names_no_code_and_no_folder_to_delete(
     fails("--device quantum: cannot be used here", "--device", "quantum")
     spoilt = Path(shutil.copytree(home, tmp_path / "spoilt"))
     root = next(
-        line for line in (by_fold(home)["0"] / "config.yaml").read_text().splitlines() if line.startswith("    root:")
+        line
+        for line in (by_fold(home)["0"] / "config.yaml").read_text().splitlines()
+        if line.startswith("    root:")
     )
     call = "{_target_: builtins.open, file: " + str(tmp_path / "hit") + ", mode: w}"
     for value, wanted in (

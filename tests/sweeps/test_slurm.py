@@ -1,4 +1,6 @@
-"""`hydra/launcher=slurm` with a little sbatch, squeue and srun of the test's own, which run the real script."""
+"""`hydra/launcher=slurm` with a little sbatch, squeue and srun of the test's own, which run the real
+script.
+"""
 
 import csv
 import json
@@ -18,7 +20,8 @@ from medconv.sweeps import slurm
 from medconv.sweeps.job import Job
 from medconv.utils.exit_codes import DONE, INTERRUPTED, USER
 
-# Runs the tasks of the array at once, each as Slurm would start it, and remembers the process that waits for them.
+# Runs the tasks of the array at once, each as Slurm would start it, and remembers the process that waits for
+# them.
 SBATCH = """#!/usr/bin/env bash
 script=${!#}
 last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
@@ -76,14 +79,21 @@ def test_an_array_runs_the_jobs_and_the_table_says_what_came_of_them(
     assert not (home / "slurm.json").exists()
 
 
-def test_a_dry_run_shows_the_script_and_sends_nothing(dataset: Path, tmp_path: Path, cluster: dict[str, str]) -> None:
+def test_a_dry_run_shows_the_script_and_sends_nothing(
+    dataset: Path, tmp_path: Path, cluster: dict[str, str]
+) -> None:
     options = ["hydra.launcher.time='01:30:00'", "hydra.launcher.gpus_per_node=4", "hydra.launcher.at_once=1"]
     more = ['hydra.launcher.options=["--constraint=a100"]', "hydra.launcher.setup=['module load cuda']"]
     arguments = array(dataset, "optimizer.lr=1e-3,1e-2", *options, *more)
     code, said = Forked(*arguments, "run.dry_run=true", cwd=tmp_path, **cluster).wait()
     assert code == DONE, said
     for line in (
-        *("#SBATCH --array=0-1%1", "#SBATCH --time=01:30:00", "#SBATCH --gpus-per-node=4", "#SBATCH --constraint=a100"),
+        *(
+            "#SBATCH --array=0-1%1",
+            "#SBATCH --time=01:30:00",
+            "#SBATCH --gpus-per-node=4",
+            "#SBATCH --constraint=a100",
+        ),
         *("#SBATCH --job-name=medconv-array", "module load cuda", "#SBATCH --requeue"),
     ):
         assert f"\n{line}\n" in said
@@ -159,7 +169,9 @@ def sent(tmp_path: Path) -> list[str]:
 def test_what_an_array_has_trained_is_not_sent_again(
     tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where nobody waited for its end. A failed job is, one of another config now, and one that is to begin anew."""
+    """Also where nobody waited for its end. A failed job is, one of another config now, and one that is to
+    begin anew.
+    """
     first, second, third = (job.folder.path.name for job in three)
     slurm.run(three, {"poll_seconds": 0.1}, [])
     assert [job.code for job in three] == [0, 1, 0] and sent(tmp_path) == sorted([first, second, third])
@@ -176,14 +188,20 @@ def test_what_an_array_has_trained_is_not_sent_again(
     assert sent(tmp_path) == [third]
 
 
-def test_an_exit_code_that_is_seen_late_counts(tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shared file system may show another machine's files a while later; a run that says it is done is done."""
+def test_an_exit_code_that_is_seen_late_counts(
+    tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared file system may show another machine's files a while later; a run that says it is done is
+    done.
+    """
     script = slurm._TEMPLATE
     monkeypatch.setattr(slurm, "_LATE", 20)
     monkeypatch.setattr(
         slurm,
         "_TEMPLATE",
-        script.replace('echo "$code" >', '(sleep 1.5; echo "$code" >').replace('exit_code"\n', 'exit_code") &\n'),
+        script.replace('echo "$code" >', '(sleep 1.5; echo "$code" >').replace(
+            'exit_code"\n', 'exit_code") &\n'
+        ),
     )
     slurm.run(three[1:2], {"poll_seconds": 0.1}, [])
     assert three[1].code == 1 and not three[1].noted
@@ -218,9 +236,18 @@ def test_without_squeue_nobody_waits(tmp_path: Path, three: list[Job]) -> None:
 @pytest.mark.parametrize(
     ("launcher", "wanted"),
     [
-        ({"setup": "module load cuda"}, r"hydra.launcher.setup must be a list, as in hydra.launcher.setup=\['module load"),
-        ({"options": "--exclusive"}, r"hydra.launcher.options must be a list, as in .*=\['--exclusive'\], got '--excl"),
-        ({"time": 43200}, "hydra.launcher.time must be quoted, as '04:00:00'; without quotes YAML reads 43200"),
+        (
+            {"setup": "module load cuda"},
+            r"hydra.launcher.setup must be a list, as in hydra.launcher.setup=\['module load",
+        ),
+        (
+            {"options": "--exclusive"},
+            r"hydra.launcher.options must be a list, as in .*=\['--exclusive'\], got '--excl",
+        ),
+        (
+            {"time": 43200},
+            "hydra.launcher.time must be quoted, as '04:00:00'; without quotes YAML reads 43200",
+        ),
     ],
 )
 def test_settings_of_another_type_are_named(launcher: dict[str, Any], wanted: str, tmp_path: Path) -> None:
@@ -239,7 +266,9 @@ def test_values_are_quoted_for_sbatch(tmp_path: Path) -> None:
 
 
 def test_srun_takes_the_cores_that_the_job_has(tmp_path: Path, cluster: dict[str, str]) -> None:
-    """Where the cluster gives them by GPU, no variable says how many, and srun must not be told another number."""
+    """Where the cluster gives them by GPU, no variable says how many, and srun must not be told another
+    number.
+    """
     job = Job(("seed=1",), (), tmp_path / "home")
     job.folder.path.mkdir(parents=True)
     (tmp_path / "bin/srun").write_text('#!/bin/sh\necho "$1"\n')
@@ -284,12 +313,15 @@ def test_names_of_any_kind_reach_the_job_as_they_are(tmp_path: Path, cluster: di
     content = slurm.script([job], {}, ["data.root"])
     show = tmp_path / "bin/show"
     show.write_text(
-        '#!/usr/bin/env python3\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ["MEDCONV_SWEEP"]]))'
+        "#!/usr/bin/env python3\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], "
+        'os.environ["MEDCONV_SWEEP"]]))'
     )
     show.chmod(0o755)
     (tmp_path / "bin/srun").write_text(SRUN.replace('exec ${INSTEAD:-"$@"}', 'shift 4; exec show "$@"'))
     environment = {**os.environ, **cluster, "SLURM_ARRAY_TASK_ID": "0"}
-    done = subprocess.run(["bash"], input=content, text=True, capture_output=True, check=True, env=environment, cwd=tmp_path)
+    done = subprocess.run(
+        ["bash"], input=content, text=True, capture_output=True, check=True, env=environment, cwd=tmp_path
+    )
     given: list[Any] = json.loads(done.stdout)
     assert given[0] == job.arguments and json.loads(given[1]) == {"data.root": "'a b$(touch hit)'"}
     assert not (tmp_path / "hit").exists()
@@ -308,7 +340,9 @@ def test_a_job_whose_time_is_up_is_queued_again(tmp_path: Path, cluster: dict[st
     content, codes = slurm.script([job], {}, []), []
     for count in ("0", "50"):
         more = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_RESTART_COUNT": count}
-        done = subprocess.run(["bash"], input=content, text=True, check=False, env=environment | more, cwd=tmp_path)
+        done = subprocess.run(
+            ["bash"], input=content, text=True, check=False, env=environment | more, cwd=tmp_path
+        )
         codes.append((done.returncode, (job.folder.path / "exit_code").exists()))
     assert codes == [(75, False), (75, True)]  # it has not ended; then it has come back too often
     assert Path(cluster["QUEUE"]).read_text() == "requeue 9\n"

@@ -37,7 +37,11 @@ def test_nnunets_regions_and_ignore(tmp_path: Path) -> None:
     root = edit_json(write_nnunet(tmp_path), labels=REGIONS, regions_class_order=[1, 2])
     dataset = nnunet(root)
     assert dataset.class_names == ("background", "label 1", "small") == class_names_of(root)
-    assert dataset.targets == SegmentationTargets(("whole", "small"), ((1, 2), (2,)), (1, 2), 3) == targets_of(root)
+    assert (
+        dataset.targets
+        == SegmentationTargets(("whole", "small"), ((1, 2), (2,)), (1, 2), 3)
+        == targets_of(root)
+    )
     assert dataset.num_values == 4
 
 
@@ -47,7 +51,11 @@ def test_nnunets_regions_and_ignore(tmp_path: Path) -> None:
 def test_ignore_is_a_value_and_no_class(tmp_path: Path, labels: dict[str, Any]) -> None:
     write, read = (write_msd, msd) if "0" in labels else (write_nnunet, nnunet)
     dataset = read(edit_json(write(tmp_path), labels=labels))
-    assert dataset.class_names == ("background", "big") and dataset.targets.ignore == 5 and dataset.num_values == 6
+    assert (
+        dataset.class_names == ("background", "big")
+        and dataset.targets.ignore == 5
+        and dataset.num_values == 6
+    )
 
 
 ASKED: list[tuple[Any, Any, Any, SegmentationTargets]] = [
@@ -55,13 +63,20 @@ ASKED: list[tuple[Any, Any, Any, SegmentationTargets]] = [
     (None, None, 255, SegmentationTargets.of_classes(["background", "big", "small"], 255)),
     (None, None, 2, SegmentationTargets.of_classes(["background", "big"], 2)),
     (None, None, "small", SegmentationTargets.of_classes(["background", "big"], 2)),
-    ({"all": ["big", 2], "small": "small"}, [1, 2], None, SegmentationTargets(("all", "small"), ((1, 2), (2,)), (1, 2))),
+    (
+        {"all": ["big", 2], "small": "small"},
+        [1, 2],
+        None,
+        SegmentationTargets(("all", "small"), ((1, 2), (2,)), (1, 2)),
+    ),
     ({"a": 2, "b": [1]}, None, 9, SegmentationTargets(("a", "b"), ((2,), (1,)), (2, 1), 9)),
 ]
 
 
 @pytest.mark.parametrize(("regions", "order", "ignore", "wanted"), ASKED)
-def test_what_a_config_asks_for(tmp_path: Path, regions: Any, order: Any, ignore: Any, wanted: SegmentationTargets) -> None:
+def test_what_a_config_asks_for(
+    tmp_path: Path, regions: Any, order: Any, ignore: Any, wanted: SegmentationTargets
+) -> None:
     dataset = asked(tiny(tmp_path), regions, order, ignore)
     assert dataset.targets == wanted
     assert len(dataset.class_names) == (2 if wanted.ignore == 2 else 3)
@@ -72,23 +87,50 @@ def test_a_config_goes_before_the_dataset_and_keeps_what_it_does_not_name(tmp_pa
     assert asked(found, None, None, None).targets == found.targets
     assert asked(found, None, None, "ignore").targets == found.targets
     assert asked(found, None, None, 7).targets.ignore == 7
-    assert asked(found, {"small": [2]}, None, None).targets == SegmentationTargets(("small",), ((2,),), (2,), 3)
+    assert asked(found, {"small": [2]}, None, None).targets == SegmentationTargets(
+        ("small",), ((2,),), (2,), 3
+    )
 
 
 @pytest.mark.parametrize(
     ("regions", "order", "ignore", "message"),
     [
-        ({"a": [1, 3]}, None, None, r"data\.regions: a must name different label values of 1 to 2: 3 is none of the fore"),
+        (
+            {"a": [1, 3]},
+            None,
+            None,
+            r"data\.regions: a must name different label values of 1 to 2: 3 is none of the fore",
+        ),
         ({"a": [0, 1]}, None, None, r"data\.regions: a must name .*: 0 is none of the foreground's"),
         ({"a": [1, 1]}, None, None, r"data\.regions: a must name different .*got \[1, 1\]"),
         ({"a": []}, None, None, r"data\.regions: a must name .*got \[\]"),
         ({"a": ["bigg"]}, None, None, r"data\.regions: a: bigg is no class; did you mean big\?"),
         ({"a": ["big", "small"]}, None, 2, r"data\.regions: a: small is no class; the classes are big"),
-        ({"a": [1, 9]}, None, 9, r"data\.regions: a must name .*: 9 is the value to ignore, which is in no region"),
-        ({"a": [1, 2], "b": [2]}, None, None, r"data\.regions_order is needed, as a and b overlap: .*\['a', 'b'\]"),
-        ({"a": [1, 2], "b": [2]}, [1], None, r"data\.regions_order must give each of \['a', 'b'\] .*, got \[1\]"),
+        (
+            {"a": [1, 9]},
+            None,
+            9,
+            r"data\.regions: a must name .*: 9 is the value to ignore, which is in no region",
+        ),
+        (
+            {"a": [1, 2], "b": [2]},
+            None,
+            None,
+            r"data\.regions_order is needed, as a and b overlap: .*\['a', 'b'\]",
+        ),
+        (
+            {"a": [1, 2], "b": [2]},
+            [1],
+            None,
+            r"data\.regions_order must give each of \['a', 'b'\] .*, got \[1\]",
+        ),
         ({"a": [1, 2], "b": [2]}, [2, 2], None, r"data\.regions_order must give .*, got \[2, 2\]"),
-        ({"a": [1, 2], "b": [2]}, [2, 1], None, r"data\.regions_order must give .*one that lies in it, got \[2, 1\]"),
+        (
+            {"a": [1, 2], "b": [2]},
+            [2, 1],
+            None,
+            r"data\.regions_order must give .*one that lies in it, got \[2, 1\]",
+        ),
         (None, [1, 2], None, r"data\.regions_order=\[1, 2\] needs data\.regions, which is not set"),
         (None, None, 1, r"data\.ignore_label must be above all classes, from 2 \(small.*got 1, class big"),
         (None, None, 0, r"data\.ignore_label must be above.*got 0, class background"),
@@ -97,7 +139,9 @@ def test_a_config_goes_before_the_dataset_and_keeps_what_it_does_not_name(tmp_pa
         (None, None, "smal", r"data\.ignore_label: smal is no class; did you mean small\?"),
     ],
 )
-def test_what_a_config_cannot_ask_for(tmp_path: Path, regions: Any, order: Any, ignore: Any, message: str) -> None:
+def test_what_a_config_cannot_ask_for(
+    tmp_path: Path, regions: Any, order: Any, ignore: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         asked(tiny(tmp_path), regions, order, ignore)
 
@@ -106,7 +150,9 @@ def test_what_is_ignored_is_not_measured(tmp_path: Path) -> None:
     dataset, whole = msd(scribbled(tmp_path / "some")), tiny(tmp_path / "all", 2)
     report = examine(dataset.cases[0], dataset)
     known = label_array(0)[:, :, 3:5]
-    assert report.class_voxels == tuple(int((known == value).sum()) for value in range(3)) and not report.faults
+    assert (
+        report.class_voxels == tuple(int((known == value).sum()) for value in range(3)) and not report.faults
+    )
     found, other = check(dataset, 1).fingerprint, check(whole, 1).fingerprint
     assert found.intensities[0]["mean"] == pytest.approx(other.intensities[0]["mean"], rel=0.1)
     assert report.intensities is not None and report.intensities.shape[1] == (known > 0).sum()
@@ -126,31 +172,43 @@ def test_a_dataset_of_which_nothing_is_known(tmp_path: Path) -> None:
     root = scribbled(tmp_path)
     for i in range(2):
         save(root / f"labelsTr/case_{i}.nii.gz", np.full_like(label_array(i), 3), AFFINE)
-    with pytest.raises(ValueError, match=r"nothing is known of any case: every voxel of all label maps is to be ignored"):
+    with pytest.raises(
+        ValueError, match=r"nothing is known of any case: every voxel of all label maps is to be ignored"
+    ):
         check(msd(root), 1)
 
 
-@pytest.mark.parametrize("labels", [{**REGIONS, "small": 2_000_000_000}, {**REGIONS, "ignore": 2_000_000_000}])
+@pytest.mark.parametrize(
+    "labels", [{**REGIONS, "small": 2_000_000_000}, {**REGIONS, "ignore": 2_000_000_000}]
+)
 def test_values_that_no_label_map_holds(tmp_path: Path, labels: dict[str, Any]) -> None:
     root = edit_json(write_nnunet(tmp_path), labels=labels, regions_class_order=[1, 2])
-    with pytest.raises(ValueError, match=r"dataset\.json: label values must lie in 0 to 32767, got {'\w+': 2000000000}"):
+    with pytest.raises(
+        ValueError, match=r"dataset\.json: label values must lie in 0 to 32767, got {'\w+': 2000000000}"
+    ):
         nnunet(root)
 
 
 @pytest.mark.parametrize("order", [[[1], [2]], ["1", "2"], "12", 1])
 def test_an_order_that_is_none(tmp_path: Path, order: Any) -> None:
     root = edit_json(write_nnunet(tmp_path), labels=REGIONS, regions_class_order=order)
-    with pytest.raises(ValueError, match=r"regions_class_order must give each of \['whole', 'small'\] a label value"):
+    with pytest.raises(
+        ValueError, match=r"regions_class_order must give each of \['whole', 'small'\] a label value"
+    ):
         nnunet(root)
 
 
 def test_the_only_class_cannot_be_ignored(tmp_path: Path) -> None:
     dataset = msd(edit_json(write_msd(tmp_path), labels={"0": "background", "1": "box"}))
-    with pytest.raises(ValueError, match=r"data\.ignore_label must be above all classes, from 2 to 32767, got 1, class box"):
+    with pytest.raises(
+        ValueError, match=r"data\.ignore_label must be above all classes, from 2 to 32767, got 1, class box"
+    ):
         asked(dataset, None, None, 1)
 
 
-@pytest.mark.parametrize(("value", "message"), [(3, "nothing is known, every voxel is to be ignored"), (0, "no foreground")])
+@pytest.mark.parametrize(
+    ("value", "message"), [(3, "nothing is known, every voxel is to be ignored"), (0, "no foreground")]
+)
 def test_warnings_of_labels_that_say_little(tmp_path: Path, value: int, message: str) -> None:
     root = scribbled(tmp_path)
     label = np.full_like(label_array(0), value)
@@ -163,7 +221,10 @@ def test_warnings_of_labels_that_say_little(tmp_path: Path, value: int, message:
 def test_another_value_is_a_fault_that_names_what_is_expected(tmp_path: Path) -> None:
     dataset = msd(scribbled(tmp_path, ignore=7))
     save(tmp_path / "labelsTr/case_0.nii.gz", label_array(0) + 2, AFFINE)
-    assert "[3, 4] are not declared, expected 0 to 2, and 7 to be ignored" in examine(dataset.cases[0], dataset).faults[0]
+    assert (
+        "[3, 4] are not declared, expected 0 to 2, and 7 to be ignored"
+        in examine(dataset.cases[0], dataset).faults[0]
+    )
 
 
 @pytest.mark.parametrize("ignore", [3, 255, 300])
@@ -174,7 +235,9 @@ def test_the_value_survives_preparation(tmp_path: Path, ignore: int, spacing_mm:
         label = label_array(i).astype(np.int16)
         label[:, :, 5:] = ignore
         save(root / f"labelsTr/case_{i}.nii.gz", label, AFFINE)
-    dataset = msd(edit_json(root, labels={"0": "background", "1": "big", "2": "small", str(ignore): "ignore"}))
+    dataset = msd(
+        edit_json(root, labels={"0": "background", "1": "big", "2": "small", str(ignore): "ignore"})
+    )
     entry = prepare(dataset, recipe(spacing_mm), tmp_path / "cache", 1).read("case_0")
     assert set(np.unique(entry.label)) == {0, 1, 2, ignore}
     assert (entry.label == ignore).mean() == pytest.approx(0.5, abs=0.08)
@@ -231,5 +294,7 @@ def test_augmentation_moves_the_value_as_any_other(tmp_path: Path) -> None:
     dataset = PatchDataset(store, ["case_0"], (8, 8, 6), 0, 0.5)
     augment = Augment(0, (1.0, 1.5, 2.0), (8, 8, 6), p={"rotation": 1.0, "scale": 1.0}, mirror_axes="all")
     samples = [dataset[i] for i in range(8)]
-    batch = {key: torch.stack([s[key] for s in samples]) for key in ("image", "label")} | {"sample": torch.arange(8)}
+    batch = {key: torch.stack([s[key] for s in samples]) for key in ("image", "label")} | {
+        "sample": torch.arange(8)
+    }
     assert set(augment(batch)["label"].unique().tolist()) == {0, 1, 2, 255}

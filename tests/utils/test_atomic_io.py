@@ -13,7 +13,11 @@ def test_the_new_file_takes_the_place_of_the_old(tmp_path: Path) -> None:
         write_text(path, content)
         assert path.read_text(encoding="utf-8") == content
     with replacing(path, durable=True) as partial:
-        assert partial.parent == path.parent and partial.name.startswith(".") and partial.name.endswith(".nii.gz")
+        assert (
+            partial.parent == path.parent
+            and partial.name.startswith(".")
+            and partial.name.endswith(".nii.gz")
+        )
         partial.write_text("half")
         assert path.read_text(encoding="utf-8") == "new é"
     assert path.read_text() == "half"

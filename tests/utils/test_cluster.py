@@ -38,7 +38,12 @@ TORCHRUN = {
     "RANK": 0,
     "LOCAL_RANK": 0,
 }
-STEP = {"SLURM_STEP_NUM_TASKS": 8, "SLURM_STEP_NUM_NODES": 2, "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_PROCID": 0}
+STEP = {
+    "SLURM_STEP_NUM_TASKS": 8,
+    "SLURM_STEP_NUM_NODES": 2,
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+    "SLURM_PROCID": 0,
+}
 STEP |= {
     "SLURM_NTASKS": 8,
     "SLURM_LOCALID": 0,
@@ -50,14 +55,25 @@ BATCH = {"SLURM_NTASKS": 8, "SLURM_PROCID": 0, "SLURM_NODEID": 0, "SLURM_LOCALID
 
 
 @pytest.mark.parametrize("variables", [TORCHRUN, STEP, {**BATCH, **TORCHRUN, "SLURM_STEP_NUM_TASKS": 2}])
-def test_the_launcher_says_how_many_where_the_config_does_not(launched: Any, variables: dict[str, Any]) -> None:
+def test_the_launcher_says_how_many_where_the_config_does_not(
+    launched: Any, variables: dict[str, Any]
+) -> None:
     launched(**variables)
-    assert cluster.processes(None, None) == cluster.processes(2, "4") == cluster.processes(None, "auto") == (2, 4)
+    assert (
+        cluster.processes(None, None)
+        == cluster.processes(2, "4")
+        == cluster.processes(None, "auto")
+        == (2, 4)
+    )
     assert cluster.processes(2, [0, 1, 2, 3]) == (2, [0, 1, 2, 3])
     name = cluster.launcher().name  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match=f"trainer.num_nodes=3, but {name} started processes on 2 machines; leave"):
+    with pytest.raises(
+        ValueError, match=f"trainer.num_nodes=3, but {name} started processes on 2 machines; leave"
+    ):
         cluster.processes(3, None)
-    with pytest.raises(ValueError, match=f"trainer.devices=2, but {name} started 4 processes on each machine; leave"):
+    with pytest.raises(
+        ValueError, match=f"trainer.devices=2, but {name} started 4 processes on each machine; leave"
+    ):
         cluster.processes(None, 2)
 
 
@@ -66,7 +82,9 @@ def test_without_a_launcher_the_config_says(launched: Any, variables: dict[str, 
     launched(**variables)
     assert cluster.processes(None, None) == (1, 1)
     assert cluster.processes(1, "auto") == (1, "auto")
-    with pytest.raises(ValueError, match="num_nodes=2, but this process was started alone, on 1 machine; start .* torchrun"):
+    with pytest.raises(
+        ValueError, match="num_nodes=2, but this process was started alone, on 1 machine; start .* torchrun"
+    ):
         cluster.processes(2, None)
     launched(**variables, NODE_RANK=1)  # Lightning's own way
     assert cluster.processes(2, 4) == (2, 4)
@@ -74,13 +92,21 @@ def test_without_a_launcher_the_config_says(launched: Any, variables: dict[str, 
 
 def test_machines_with_different_numbers_of_processes_are_refused(launched: Any) -> None:
     launched(**{**STEP, "SLURM_STEP_NUM_TASKS": 7, "SLURM_STEP_TASKS_PER_NODE": "4,3"})
-    with pytest.raises(ValueError, match="srun started 7 processes on 2 machines; it must be the same number on each"):
+    with pytest.raises(
+        ValueError, match="srun started 7 processes on 2 machines; it must be the same number on each"
+    ):
         cluster.processes(None, None)
-    launched(**{**STEP, "SLURM_STEP_NUM_TASKS": 6, "SLURM_STEP_NUM_NODES": 3, "SLURM_STEP_TASKS_PER_NODE": "2,1,3"})
-    with pytest.raises(ValueError, match="srun started 6 processes on 3 machines; it must be the same number on each"):
+    launched(
+        **{**STEP, "SLURM_STEP_NUM_TASKS": 6, "SLURM_STEP_NUM_NODES": 3, "SLURM_STEP_TASKS_PER_NODE": "2,1,3"}
+    )
+    with pytest.raises(
+        ValueError, match="srun started 6 processes on 3 machines; it must be the same number on each"
+    ):
         cluster.processes(None, None)
     launched(OMPI_COMM_WORLD_SIZE=2)
-    with pytest.raises(ValueError, match="mpirun started 2 processes; start them by torchrun or srun instead"):
+    with pytest.raises(
+        ValueError, match="mpirun started 2 processes; start them by torchrun or srun instead"
+    ):
         cluster.processes(None, None)
     launched(**TORCHRUN, OMPI_COMM_WORLD_SIZE=2)
     assert cluster.processes(None, None) == (2, 4)
@@ -104,7 +130,9 @@ def test_machines_with_different_numbers_of_processes_are_refused(launched: Any)
         ({"NODE_RANK": 1}, False),
     ],
 )
-def test_one_process_is_the_first_however_it_was_launched(launched: Any, variables: dict[str, Any], first: bool) -> None:
+def test_one_process_is_the_first_however_it_was_launched(
+    launched: Any, variables: dict[str, Any], first: bool
+) -> None:
     launched(**variables)
     assert cluster.is_first() == first
 
@@ -113,7 +141,12 @@ def test_lightning_is_told_where_it_would_guess_wrong(launched: Any) -> None:
     launched(**STEP, SLURM_NODELIST="other")
     step = environment()
     assert isinstance(step, Step) and not step.auto_requeue
-    assert (step.main_address, step.main_port, step.world_size(), step.global_rank()) == ("gpu07-ib", 19711, 8, 0)
+    assert (step.main_address, step.main_port, step.world_size(), step.global_rank()) == (
+        "gpu07-ib",
+        19711,
+        8,
+        0,
+    )
     launched(**BATCH)
     assert not environment().creates_processes_externally  # type: ignore[union-attr]
     for variables in ({}, TORCHRUN):
@@ -121,11 +154,15 @@ def test_lightning_is_told_where_it_would_guess_wrong(launched: Any) -> None:
         assert environment() is None
 
 
-def test_a_sweep_starts_its_own_processes(launched: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_sweep_starts_its_own_processes(
+    launched: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     launched(**TORCHRUN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "seed=0,1"])
-    with pytest.raises(ConfigError, match="whose jobs start processes of their own; start it without torchrun"):
+    with pytest.raises(
+        ConfigError, match="whose jobs start processes of their own; start it without torchrun"
+    ):
         sweeps_launch.run_command(["-m", "seed=0,1"])
 
 
@@ -137,7 +174,13 @@ def test_a_launcher_binds_processes_to_cores() -> None:
 
 
 def test_a_timeout_is_positive_and_reaches_the_strategy() -> None:
-    values = {"strategy": "ddp", "accelerator": "cpu", "devices": 1, "num_nodes": 1, "accumulate_grad_batches": 1}
+    values = {
+        "strategy": "ddp",
+        "accelerator": "cpu",
+        "devices": 1,
+        "num_nodes": 1,
+        "accumulate_grad_batches": 1,
+    }
     perf = {"compile": False, "activation_checkpointing": "none", "timeout_seconds": 7.5}
     for name in ("ddp", "fsdp"):
         assert strategy.strategy({**values, "strategy": name}, perf)._timeout.total_seconds() == 7.5
@@ -148,8 +191,13 @@ def test_a_timeout_is_positive_and_reaches_the_strategy() -> None:
 def test_only_lost_processes_are_called_so() -> None:
     with pytest.raises(RuntimeError, match="shapes differ"), cluster.naming_lost():
         raise RuntimeError("shapes differ")
-    with pytest.raises(cluster.PeerLostError, match=r"\(Timed out waiting 9ms for recv\)"), cluster.naming_lost():
-        raise RuntimeError("[../third_party/gloo/unbound_buffer.cc:81] Timed out waiting 9ms for recv. Ask us.\nmore")
+    with (
+        pytest.raises(cluster.PeerLostError, match=r"\(Timed out waiting 9ms for recv\)"),
+        cluster.naming_lost(),
+    ):
+        raise RuntimeError(
+            "[../third_party/gloo/unbound_buffer.cc:81] Timed out waiting 9ms for recv. Ask us.\nmore"
+        )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +209,9 @@ def test_only_lost_processes_are_called_so() -> None:
         (True, "NCCL error in: x.cpp, ncclInvalidUsage: Duplicate GPU detected"),
     ],
 )
-def test_a_process_without_others_loses_none_and_a_fault_of_its_own_stays_one(several: bool, said: str) -> None:
+def test_a_process_without_others_loses_none_and_a_fault_of_its_own_stays_one(
+    several: bool, said: str
+) -> None:
     with pytest.raises(RuntimeError, match="^" + said[:9]), cluster.naming_lost(several):
         raise RuntimeError(said)
 
@@ -182,7 +232,10 @@ def test_those_that_lose_a_process_end_for_its_reason(
         return str(found.value)
 
     assert ends(cluster.PeerLostError("gone")) == "gone"
-    assert ends(ValueError("case a:\n no such file")) == "another process of this run failed: case a: no such file"
+    assert (
+        ends(ValueError("case a:\n no such file"))
+        == "another process of this run failed: case a: no such file"
+    )
     assert (
         ends(cluster.PeerLostError("gone"), SLURM_RESTART_COUNT=1) == "gone"
     )  # what an earlier attempt said is of the past

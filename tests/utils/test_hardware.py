@@ -18,7 +18,13 @@ from medconv.utils.hardware import (
 )
 
 TRAINER = {"accelerator": "cpu", "devices": 1, "benchmark": None, "sync_batchnorm": False}
-PERF = {"cuda_graphs": False, "fast_norm": True, "channels_last": True, "activation_checkpointing": "none", "compile": False}
+PERF = {
+    "cuda_graphs": False,
+    "fast_norm": True,
+    "channels_last": True,
+    "activation_checkpointing": "none",
+    "compile": False,
+}
 
 
 @pytest.fixture
@@ -40,7 +46,9 @@ def test_devices_that_are_there(devices: Any, two_gpus: None) -> None:
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"trainer.accelerator=gpu: no GPU is visible here; take auto or cpu"):
+    with pytest.raises(
+        ValueError, match=r"trainer.accelerator=gpu: no GPU is visible here; take auto or cpu"
+    ):
         check_devices({"accelerator": "gpu", "devices": 1})
     with pytest.raises(ValueError, match=r"trainer.devices=4096: this machine has \d+ cores, and no GPU"):
         check_devices({"accelerator": "auto", "devices": 4096})
@@ -56,18 +64,31 @@ def test_switches_without_effect_are_named_with_the_reason() -> None:
     said = without_effect(
         {**PERF, "channels_last": False, "activation_checkpointing": "pointwise", "compile": True}, TRAINER
     )
-    assert [line.split(" ")[0] for line in said] == ["perf.fast_norm=true", "perf.activation_checkpointing=pointwise"]
+    assert [line.split(" ")[0] for line in said] == [
+        "perf.fast_norm=true",
+        "perf.activation_checkpointing=pointwise",
+    ]
 
 
 def test_memory_advice_is_for_memory_only() -> None:
-    assert "perf.activation_checkpointing=pointwise" in str(memory_advice(torch.OutOfMemoryError("CUDA out of memory")))
-    assert "data.batch_size" in str(memory_advice(RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 bytes")))
-    for said in ("CUDA error: out of memory", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED"):
+    assert "perf.activation_checkpointing=pointwise" in str(
+        memory_advice(torch.OutOfMemoryError("CUDA out of memory"))
+    )
+    assert "data.batch_size" in str(
+        memory_advice(RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 bytes"))
+    )
+    for said in (
+        "CUDA error: out of memory",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+    ):
         assert "task.sw_batch_size=1" in str(memory_advice(RuntimeError(said)))
     assert memory_advice(RuntimeError("shapes cannot be multiplied")) is None
 
 
-@pytest.mark.parametrize("claim", [lambda: torch.empty(1 << 50), lambda: np.empty(1 << 50), lambda: bytearray(1 << 60)])
+@pytest.mark.parametrize(
+    "claim", [lambda: torch.empty(1 << 50), lambda: np.empty(1 << 50), lambda: bytearray(1 << 60)]
+)
 def test_no_memory_for_torch_numpy_or_python_names_the_switches(claim: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match=r"does not fit into memory.*\(\S+.*\)$"), naming_memory({}):
         claim()
@@ -80,7 +101,9 @@ def test_backends() -> None:
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
         apply_backends({"matmul_precision": "high"})
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", True)
-        with pytest.raises(ValueError, match=r"perf.matmul_precision must be highest, high or medium, got 'low'"):
+        with pytest.raises(
+            ValueError, match=r"perf.matmul_precision must be highest, high or medium, got 'low'"
+        ):
             apply_backends({"matmul_precision": "low"})
     finally:
         torch.set_float32_matmul_precision(before[0])
@@ -109,4 +132,8 @@ def test_devices_of_a_cpu_are_a_number(devices: Any) -> None:
 
 def test_devices_are_normalised(two_gpus: None) -> None:
     assert [check_devices({"accelerator": "cpu", "devices": d}) for d in ("1", "auto", 1)] == [1, 1, 1]
-    assert [check_devices({"accelerator": "gpu", "devices": d}) for d in ("2", "0,1", "auto")] == [2, [0, 1], "auto"]
+    assert [check_devices({"accelerator": "gpu", "devices": d}) for d in ("2", "0,1", "auto")] == [
+        2,
+        [0, 1],
+        "auto",
+    ]

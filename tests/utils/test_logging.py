@@ -1,4 +1,6 @@
-"""What a user meets on the command line: bad input in one message and exit code 1, sweeps, exit codes, trust."""
+"""What a user meets on the command line: bad input in one message and exit code 1, sweeps, exit codes,
+trust.
+"""
 
 import csv
 import json
@@ -24,7 +26,11 @@ def checkpoint(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fails(
-    command: str, arguments: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    arguments: list[str],
+    cwd: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> str:
     """Run a command in this process; it must exit with 1 and say one thing, without a traceback."""
     monkeypatch.chdir(cwd)
@@ -43,7 +49,10 @@ def fails(
         ("+data.bach_size=2", "data.bach_size"),
         ("trainer.max_step=3", "did you mean trainer.max_steps"),
         ("data.batch_size=many", "data.batch_size"),
-        ("model=resnext", "customconv densenet dynunet efficientnet encoder flexibleunet resnet segresnet senet unet"),
+        (
+            "model=resnext",
+            "customconv densenet dynunet efficientnet encoder flexibleunet resnet segresnet senet unet",
+        ),
         ("perf=turbo", "turbo"),
         ("conv=magic", "magic"),
         ("model._target_=monai.networks.nets.Unet2", "model._target_=monai.networks.nets.Unet2"),
@@ -68,8 +77,14 @@ def fails(
         ),
         ("plan.kernel_sizes=[3,2]", "plan.kernel_sizes needs 3 odd numbers for each of 2 stages, got [3, 2]"),
         ("plan.kernel_sizes=3", "plan.kernel_sizes needs 3 odd numbers for each of 3 stages, got 3"),
-        ("plan.max_stages=2 plan.strides=[2,2,2]", "plan.strides=[2, 2, 2] makes 4 stages, plan.max_stages allows 2"),
-        ("plan.channels=[8,8,8,8]", "plan.channels needs one number of 1 or more for each of 3 stages, got [8, 8, 8, 8]"),
+        (
+            "plan.max_stages=2 plan.strides=[2,2,2]",
+            "plan.strides=[2, 2, 2] makes 4 stages, plan.max_stages allows 2",
+        ),
+        (
+            "plan.channels=[8,8,8,8]",
+            "plan.channels needs one number of 1 or more for each of 3 stages, got [8, 8, 8, 8]",
+        ),
         ("plan.max_stages=0", "plan.max_stages must be 1 or more, or null, got 0"),
         ("plan.max_batch_size=0", "plan.max_batch_size must be 1 or more, or null, got 0"),
         ("plan.memory=8", "there is no key plan.memory; did you mean plan.memory_gb"),
@@ -84,33 +99,55 @@ def fails(
         ("data.batch_size=0", "data.batch_size must be at least 1, got 0"),
         ("data.persistent_workers=true", "data.persistent_workers=true needs workers"),
         ("data.spatial_dims=4", "data.spatial_dims must be 2, 3 or null (what the data has), got 4"),
-        ("data.spatial_dims=2 data.patch_size=[16,16,12]", "data.patch_size needs 2 positive numbers, one per spatial axis"),
+        (
+            "data.spatial_dims=2 data.patch_size=[16,16,12]",
+            "data.patch_size needs 2 positive numbers, one per spatial axis",
+        ),
         (
             "data.flip_label_pairs=[[box,hol]]",
             "data.flip_label_pairs: hol is no class of the foreground; did you mean hole?",
         ),
-        ("data.flip_label_pairs=[[box,background]]", "data.flip_label_pairs: background is no class of the foreground"),
+        (
+            "data.flip_label_pairs=[[box,background]]",
+            "data.flip_label_pairs: background is no class of the foreground",
+        ),
         ("data.flip_label_pairs=[box,hole]", "data.flip_label_pairs needs pairs of two different classes"),
         (
             "data.flip_label_pairs=[[box,hole],[hole,box]]",
             "data.flip_label_pairs: a class has one partner, box, hole has more",
         ),
-        ("data.flip_label_pairs=[[box,hole]] conv=mirror", "cannot tell box from hole (data.flip_label_pairs)"),
-        ("data.regions={both:[1,9]}", "data.regions: both must name different label values of 1 to 2: 9 is none of the"),
+        (
+            "data.flip_label_pairs=[[box,hole]] conv=mirror",
+            "cannot tell box from hole (data.flip_label_pairs)",
+        ),
+        (
+            "data.regions={both:[1,9]}",
+            "data.regions: both must name different label values of 1 to 2: 9 is none of the",
+        ),
         ("data.regions={both:[box,hle]}", "data.regions: both: hle is no class; did you mean hole?"),
-        ("data.regions={both:[1,2],hole:2}", "data.regions_order is needed, as both and hole overlap: for each of ['both'"),
-        ("data.regions={both:[1,2],hole:2} data.regions_order=[1]", "data.regions_order must give each of ['both', 'hole']"),
+        (
+            "data.regions={both:[1,2],hole:2}",
+            "data.regions_order is needed, as both and hole overlap: for each of ['both'",
+        ),
+        (
+            "data.regions={both:[1,2],hole:2} data.regions_order=[1]",
+            "data.regions_order must give each of ['both', 'hole']",
+        ),
         ("data.regions_order=[1,2]", "data.regions_order=[1, 2] needs data.regions, which is not set"),
         ("data.regions=both", "data.regions"),
         (
             "data.ignore_label=1",
-            "data.ignore_label must be above all classes, from 2 (hole, which then is no class) to 32767, got 1",
+            "data.ignore_label must be above all classes, from 2 (hole, which then is no class) to 32767, "
+            "got 1",
         ),
         (
             "data.flip_label_pairs=[[box,hole]] data.regions={all:[1,2]}",
             "data.flip_label_pairs exchanges classes, and this run has regions",
         ),
-        ("data.ignore_label=9 loss=tversky loss.batch=false", "take loss.batch=true where it has that, or loss=dice_ce"),
+        (
+            "data.ignore_label=9 loss=tversky loss.batch=false",
+            "take loss.batch=true where it has that, or loss=dice_ce",
+        ),
         (
             "data.regions={a:1,b:2} loss=tversky loss.to_onehot_y=true",
             "loss: TverskyLoss cannot take regions that overlap, one",
@@ -133,10 +170,16 @@ def fails(
         ("perf.compile=maybe", "perf.compile: Value 'maybe' is not a valid bool"),
         ("perf=autotune perf.auto_seconds=0", "perf.auto_seconds must be positive, got 0"),
         ("trainer.devices=4096", "trainer.devices=4096: this machine has"),
-        ("trainer.num_nodes=2", "trainer.num_nodes=2, but this process was started alone, on 1 machine; start it on all of"),
+        (
+            "trainer.num_nodes=2",
+            "trainer.num_nodes=2, but this process was started alone, on 1 machine; start it on all of",
+        ),
         ("perf.timeout_seconds=0", "perf.timeout_seconds must be positive, got 0"),
         ("trainer.devices=0", "trainer.devices=0: on a CPU it is a number of processes"),
-        ("trainer.strategy=fsdp perf.activation_checkpointing=pointwise", "take perf.activation_checkpointing=blocks"),
+        (
+            "trainer.strategy=fsdp perf.activation_checkpointing=pointwise",
+            "take perf.activation_checkpointing=blocks",
+        ),
         ("optimizer.lr=-1", "optimizer: lr must be 0 or more, got -1 (given lr=-1, weight_decay=0.01)"),
         ("optimizer.lr=fast", "optimizer: lr must be a number, got fast (given lr=fast, weight_decay=0.01)"),
         ("+optimizer.betas=[0.9]", "optimizer: betas must be two numbers, got [0.9] (given"),
@@ -147,7 +190,8 @@ def fails(
         ("loss.ce_weight=a", "loss: ce_weight must be a number of 0 or more, got a"),
         (
             "loss._target_=torch.nn.CrossEntropyLoss ~loss.dice_weight ~loss.ce_weight",
-            "loss: CrossEntropyLoss cannot take classes, as a label map (batch, 1, x, y, z): Expected target size",
+            "loss: CrossEntropyLoss cannot take classes, as a label map (batch, 1, x, y, z): Expected target "
+            "size",
         ),
         ("task.deep_supervision=maybe", "task.deep_supervision must be true or false, got maybe"),
         ("optimizer.momentum=0.9", "momentum"),
@@ -162,9 +206,13 @@ def fails(
         ),
         (
             "data.normalisation=3",
-            "data.normalisation must be one of ('zscore', 'ct', 'dataset', 'rescale', 'none') per channel, got [3]",
+            "data.normalisation must be one of ('zscore', 'ct', 'dataset', 'rescale', 'none') per channel, "
+            "got [3]",
         ),
-        ("data.spacing_mm=[inf,1,1]", "data.spacing_mm needs 3 positive numbers, one per spatial axis, got [inf, 1.0, 1.0]"),
+        (
+            "data.spacing_mm=[inf,1,1]",
+            "data.spacing_mm needs 3 positive numbers, one per spatial axis, got [inf, 1.0, 1.0]",
+        ),
         ("augmentation.p.noise=2", "augmentation.p gives probabilities from 0 to 1 of rotation, scale"),
         ("+augmentation.p.twist=1", "got ['twist']"),
         (
@@ -180,9 +228,15 @@ def fails(
             "conv=basis conv.bank=wavelets",
             "conv: layer encoder.0.0: bank must be one of ['gabor', 'jet', 'laplacian', 'lines']",
         ),
-        ("conv=basis conv.spacing_mm=[1,0,1]", "conv: spacing_mm must be positive along every axis, got (1, 0, 1)"),
+        (
+            "conv=basis conv.spacing_mm=[1,0,1]",
+            "conv: spacing_mm must be positive along every axis, got (1, 0, 1)",
+        ),
         ("conv=spacing conv.spacing_mm=null", "conv: layer encoder.0.0: spacing_mm is needed"),
-        ("conv=masked conv.mask=[[1,1],[1,1]]", "conv: layer encoder.0.0: mask must have shape kernel_size = (3, 3, 3)"),
+        (
+            "conv=masked conv.mask=[[1,1],[1,1]]",
+            "conv: layer encoder.0.0: mask must have shape kernel_size = (3, 3, 3)",
+        ),
         ("conv=bottleneck conv.ratio=2", "conv: layer encoder.0.0: ratio must lie in (0, 1], got 2"),
         ("conv=se conv.reduction=0", "conv: layer encoder.0.0: reduction must be at least 1, got 0"),
         (
@@ -191,7 +245,8 @@ def fails(
         ),
         (
             "task.mirror_axes=[0]",
-            "task.mirror_axes=[0] needs a network that knows mirrored images: add [0] to augmentation.mirror_axes",
+            "task.mirror_axes=[0] needs a network that knows mirrored images: add [0] to "
+            "augmentation.mirror_axes",
         ),
         (
             "task.mirror_axes=[0,0] augmentation.mirror_axes=[0]",
@@ -232,15 +287,23 @@ def test_faults_of_a_dataset_are_listed_at_once(
     (root / "imagesTr/case_1.nii.gz").write_bytes(whole[: len(whole) // 2])
     (root / "labelsTr/case_3.nii.gz").unlink()
     (root / "imagesTr/case_5.nii.gz").write_bytes(b"")
-    said = fails("train", [*tiny.overrides(root), f"run.dir={tmp_path / 'run'}"], tmp_path, monkeypatch, capsys)
+    said = fails(
+        "train", [*tiny.overrides(root), f"run.dir={tmp_path / 'run'}"], tmp_path, monkeypatch, capsys
+    )
     assert "3 faults in 7 cases" in said
-    for case, file in (("case_1", "imagesTr/case_1"), ("case_3", "labelsTr/case_3"), ("case_5", "imagesTr/case_5")):
+    for case, file in (
+        ("case_1", "imagesTr/case_1"),
+        ("case_3", "labelsTr/case_3"),
+        ("case_5", "imagesTr/case_5"),
+    ):
         assert f"case {case}: " in said
         assert f"{file}.nii.gz" in said
 
 
 def test_a_sweep_leaves_a_folder_per_job_and_survives_a_failed_one(dataset: Path, tmp_path: Path) -> None:
-    arguments = tiny.overrides(dataset, "trainer.max_steps=2", "data.samples_per_epoch=4", "trainer.limit_val_batches=1")
+    arguments = tiny.overrides(
+        dataset, "trainer.max_steps=2", "data.samples_per_epoch=4", "trainer.limit_val_batches=1"
+    )
     sweep = ["model.norm=batch,nonsense", "run.name=both"]
     done = tiny.command("train.py", "-m", *arguments, *sweep, cwd=tmp_path)
     assert done.returncode == USER, done.stderr
@@ -284,18 +347,28 @@ def test_a_run_does_not_go_on_with_other_cases(dataset: Path, tmp_path: Path) ->
     assert list(first["skipped_cases"]) == ["case_1"]
     shutil.copy(dataset / "imagesTr/case_1.nii.gz", broken)
     with pytest.raises(
-        ValueError, match=r"run of another config.*\n(.*\n)*  facts\.train_cases: \d cases, \w+ there, \d cases, \w+ now"
+        ValueError,
+        match=r"run of another config.*\n(.*\n)*  facts\.train_cases: \d cases, \w+ there, \d cases, \w+ now",
     ):
         tiny.train(folder, tmp_path / "run", "data.on_invalid_case=skip", "trainer.max_steps=8")
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, strategy: str) -> None:
-    """With heads of deep supervision. By gradient descent: AdamW makes a step of full length of a gradient that is but rounding."""
+    """With heads of deep supervision. By gradient descent: AdamW makes a step of full length of a gradient
+    that is but rounding.
+    """
     same = ["model.norm=instance", "data.samples_per_epoch=12", "trainer.max_steps=6", "optimizer=sgd"]
-    same += ["task.deep_supervision=true", "model.channels=[4,6,8,8]", "model.strides=[2,2,2]", "data.patch_size=[16,16,16]"]
+    same += [
+        "task.deep_supervision=true",
+        "model.channels=[4,6,8,8]",
+        "model.strides=[2,2,2]",
+        "data.patch_size=[16,16,16]",
+    ]
     one = tiny.train(dataset, tmp_path / "one", *same, "data.batch_size=4")
-    arguments = tiny.overrides(dataset, *same, "data.batch_size=2", "trainer.devices=2", f"trainer.strategy={strategy}")
+    arguments = tiny.overrides(
+        dataset, *same, "data.batch_size=2", "trainer.devices=2", f"trainer.strategy={strategy}"
+    )
     done = tiny.command("train.py", *arguments, f"run.dir={tmp_path / 'two'}", cwd=tmp_path)
     assert done.returncode == DONE, done.stderr
     assert "global batch 4" in done.stdout
@@ -303,7 +376,10 @@ def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, str
     two = json.loads((tmp_path / "two/summary.json").read_text())
     assert two["steps"] == one["steps"] == 6
     assert sorted(two["val/cases"]) == sorted(one["val/cases"])  # each case once, on whichever rank
-    states = [torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in ("one", "two")]
+    states = [
+        torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for n in ("one", "two")
+    ]
     for key, value in states[0].items():
         torch.testing.assert_close(states[1][key], value, rtol=1e-4, atol=1e-5)
     assert two["val/dice"] == pytest.approx(one["val/dice"], abs=1e-3)
@@ -362,13 +438,23 @@ class Payload:
     ],
 )
 def test_damaged_checkpoints_are_refused(
-    content: bytes, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    content: bytes,
+    wanted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "x.ckpt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=wanted):
         checkpoint_file.read(path)
-    said = fails("predict", ["--checkpoint", str(path), "--input", ".", "--output", "out"], tmp_path, monkeypatch, capsys)
+    said = fails(
+        "predict",
+        ["--checkpoint", str(path), "--input", ".", "--output", "out"],
+        tmp_path,
+        monkeypatch,
+        capsys,
+    )
     assert "x.ckpt" in said
 
 
@@ -388,7 +474,9 @@ def test_a_flipped_bit_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
     content[content.index(weights.numpy().tobytes())] ^= 1
     (tmp_path / "x.ckpt").write_bytes(content)
     torch.load(tmp_path / "x.ckpt", weights_only=True)  # does not look
-    with pytest.raises(ValueError, match=r"x\.ckpt: damaged, the checksum of \S+/data/\d+ in it is another one"):
+    with pytest.raises(
+        ValueError, match=r"x\.ckpt: damaged, the checksum of \S+/data/\d+ in it is another one"
+    ):
         checkpoint_file.read(tmp_path / "x.ckpt")
 
 
@@ -396,7 +484,9 @@ def test_a_flipped_bit_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
     ("group", "key", "value"),
     [("model", "channels", [-1, 4]), ("model", "channels", [10**30, 4]), ("derived", "num_channels", 10**9)],
 )
-def test_a_record_that_was_made_up_is_named(checkpoint: Path, tmp_path: Path, group: str, key: str, value: object) -> None:
+def test_a_record_that_was_made_up_is_named(
+    checkpoint: Path, tmp_path: Path, group: str, key: str, value: object
+) -> None:
     content = torch.load(checkpoint, weights_only=True)
     content["medconv"]["config"][group][key] = value
     content["medconv"]["config"]["model"]["in_channels"] = value if key == "num_channels" else 1

@@ -73,7 +73,9 @@ def test_pixels_are_square_in_mm(shape: tuple[int, ...], spacing: tuple[float, .
         width, height = round(width_mm * scale), round(height_mm * scale)
         row = picture[top : top + height]
         assert max(width, height) >= 160
-        assert (row[:, :width] == row[:, width + GAP : 2 * width + GAP]).all()  # bare, and under an empty label
+        assert (
+            row[:, :width] == row[:, width + GAP : 2 * width + GAP]
+        ).all()  # bare, and under an empty label
         assert (row[:, width : width + GAP] == 0).all()
         assert row[:, width - 1].any() and row[-1, :width].any() and row[0, :width].any()
         assert (row[:, 2 * width + GAP :] == 0).all()

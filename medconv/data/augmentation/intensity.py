@@ -1,6 +1,8 @@
-"""What augmentation does to voxel values. A row is one channel of one sample; each function changes rows in place.
+"""What augmentation does to voxel values. A row is one channel of one sample; each function changes rows in
+place.
 
-Rows are chosen by a mask. On an accelerator the chosen ones are changed as one stack; on a CPU one by one, without copies.
+Rows are chosen by a mask. On an accelerator the chosen ones are changed as one stack; on a CPU one by one,
+without copies.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ def add_noise(image: Tensor, std: Tensor, seeds: Tensor) -> None:
 
 
 def soften(rows: Tensor, sigma: Tensor, resolution: Tensor) -> None:
-    """Gaussian blur, then a coarser grid and back: both are linear along each axis, so one matrix an axis does them.
+    """Gaussian blur, then a coarser grid and back: both are linear along each axis, so one matrix an axis
+    does them.
 
-    Shape: rows (rows, *spatial); sigma (rows, axes) in voxels, 0 for none; resolution (rows, axes): share of the voxels
-        that is kept, 1 for all. The coarser grid takes the nearest voxels, the way back is linear.
+    Shape: rows (rows, *spatial); sigma (rows, axes) in voxels, 0 for none; resolution (rows, axes): share of
+        the voxels that is kept, 1 for all. The coarser grid takes the nearest voxels, the way back is linear.
     """
     for axis in range(rows.ndim - 1):
         n = rows.shape[1 + axis]
@@ -47,7 +50,9 @@ def scale_values(rows: Tensor, gain: Tensor, offset: Tensor) -> None:
 
 
 def stretch(rows: Tensor, contrast: Tensor) -> None:
-    """Moves values away from the row's mean, within the range that they have. Shape: (rows, *spatial), (rows,)."""
+    """Moves values away from the row's mean, within the range that they have. Shape: (rows, *spatial),
+    (rows,).
+    """
     for part, which in _chosen(rows, contrast != 1):
         (low, high), factor = _range(part), _like(part, contrast[which])
         part.mul_(factor).add_(_mean(part) * (1 / factor - 1))
@@ -55,9 +60,11 @@ def stretch(rows: Tensor, contrast: Tensor) -> None:
 
 
 def bend(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
-    """A power of the values, which are taken from 0 to 1 for it; mean and standard deviation stay as they were.
+    """A power of the values, which are taken from 0 to 1 for it; mean and standard deviation stay as they
+    were.
 
-    Shape: rows (rows, *spatial), gamma (rows,), 1 for none. Args: inverted: bend the dark end where the bright one was.
+    Shape: rows (rows, *spatial), gamma (rows,), 1 for none. Args: inverted: bend the dark end where the
+    bright one was.
     """
     for part, which in _chosen(rows, gamma != 1):
         low, high = _range(part)
@@ -93,7 +100,9 @@ def _mean(rows: Tensor) -> Tensor:
 
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each row, in two quick passes; `torch.std` takes several times as long."""
+    """Mean and standard deviation of each row, in two quick passes; `torch.std` takes several times as
+    long.
+    """
     mean = _mean(rows)
     flat = (rows - mean).flatten(1)
     square = torch.linalg.vector_norm(flat, dim=1) ** 2 / flat.shape[1]
@@ -101,7 +110,9 @@ def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _range(rows: Tensor) -> tuple[Tensor, Tensor]:
-    low, high = torch.aminmax(rows) if len(rows) == 1 else torch.aminmax(rows.flatten(1), dim=1)  # whole is quicker
+    low, high = (
+        torch.aminmax(rows) if len(rows) == 1 else torch.aminmax(rows.flatten(1), dim=1)
+    )  # whole is quicker
     return _like(rows, low), _like(rows, high)
 
 
@@ -123,7 +134,9 @@ def _softening(n: int, sigma: Tensor, resolution: Tensor) -> Tensor:
 
 
 def _blur(n: int, sigma: Tensor) -> Tensor:
-    """Gaussian weights between n voxels in a row, cut at three deviations; near an end the rest counts more."""
+    """Gaussian weights between n voxels in a row, cut at three deviations; near an end the rest counts
+    more.
+    """
     away = (torch.arange(n)[:, None] - torch.arange(n)[None]).abs()[None]
     wide = sigma[:, None, None].clamp(min=1e-3)
     weights = torch.exp(-0.5 * (away / wide) ** 2) * (away <= _TAIL * wide + 0.5)

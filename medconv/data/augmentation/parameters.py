@@ -1,4 +1,6 @@
-"""What augmentation does to each sample: drawn here, from (seed, sample number) alone, and applied elsewhere."""
+"""What augmentation does to each sample: drawn here, from (seed, sample number) alone, and applied
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ VALUES = (
 MOVES = ("moved", "matrix", "shift", "flips", "elastic")  # what `Parameters` has of a sample's place
 THICK = 3.0  # times the finest spacing: an axis beyond that is not resampled
 _ZOOM_OUT = 1.25  # patches that show more than that have zeros at their ends
-_FOLDS = 0.4  # of the control points' distance; splines may fold beyond (Choi & Lee 2000, Graphical Models 62:89)
+_FOLDS = (
+    0.4  # of the control points' distance; splines may fold beyond (Choi & Lee 2000, Graphical Models 62:89)
+)
 _RANGES = {
     **dict.fromkeys(("noise_std", "blur_sigma"), 0.0),
     **dict.fromkeys(("scale", "simulate_low_resolution", "brightness", "contrast", "gamma"), 0.01),
@@ -42,12 +46,13 @@ class Parameters:
 
     Shape:
         moved (batch,): whether the sample is resampled at all.
-        matrix (batch, axes, axes), shift (batch, axes): an output voxel at p from the centre shows the input at
-            matrix @ p + shift + elastic, in voxels. flips (batch, axes): are part of the matrix.
+        matrix (batch, axes, axes), shift (batch, axes): an output voxel at p from the centre shows the input
+            at matrix @ p + shift + elastic, in voxels. flips (batch, axes): are part of the matrix.
         elastic (batch, axes, *control points): displacements in voxels.
         noise_std, noise_seed (batch,).
-        blur (batch, channels, axes): deviation in voxels; simulate_low_resolution (batch, channels, axes): share of the voxels.
-        brightness, additive_brightness, contrast, gamma_inverted, gamma (batch, channels).
+        blur (batch, channels, axes): deviation in voxels; simulate_low_resolution (batch, channels, axes):
+        share of the voxels. brightness, additive_brightness, contrast, gamma_inverted, gamma (batch,
+        channels).
     """
 
     moved: Tensor
@@ -66,7 +71,9 @@ class Parameters:
     gamma: Tensor
 
     def per_row(self) -> dict[str, Tensor]:
-        """What is drawn for each channel, name to values, with the channels of all samples in one row of rows."""
+        """What is drawn for each channel, name to values, with the channels of all samples in one row of
+        rows.
+        """
         names = (
             "blur",
             "simulate_low_resolution",
@@ -84,18 +91,21 @@ class Sampling:
 
     Args:
         seed: with the sample number it decides everything.
-        spacing_mm: of the patch, one number per spatial axis. Axes of more than three times the finest spacing are
-            not resampled: no rotation into them, no scaling, deformation, blur or lower resolution along them.
-        patch_size: of the output, in voxels. The input may be larger around the same centre: `read_size` says how much
-            is of use.
-        p: transform to probability, 0 where it is not named: per sample those of `PLACE` and `noise`, per channel the
-            others of `VALUES`.
-        rotation_deg: largest angle in each plane. scale: range of how much more a patch shows. shift: largest, as share
-            of the patch. elastic_mm: largest displacement of the control points, elastic_spacing_mm apart.
+        spacing_mm: of the patch, one number per spatial axis. Axes of more than three times the finest
+            spacing are
+            not resampled: no rotation into them, no scaling, deformation, blur or lower resolution along
+                them.
+        patch_size: of the output, in voxels. The input may be larger around the same centre: `read_size` says
+            how much is of use.
+        p: transform to probability, 0 where it is not named: per sample those of `PLACE` and `noise`, per
+            channel the others of `VALUES`.
+        rotation_deg: largest angle in each plane. scale: range of how much more a patch shows. shift:
+            largest, as share of the patch. elastic_mm: largest displacement of the control points,
+            elastic_spacing_mm apart.
         mirror_axes: spatial axes along which each sample is flipped or not, by chance; or `all`.
-        noise_std: range, in units of the image, as additive_brightness. blur_sigma: range in voxels. simulate_low_resolution: range of the
-            share of voxels along an axis. brightness, contrast, gamma: range of a factor about 0, of one about the mean,
-            of an exponent; as often below 1 as above.
+        noise_std: range, in units of the image, as additive_brightness. blur_sigma: range in voxels.
+            simulate_low_resolution: range of the share of voxels along an axis. brightness, contrast, gamma:
+            range of a factor about 0, of one about the mean, of an exponent; as often below 1 as above.
     Raises: ValueError: values out of range.
     """
 
@@ -138,7 +148,9 @@ class Sampling:
         spacing = np.array(self.spacing_mm)
         self._from_mm = spacing / spacing[:, None]  # a matrix in mm to one in voxels
         self._moves = any(self.p[name] for name in PLACE)
-        self._points = control_points(self.patch_size, self._distance) if self.p["elastic"] else (0,) * len(self.thin)
+        self._points = (
+            control_points(self.patch_size, self._distance) if self.p["elastic"] else (0,) * len(self.thin)
+        )
         self._stray = self.elastic_mm * self.thin / np.array(self.spacing_mm) * bool(self.p["elastic"])
         self._no_control = np.zeros((len(self.thin), *self._points))
         self.max_read_size = self._largest_size()
@@ -152,10 +164,14 @@ class Sampling:
             channels = [self._draw_values(draw) for _ in range(num_channels)]
             drawn.append((*self._draw_place(number), *noise, *zip(*channels, strict=True)))
         columns = [np.array(column) for column in zip(*drawn, strict=True)]
-        return Parameters(*(torch.from_numpy(c.astype(np.float32) if c.dtype == np.float64 else c) for c in columns))
+        return Parameters(
+            *(torch.from_numpy(c.astype(np.float32) if c.dtype == np.float64 else c) for c in columns)
+        )
 
     def read_size(self, number: int) -> tuple[int, ...]:
-        """How many voxels around the patch's centre sample `number` shows some of; at most `max_read_size`."""
+        """How many voxels around the patch's centre sample `number` shows some of; at most
+        `max_read_size`.
+        """
         moved, matrix, shift, *_ = self._draw_place(number)
         if not moved:
             return self.patch_size
@@ -173,7 +189,9 @@ class Sampling:
         return numbers().__next__
 
     def _draw_place(self, number: int) -> tuple[Any, ...]:
-        """`Parameters` from `moved` to `elastic`. All numbers are drawn, used or not: a probability changes nothing else."""
+        """`Parameters` from `moved` to `elastic`. All numbers are drawn, used or not: a probability
+        changes nothing else.
+        """
         axes, draw = len(self.spacing_mm), self._dice(3, number)
         turns, zooms, shifts, bends = (draw() < self.p[name] for name in PLACE)
         matrix = np.eye(axes)
@@ -181,8 +199,14 @@ class Sampling:
             angle = np.deg2rad(self.rotation_deg) * (2 * draw() - 1)
             if turns and self.thin[a] and self.thin[b]:
                 matrix = matrix @ _plane_rotation(axes, a, b, angle)
-        zoom, shift = _between(draw, self.scale), [(2 * draw() - 1) * self.shift * shifts for _ in range(axes)]
-        shift = [s if thin else round(s * n) / n for s, thin, n in zip(shift, self.thin, self.patch_size, strict=True)]
+        zoom, shift = (
+            _between(draw, self.scale),
+            [(2 * draw() - 1) * self.shift * shifts for _ in range(axes)],
+        )
+        shift = [
+            s if thin else round(s * n) / n
+            for s, thin, n in zip(shift, self.thin, self.patch_size, strict=True)
+        ]
         flips = [draw() < 0.5 and axis in self.mirror_axes for axis in range(axes)]
         if zooms:
             matrix = np.where(self.thin, zoom, 1.0)[:, None] * matrix
@@ -202,7 +226,12 @@ class Sampling:
         share = _between(draw, self.simulate_low_resolution)
         return (
             self._chosen(draw, "blur", blur, [0.0] * len(blur)),
-            self._chosen(draw, "simulate_low_resolution", [share if thin else 1.0 for thin in self.thin], [1.0] * len(blur)),
+            self._chosen(
+                draw,
+                "simulate_low_resolution",
+                [share if thin else 1.0 for thin in self.thin],
+                [1.0] * len(blur),
+            ),
             self._chosen(draw, "brightness", _factor(draw, self.brightness), 1.0),
             self._chosen(draw, "additive_brightness", _between(draw, self.additive_brightness), 0.0),
             self._chosen(draw, "contrast", _factor(draw, self.contrast), 1.0),
@@ -223,7 +252,11 @@ class Sampling:
             far[i] = max(far[i], half[i] * np.cos(angle) + other * np.sin(angle))
         zoom = min(max(1.0, self.scale[1]), _ZOOM_OUT) if self.p["scale"] else 1.0
         shift = self.shift * np.array(self.patch_size) if self.p["shift"] else 0.0
-        return self._holding(far * np.where(self.thin, zoom, 1.0) + shift + self._stray) if self._moves else self.patch_size
+        return (
+            self._holding(far * np.where(self.thin, zoom, 1.0) + shift + self._stray)
+            if self._moves
+            else self.patch_size
+        )
 
     def _holding(self, far: np.ndarray) -> tuple[int, ...]:
         """The smallest size that holds what lies `far` from the centre, and shares the patch's centre."""
@@ -233,7 +266,8 @@ class Sampling:
         unknown = [name for name in self.p if name not in (*PLACE, *VALUES)]
         if unknown or any(not 0 <= chance <= 1 for chance in self.p.values()):
             raise ValueError(
-                f"augmentation.p gives probabilities from 0 to 1 of {', '.join((*PLACE, *VALUES))}, got {unknown or self.p}"
+                f"augmentation.p gives probabilities from 0 to 1 of {', '.join((*PLACE, *VALUES))}, got "
+                f"{unknown or self.p}"
             )
         for key, low in _RANGES.items():
             values = getattr(self, key)
@@ -242,18 +276,21 @@ class Sampling:
                 or not all(isinstance(v, (int, float)) for v in values)
                 or not low <= values[0] <= values[1] < np.inf
             ):
-                raise ValueError(f"augment.{key} must be a range [low, high] from {low:g} upwards, got {list(values)}")
+                raise ValueError(
+                    f"augment.{key} must be a range [low, high] from {low:g} upwards, got {list(values)}"
+                )
         if self.simulate_low_resolution[1] > 1:
             raise ValueError(
-                f"augmentation.simulate_low_resolution is a share of the voxels, at most 1, got {list(self.simulate_low_resolution)}"
+                "augmentation.simulate_low_resolution is a share of the voxels, at most 1, got "
+                f"{list(self.simulate_low_resolution)}"
             )
         for key in ("rotation_deg", "shift", "elastic_mm"):
             if not isinstance(getattr(self, key), (int, float)) or not 0 <= getattr(self, key) < np.inf:
                 raise ValueError(f"augment.{key} must be 0 or more, got {getattr(self, key)}")
         if self.p["elastic"] and not self.elastic_mm <= _FOLDS * self.elastic_spacing_mm:
             raise ValueError(
-                f"augmentation.elastic_mm must be at most {_FOLDS} of augmentation.elastic_spacing_mm, or tissue folds over itself, "
-                f"got {self.elastic_mm} and {self.elastic_spacing_mm}"
+                f"augmentation.elastic_mm must be at most {_FOLDS} of augmentation.elastic_spacing_mm, or "
+                f"tissue folds over itself, got {self.elastic_mm} and {self.elastic_spacing_mm}"
             )
 
 
@@ -265,11 +302,15 @@ def mirrored_axes(axes: Sequence[int] | str, spatial_dims: int) -> tuple[int, ..
 
 
 def check_axes(key: str, axes: Any, spatial_dims: int, also: str = "") -> tuple[int, ...]:
-    """The axes that a key names. Raises: ValueError: they are not different numbers of the image's spatial axes."""
+    """The axes that a key names. Raises: ValueError: they are not different numbers of the image's spatial
+    axes.
+    """
     listed = isinstance(axes, Sequence) and not isinstance(axes, str)
     known = listed and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
     if not known or len(set(axes)) != len(axes):
-        raise ValueError(f"{key} must be different spatial axes from 0 to {spatial_dims - 1}{also}, got {axes}")
+        raise ValueError(
+            f"{key} must be different spatial axes from 0 to {spatial_dims - 1}{also}, got {axes}"
+        )
     return tuple(axes)
 
 

@@ -1,7 +1,9 @@
-"""One resampling for all that moves voxels: rotation, scaling, shift, elastic deformation and mirroring together.
+"""One resampling for all that moves voxels: rotation, scaling, shift, elastic deformation and mirroring
+together.
 
-On a CPU `grid_sample` in three dimensions goes voxel by voxel. Gathering the eight neighbours of many voxels at once, as
-whole vectors in pieces that stay in the cache, gives the same numbers in less than half of the time.
+On a CPU `grid_sample` in three dimensions goes voxel by voxel. Gathering the eight neighbours of many voxels
+at once, as whole vectors in pieces that stay in the cache, gives the same numbers in less than half of the
+time.
 """
 
 from __future__ import annotations
@@ -22,16 +24,21 @@ _EXACT = 2**24  # whole numbers that float32 holds
 
 
 def resample(
-    image: Tensor, label: Tensor | None, matrix: Tensor, shift: Tensor, field: Tensor | None, size: Sequence[int]
+    image: Tensor,
+    label: Tensor | None,
+    matrix: Tensor,
+    shift: Tensor,
+    field: Tensor | None,
+    size: Sequence[int],
 ) -> tuple[Tensor, Tensor | None]:
     """Image by linear, label by nearest-neighbour interpolation; 0 comes in from outside.
 
-    The output voxel at p, counted from the centre of the output, shows the input at matrix @ p + shift + field(p),
-    counted from the centre of the input.
+    The output voxel at p, counted from the centre of the output, shows the input at matrix @ p + shift +
+    field(p), counted from the centre of the input.
 
     Shape: image (batch, channels, *source) float32, label (batch, 1, *source) -> the same with *size.
-        matrix (batch, axes, axes), shift (batch, axes), field (batch, axes, *size) or None: all in voxels, on a CPU but
-        for `field`, which is where the image is.
+        matrix (batch, axes, axes), shift (batch, axes), field (batch, axes, *size) or None: all in voxels, on
+        a CPU but for `field`, which is where the image is.
     Args: label: None of images that have no map.
     """
     if plain(label, image.ndim - 2) or not one_by_one(image.device):
@@ -68,7 +75,8 @@ def reach(matrix: Array, shift: Array, size: Sequence[int]) -> Array:
 
 
 def spline_field(control: Tensor, size: Sequence[int], distance: Sequence[float]) -> Tensor:
-    """A smooth displacement from control points, by cubic B-splines; it nowhere exceeds the largest of its control points.
+    """A smooth displacement from control points, by cubic B-splines; it nowhere exceeds the largest of its
+    control points.
 
     Shape: control (batch, axes, *points) as `control_points` counts them -> (batch, axes, *size).
     Args: distance: of control points, in voxels.
@@ -100,7 +108,11 @@ def _grid(image: Tensor, matrix: Tensor, shift: Tensor, field: Tensor | None, si
     linear = matrix * (torch.tensor(size) / 2) / half[:, None]
     theta = torch.cat([linear.flip(1, 2), (shift / half).flip(1)[:, :, None]], dim=2).float()
     grid = F.affine_grid(theta.to(image.device), [len(image), 1, *size], align_corners=False)
-    return grid if field is None else grid + (field / half.to(field).reshape(-1, *(1,) * len(size))).movedim(1, -1).flip(-1)
+    return (
+        grid
+        if field is None
+        else grid + (field / half.to(field).reshape(-1, *(1,) * len(size))).movedim(1, -1).flip(-1)
+    )
 
 
 def _gather(
@@ -135,7 +147,9 @@ def _gather(
             values[place] = _blend(channel, corner, strides, weights)
 
 
-def _lines(matrix: Tensor, shift: Tensor, source: Sequence[int], size: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+def _lines(
+    matrix: Tensor, shift: Tensor, source: Sequence[int], size: Sequence[int]
+) -> list[tuple[Tensor, Tensor]]:
     """Per source axis its position as a sum: what the first output axis adds, and what the others add."""
 
     def along(i: int, j: int) -> Tensor:
@@ -150,7 +164,9 @@ def _lines(matrix: Tensor, shift: Tensor, source: Sequence[int], size: Sequence[
 def _neighbours(
     positions: Sequence[Tensor], source: Sequence[int], strides: Sequence[int]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Flat index of the lower corner and of the nearest voxel, and the way from the lower corner along each axis."""
+    """Flat index of the lower corner and of the nearest voxel, and the way from the lower corner along
+    each axis.
+    """
     weights: list[Tensor] = []
     index = torch.zeros(1, dtype=torch.float32 if prod(source) < _EXACT else torch.float64)
     for position, n, stride in zip(positions, source, strides, strict=True):
@@ -165,7 +181,9 @@ def _neighbours(
 
 
 def _below(n: int) -> float:
-    """The largest float32 below n, so that there is always an upper neighbour; 0 where there is but one voxel."""
+    """The largest float32 below n, so that there is always an upper neighbour; 0 where there is but one
+    voxel.
+    """
     return float(np.nextafter(np.float32(n), np.float32(0)))
 
 

@@ -18,6 +18,6 @@ def auto(root: str | Path) -> Dataset:
     if "training" in meta or "modality" in meta:
         return msd(root)
     raise ValueError(
-        f"{Path(root) / 'dataset.json'}: neither a Decathlon file (keys `modality`, `training`) nor an nnU-Net v2 one "
-        f"(keys `channel_names`, `file_ending`); it has {sorted(meta)}"
+        f"{Path(root) / 'dataset.json'}: neither a Decathlon file (keys `modality`, `training`) nor an "
+        f"nnU-Net v2 one (keys `channel_names`, `file_ending`); it has {sorted(meta)}"
     )

@@ -16,7 +16,9 @@ from medconv.targets.segmentation import SegmentationTargets
 
 
 def modalities_of(files: Sequence[Path], modality: str) -> tuple[str, ...]:
-    """One per channel of the first file that can be read: colours of pictures, else as many as the file has."""
+    """One per channel of the first file that can be read: colours of pictures, else as many as the file
+    has.
+    """
     for path in files:
         try:
             count = num_channels(path)
@@ -27,14 +29,18 @@ def modalities_of(files: Sequence[Path], modality: str) -> tuple[str, ...]:
 
 
 def ids_of(files: Sequence[Path], root: Path, source: Path) -> list[str]:
-    """An id for each file: its stem, or where stems repeat its path from `root`. Raises: ValueError: a file twice."""
+    """An id for each file: its stem, or where stems repeat its path from `root`. Raises: ValueError: a
+    file twice.
+    """
     ids = [stem(path) for path in files]
     if len(set(ids)) < len(ids):
         ids = ["_".join((*_below(path, root), stem(path))) for path in files]
     if len(set(ids)) < len(ids):
         counts = Counter(ids)
         twice = [str(path) for path, case in zip(files, ids, strict=True) if counts[case] > 1]
-        raise ValueError(f"{source}: images that would be one case: {', '.join(twice[:6])}; expected one of each name")
+        raise ValueError(
+            f"{source}: images that would be one case: {', '.join(twice[:6])}; expected one of each name"
+        )
     return ids
 
 
@@ -49,7 +55,9 @@ def class_names_of(root: Path) -> tuple[str, ...]:
 
 
 def targets_of(root: Path) -> SegmentationTargets:
-    """What the label values in a folder's `dataset.json` stand for: classes or regions, and what to ignore."""
+    """What the label values in a folder's `dataset.json` stand for: classes or regions, and what to
+    ignore.
+    """
     return _labels(_read_meta(root), root / "dataset.json")[1]
 
 
@@ -72,14 +80,18 @@ def _dataset(
 
 def _read_meta(root: str | Path | None) -> dict[str, Any]:
     if root is None or str(root) == "":
-        raise ValueError("data.root is not set: give the folder that holds dataset.json, such as data.root=/data/Task04")
+        raise ValueError(
+            "data.root is not set: give the folder that holds dataset.json, such as data.root=/data/Task04"
+        )
     folder = Path(root)
     if not folder.is_dir():
         raise ValueError(f"data.root={folder}: no such folder")
     path = folder / "dataset.json"
     if not path.is_file():
         found = sorted(p.name for p in folder.iterdir())[:5]
-        raise ValueError(f"{folder}: no dataset.json there; the folder holds {', '.join(found) if found else 'nothing'}")
+        raise ValueError(
+            f"{folder}: no dataset.json there; the folder holds {', '.join(found) if found else 'nothing'}"
+        )
     meta = _read_json(path)
     if not isinstance(meta, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(meta).__name__}")
@@ -98,7 +110,9 @@ def _read_json(path: Path) -> Any:
 def _numbered(names: Any, path: Path, key: str) -> tuple[str, ...]:
     """{"0": "T1", "1": "FLAIR"} to ("T1", "FLAIR")."""
     if not isinstance(names, dict) or sorted(names) != sorted(str(i) for i in range(len(names))) or not names:
-        raise ValueError(f'{path}: key `{key}` must map channel numbers to names, such as {{"0": "MRI"}}, got {names!r}')
+        raise ValueError(
+            f'{path}: key `{key}` must map channel numbers to names, such as {{"0": "MRI"}}, got {names!r}'
+        )
     return tuple(str(names[str(i)]) for i in range(len(names)))
 
 

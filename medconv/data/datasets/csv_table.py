@@ -1,4 +1,6 @@
-"""Cases from a table: a CSV file with a path, what is known of the image, and optionally part and patient in each row."""
+"""Cases from a table: a CSV file with a path, what is known of the image, and optionally part and patient
+in each row.
+"""
 
 from __future__ import annotations
 
@@ -50,21 +52,33 @@ def csv(
     Args:
         label_columns: one with a class or a number, several with 0 or 1 or with numbers; None: `label`.
         split_column, group_column: None takes `split` and `group` where they are there.
-        kind: of `ImageLevelTargets`; None: numbers where `task` is a regression, else classes of one column and findings of several.
+        kind: of `ImageLevelTargets`; None: numbers where `task` is a regression, else classes of one column
+            and findings of several.
         class_names: of classes, in the order of the outputs; None sorts what is there.
     Raises: ValueError: no such file or column, no rows. What is wrong with a row is a fault of its case.
     """
     path = _file(root)
     columns = (
-        ["label"] if label_columns is None else [label_columns] if isinstance(label_columns, str) else list(label_columns)
+        ["label"]
+        if label_columns is None
+        else [label_columns]
+        if isinstance(label_columns, str)
+        else list(label_columns)
     )
     header, lines = read_rows(path)
     split_column = split_column or ("split" if "split" in header else None)
     group_column = group_column or ("group" if "group" in header else None)
-    keys = ("data.path_column", *["data.label_columns"] * len(columns), "data.split_column", "data.group_column")
+    keys = (
+        "data.path_column",
+        *["data.label_columns"] * len(columns),
+        "data.split_column",
+        "data.group_column",
+    )
     for key, column in zip(keys, (path_column, *columns, split_column, group_column), strict=True):
         _need_column(key, column, header, path)
-    rows = [_row(path, number, line, path_column, columns, split_column, group_column) for number, line in lines]
+    rows = [
+        _row(path, number, line, path_column, columns, split_column, group_column) for number, line in lines
+    ]
     kind = _kind(target_type, columns, task)
     image_targets = _outcome(kind, columns, rows, class_names, path)
     return _dataset(path, rows, image_targets, modality)
@@ -79,7 +93,9 @@ def _file(root: str | Path | None) -> Path:
 
 
 def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Column names, and each row with its number in the file. Raises: ValueError: no table, or one without rows."""
+    """Column names, and each row with its number in the file. Raises: ValueError: no table, or one without
+    rows.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = file.readline()
@@ -95,7 +111,8 @@ def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice or not lines:
         raise ValueError(
-            f"{path}: " + (f"column {twice[0]!r} is there twice" if twice else "expected a row per image, found none")
+            f"{path}: "
+            + (f"column {twice[0]!r} is there twice" if twice else "expected a row per image, found none")
         )
     return header, lines
 
@@ -140,28 +157,36 @@ def _kind(target_type: str | None, columns: Sequence[str], task: str) -> str:
     )
     if found == "multiclass" and len(columns) > 1:
         raise ValueError(
-            f"data.target_type=multiclass takes one of data.label_columns, got {', '.join(columns)}; findings may be several"
+            f"data.target_type=multiclass takes one of data.label_columns, got {', '.join(columns)}; "
+            "findings may be several"
         )
     return found
 
 
 def _outcome(
-    target_type: str, columns: Sequence[str], rows: Sequence[_Row], class_names: Sequence[str] | None, path: Path
+    target_type: str,
+    columns: Sequence[str],
+    rows: Sequence[_Row],
+    class_names: Sequence[str] | None,
+    path: Path,
 ) -> ImageLevelTargets:
     if target_type != "multiclass":
         if class_names and len(class_names) != len(columns):
-            raise ValueError(f"data.class_names needs a name for each of {', '.join(columns)}, got {list(class_names)}")
+            raise ValueError(
+                f"data.class_names needs a name for each of {', '.join(columns)}, got {list(class_names)}"
+            )
         return ImageLevelTargets(target_type, tuple(map(str, class_names or columns)))
     found = {row.labels[columns[0]] for row in rows} - {""}
     names = tuple(map(str, class_names)) if class_names else tuple(sorted(found, key=_in_order))
     if len(names) > _MOST and not class_names:
         raise ValueError(
-            f"{path}: {len(names)} different labels in column {columns[0]!r}, expected some classes; of numbers, take "
-            "task=regression or data.target_type=regression"
+            f"{path}: {len(names)} different labels in column {columns[0]!r}, expected some classes; of "
+            "numbers, take task=regression or data.target_type=regression"
         )
     if len(names) < 2:
         raise ValueError(
-            f"{path}: column {columns[0]!r} holds {', '.join(names) or 'nothing'}, expected two classes or more"
+            f"{path}: column {columns[0]!r} holds {', '.join(names) or 'nothing'}, expected two classes or "
+            "more"
         )
     return ImageLevelTargets(target_type, names)
 
@@ -188,7 +213,12 @@ def _dataset(path: Path, rows: Sequence[_Row], image_targets: ImageLevelTargets,
     modalities = modalities_of([row.path for row in rows if row.fault is None], modality)
     ordered = tuple(sorted(cases, key=lambda case: case.id))
     return Dataset(
-        path.parent.name or path.stem, ordered, image_targets.names, modalities, faults, image_targets=image_targets
+        path.parent.name or path.stem,
+        ordered,
+        image_targets.names,
+        modalities,
+        faults,
+        image_targets=image_targets,
     )
 
 
@@ -199,11 +229,18 @@ def _values(row: _Row, image_targets: ImageLevelTargets) -> tuple[tuple[float, .
         column, label = labels[0]
         if label in image_targets.names:
             return (float(image_targets.names.index(label)),), None
-        return None, f"column {column!r}: {label!r} is no class; the classes are {', '.join(image_targets.names)}"
+        return (
+            None,
+            f"column {column!r}: {label!r} is no class; the classes are {', '.join(image_targets.names)}",
+        )
     numbers = [_number(label) for _, label in labels]
     for (column, label), number in zip(labels, numbers, strict=True):
         if number is None:
             return None, f"column {column!r} must hold numbers, got {label!r}"
         if image_targets.kind == "multilabel" and number not in (0, 1):
-            return None, f"column {column!r} must hold 0 or 1, got {label!r}; data.target_type=regression takes any number"
+            return (
+                None,
+                f"column {column!r} must hold 0 or 1, got {label!r}; data.target_type=regression takes any "
+                "number",
+            )
     return tuple(number for number in numbers if number is not None), None

@@ -14,34 +14,53 @@ from medconv.data.datasets.common import _dataset
 from medconv.data.io.images import in_folder, read_label
 
 
-def folder(images: str, labels: str, class_names: Sequence[str] | None = None, modality: str = "MRI") -> Dataset:
-    """Pairs from two glob patterns; what the `*` of each stands for is the case's id and must be the same in both. A folder
-    that matches is a DICOM series. In the place of a pattern a folder of images, which are called by their stems.
+def folder(
+    images: str, labels: str, class_names: Sequence[str] | None = None, modality: str = "MRI"
+) -> Dataset:
+    """Pairs from two glob patterns; what the `*` of each stands for is the case's id and must be the same in
+    both. A folder that matches is a DICOM series. In the place of a pattern a folder of images, which are
+    called by their stems.
 
     Args: class_names: background first; None numbers as many classes as the first 20 labels show.
     """
     from medconv.data.datasets.common import modalities_of  # which is made of this one
 
     if not images or not labels:
-        raise ValueError("data=folder needs both data.images and data.labels, as glob patterns such as 'scans/*_t1.nii.gz'")
+        raise ValueError(
+            "data=folder needs both data.images and data.labels, as glob patterns such as 'scans/*_t1.nii.gz'"
+        )
     image_files, label_files = _files(images, "data.images"), _files(labels, "data.labels")
     if not set(image_files) & set(label_files):
-        stands = f"{', '.join(list(image_files)[:3])} in images, for {', '.join(list(label_files)[:3])} in labels"
+        stands = (
+            f"{', '.join(list(image_files)[:3])} in images, for {', '.join(list(label_files)[:3])} in labels"
+        )
         raise ValueError(f"data=folder: no case has both an image and a label; the `*` stands for {stands}")
-    faults = {case: f"{image_files[case]}: no label matches {labels}" for case in set(image_files) - set(label_files)}
-    faults |= {case: f"{label_files[case]}: no image matches {images}" for case in set(label_files) - set(image_files)}
+    faults = {
+        case: f"{image_files[case]}: no label matches {labels}"
+        for case in set(image_files) - set(label_files)
+    }
+    faults |= {
+        case: f"{label_files[case]}: no image matches {images}"
+        for case in set(label_files) - set(image_files)
+    }
     cases = [
         Case(case, (image_files[case],) if case in image_files else (), label_files.get(case))
         for case in {**image_files, **label_files}
     ]
     names = tuple(class_names) if class_names else _names_in(list(label_files.values())[:20])
-    home = Path(images) if "*" not in images else Path(images.partition("*")[0] + "x").parent  # what stands before any `*`
+    home = (
+        Path(images) if "*" not in images else Path(images.partition("*")[0] + "x").parent
+    )  # what stands before any `*`
     modalities = modalities_of(list(image_files.values()), modality)
     return _dataset(home.name or "folder", cases, names, None, modalities, Path(images), faults)
 
 
 def _files(pattern: str, key: str) -> dict[str, Path]:
-    return in_folder(Path(pattern), key) if "*" not in pattern and Path(pattern).is_dir() else _by_wildcard(pattern, key)
+    return (
+        in_folder(Path(pattern), key)
+        if "*" not in pattern and Path(pattern).is_dir()
+        else _by_wildcard(pattern, key)
+    )
 
 
 def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:
@@ -73,10 +92,12 @@ def _names_in(labels: Sequence[Path]) -> tuple[str, ...]:
             fault = str(error)
     highest = max(values)
     if fault and not highest:
-        raise ValueError(f"data.class_names is not set, and no label tells how many classes there are ({fault})")
+        raise ValueError(
+            f"data.class_names is not set, and no label tells how many classes there are ({fault})"
+        )
     if len(values) <= highest // 2:
         raise ValueError(
-            f"data=folder: labels hold {sorted(values)[:8]}, expected 0, 1, 2, ... for the classes; number them so, or give "
-            "each number a name by data.class_names"
+            f"data=folder: labels hold {sorted(values)[:8]}, expected 0, 1, 2, ... for the classes; number "
+            "them so, or give each number a name by data.class_names"
         )
     return ("background", *(str(value) for value in range(1, max(highest, 1) + 1)))

@@ -12,24 +12,33 @@ from medconv.data.io.images import KNOWN, SUFFIXES
 from medconv.targets.image_level import ImageLevelTargets
 
 
-def imagefolder(root: str | Path | None, class_names: Sequence[str] | None = None, modality: str = "MRI") -> Dataset:
+def imagefolder(
+    root: str | Path | None, class_names: Sequence[str] | None = None, modality: str = "MRI"
+) -> Dataset:
     """A case per image file; its class is the name of its folder.
 
     Args: class_names: in the order of the outputs; None sorts the folders' names.
-    Raises: ValueError: no such folder, fewer than two classes, a folder without an image, or one that is no class.
+    Raises: ValueError: no such folder, fewer than two classes, a folder without an image, or one that is no
+    class.
     """
     if root is None or str(root) == "":
-        raise ValueError("data.root is not set: give the folder that holds a folder per class, such as data.root=/data/xray")
+        raise ValueError(
+            "data.root is not set: give the folder that holds a folder per class, such as "
+            "data.root=/data/xray"
+        )
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f"data.root={root}: no such folder")
     above = {path: PARTS[path.name.lower()] for path in _folders(root) if path.name.lower() in PARTS}
     homes = above if "train" in above.values() else {root: ""}
     folders = [(folder, part) for home, part in homes.items() for folder in _folders(home)]
-    names = tuple(map(str, class_names)) if class_names else tuple(sorted({folder.name for folder, _ in folders}))
+    names = (
+        tuple(map(str, class_names)) if class_names else tuple(sorted({folder.name for folder, _ in folders}))
+    )
     if len(names) < 2:
         raise ValueError(
-            f"data.root={root}: expected a folder for each of two classes or more, found {', '.join(names) or 'none'}"
+            f"data.root={root}: expected a folder for each of two classes or more, found "
+            f"{', '.join(names) or 'none'}"
         )
     found = [(path, folder, part) for folder, part in folders for path in _images(folder, names)]
     ids = ids_of([path for path, _, _ in found], root, root)

@@ -1,6 +1,7 @@
 """MedMNIST: a file of arrays, unpacked once into images and a table, which is then read as any other.
 
-Source: Yang et al. 2023, doi:10.1038/s41597-022-01721-8: keys `train_images`, `train_labels`, and so on of val and test.
+Source: Yang et al. 2023, doi:10.1038/s41597-022-01721-8: keys `train_images`, `train_labels`, and so on of
+val and test.
 """
 
 from __future__ import annotations
@@ -39,19 +40,24 @@ def medmnist(
 ) -> Dataset:
     """The cases of FILE.npz with its own parts; images as PNG or NIfTI under `cache`.
 
-    Args: class_names: of classes or findings; None numbers them. target_type, task: as for `csv`; an ordinal task has classes.
+    Args: class_names: of classes or findings; None numbers them. target_type, task: as for `csv`; an ordinal
+    task has classes.
     Raises: ValueError: not such a file, or no room.
     """
     if root is None or not Path(root).is_file():
         given = "is not set" if root is None else f"{root}: no such file"
-        raise ValueError(f"data.root={given}, expected a MedMNIST file, such as data.root=/data/pneumoniamnist.npz")
+        raise ValueError(
+            f"data.root={given}, expected a MedMNIST file, such as data.root=/data/pneumoniamnist.npz"
+        )
     path = Path(root)
     identity = sha256(repr([str(path.resolve()), *stamp(path)]).encode()).hexdigest()[:12]
     home = Path(cache_dir) / f"{path.stem}-files-{identity}"
     if not (home / _TABLE).is_file():
         try:
             home.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(home.with_name(f".{home.name}.lock")):  # of all processes that start at once one unpacks
+            with FileLock(
+                home.with_name(f".{home.name}.lock")
+            ):  # of all processes that start at once one unpacks
                 if not home.exists():
                     _unpack(path, home)
         except OSError as error:
@@ -60,7 +66,12 @@ def medmnist(
     classes = len(columns) == 1 and target_type in (None, "multiclass") and not task.endswith("Regression")
     numbered = _all_classes(home) if classes else None
     found = csv(
-        home / _TABLE, label_columns=columns, target_type=target_type, class_names=numbered, modality="grey", task=task
+        home / _TABLE,
+        label_columns=columns,
+        target_type=target_type,
+        class_names=numbered,
+        modality="grey",
+        task=task,
     )
     return _named(replace(found, name=path.stem), class_names)
 
@@ -87,11 +98,19 @@ def _unpack(path: Path, home: Path) -> None:
         with (partial / _TABLE).open("w", newline="", encoding="utf-8") as file:
             table = tables.writer(file)
             wide = arrays["train"][1].shape[1]
-            table.writerow(["path", "split", *(["label"] if wide == 1 else [f"finding_{i}" for i in range(wide)])])
+            table.writerow(
+                ["path", "split", *(["label"] if wide == 1 else [f"finding_{i}" for i in range(wide)])]
+            )
             for part, (images, labels) in arrays.items():
-                for i, image in enumerate(tqdm(images, desc=f"unpacking {part}", unit="image", leave=False, disable=None)):
+                for i, image in enumerate(
+                    tqdm(images, desc=f"unpacking {part}", unit="image", leave=False, disable=None)
+                ):
                     table.writerow(
-                        [_write(partial, f"images/{part}_{i:05d}", image), part, *labels[i].astype(np.int64).tolist()]
+                        [
+                            _write(partial, f"images/{part}_{i:05d}", image),
+                            part,
+                            *labels[i].astype(np.int64).tolist(),
+                        ]
                     )
         partial.replace(home)
     finally:
@@ -113,18 +132,28 @@ def _arrays(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as file:
             if lacking := [key for key in wanted if key not in file]:
-                raise ValueError(f"{path}: no array {lacking[0]} in it, expected those of MedMNIST: {', '.join(wanted)}")
+                raise ValueError(
+                    f"{path}: no array {lacking[0]} in it, expected those of MedMNIST: {', '.join(wanted)}"
+                )
             arrays = {part: (file[f"{part}_images"], file[f"{part}_labels"]) for part in _PARTS}
     except ValueError as error:
         known = str(error).startswith(str(path))
         raise error if known else ValueError(f"{path}: not a MedMNIST file ({error})") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path}: damaged, or not a MedMNIST file (.npz of plain arrays): {error}") from error
+        raise ValueError(
+            f"{path}: damaged, or not a MedMNIST file (.npz of plain arrays): {error}"
+        ) from error
     for part, (images, labels) in arrays.items():
-        if images.dtype != np.uint8 or images.ndim not in (3, 4) or labels.ndim != 2 or len(labels) != len(images):
+        if (
+            images.dtype != np.uint8
+            or images.ndim not in (3, 4)
+            or labels.ndim != 2
+            or len(labels) != len(images)
+        ):
             raise ValueError(
-                f"{path}: {part}_images must be (n, height, width), (n, height, width, 3) or (n, x, y, z) uint8 with a row "
-                f"of {part}_labels each, got {images.shape} {images.dtype} and {labels.shape}"
+                f"{path}: {part}_images must be (n, height, width), (n, height, width, 3) or (n, x, y, z) "
+                f"uint8 with a row of {part}_labels each, got {images.shape} {images.dtype} and "
+                f"{labels.shape}"
             )
         if labels.dtype.kind not in "iub":
             raise ValueError(f"{path}: {part}_labels must be whole numbers, got {labels.dtype}")

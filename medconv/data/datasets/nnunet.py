@@ -15,7 +15,9 @@ _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 
 
 def nnunet(root: str | Path) -> Dataset:
-    """nnU-Net v2 raw: `imagesTr/CASE_0000.nii.gz` per channel, `labelsTr/CASE.nii.gz`; regions and `ignore` as there."""
+    """nnU-Net v2 raw: `imagesTr/CASE_0000.nii.gz` per channel, `labelsTr/CASE.nii.gz`; regions and
+    `ignore` as there.
+    """
     meta, root = _read_meta(root), Path(root)  # in this order: root may not be set
     path = root / "dataset.json"
     modalities = _numbered(meta.get("channel_names"), path, "channel_names")
@@ -24,7 +26,9 @@ def nnunet(root: str | Path) -> Dataset:
         raise ValueError(f"{path}: file_ending must be one of {VOLUMES}, got {ending!r}")
     images = sorted(p for p in (root / "imagesTr").glob(f"*{ending}") if not p.name.startswith("."))
     if not images:
-        raise ValueError(f"{root / 'imagesTr'}: no *{ending} file there; an nnU-Net dataset keeps CASE_0000{ending} in it")
+        raise ValueError(
+            f"{root / 'imagesTr'}: no *{ending} file there; an nnU-Net dataset keeps CASE_0000{ending} in it"
+        )
     names, targets = _labels(meta, path)
     groups, wrong = _grouped(images, len(modalities))
     expected = f"{root / 'imagesTr'}: expected channels 0 to {len(modalities) - 1} of every case"
@@ -45,13 +49,19 @@ def group_channels(files: Sequence[Path], num_channels: int) -> dict[str, tuple[
     return groups
 
 
-def _grouped(files: Sequence[Path], num_channels: int) -> tuple[dict[str, tuple[Path, ...]], dict[str, list[int]]]:
-    """Case id to its channel files; and the channels that were found, of those cases that have others than they need."""
+def _grouped(
+    files: Sequence[Path], num_channels: int
+) -> tuple[dict[str, tuple[Path, ...]], dict[str, list[int]]]:
+    """Case id to its channel files; and the channels that were found, of those cases that have others than
+    they need.
+    """
     groups: dict[str, dict[int, Path]] = defaultdict(dict)
     for path in files:
         match = _CHANNEL.match(stem(path))
         if match is None:
-            raise ValueError(f"{path}: expected a name that ends in a channel number, such as CASE_0000.nii.gz")
+            raise ValueError(
+                f"{path}: expected a name that ends in a channel number, such as CASE_0000.nii.gz"
+            )
         groups[match["case"]][int(match["channel"])] = path
     wanted = list(range(num_channels))
     wrong = {case: sorted(found) for case, found in groups.items() if sorted(found) != wanted}

@@ -1,12 +1,15 @@
 """A phantom dataset: synthetic abdomens, written as NIfTI files in Medical Segmentation Decathlon layout.
 
-It stands before the first step on the way of a case: it makes the files on disk which `layout` then finds. Tests, the
-quick start and benchmarks train on it, so it is small, quick to write, and worth learning from: organs of different
-size, a thin vessel, a lesion that is sometimes absent, anisotropic grids, orientations and intensity scales that differ
-from case to case.
+It stands before the first step on the way of a case: it makes the files on disk which `layout` then finds.
+Tests, the
+quick start and benchmarks train on it, so it is small, quick to write, and worth learning from: organs of
+different size, a thin vessel, a lesion that is sometimes absent, anisotropic grids, orientations and
+intensity scales that differ from case to case.
 
-Anatomy is analytic, in mm along (Right, Anterior, Superior) about the centre of the field of view. 2-D is the same
-code with the last axis dropped: an axial slice through the same body. `points_mm` is always (spatial_dims, *grid).
+Anatomy is analytic, in mm along (Right, Anterior, Superior) about the centre of the field of view. 2-D is the
+same
+code with the last axis dropped: an axial slice through the same body. `points_mm` is always (spatial_dims,
+    *grid).
 """
 
 import json
@@ -35,7 +38,8 @@ LABELS = ("background", "large_organ", "medium_organ", "small_organ", "vessel", 
 
 # Tissues are painted into one array: 0 is air, 1..5 are the labels, the rest is anatomy without a label.
 _LARGE, _MEDIUM, _SMALL, _VESSEL, _LESION, _BODY, _BOWEL, _GAS = range(1, 9)
-# Relative signal. Medium organ, small organ and bowel share one mean: size, place and the gas tell them apart.
+# Relative signal. Medium organ, small organ and bowel share one mean: size, place and the gas tell them
+# apart.
 _SIGNAL = np.array([0.0, 0.64, 0.84, 0.84, 1.3, 0.18, 0.3, 0.84, 0.1])
 
 _FIELD_MM = {2: (128.0, 128.0), 3: (100.0, 100.0, 90.0)}
@@ -43,7 +47,8 @@ _IN_PLANE_MM = {2: (0.9, 1.4), 3: (1.6, 2.2)}
 _THROUGH_PLANE_MM = {2: (5.0, 5.0), 3: (2.4, 3.6)}
 _ORIENTATIONS = {2: ("RAS", "LPS", "LAS", "ARS", "PLS"), 3: ("RAS", "LPS", "LAS", "PIR", "ASL", "SRA")}
 
-# Tissue: centre and semi-axes along (R, A, S), as shares of half the first field of view. Painted in this order.
+# Tissue: centre and semi-axes along (R, A, S), as shares of half the first field of view. Painted in this
+# order.
 _PLACES = {
     _BODY: ((0.0, 0.0, 0.0), (0.94, 0.82, np.inf)),  # an elliptic cylinder: the body goes on above and below
     _BOWEL: ((0.02, 0.60, 0.10), (0.20, 0.14, 0.24)),  # the distractor: as bright as an organ, but background
@@ -68,12 +73,14 @@ Array = NDArray[np.float64]
 def write_phantom(root: Path, *, spatial_dims: int = 3, num_cases: int = 30, seed: int = 0) -> Path:
     """Write the phantom dataset to `root`, unless a dataset is there already, and return `root`.
 
-    Files: dataset.json, imagesTr/phantom_000.nii.gz (int16 or float32), labelsTr/phantom_000.nii.gz (uint8, values as
-        in LABELS); 3-D arrays of about 53 x 53 x 30 voxels in a varying axis order, 2-D ones of about 111 x 111 x 1.
-    Args: spatial_dims: 2 or 3. num_cases: at least 1. seed: at least 0; the same seed gives the same bytes, and
-        case i does not depend on num_cases.
-    Crash safety: written to a sibling folder `.<name>.<random>.partial`, which is then renamed; a killed process leaves
-        at most that. Of several processes writing at once one wins, and the others keep its dataset.
+    Files: dataset.json, imagesTr/phantom_000.nii.gz (int16 or float32), labelsTr/phantom_000.nii.gz (uint8,
+        values as in LABELS); 3-D arrays of about 53 x 53 x 30 voxels in a varying axis order, 2-D ones of
+        about 111 x 111 x 1.
+    Args: spatial_dims: 2 or 3. num_cases: at least 1. seed: at least 0; the same seed gives the same bytes,
+        and case i does not depend on num_cases.
+    Crash safety: written to a sibling folder `.<name>.<random>.partial`, which is then renamed; a killed
+        process leaves at most that. Of several processes writing at once one wins, and the others keep its
+        dataset.
     A dataset of other arguments is kept, too: a warning names it.
     Raises: ValueError: an argument out of range, or `root` is neither empty nor a dataset.
     """
@@ -104,7 +111,9 @@ def _check_arguments(spatial_dims: int, num_cases: int, seed: int) -> None:
 
 def _is_written(root: Path, description: str) -> bool:
     """Whether a dataset is at `root`. A dataset of other arguments is kept too, with a warning."""
-    occupied = root.exists() and (not root.is_dir() or any(root.iterdir()))  # first: a dataset appears in one step
+    occupied = root.exists() and (
+        not root.is_dir() or any(root.iterdir())
+    )  # first: a dataset appears in one step
     dataset = root / "dataset.json"
     if dataset.exists():
         if description not in dataset.read_text(encoding="utf-8", errors="replace"):
@@ -112,14 +121,16 @@ def _is_written(root: Path, description: str) -> bool:
         return True
     if occupied:
         raise ValueError(
-            f"the phantom needs a new or empty folder, but {root} is there, is not empty and holds no dataset.json; "
-            "give another folder, or empty this one"
+            f"the phantom needs a new or empty folder, but {root} is there, is not empty and holds no "
+            "dataset.json; give another folder, or empty this one"
         )
     return False
 
 
 def _publish(partial: Path, root: Path) -> None:
-    """Make the finished folder appear as `root` in one step; if another process was faster, keep its dataset."""
+    """Make the finished folder appear as `root` in one step; if another process was faster, keep its
+    dataset.
+    """
     try:
         partial.replace(root)  # POSIX: also over an empty folder, never over a filled one
     except OSError:
@@ -168,7 +179,9 @@ def _write_case(root: Path, name: str, spatial_dims: int, seed: list[int]) -> No
 
 
 def _draw_grid(rng: np.random.Generator, spatial_dims: int) -> tuple[Array, Array]:
-    """Voxel centres about the middle of the field of view, (spatial_dims, *grid) in mm, and the RAS affine, 4 x 4."""
+    """Voxel centres about the middle of the field of view, (spatial_dims, *grid) in mm, and the RAS
+    affine, 4 x 4.
+    """
     in_plane = rng.uniform(*_IN_PLANE_MM[spatial_dims])
     spacing_mm = np.array([in_plane, in_plane, rng.uniform(*_THROUGH_PLANE_MM[spatial_dims])])
     field_mm = np.array(_FIELD_MM[spatial_dims]) * rng.uniform(0.96, 1.04, spatial_dims)
@@ -199,7 +212,9 @@ class _Ellipsoid:
 
 
 def _draw_anatomy(rng: np.random.Generator, points_mm: Array) -> NDArray[np.uint8]:
-    """Tissue of each voxel, (*grid). One warp bends body, organs and lesion together, so that they keep apart."""
+    """Tissue of each voxel, (*grid). One warp bends body, organs and lesion together, so that they keep
+    apart.
+    """
     warped = points_mm + _WARP_MM * np.stack([_draw_waves(rng, points_mm) for _ in points_mm])
     shapes = {tissue: _draw_ellipsoid(rng, tissue, len(points_mm)) for tissue in _PLACES}
     tissue = np.zeros(points_mm.shape[1:], np.uint8)
@@ -222,7 +237,9 @@ def _draw_waves(rng: np.random.Generator, points_mm: Array, count: int = 4) -> A
 
 
 def _draw_ellipsoid(rng: np.random.Generator, tissue: int, spatial_dims: int) -> _Ellipsoid:
-    """A tissue's place in _PLACES, moved by some mm, scaled by up to 12 % an axis and turned by about 10 degrees."""
+    """A tissue's place in _PLACES, moved by some mm, scaled by up to 12 % an axis and turned by about 10
+    degrees.
+    """
     reach_mm = _FIELD_MM[spatial_dims][0] / 2
     centre, semi_axes = (np.array(share[:spatial_dims]) * reach_mm for share in _PLACES[tissue])
     freedom = 0.3 if tissue == _BODY else 1.0  # the body moves little: it must hold the organs
@@ -233,7 +250,9 @@ def _draw_ellipsoid(rng: np.random.Generator, tissue: int, spatial_dims: int) ->
 
 
 def _draw_vessel(rng: np.random.Generator, points_mm: Array) -> NDArray[np.bool_]:
-    """A curved tube along the last axis, right through the field of view, past the inner edge of the large organ."""
+    """A curved tube along the last axis, right through the field of view, past the inner edge of the large
+    organ.
+    """
     spatial_dims = len(points_mm)
     reach_mm = np.array(_FIELD_MM[spatial_dims]) / 2
     along = np.linspace(-1.2, 1.2, 1000)  # a step of about 0.1 mm, much below the radius
@@ -243,7 +262,9 @@ def _draw_vessel(rng: np.random.Generator, points_mm: Array) -> NDArray[np.bool_
         wave = np.sin(np.pi * rng.uniform(0.9, 1.4) * along + rng.uniform(0, 2 * np.pi))
         curve_mm[:, axis] = middle_mm + tilt_mm * along + bend_mm * wave
     radius_mm = rng.uniform(*_VESSEL_RADIUS_MM)
-    distance_mm, _ = cKDTree(curve_mm).query(points_mm.reshape(spatial_dims, -1).T, distance_upper_bound=radius_mm)
+    distance_mm, _ = cKDTree(curve_mm).query(
+        points_mm.reshape(spatial_dims, -1).T, distance_upper_bound=radius_mm
+    )
     return (distance_mm < radius_mm).reshape(points_mm.shape[1:])
 
 
@@ -256,10 +277,14 @@ def _draw_lesion(rng: np.random.Generator, points_mm: Array, organ: _Ellipsoid) 
 
 
 def _draw_image(rng: np.random.Generator, tissue: NDArray[np.uint8], points_mm: Array) -> NDArray[np.generic]:
-    """What a scanner makes of `tissue`, (*grid): blurred edges, bias field, Rician noise and a scale of its own."""
+    """What a scanner makes of `tissue`, (*grid): blurred edges, bias field, Rician noise and a scale of
+    its own.
+    """
     signal = _SIGNAL * rng.uniform(0.95, 1.05, _SIGNAL.shape)
     bias = _draw_waves(rng, points_mm)
-    clean = gaussian_filter(signal[tissue], sigma=0.5) * (1 + _BIAS * bias / np.abs(bias).max())  # sigma in voxels
+    clean = gaussian_filter(signal[tissue], sigma=0.5) * (
+        1 + _BIAS * bias / np.abs(bias).max()
+    )  # sigma in voxels
     real, imaginary = rng.normal(0, _NOISE, (2, *tissue.shape))
     scale = _SCALE_MAX * _SCALE_RANGE ** -rng.random()
     image = scale * np.hypot(clean + real, imaginary)

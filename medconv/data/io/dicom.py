@@ -1,7 +1,7 @@
 """DICOM series as volumes: frames in their order, the affine that follows, and the values.
 
-Slices are sorted by their place along the normal of their plane, and are as far apart as their places are: file names,
-instance numbers and SliceThickness say neither.
+Slices are sorted by their place along the normal of their plane, and are as far apart as their places are:
+file names, instance numbers and SliceThickness say neither.
 """
 
 from __future__ import annotations
@@ -46,14 +46,17 @@ def volumes(path: Path) -> list[Volume]:
     for volume in found:
         _check_even(path, volume)
     if any(not np.allclose(_positions(volume), _positions(found[0]), atol=_SAME_MM) for volume in found):
-        raise ValueError(f"{path}: its {len(found)} volumes lie at different places in their planes, expected one grid")
+        raise ValueError(
+            f"{path}: its {len(found)} volumes lie at different places in their planes, expected one grid"
+        )
     return found
 
 
 def affine(volume: Volume) -> np.ndarray:
     """4 x 4, from voxel (column, row, slice) to mm (right, anterior, superior), as NIfTI counts.
 
-    The step from slice to slice is the one between their places: of a tilted gantry it is oblique, and the affine sheared.
+    The step from slice to slice is the one between their places: of a tilted gantry it is oblique, and the
+    affine sheared.
     """
     first = volume[0]
     if first.spacing_mm is None:
@@ -91,7 +94,8 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         for frame, z, v in frames:
             if pixels[0].T.shape != frame.size or frame.number >= len(pixels):
                 raise ValueError(
-                    f"{file}: its pixels are {pixels.shape}, expected frames of {frame.size[::-1]} as in its header"
+                    f"{file}: its pixels are {pixels.shape}, expected frames of {frame.size[::-1]} as in its "
+                    "header"
                 )
             array[:, :, z, v] = _scaled(frame, pixels[frame.number]).T
     return (array[..., 0] if len(found) == 1 else array), matrix
@@ -102,17 +106,22 @@ def _check_alike(frames: Sequence[Frame]) -> None:
     for frame in frames:
         for attribute, name in _ALIKE.items():
             here, there = getattr(frame, attribute), getattr(first, attribute)
-            if here != there and (None in (here, there) or isinstance(here, str) or not np.allclose(here, there, atol=1e-4)):
+            if here != there and (
+                None in (here, there) or isinstance(here, str) or not np.allclose(here, there, atol=1e-4)
+            ):
                 raise ValueError(
-                    f"{frame.path}: {name} {_said(here)}, but {_said(there)} in {first.name}; expected a series to be alike"
+                    f"{frame.path}: {name} {_said(here)}, but {_said(there)} in {first.name}; expected a "
+                    "series to be alike"
                 )
         if len(frames) > 1 and None in (frame.position_mm, frame.orientation):
             raise ValueError(
-                f"{frame.path}: has no place (ImagePositionPatient, ImageOrientationPatient), expected one in each of "
-                f"{len(frames)} slices"
+                f"{frame.path}: has no place (ImagePositionPatient, ImageOrientationPatient), expected one "
+                f"in each of {len(frames)} slices"
             )
         if frame.uid and (other := seen.setdefault((frame.uid, frame.number), frame)) is not frame:
-            raise ValueError(f"{frame.path}: the same image as {other.name} (SOPInstanceUID), expected it once")
+            raise ValueError(
+                f"{frame.path}: the same image as {other.name} (SOPInstanceUID), expected it once"
+            )
     _check_directions(first)
 
 
@@ -121,7 +130,8 @@ def _check_directions(frame: Frame) -> None:
         pair = np.reshape(frame.orientation, (2, 3))
         if not np.allclose(pair @ pair.T, np.eye(2), atol=1e-3):
             raise ValueError(
-                f"{frame.path}: ImageOrientationPatient {_said(frame.orientation)}, expected unit vectors at a right angle"
+                f"{frame.path}: ImageOrientationPatient {_said(frame.orientation)}, expected unit vectors at "
+                "a right angle"
             )
 
 
@@ -130,7 +140,11 @@ def _places(frames: Sequence[Frame]) -> list[Volume]:
     row, column = np.array(frames[0].orientation, np.float64).reshape(2, 3)
     along = _positions(frames) @ np.cross(row, column)
     order = np.argsort(along, kind="stable")
-    starts = [0, *(i for i in range(1, len(order)) if along[order[i]] - along[order[i - 1]] > _SAME_MM), len(order)]
+    starts = [
+        0,
+        *(i for i in range(1, len(order)) if along[order[i]] - along[order[i - 1]] > _SAME_MM),
+        len(order),
+    ]
     return [[frames[i] for i in order[a:b]] for a, b in pairwise(starts)]
 
 
@@ -139,24 +153,30 @@ def _told_apart(path: Path, places: list[Volume]) -> list[Volume]:
     for mark in range(len(MARKS)):
         tables: list[dict[Any, Frame]] = [{frame.marks[mark]: frame for frame in place} for place in places]
         values = set(tables[0])
-        if None not in values and len(values) == len(places[0]) and all(set(table) == values for table in tables):
+        if (
+            None not in values
+            and len(values) == len(places[0])
+            and all(set(table) == values for table in tables)
+        ):
             return [[table[value] for table in tables] for value in sorted(values)]
     names = " and ".join(frame.name for frame in places[0][:2])
     raise ValueError(
-        f"{path}: {len(places[0])} slices at each place, such as {names}, and nothing tells them apart; expected one, or "
-        f"different values of one of {', '.join(MARKS)}"
+        f"{path}: {len(places[0])} slices at each place, such as {names}, and nothing tells them apart; "
+        f"expected one, or different values of one of {', '.join(MARKS)}"
     )
 
 
 def _repeated(path: Path, most: Volume, fewest: Volume) -> str:
     return (
-        f"{path}: {len(most)} slices at the place of {most[0].name}, {len(fewest)} at that of {fewest[0].name}; expected as "
-        "many at each"
+        f"{path}: {len(most)} slices at the place of {most[0].name}, {len(fewest)} at that of "
+        f"{fewest[0].name}; expected as many at each"
     )
 
 
 def _check_even(path: Path, volume: Volume) -> None:
-    """Raises: ValueError: some slice lies elsewhere than on the line from the first to the last, in even steps."""
+    """Raises: ValueError: some slice lies elsewhere than on the line from the first to the last, in even
+    steps.
+    """
     if len(volume) < 3:
         return
     places = _positions(volume)
@@ -199,8 +219,8 @@ def _lacking(content: Any) -> str:
     except NotImplementedError:  # one that pydicom knows no decoder of, such as MPEG
         pass
     return (
-        f"compressed as {syntax.name}, which no decoder here reads; pip install 'medconv[dicom]' brings those of JPEG, "
-        "JPEG-LS and JPEG 2000"
+        f"compressed as {syntax.name}, which no decoder here reads; pip install 'medconv[dicom]' brings "
+        "those of JPEG, JPEG-LS and JPEG 2000"
     )
 
 

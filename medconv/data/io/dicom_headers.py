@@ -1,7 +1,8 @@
-"""DICOM headers: the frames of a file, where each lies in the patient, and what tells frames of one place apart.
+"""DICOM headers: the frames of a file, where each lies in the patient, and what tells frames of one place
+apart.
 
-A classic file is one frame; an enhanced one has many, each with the elements of its functional groups. Here both become
-the same `Frame`. Which of them make a volume is the matter of `dicom`.
+A classic file is one frame; an enhanced one has many, each with the elements of its functional groups. Here
+both become the same `Frame`. Which of them make a volume is the matter of `dicom`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 from medconv.utils.optional_imports import needed
 
-# What tells frames of one place apart, the first that does: b-value, time point, echo, part of a Dixon or phase image, ...
+# What tells frames of one place apart, the first that does: b-value, time point, echo, part of a Dixon or
+# phase image, ...
 MARKS = (
     "DiffusionBValue",
     "TemporalPositionIdentifier",
@@ -30,14 +32,38 @@ MARKS = (
 )
 _GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 _READ = (
-    *("SOPInstanceUID", "SeriesInstanceUID", "SeriesNumber", "SeriesDescription", "Modality", "Rows", "Columns"),
-    *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "ImagerPixelSpacing", "NumberOfFrames"),
+    *(
+        "SOPInstanceUID",
+        "SeriesInstanceUID",
+        "SeriesNumber",
+        "SeriesDescription",
+        "Modality",
+        "Rows",
+        "Columns",
+    ),
+    *(
+        "ImagePositionPatient",
+        "ImageOrientationPatient",
+        "PixelSpacing",
+        "ImagerPixelSpacing",
+        "NumberOfFrames",
+    ),
     *("SliceThickness", "SpacingBetweenSlices", "RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
     *("SamplesPerPixel", "PhotometricInterpretation", "BitsStored", "PixelRepresentation"),
     *MARKS,
     *_GROUPS,
 )
-_BESIDE = (".txt", ".json", ".xml", ".csv", ".html", ".md", ".pdf", ".png", ".jpg")  # what exports put beside images
+_BESIDE = (
+    ".txt",
+    ".json",
+    ".xml",
+    ".csv",
+    ".html",
+    ".md",
+    ".pdf",
+    ".png",
+    ".jpg",
+)  # what exports put beside images
 _NAMES = {"DICOMDIR", "LICENSE", "README", "VERSION", "THUMBS.DB"}
 _NO_IMAGES = ("SEG", "RTDOSE")  # have rows and columns all the same
 
@@ -50,11 +76,12 @@ class Frame:
         number: of the frame in its file, from 0.
         series: the UID; title: its number and description, for messages and names.
         size: columns and rows. spacing_mm: between columns and between rows.
-        position_mm: of the first voxel's centre. orientation: unit vectors along a row and down a column, six numbers.
-            None of both: a projection, which has no place.
+        position_mm: of the first voxel's centre. orientation: unit vectors along a row and down a column, six
+            numbers. None of both: a projection, which has no place.
         thickness_mm: of the slice, from the header; what a lone slice goes by.
         slope, intercept: from stored values to those of the modality.
-        white: the stored value that MONOCHROME1 shows black and that is to be the lowest; None: values are as they should.
+        white: the stored value that MONOCHROME1 shows black and that is to be the lowest; None: values are as
+            they should.
         marks: values of `MARKS`, None where absent.
     """
 
@@ -94,7 +121,9 @@ def listing(folder: Path) -> tuple[tuple[str, int, int], ...]:
     Hidden files are left out, and what exports put beside images: DICOMDIR, notes, tables, previews.
     """
     with os.scandir(folder) as entries:
-        files = [(entry.name, entry.stat()) for entry in entries if not _beside(entry.name) and entry.is_file()]
+        files = [
+            (entry.name, entry.stat()) for entry in entries if not _beside(entry.name) and entry.is_file()
+        ]
     return tuple(sorted((name, found.st_size, found.st_mtime_ns) for name, found in files))
 
 
@@ -104,20 +133,29 @@ def frames_of(path: Path) -> tuple[list[Frame], str]:
     Raises: ValueError: no DICOM, damaged, or of a kind that cannot be placed.
     """
     if not _marked(path):
-        raise ValueError(f"{path}: not a DICOM file (no DICM after 128 bytes); expected slices alone in a series' folder")
+        raise ValueError(
+            f"{path}: not a DICOM file (no DICM after 128 bytes); expected slices alone in a series' folder"
+        )
     pydicom = needed("pydicom", "dicom", "reading DICOM", path)
     try:
         header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(_READ))
         found = {element.keyword: element.value for element in header}
         reason = _left_out(found)
-        return ([], reason) if reason else ([_frame(path, n, _of_frame(found, n)) for n in range(_count(found))], "")
+        return (
+            ([], reason)
+            if reason
+            else ([_frame(path, n, _of_frame(found, n)) for n in range(_count(found))], "")
+        )
     except Exception as error:  # damaged headers make pydicom raise anything
         said = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{path}: its DICOM header cannot be used ({said})") from error
 
 
 def _left_out(found: dict[str, Any]) -> str:
-    modality, photometric = found.get("Modality") or "of no modality", str(found.get("PhotometricInterpretation"))
+    modality, photometric = (
+        found.get("Modality") or "of no modality",
+        str(found.get("PhotometricInterpretation")),
+    )
     if "Rows" not in found or modality in _NO_IMAGES:
         return f"no image ({modality})"
     if "LOCALIZER" in _strings(found.get("ImageType")):
@@ -130,12 +168,15 @@ def _left_out(found: dict[str, Any]) -> str:
 def _count(found: dict[str, Any]) -> int:
     if "MOSAIC" in _strings(found.get("ImageType")):
         raise ValueError(
-            "a Siemens mosaic, whose slices lie side by side in one picture; convert it, as by dcm2niix, to NIfTI"
+            "a Siemens mosaic, whose slices lie side by side in one picture; convert it, as by dcm2niix, to "
+            "NIfTI"
         )
     count = int(found.get("NumberOfFrames") or 1)
     places = len(found.get(_GROUPS[1]) or ())
     if count != (places or 1):
-        raise ValueError(f"{count} frames, of which {places} have a place in the patient; expected slices, not a cine")
+        raise ValueError(
+            f"{count} frames, of which {places} have a place in the patient; expected slices, not a cine"
+        )
     if found.get("ModalityLUTSequence"):
         raise ValueError("values by a Modality LUT Sequence, expected RescaleSlope and RescaleIntercept")
     return count
@@ -145,7 +186,9 @@ def _of_frame(found: dict[str, Any], number: int) -> dict[str, Any]:
     """Elements by keyword: of the file, of the groups that all frames share, and of the frame's own."""
     known = dict(found)
     for groups in ((found.get(_GROUPS[0]) or ())[:1], (found.get(_GROUPS[1]) or ())[number : number + 1]):
-        for macro in (element for group in groups for element in group if element.VR == "SQ" and element.value):
+        for macro in (
+            element for group in groups for element in group if element.VR == "SQ" and element.value
+        ):
             known |= {element.keyword: element.value for element in macro.value[0]}
     return known
 
@@ -161,7 +204,11 @@ def _frame(path: Path, number: int, found: dict[str, Any]) -> Frame:
         number,
         str(found.get("SOPInstanceUID") or ""),
         str(found.get("SeriesInstanceUID") or ""),
-        " ".join(str(found[name]) for name in ("SeriesNumber", "SeriesDescription") if found.get(name) not in (None, "")),
+        " ".join(
+            str(found[name])
+            for name in ("SeriesNumber", "SeriesDescription")
+            if found.get(name) not in (None, "")
+        ),
         str(found.get("Modality") or ""),
         (int(found["Columns"]), int(found["Rows"])),
         _numbers(found, "ImagePositionPatient", 3),

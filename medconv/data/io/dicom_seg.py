@@ -30,15 +30,24 @@ def check(images: Sequence[Path]) -> None:
 def write(path: Path, label: np.ndarray, like: Path, class_names: Sequence[str]) -> None:
     """A binary DICOM SEG, atomically. Slices without foreground are left out of it.
 
-    Shape: label (X, Y, Z), on the grid of the series `like`. Args: class_names: index is the label value, background first.
+    Shape: label (X, Y, Z), on the grid of the series `like`. Args: class_names: index is the label value,
+    background first.
     Raises: OSError: no room. ValueError: a series that lacks what SEG asks for.
     """
     highdicom = needed("highdicom", "dicomseg", "writing DICOM SEG", like)
     try:
         found = _segmentation(highdicom, label, like, class_names)
-    except (AttributeError, KeyError, TypeError, IndexError, ValueError) as error:  # what lacks in headers raises these
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        IndexError,
+        ValueError,
+    ) as error:  # what lacks in headers raises these
         raise ValueError(f"{like}: no DICOM SEG can refer to it ({' '.join(str(error).split())})") from error
-    found.SpecificCharacterSet = "ISO_IR 192"  # UTF-8, in the place of the source's: a class may have any name
+    found.SpecificCharacterSet = (
+        "ISO_IR 192"  # UTF-8, in the place of the source's: a class may have any name
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, durable=True) as partial:
         found.save_as(partial)
@@ -55,7 +64,9 @@ def _segmentation(highdicom: Any, label: np.ndarray, like: Path, class_names: Se
     uid, step_mm = highdicom.UID, float(np.linalg.norm(dicom.affine(volume)[:3, 2]))
     assert volume[0].spacing_mm is not None  # `affine` has asked for it
     measures = highdicom.PixelMeasuresSequence(  # those of the places, not what headers say of them
-        pixel_spacing=volume[0].spacing_mm[::-1], slice_thickness=volume[0].thickness_mm, spacing_between_slices=step_mm
+        pixel_spacing=volume[0].spacing_mm[::-1],
+        slice_thickness=volume[0].thickness_mm,
+        spacing_between_slices=step_mm,
     )
     return highdicom.seg.Segmentation(
         source_images=[dcmread(file, stop_before_pixels=True) for file in files],

@@ -1,4 +1,5 @@
-"""Which DICOM series a folder holds: files by their headers, what is left out of them, and what cannot be read.
+"""Which DICOM series a folder holds: files by their headers, what is left out of them, and what cannot be
+read.
 
 A path is a series' folder, or a file, which stands for all of its series in that folder.
 """
@@ -58,8 +59,8 @@ def _find(folder: Path, files: tuple[tuple[str, int, int], ...]) -> Found:
 
 
 def cases(found: Found, folder: Path) -> list[tuple[str, Path, str]]:
-    """The series of a folder: what each is called beside the others ("" of a single one), a path that stands for it, and
-    its modality. A file that is broken is one of them, so that it is named when it is read."""
+    """The series of a folder: what each is called beside the others ("" of a single one), a path that stands
+    for it, and its modality. A file that is broken is one of them, so that it is named when it is read."""
     if len(found.series) < 2:
         modality = found.series[0][0].modality if found.series else ""
         return [("", folder, modality)] if found.series or found.broken else []
@@ -80,14 +81,18 @@ def _stem(path: Path) -> str:
 
 
 def stamp(path: Path) -> list[int]:
-    """Of the files that a path stands for: how many bytes, and a checksum of names, sizes and times of change.
+    """Of the files that a path stands for: how many bytes, and a checksum of names, sizes and times of
+    change.
 
     Of a folder no file is opened. Raises: OSError.
     """
     folder = path if path.is_dir() else path.parent
     files = listing(folder)
     if folder != path:
-        ours = {path.name, *(f.path.name for s in find(folder).series if any(f.path == path for f in s) for f in s)}
+        ours = {
+            path.name,
+            *(f.path.name for s in find(folder).series if any(f.path == path for f in s) for f in s),
+        }
         files = tuple(file for file in files if file[0] in ours)
     return [sum(size for _, size, _ in files), zlib.crc32(repr(files).encode())]
 
@@ -103,7 +108,8 @@ def words(left_out: dict[str, str]) -> str:
 def frames_at(path: Path) -> tuple[Frame, ...]:
     """All frames of the series that a path stands for.
 
-    Raises: ValueError: it is none, one of several in its folder, or one that may lack a slice that cannot be read.
+    Raises: ValueError: it is none, one of several in its folder, or one that may lack a slice that cannot be
+    read.
     """
     if path.name.upper() == "DICOMDIR" and not path.is_dir():
         raise ValueError(f"{path}: a list of files, expected an image or a series; give its folder")
@@ -113,12 +119,22 @@ def frames_at(path: Path) -> tuple[Frame, ...]:
         raise ValueError(found.broken[path])
     if path.name in found.left_out and folder != path:
         raise ValueError(f"{path}: {found.left_out[path.name]}, expected grey values")
-    here = [frames for frames in found.series if folder == path or any(frame.path == path for frame in frames)]
-    if found.broken and (folder == path or any(len(frames) > 1 for frames in here)):  # it may be one of the slices
+    here = [
+        frames for frames in found.series if folder == path or any(frame.path == path for frame in frames)
+    ]
+    if found.broken and (
+        folder == path or any(len(frames) > 1 for frames in here)
+    ):  # it may be one of the slices
         raise ValueError(next(iter(found.broken.values())))
     if len(here) > 1:
-        titles = ", ".join(f"{s[0].title or 'unnamed'} ({s[0].modality}, {len(s)} slices, {s[0].path.name})" for s in here)
-        raise ValueError(f"{path}: {len(here)} series in one folder, expected one: {titles}; a file stands for its series")
+        titles = ", ".join(
+            f"{s[0].title or 'unnamed'} ({s[0].modality}, {len(s)} slices, {s[0].path.name})" for s in here
+        )
+        raise ValueError(
+            f"{path}: {len(here)} series in one folder, expected one: {titles}; a file stands for its series"
+        )
     if not here:
-        raise ValueError(f"{path}: no slice of a volume there, expected one series; left out: {words(found.left_out)}")
+        raise ValueError(
+            f"{path}: no slice of a volume there, expected one series; left out: {words(found.left_out)}"
+        )
     return here[0]

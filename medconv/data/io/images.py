@@ -1,7 +1,8 @@
-"""Reading and writing of images: NIfTI and MGH by nibabel, NRRD, DICOM series, pictures; all that touches their files starts
-here.
+"""Reading and writing of images: NIfTI and MGH by nibabel, NRRD, DICOM series, pictures; all that touches
+their files starts here.
 
-What is written is NIfTI, on the grid of the image it belongs to; PNG for pictures; of DICOM see `dicomseg`, too.
+What is written is NIfTI, on the grid of the image it belongs to; PNG for pictures; of DICOM see `dicomseg`,
+too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from medconv.data.io.dicom_headers import is_dicom
 from medconv.data.io.nifti import read_header
 from medconv.utils.atomic_io import replacing
 
-VOLUMES = (".nii.gz", ".nii", ".hdr", ".mgz", ".mgh", nrrd.SUFFIX)  # of a pair, the header stands for both files
+VOLUMES = (
+    ".nii.gz",
+    ".nii",
+    ".hdr",
+    ".mgz",
+    ".mgh",
+    nrrd.SUFFIX,
+)  # of a pair, the header stands for both files
 SUFFIXES = (*VOLUMES, *raster.SUFFIXES)
 _STEMS = (*SUFFIXES, ".img")
 KNOWN = ", ".join(suffix for suffix in SUFFIXES if suffix.islower())
@@ -34,11 +42,14 @@ def stem(path: Path) -> str:
     for suffix in _STEMS:
         if path.name.endswith(suffix):
             return path.name[: -len(suffix)]
-    return path.name if path.is_dir() or path.suffix[1:].isdecimal() else path.stem  # a UID's last number is no ending
+    return (
+        path.name if path.is_dir() or path.suffix[1:].isdecimal() else path.stem
+    )  # a UID's last number is no ending
 
 
 def stamp(path: Path) -> list[int]:
-    """What tells that an image was replaced: size in bytes and time of change in ns; of several files, a checksum of them.
+    """What tells that an image was replaced: size in bytes and time of change in ns; of several files, a
+    checksum of them.
 
     Raises: OSError: not there. ValueError: a DICOM file, and its series cannot be told.
     """
@@ -54,8 +65,8 @@ def stamp(path: Path) -> list[int]:
 
 
 def in_folder(folder: Path, option: str) -> dict[str, Path]:
-    """The image files of a folder, DICOM apart, by their stems, in order; hidden files are left out, and pictures beside
-    volumes.
+    """The image files of a folder, DICOM apart, by their stems, in order; hidden files are left out, and
+    pictures beside volumes.
 
     Args: option: what the user gave the folder by, for messages.
     Raises: ValueError: no such folder, no such file in it, or two files of one stem.
@@ -80,15 +91,19 @@ def nifti_header(path: Path) -> Any:
 
 
 def read_array(path: Path) -> tuple[np.ndarray, Grid]:
-    """Voxels as stored (scaled if the header says so) and their grid; of DICOM, a folder or a file of its series.
+    """Voxels as stored (scaled if the header says so) and their grid; of DICOM, a folder or a file of its
+    series.
 
-    Raises: ValueError: missing, truncated, of no known format, not real numbers, or with an affine that maps nowhere.
+    Raises: ValueError: missing, truncated, of no known format, not real numbers, or with an affine that maps
+    nowhere.
     """
     array, affine = _read(path)
     if array.dtype.kind not in "iufb":
         raise ValueError(f"{path}: expected voxels that are real numbers, got {array.dtype}")
     grid = Grid.of(array.shape, affine)
-    if not np.isfinite(grid.matrix).all() or abs(np.linalg.det(grid.matrix[:3, :3])) <= 1e-6 * np.prod(grid.spacing_mm):
+    if not np.isfinite(grid.matrix).all() or abs(np.linalg.det(grid.matrix[:3, :3])) <= 1e-6 * np.prod(
+        grid.spacing_mm
+    ):
         raise ValueError(f"{path}: its affine is singular, so it has no spacing: {grid.affine}")
     return array, grid
 
@@ -114,7 +129,8 @@ def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
 def read_label(path: Path) -> tuple[np.ndarray, Grid]:
     """A label map; values within `WHOLE` of whole numbers are rounded. Shape: (X, Y, Z) int16.
 
-    Raises: ValueError: as `read_array`, or values that are no whole numbers; the worst one and its place are named.
+    Raises: ValueError: as `read_array`, or values that are no whole numbers; the worst one and its place are
+    named.
     """
     array, grid = _read_mask(path) if raster.is_picture(path) else read_array(path)
     if array.size != np.prod(grid.shape):
@@ -127,8 +143,8 @@ def read_label(path: Path) -> tuple[np.ndarray, Grid]:
         if off.max() > WHOLE:
             place = tuple(map(int, np.unravel_index(off.argmax(), off.shape)))
             raise ValueError(
-                f"{path}: label values must be whole numbers, found {float(array[place]):.9g} at voxel {place}; within "
-                f"{WHOLE} of one they are rounded"
+                f"{path}: label values must be whole numbers, found {float(array[place]):.9g} at voxel "
+                f"{place}; within {WHOLE} of one they are rounded"
             )
         array = whole
     if array.min() < 0 or array.max() > np.iinfo(np.int16).max:
@@ -143,14 +159,17 @@ def check_same_grid(path: Path, grid: Grid, other_path: Path, other: Grid, toler
     distance = grid.corner_distance(other)
     if distance > tolerance:
         raise ValueError(
-            f"{other_path}: its affine puts the volume's corners {distance:.3g} voxels from where {path.name} has them "
-            f"(at most {tolerance} is allowed): {other.orientation} {_mm(other)} against {grid.orientation} {_mm(grid)}"
+            f"{other_path}: its affine puts the volume's corners {distance:.3g} voxels from where "
+            f"{path.name} has them (at most {tolerance} is allowed): {other.orientation} {_mm(other)} "
+            f"against {grid.orientation} {_mm(grid)}"
         )
 
 
 def write_label(path: Path, label: np.ndarray, like: Path) -> None:
-    """Write a label map as NIfTI, atomically, with shape, affine and header (sform, qform, units) of the image `like`,
-    which may be of another format: then sform and qform say its place. Where `path` ends in .png, as a picture.
+    """Write a label map as NIfTI, atomically, with shape, affine and header (sform, qform, units) of the
+    image `like`,
+    which may be of another format: then sform and qform say its place. Where `path` ends in .png, as a
+        picture.
 
     Shape: label (X, Y, Z). Raises: OSError: no room, or no permission.
     """
@@ -189,7 +208,9 @@ def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like:
 
 
 def num_channels(path: Path) -> int:
-    """How many channels an image file holds; of a picture, from its header. Raises: ValueError: as `read_array`."""
+    """How many channels an image file holds; of a picture, from its header. Raises: ValueError: as
+    `read_array`.
+    """
     return raster.channels(path) if raster.is_picture(path) else len(read_image([path])[0])
 
 

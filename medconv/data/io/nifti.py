@@ -1,4 +1,6 @@
-"""NIfTI, as one file or a pair, and MGH, by nibabel: headers, voxels, and what is wrong with them in words."""
+"""NIfTI, as one file or a pair, and MGH, by nibabel: headers, voxels, and what is wrong with them in
+words.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,17 @@ def read_header(path: Path) -> SpatialImage:
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Voxels as stored (scaled if the header says so), and the affine. Raises: ValueError: named, with what is wrong."""
+    """Voxels as stored (scaled if the header says so), and the affine. Raises: ValueError: named, with
+    what is wrong.
+    """
     image = read_header(path)
     check_shape(path, image.shape)
     try:
         array = _voxels(path, image)
     except (*_DAMAGED, MemoryError) as error:
-        raise ValueError(f"{path}: damaged or truncated, its voxels cannot be read ({_reason(error)})") from error
+        raise ValueError(
+            f"{path}: damaged or truncated, its voxels cannot be read ({_reason(error)})"
+        ) from error
     _check_spacing(path, image)
     return array, image.affine
 
@@ -69,7 +75,9 @@ def check_shape(path: Path, shape: Sequence[int]) -> None:
 
 
 def _voxels(path: Path, image: SpatialImage) -> np.ndarray:
-    """As `image.dataobj`, but a compressed file is read to its end, where its checksum stands; nibabel stops before."""
+    """As `image.dataobj`, but a compressed file is read to its end, where its checksum stands; nibabel
+    stops before.
+    """
     if path.suffix not in (".gz", ".mgz") or not isinstance(image, SerializableImage):
         return np.asanyarray(image.dataobj)
     with gzip.open(path) as file:
@@ -80,7 +88,9 @@ def _voxels(path: Path, image: SpatialImage) -> np.ndarray:
 
 
 def _check_spacing(path: Path, image: SpatialImage) -> None:
-    """Where the affine comes from `pixdim`, nibabel turns 0 into 1 mm and drops a minus; one slice may have no thickness."""
+    """Where the affine comes from `pixdim`, nibabel turns 0 into 1 mm and drops a minus; one slice may
+    have no thickness.
+    """
     if not isinstance(image, Nifti1Pair):
         return
     if unit := _NOT_MM.get(int(image.header["xyzt_units"]) & 7):
@@ -89,7 +99,11 @@ def _check_spacing(path: Path, image: SpatialImage) -> None:
         return
     with ImageOpener(str(path.with_suffix(".hdr") if path.suffix == ".img" else path)) as file:
         stored = image.header_class.from_fileobj(file, check=False)["pixdim"][1:4]
-    wrong = [axis for axis, (n, mm) in enumerate(zip(image.shape[:3], stored, strict=False)) if n > 1 and not mm > 0]
+    wrong = [
+        axis
+        for axis, (n, mm) in enumerate(zip(image.shape[:3], stored, strict=False))
+        if n > 1 and not mm > 0
+    ]
     if wrong:
         found = ", ".join(f"{stored[axis]:g} mm along axis {axis}" for axis in wrong)
         raise ValueError(f"{path}: its spacing is {found}, expected more than 0")

@@ -47,11 +47,15 @@ def _placed(path: Path, array: np.ndarray, header: dict[str, Any]) -> tuple[np.n
         raise ValueError(f"{path}: a colour image ({', '.join(header['kinds'])}), expected grey values")
     signs, directions = _signs(path, header), np.asarray(header.get("space directions", ()), np.float64)
     if directions.shape != (array.ndim, 3):
-        raise ValueError(f"{path}: expected `space directions` of three numbers for each axis, got {directions.tolist()}")
+        raise ValueError(
+            f"{path}: expected `space directions` of three numbers for each axis, got {directions.tolist()}"
+        )
     spatial = [axis for axis in range(array.ndim) if not np.isnan(directions[axis]).any()]
     others = [axis for axis in range(array.ndim) if axis not in spatial]
     if len(spatial) not in (2, 3) or len(others) > 1:
-        raise ValueError(f"{path}: expected 2 or 3 axes in space and up to one other, got {len(spatial)} and {len(others)}")
+        raise ValueError(
+            f"{path}: expected 2 or 3 axes in space and up to one other, got {len(spatial)} and {len(others)}"
+        )
     matrix = np.eye(4)
     matrix[:3, : len(spatial)] = directions[spatial].T
     matrix[:3, 3] = header.get("space origin", (0.0, 0.0, 0.0))
@@ -64,8 +68,13 @@ def _placed(path: Path, array: np.ndarray, header: dict[str, Any]) -> tuple[np.n
 
 
 def _signs(path: Path, header: dict[str, Any]) -> list[float]:
-    """From the file's axes to right, anterior, superior. Raises: ValueError: they are others, or not in mm."""
-    space, units = str(header.get("space", "")), {str(unit).strip('"') for unit in header.get("space units", ["mm"])}
+    """From the file's axes to right, anterior, superior. Raises: ValueError: they are others, or not in
+    mm.
+    """
+    space, units = (
+        str(header.get("space", "")),
+        {str(unit).strip('"') for unit in header.get("space units", ["mm"])},
+    )
     names = [_SHORT.get(letter, "") for letter in space] if space.isupper() else space.lower().split("-")
     if len(names) != 3 or any(name not in pair for name, pair in zip(names, _ORDER, strict=True)):
         raise ValueError(f"{path}: its `space` must be left-posterior-superior or alike, got {space!r}")

@@ -1,7 +1,8 @@
 """PNG, JPEG and TIFF, by Pillow: pictures, masks, and what is wrong with them in words.
 
-A picture is an image of one slice whose pixels are 1 mm wide: nothing else is known of its place. The first axis goes from
-left to right, the second from the bottom to the top, as in a slice whose right and anterior are to the right and up.
+A picture is an image of one slice whose pixels are 1 mm wide: nothing else is known of its place. The first
+axis goes from left to right, the second from the bottom to the top, as in a slice whose right and anterior
+are to the right and up.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from medconv.data.io import nifti
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".PNG", ".JPG", ".JPEG", ".TIF", ".TIFF")
 CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
 _FORMATS = ("PNG", "JPEG", "TIFF")
-_DAMAGED = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)  # what Pillow raises
+_DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    struct.error,
+    zlib.error,
+)  # what Pillow raises
 _GREY = {
     "1": np.uint8,
     "L": np.uint8,
@@ -29,7 +38,8 @@ _GREY = {
     "I": np.int32,
     "F": np.float32,
 }
-_ALONE = 100  # a value from here on, alone beside 0, is what programs write for the one class there is, such as 255
+# a value from here on, alone beside 0, is what programs write for the one class there is, such as 255
+_ALONE = 100
 _CLASSES = 64  # a mask with more values than that is a photograph
 
 
@@ -66,7 +76,8 @@ def read(path: Path) -> np.ndarray:
 
 
 def read_mask(path: Path) -> np.ndarray:
-    """Label values: those of grey pixels, or a palette's indices; one value alone beside 0, such as 255, is class 1.
+    """Label values: those of grey pixels, or a palette's indices; one value alone beside 0, such as 255, is
+    class 1.
 
     Shape: (X, Y, 1) integers. Raises: ValueError: as `read`; colours, or a photograph.
     """
@@ -75,14 +86,17 @@ def read_mask(path: Path) -> np.ndarray:
     if pixels.ndim == 3:
         if (pixels != pixels[..., :1]).any():
             raise ValueError(
-                f"{path}: {_colours(pixels)}, expected a mask of label values: grey 0, 1, 2, ..., 0 and 255, or a palette"
+                f"{path}: {_colours(pixels)}, expected a mask of label values: grey 0, 1, 2, ..., 0 and 255, "
+                "or a palette"
             )
         pixels = pixels[..., 0]
     values = np.unique(pixels)
     blurred = path.suffix.lower() in (".jpg", ".jpeg")
     if len(values) > (2 if blurred else _CLASSES):
         also = "; JPEG blurs the values of a mask, PNG keeps them" if blurred else ""
-        raise ValueError(f"{path}: {len(values)} different values, expected a mask of label values, not a photograph{also}")
+        raise ValueError(
+            f"{path}: {len(values)} different values, expected a mask of label values, not a photograph{also}"
+        )
     if values[-1] >= _ALONE and not (values[:-1] != 0).any():
         pixels = (pixels == values[-1]).astype(np.uint8)
     return _turned(pixels)[:, :, None]
@@ -91,7 +105,9 @@ def read_mask(path: Path) -> np.ndarray:
 def write_mask(path: Path, label: np.ndarray) -> None:
     """A PNG of label values, 8 bits where they fit. Shape: label (X, Y, 1)."""
     dtype = np.uint8 if label.max(initial=0) < 256 else np.uint16
-    Image.fromarray(np.ascontiguousarray(label.reshape(label.shape[:2]).T[::-1]).astype(dtype)).save(path, format="PNG")
+    Image.fromarray(np.ascontiguousarray(label.reshape(label.shape[:2]).T[::-1]).astype(dtype)).save(
+        path, format="PNG"
+    )
 
 
 def write_picture(path: Path, pixels: np.ndarray) -> None:
@@ -116,14 +132,20 @@ def _upright(path: Path) -> Image.Image:
         try:
             pages = getattr(image, "n_frames", 1)
         except (*_DAMAGED, KeyError) as error:
-            raise ValueError(f"{path}: damaged or truncated, its pages cannot be read ({_reason(error)})") from error
+            raise ValueError(
+                f"{path}: damaged or truncated, its pages cannot be read ({_reason(error)})"
+            ) from error
         if pages > 1:
-            raise ValueError(f"{path}: {pages} pages, expected one picture; save each page as a file, or a volume as NIfTI")
+            raise ValueError(
+                f"{path}: {pages} pages, expected one picture; save each page as a file, or a volume as NIfTI"
+            )
         try:
             image.load()
             return ImageOps.exif_transpose(image)
         except (*_DAMAGED, MemoryError) as error:
-            raise ValueError(f"{path}: damaged or truncated, its pixels cannot be read ({_reason(error)})") from error
+            raise ValueError(
+                f"{path}: damaged or truncated, its pixels cannot be read ({_reason(error)})"
+            ) from error
 
 
 def _pixels(path: Path, image: Image.Image) -> np.ndarray:
@@ -134,7 +156,9 @@ def _pixels(path: Path, image: Image.Image) -> np.ndarray:
         image = image.convert("LA" if image.mode in ("LA", "La") else "RGBA")
         pixels = np.asarray(image)
         if pixels[..., -1].min() < 255:
-            raise ValueError(f"{path}: partly transparent, expected opaque pixels; save it without an alpha channel")
+            raise ValueError(
+                f"{path}: partly transparent, expected opaque pixels; save it without an alpha channel"
+            )
         return pixels[..., 0] if image.mode == "LA" else pixels[..., :3]
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 

@@ -25,7 +25,11 @@ from medconv.data.loading.worker_errors import Fault, Guarded, GuardedCollate
 from medconv.data.preprocessing.store import Store
 
 Batch = dict[str, Any]
-_TOLD = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}  # by a terminal, by Slurm: to all processes of a run at once
+_TOLD = {
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+}  # by a terminal, by Slurm: to all processes of a run at once
 _DYING = 2.0  # seconds for a worker to be gone once its connection is
 
 
@@ -34,10 +38,11 @@ class DataModule(LightningDataModule):
 
     Args:
         batch_size: per device. samples_per_epoch: over all devices.
-        augment: called with a training batch: on the device where that is an accelerator, else inside the workers.
+        augment: called with a training batch: on the device where that is an accelerator, else inside the
+            workers.
         slice_axis: where the patches are 2D and the cases volumes, the axis across the slices.
-        draw_from: of whole images, which are those whose cases have values: places in `train`, class by class, so that each
-            class is drawn equally often; None draws each case so.
+        draw_from: of whole images, which are those whose cases have values: places in `train`, class by
+            class, so that each class is drawn equally often; None draws each case so.
         num_workers: loader processes per device; None is half of the cores, shared by the devices, at most 8.
         persistent_workers: keep them between epochs; None is yes wherever there are workers.
     Raises: ValueError: no training case, or values that do not fit together.
@@ -65,10 +70,18 @@ class DataModule(LightningDataModule):
         self.store, self.train_cases, self.val_cases, self.patch_size = store, train, val, patch_size
         self.augment, self.seed, self.batch_size = augment, seed, batch_size
         self.samples_per_epoch, self.oversample_foreground = samples_per_epoch, oversample_foreground
-        self.num_workers, self.prefetch_factor, self.persistent_workers = num_workers, prefetch_factor, persistent_workers
+        self.num_workers, self.prefetch_factor, self.persistent_workers = (
+            num_workers,
+            prefetch_factor,
+            persistent_workers,
+        )
         self.slice_axis, self.draw_from = slice_axis, draw_from
-        self.mark: Callable[[str], None] = lambda phase: None  # a profiler's: called with the part of a step that ends
-        self.stopped: Callable[[], bool] = lambda: False  # whether the run is to end, so that no further case is validated
+        self.mark: Callable[[str], None] = lambda phase: (
+            None
+        )  # a profiler's: called with the part of a step that ends
+        self.stopped: Callable[[], bool] = lambda: (
+            False
+        )  # whether the run is to end, so that no further case is validated
         self._check()
 
     def _check(self) -> None:
@@ -80,9 +93,13 @@ class DataModule(LightningDataModule):
         if self.num_workers is not None and self.num_workers < 0:
             raise ValueError(f"data.num_workers must be 0 or more, got {self.num_workers}")
         if not 0 <= self.oversample_foreground <= 1:
-            raise ValueError(f"data.oversample_foreground must lie between 0 and 1, got {self.oversample_foreground}")
+            raise ValueError(
+                f"data.oversample_foreground must lie between 0 and 1, got {self.oversample_foreground}"
+            )
         if self.num_workers == 0 and self.persistent_workers:
-            raise ValueError("data.persistent_workers=true needs workers that persist, got data.num_workers=0")
+            raise ValueError(
+                "data.persistent_workers=true needs workers that persist, got data.num_workers=0"
+            )
 
     def train_dataloader(self) -> DataLoader:
         dataset = self._samples()
@@ -97,7 +114,13 @@ class DataModule(LightningDataModule):
             return ImageDataset(self.store, self.train_cases, self.seed, self.draw_from)
         ids = [case.id for case in self.train_cases]
         return PatchDataset(
-            self.store, ids, self.patch_size, self.seed, self.oversample_foreground, self.slice_axis, self._read_size()
+            self.store,
+            ids,
+            self.patch_size,
+            self.seed,
+            self.oversample_foreground,
+            self.slice_axis,
+            self._read_size(),
         )
 
     @property
@@ -106,30 +129,45 @@ class DataModule(LightningDataModule):
         return self.train_cases[0].values is not None
 
     def _read_size(self) -> Callable[[int], Sequence[int]] | None:
-        """What the augmentation wants to see of a sample; one size for all where a batch is copied to a device first."""
+        """What the augmentation wants to see of a sample; one size for all where a batch is copied to a
+        device first.
+        """
         if self._augments_on_device and hasattr(self.augment, "max_read_size"):
             return _Always(self.augment.max_read_size)
         return getattr(self.augment, "read_size", None)
 
     def val_dataloader(self) -> DataLoader:
-        """Each case on exactly one rank; ranks may have different numbers of them. Whole images come in batches.
+        """Each case on exactly one rank; ranks may have different numbers of them. Whole images come in
+        batches.
 
-        A rank that would have none repeats the first, which counts once all the same: results are kept by case id.
+        A rank that would have none repeats the first, which counts once all the same: results are kept by
+        case id.
         """
         cases = list(self.val_cases)
         mine = cases[self._rank :: self._world_size] or cases[:1]
         if self.whole and mine:
             loader = self._loader(
-                ImageCases(self.store, mine), batch_size=self.batch_size, shuffle=False, collate_fn=default_collate
+                ImageCases(self.store, mine),
+                batch_size=self.batch_size,
+                shuffle=False,
+                collate_fn=default_collate,
             )
         else:
-            loader = self._loader(CaseDataset(self.store, mine), batch_size=1, shuffle=False, collate_fn=_only_item)
+            loader = self._loader(
+                CaseDataset(self.store, mine), batch_size=1, shuffle=False, collate_fn=_only_item
+            )
         loader.stopped = lambda: self.stopped()
         return loader
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Sample numbers stay here: to read them back from a device would wait for all that it has in work."""
-        return {**batch, "sample": batch["sample"].tolist()} if self._augments_on_device and "sample" in batch else batch
+        """Sample numbers stay here: to read them back from a device would wait for all that it has in
+        work.
+        """
+        return (
+            {**batch, "sample": batch["sample"].tolist()}
+            if self._augments_on_device and "sample" in batch
+            else batch
+        )
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         if self.trainer is not None and self.trainer.training:
@@ -179,7 +217,9 @@ class _Loader(DataLoader):
     stopped: Callable[[], bool] | None = None  # asked before each batch: whether to end here
 
     def begin_at(self, batch: int) -> None:
-        """The next epoch begins at this batch of it; those before are not made. Where iteration has begun it is too late."""
+        """The next epoch begins at this batch of it; those before are not made. Where iteration has begun
+        it is too late.
+        """
         self.sampler.first_batch = batch  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
@@ -194,7 +234,9 @@ class _Loader(DataLoader):
             except StopIteration:
                 return
             except (ConnectionError, EOFError):  # a worker ended while it handed over a batch
-                time.sleep(_DYING)  # its end is noticed by a signal, and torch's handler raises which one it was
+                time.sleep(
+                    _DYING
+                )  # its end is noticed by a signal, and torch's handler raises which one it was
                 raise
             if self.mark is not None:
                 self.mark("data_wait")
@@ -205,11 +247,13 @@ class _Loader(DataLoader):
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Processes started inside never hear what is said to the run, in none of their threads: a mask is inherited.
+    """Processes started inside never hear what is said to the run, in none of their threads: a mask is
+    inherited.
 
     Blocked later, in the worker, it would not hold for the threads that libraries have begun by then.
     """
-    resource_tracker.ensure_running()  # `spawn` starts it first otherwise, and then takes SIGTERM off the mask
+    # `spawn` starts it first otherwise, and then takes SIGTERM off the mask
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
     try:
         yield
@@ -236,7 +280,9 @@ class _Augmenting:
     def __call__(self, samples: list[Sample]) -> Batch:
         if len({sample["image"].shape for sample in samples}) == 1:
             return self.augment(default_collate(samples))
-        return self.augment({key: [sample[key] for sample in samples] for key in samples[0]})  # sizes as read_size says
+        return self.augment(
+            {key: [sample[key] for sample in samples] for key in samples[0]}
+        )  # sizes as read_size says
 
 
 def _only_item(samples: list[Sample]) -> Sample:
@@ -245,10 +291,12 @@ def _only_item(samples: list[Sample]) -> Sample:
 
 
 def _settle(worker: int) -> None:
-    """One thread for each worker, also in numpy and scipy, and no garbage collection of what came from the main process.
+    """One thread for each worker, also in numpy and scipy, and no garbage collection of what came from the
+    main process.
 
-    A collection writes into every object that it looks at, and so would copy all of them into each worker. Signals to the
-    run, which a terminal and Slurm also send to its workers, are heeded by the main process, which still needs them then.
+    A collection writes into every object that it looks at, and so would copy all of them into each worker.
+    Signals to the run, which a terminal and Slurm also send to its workers, are heeded by the main process,
+    which still needs them then.
     """
     threadpool_limits(1)  # torch's own threads are capped by its worker loop
     gc.freeze()
@@ -257,7 +305,8 @@ def _settle(worker: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """SIGTERM from the main process, which so ends a worker that hangs, is obeyed; from anybody else it is not.
+    """SIGTERM from the main process, which so ends a worker that hangs, is obeyed; from anybody else it is
+    not.
 
     Workers also end when the main process is gone, which torch finds out only where it started them itself.
     """

@@ -15,7 +15,9 @@ import torch
 from medconv.data.case import Case
 from medconv.data.preprocessing.store import Store
 
-_IN_MEMORY = 256 * 2**20  # bytes of prepared images that a process reads once and keeps, as opening a file takes longer
+_IN_MEMORY = (
+    256 * 2**20
+)  # bytes of prepared images that a process reads once and keeps, as opening a file takes longer
 Sample = dict[str, Any]
 
 
@@ -54,7 +56,9 @@ class ImageCases(monai.data.Dataset):
         for place, case in enumerate(self.data):
             found = self.store.read(str(case)).image
             if found.shape != first.shape:
-                raise ValueError(f"case {case}: its prepared image has shape {found.shape}, expected {first.shape}")
+                raise ValueError(
+                    f"case {case}: its prepared image has shape {found.shape}, expected {first.shape}"
+                )
             images[place] = found
         return images
 
@@ -63,7 +67,8 @@ class ImageDataset(ImageCases):
     """Training samples; index n is sample number n, without an upper limit.
 
     Item: image (channels, *frame) float32, label (values,) float32, sample n.
-    Args: draw_from: places of cases, class by class: each class is drawn equally often; None draws each case so.
+    Args: draw_from: places of cases, class by class: each class is drawn equally often; None draws each case
+    so.
     """
 
     def __init__(
@@ -90,7 +95,9 @@ class ImageDataset(ImageCases):
         return str(self.data[self.place_of(index)]), f"training sample {index}"
 
     def _in_turn(self, key: int, index: int, count: int) -> int:
-        """Number `index` of an endless row in which each of `count` comes once in a turn. Args: key: which row."""
+        """Number `index` of an endless row in which each of `count` comes once in a turn. Args: key: which
+        row.
+        """
         turn, place = divmod(index, count)
         if self._turns.get(key, (-1,))[0] != turn:
             purpose = [self.seed, 1, turn] if key == 0 else [self.seed, 5, turn, key]

@@ -1,7 +1,8 @@
 """Training samples and validation cases, read from the store by MONAI datasets inside loader workers.
 
-Every training sample is a pure function of (seed, sample number): which case, which place, which augmentation. Sample
-numbers run on over epochs, so neither the number of workers or ranks nor a restart changes what sample n is.
+Every training sample is a pure function of (seed, sample number): which case, which place, which
+augmentation. Sample numbers run on over epochs, so neither the number of workers or ranks nor a restart
+changes what sample n is.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ class PatchDataset(monai.data.Dataset):
     Item: image (channels, *patch_size) float32, label (1, *patch_size) uint8 or int16, sample n.
     Args:
         cases: ids in the store. patch_size: voxels; smaller images are padded with 0 on both sides.
-        oversample_foreground: of the samples, how many are centred on a voxel of a randomly chosen class of the case. The others
-            lie anywhere or, where some voxels are to be ignored, are centred on one that is not.
+        oversample_foreground: of the samples, how many are centred on a voxel of a randomly chosen class of
+            the case. The others lie anywhere or, where some voxels are to be ignored, are centred on one that
+            is not.
         slice_axis: where the patches are 2D and the cases volumes, the axis across the slices.
-        read_size: sample number to how many voxels to give around the patch's centre, other than the patch's own size.
+        read_size: sample number to how many voxels to give around the patch's centre, other than the patch's
+            own size.
     """
 
     def __init__(
@@ -44,8 +47,15 @@ class PatchDataset(monai.data.Dataset):
         read_size: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         super().__init__(cases)
-        self.data: Any = np.array(cases)  # one block of memory: counting references to strings copies their pages
-        self.store, self.seed, self.oversample_foreground, self.slice_axis = store, seed, oversample_foreground, slice_axis
+        self.data: Any = np.array(
+            cases
+        )  # one block of memory: counting references to strings copies their pages
+        self.store, self.seed, self.oversample_foreground, self.slice_axis = (
+            store,
+            seed,
+            oversample_foreground,
+            slice_axis,
+        )
         self.box, self.read_size = self._with_slice_axis(patch_size), read_size
         self._turn: tuple[int, np.ndarray] = (-1, np.empty(0))
 
@@ -95,8 +105,8 @@ class PatchDataset(monai.data.Dataset):
 class CaseDataset(monai.data.Dataset):
     """Whole cases for validation.
 
-    Item: image (1, channels, *spatial), label (1, 1, *spatial), reference (X, Y, Z) on the native grid, case id and the
-    spacing_mm of the prepared image.
+    Item: image (1, channels, *spatial), label (1, 1, *spatial), reference (X, Y, Z) on the native grid, case
+    id and the spacing_mm of the prepared image.
     """
 
     def __init__(self, store: Store, cases: Sequence[Case]) -> None:
@@ -123,9 +133,9 @@ class CaseDataset(monai.data.Dataset):
 class SampleOrder(Sampler[int]):
     """The sample numbers of one rank, epoch by epoch.
 
-    A global batch is `batch_size * world_size` consecutive numbers, of which each rank takes its own `batch_size`: two
-    devices with batch 2 see what one device with batch 4 sees. An epoch is the fewest whole global batches that hold
-    `samples_per_epoch`.
+    A global batch is `batch_size * world_size` consecutive numbers, of which each rank takes its own
+    `batch_size`: two devices with batch 2 see what one device with batch 4 sees. An epoch is the fewest whole
+    global batches that hold `samples_per_epoch`.
     """
 
     def __init__(self, samples_per_epoch: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
@@ -147,7 +157,9 @@ class SampleOrder(Sampler[int]):
 
 
 def _parts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places of an entry: of any voxel that is not to be ignored, class 0, if some are; and of the foreground."""
+    """Places of an entry: of any voxel that is not to be ignored, class 0, if some are; and of the
+    foreground.
+    """
     first = np.searchsorted(rows[:, 0], 1) if len(rows) and rows[0, 0] == 0 else 0
     return rows[:first], rows[first:]
 

@@ -1,8 +1,9 @@
-"""What goes wrong inside loader workers, brought to the main process: whose case it is, and where it came from.
+"""What goes wrong inside loader workers, brought to the main process: whose case it is, and where it came
+from.
 
-torch raises a worker's error anew from its text alone, traceback and all, which is no message for a user. So an error
-travels as a value in the place of its batch. Of a worker that a signal ends nothing travels; what it was at work on stands
-in memory that it shared.
+torch raises a worker's error anew from its text alone, traceback and all, which is no message for a user. So
+an error travels as a value in the place of its batch. Of a worker that a signal ends nothing travels; what it
+was at work on stands in memory that it shared.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-_DEAD = re.compile(r"DataLoader worker \(pid\S* ([\d, ]+)\) (?:is killed by signal: ([^.]+)\.|exited unexpectedly)")
+_DEAD = re.compile(
+    r"DataLoader worker \(pid\S* ([\d, ]+)\) (?:is killed by signal: ([^.]+)\.|exited unexpectedly)"
+)
 
 
 _NAMES = {signal.strsignal(number): number.name for number in signal.Signals}
@@ -48,7 +51,9 @@ class Fault:
         said = str(error).removeprefix(f"case {case}: ") if users else f"{type(error).__name__}: {error}"
         # numpy's way to say so, and torch's
         if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
-            said = f"no memory left in a loader worker ({error}); fewer data.num_workers or smaller batches help"
+            said = (
+                f"no memory left in a loader worker ({error}); fewer data.num_workers or smaller batches help"
+            )
             users = True
         text = "".join(traceback.format_exception(error))
         return cls(f"case {case} ({sample}): {said}", users, text)
@@ -63,13 +68,15 @@ class Fault:
 class Guarded(Dataset):
     """A dataset whose items come as (index, item), or (index, Fault) in the place of an error.
 
-    Args: dataset: with `describe(index)`, which gives the case, and what is read of it in words. workers: how many there
-        will be.
+    Args: dataset: with `describe(index)`, which gives the case, and what is read of it in words. workers: how
+        many there will be.
     """
 
     def __init__(self, dataset: Any, workers: int = 0) -> None:
         self.dataset = dataset
-        self._at_work = torch.full((workers, 4), -1).share_memory_()  # a worker's own row: process id, then as in `note`
+        self._at_work = torch.full(
+            (workers, 4), -1
+        ).share_memory_()  # a worker's own row: process id, then as in `note`
         self.processes: Sequence[Any] = ()
         _GUARDED.add(self)
 
@@ -77,7 +84,9 @@ class Guarded(Dataset):
         return {**self.__dict__, "processes": ()}
 
     def note(self, doing: int, indices: Sequence[int] = (-1,)) -> None:
-        """In a worker: what it begins to do. Args: doing: one of the constants. indices: first and last count."""
+        """In a worker: what it begins to do. Args: doing: one of the constants. indices: first and last
+        count.
+        """
         if (worker := get_worker_info()) is not None:
             self._at_work[worker.id] = torch.tensor([os.getpid(), doing, indices[0], indices[-1]])
 
@@ -104,7 +113,9 @@ class Guarded(Dataset):
 
 
 class GuardedCollate:
-    """Items of a `Guarded` dataset to one batch, or to the `Fault` of the first item that has or makes one."""
+    """Items of a `Guarded` dataset to one batch, or to the `Fault` of the first item that has or makes
+    one.
+    """
 
     def __init__(self, collate: Callable[[list[Any]], Any], guarded: Guarded) -> None:
         self.collate, self.guarded, self.dataset = collate, guarded, guarded.dataset
@@ -135,9 +146,11 @@ class GuardedCollate:
 
 
 def ended_worker(error: BaseException) -> tuple[int, str] | None:
-    """Process id of the dead worker that torch speaks of, and its signal, or its exit code; None: another error.
+    """Process id of the dead worker that torch speaks of, and its signal, or its exit code; None: another
+    error.
 
-    torch's handler of the signal may raise at any line of the main process, and what waits for a batch raises it anew. Of
+    torch's handler of the signal may raise at any line of the main process, and what waits for a batch raises
+    it anew. Of
     several the first counts: torch itself ends the other workers then.
     """
     cause = error.__cause__ or error.__context__
@@ -167,9 +180,11 @@ def advice(pid: int, ended_by: str, settings: Mapping[str, Any]) -> str:
     if ended_by == "SIGBUS":
         return (
             f"{ended}: shared memory, through which batches travel, is full, or a "
-            f"prepared file was cut while it was read. What helps: a larger /dev/shm (`docker run --shm-size=8g`); {less}"
+            "prepared file was cut while it was read. What helps: a larger /dev/shm (`docker run "
+            f"--shm-size=8g`); {less}"
         )
     return (
-        f"{ended}: a library crashed, not Python. Look at this case: `medconv preprocess` with --verify reads its "
-        "prepared files again; `python -X faulthandler -m medconv.cli train` with data.num_workers=0 shows the line"
+        f"{ended}: a library crashed, not Python. Look at this case: `medconv preprocess` with --verify "
+        "reads its prepared files again; `python -X faulthandler -m medconv.cli train` with "
+        "data.num_workers=0 shows the line"
     )

@@ -18,8 +18,14 @@ from medconv.utils.threads import each
 
 _SHEARED = 0.5  # degrees: beyond rounding, a gantry that was tilted
 _SAMPLED = 5_000  # foreground voxels per case that stand for its intensities
-_FEWEST, _IN_ALL = 100, 20_000_000  # of a whole image, where there are very many cases; and of all of them together
-_ODD = {True: "one slice only, while most cases are volumes", False: "a volume, while most cases are one slice only"}
+_FEWEST, _IN_ALL = (
+    100,
+    20_000_000,
+)  # of a whole image, where there are very many cases; and of all of them together
+_ODD = {
+    True: "one slice only, while most cases are volumes",
+    False: "a volume, while most cases are one slice only",
+}
 
 
 @dataclass
@@ -29,7 +35,8 @@ class CaseReport:
     Args:
         grid, channels, low, high: as its files have it; lowest and highest intensity of all channels.
         shape, spacing_mm: of the content, in canonical (RAS) axis order.
-        class_voxels: one count per class; voxels to ignore are not counted. intensities: (channels, sampled voxels).
+        class_voxels: one count per class; voxels to ignore are not counted. intensities: (channels, sampled
+            voxels).
         content: of a whole image, a hash of its voxels.
     """
 
@@ -50,7 +57,8 @@ class CaseReport:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What planning needs to know of a dataset; lengths in mm, shapes in voxels, axes right-anterior-superior.
+    """What planning needs to know of a dataset; lengths in mm, shapes in voxels, axes
+    right-anterior-superior.
 
     Args:
         shapes, spacings_mm: one per case, of its content.
@@ -80,7 +88,8 @@ def check(dataset: Dataset, workers: int, skip: bool = False) -> Checked:
     """Read every file once; the fingerprint is of the cases without a fault.
 
     Args: skip: leave faulty cases out, as long as any is good.
-    Raises: ValueError: at least one fault; the message has one line for each, with case, file and expectation.
+    Raises: ValueError: at least one fault; the message has one line for each, with case, file and
+    expectation.
     """
     reports = survey(dataset, workers)
     faults = {r.case: r.faults for r in reports if r.faults}
@@ -107,7 +116,9 @@ def complaint(dataset: Dataset, faults: Mapping[str, Sequence[str]]) -> str:
 
 
 def still_faulty(dataset: Dataset, faults: Mapping[str, Sequence[str]]) -> bool:
-    """Whether what was wrong with these cases still is; a missing permission, say, may be given without a trace."""
+    """Whether what was wrong with these cases still is; a missing permission, say, may be given without a
+    trace.
+    """
     known = {case.id: case for case in dataset.cases}
     odd = set(_ODD.values())
     return all(
@@ -166,7 +177,9 @@ def _image(case: Case, num_channels: int, report: CaseReport) -> tuple[np.ndarra
         return None
     path = case.images[0]
     if len(image) != num_channels:
-        report.faults.append(f"{path}: expected as many channels as are declared, {num_channels}, found {len(image)}")
+        report.faults.append(
+            f"{path}: expected as many channels as are declared, {num_channels}, found {len(image)}"
+        )
     if not np.isfinite(image).all():
         report.faults.append(
             f"{path}: {int((~np.isfinite(image)).sum())} voxels are NaN or infinite, expected finite numbers"
@@ -178,11 +191,15 @@ def _image(case: Case, num_channels: int, report: CaseReport) -> tuple[np.ndarra
     report.grid, report.channels = grid, len(image)
     report.warnings += [w for p in case.images for w in _disagreeing_forms(p)]
     if grid.shear > _SHEARED:
-        report.warnings.append(f"{path}: its axes are {grid.shear:.1f} degrees off a right angle; it is used as it is")
+        report.warnings.append(
+            f"{path}: its axes are {grid.shear:.1f} degrees off a right angle; it is used as it is"
+        )
     return image, grid
 
 
-def _label(case: Case, num_classes: int, ignore: int | None, report: CaseReport) -> tuple[np.ndarray, Grid] | None:
+def _label(
+    case: Case, num_classes: int, ignore: int | None, report: CaseReport
+) -> tuple[np.ndarray, Grid] | None:
     if case.label is None:
         report.faults.append("has no label, which training needs")
         return None
@@ -191,7 +208,11 @@ def _label(case: Case, num_classes: int, ignore: int | None, report: CaseReport)
     except ValueError as error:
         report.faults.append(str(error))
         return None
-    undeclared = [int(v) for v in np.unique(label) if v >= num_classes and v != ignore] if label.max() >= num_classes else []
+    undeclared = (
+        [int(v) for v in np.unique(label) if v >= num_classes and v != ignore]
+        if label.max() >= num_classes
+        else []
+    )
     if undeclared:
         also = "" if ignore is None else f", and {ignore} to be ignored"
         report.faults.append(
@@ -216,7 +237,11 @@ def _disagreeing_forms(path: Path) -> list[str]:
         return []
     shape = header.get_data_shape()
     distance = Grid.of(shape, sform).corner_distance(Grid.of(shape, qform))
-    return [f"{path}: sform and qform differ by {distance:.3g} voxels; the sform is used"] if distance > 0.01 else []
+    return (
+        [f"{path}: sform and qform differ by {distance:.3g} voxels; the sform is used"]
+        if distance > 0.01
+        else []
+    )
 
 
 def _describe(image: np.ndarray, grid: Grid, label: np.ndarray, dataset: Dataset, report: CaseReport) -> None:
@@ -230,7 +255,9 @@ def _describe(image: np.ndarray, grid: Grid, label: np.ndarray, dataset: Dataset
     stored = label.T.reshape(-1)  # as files have it, the first axis fastest
     num_classes, ignore = len(dataset.class_names), dataset.targets.ignore
     known = stored if ignore is None else stored[stored != ignore]
-    report.class_voxels = tuple(int(n) for n in np.bincount(known.clip(max=num_classes - 1), minlength=num_classes))
+    report.class_voxels = tuple(
+        int(n) for n in np.bincount(known.clip(max=num_classes - 1), minlength=num_classes)
+    )
     if report.intensities is not None:
         return
     places = np.flatnonzero(stored if ignore is None else (stored > 0) & (stored != ignore))
@@ -247,7 +274,12 @@ def measured(reports: Sequence[CaseReport]) -> Fingerprint:
         raise ValueError("nothing is known of any case: every voxel of all label maps is to be ignored")
     low, high = np.percentile(samples, [0.5, 99.5], axis=1)
     intensities = [
-        {"percentile_00_5": float(a), "percentile_99_5": float(b), "mean": float(c.mean()), "std": float(c.std())}
+        {
+            "percentile_00_5": float(a),
+            "percentile_99_5": float(b),
+            "mean": float(c.mean()),
+            "std": float(c.std()),
+        }
         for a, b, c in zip(low, high, samples, strict=True)
     ]
     return Fingerprint(

@@ -1,6 +1,7 @@
 """Prepare a dataset once: check every file, take the fingerprint, fill the store.
 
-Several processes may call this at once (ranks, nodes on a shared filesystem): one works, the others wait for it.
+Several processes may call this at once (ranks, nodes on a shared filesystem): one works, the others wait for
+it.
 """
 
 from __future__ import annotations
@@ -33,16 +34,20 @@ log = logging.getLogger(__name__)
 
 
 def dataset_folder(cache: Path, dataset: Dataset) -> Path:
-    """Where a dataset's fingerprint and stores live: its name and a hash of where its files are, whatever their cases."""
+    """Where a dataset's fingerprint and stores live: its name and a hash of where its files are, whatever
+    their cases.
+    """
     places = {str(path.resolve()).replace(case.id, "*") for case in dataset.cases for path in case.files}
     return cache / f"{_safe(dataset.name)}-{_hash(sorted(places))}"
 
 
-def fingerprint(dataset: Dataset, folder: Path, workers: int, skip: bool = False) -> tuple[Fingerprint, dict[str, str]]:
+def fingerprint(
+    dataset: Dataset, folder: Path, workers: int, skip: bool = False
+) -> tuple[Fingerprint, dict[str, str]]:
     """Check all files and measure the dataset, or read what an earlier run found if no file changed since.
 
-    `fingerprint.json` is for people and programs too. Voxel locations by class lie on the prepared grid, and so in the
-    store, as every entry's `foreground`.
+    `fingerprint.json` is for people and programs too. Voxel locations by class lie on the prepared grid, and
+    so in the store, as every entry's `foreground`.
 
     Args: skip: leave faulty cases out.
     Returns: the fingerprint of the good cases; case id to fault of the others.
@@ -61,17 +66,22 @@ def fingerprint(dataset: Dataset, folder: Path, workers: int, skip: bool = False
         return kept.fingerprint, {case: "; ".join(found) for case, found in kept.faults.items()}
 
 
-def prepare(dataset: Dataset, recipe: PreprocessingConfig, folder: Path, workers: int, verify: bool = False) -> Store:
+def prepare(
+    dataset: Dataset, recipe: PreprocessingConfig, folder: Path, workers: int, verify: bool = False
+) -> Store:
     """Fill the store of this recipe; cases that are there, whole and unchanged are left alone.
 
-    At most `workers` cases are in memory at once, each about six times its image in float32, all channels together.
+    At most `workers` cases are in memory at once, each about six times its image in float32, all channels
+    together.
     Args: verify: read every entry again and compare its checksums.
     Raises: ValueError: a file at fault, or no room; what was prepared stays.
     """
     meant = [] if dataset.image_targets else [dataset.class_names, *_ignored(dataset)]
     store = Store(folder / _hash([_VERSION, _decisive(recipe), *meant]))
     with _lock(folder):
-        whole = each(lambda case: store.has(case, verify), dataset.cases, workers, "verifying" if verify else "looking")
+        whole = each(
+            lambda case: store.has(case, verify), dataset.cases, workers, "verifying" if verify else "looking"
+        )
         missing = [case for case, there in zip(dataset.cases, list(whole), strict=True) if not there]
         if missing:
             log.info("preparing %d of %d cases into %s", len(missing), len(dataset.cases), store.folder)
@@ -81,7 +91,9 @@ def prepare(dataset: Dataset, recipe: PreprocessingConfig, folder: Path, workers
     return store
 
 
-def prepare_case(case: Case, recipe: PreprocessingConfig, num_classes: int, ignore: int | None = None) -> Entry:
+def prepare_case(
+    case: Case, recipe: PreprocessingConfig, num_classes: int, ignore: int | None = None
+) -> Entry:
     """One case from its files to what the store holds.
 
     Args: ignore: the label value of voxels of which nothing is known.
@@ -106,12 +118,17 @@ def _prepare_whole(case: Case, recipe: PreprocessingConfig) -> Entry:
 
 
 def _changed(case: Case) -> ValueError:
-    return ValueError(f"case {case.id}: its files have changed since they were checked, and are at fault now; start again")
+    return ValueError(
+        f"case {case.id}: its files have changed since they were checked, and are at fault now; start again"
+    )
 
 
 def _decisive(recipe: PreprocessingConfig) -> dict[str, Any]:
     """What a prepared case depends on: intensities of the dataset only where they are used."""
-    used = [known if name in OF_ALL else None for name, known in zip(recipe.normalisation, recipe.intensities, strict=True)]
+    used = [
+        known if name in OF_ALL else None
+        for name, known in zip(recipe.normalisation, recipe.intensities, strict=True)
+    ]
     return {**asdict(recipe), "intensities": used}
 
 
@@ -121,7 +138,9 @@ def _ignored(dataset: Dataset) -> list[int]:
 
 
 def _add(store: Store, case: Case, recipe: PreprocessingConfig, dataset: Dataset) -> None:
-    sources = signature(case)  # from before the files are read: if they change meanwhile, the entry is made anew
+    sources = signature(
+        case
+    )  # from before the files are read: if they change meanwhile, the entry is made anew
     store.write(case, prepare_case(case, recipe, len(dataset.class_names), dataset.targets.ignore), sources)
 
 
@@ -201,7 +220,8 @@ def _lock(folder: Path) -> Iterator[None]:
             lock.acquire()
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not folder.is_dir():
-                raise  # else what is complete can be read all the same, and what is not says so when it is written
+                # else what is complete can be read all the same, and what is not says so when it is written
+                raise
     try:
         yield
     finally:

@@ -30,13 +30,16 @@ class PreprocessingConfig:
 
     Args:
         spatial_dims: of what the network sees.
-        spacing_mm: the grid to resample to, one number per spatial axis (right, anterior, superior) that the network sees.
+        spacing_mm: the grid to resample to, one number per spatial axis (right, anterior, superior) that the
+            network sees.
         normalisation: one name of `NORMALISATIONS` per channel.
-        intensities: per channel the dataset's foreground statistics (see `Fingerprint`), which `ct` and `dataset` use.
-        slice_axis: where a 2D network takes slices of volumes, the axis across them, along which every case keeps its own
-            spacing; None: the network sees what the data is.
-        frame: of whole images, which keep their borders, the voxels that each has in the end: its middle is cut out, or it
-            is padded with 0 on both sides; None: images are cropped to their content and differ in size.
+        intensities: per channel the dataset's foreground statistics (see `Fingerprint`), which `ct` and
+            `dataset` use.
+        slice_axis: where a 2D network takes slices of volumes, the axis across them, along which every case
+            keeps its own spacing; None: the network sees what the data is.
+        frame: of whole images, which keep their borders, the voxels that each has in the end: its middle is
+            cut out, or it is padded with 0 on both sides; None: images are cropped to their content and
+            differ in size.
         resize: voxels that each image is scaled to, in the place of `spacing_mm`.
     """
 
@@ -51,7 +54,9 @@ class PreprocessingConfig:
     def __post_init__(self) -> None:
         _check_normalisation(self.normalisation)
         if len(self.spacing_mm) != self.spatial_dims or any(not s > 0 for s in self.spacing_mm):
-            raise ValueError(f"data.spacing_mm needs {self.spatial_dims} positive numbers in mm, got {self.spacing_mm}")
+            raise ValueError(
+                f"data.spacing_mm needs {self.spatial_dims} positive numbers in mm, got {self.spacing_mm}"
+            )
 
     @property
     def image_dims(self) -> int:
@@ -59,7 +64,9 @@ class PreprocessingConfig:
         return self.spatial_dims if self.slice_axis is None else self.spatial_dims + 1
 
     def target_mm(self, spacing_mm: Sequence[float]) -> tuple[float, ...]:
-        """The grid to resample an image of this canonical spacing to, one number per axis of the prepared image."""
+        """The grid to resample an image of this canonical spacing to, one number per axis of the prepared
+        image.
+        """
         if (axis := self.slice_axis) is None:
             return self.spacing_mm
         return (*self.spacing_mm[:axis], spacing_mm[axis], *self.spacing_mm[axis:])
@@ -71,8 +78,8 @@ def left_right_axis(slice_axis: int | None) -> int | None:
 
 
 def normalisation_for(wanted: str | Sequence[str] | None, modalities: Sequence[str]) -> tuple[str, ...]:
-    """One normalisation per channel: as wanted (one name for all, or one each), else `ct` for CT, `dataset` for pictures and
-    `zscore` for the rest.
+    """One normalisation per channel: as wanted (one name for all, or one each), else `ct` for CT, `dataset`
+    for pictures and `zscore` for the rest.
 
     Raises: ValueError: not as many names as channels, or unknown ones.
     """
@@ -80,9 +87,15 @@ def normalisation_for(wanted: str | Sequence[str] | None, modalities: Sequence[s
         if pictures(tuple(modalities)):
             return ("dataset",) * len(modalities)
         return tuple("ct" if name.strip().lower() == "ct" else "zscore" for name in modalities)
-    names = tuple(wanted) if isinstance(wanted, Sequence) and not isinstance(wanted, str) else (wanted,) * len(modalities)
+    names = (
+        tuple(wanted)
+        if isinstance(wanted, Sequence) and not isinstance(wanted, str)
+        else (wanted,) * len(modalities)
+    )
     if len(names) != len(modalities):
-        raise ValueError(f"data.normalisation needs one name, or one for each of {len(modalities)} channels, got {names}")
+        raise ValueError(
+            f"data.normalisation needs one name, or one for each of {len(modalities)} channels, got {names}"
+        )
     _check_normalisation(names)
     return names
 
@@ -97,7 +110,8 @@ def _check_normalisation(names: Sequence[str]) -> None:
 class CropInfo:
     """Where a prepared image lies in its native grid; enough to put a prediction back.
 
-    Args: box: (start, stop) per canonical axis, of the content. shape: canonical shape before the crop, voxels.
+    Args: box: (start, stop) per canonical axis, of the content. shape: canonical shape before the crop,
+    voxels.
     """
 
     grid: Grid
@@ -128,11 +142,16 @@ def to_canonical(array: np.ndarray, grid: Grid) -> tuple[np.ndarray, tuple[float
 
 
 def content_box(image: np.ndarray) -> Box:
-    """The smallest box that holds every voxel that is not 0 in some channel; (channels, *spatial) -> slices."""
+    """The smallest box that holds every voxel that is not 0 in some channel; (channels, *spatial) ->
+    slices.
+    """
     content = (image != 0).any(0)
     axes = range(content.ndim)
     found = [np.flatnonzero(content.any(tuple(other for other in axes if other != axis))) for axis in axes]
-    return tuple(slice(int(f[0]), int(f[-1]) + 1) if len(f) else slice(0, content.shape[i]) for i, f in enumerate(found))
+    return tuple(
+        slice(int(f[0]), int(f[-1]) + 1) if len(f) else slice(0, content.shape[i])
+        for i, f in enumerate(found)
+    )
 
 
 def preprocess(image: np.ndarray, grid: Grid, recipe: PreprocessingConfig) -> tuple[np.ndarray, CropInfo]:
@@ -151,22 +170,31 @@ def preprocess(image: np.ndarray, grid: Grid, recipe: PreprocessingConfig) -> tu
         shape = resampled_shape(cropped.shape[1:], spacing, recipe.target_mm(spacing))
         prepared = np.stack([zoom(c, shape) for c in normalised])
     prepared = _drop_slice(prepared, recipe.image_dims)
-    return (prepared if recipe.frame is None else framed(prepared, recipe.frame)).astype(np.float32), placement
+    return (prepared if recipe.frame is None else framed(prepared, recipe.frame)).astype(
+        np.float32
+    ), placement
 
 
 def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """The middle of an image, padded with 0 where it is smaller: (channels, *spatial) -> (channels, *size)."""
+    """The middle of an image, padded with 0 where it is smaller: (channels, *spatial) -> (channels,
+    *size).
+    """
     out = np.zeros((len(image), *size), image.dtype)
     spare = [n - wanted for n, wanted in zip(image.shape[1:], size, strict=True)]
     source = tuple(
-        slice(max(0, s) // 2, max(0, s) // 2 + min(n, n - s)) for s, n in zip(spare, image.shape[1:], strict=True)
+        slice(max(0, s) // 2, max(0, s) // 2 + min(n, n - s))
+        for s, n in zip(spare, image.shape[1:], strict=True)
     )
-    place = tuple(slice(max(0, -s) // 2, max(0, -s) // 2 + min(n, n + s)) for s, n in zip(spare, size, strict=True))
+    place = tuple(
+        slice(max(0, -s) // 2, max(0, -s) // 2 + min(n, n + s)) for s, n in zip(spare, size, strict=True)
+    )
     out[(slice(None), *place)] = image[(slice(None), *source)]
     return out
 
 
-def preprocess_label(label: np.ndarray, placement: CropInfo, recipe: PreprocessingConfig, num_classes: int) -> np.ndarray:
+def preprocess_label(
+    label: np.ndarray, placement: CropInfo, recipe: PreprocessingConfig, num_classes: int
+) -> np.ndarray:
     """A native label map on the grid of its prepared image; no value appears that was not there before.
 
     Shape: (X, Y, Z) -> (*spatial) uint8 or int16.
@@ -179,18 +207,21 @@ def preprocess_label(label: np.ndarray, placement: CropInfo, recipe: Preprocessi
     return _drop_slice(resampled, recipe.image_dims)[0].astype(dtype)
 
 
-def restore(logits: Tensor, placement: CropInfo, decode: Callable[[Iterable[Tensor]], Tensor] = highest) -> np.ndarray:
+def restore(
+    logits: Tensor, placement: CropInfo, decode: Callable[[Iterable[Tensor]], Tensor] = highest
+) -> np.ndarray:
     """The label map that a prediction means, on the native grid; outside the content it is background.
 
     Shape: (outputs, *spatial) -> (X, Y, Z) int16.
-    Args: decode: logits, one (*spatial) after the other, to label values (*spatial); by default the number of the highest.
+    Args: decode: logits, one (*spatial) after the other, to label values (*spatial); by default the number of
+    the highest.
     """
     return to_native(decode(on_content_grid(logits, placement)).cpu().numpy(), placement)
 
 
 def on_content_grid(logits: Tensor, placement: CropInfo) -> Iterator[Tensor]:
-    """The channels of a prediction, one after the other, on the grid of the native content: one native channel in memory
-    and not all of them, which of 100 classes and 512 x 512 x 600 voxels would be 63 GB.
+    """The channels of a prediction, one after the other, on the grid of the native content: one native
+    channel in memory and not all of them, which of 100 classes and 512 x 512 x 600 voxels would be 63 GB.
 
     Shape: (outputs, *spatial) -> each (R, A, S) float32.
     """
@@ -210,14 +241,19 @@ def to_native(content: np.ndarray, placement: CropInfo, outside: float = 0) -> n
     return np.ascontiguousarray(_reorient(whole[None], back)[0])
 
 
-def resampled_shape(shape: Sequence[int], spacing: Sequence[float], target: Sequence[float]) -> tuple[int, ...]:
-    """Voxels per axis after resampling to `target` mm; axes that `target` does not name (a single slice) stay."""
+def resampled_shape(
+    shape: Sequence[int], spacing: Sequence[float], target: Sequence[float]
+) -> tuple[int, ...]:
+    """Voxels per axis after resampling to `target` mm; axes that `target` does not name (a single slice)
+    stay.
+    """
     scaled = [max(1, round(n * s / t)) for n, s, t in zip(shape, spacing, target, strict=False)]
     return (*scaled, *shape[len(target) :])
 
 
 def _scaled(channel: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """To another number of voxels; softened first along axes that shrink, so that fine patterns leave no coarse ones.
+    """To another number of voxels; softened first along axes that shrink, so that fine patterns leave no
+    coarse ones.
 
     Source: the width of the Gaussian is scikit-image's, `transform.resize(anti_aliasing=True)`.
     """

@@ -1,6 +1,8 @@
-"""The store of prepared cases: memory-mapped arrays in one folder per recipe, each case committed by its record.
+"""The store of prepared cases: memory-mapped arrays in one folder per recipe, each case committed by its
+record.
 
-Reading a patch touches the pages of that patch only, and all workers and ranks of a node share the page cache.
+Reading a patch touches the pages of that patch only, and all workers and ranks of a node share the page
+cache.
 """
 
 from __future__ import annotations
@@ -38,9 +40,10 @@ _NONE = np.empty(0, np.float32)
 class Entry:
     """One prepared case; the arrays are read-only memory maps.
 
-    Shape: image (channels, *spatial) float32; label (*spatial); foreground (voxels, 1 + spatial axes): class and
-    position of up to some thousand voxels per class; where some voxels are to be ignored, class 0 is any that is not. Of a
-    whole image, whose values stand in its `Case`, label and foreground are empty and not written.
+    Shape: image (channels, *spatial) float32; label (*spatial); foreground (voxels, 1 + spatial axes): class
+    and position of up to some thousand voxels per class; where some voxels are to be ignored, class 0 is any
+    that is not. Of a whole image, whose values stand in its `Case`, label and foreground are empty and not
+    written.
     """
 
     image: np.ndarray
@@ -56,8 +59,8 @@ class Entry:
 class Store:
     """Prepared cases under `folder`, whose name is the recipe's hash.
 
-    An entry exists once its record, `CASE.json`, does, which is renamed into place last. The record knows the recipe, the
-    files that the case was made from, and size, time of change and CRC-32 of each array.
+    An entry exists once its record, `CASE.json`, does, which is renamed into place last. The record knows the
+    recipe, the files that the case was made from, and size, time of change and CRC-32 of each array.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,8 +69,8 @@ class Store:
     def has(self, case: Case, verify: bool = False) -> bool:
         """Whether the case is there, undamaged, and made from the files as they are now.
 
-        An array of another size is damaged. One whose time of change differs, as that of a copy, is when its checksum
-        says so. Args: verify: read every array and compare its checksum.
+        An array of another size is damaged. One whose time of change differs, as that of a copy, is when its
+        checksum says so. Args: verify: read every array and compare its checksum.
         """
         try:
             record = self._record(case.id)
@@ -81,13 +84,16 @@ class Store:
                 return False
             if found != known:
                 with suppress(OSError):  # a store that may only be read is read all the same
-                    self._commit(case.id, {**record, "arrays": found})  # the new times: next time nothing is read
+                    self._commit(
+                        case.id, {**record, "arrays": found}
+                    )  # the new times: next time nothing is read
             return True
         except _BROKEN:  # absent or damaged
             return False
 
     def write(self, case: Case, entry: Entry, sources: list[list[Any]] | None = None) -> None:
-        """Add or replace a case; a reader sees the old entry, the new one or none, never a part, also after a power cut.
+        """Add or replace a case; a reader sees the old entry, the new one or none, never a part, also after a
+        power cut.
 
         Args: sources: the files' `signature` from before they were read; None: as they are now.
         Raises: ValueError: the folder cannot be written to, or has no room.
@@ -98,7 +104,10 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._path(case.id, "json").unlink(missing_ok=True)
             light = whole and entry.image.nbytes < _LIGHT - 1024  # which a header is shorter than
-            written = {name: _save(self._path(case.id, f"{name}.npy"), array, not light) for name, array in arrays.items()}
+            written = {
+                name: _save(self._path(case.id, f"{name}.npy"), array, not light)
+                for name, array in arrays.items()
+            }
             record = {
                 "recipe": self.folder.name,
                 "sources": sources or signature(case),
@@ -121,7 +130,9 @@ class Store:
         try:
             record = self._record(case_id)
             arrays = {
-                n: _mapped(self._path(case_id, f"{n}.npy"), record["arrays"][n]) for n in record["arrays"] if n in _ARRAYS
+                n: _mapped(self._path(case_id, f"{n}.npy"), record["arrays"][n])
+                for n in record["arrays"]
+                if n in _ARRAYS
             }
             if list(arrays) == ["image"]:
                 return Entry.whole(arrays["image"], _placement(record))
@@ -130,8 +141,8 @@ class Store:
             return Entry(**arrays, placement=_placement(record))
         except _BROKEN as error:
             raise ValueError(
-                f"case {case_id}: its prepared files in {self.folder} cannot be read ({error}); start again, and what is "
-                "damaged is prepared anew"
+                f"case {case_id}: its prepared files in {self.folder} cannot be read ({error}); start "
+                "again, and what is damaged is prepared anew"
             ) from error
 
     def placement(self, case_id: str) -> CropInfo:
@@ -195,11 +206,17 @@ def _save(path: Path, array: np.ndarray, durable: bool = True) -> dict[str, Any]
 
 
 def _mapped(path: Path, known: dict[str, Any]) -> np.ndarray:
-    """The array of a file, from what the record knows of it: a tenth of the time in which `np.load` finds out.
+    """The array of a file, from what the record knows of it: a tenth of the time in which `np.load` finds
+    out.
 
-    A record may come with a copied store, so it is trusted no further than to name plain numbers that fill the file.
+    A record may come with a copied store, so it is trusted no further than to name plain numbers that fill
+    the file.
     """
-    shape, dtype, offset = tuple(map(int, known["shape"])), np.dtype(str(known["dtype"])), int(known["offset"])
+    shape, dtype, offset = (
+        tuple(map(int, known["shape"])),
+        np.dtype(str(known["dtype"])),
+        int(known["offset"]),
+    )
     if (
         dtype.str not in _DTYPES
         or min(shape, default=-1) < 0
@@ -215,7 +232,9 @@ def _mapped(path: Path, known: dict[str, Any]) -> np.ndarray:
 
 
 def _state(path: Path, known: dict[str, Any], verify: bool) -> dict[str, Any]:
-    """What a file is now, in the terms of `_save`; its checksum is worked out only where that may tell something."""
+    """What a file is now, in the terms of `_save`; its checksum is worked out only where that may tell
+    something.
+    """
     stat = path.stat()
     found = {**known, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     if stat.st_size != known["size"]:
@@ -242,6 +261,7 @@ def _unwritable(folder: Path, needed: int, error: OSError) -> str:
         return f"cannot write to {folder} ({error.strerror}); data.cache_dir names another place"
     free = shutil.disk_usage(folder).free
     return (
-        f"no room in {folder} ({error.strerror}): this case needs {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free; make "
-        "room, or name another place by data.cache_dir. What was prepared stays, and the next start goes on from there"
+        f"no room in {folder} ({error.strerror}): this case needs {needed / 1e6:.1f} MB, {free / 1e6:.1f} "
+        "MB are free; make room, or name another place by data.cache_dir. What was prepared stays, and the "
+        "next start goes on from there"
     )

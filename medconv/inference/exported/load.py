@@ -1,7 +1,7 @@
 """A network from an ONNX file, as a module like any other.
 
-The other formats of `export` are not read: TorchScript and torch.export files are programs, and PyTorch has no safe way to
-load them.
+The other formats of `export` are not read: TorchScript and torch.export files are programs, and PyTorch has
+no safe way to load them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def load(path: Path, device: str = "cpu", mirror_axes: Sequence[int] | None = No
     metadata = inference_metadata.read(path)
     if metadata.get("format") != "onnx":
         raise ValueError(
-            f"{inference_metadata.metadata_path(path)}: its format must be onnx, got {metadata.get('format')!r:.40}"
+            f"{inference_metadata.metadata_path(path)}: its format must be onnx, got "
+            f"{metadata.get('format')!r:.40}"
         )
     return inference_metadata.as_trained(metadata, read_onnx(path, device), path, mirror_axes)
 
@@ -49,8 +50,12 @@ def _need_onnx(path: Path) -> None:
     with path.open("rb") as file:
         begins = file.read(len(_ZIP))
     if path.suffix in _TORCH or begins == _ZIP:
-        command = f"medconv export --checkpoint CHECKPOINT --format onnx --output {path.with_suffix('.onnx').name}"
-        raise ValueError(f"{path}: a TorchScript or torch.export file; exported models are read as ONNX only: {command}")
+        command = (
+            f"medconv export --checkpoint CHECKPOINT --format onnx --output {path.with_suffix('.onnx').name}"
+        )
+        raise ValueError(
+            f"{path}: a TorchScript or torch.export file; exported models are read as ONNX only: {command}"
+        )
 
 
 def need(packages: Sequence[str], purpose: str) -> list[Any]:
@@ -65,7 +70,9 @@ def _attempt(path: Path, read: Callable[[], Any]) -> Any:
     try:
         with quiet():
             return read()
-    except Exception as error:  # whatever a damaged file brings about; torch, protobuf and the runtime have no common class
+    except (
+        Exception
+    ) as error:  # whatever a damaged file brings about; torch, protobuf and the runtime have no common class
         raise ValueError(f"{path}: damaged, or of another version ({first_line(error)})") from error
 
 
@@ -77,7 +84,10 @@ def quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             logging.disable(logging.ERROR)
-            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # some of it is printed, whole graphs too
+            with (
+                redirect_stdout(io.StringIO()),
+                redirect_stderr(io.StringIO()),
+            ):  # some of it is printed, whole graphs too
                 yield
     finally:
         logging.disable(before)
@@ -99,18 +109,24 @@ def read_onnx(path: Path, device: str) -> nn.Module:
         for part in (model.graph, *model.functions)
         for tensor in _tensors(part)
     ):
-        raise ValueError(f"{path}: refused, its weights lie in other files; a network that export writes is one file")
+        raise ValueError(
+            f"{path}: refused, its weights lie in other files; a network that export writes is one file"
+        )
     settings = runtime.SessionOptions()
     settings.intra_op_num_threads, settings.log_severity_level = torch.get_num_threads(), 3
     providers = _providers(runtime, device)
-    return OnnxNetwork(_attempt(path, lambda: runtime.InferenceSession(content, settings, providers=providers)))
+    return OnnxNetwork(
+        _attempt(path, lambda: runtime.InferenceSession(content, settings, providers=providers))
+    )
 
 
 def _providers(runtime: Any, device: str) -> list[Any]:
     if not device.startswith("cuda"):
         return ["CPUExecutionProvider"]
     if "CUDAExecutionProvider" not in runtime.get_available_providers():
-        log.warning("this onnxruntime has no CUDA (pip install onnxruntime-gpu): an ONNX network runs on the CPU")
+        log.warning(
+            "this onnxruntime has no CUDA (pip install onnxruntime-gpu): an ONNX network runs on the CPU"
+        )
         return ["CPUExecutionProvider"]
     return [("CUDAExecutionProvider", {"device_id": torch.device(device).index or 0}), "CPUExecutionProvider"]
 

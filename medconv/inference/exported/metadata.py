@@ -1,4 +1,6 @@
-"""The card beside an exported file: plain values that say all that prediction needs, and of which file they say it."""
+"""The card beside an exported file: plain values that say all that prediction needs, and of which file
+they say it.
+"""
 
 from __future__ import annotations
 
@@ -43,18 +45,22 @@ def read(model: Path) -> Card:
     path = metadata_path(model)
     if not path.is_file():
         raise ValueError(
-            f"{model}: its card, {path.name}, is not beside it; it says what the network's input must look like"
+            f"{model}: its card, {path.name}, is not beside it; it says what the network's input must look "
+            "like"
         )
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
         version, sha256 = card["medconv_card"], str(card["sha256"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path}: damaged, or no card of an exported network ({type(error).__name__}: {error})") from error
+        raise ValueError(
+            f"{path}: damaged, or no card of an exported network ({type(error).__name__}: {error})"
+        ) from error
     if version != VERSION:
         raise ValueError(f"{path}: a card of version {version!r:.20}, this medconv reads {VERSION}")
     if (found := digest(model)) != sha256:
         raise ValueError(
-            f"{path}: the card of another file: it is for one of SHA-256 {sha256[:12]}..., {model.name} has {found[:12]}..."
+            f"{path}: the card of another file: it is for one of SHA-256 {sha256[:12]}..., {model.name} has "
+            f"{found[:12]}..."
         )
     return dict(card)
 
@@ -63,7 +69,8 @@ def as_trained(card: Card, network: nn.Module, model: Path, mirror_axes: Sequenc
     """What the card says, with the network of its file.
 
     Args: mirror_axes: of test-time augmentation, in the place of the card's.
-    Raises: ValueError: something is missing or wrong in the card, or the network never saw images mirrored along these axes.
+    Raises: ValueError: something is missing or wrong in the card, or the network never saw images mirrored
+    along these axes.
     """
     path = metadata_path(model)
     try:
@@ -82,12 +89,19 @@ def as_trained(card: Card, network: nn.Module, model: Path, mirror_axes: Sequenc
 
 def _trained(card: Card, network: nn.Module, model: Path) -> LoadedModel:
     inputs, windows, outputs = card["inputs"], card["windows"], card["outputs"]
-    given = {key: configs.tuples(inputs[key]) for key in ("spatial_dims", "spacing_mm", "normalisation", "slice_axis")}
+    given = {
+        key: configs.tuples(inputs[key])
+        for key in ("spatial_dims", "spacing_mm", "normalisation", "slice_axis")
+    }
     whole = {key: configs.tuples(inputs[key]) for key in ("frame", "resize") if inputs.get(key) is not None}
     recipe = PreprocessingConfig(**given, intensities=_numbers(inputs["intensities"]), **whole)
-    image_targets = ImageLevelTargets.from_plain(outputs["image_targets"]) if "image_targets" in outputs else None
+    image_targets = (
+        ImageLevelTargets.from_plain(outputs["image_targets"]) if "image_targets" in outputs else None
+    )
     targets = (
-        SegmentationTargets((), ()) if image_targets is not None else SegmentationTargets.from_plain(outputs["targets"])
+        SegmentationTargets((), ())
+        if image_targets is not None
+        else SegmentationTargets.from_plain(outputs["targets"])
     )
     window = SlidingWindow(
         tuple(windows["patch_size"]),
@@ -119,7 +133,10 @@ def _trained(card: Card, network: nn.Module, model: Path) -> LoadedModel:
 
 
 def _check(
-    recipe: PreprocessingConfig, window: SlidingWindow, inputs: Card, asked: SegmentationTargets | ImageLevelTargets
+    recipe: PreprocessingConfig,
+    window: SlidingWindow,
+    inputs: Card,
+    asked: SegmentationTargets | ImageLevelTargets,
 ) -> None:
     """Raises: ValueError: what does not fit together, and would fail later or not at all."""
     channels = inputs["channels"]
@@ -129,16 +146,25 @@ def _check(
         raise ValueError(f"{len(channels)} channels need as many entries of normalisation and intensities")
     if recipe.spatial_dims not in (2, 3) or recipe.slice_axis not in (None, 0, 1, 2):
         raise ValueError(
-            f"spatial_dims must be 2 or 3, and slice_axis below 3, got {recipe.spatial_dims}, {recipe.slice_axis}"
+            f"spatial_dims must be 2 or 3, and slice_axis below 3, got {recipe.spatial_dims}, "
+            f"{recipe.slice_axis}"
         )
     size = window.patch_size
     if len(size) != recipe.spatial_dims or not all(type(n) is int and n > 0 for n in size):
         raise ValueError(f"patch_size needs {recipe.spatial_dims} numbers of voxels, got {size}")
-    for key, numbers in (("frame", recipe.frame), ("resize", recipe.resize), ("rounding", inputs.get("rounding") or None)):
-        if numbers is not None and not (len(numbers) == len(size) and all(type(n) is int and n > 0 for n in numbers)):
+    for key, numbers in (
+        ("frame", recipe.frame),
+        ("resize", recipe.resize),
+        ("rounding", inputs.get("rounding") or None),
+    ):
+        if numbers is not None and not (
+            len(numbers) == len(size) and all(type(n) is int and n > 0 for n in numbers)
+        ):
             raise ValueError(f"{key} needs {len(size)} numbers of voxels, got {numbers}")
     if any(not 0 <= index < asked.num_outputs for pair in window.flip_label_pairs for index in pair):
-        raise ValueError(f"flip_label_pairs must name channels of {asked.num_outputs}, got {window.flip_label_pairs}")
+        raise ValueError(
+            f"flip_label_pairs must name channels of {asked.num_outputs}, got {window.flip_label_pairs}"
+        )
 
 
 def _numbers(content: Any) -> tuple[dict[str, float], ...]:

@@ -10,10 +10,14 @@ from torch import Tensor, nn
 
 
 class RunningStatistics:
-    """Those of batch norms, which a forward pass changes before anybody knows whether its numbers are finite."""
+    """Those of batch norms, which a forward pass changes before anybody knows whether its numbers are
+    finite.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        norms: list[Any] = [part for part in module.modules() if isinstance(getattr(part, "running_mean", None), Tensor)]
+        norms: list[Any] = [
+            part for part in module.modules() if isinstance(getattr(part, "running_mean", None), Tensor)
+        ]
         values = [[value for norm in norms for value in (norm.running_mean, norm.running_var)]]
         values.append([norm.num_batches_tracked for norm in norms])
         self._groups: list[list[Tensor]] = [group for group in values if group]
@@ -42,7 +46,9 @@ class _Fixed(nn.Module):
 
 
 def fix_statistics(norm: nn.Module) -> None:
-    """Let a norm use its running statistics in training as well, so that they stay; in place, name and parameters stay."""
+    """Let a norm use its running statistics in training as well, so that they stay; in place, name and
+    parameters stay.
+    """
     if not isinstance(norm, _Fixed):
         norm.__class__ = type(f"Fixed{type(norm).__name__}", (_Fixed, type(norm)), {})
     norm.eval()

@@ -37,10 +37,13 @@ class ConvBlock(nn.Sequential):
     """Convolution, norm, leaky ReLU, as often as `channels` has steps.
 
     Shape: (batch, channels[0], *spatial) -> (batch, channels[-1], *spatial).
-    Args: channels: (in, hidden, ..., out). kernel_size: odd, in voxels, one number per axis; padding keeps the size.
+    Args: channels: (in, hidden, ..., out). kernel_size: odd, in voxels, one number per axis; padding keeps
+    the size.
     """
 
-    def __init__(self, spatial_dims: int, channels: Sequence[int], kernel_size: Sequence[int], norm: str) -> None:
+    def __init__(
+        self, spatial_dims: int, channels: Sequence[int], kernel_size: Sequence[int], norm: str
+    ) -> None:
         layers: list[nn.Module] = []
         for into, out in pairwise(channels):
             padding = tuple(k // 2 for k in kernel_size)

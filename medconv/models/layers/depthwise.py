@@ -1,6 +1,8 @@
-"""Depthwise 3-D convolutions on a CPU with fast bf16: blocks of dense channels, zero between different channels.
+"""Depthwise 3-D convolutions on a CPU with fast bf16: blocks of dense channels, zero between different
+channels.
 
-PyTorch has no fast depthwise `Conv3d` (pytorch#110885, #37406), while matrix units multiply sixteen channels at the
+PyTorch has no fast depthwise `Conv3d` (pytorch#110885, #37406), while matrix units multiply sixteen channels
+at the
 price of one: as a grouped convolution with blocks that are mostly zeros it is exact, and many times faster.
 """
 
@@ -14,7 +16,8 @@ BLOCK = 16  # channels; `python scripts/benchmark.py layers --parts depthwise` c
 
 
 class BlockDepthwiseConv3d(nn.Conv3d):
-    """A depthwise `nn.Conv3d` that takes the faster of two routes: blocks in bf16 on a CPU, else the library's own.
+    """A depthwise `nn.Conv3d` that takes the faster of two routes: blocks in bf16 on a CPU, else the
+    library's own.
 
     Shape: (batch, channels, D, H, W) -> (batch, multiplier * channels, D', H', W').
     """
@@ -29,7 +32,9 @@ class BlockDepthwiseConv3d(nn.Conv3d):
 
 
 def swap_depthwise(network: nn.Module) -> int:
-    """Make every depthwise `nn.Conv3d` a BlockDepthwiseConv3d, in place; returns how many. Parameters stay."""
+    """Make every depthwise `nn.Conv3d` a BlockDepthwiseConv3d, in place; returns how many. Parameters
+    stay.
+    """
     found = [layer for layer in network.modules() if type(layer) is nn.Conv3d and _suits(layer)]
     for layer in found:
         layer.__class__ = BlockDepthwiseConv3d

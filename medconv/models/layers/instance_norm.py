@@ -1,7 +1,8 @@
-"""Instance norm that stays in channels-last, with a (leaky) ReLU if wanted, and the swap that puts it into a network.
+"""Instance norm that stays in channels-last, with a (leaky) ReLU if wanted, and the swap that puts it into a
+network.
 
-`nn.InstanceNorm2d/3d` return a contiguous tensor for a channels-last one (pytorch#59168): every convolution around them
-then copies its input. Triton does the work on a GPU, batch norm sample by sample elsewhere.
+`nn.InstanceNorm2d/3d` return a contiguous tensor for a channels-last one (pytorch#59168): every convolution
+around them then copies its input. Triton does the work on a GPU, batch norm sample by sample elsewhere.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def instance_norm(
         return _activated(F.instance_norm(x, weight=weight, bias=bias, eps=eps), negative_slope)
     if _HAS_TRITON and x.is_cuda and x.dtype in _DTYPES:
         return triton_instance_norm(x, weight, bias, eps, negative_slope)
-    return _activated(norm_by_sample(x.contiguous(memory_format=CHANNELS_LAST[x.ndim]), weight, bias, eps), negative_slope)
+    return _activated(
+        norm_by_sample(x.contiguous(memory_format=CHANNELS_LAST[x.ndim]), weight, bias, eps), negative_slope
+    )
 
 
 def norm_by_sample(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -80,14 +83,20 @@ def triton_instance_norm(
 
 
 class _ChannelsLast(nn.Module):
-    """The forward of `instance_norm`; torch's own for unbatched input, running statistics and all that it refuses."""
+    """The forward of `instance_norm`; torch's own for unbatched input, running statistics and all that it
+    refuses.
+    """
 
     negative_slope: float | None = None
     spatial_dims: int
 
     def forward(self, input: Tensor) -> Tensor:
         layer: Any = self
-        if input.ndim != self.spatial_dims + 2 or input.shape[1] != layer.num_features or layer.track_running_stats:
+        if (
+            input.ndim != self.spatial_dims + 2
+            or input.shape[1] != layer.num_features
+            or layer.track_running_stats
+        ):
             return _activated(super().forward(input), self.negative_slope)  # type: ignore[misc]
         return instance_norm(input, layer.weight, layer.bias, layer.eps, self.negative_slope)
 
@@ -97,13 +106,17 @@ class _ChannelsLast(nn.Module):
 
 
 class ChannelsLastInstanceNorm2d(_ChannelsLast, nn.InstanceNorm2d):
-    """`nn.InstanceNorm2d` that keeps channels-last, and applies a leaky ReLU where `negative_slope` is set."""
+    """`nn.InstanceNorm2d` that keeps channels-last, and applies a leaky ReLU where `negative_slope` is
+    set.
+    """
 
     spatial_dims = 2
 
 
 class ChannelsLastInstanceNorm3d(_ChannelsLast, nn.InstanceNorm3d):
-    """`nn.InstanceNorm3d` that keeps channels-last, and applies a leaky ReLU where `negative_slope` is set."""
+    """`nn.InstanceNorm3d` that keeps channels-last, and applies a leaky ReLU where `negative_slope` is
+    set.
+    """
 
     spatial_dims = 3
 
@@ -117,12 +130,15 @@ _SWAPS: dict[type, type] = {
 def swap_norms(network: nn.Module, fuse: bool = True) -> int:
     """Let every `nn.InstanceNorm2d/3d` of a network keep channels-last, in place: how many were changed.
 
-    Parameters, state dict and training flags stay. Those with running statistics or a forward of their own are left.
-    Args: fuse: a ReLU or leaky ReLU that follows such a norm in an `nn.Sequential` moves into it, and leaves an
-        `nn.Identity` in its place; only in blocks, classes derived from `nn.Sequential`: a plain one may be walked through
-        from outside. Not if either stands elsewhere too or has hooks.
+    Parameters, state dict and training flags stay. Those with running statistics or a forward of their own
+    are left.
+    Args: fuse: a ReLU or leaky ReLU that follows such a norm in an `nn.Sequential` moves into it, and leaves
+        an `nn.Identity` in its place; only in blocks, classes derived from `nn.Sequential`: a plain one may
+        be walked through from outside. Not if either stands elsewhere too or has hooks.
     """
-    norms = [m for m in network.modules() if type(m) in _SWAPS and not m.track_running_stats and _is_untouched(m)]
+    norms = [
+        m for m in network.modules() if type(m) in _SWAPS and not m.track_running_stats and _is_untouched(m)
+    ]
     for norm in norms:
         norm.__class__ = _SWAPS[type(norm)]
     if fuse:

@@ -1,7 +1,9 @@
-"""Triton kernels of the channels-last instance norm, and the functions that launch them; imported only where they run.
+"""Triton kernels of the channels-last instance norm, and the functions that launch them; imported only where
+they run.
 
-All see a dense channels-last tensor as (samples, places, channels), channels innermost, cut into tiles of rows (places)
-by columns (channels). Reductions have two stages: every chunk of places gives a partial result, then those are merged.
+All see a dense channels-last tensor as (samples, places, channels), channels innermost, cut into tiles of
+rows (places) by columns (channels). Reductions have two stages: every chunk of places gives a partial result,
+then those are merged.
 """
 
 # Triton reads the annotations of kernels. mypy cannot.
@@ -50,7 +52,9 @@ def forward(
             COLS=_MERGED_COLUMNS,
             ACC=plan.acc,
         )
-        _normalise[plan.tile_grid](x, mean, rstd, weight, bias, y, *plan.size, SLOPE=negative_slope, **plan.tile)
+        _normalise[plan.tile_grid](
+            x, mean, rstd, weight, bias, y, *plan.size, SLOPE=negative_slope, **plan.tile
+        )
     return y, mean, rstd
 
 
@@ -63,16 +67,22 @@ def backward(
     bias: Tensor | None,
     negative_slope: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Shape: grad, x (N, C, *spatial) -> gradient of x, channels-last; of weight and of bias, each (C,), fp32 or better."""
+    """Shape: grad, x (N, C, *spatial) -> gradient of x, channels-last; of weight and of bias, each (C,),
+    fp32 or better.
+    """
     x, grad = dense(x), dense(grad)
     plan = _Plan(x)
     dx = torch.empty_like(x)
     partial = plan.empty(2, plan.samples, plan.chunks, plan.channels)
     given = (grad, x, mean, rstd, weight, bias)
     with torch.cuda.device_of(x):
-        _slopes[plan.chunk_grid](*given, *partial.unbind(), *plan.size, plan.steps, SLOPE=negative_slope, **plan.tile)
+        _slopes[plan.chunk_grid](
+            *given, *partial.unbind(), *plan.size, plan.steps, SLOPE=negative_slope, **plan.tile
+        )
         shift, scale = partial.sum(2).unbind()
-        _input_gradient[plan.tile_grid](*given, shift, scale, dx, *plan.size, SLOPE=negative_slope, **plan.tile)
+        _input_gradient[plan.tile_grid](
+            *given, shift, scale, dx, *plan.size, SLOPE=negative_slope, **plan.tile
+        )
     return dx, scale.sum(0), shift.sum(0)
 
 
@@ -82,7 +92,9 @@ def dense(x: Tensor) -> Tensor:
 
 
 class _Plan:
-    """How a tensor is cut: `steps` tiles make a chunk, and the chunks of all samples and columns fill the GPU."""
+    """How a tensor is cut: `steps` tiles make a chunk, and the chunks of all samples and columns fill the
+    GPU.
+    """
 
     def __init__(self, x: Tensor) -> None:
         self.samples, self.channels = x.shape[:2]
@@ -98,7 +110,10 @@ class _Plan:
         self.size = (places, self.channels)
         double = x.dtype == torch.float64
         self.acc = tl.float64 if double else tl.float32
-        self.options: dict[str, Any] = {"dtype": torch.float64 if double else torch.float32, "device": x.device}
+        self.options: dict[str, Any] = {
+            "dtype": torch.float64 if double else torch.float32,
+            "device": x.device,
+        }
         self.tile = {"ROWS": self.rows, "COLS": columns, "ACC": self.acc}
 
     def empty(self, *shape: int) -> Tensor:
@@ -107,7 +122,9 @@ class _Plan:
 
 @triton.jit
 def _tile(step, steps, places, channels, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Offsets of this program's tile, and which of its elements exist; 64 bits, for tensors of over 2^31 elements."""
+    """Offsets of this program's tile, and which of its elements exist; 64 bits, for tensors of over 2^31
+    elements.
+    """
     rows = (tl.program_id(0).to(tl.int64) * steps + step) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
     exists = (rows < places)[:, None] & (columns < channels)[None, :]
@@ -141,15 +158,21 @@ def _affine(hat, weight, bias, channels, COLS: tl.constexpr, ACC: tl.constexpr):
 
 @triton.jit
 def _weighted_mean(means, counts):
-    """The mean of means along the first axis, refined once: the sum of many large ones rounds off several digits."""
+    """The mean of means along the first axis, refined once: the sum of many large ones rounds off several
+    digits.
+    """
     total = tl.sum(counts, 0)
     rough = tl.sum(means * counts, 0) / total
     return rough + tl.sum((means - rough[None, :]) * counts, 0) / total
 
 
 @triton.jit
-def _moments(x, means, squares, places, channels, steps, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr):
-    """Mean and sum of squared deviations of a chunk: Welford's update in every lane, then Chan's merge of the lanes."""
+def _moments(
+    x, means, squares, places, channels, steps, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr
+):
+    """Mean and sum of squared deviations of a chunk: Welford's update in every lane, then Chan's merge of
+    the lanes.
+    """
     mean = tl.zeros((ROWS, COLS), ACC)
     square = tl.zeros((ROWS, COLS), ACC)
     count = tl.zeros((1, 1), ACC)
@@ -224,9 +247,22 @@ def _normalise(
 
 @triton.jit
 def _through_activation(
-    grad, x, mean, rstd, weight, bias, offsets, exists, channels, SLOPE: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr
+    grad,
+    x,
+    mean,
+    rstd,
+    weight,
+    bias,
+    offsets,
+    exists,
+    channels,
+    SLOPE: tl.constexpr,
+    COLS: tl.constexpr,
+    ACC: tl.constexpr,
 ):
-    """The gradient before the activation, whose sign is computed anew, and the normalised value; zero outside."""
+    """The gradient before the activation, whose sign is computed anew, and the normalised value; zero
+    outside.
+    """
     value = tl.load(x + offsets, exists, 0.0).to(ACC)
     slope = tl.load(grad + offsets, exists, 0.0).to(ACC)
     hat = (value - _row(mean, channels, 1, COLS, ACC)) * _row(rstd, channels, 1, COLS, ACC)
@@ -258,7 +294,9 @@ def _slopes(
     scale = tl.zeros((ROWS, COLS), ACC)
     for step in range(steps):
         offsets, exists = _tile(step, steps, places, channels, ROWS, COLS)
-        slope, hat = _through_activation(grad, x, mean, rstd, weight, bias, offsets, exists, channels, SLOPE, COLS, ACC)
+        slope, hat = _through_activation(
+            grad, x, mean, rstd, weight, bias, offsets, exists, channels, SLOPE, COLS, ACC
+        )
         shift += slope
         scale += slope * hat
     _store_partial(shifts, tl.sum(shift, 0), channels, COLS)
@@ -285,7 +323,9 @@ def _input_gradient(
 ):
     """The gradient of x: its mean over the places, and its part along x, removed."""
     offsets, exists = _tile(0, 1, places, channels, ROWS, COLS)
-    slope, hat = _through_activation(grad, x, mean, rstd, weight, bias, offsets, exists, channels, SLOPE, COLS, ACC)
+    slope, hat = _through_activation(
+        grad, x, mean, rstd, weight, bias, offsets, exists, channels, SLOPE, COLS, ACC
+    )
     factor = _row(rstd, channels, 1, COLS, ACC)
     if weight is not None:
         factor = factor * _row(weight, channels, 0, COLS, ACC)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 
 class WindowMaxPool3d(nn.MaxPool3d):
-    """`nn.MaxPool3d` of windows that do not overlap, as a maximum over an axis; of equal values the first counts.
+    """`nn.MaxPool3d` of windows that do not overlap, as a maximum over an axis; of equal values the first
+    counts.
 
     Shape: (batch, channels, D, H, W) -> (batch, channels, D // d, H // h, W // w) for a kernel of (d, h, w).
     """

@@ -27,7 +27,9 @@ class Layers:
     head: frozenset[str] = frozenset()
 
 
-def layers_of(model: Mapping[str, Any], more_channels: Mapping[str, Any], more_outputs: Mapping[str, Any]) -> Layers:
+def layers_of(
+    model: Mapping[str, Any], more_channels: Mapping[str, Any], more_outputs: Mapping[str, Any]
+) -> Layers:
     """Those of a `model` node, from the same node for one channel more and for one output more.
 
     Whichever network it is, and whatever its layers are called: what changes its size is what is meant.
@@ -45,13 +47,21 @@ def _changed(model: Mapping[str, Any], other: Mapping[str, Any]) -> frozenset[st
 
 
 def _sizes(model: Mapping[str, Any]) -> dict[str, torch.Size]:
-    with torch.random.fork_rng([]), torch.device("meta"):  # no memory, and no random numbers that others would miss
-        return {name: value.shape for name, value in configs.build(model, "model").named_parameters(remove_duplicate=False)}
+    with (
+        torch.random.fork_rng([]),
+        torch.device("meta"),
+    ):  # no memory, and no random numbers that others would miss
+        return {
+            name: value.shape
+            for name, value in configs.build(model, "model").named_parameters(remove_duplicate=False)
+        }
 
 
 def module_of(name: str) -> str:
     """The layer that a parameter belongs to, also where the layer computes its weight from it."""
-    return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
+    return (
+        name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
+    )
 
 
 def within(name: str, modules: frozenset[str]) -> bool:
@@ -61,10 +71,11 @@ def within(name: str, modules: frozenset[str]) -> bool:
 
 
 def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None:
-    """Weights of a layer that sees the image, for another number of channels: all the same, W' = sum of W / channels.
+    """Weights of a layer that sees the image, for another number of channels: all the same, W' = sum of W /
+    channels.
 
-    An image whose channels are all alike gives the same response as before; of one channel it is the sum, so that a grey
-    image gives what it gave in all channels.
+    An image whose channels are all alike gives the same response as before; of one channel it is the sum, so
+    that a grey image gives what it gave in all channels.
     Returns: None: this is not what differs.
     """
     if value.ndim != len(shape):
@@ -76,7 +87,8 @@ def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None
 
 
 def new_axis(shapes: Sequence[tuple[Shape, Shape]], first: int = 2) -> int:
-    """The spatial axis (0 to 2) that 2D kernels lack, the same for all layers: that along which most of them fit.
+    """The spatial axis (0 to 2) that 2D kernels lack, the same for all layers: that along which most of them
+    fit.
 
     Args: shapes: 2D and 3D, of kernels. first: what is taken where several fit as well.
     """
@@ -92,9 +104,10 @@ def inflate_2d(value: Tensor, layer: Any, how: str, axis: int) -> Tensor | None:
 
     Shape: value (out, in, k, k) -> (out, in, k, k, k), of a transposed convolution (in, out, ...).
     Args:
-        how: `inflate` repeats it along the new axis and divides by the taps that a voxel sees, so that an image that is
-            constant along that axis gives what the 2D layer gave; `acs` puts it, as it is, into axial, coronal and sagittal
-            planes, a third of the outputs each, and inflates what has no odd cubic kernel.
+        how: `inflate` repeats it along the new axis and divides by the taps that a voxel sees, so that an
+            image that is constant along that axis gives what the 2D layer gave; `acs` puts it, as it is, into
+            axial, coronal and sagittal planes, a third of the outputs each, and inflates what has no odd
+            cubic kernel.
         axis: spatial, the new one.
     Returns: None: the other axes differ.
     Source: Carreira & Zisserman 2017, arXiv:1705.07750; Yang et al. 2021, arXiv:1911.10477.

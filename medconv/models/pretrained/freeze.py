@@ -1,4 +1,6 @@
-"""What of a network stays as it is, and what learns at another rate: by regular expressions on parameter names."""
+"""What of a network stays as it is, and what learns at another rate: by regular expressions on parameter
+names.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,16 @@ from medconv.models.layers.batchnorm_stats import fix_statistics
 
 
 def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
-    """Parameters whose name a pattern matches (`re.search`) get no gradient; returns a line that says how many.
+    """Parameters whose name a pattern matches (`re.search`) get no gradient; returns a line that says how
+    many.
 
     A batch norm whose parameters are all frozen uses and keeps its running statistics, in training as well.
     Raises: ConfigError: a pattern is no regular expression or matches nothing, or nothing is left to train.
     """
     if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise ConfigError(f"init.freeze must be a list of regular expressions, such as [encoder], got {patterns}")
+        raise ConfigError(
+            f"init.freeze must be a list of regular expressions, such as [encoder], got {patterns}"
+        )
     parameters = dict(network.named_parameters())
     for pattern in patterns:
         for name in _found("init.freeze", pattern, parameters):
@@ -32,7 +37,10 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
     for norm in norms:
         fix_statistics(norm)
     weights, whole = (sum(p.numel() for p in some) / 1e6 for some in (frozen, parameters.values()))
-    line = f"init.freeze: {len(frozen)} of {len(parameters)} parameters, {weights:.3g} of {whole:.3g} million weights"
+    line = (
+        f"init.freeze: {len(frozen)} of {len(parameters)} parameters, {weights:.3g} of {whole:.3g} "
+        "million weights"
+    )
     return line + (f", and the statistics of {len(norms)} batch norms" if norms else "")
 
 
@@ -48,13 +56,15 @@ def _is_fixed(name: str, module: Any, patterns: Sequence[str]) -> bool:
 def check_factors(factors: Mapping[str, float], network: nn.Module) -> None:
     """Of `optimizers.with_factors`.
 
-    Raises: ConfigError: a pattern is no regular expression or matches no parameter that learns, or a factor is not positive.
+    Raises: ConfigError: a pattern is no regular expression or matches no parameter that learns, or a factor
+    is not positive.
     """
     names = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
     for pattern, factor in factors.items():
         if not 0 < factor < float("inf"):
             raise ConfigError(
-                f"init.lr_multipliers: {pattern!r} must have a positive factor, got {factor}; to keep it, init.freeze"
+                f"init.lr_multipliers: {pattern!r} must have a positive factor, got {factor}; to keep it, "
+                "init.freeze"
             )
         _found("init.lr_multipliers", pattern, names)
 

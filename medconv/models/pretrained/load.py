@@ -20,17 +20,20 @@ from medconv.utils.checkpoint_io import names_of
 from medconv.utils.logging import shown, some
 
 log = logging.getLogger(__name__)
-_COMPUTED = ".parametrizations.weight.original"  # what a convolution that computes its weight has in place of `.weight`
+# what a convolution that computes its weight has in place of `.weight`
+_COMPUTED = ".parametrizations.weight.original"
 _ROWS = 12  # of each kind, in the log
 Pairs = Mapping[str, tuple[Tensor, Tensor]]  # by name in the network: the file's tensor, the network's
 
 
 @dataclass
 class Report:
-    """What became of a network's tensors and of a file's; `str()` is one line, `table()` the first of each kind.
+    """What became of a network's tensors and of a file's; `str()` is one line, `table()` the first of each
+    kind.
 
-    Args: loaded: names in the network. reshaped: to what was done. drawn: that stay random, to the reason. unused: names in
-        the file, to the reason. share: of the network's weights, without its head, that came from the file.
+    Args: loaded: names in the network. reshaped: to what was done. drawn: that stay random, to the reason.
+        unused: names in the file, to the reason. share: of the network's weights, without its head, that came
+        from the file.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -41,7 +44,9 @@ class Report:
 
     def __str__(self) -> str:
         whole, changed = len(self.loaded) + len(self.drawn), len(self.reshaped)
-        line = f"{len(self.loaded)} of {whole} tensors loaded" + (f", {changed} of them reshaped" if changed else "")
+        line = f"{len(self.loaded)} of {whole} tensors loaded" + (
+            f", {changed} of them reshaped" if changed else ""
+        )
         if self.drawn:
             line += f"; {len(self.drawn)} stay as drawn ({some(list(self.drawn), 3)})"
         if self.unused:
@@ -64,21 +69,29 @@ class Report:
 
 
 def load(
-    network: nn.Module, path: Path, derived: Mapping[str, Any], layers: Layers | None = None, inflate_2d: str | None = None
+    network: nn.Module,
+    path: Path,
+    derived: Mapping[str, Any],
+    layers: Layers | None = None,
+    inflate_2d: str | None = None,
 ) -> Report:
     """Put what fits of a file's weights into a network, in place, and say what came of each.
 
-    Tensors are matched by name (`matching`), and loaded where they have one size. A layer that sees the image is adapted to
-    the number of its channels, 2D kernels to 3D (`fitting`). A head of another size, or of other classes, stays random.
+    Tensors are matched by name (`matching`), and loaded where they have one size. A layer that sees the image
+    is adapted to the number of its channels, 2D kernels to 3D (`fitting`). A head of another size, or of
+    other classes, stays random.
     Args:
         facts: of this run: `num_channels`, and what its classes are called.
         layers: those that see the image, and the head; None: there are none to heed.
         inflate_2d: one of `fitting.TO_3D`, or None.
-    Raises: ValueError: the file cannot be read, holds numbers that are not finite, or nothing that fits. ConfigError: it has
-        another number of dimensions or another convolution, and no key says what to do about it.
+    Raises: ValueError: the file cannot be read, holds numbers that are not finite, or nothing that fits.
+        ConfigError: it has another number of dimensions or another convolution, and no key says what to do
+        about it.
     """
     if inflate_2d not in (None, *adapt.TO_3D):
-        raise ConfigError(f"init.inflate_2d must be null or one of {', '.join(adapt.TO_3D)}, got {inflate_2d}")
+        raise ConfigError(
+            f"init.inflate_2d must be null or one of {', '.join(adapt.TO_3D)}, got {inflate_2d}"
+        )
     theirs, record = read.read(path)
     own = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
     given, layers = f"init.pretrained={path}", layers or Layers()
@@ -90,7 +103,9 @@ def load(
     _need_same_convolution(match, theirs, own, given)
     _need_same_dimensions(network, pairs, given, inflate_2d)
     report, values = _taken(
-        own, pairs, _Fit(network, derived, layers, inflate_2d, _new_axis(pairs, record), _differ(record, derived))
+        own,
+        pairs,
+        _Fit(network, derived, layers, inflate_2d, _new_axis(pairs, record), _differ(record, derived)),
     )
     _need_some(values, pairs, _both(theirs, own), network, given)
     if wrong := [str(names[name]) for name, value in values.items() if not bool(value.isfinite().all())]:
@@ -154,9 +169,15 @@ class _Fit:
         done: list[str] = []
         if self.other_classes and adapt.within(name, self.layers.head):
             return None, "head of other classes"
-        if self.how and (value.ndim, own.ndim) == (4, 5) and (layer := _convolution(self.network, name)) is not None:
+        if (
+            self.how
+            and (value.ndim, own.ndim) == (4, 5)
+            and (layer := _convolution(self.network, name)) is not None
+        ):
             solid = adapt.inflate_2d(value, layer, self.how, self.axis)
-            value, done = (value, done) if solid is None else (solid, [f"2D to 3D by {self.how}, axis {self.axis}"])
+            value, done = (
+                (value, done) if solid is None else (solid, [f"2D to 3D by {self.how}, axis {self.axis}"])
+            )
         if value.shape != own.shape and adapt.within(name, self.layers.image):
             other = adapt.to_channels(value, own.shape, self.derived["num_channels"])
             value, done = (value, done) if other is None else (other, [*done, "other input channels"])
@@ -176,20 +197,22 @@ def _convolution(network: nn.Module, name: str) -> nn.Module | None:
     return layer if isinstance(layer, CONVS + TRANSPOSED) else None
 
 
-def _need_same_convolution(match: Match, theirs: Mapping[str, Tensor], own: Mapping[str, Tensor], given: str) -> None:
+def _need_same_convolution(
+    match: Match, theirs: Mapping[str, Tensor], own: Mapping[str, Tensor], given: str
+) -> None:
     """Raises: ConfigError: the one has plain weights where the other computes its own."""
     for name in own:
         layer = module_of(name)
         plain, computed = (str(match.name(f"{layer}{end}")) for end in (".weight", _COMPUTED))
         if name == layer + _COMPUTED and computed not in theirs and plain in theirs:
             raise ConfigError(
-                f"{given}: it holds plain weights, such as {plain}, and the convolution of this run computes its own: "
-                "conv.init_from_weights=true projects them"
+                f"{given}: it holds plain weights, such as {plain}, and the convolution of this run "
+                "computes its own: conv.init_from_weights=true projects them"
             )
         if name == f"{layer}.weight" and plain not in theirs and computed in theirs:
             raise ConfigError(
-                f"{given}: its convolutions compute their weights, from {computed} and others, and here they are plain: "
-                "take the `conv` that it was trained with, and conv.init_from_weights=false"
+                f"{given}: its convolutions compute their weights, from {computed} and others, and here "
+                "they are plain: take the `conv` that it was trained with, and conv.init_from_weights=false"
             )
 
 
@@ -198,12 +221,16 @@ def _need_same_dimensions(network: nn.Module, pairs: Pairs, given: str, how: str
     for name, (value, own) in pairs.items():
         if {value.ndim, own.ndim} != {4, 5} or _convolution(network, name) is None:
             continue
-        words = f"{given}: it is of a {value.ndim - 2}D network ({name} {tuple(value.shape)}), this one is {own.ndim - 2}D"
+        words = (
+            f"{given}: it is of a {value.ndim - 2}D network ({name} {tuple(value.shape)}), this one "
+            f"is {own.ndim - 2}D"
+        )
         if own.ndim == 4:
             raise ConfigError(f"{words}; 3D weights are not used in 2D")
         if how is None:
             raise ConfigError(
-                f"{words}: init.inflate_2d=inflate repeats its kernels along the new axis, init.inflate_2d=acs puts them into planes"
+                f"{words}: init.inflate_2d=inflate repeats its kernels along the new axis, "
+                "init.inflate_2d=acs puts them into planes"
             )
 
 
@@ -213,10 +240,14 @@ def _need_some(values: Mapping[str, Tensor], pairs: Pairs, both: str, network: n
     if kernels & values.keys():
         return
     wrong = [
-        f"{name} {tuple(value.shape)}, here {tuple(own.shape)}" for name, (value, own) in pairs.items() if name in kernels
+        f"{name} {tuple(value.shape)}, here {tuple(own.shape)}"
+        for name, (value, own) in pairs.items()
+        if name in kernels
     ]
     if wrong:
-        raise ValueError(f"{given}: {len(wrong)} kernels have names of this network's, but other sizes: {some(wrong, 2)}")
+        raise ValueError(
+            f"{given}: {len(wrong)} kernels have names of this network's, but other sizes: {some(wrong, 2)}"
+        )
     raise ValueError(f"{given}: no kernel in it is one of this network's: {both}")
 
 
@@ -246,7 +277,9 @@ def _finish(
             report.unused[there] = report.drawn.get(name, "") if name else "no such name in the network"
     for name in [name for name in report.drawn if name.endswith(COUNTER)]:  # older files have none
         del report.drawn[name]
-    report.share = sum(own[name].numel() for name in body if name in values) / max(1, sum(own[n].numel() for n in body))
+    report.share = sum(own[name].numel() for name in body if name in values) / max(
+        1, sum(own[n].numel() for n in body)
+    )
 
 
 def _say(report: Report, given: str, path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Whose name in a file is whose in a network: found from all names together, not from a list of known prefixes."""
+"""Whose name in a file is whose in a network: found from all names together, not from a list of known
+prefixes.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ COUNTER = "num_batches_tracked"  # of batch norms; says nothing of a network
 class Match:
     """How names in a file follow from a network's own: another beginning, the same end.
 
-    Args: before: what they begin with in the file, such as `state_dict.module.`. own: what the network's begin with there,
-        such as `encoder.` where the file is of an encoder alone. Both may be empty.
+    Args: before: what they begin with in the file, such as `state_dict.module.`. own: what the network's
+        begin with there, such as `encoder.` where the file is of an encoder alone. Both may be empty.
     """
 
     before: str
@@ -30,8 +32,9 @@ class Match:
 def matched(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Match | None:
     """The beginnings that let the most tensors of a network have a namesake with as many outputs in the file.
 
-    So `module.` of DataParallel, `network.` of Lightning, `state_dict`, `model` or any other wrapping is found, and so is an
-    encoder within a larger network. Of two that are as good the one that comes first in the file counts.
+    So `module.` of DataParallel, `network.` of Lightning, `state_dict`, `model` or any other wrapping is
+    found, and so is an encoder within a larger network. Of two that are as good the one that comes first in
+    the file counts.
     Returns: None: no tensor has a namesake.
     """
     ends: dict[str, list[str]] = {}  # of names in the file, at any dot, to what stands before
@@ -51,7 +54,9 @@ def matched(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Match | 
 
 
 def _wrappers(own: Mapping[str, Tensor]) -> Iterator[str]:
-    """Beginnings that at least half of a network's names share: with fewer, chance finds namesakes anywhere."""
+    """Beginnings that at least half of a network's names share: with fewer, chance finds namesakes
+    anywhere.
+    """
     counts: Counter[str] = Counter()
     for name in own:
         parts = name.split(".")

@@ -15,8 +15,9 @@ from medconv.utils import checkpoint_io
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Every tensor of a file by its dotted name, and what a checkpoint of ours says of itself (else nothing).
 
-    A mapping within a mapping, such as the `state_dict` of a checkpoint, is a part of the name; where a network's own names
-    begin is for `matching` to find. Of our checkpoints it is the state dict alone: what a run is validated with.
+    A mapping within a mapping, such as the `state_dict` of a checkpoint, is a part of the name; where a
+    network's own names begin is for `matching` to find. Of our checkpoints it is the state dict alone: what a
+    run is validated with.
     Raises: ValueError: missing, damaged, carrying objects, or without tensors.
     """
     content: Any = _safetensors(path) if path.suffix == ".safetensors" else checkpoint_io.unpickled(path)
@@ -35,13 +36,17 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
         from safetensors.torch import load_file
     except ImportError as error:
-        raise ValueError(f"{path}: needs the package safetensors: pip install 'medconv[safetensors]'") from error
+        raise ValueError(
+            f"{path}: needs the package safetensors: pip install 'medconv[safetensors]'"
+        ) from error
     if not path.is_file():
         raise ValueError(f"{path}: no such checkpoint")
     try:
         return load_file(path)
     except Exception as error:  # what somebody made up may raise anything
-        raise ValueError(f"{path}: damaged or not a safetensors file ({' '.join(str(error).split())})") from error
+        raise ValueError(
+            f"{path}: damaged or not a safetensors file ({' '.join(str(error).split())})"
+        ) from error
 
 
 def _tensors(node: Mapping[Any, Any], prefix: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
@@ -52,5 +57,10 @@ def _tensors(node: Mapping[Any, Any], prefix: str, seen: set[int]) -> Iterator[t
             continue
         if isinstance(value, Mapping) and id(value) not in seen:
             yield from _tensors(value, f"{prefix}{key}.", seen)
-        elif isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized and not value.is_meta:
+        elif (
+            isinstance(value, Tensor)
+            and value.layout == torch.strided
+            and not value.is_quantized
+            and not value.is_meta
+        ):
             yield prefix + key, value.detach()

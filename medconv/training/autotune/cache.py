@@ -1,8 +1,8 @@
 """`perf=autotune` in a run: which values are open, who measures, and what is remembered.
 
-An open value is null in the config. Rank 0 measures and writes the choice to a file; the other ranks, and later runs on
-the same hardware with the same network, shapes and versions, read it. A run that is continued keeps what its
-`config.yaml` says.
+An open value is null in the config. Rank 0 measures and writes the choice to a file; the other ranks, and
+later runs on the same hardware with the same network, shapes and versions, read it. A run that is continued
+keeps what its `config.yaml` says.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ from medconv.training.run_dir import RunDir, is_rank_zero, short_hash
 from medconv.utils import hardware
 from medconv.utils.atomic_io import write_text
 
-OPEN = ("perf.channels_last", "perf.fast_norm", "perf.activation_checkpointing", "perf.compile", "trainer.precision")
+OPEN = (
+    "perf.channels_last",
+    "perf.fast_norm",
+    "perf.activation_checkpointing",
+    "perf.compile",
+    "trainer.precision",
+)
 _LENGTH = ("max_time", "max_steps", "max_epochs", "limit_train_batches")  # of a run, in `trainer`
 _REPAID = 1800  # seconds of a run from which compiling is tried
 _PATIENCE = 600  # seconds that the other ranks wait for rank 0's choice
@@ -90,7 +96,9 @@ def _remember(found: dict[str, Any], path: Path, values: Values) -> None:
         write_text(path, json.dumps(found, indent=1) + "\n")
     except OSError as error:
         if values["trainer"]["devices"] != 1 or values["trainer"]["num_nodes"] != 1:
-            raise configs.ConfigError(f"perf=autotune cannot tell the other ranks: data.cache_dir: {error}") from error
+            raise configs.ConfigError(
+                f"perf=autotune cannot tell the other ranks: data.cache_dir: {error}"
+            ) from error
         log.warning("perf=autotune: the choice cannot be kept for later runs: %s", error)
 
 
@@ -108,7 +116,9 @@ def _measured(values: Values) -> dict[str, Any]:
             search.choices(fixed, work.network, gpu),
             perf["auto_seconds"],
             try_checkpointing=fixed["activation_checkpointing"] is None,
-            try_compile=lambda seconds: fixed["compile"] is None and _planned_seconds(values, seconds) >= _REPAID,
+            try_compile=lambda seconds: (
+                fixed["compile"] is None and _planned_seconds(values, seconds) >= _REPAID
+            ),
             try_batch_size=perf["auto_batch_size"],
         )
     if gpu:
@@ -117,7 +127,8 @@ def _measured(values: Values) -> dict[str, Any]:
     best = found[0]
     if math.isinf(best.per_sample):
         raise configs.ConfigError(
-            "perf=autotune: no candidate runs, fits into memory and gives the right loss; perf=fast says more, a smaller "
+            "perf=autotune: no candidate runs, fits into memory and gives the right loss; perf=fast says "
+            "more, a smaller "
             f"data.batch_size or data.patch_size may help\n{table(found)}"
         )
     choice = {key: getattr(best.choice, key.split(".")[1]) for key in OPEN}
@@ -155,7 +166,9 @@ def _work(values: Values, device: torch.device) -> Work:
     if values["task"].get("deep_supervision") is True:
         network = _Supervised(network, targets.num_outputs)
     label = torch.randint(targets.num_values, (batch, 1, *known["patch_size"]), device=device)
-    return Work(network, lambda outputs, wanted: over_heads(loss, outputs, wanted, dims), optimizer, image, label)
+    return Work(
+        network, lambda outputs, wanted: over_heads(loss, outputs, wanted, dims), optimizer, image, label
+    )
 
 
 class _Supervised(nn.Module):
@@ -188,15 +201,25 @@ def _memory(values: Values) -> Path:
 
 
 def _key(values: Values) -> dict[str, Any]:
-    """What a measurement holds for: hardware, versions, network, loss, optimizer, shapes, and which values are open."""
+    """What a measurement holds for: hardware, versions, network, loss, optimizer, shapes, and which values
+    are open.
+    """
     gpu = hardware.uses_gpu(values["trainer"]["accelerator"])
-    name = torch.cuda.get_device_name() if gpu else torch.cpu.get_capabilities().get("cpu_name") or platform.processor()
+    name = (
+        torch.cuda.get_device_name()
+        if gpu
+        else torch.cpu.get_capabilities().get("cpu_name") or platform.processor()
+    )
     return {
         "hardware": [name, platform.machine(), torch.get_num_threads()],
         "versions": [torch.__version__, medconv.__version__],
         "values": {key: values[key] for key in ("model", "conv", "loss", "optimizer", "perf")},
         "precision": values["trainer"]["precision"],
-        "shape": [values["data"]["batch_size"], values["derived"]["num_channels"], *values["derived"]["patch_size"]],
+        "shape": [
+            values["data"]["batch_size"],
+            values["derived"]["num_channels"],
+            *values["derived"]["patch_size"],
+        ],
         "freeze": values["init"]["freeze"],
         "classes": values["derived"]["num_classes"],
         "deep_supervision": values["task"].get("deep_supervision"),
@@ -210,8 +233,8 @@ def _awaited(path: Path) -> dict[str, Any]:
     while (found := _remembered(path)) is None:
         if time.monotonic() > end:
             raise configs.ConfigError(
-                f"perf=autotune: rank 0's choice did not come to {path} within {_PATIENCE} seconds; data.cache_dir must be a folder "
-                "that all ranks share, and their hardware alike"
+                f"perf=autotune: rank 0's choice did not come to {path} within {_PATIENCE} seconds; "
+                "data.cache_dir must be a folder that all ranks share, and their hardware alike"
             )
         time.sleep(0.2)
     return found

@@ -1,4 +1,6 @@
-"""`perf=autotune`: the switches that are fastest on this machine, for this network, patch and batch, by measurement."""
+"""`perf=autotune`: the switches that are fastest on this machine, for this network, patch and batch, by
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ from medconv.utils.hardware import compiler_missing, memory_advice, resolve_prec
 _ROUNDS = 7  # timed steps of a candidate, at most
 _BEHIND = 1.25  # a candidate so much slower than the best so far is not timed again
 _TIE = 0.97  # a later, less plain candidate must be faster than this share of the best so far
-_TOLERANCE = {"32-true": 1e-3, "bf16-mixed": 3e-2, "16-mixed": 1e-2}  # relative, of the loss against plain fp32
+_TOLERANCE = {
+    "32-true": 1e-3,
+    "bf16-mixed": 3e-2,
+    "16-mixed": 1e-2,
+}  # relative, of the loss against plain fp32
 _MEMORY = 0.92  # of the device's, which the best may take
 
 log = logging.getLogger(__name__)
@@ -81,10 +87,12 @@ def measure(
     """Time the candidates on copies of the network; the best is first, those that were not taken say why.
 
     Args:
-        seconds: for all of it but compiling, which takes as long as it takes and is cached for the run that follows.
+        seconds: for all of it but compiling, which takes as long as it takes and is cached for the run that
+            follows.
         try_checkpointing: where nothing else fits into memory.
         try_compile: given the fastest step's seconds, whether the run is long enough to repay compiling.
-        try_batch_size: of the fastest: twice, four times ... as many samples, while that makes a sample cheaper.
+        try_batch_size: of the fastest: twice, four times ... as many samples, while that makes a sample
+            cheaper.
     """
     deadline = time.perf_counter() + seconds
     batch = len(work.image)
@@ -118,7 +126,9 @@ def _reference(work: Work) -> list[float] | None:
         with torch.no_grad():
             first, second = float(trial.forward()), float(trial.forward())
         if abs(first - second) > 1e-5 * abs(first):
-            log.warning("perf=autotune: this network's loss is random, so losses are not compared with plain fp32's")
+            log.warning(
+                "perf=autotune: this network's loss is random, so losses are not compared with plain fp32's"
+            )
             return None
         return [float(trial.step()) for _ in range(2)]
     except RuntimeError as error:
@@ -164,7 +174,10 @@ def _begin(work: Work, candidate: Candidate, expected: list[float] | None) -> No
     candidate.seconds.append(seconds)
     if cuda:
         candidate.memory_bytes = torch.cuda.max_memory_allocated(work.image.device) - before
-        if candidate.memory_bytes > _MEMORY * torch.cuda.get_device_properties(work.image.device).total_memory:
+        if (
+            candidate.memory_bytes
+            > _MEMORY * torch.cuda.get_device_properties(work.image.device).total_memory
+        ):
             candidate.remark = "too close to the end of the memory"
     if expected is not None:
         _compare(candidate, [*losses, loss], expected)
@@ -175,9 +188,13 @@ def _compare(candidate: Candidate, losses: list[float], expected: list[float]) -
     tolerance = _TOLERANCE.get(candidate.choice.precision, max(_TOLERANCE.values()))
     pairs = zip(losses, expected, strict=True)
     if not all(abs(loss - wanted) <= tolerance * max(1e-3, abs(wanted)) for loss, wanted in pairs):
-        shown = ", ".join(f"{loss:.5g} for {wanted:.5g}" for loss, wanted in zip(losses, expected, strict=True))
+        shown = ", ".join(
+            f"{loss:.5g} for {wanted:.5g}" for loss, wanted in zip(losses, expected, strict=True)
+        )
         candidate.remark = f"wrong loss: {shown}"
-        log.warning("perf=autotune discards %s: its losses differ from plain fp32's (%s)", candidate.choice, shown)
+        log.warning(
+            "perf=autotune discards %s: its losses differ from plain fp32's (%s)", candidate.choice, shown
+        )
 
 
 def _compiled(work: Work, best: Candidate, expected: list[float] | None) -> list[Candidate]:
@@ -218,7 +235,9 @@ def _best(found: Sequence[Candidate]) -> Candidate | None:
     """The fastest; of two that are as good as equal the plainer one, which comes first."""
     best: Candidate | None = None
     for candidate in found:
-        if not math.isinf(candidate.per_sample) and (best is None or candidate.per_sample < _TIE * best.per_sample):
+        if not math.isinf(candidate.per_sample) and (
+            best is None or candidate.per_sample < _TIE * best.per_sample
+        ):
             best = candidate
     return best
 

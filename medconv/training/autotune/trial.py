@@ -1,4 +1,6 @@
-"""One training step of a network under given switches, alone: what `perf=autotune` and the benchmark of the step time."""
+"""One training step of a network under given switches, alone: what `perf=autotune` and the benchmark of
+the step time.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Choice:
         """In words: the precision, then what is on."""
         on = [name for name in ("channels_last", "fast_norm", "compile") if getattr(self, name)]
         kept = (
-            [] if self.activation_checkpointing == "none" else [f"activation_checkpointing={self.activation_checkpointing}"]
+            []
+            if self.activation_checkpointing == "none"
+            else [f"activation_checkpointing={self.activation_checkpointing}"]
         )
         return ", ".join([self.precision, *on, *kept])
 

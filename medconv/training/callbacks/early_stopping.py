@@ -13,13 +13,17 @@ log = logging.getLogger(__name__)
 
 
 class EarlyStopping(Callback):
-    """Ends training after `patience` validations in a row in which `monitor` was not better than its best by `min_delta`.
+    """Ends training after `patience` validations in a row in which `monitor` was not better than its best by
+    `min_delta`.
 
-    Rank 0 decides for all. `trainer.min_steps` and `min_epochs` are waited for. The schedule does not come to its end.
+    Rank 0 decides for all. `trainer.min_steps` and `min_epochs` are waited for. The schedule does not come to
+    its end.
     Args: mode: `max` if more is better, else `min`. reason: once it has stopped, why.
     """
 
-    def __init__(self, monitor: str = "val/dice", patience: int = 20, min_delta: float = 0.0, mode: str = "max") -> None:
+    def __init__(
+        self, monitor: str = "val/dice", patience: int = 20, min_delta: float = 0.0, mode: str = "max"
+    ) -> None:
         self.waiting = PatienceCounter(patience, min_delta, mode, monitor)
         self.reason: str | None = None
 
@@ -46,8 +50,12 @@ class EarlyStopping(Callback):
             return
         trainer.should_stop, waiting = True, self.waiting
         best = waiting.sign * waiting.best
-        self.reason = f"{waiting.monitor} was not better than {best:.4f} in the last {waiting.waited} validations"
-        log.info("epoch %d, step %d: stopped early, %s", trainer.current_epoch, trainer.global_step, self.reason)
+        self.reason = (
+            f"{waiting.monitor} was not better than {best:.4f} in the last {waiting.waited} validations"
+        )
+        log.info(
+            "epoch %d, step %d: stopped early, %s", trainer.current_epoch, trainer.global_step, self.reason
+        )
 
 
 class Plateau(Callback):
@@ -60,7 +68,11 @@ class Plateau(Callback):
                 level = schedule.level
                 schedule.validated(_value(trainer, schedule.waiting.monitor, "scheduler.monitor"))
                 if schedule.level < level:
-                    log.info("step %d: learning rate lowered to %.3g of what it was", trainer.global_step, schedule.level)
+                    log.info(
+                        "step %d: learning rate lowered to %.3g of what it was",
+                        trainer.global_step,
+                        schedule.level,
+                    )
 
 
 def ended(trainer: Trainer) -> dict[str, Any] | None:

@@ -17,6 +17,10 @@ class FinalValidation(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
-        if trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step or (last_epoch and trainer.is_last_batch):
+        if (
+            trainer.should_stop
+            or 0 <= trainer.max_steps <= trainer.global_step
+            or (last_epoch and trainer.is_last_batch)
+        ):
             trainer.should_stop = True
             trainer.check_val_every_n_epoch = 1

@@ -17,9 +17,11 @@ from medconv.utils.visualization import overlay
 
 
 class ImageLogger(Callback):
-    """In TensorBoard: the first training samples, as augmented, and image, reference and prediction of validation cases.
+    """In TensorBoard: the first training samples, as augmented, and image, reference and prediction of
+    validation cases.
 
-    Of whole images all validation cases in one picture, at the end where the network looked in the most wrong ones.
+    Of whole images all validation cases in one picture, at the end where the network looked in the most wrong
+    ones.
     Args: cases: how many, on rank 0. spacing_mm: of training samples.
     """
 
@@ -27,11 +29,15 @@ class ImageLogger(Callback):
         self.spacing_mm, self.cases, self._samples = tuple(spacing_mm), cases, 0
         self._worst = WorstCases(cases)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         if self._samples >= self.cases or trainer.global_step or not trainer.is_global_zero:
             return
         image_targets = getattr(pl_module, "image_targets", None)
-        for image, label, number in zip(batch["image"], batch["label"], map(int, batch["sample"]), strict=True):
+        for image, label, number in zip(
+            batch["image"], batch["label"], map(int, batch["sample"]), strict=True
+        ):
             if self._samples >= self.cases:
                 return
             self._samples += 1
@@ -47,7 +53,13 @@ class ImageLogger(Callback):
         self._worst = WorstCases(self.cases)
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
@@ -64,7 +76,12 @@ class ImageLogger(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         image_targets, rows = getattr(pl_module, "image_targets", None), getattr(pl_module, "rows", {})
         loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if image_targets is None or not rows or trainer.sanity_checking or not (trainer.is_global_zero and loggers):
+        if (
+            image_targets is None
+            or not rows
+            or trainer.sanity_checking
+            or not (trainer.is_global_zero and loggers)
+        ):
             return
         for name, picture in pictures(image_targets, *arrays(rows)).items():
             self._show(trainer, f"val/{name}", picture)
@@ -72,7 +89,9 @@ class ImageLogger(Callback):
             logger.experiment.add_text("val/scores", card(image_targets, *arrays(rows)), trainer.global_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """By the weights that answered: averaged ones, which are not there at the end of a validation, stay from here on."""
+        """By the weights that answered: averaged ones, which are not there at the end of a validation,
+        stay from here on.
+        """
         if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
             for tag, picture in self._worst.pictures(pl_module, self.spacing_mm):
                 self._show(trainer, tag, picture)

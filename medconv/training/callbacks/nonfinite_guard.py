@@ -1,10 +1,12 @@
-"""Guard against losses and gradients that are not finite: the step is not taken; its batch and a layer trace are kept.
+"""Guard against losses and gradients that are not finite: the step is not taken; its batch and a layer trace
+are kept.
 
-The check is the norm of the gradient, which clipping needs anyway: one number that is not finite if any gradient is not.
-On a GPU it is read one step later, when the device has long passed it, so that no step waits; the device itself leaves
-out the optimizer's step. Gradients are the sum of all ranks', so every rank finds the same without talking. A loss that is
-not finite is spread into its gradient. Only then is the batch run once more, with hooks on every layer: the log shows
-the layers up to the first that gives a value that is not finite, the saved file holds all of them.
+The check is the norm of the gradient, which clipping needs anyway: one number that is not finite if any
+gradient is not. On a GPU it is read one step later, when the device has long passed it, so that no step
+waits; the device itself leaves out the optimizer's step. Gradients are the sum of all ranks', so every rank
+finds the same without talking. A loss that is not finite is spread into its gradient. Only then is the batch
+run once more, with hooks on every layer: the log shows the layers up to the first that gives a value that is
+not finite, the saved file holds all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from medconv.utils.logging import some
 
 log = logging.getLogger(__name__)
 CHOICES = ("stop", "skip")
-_OVERFLOWS = 1.0  # of fp16's loss scale; above it a gradient may be too large for it, which is the scale's fault
+_OVERFLOWS = (
+    1.0  # of fp16's loss scale; above it a gradient may be too large for it, which is the scale's fault
+)
 
 
 class NonfiniteError(ValueError):
@@ -40,7 +44,9 @@ class NonfiniteError(ValueError):
 
 @dataclass
 class _Held:
-    """What one forward pass was made of. Args: loss: as it went backward. rng: the states of the generators before it."""
+    """What one forward pass was made of. Args: loss: as it went backward. rng: the states of the
+    generators before it.
+    """
 
     batch: dict[str, Any]
     rng: list[Tensor]
@@ -67,9 +73,11 @@ class NonfiniteGuard(Callback):
     """Watches every step's gradient. The task calls `seen` with its norm, before the optimizer's step.
 
     Args:
-        folder: where batches are saved. nan_policy: `stop` the run, or `skip` the step; of a skipped one weights,
-        optimizer and averages do not change. max_skipped_steps: steps of a run; the next one stops it.
-        late: whether the norm is read a step later; None: on a GPU, where the optimizer can leave out a step by itself.
+        folder: where batches are saved. nan_policy: `stop` the run, or `skip` the step; of a skipped one
+        weights, optimizer and averages do not change. max_skipped_steps: steps of a run; the next one stops
+        it.
+        late: whether the norm is read a step later; None: on a GPU, where the optimizer can leave out a step
+            by itself.
     Raises: ValueError: values out of range. Of its hooks: NonFinite.
     """
 
@@ -80,7 +88,12 @@ class NonfiniteGuard(Callback):
             raise ValueError(f"run.nan_policy must be one of {CHOICES}, got {nan_policy!r}")
         if max_skipped_steps < 1:
             raise ValueError(f"run.max_skipped_steps must be at least 1, got {max_skipped_steps}")
-        self.folder, self.skips, self.max_skipped_steps, self.late = folder, nan_policy == "skip", max_skipped_steps, late
+        self.folder, self.skips, self.max_skipped_steps, self.late = (
+            folder,
+            nan_policy == "skip",
+            max_skipped_steps,
+            late,
+        )
         self.skipped = 0
         self._step, self._pending = _Step(0), None  # type: tuple[_Step, _Step | None]
 
@@ -96,7 +109,9 @@ class NonfiniteGuard(Callback):
         self._statistics = RunningStatistics(pl_module)
         pl_module.gradient_seen = self.seen  # type: ignore[assignment]
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         if not self._step.held:
             self._step.number = trainer.global_step + 1
             self._step.statistics = self._statistics.now()
@@ -121,7 +136,9 @@ class NonfiniteGuard(Callback):
         self._pending, self._optimizer = step, optimizer
 
     def _reads_late(self, optimizer: Optimizer, scaler: Any) -> bool:
-        """The scaler of fp16 reads in every step itself. Where the first step is left out, momentum would be undefined."""
+        """The scaler of fp16 reads in every step itself. Where the first step is left out, momentum would
+        be undefined.
+        """
         begins = not optimizer.state and any(group.get("momentum") for group in optimizer.param_groups)
         if scaler is not None or begins or not can_leave_out(optimizer):
             return False
@@ -166,10 +183,16 @@ class NonfiniteGuard(Callback):
         words = self._words(step, guilty, path)
         if path is not None and guilty[0]["first"]:
             rows = [layer_trace.Row(**row) for row in guilty[0]["rows"]]
-            log.warning("step %d, layer by layer up to the first such value:\n%s", step.number, layer_trace.table(rows))
+            log.warning(
+                "step %d, layer by layer up to the first such value:\n%s",
+                step.number,
+                layer_trace.table(rows),
+            )
         if stops:
             limit = (
-                f" Skipped before it: {self.skipped} (run.max_skipped_steps={self.max_skipped_steps})." if self.skips else ""
+                f" Skipped before it: {self.skipped} (run.max_skipped_steps={self.max_skipped_steps})."
+                if self.skips
+                else ""
             )
             self._stop(words + (limit or " run.nan_policy=skip leaves such steps out."))
         self._skip(step, optimizer, words)
@@ -184,20 +207,28 @@ class NonfiniteGuard(Callback):
         for mean in _means(self._trainer):
             mean.left_out = step.number - 1
         if optimizer is not None and step.scaled and getattr(optimizer, "_step_supports_amp_scaling", False):
-            for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-                parameter.grad.fill_(torch.nan)  # the scaler looks at them as late as in the step, and leaves that out
+            for parameter in (
+                p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+            ):
+                parameter.grad.fill_(
+                    torch.nan
+                )  # the scaler looks at them as late as in the step, and leaves that out
         elif optimizer is not None:
             optimizer.zero_grad(set_to_none=True)  # optimizers leave alone what has no gradient
         log.warning("skipped (%d of at most %d): %s", self.skipped, self.max_skipped_steps, words)
 
     def _stop(self, words: str) -> None:
-        """One message of all ranks. Lightning kills the first where one that it started ends with an error."""
+        """One message of all ranks. Lightning kills the first where one that it started ends with an
+        error.
+        """
         if self._trainer.is_global_zero:
             raise NonfiniteError(words)
         raise SystemExit(DONE if cluster.launcher() is None else USER)
 
     def _found(self, step: _Step) -> dict[str, Any]:
-        """What is wrong with this rank's part of the step: of the pass whose fault is the first on the way to a gradient."""
+        """What is wrong with this rank's part of the step: of the pass whose fault is the first on the way
+        to a gradient.
+        """
         found = [self._looked(step, index) for index in range(len(step.held))]
         return min(found, key=lambda fault: fault["severity"])
 
@@ -206,7 +237,11 @@ class NonfiniteGuard(Callback):
         rows = self._traced(held, step.scale)
         bad = layer_trace.first_bad(rows)
         numbers = _numbers(held.batch)
-        inside = [n for n, image in zip(numbers, held.batch["image"], strict=True) if not bool(image.isfinite().all())]
+        inside = [
+            n
+            for n, image in zip(numbers, held.batch["image"], strict=True)
+            if not bool(image.isfinite().all())
+        ]
         describe = self._trainer.train_dataloader.dataset.dataset.describe  # type: ignore[union-attr]
         return {
             "severity": layer_trace.severity(bad),
@@ -220,7 +255,9 @@ class NonfiniteGuard(Callback):
         }
 
     def _traced(self, held: _Held, scale: float) -> list[layer_trace.Row]:
-        """Of the pass, run once more; where that cannot be, of what is known of it, for other ranks wait for an answer."""
+        """Of the pass, run once more; where that cannot be, of what is known of it, for other ranks wait
+        for an answer.
+        """
         module = self._module
         loss = [] if held.loss is None else [layer_trace.Row.of("loss", "loss", layer_trace.LOSS, held.loss)]
         known = [*layer_trace.inputs(held.batch), *loss]
@@ -262,10 +299,15 @@ class NonfiniteGuard(Callback):
         one = guilty[0]
         what = "loss" if one["loss"] is None or not -float("inf") < one["loss"] < float("inf") else "gradient"
         where = f" on rank {one['rank']}" if self._trainer.world_size > 1 else ""
-        first = layer_trace.Row(**one["first"]).words() if one["first"] else "no layer, when it was run once more"
+        first = (
+            layer_trace.Row(**one["first"]).words() if one["first"] else "no layer, when it was run once more"
+        )
         cases = some([case for fault in guilty for case in fault["cases"]])
         kept = f"The batch and its layer trace are in {path}." if path else ""
-        text = f"step {step.number}: the {what} is not finite{where}, of case {cases}. The first that is not: {first}."
+        text = (
+            f"step {step.number}: the {what} is not finite{where}, of case {cases}. The first that is "
+            f"not: {first}."
+        )
         return f"{text} {_advice(one)} {kept}".strip()
 
 
@@ -278,8 +320,13 @@ def can_leave_out(optimizer: Optimizer) -> bool:
 
 def _advice(fault: dict[str, Any]) -> str:
     if fault["first"] and fault["first"]["what"] == layer_trace.INPUT:
-        return "Look at this image; `medconv preprocess` with --verify reads what was prepared of it once more."
-    return "A lower optimizer.lr, a trainer.gradient_clip_val or trainer.precision=32-true help where values grow."
+        return (
+            "Look at this image; `medconv preprocess` with --verify reads what was prepared of it once more."
+        )
+    return (
+        "A lower optimizer.lr, a trainer.gradient_clip_val or trainer.precision=32-true help where "
+        "values grow."
+    )
 
 
 def _means(trainer: Trainer) -> list[AverageWeights]:

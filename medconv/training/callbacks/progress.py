@@ -39,12 +39,21 @@ class ProgressLines(Callback):
         if now - self._said >= self.every:
             loss = float(trainer.callback_metrics.get("train/loss", math.nan))
             speed = self._samples / (now - self._said)
-            log.info("epoch %d, step %d: loss %.4f, %.1f samples/s", trainer.current_epoch, trainer.global_step, loss, speed)
+            log.info(
+                "epoch %d, step %d: loss %.4f, %.1f samples/s",
+                trainer.current_epoch,
+                trainer.global_step,
+                loss,
+                speed,
+            )
             self._said, self._samples = now, 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         goal: MonitoredMetric = getattr(pl_module, "goal", DICE)
         if not trainer.sanity_checking and goal.name in trainer.callback_metrics:
-            score, where = float(trainer.callback_metrics[goal.name]), (trainer.current_epoch, trainer.global_step)
+            score, where = (
+                float(trainer.callback_metrics[goal.name]),
+                (trainer.current_epoch, trainer.global_step),
+            )
             log.info("epoch %d, step %d: validation %s %.4f", *where, goal.words, score)
         self._said, self._samples = time.monotonic(), 0

@@ -19,8 +19,9 @@ log = logging.getLogger(__name__)
 class TimeBudget(Callback):
     """Ends training, its last validation included, after a given time, and fits the schedule to it.
 
-    Rank 0 estimates from the steps and validations so far how many steps fit, and tells the others, again and again
-    while the run goes on; all ranks stop at the same step. Estimate and time spent are in the checkpoint.
+    Rank 0 estimates from the steps and validations so far how many steps fit, and tells the others, again and
+    again while the run goes on; all ranks stop at the same step. Estimate and time spent are in the
+    checkpoint.
     Args: seconds: from the start of training.
     """
 
@@ -61,7 +62,9 @@ class TimeBudget(Callback):
         if self.total_steps is None:  # begun, or made longer or shorter than it was
             for schedule in _schedules(trainer):
                 schedule.progress = min(1.0, self.spent / self.seconds)
-                schedule.move_end(float(self._limit))  # until there is an estimate; what a checkpoint says is of other times
+                schedule.move_end(
+                    float(self._limit)
+                )  # until there is an estimate; what a checkpoint says is of other times
         owed = getattr(trainer.fit_loop.epoch_loop, "owed", False)
         self._stop_at_the_end(trainer, unless=owed)
 
@@ -96,7 +99,9 @@ class TimeBudget(Callback):
             trainer.should_stop = True
 
     def _are_slow(self, trainer: Trainer) -> bool:
-        """Whether so few steps took so much of the time that the next must not be waited for; by rank 0's clock."""
+        """Whether so few steps took so much of the time that the next must not be waited for; by rank 0's
+        clock.
+        """
         return bool(trainer.strategy.broadcast(self._elapsed() > self._SLOW * self.seconds))
 
     def _agree(self, trainer: Trainer) -> None:

@@ -11,17 +11,18 @@ from torch import Tensor
 class AverageWeights(WeightAveraging):
     """Averages the weights over all steps after the first, each in proportion to its number to a power.
 
-    The window grows with the training, so it needs no length, and an end that moves does no harm. The first steps come from
-    weights that are far from any good ones, so they are left out: a training that ends with them has its last weights.
-    Validation and checkpoints have the averaged weights; training goes on with its own, which the checkpoint
-    holds as well. Buffers, such as a batch norm's statistics, are averaged alike.
+    The window grows with the training, so it needs no length, and an end that moves does no harm. The first
+    steps come from
+    weights that are far from any good ones, so they are left out: a training that ends with them has its last
+    weights. Validation and checkpoints have the averaged weights; training goes on with its own, which the
+    checkpoint holds as well. Buffers, such as a batch norm's statistics, are averaged alike.
     Args:
         power: 0 counts all steps alike; with 2 half of the mean comes from the last fifth of them.
         begin: steps that are left out.
         every: steps from one update of the mean to the next; before, it is the weights themselves.
     Raises: ValueError: values out of range.
-    Source: polynomial-decay averaging, Shamir & Zhang 2013, arXiv:1212.1824; that averages of a trajectory generalise
-        better, Izmailov et al. 2018, arXiv:1803.05407.
+    Source: polynomial-decay averaging, Shamir & Zhang 2013, arXiv:1212.1824; that averages of a trajectory
+        generalise better, Izmailov et al. 2018, arXiv:1803.05407.
     """
 
     def __init__(self, power: float = 2.0, begin: int = 300, every: int = 4) -> None:
@@ -36,7 +37,9 @@ class AverageWeights(WeightAveraging):
         super().__init__(multi_avg_fn=self._update)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._device = trainer.strategy.root_device  # where the module will be; Lightning takes where it is by now
+        self._device = (
+            trainer.strategy.root_device
+        )  # where the module will be; Lightning takes where it is by now
         super().setup(trainer, pl_module, stage)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:

@@ -1,4 +1,6 @@
-"""What TensorBoard shows of whole images: the truth in words, the scores as a card, and the cases that are most wrong."""
+"""What TensorBoard shows of whole images: the truth in words, the scores as a card, and the cases that are
+most wrong.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ def said(image_targets: ImageLevelTargets, values: Sequence[float]) -> str:
     if image_targets.kind == "multiclass":
         return image_targets.names[int(values[0])]
     if image_targets.kind == "multilabel":
-        return ", ".join(name for name, value in zip(image_targets.names, values, strict=True) if value) or "nothing"
+        return (
+            ", ".join(name for name, value in zip(image_targets.names, values, strict=True) if value)
+            or "nothing"
+        )
     return ", ".join(f"{name} {value:.4g}" for name, value in zip(image_targets.names, values, strict=True))
 
 
@@ -32,7 +37,9 @@ def predicted(image_targets: ImageLevelTargets, outputs: Sequence[float]) -> str
         return said(image_targets, outputs)
     found = image_level.decided(image_targets, np.array([outputs]))[0]
     there = [
-        f"{name} {value:.2f}" for name, value, is_found in zip(image_targets.names, outputs, found, strict=True) if is_found
+        f"{name} {value:.2f}"
+        for name, value, is_found in zip(image_targets.names, outputs, found, strict=True)
+        if is_found
     ]
     return ", ".join(there) or "nothing"
 
@@ -58,7 +65,9 @@ class WorstCases:
 
     def __init__(self, cases: int) -> None:
         self.cases = cases
-        self.kept: list[tuple[float, str, Tensor, list[float], list[float]]] = []  # error, case, image, outputs, values
+        self.kept: list[
+            tuple[float, str, Tensor, list[float], list[float]]
+        ] = []  # error, case, image, outputs, values
 
     def see(self, image_targets: ImageLevelTargets, batch: dict[str, Any], outputs: Tensor) -> None:
         """Shape: as of a validation batch, with outputs (batch, image_targets.num_outputs)."""
@@ -67,16 +76,29 @@ class WorstCases:
         for place in np.argsort(-errors, kind="stable")[: self.cases]:
             if len(self.kept) < self.cases or errors[place] > self.kept[-1][0]:
                 image = batch["image"][place].detach().float().cpu().clone()
-                row = (float(errors[place]), batch["case"][place], image, found[place].tolist(), values[place].tolist())
+                row = (
+                    float(errors[place]),
+                    batch["case"][place],
+                    image,
+                    found[place].tolist(),
+                    values[place].tolist(),
+                )
                 self.kept = sorted([*self.kept, row], key=lambda row: -row[0])[: self.cases]
 
     def pictures(self, module: Any, spacing_mm: Sequence[float]) -> Iterator[tuple[str, np.ndarray]]:
         """Tag and picture of each: the image, and where what the network said comes from."""
         for _, case, image, outputs, values in self.kept:
-            words = f"{said(module.image_targets, values)}, predicted {predicted(module.image_targets, outputs)}"
+            words = (
+                f"{said(module.image_targets, values)}, predicted {predicted(module.image_targets, outputs)}"
+            )
             try:
                 picture = saliency.overlay(module.network, image.to(module.device), spacing_mm)
-            except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # a picture is no reason to lose a run
+            except (
+                AssertionError,
+                RuntimeError,
+                TypeError,
+                ValueError,
+            ) as error:  # a picture is no reason to lose a run
                 said_of_it = (str(error).splitlines() or [type(error).__name__])[0]
                 log.warning("no picture of the cases that are most wrong: %s", said_of_it)
                 return

@@ -1,4 +1,5 @@
-"""A run's curves, `metrics.csv` and TensorBoard's files, cut back to where a checkpoint was made when a run goes on.
+"""A run's curves, `metrics.csv` and TensorBoard's files, cut back to where a checkpoint was made when a run
+goes on.
 
 So each step is there once: what a killed process wrote after its last checkpoint is written again.
 """
@@ -14,7 +15,9 @@ _CSV, _TENSORBOARD, _EVENTS = "metrics.csv", "tensorboard", "events.out.tfevents
 
 
 def measure(folder: Path) -> dict[str, int]:
-    """What there is by now: rows of `metrics.csv`, with its header, and bytes of each file of TensorBoard's."""
+    """What there is by now: rows of `metrics.csv`, with its header, and bytes of each file of
+    TensorBoard's.
+    """
     table = folder / _CSV
     rows = table.read_bytes().count(b"\n") if table.is_file() else 0
     return {_CSV: rows, **{str(path.relative_to(folder)): path.stat().st_size for path in _events(folder)}}
@@ -28,7 +31,9 @@ def rewind(folder: Path, measured: Mapping[str, int]) -> None:
         kept = rows[: measured.get(_CSV, 0)]
         if not kept:
             table.unlink()
-        elif len(kept) < len(rows):  # a new column changes the bytes of the rows before it, but not how many they are
+        elif len(kept) < len(
+            rows
+        ):  # a new column changes the bytes of the rows before it, but not how many they are
             with replacing(table) as partial:
                 partial.write_bytes(b"".join(kept))
     for path in _events(folder):

@@ -1,8 +1,10 @@
 """The loop over training batches, which can be left, and entered again, between any two optimizer steps.
 
-Where a run stands is one number, of the global batches so far. It says which samples come next (`data.patches.SampleOrder`),
-which epoch it is, and what random numbers are drawn: their generators are seeded anew for each batch. So a checkpoint holds
-no random state, and a run that goes on from one draws and computes what one that was never stopped would have.
+Where a run stands is one number, of the global batches so far. It says which samples come next
+(`data.patches.SampleOrder`),
+which epoch it is, and what random numbers are drawn: their generators are seeded anew for each batch. So a
+checkpoint holds no random state, and a run that goes on from one draws and computes what one that was never
+stopped would have.
 """
 
 from __future__ import annotations
@@ -21,23 +23,39 @@ from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.training.distributed.strategy import StopSync
 from medconv.utils.signals import RunInterrupted, StopRequest
 
-# What is Lightning's own, and no promise of it: where one of these has another name, ours would silently not be called.
+# What is Lightning's own, and no promise of it: where one of these has another name, ours would silently not
+# be called.
 _OF_THE_LOOP = (
-    *("done", "update_restart_stage", "reset", "advance", "on_advance_end", "on_save_checkpoint", "on_load_checkpoint"),
+    *(
+        "done",
+        "update_restart_stage",
+        "reset",
+        "advance",
+        "on_advance_end",
+        "on_save_checkpoint",
+        "on_load_checkpoint",
+    ),
     *("_should_check_val_fx", "_broadcast_sigterm_tensor", "_should_accumulate"),
 )
 
 
 class ResumableEpochLoop(_TrainingEpochLoop):
-    """In place of Lightning's, which counts what was begun and what was done to find out where it was stopped.
+    """In place of Lightning's, which counts what was begun and what was done to find out where it was
+    stopped.
 
-    Checkpoints are made at the start of a batch, when all that the last one brought with it is done (validation, logging,
-    schedules, the end of an epoch), and no gradients are accumulated; or, with `owed`, before a validation that is due.
+    Checkpoints are made at the start of a batch, when all that the last one brought with it is done
+    (validation, logging, schedules, the end of an epoch), and no gradients are accumulated; or, with `owed`,
+    before a validation that is due.
     Args: keeper: makes the checkpoints. asked: what signals came.
     """
 
     def __init__(
-        self, trainer: Trainer, keeper: CheckpointWriter, asked: StopRequest, agreement: StopSync, **bounds: Any
+        self,
+        trainer: Trainer,
+        keeper: CheckpointWriter,
+        asked: StopRequest,
+        agreement: StopSync,
+        **bounds: Any,
     ) -> None:
         self._most, self._owed = -1, False  # max_steps; a validation is due but not done
         super().__init__(trainer, **bounds)
@@ -64,7 +82,9 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         return self._owed
 
     def update_restart_stage(self) -> None:
-        """Called before the first epoch. The counters become what they are at the batch at which the run goes on."""
+        """Called before the first epoch. The counters become what they are at the batch at which the run
+        goes on.
+        """
         self._restart_stage = RestartStage.NONE
         if not self._loaded_from_state_dict:
             return
@@ -121,9 +141,14 @@ class ResumableEpochLoop(_TrainingEpochLoop):
         """Lightning would do this in every batch; `StopSync` does it now and then."""
 
     def _between_steps(self) -> None:
-        """Make a checkpoint if one is due, and stop if that was asked for, unless gradients are being accumulated."""
+        """Make a checkpoint if one is due, and stop if that was asked for, unless gradients are being
+        accumulated.
+        """
         stop, due = self._agreement.agree(self._stop or self._asked.number, self._keeper.due)
-        self._stop, self._due = self._stop or stop, self._due or due  # most agreements may fall between gradients
+        self._stop, self._due = (
+            self._stop or stop,
+            self._due or due,
+        )  # most agreements may fall between gradients
         if self.batch_progress.current.ready % self.trainer.accumulate_grad_batches:
             return
         self._keeper.io.check()
@@ -136,7 +161,8 @@ class ResumableEpochLoop(_TrainingEpochLoop):
 
 
 class PerStepSeeding(Callback):
-    """Random numbers of the training process, of dropout and the like, are a function of seed, rank and batch number.
+    """Random numbers of the training process, of dropout and the like, are a function of seed, rank and batch
+    number.
 
     First of the callbacks, and once the batch is there: loaders draw a number where an iteration begins.
     """
@@ -144,7 +170,9 @@ class PerStepSeeding(Callback):
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         number = trainer.fit_loop.total_batch_idx
         words = np.random.SeedSequence([self._seed, 2, trainer.global_rank, number]).generate_state(2)
         torch.manual_seed(int(words[0]))
@@ -153,10 +181,11 @@ class PerStepSeeding(Callback):
 
 
 class StopDuringValidation(Callback):
-    """A validation during which the run is told to stop is given up, on all ranks, and repeated when the run goes on.
+    """A validation during which the run is told to stop is given up, on all ranks, and repeated when the run
+    goes on.
 
-    The loaders end (`DataModule.stopped`); then, before results are gathered, all ranks leave. Last of the callbacks, since
-    those before put the training's own weights back.
+    The loaders end (`DataModule.stopped`); then, before results are gathered, all ranks leave. Last of the
+    callbacks, since those before put the training's own weights back.
     """
 
     def __init__(self, asked: StopRequest, agreement: StopSync) -> None:
@@ -174,9 +203,15 @@ class StopDuringValidation(Callback):
 def install(trainer: Trainer, keeper: CheckpointWriter, asked: StopRequest, agreement: StopSync) -> None:
     """Put the loop into a trainer; signals are then ours, and Slurm's requeue, too."""
     known = [(_TrainingEpochLoop, name) for name in _OF_THE_LOOP]
-    for owner, name in [*known, (trainer._signal_connector, "register_signal_handlers"), (trainer.fit_loop, "epoch_loop")]:
+    for owner, name in [
+        *known,
+        (trainer._signal_connector, "register_signal_handlers"),
+        (trainer.fit_loop, "epoch_loop"),
+    ]:
         if not hasattr(owner, name):
-            raise ValueError(f"lightning {version('lightning')} has no {name}, which medconv builds on; take one below 2.7")
+            raise ValueError(
+                f"lightning {version('lightning')} has no {name}, which medconv builds on; take one below 2.7"
+            )
     old = trainer.fit_loop.epoch_loop
     trainer.fit_loop.epoch_loop = ResumableEpochLoop(
         trainer, keeper, asked, agreement, min_steps=old.min_steps, max_steps=old.max_steps

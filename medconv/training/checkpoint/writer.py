@@ -1,4 +1,6 @@
-"""Checkpoints on disk: `last.ckpt`, the one before it, and `best.ckpt`; written whole or not at all, beside the training."""
+"""Checkpoints on disk: `last.ckpt`, the one before it, and `best.ckpt`; written whole or not at all,
+beside the training.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,14 @@ BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints in a thread, from a copy of the tensors: under another name, flushed to the disk, renamed.
+    """Writes checkpoints in a thread, from a copy of the tensors: under another name, flushed to the disk,
+    renamed.
 
-    The archive that torch writes holds a CRC-32 of each of its parts, which `checkpoint.read` compares. A `last.ckpt` keeps
-    the one before it as `previous.ckpt`. What goes wrong in the thread is raised by the next call.
-    `also` is a second name for the next checkpoint, without a second copy on the disk. It has it first: a run that is killed
-    between the two names goes on from the checkpoint before, and finds the same best again.
+    The archive that torch writes holds a CRC-32 of each of its parts, which `checkpoint.read` compares. A
+    `last.ckpt` keeps the one before it as `previous.ckpt`. What goes wrong in the thread is raised by the
+    next call. `also` is a second name for the next checkpoint, without a second copy on the disk. It has it
+    first: a run that is killed between the two names goes on from the checkpoint before, and finds the same
+    best again.
     """
 
     also: Path | None = None
@@ -63,10 +67,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class CheckpointWriter(Callback):
-    """Says when a checkpoint is due, after each validation and after a time, and makes it where the loop allows it.
+    """Says when a checkpoint is due, after each validation and after a time, and makes it where the loop
+    allows it.
 
-    Only between two optimizer steps, or with a validation due but not done, is a run's state small enough to be told by its
-    number of batches; so the loop (`resuming.ResumableEpochLoop`) calls `save`. All ranks call it alike, rank 0 writes.
+    Only between two optimizer steps, or with a validation due but not done, is a run's state small enough to
+    be told by its number of batches; so the loop (`resuming.ResumableEpochLoop`) calls `save`. All ranks call
+    it alike, rank 0 writes.
     Args: folder: of the checkpoints, in the run's folder. every: seconds from one to the next.
     """
 
@@ -108,8 +114,12 @@ class CheckpointWriter(Callback):
             self.save(trainer)
         self.io.wait()
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.is_global_zero:  # of a validation that is given up the pictures are cut off: it shows them again
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if (
+            trainer.is_global_zero
+        ):  # of a validation that is given up the pictures are cut off: it shows them again
             owed = getattr(trainer.fit_loop.epoch_loop, "owed", False)
             checkpoint["curves"] = self._curves if owed else self._measured(trainer)
 

@@ -12,7 +12,8 @@ from medconv.utils.cluster import _tasks, launcher
 def environment() -> ClusterEnvironment | None:
     """For Lightning's `plugins`; None: it finds out by itself, and right.
 
-    It would take a batch script of several tasks, without srun, for one of those tasks, and wait for the others.
+    It would take a batch script of several tasks, without srun, for one of those tasks, and wait for the
+    others.
     """
     found = launcher()
     if found is not None and found.name == "srun":
@@ -21,14 +22,18 @@ def environment() -> ClusterEnvironment | None:
 
 
 class Step(SLURMEnvironment):
-    """Lightning's, from what srun says of this step, whatever the whole job has; signals are not its business."""
+    """Lightning's, from what srun says of this step, whatever the whole job has; signals are not its
+    business.
+    """
 
     def __init__(self) -> None:
         super().__init__(auto_requeue=False)
 
     @property
     def main_address(self) -> str:
-        return os.environ.get("MASTER_ADDR") or self.resolve_root_node_address(os.environ["SLURM_STEP_NODELIST"])
+        return os.environ.get("MASTER_ADDR") or self.resolve_root_node_address(
+            os.environ["SLURM_STEP_NODELIST"]
+        )
 
     def world_size(self) -> int:
         return _tasks()

@@ -9,12 +9,16 @@ from torch import distributed
 
 
 class ResumeStepCheck(Callback):
-    """All processes go on from the same step: where the run folder is not the same for all, only some find a checkpoint."""
+    """All processes go on from the same step: where the run folder is not the same for all, only some find
+    a checkpoint.
+    """
 
     def __init__(self) -> None:
         self._step = 0
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         self._step = checkpoint["global_step"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -25,6 +29,6 @@ class ResumeStepCheck(Callback):
         distributed.all_gather_object(steps, self._step)
         if len(set(steps)) > 1:
             raise ValueError(
-                f"{trainer.default_root_dir}: not the same folder for all processes, they would go on from steps {steps}; "
-                "it must be on a file system that all machines share"
+                f"{trainer.default_root_dir}: not the same folder for all processes, they would go on from "
+                f"steps {steps}; it must be on a file system that all machines share"
             )

@@ -19,26 +19,32 @@ log = logging.getLogger(__name__)
 
 
 def strategy(trainer: Mapping[str, Any], perf: Mapping[str, Any], accumulates: bool = False) -> Any:
-    """Lightning's strategy for `trainer.strategy`; what is not `auto`, `ddp` or `fsdp` goes to Lightning as it is.
+    """Lightning's strategy for `trainer.strategy`; what is not `auto`, `ddp` or `fsdp` goes to Lightning as
+    it is.
 
-    DDP's gradients are views of its buckets (no copy, and their memory once); buffers are not broadcast in every forward,
-    see `BroadcastBuffers`; the graph is static unless gradients are accumulated.
+    DDP's gradients are views of its buckets (no copy, and their memory once); buffers are not broadcast in
+    every forward, see `BroadcastBuffers`; the graph is static unless gradients are accumulated.
     Args: accumulates: gradients, by a callback.
-    Raises: ValueError: `fsdp` with `perf.activation_checkpointing=pointwise`; `perf.timeout_seconds` is not positive.
+    Raises: ValueError: `fsdp` with `perf.activation_checkpointing=pointwise`; `perf.timeout_seconds` is not
+    positive.
     """
     wanted, timeout = trainer["strategy"], cluster.timeout(perf)
     processes = _devices(trainer) * trainer["num_nodes"]
     if wanted == "fsdp" and perf["activation_checkpointing"] == "pointwise":
         raise ValueError(
-            "perf.activation_checkpointing=pointwise computes norms again from weights that trainer.strategy=fsdp has freed by then; "
-            "take perf.activation_checkpointing=blocks"
+            "perf.activation_checkpointing=pointwise computes norms again from weights that "
+            "trainer.strategy=fsdp has freed by then; take perf.activation_checkpointing=blocks"
         )
     if wanted == "fsdp":  # `auto` sizes would mean tensor parallelism within a node
-        return ModelParallelStrategy(processes, tensor_parallel_size=1, save_distributed_checkpoint=False, timeout=timeout)
+        return ModelParallelStrategy(
+            processes, tensor_parallel_size=1, save_distributed_checkpoint=False, timeout=timeout
+        )
     if wanted == "ddp" or (wanted == "auto" and processes > 1):
         static = trainer["accumulate_grad_batches"] == 1 and not accumulates and not perf["compile"]
         known = signature(nn.parallel.DistributedDataParallel.__init__).parameters
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # until torch 2.12
+        buffers = (
+            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        )  # until torch 2.12
         quiet: dict[str, Any] = {buffers: False}
         return DDPStrategy(gradient_as_bucket_view=True, static_graph=static, timeout=timeout, **quiet)
     return wanted
@@ -51,7 +57,9 @@ def shard(network: nn.Module, mesh: Any) -> nn.Module:
     """
     from torch.distributed.fsdp import fully_shard
 
-    for parameter in network.parameters():  # it takes no channels-last weights; the library brings them into its own layout
+    for parameter in (
+        network.parameters()
+    ):  # it takes no channels-last weights; the library brings them into its own layout
         parameter.data = parameter.data.contiguous()
     for child in network.children():
         for block in child if isinstance(child, nn.ModuleList) else [child]:
@@ -62,7 +70,8 @@ def shard(network: nn.Module, mesh: Any) -> nn.Module:
 
 
 class BroadcastBuffers(Callback):
-    """Running statistics of rank 0 on every rank before they are used: DDP would broadcast them in every forward.
+    """Running statistics of rank 0 on every rank before they are used: DDP would broadcast them in every
+    forward.
 
     After the weights' averages, if there are some, have taken their place for the validation.
     """
@@ -91,11 +100,12 @@ class UnshardForValidation(Callback):
 
 
 class StopSync:
-    """What any rank was told, and what rank 0 wants, become known to all ranks at the same batch, every few batches.
+    """What any rank was told, and what rank 0 wants, become known to all ranks at the same batch, every few
+    batches.
 
-    Lightning broadcasts and waits for the device in every batch, and its signal handler broadcasts while the other ranks
-    may be in another collective.
-    `device` is this rank's; None for a single process, which asks nobody.
+    Lightning broadcasts and waits for the device in every batch, and its signal handler broadcasts while the
+    other ranks may be in another collective. `device` is this rank's; None for a single process, which asks
+    nobody.
     Args: every: batches.
     Raises: ValueError: every is less than 1.
     """
@@ -110,7 +120,8 @@ class StopSync:
     def agree(self, number: int, due: bool) -> tuple[int, bool]:
         """Called once per batch on all ranks; between agreements nothing is asked for.
 
-        Args: number: of the signal that this rank was sent, or 0. due: whether, by its clock, it is time to act.
+        Args: number: of the signal that this rank was sent, or 0. due: whether, by its clock, it is time to
+        act.
         Returns: the largest number of any rank, and whether rank 0 says that it is time.
         """
         self._batch += 1

@@ -21,7 +21,9 @@ class CsvLogger(Logger):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        self.columns: list[str] | None = None  # read with the first row: until then the file may be moved away
+        self.columns: list[str] | None = (
+            None  # read with the first row: until then the file may be moved away
+        )
 
     @property
     def name(self) -> str:
@@ -56,7 +58,9 @@ class CsvLogger(Logger):
             raise
 
     def _known_columns(self) -> list[str]:
-        """Of the rows from before a restart; a line that a kill cut is dropped, or the next row would be glued to it."""
+        """Of the rows from before a restart; a line that a kill cut is dropped, or the next row would be
+        glued to it.
+        """
         if not self.path.is_file():
             return []
         content = self.path.read_bytes()

@@ -1,4 +1,5 @@
-"""`logger=wandb` and `logger=mlflow`: services whose packages are extras, writing to the disk alone until told otherwise.
+"""`logger=wandb` and `logger=mlflow`: services whose packages are extras, writing to the disk alone until
+told otherwise.
 
 Each start of a run is a run of its own there, under the name of its folder. Pictures go to TensorBoard only.
 """
@@ -23,7 +24,9 @@ def wandb(save_dir: str, project: str = "medconv", offline: bool = True, **more:
     """
     settings = _needed("wandb", "wandb").Settings(silent=True)
     name = Path(save_dir).resolve().name
-    return WandbLogger(save_dir=save_dir, project=project, name=name, group=name, offline=offline, settings=settings, **more)
+    return WandbLogger(
+        save_dir=save_dir, project=project, name=name, group=name, offline=offline, settings=settings, **more
+    )
 
 
 def mlflow(save_dir: str, experiment: str = "medconv", tracking_uri: str | None = None) -> MLFlowLogger:
@@ -40,7 +43,9 @@ def mlflow(save_dir: str, experiment: str = "medconv", tracking_uri: str | None 
 
 
 class _Dotted(MLFlowLogger):
-    """With `val.dice` and `val.dice.liver`: in MLflow's files `val/dice` cannot be a value and a folder of values."""
+    """With `val.dice` and `val.dice.liver`: in MLflow's files `val/dice` cannot be a value and a folder of
+    values.
+    """
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         super().log_metrics({name.replace("/", "."): value for name, value in metrics.items()}, step)
@@ -50,4 +55,6 @@ def _needed(package: str, extra: str) -> Any:
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
-        raise ValueError(f"logger={extra} needs the package {package}: pip install 'medconv[{extra}]'") from error
+        raise ValueError(
+            f"logger={extra} needs the package {package}: pip install 'medconv[{extra}]'"
+        ) from error

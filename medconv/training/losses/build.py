@@ -17,5 +17,7 @@ def fitted_loss(loss: Any, derived: Values) -> nn.Module:
     """A loss made to fit what the network is asked for. Raises: ValueError: it cannot be."""
     image_targets = image_targets_of(derived)
     if image_targets is None:
-        return SegmentationLoss(loss, SegmentationTargets.from_plain(derived["targets"]), derived["spatial_dims"])
+        return SegmentationLoss(
+            loss, SegmentationTargets.from_plain(derived["targets"]), derived["spatial_dims"]
+        )
     return ImageLevelLoss(loss, image_targets, derived.get("value_means"), derived.get("value_stds"))

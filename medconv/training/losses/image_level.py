@@ -13,7 +13,11 @@ from torch.nn import functional as F
 from medconv.targets.image_level import ImageLevelTargets
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-_FITTING = {"multiclass": "cross_entropy", "multilabel": "bce", "regression": "huber, mse or l1"}  # options of `loss`
+_FITTING = {
+    "multiclass": "cross_entropy",
+    "multilabel": "bce",
+    "regression": "huber, mse or l1",
+}  # options of `loss`
 _OF_TORCH: dict[type[nn.Module], tuple[str, ...]] = {
     nn.CrossEntropyLoss: ("multiclass",),
     nn.BCEWithLogitsLoss: ("multilabel",),
@@ -26,15 +30,17 @@ _DEVIATIONS = ("mse", "l1", "huber")
 class CrossEntropy(nn.Module):
     """Cross-entropy of classes that exclude each other, or, summed over two answers each, of findings.
 
-    Weights do not divide it: it is a mean over samples, so that several devices, and accumulated batches, have the gradient
-    of one. The mean of `balanced` weights over the training cases is 1.
+    Weights do not divide it: it is a mean over samples, so that several devices, and accumulated batches,
+    have the gradient of one. The mean of `balanced` weights over the training cases is 1.
 
-    Shape: logits (batch, outputs), target the same: the share of each class, or of each finding -> scalar, in fp32.
+    Shape: logits (batch, outputs), target the same: the share of each class, or of each finding -> scalar, in
+    fp32.
     Args:
         exclusive: classes; else findings.
         label_smoothing: share of the target that is spread over all answers.
-        class_weights: `none`, `balanced`, or a number for each: of a class, what its samples count; of a finding, what
-            the samples that have it count. Balanced are all classes alike, and the samples with a finding and without.
+        class_weights: `none`, `balanced`, or a number for each: of a class, what its samples count; of a
+            finding, what the samples that have it count. Balanced are all classes alike, and the samples with
+            a finding and without.
         class_counts, num_cases: training cases of each class or finding, and all of them; for `balanced`.
     Raises: ValueError: values out of range, or `balanced` without counts or with a class that is in no case.
     """
@@ -51,7 +57,9 @@ class CrossEntropy(nn.Module):
     ) -> None:
         super().__init__()
         if type(label_smoothing) not in (int, float) or not 0 <= label_smoothing < 1:
-            raise ValueError(f"loss.label_smoothing must be a number from 0 to below 1, got {label_smoothing}")
+            raise ValueError(
+                f"loss.label_smoothing must be a number from 0 to below 1, got {label_smoothing}"
+            )
         self.exclusive, self.label_smoothing = exclusive, float(label_smoothing)
         weights = _weights(class_weights, exclusive, class_counts, num_cases)
         self.register_buffer("weights", None if weights is None else torch.tensor(weights), persistent=False)
@@ -64,7 +72,9 @@ class CrossEntropy(nn.Module):
         logits, target, weights = logits.float(), target.float(), self.weights
         _need_alike(logits, target)
         if weights is not None and len(weights) != logits.shape[1]:
-            raise ValueError(f"loss.class_weights must be {logits.shape[1]} numbers, one for each, got {len(weights)}")
+            raise ValueError(
+                f"loss.class_weights must be {logits.shape[1]} numbers, one for each, got {len(weights)}"
+            )
         if self.exclusive:
             return F.cross_entropy(logits, target, weights, label_smoothing=self.label_smoothing)
         target = target * (1 - self.label_smoothing) + 0.5 * self.label_smoothing
@@ -75,7 +85,8 @@ class RegressionLoss(nn.Module):
     """How far numbers are from what they should be, of standardised ones; the mean over samples and names.
 
     Shape: outputs (batch, numbers), target the same -> scalar, in fp32.
-    Args: of: `mse`, the square; `l1`, the absolute value; `huber`, a square up to `delta` and straight from there on.
+    Args: of: `mse`, the square; `l1`, the absolute value; `huber`, a square up to `delta` and straight from
+    there on.
     Raises: ValueError: another name, or a delta that is not positive.
     """
 
@@ -100,9 +111,10 @@ class RegressionLoss(nn.Module):
 class ImageLevelLoss(nn.Module):
     """A loss that fits an outcome, with what it compares outputs with.
 
-    Numbers are standardised by mean and standard deviation of the training cases, so that a loss means the same whatever
-    their units, which the network's outputs have.
-    Shape: outputs (batch, image_targets.num_outputs), target as `target` gives it, or weighted means of such -> scalar.
+    Numbers are standardised by mean and standard deviation of the training cases, so that a loss means the
+    same whatever their units, which the network's outputs have.
+    Shape: outputs (batch, image_targets.num_outputs), target as `target` gives it, or weighted means of such
+    -> scalar.
     Args: means, stds: of each number over the training cases; not for classes and findings.
     Raises: ValueError: the loss cannot take such outputs, or is another kind's.
     """
@@ -127,7 +139,9 @@ class ImageLevelLoss(nn.Module):
             raise refused
 
     def target(self, label: Tensor) -> Tensor:
-        """Shape: label (batch, image_targets.num_values) -> (batch, image_targets.num_outputs), shares or standardised numbers."""
+        """Shape: label (batch, image_targets.num_values) -> (batch, image_targets.num_outputs), shares or
+        standardised numbers.
+        """
         if self.image_targets.kind == "multiclass":
             return F.one_hot(label[:, 0].long(), self.image_targets.num_outputs).float()
         return self._standardised(label.float())
@@ -136,10 +150,14 @@ class ImageLevelLoss(nn.Module):
         return self.loss(self._standardised(outputs), target)
 
     def _standardised(self, values: Tensor) -> Tensor:
-        return (values.float() - self.means) / self.stds if self.image_targets.kind == "regression" else values
+        return (
+            (values.float() - self.means) / self.stds if self.image_targets.kind == "regression" else values
+        )
 
     def _refused(self) -> ValueError | None:
-        """What speaks against the loss: it is another kind's, does not take such outputs, or is no mean over samples."""
+        """What speaks against the loss: it is another kind's, does not take such outputs, or is no mean
+        over samples.
+        """
         name, kind = getattr(self.loss, "__name__", type(self.loss).__name__), self.image_targets.kind
         advice = f"take loss={_FITTING[kind]}"
         kinds = getattr(self.loss, "kinds", None) or _OF_TORCH.get(type(self.loss))  # type: ignore[arg-type]
@@ -160,7 +178,9 @@ class ImageLevelLoss(nn.Module):
             return ValueError(f"loss: {name} is {found} for {kind}, expected a finite number; {advice}")
         if abs(found - alone) <= _ALIKE * max(abs(found), _ALIKE):
             return None
-        return ValueError(f"loss: {name} is no mean over samples, as one for whole images is ({kind}); {advice}")
+        return ValueError(
+            f"loss: {name} is no mean over samples, as one for whole images is ({kind}); {advice}"
+        )
 
     def _tried(self) -> tuple[float, float]:
         """The loss of a batch of random numbers, and the mean of what it is for each sample alone."""
@@ -187,7 +207,11 @@ def _weights(
         return None
     if wanted == "balanced":
         return _balanced(exclusive, counts, num_cases)
-    if isinstance(wanted, str) or not all(type(w) in (int, float) and 0 <= w < math.inf for w in wanted) or not any(wanted):
+    if (
+        isinstance(wanted, str)
+        or not all(type(w) in (int, float) and 0 <= w < math.inf for w in wanted)
+        or not any(wanted)
+    ):
         raise ValueError(f"loss.class_weights must be none, balanced, or numbers of 0 or more, got {wanted}")
     return [float(weight) for weight in wanted]
 
@@ -195,6 +219,8 @@ def _weights(
 def _balanced(exclusive: bool, counts: Sequence[int] | None, num_cases: int | None) -> list[float]:
     total = num_cases or sum(counts or ())
     if not counts or not all(counts) or (not exclusive and max(counts) >= total):
-        wanted = "training cases of each class" if exclusive else "training cases with each finding and without"
+        wanted = (
+            "training cases of each class" if exclusive else "training cases with each finding and without"
+        )
         raise ValueError(f"loss.class_weights=balanced needs {wanted}, got {counts} of {total}")
     return [total / (len(counts) * n) if exclusive else (total - n) / n for n in counts]

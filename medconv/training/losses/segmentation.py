@@ -1,4 +1,6 @@
-"""Losses for logits (batch, outputs, *spatial) and what they are compared with; MONAI's fit the same place."""
+"""Losses for logits (batch, outputs, *spatial) and what they are compared with; MONAI's fit the same
+place.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,25 @@ from medconv.targets.segmentation import SegmentationTargets
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _ALIKE = 1e-4  # relative; a loss that shuffled voxels change by less does not look at where they lie
-_EDGE, _FEW = 16, 4  # voxels along each axis of what a loss is tried on; few where shuffling samples must show
+_EDGE, _FEW = (
+    16,
+    4,
+)  # voxels along each axis of what a loss is tried on; few where shuffling samples must show
 
 
 class DiceCrossEntropy(nn.Module):
     """Cross-entropy plus soft Dice over the whole batch, over all devices.
 
-    A class that a batch does not hold would give a Dice of no meaning sample by sample; counted over the batch it is
-    rare. Under DDP the counts are summed over the ranks, so that several devices have the loss and the gradient of one.
-    Classes that exclude each other have a softmax, and a Dice each but for the background; regions that overlap have a
-    sigmoid, binary cross-entropy and a Dice each.
+    A class that a batch does not hold would give a Dice of no meaning sample by sample; counted over the
+    batch it is rare. Under DDP the counts are summed over the ranks, so that several devices have the loss
+    and the gradient of one. Classes that exclude each other have a softmax, and a Dice each but for the
+    background; regions that overlap have a sigmoid, binary cross-entropy and a Dice each.
 
-    Shape: logits (batch, classes, *spatial) with reference (batch, 1, *spatial) whole numbers, or logits (batch, regions,
-        *spatial) with reference the same of 0 and 1; known (batch, 1, *spatial) bool -> scalar, computed in fp32.
-    Args: dice_weight, ce_weight: of the two terms. smooth: added to the Dice ratio's counts, in voxels. Of `forward`: known:
-        where the loss looks; elsewhere the gradient is 0. None: everywhere.
+    Shape: logits (batch, classes, *spatial) with reference (batch, 1, *spatial) whole numbers, or logits
+        (batch, regions, *spatial) with reference the same of 0 and 1; known (batch, 1, *spatial) bool ->
+        scalar, computed in fp32.
+    Args: dice_weight, ce_weight: of the two terms. smooth: added to the Dice ratio's counts, in voxels. Of
+        `forward`: known: where the loss looks; elsewhere the gradient is 0. None: everywhere.
     Raises: ValueError: a weight or smooth that is no number of 0 or more.
     Source: Milletari et al. 2016, arXiv:1606.04797; the sum as in Isensee et al. 2021.
     """
@@ -54,13 +60,19 @@ class DiceCrossEntropy(nn.Module):
             entropy = -torch.where(true, log_probability, 0)
             probability, mask = log_probability.exp()[:, 1:], true[:, 1:].float()
         if known is not None:
-            entropy, probability, mask = (torch.where(known, values, 0) for values in (entropy, probability, mask))
+            entropy, probability, mask = (
+                torch.where(known, values, 0) for values in (entropy, probability, mask)
+            )
         both, sizes, voxels = self._counts(probability, mask, known, reference[:, :1].numel())
         dice = ((2 * both + self.smooth) / (sizes + self.smooth)).mean()
         return self.ce_weight * entropy.sum() / voxels + self.dice_weight * (1 - dice)
 
-    def _counts(self, probability: Tensor, mask: Tensor, known: Tensor | None, voxels: int) -> tuple[Tensor, Tensor, Any]:
-        """Over all ranks: common and summed sizes of prediction and reference, and the known voxels per rank."""
+    def _counts(
+        self, probability: Tensor, mask: Tensor, known: Tensor | None, voxels: int
+    ) -> tuple[Tensor, Tensor, Any]:
+        """Over all ranks: common and summed sizes of prediction and reference, and the known voxels per
+        rank.
+        """
         axes, ranks = [0, *range(2, probability.ndim)], 1
         counts = torch.stack([(probability * mask).sum(axes), (probability + mask).sum(axes)]).flatten()
         if known is not None:
@@ -68,7 +80,11 @@ class DiceCrossEntropy(nn.Module):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             counts, ranks = _SumOverRanks.apply(counts), torch.distributed.get_world_size()
         size = probability.shape[1]
-        return counts[:size], counts[size : 2 * size], voxels if known is None else counts[-1].clamp(min=1) / ranks
+        return (
+            counts[:size],
+            counts[size : 2 * size],
+            voxels if known is None else counts[-1].clamp(min=1) / ranks,
+        )
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -86,11 +102,13 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 class SegmentationLoss(nn.Module):
-    """A loss of label maps, for any targets: it turns them into masks of regions, and leaves out what is to be ignored.
+    """A loss of label maps, for any targets: it turns them into masks of regions, and leaves out what is to
+    be ignored.
 
-    A loss that takes `known`, as ours does, is told where to look. Any other is handed the known voxels alone, as one
-    sample in a row, which is exact for a loss that sums over the voxels of a batch wherever they lie. Whether it does, and
-    whether it takes such logits and label maps at all, is tried on a few numbers.
+    A loss that takes `known`, as ours does, is told where to look. Any other is handed the known voxels
+    alone, as one sample in a row, which is exact for a loss that sums over the voxels of a batch wherever
+    they lie. Whether it does, and whether it takes such logits and label maps at all, is tried on a few
+    numbers.
     Shape: logits (batch, outputs, *spatial), label (batch, 1, *spatial) -> scalar; 0 where no voxel is known.
     Args: spatial_dims: of the images; None is 3 or 2, whichever the loss takes.
     Raises: ValueError: the loss cannot take such targets.
@@ -99,7 +117,9 @@ class SegmentationLoss(nn.Module):
     def __init__(self, loss: Loss, targets: SegmentationTargets, spatial_dims: int | None = None) -> None:
         super().__init__()
         self.loss, self.targets = loss, targets
-        self.takes_known = "known" in signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+        self.takes_known = (
+            "known" in signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+        )
         if (error := self._refused(spatial_dims or 3)) and (spatial_dims or self._refused(2)):
             raise error
 
@@ -114,10 +134,14 @@ class SegmentationLoss(nn.Module):
         return self.loss(_in_a_row(logits, known), _in_a_row(reference, known))
 
     def _refused(self, spatial_dims: int) -> ValueError | None:
-        """What speaks against the loss: it does not take such masks or label maps, or minds where voxels lie."""
+        """What speaks against the loss: it does not take such masks or label maps, or minds where voxels
+        lie.
+        """
         name = getattr(self.loss, "__name__", type(self.loss).__name__)
         if kinds := getattr(self.loss, "kinds", ()):
-            return ValueError(f"loss: {name} is for whole images ({' and '.join(kinds)}), not label maps; take loss=dice_ce")
+            return ValueError(
+                f"loss: {name} is for whole images ({' and '.join(kinds)}), not label maps; take loss=dice_ce"
+            )
         try:
             found, shuffled = self._tried(spatial_dims)
         except torch.OutOfMemoryError:  # no fault of the loss; if it lasts, the first step says what helps
@@ -128,12 +152,15 @@ class SegmentationLoss(nn.Module):
             refused.__cause__ = error
             return refused
         if not math.isfinite(found + shuffled):
-            return ValueError(f"loss: {name} is {found + shuffled} for {self._kind(spatial_dims)}, expected a finite number")
+            return ValueError(
+                f"loss: {name} is {found + shuffled} for {self._kind(spatial_dims)}, expected a finite number"
+            )
         if abs(found - shuffled) <= _ALIKE * abs(found):
             return None
         return ValueError(
-            f"loss: {name} is not the same once the voxels of a batch are shuffled ({found:.4g}, {shuffled:.4g}), so "
-            "that the voxels to ignore cannot be left out of it; take loss.batch=true where it has that, or loss=dice_ce"
+            f"loss: {name} is not the same once the voxels of a batch are shuffled ({found:.4g}, "
+            f"{shuffled:.4g}), so that the voxels to ignore cannot be left out of it; take loss.batch=true "
+            "where it has that, or loss=dice_ce"
         )
 
     def _tried(self, spatial_dims: int) -> tuple[float, float]:
@@ -149,7 +176,9 @@ class SegmentationLoss(nn.Module):
             if not shuffles:
                 return found, found
             everywhere = torch.ones_like(label, dtype=torch.bool)
-            return found, float(self.loss(*(_in_a_row(values, everywhere)[:, :, order] for values in (logits, reference))))
+            return found, float(
+                self.loss(*(_in_a_row(values, everywhere)[:, :, order] for values in (logits, reference)))
+            )
 
     def _kind(self, spatial_dims: int) -> str:
         if self.targets.overlapping:

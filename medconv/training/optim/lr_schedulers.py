@@ -1,7 +1,7 @@
 """Learning-rate schedules over the progress of a run, 0 to 1, whether its end is a step count or a time.
 
-lr = base lr * warm-up * shape(progress). Steps are optimizer steps. Milestones are shares of the run, since its end may be
-a time.
+lr = base lr * warm-up * shape(progress). Steps are optimizer steps. Milestones are shares of the run, since
+its end may be a time.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class ProgressSchedule(LRScheduler):
 class PatienceCounter:
     """Counts validations without progress; for what happens once there have been too many of them in a row.
 
-    Args: patience: how many. min_delta: what counts as progress, beyond the best value so far. mode: max or min.
+    Args: patience: how many. min_delta: what counts as progress, beyond the best value so far. mode: max or
+    min.
         monitor: whose values they are.
     """
 
@@ -107,7 +108,12 @@ class PlateauSchedule(ProgressSchedule):
     """Lower by `factor` after every `patience` validations without progress, never below `min_factor`."""
 
     def __init__(
-        self, optimizer: Optimizer, waiting: PatienceCounter, factor: float, min_factor: float, warmup_steps: int
+        self,
+        optimizer: Optimizer,
+        waiting: PatienceCounter,
+        factor: float,
+        min_factor: float,
+        warmup_steps: int,
     ) -> None:
         self.waiting, self.factor, self.min_factor = waiting, factor, min_factor
         self.level = 1.0
@@ -146,15 +152,22 @@ def constant(optimizer: Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
     return ProgressSchedule(optimizer, lambda progress: 1.0, warmup_steps)
 
 
-def step(optimizer: Optimizer, warmup_steps: int = 0, step_fraction: float = 0.3, gamma: float = 0.1) -> ProgressSchedule:
+def step(
+    optimizer: Optimizer, warmup_steps: int = 0, step_fraction: float = 0.3, gamma: float = 0.1
+) -> ProgressSchedule:
     """Times `gamma` at every multiple of `step_fraction`, a share of the run; torch's StepLR."""
     _share("step_fraction", step_fraction)
     _positive("gamma", gamma)
-    return ProgressSchedule(optimizer, lambda progress: gamma ** int(progress / step_fraction + _ROUNDING), warmup_steps)
+    return ProgressSchedule(
+        optimizer, lambda progress: gamma ** int(progress / step_fraction + _ROUNDING), warmup_steps
+    )
 
 
 def multi_step(
-    optimizer: Optimizer, warmup_steps: int = 0, milestones: Sequence[float] = (0.5, 0.75, 0.9), gamma: float = 0.1
+    optimizer: Optimizer,
+    warmup_steps: int = 0,
+    milestones: Sequence[float] = (0.5, 0.75, 0.9),
+    gamma: float = 0.1,
 ) -> ProgressSchedule:
     """Times `gamma` at each milestone, a share of the run; torch's MultiStepLR."""
     if isinstance(milestones, (str, int, float)) or list(milestones) != sorted(milestones):
@@ -167,15 +180,22 @@ def multi_step(
 
 
 def exponential(optimizer: Optimizer, warmup_steps: int = 0, final: float = 0.01) -> ProgressSchedule:
-    """The same factor each step, down to `final` of the base learning rate at the end; torch's ExponentialLR."""
+    """The same factor each step, down to `final` of the base learning rate at the end; torch's
+    ExponentialLR.
+    """
     _positive("final", final)
     return ProgressSchedule(optimizer, lambda progress: final**progress, warmup_steps)
 
 
 def one_cycle(
-    optimizer: Optimizer, warmup_steps: int = 0, pct_start: float = 0.3, initial: float = 0.04, final: float = 4e-6
+    optimizer: Optimizer,
+    warmup_steps: int = 0,
+    pct_start: float = 0.3,
+    initial: float = 0.04,
+    final: float = 4e-6,
 ) -> ProgressSchedule:
-    """Up from `initial` of the base learning rate to all of it at `pct_start`, a share of the run, then down to `final`.
+    """Up from `initial` of the base learning rate to all of it at `pct_start`, a share of the run, then down
+    to `final`.
 
     Both ways by a cosine. torch's OneCycleLR with `max_lr` the base learning rate; momentum stays as it is.
     Source: Smith & Topin 2018, arXiv:1708.07120.
@@ -202,11 +222,15 @@ def plateau(
     factor: float = 0.5,
     min_factor: float = 1e-3,
 ) -> PlateauSchedule:
-    """Lower after `patience` validations without progress; torch's ReduceLROnPlateau, whose patience is one less."""
+    """Lower after `patience` validations without progress; torch's ReduceLROnPlateau, whose patience is
+    one less.
+    """
     _share("factor", factor)
     if not 0 <= min_factor <= 1:
         raise ValueError(f"min_factor must be a share of the learning rate, 0 to 1, got {min_factor}")
-    return PlateauSchedule(optimizer, PatienceCounter(patience, min_delta, mode, monitor), factor, min_factor, warmup_steps)
+    return PlateauSchedule(
+        optimizer, PatienceCounter(patience, min_delta, mode, monitor), factor, min_factor, warmup_steps
+    )
 
 
 def _share(name: str, value: float) -> None:

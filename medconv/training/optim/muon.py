@@ -1,4 +1,6 @@
-"""Muon for convolutional networks: kernels follow orthogonalised momentum, everything else Adam; rates of single layers."""
+"""Muon for convolutional networks: kernels follow orthogonalised momentum, everything else Adam; rates of
+single layers.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +14,29 @@ from torch.optim import Optimizer
 
 from medconv.utils.hardware import fast_bf16_cpu
 
-# Odd polynomial whose repetition takes every singular value from (0, 1] to near 1: between 0.7 and 1.2 after five.
+# Odd polynomial whose repetition takes every singular value from (0, 1] to near 1: between 0.7 and 1.2 after
+# five.
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _REPETITIONS = 5
 
 
 class Muon(Optimizer):
-    """A kernel (out, in, *taps) is a matrix (out, in * taps); its update is the momentum with all singular values near 1.
+    """A kernel (out, in, *taps) is a matrix (out, in * taps); its update is the momentum with all singular
+    values near 1.
 
-    So a step changes every direction of a kernel alike, where plain gradients follow the few that are strong. A transposed
-    convolution's kernel is (in, out, *taps), its matrix so (in, out * taps). Parameters with fewer than three axes (biases,
-    norms) follow Adam.
+    So a step changes every direction of a kernel alike, where plain gradients follow the few that are strong.
+    A transposed convolution's kernel is (in, out, *taps), its matrix so (in, out * taps). Parameters with
+    fewer than three axes (biases, norms) follow Adam.
     Args:
         params: parameters, or groups of them as in torch's optimizers.
         lr: of both kinds: a kernel's update is scaled to the size that Adam's has as a rule, 0.2 per weight.
         momentum: of kernels, Nesterov's. betas, eps: Adam's.
         weight_decay: decoupled, of kernels alone.
-    Where its attribute `found_inf`, a number on the device, is 1, a step changes nothing but the count of steps, and the
-    host need not know. Not of parameters that FSDP divides.
+    Where its attribute `found_inf`, a number on the device, is 1, a step changes nothing but the count of
+    steps, and the host need not know. Not of parameters that FSDP divides.
     Raises: ValueError: no numbers, or values out of range.
-    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; scale of the update: Liu et al. 2025,
-        arXiv:2502.16982.
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; scale of the update: Liu et al.
+        2025, arXiv:2502.16982.
     """
 
     def __init__(
@@ -49,7 +53,9 @@ class Muon(Optimizer):
         _check({"lr": lr, "weight_decay": weight_decay, "eps": eps})
         _check({"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}, below_one=True)
         given: list[Any] = list(params)
-        groups = [{**g, "params": list(g["params"])} for g in given if isinstance(g, dict)] or [{"params": given}]
+        groups = [{**g, "params": list(g["params"])} for g in given if isinstance(g, dict)] or [
+            {"params": given}
+        ]
         self.heeds_found_inf = not any(isinstance(p, DTensor) for group in groups for p in group["params"])
         divided = [
             {**group, "params": found, "kernels": kernels}
@@ -57,7 +63,13 @@ class Muon(Optimizer):
             for kernels in (True, False)
             if (found := [p for p in group["params"] if (p.ndim > 2) == kernels])
         ]
-        settings = {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        settings = {
+            "lr": lr,
+            "momentum": momentum,
+            "betas": tuple(betas),
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
         super().__init__(divided, settings)
 
     @torch.no_grad()
@@ -76,8 +88,15 @@ class Muon(Optimizer):
         state, found_inf = self.state[parameter], getattr(self, "found_inf", None)
         if not state:
             names = ["momentum"] if group["kernels"] else ["mean", "square"]
-            state.update({name: torch.zeros_like(parameter) for name in names}, **({} if group["kernels"] else {"step": 0}))
-        changed = [] if found_inf is None else [parameter, *(value for value in state.values() if isinstance(value, Tensor))]
+            state.update(
+                {name: torch.zeros_like(parameter) for name in names},
+                **({} if group["kernels"] else {"step": 0}),
+            )
+        changed = (
+            []
+            if found_inf is None
+            else [parameter, *(value for value in state.values() if isinstance(value, Tensor))]
+        )
         before = [tensor.clone() for tensor in changed]
         (self._kernel if group["kernels"] else self._vector)(parameter, gradient, group)
         for tensor, old in zip(changed, before, strict=True):
@@ -131,9 +150,11 @@ def _divided_as(other: Tensor, whole: Tensor) -> Tensor:
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The nearest matrix with orthonormal rows (or columns, if it is tall), roughly: singular values from 0.7 to 1.2.
+    """The nearest matrix with orthonormal rows (or columns, if it is tall), roughly: singular values from 0.7
+    to 1.2.
 
-    Shape: (rows, columns) -> the same. Computed in bf16 where the hardware is fast at it, which is precise enough.
+    Shape: (rows, columns) -> the same. Computed in bf16 where the hardware is fast at it, which is precise
+    enough.
     """
     fast = matrix.is_cuda or fast_bf16_cpu()
     x = matrix.to(torch.bfloat16) if fast else matrix.float()

@@ -1,4 +1,6 @@
-"""What all tasks have in common: the optimizer and its schedule, clipping, division over ranks, what checkpoints carry."""
+"""What all tasks have in common: the optimizer and its schedule, clipping, division over ranks, what
+checkpoints carry.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ class Task(LightningModule):
     Args:
         network: takes images (batch, channels, *spatial).
         optimizer, scheduler: take parameters, and the optimizer.
-        record: plain values that every checkpoint carries, enough to build the network and its input again; its key
-            `validation` is filled with what the last validation found of each case, `rows`.
+        record: plain values that every checkpoint carries, enough to build the network and its input again;
+            its key `validation` is filled with what the last validation found of each case, `rows`.
         memory_format: of the network's input.
     """
 
@@ -69,7 +71,9 @@ class Task(LightningModule):
         """Of a training batch; the same each time for the same batch."""
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.make_optimizer(p for part in self.trained for p in part.parameters() if p.requires_grad)
+        optimizer = self.make_optimizer(
+            p for part in self.trained for p in part.parameters() if p.requires_grad
+        )
         scheduler = self.make_scheduler(optimizer)
         if not isinstance(scheduler, ProgressSchedule):  # torch's own count epochs
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "epoch"}}
@@ -87,11 +91,16 @@ class Task(LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """Also for a fused optimizer, which Lightning refuses for the sake of fp16's loss scaling, where there is none.
+        """Also for a fused optimizer, which Lightning refuses for the sake of fp16's loss scaling, where
+        there is none.
 
         The norm that clipping needs also tells whether all gradients are finite.
         """
-        plugin, clip, by = self.trainer.precision_plugin, gradient_clip_val or 0.0, gradient_clip_algorithm or _NORM
+        plugin, clip, by = (
+            self.trainer.precision_plugin,
+            gradient_clip_val or 0.0,
+            gradient_clip_algorithm or _NORM,
+        )
         parameters = [p for p in plugin.main_params(optimizer) if p.grad is not None]
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
         if getattr(plugin, "scaler", None) is not None:

@@ -14,9 +14,17 @@ def check_task(task: Values, image_targets: ImageLevelTargets | None, dataset: s
     kinds = getattr(get_object(str(task["_target_"])), "kinds", None)
     if kinds is None or (image_targets.kind in kinds if image_targets else not kinds):
         return
-    has = f"{image_targets.kind} of whole images ({', '.join(image_targets.names[:5])})" if image_targets else "label maps"
+    has = (
+        f"{image_targets.kind} of whole images ({', '.join(image_targets.names[:5])})"
+        if image_targets
+        else "label maps"
+    )
     fitting = (
-        "segmentation" if image_targets is None else "regression" if image_targets.kind == "regression" else "classification"
+        "segmentation"
+        if image_targets is None
+        else "regression"
+        if image_targets.kind == "regression"
+        else "classification"
     )
     wanted = " or ".join(kinds) + " of whole images" if kinds else "label maps"
     raise ConfigError(

@@ -1,4 +1,6 @@
-"""Whole images: a class, findings or numbers of each; the loss on training samples, scores over all validation cases."""
+"""Whole images: a class, findings or numbers of each; the loss on training samples, scores over all
+validation cases.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from medconv.training.losses.image_level import ImageLevelLoss
 from medconv.training.tasks.base import Batch, Task, gather
 from medconv.training.tasks.mixup import Mixup
 
-Row = dict[str, list[float]]  # outputs: what they mean, as `ImageLevelTargets.decode` gives it; values: the truth
+Row = dict[
+    str, list[float]
+]  # outputs: what they mean, as `ImageLevelTargets.decode` gives it; values: the truth
 _LEAST = 1e-7  # of a probability, so that its logarithm is finite
 
 
@@ -29,11 +33,13 @@ class ImageLevelTask(Task):
     """Trains a network that gives a few outputs for an image, and validates it on whole images.
 
     Args:
-        network: (batch, channels, *spatial) -> outputs (batch, image_targets.num_outputs); of numbers in their own units.
+        network: (batch, channels, *spatial) -> outputs (batch, image_targets.num_outputs); of numbers in
+            their own units.
         outcome: what the outputs mean.
         spatial_dims: of the images.
         seed: of mixup. mixup: as of `Mixup`.
-        mirror_axes: spatial axes of mirror test-time augmentation: what the outputs mean is averaged over all flips.
+        mirror_axes: spatial axes of mirror test-time augmentation: what the outputs mean is averaged over all
+            flips.
         loss, optimizer, scheduler, record, memory_format: as of `Task`; a row of `validation` is a `Row`.
     Raises: ValueError: an outcome of another kind, or values out of range.
     """
@@ -54,7 +60,9 @@ class ImageLevelTask(Task):
     ) -> None:
         super().__init__(network, loss, optimizer, scheduler, record, memory_format)
         if image_targets.kind not in self.kinds:
-            raise ValueError(f"task: {type(self).__name__} is for {' or '.join(self.kinds)}, got {image_targets.kind}")
+            raise ValueError(
+                f"task: {type(self).__name__} is for {' or '.join(self.kinds)}, got {image_targets.kind}"
+            )
         self.image_targets, self.mixup = image_targets, Mixup(mixup, seed)
         self.flips = flips(check_axes("task.mirror_axes", mirror_axes, spatial_dims))
         self.rows: dict[str, Row] = {}
@@ -81,16 +89,25 @@ class ImageLevelTask(Task):
         if self.trainer.sanity_checking or not self.rows:
             return
         outputs, truth = arrays(self.rows)
-        for name, value in {**image_level.measure(self.image_targets, outputs, truth), **self._more(outputs, truth)}.items():
+        for name, value in {
+            **image_level.measure(self.image_targets, outputs, truth),
+            **self._more(outputs, truth),
+        }.items():
             shown = f"val/{name}" == self.goal.name
-            self.log(f"val/{name}", math.nan if value is None else value, prog_bar=shown, rank_zero_only=not shown)
+            self.log(
+                f"val/{name}", math.nan if value is None else value, prog_bar=shown, rank_zero_only=not shown
+            )
 
     def _more(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float]:
         """Cross-entropy, of findings the mean over them."""
         if self.image_targets.kind == "regression":
             return {}
         present = image_level.positives(self.image_targets, truth)
-        given = np.where(present, outputs, 1 - outputs) if self.image_targets.kind == "multilabel" else outputs[present]
+        given = (
+            np.where(present, outputs, 1 - outputs)
+            if self.image_targets.kind == "multilabel"
+            else outputs[present]
+        )
         return {"cross_entropy": float(-np.log(given.clip(_LEAST)).mean())}
 
 
@@ -110,4 +127,6 @@ class Regression(ImageLevelTask):
 
 def arrays(rows: dict[str, Row]) -> tuple[np.ndarray, np.ndarray]:
     """Of all cases: outputs (cases, outputs) and truth (cases, values)."""
-    return np.array([row["outputs"] for row in rows.values()]), np.array([row["values"] for row in rows.values()])
+    return np.array([row["outputs"] for row in rows.values()]), np.array(
+        [row["values"] for row in rows.values()]
+    )

@@ -1,4 +1,6 @@
-"""Mixup: what is trained on are weighted means of two samples of a batch, of their images and of what is asked of them."""
+"""Mixup: what is trained on are weighted means of two samples of a batch, of their images and of what is
+asked of them.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ _PURPOSE = 7  # of the draws, apart from those of places and of augmentation
 class Mixup:
     """Each sample keeps a share of itself, and has the rest of its partner in the batch.
 
-    Shares and partners are drawn from (seed, sample numbers) alone. A partner is of the same batch on the same device, so
-    that several devices mix other pairs than one.
-    Args: alpha: of the share's distribution, Beta(alpha, alpha); 0: no mixing. The more, the closer to halves.
+    Shares and partners are drawn from (seed, sample numbers) alone. A partner is of the same batch on the
+    same device, so that several devices mix other pairs than one.
+    Args: alpha: of the share's distribution, Beta(alpha, alpha); 0: no mixing. The more, the closer to
+    halves.
     Raises: ValueError: alpha is no number of 0 or more.
     Source: Zhang et al. 2018, arXiv:1710.09412; there one share for a batch, here one for each sample.
     """
@@ -28,7 +31,9 @@ class Mixup:
         self.alpha, self.seed = float(alpha), seed
 
     def __call__(self, image: Tensor, target: Tensor, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Shape: image (batch, channels, *spatial), target (batch, outputs), a number for each sample -> the same."""
+        """Shape: image (batch, channels, *spatial), target (batch, outputs), a number for each sample ->
+        the same.
+        """
         if not self.alpha:
             return image, target
         shares, partners = self.draw(numbers)

@@ -25,13 +25,18 @@ class Segmentation(Task):
     """Trains a network on patches and validates it on whole cases.
 
     Args:
-        network: (batch, channels, *spatial) -> logits (batch, classes, *spatial), or a list of them, finest first.
-        loss: (logits, label (batch, 1, *spatial)) -> scalar; of other targets than plain classes a `losses.SegmentationLoss`.
+        network: (batch, channels, *spatial) -> logits (batch, classes, *spatial), or a list of them, finest
+            first.
+        loss: (logits, label (batch, 1, *spatial)) -> scalar; of other targets than plain classes a
+            `losses.SegmentationLoss`.
         targets: what the network's channels mean.
         to_native: (logits (classes, *spatial), case id) -> label map (X, Y, Z) on the case's own grid.
-        deep_supervision: train our U-Net with heads on its coarser stages as well; see `medconv.models.DeepSupervision`.
-        overlap, sw_batch_size, mirror_axes, slice_axis, flip_label_pairs: of the sliding window over whole cases.
-        optimizer, scheduler, record, memory_format: as of `Task`; a row of `validation` is the Dice of each class.
+        deep_supervision: train our U-Net with heads on its coarser stages as well; see
+            `medconv.models.DeepSupervision`.
+        overlap, sw_batch_size, mirror_axes, slice_axis, flip_label_pairs: of the sliding window over whole
+            cases.
+        optimizer, scheduler, record, memory_format: as of `Task`; a row of `validation` is the Dice of each
+            class.
     """
 
     def __init__(

@@ -2,9 +2,10 @@
 
     PYTHONPATH=scripts python -m benchmarks.peers.dynunet --patch 40 56 40 --batch 2 --threads 2
 
-The protocol is that of `benchmarks.peers.nnunet_step`. A step's seconds are those of one whole turn of Lightning's
-loop: fetching the batch (always the same), forward, MONAI's DiceCELoss, backward and AdamW's update. Logger, checkpoints,
-progress bar and clipping are off, as is deep supervision.
+The protocol is that of `benchmarks.peers.nnunet_step`. A step's seconds are those of one whole turn of
+Lightning's
+loop: fetching the batch (always the same), forward, MONAI's DiceCELoss, backward and AdamW's update. Logger,
+checkpoints, progress bar and clipping are off, as is deep supervision.
 Source: https://docs.monai.io/en/1.6.1/networks.html#dynunet
 """
 
@@ -47,7 +48,9 @@ class Plain(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-        """From here to here again is one turn of the loop. Returns: -1, which ends the epoch, where no step is asked for."""
+        """From here to here again is one turn of the loop. Returns: -1, which ends the epoch, where no
+        step is asked for.
+        """
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         if self.last is not None:

@@ -2,12 +2,13 @@
 
     PYTHONPATH=scripts python -m benchmarks.peers.dynunet_train PART JOB
 
-As MONAI's tutorials of 3D segmentation have it (spleen, BTCV): `CacheDataset`, crops half of which are centred on
-foreground, flips and a shift of the intensity by chance, `DiceCELoss`, AdamW, whole images by `SlidingWindowInferer` and
-`Invertd`. In fp32, as their mixed precision is for CUDA. Four patches a batch; the learning rate falls along a cosine over
-the budget. What no tutorial settles, spacing, patch, strides and channels, is what our plan gives any model. Filling the
-cache does not count.
-Source: https://github.com/Project-MONAI/tutorials (3d_segmentation), https://docs.monai.io/en/1.6.1/networks.html#dynunet
+As MONAI's tutorials of 3D segmentation have it (spleen, BTCV): `CacheDataset`, crops half of which are
+centred on foreground, flips and a shift of the intensity by chance, `DiceCELoss`, AdamW, whole images by
+`SlidingWindowInferer` and `Invertd`. In fp32, as their mixed precision is for CUDA. Four patches a batch; the
+learning rate falls along a cosine over the budget. What no tutorial settles, spacing, patch, strides and
+channels, is what our plan gives any model. Filling the cache does not count.
+Source: https://github.com/Project-MONAI/tutorials (3d_segmentation),
+https://docs.monai.io/en/1.6.1/networks.html#dynunet
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ def prepare(job: training.Job) -> None:
     from medconv import config
     from medconv.training import data_setup
 
-    data = ["data=auto", f"data.root='{job.root}'", f"data.cache_dir='{job.prepared}'", f"data.splits_file='{job.splits}'"]
+    data = [
+        "data=auto",
+        f"data.root='{job.root}'",
+        f"data.cache_dir='{job.prepared}'",
+        f"data.splits_file='{job.splits}'",
+    ]
     overrides = [*data, "trainer.accelerator=cpu"]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = config.checked(compose("train", overrides))
@@ -59,7 +65,9 @@ def train(job: training.Job) -> None:
     criterion = DiceCELoss(to_onehot_y=True, softmax=True)
     optimizer = torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE, weight_decay=1e-5)
     clock = training.Clock(job.seconds)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: (1 + math.cos(math.pi * clock.share)) / 2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda _: (1 + math.cos(math.pi * clock.share)) / 2
+    )
     snapshots, steps = training.Snapshots(job, clock), 0
     clock.start()
     for batch in (batch for _ in repeat(None) for batch in loader):
@@ -93,7 +101,9 @@ def predict(job: training.Job) -> None:
     plan = _plan(job)
     network, read = build(plan).eval(), mt.Compose(_read(plan, ("image",)))
     window = SlidingWindowInferer(plan["patch_size"], sw_batch_size=4, overlap=0.5, mode="gaussian")
-    back = mt.Compose([mt.Invertd("logits", read, "image", nearest_interp=False), mt.AsDiscreted("logits", argmax=True)])
+    back = mt.Compose(
+        [mt.Invertd("logits", read, "image", nearest_interp=False), mt.AsDiscreted("logits", argmax=True)]
+    )
     files = _files(job)
     for file, folder, cases in training.missing(job):
         network.load_state_dict(torch.load(file, weights_only=True))
@@ -155,9 +165,13 @@ def _loader(job: training.Job, plan: dict[str, Any]) -> Any:
         mt.RandShiftIntensityd("image", offsets=0.1, prob=0.5),
     ]
     steps = mt.Compose([*_read(plan, BOTH), mt.SpatialPadd(BOTH, patch), crop, *chance])
-    cases = CacheDataset([files[case] for case in job.train], steps, cache_rate=1.0, num_workers=None, progress=False)
+    cases = CacheDataset(
+        [files[case] for case in job.train], steps, cache_rate=1.0, num_workers=None, progress=False
+    )
     workers = len(os.sched_getaffinity(0)) // 2
-    return DataLoader(cases, batch_size=CASES, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    return DataLoader(
+        cases, batch_size=CASES, shuffle=True, num_workers=workers, persistent_workers=workers > 0
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""Our own preparation, loader and augmentation, by the line protocol of `serving`: built from a config, as for training.
+"""Our own preparation, loader and augmentation, by the line protocol of `serving`: built from a config, as
+for training.
 
-    PYTHONPATH=scripts python -m benchmarks.peers.medconv_data --mode loader --raw DATASET --scratch FOLDER ...
+    PYTHONPATH=scripts python -m benchmarks.peers.medconv_data --mode loader --raw DATASET --scratch FOLDER
+    ...
 
-`prepare`: what `train.py` does before its first step: check, fingerprint, plan, store. `loader`: the DataModule's training
-loader with one worker, in which the augmentation runs. `transforms`: the augmentation of a batch in memory; with
-`--device cuda` on the device, its transfer not counted, as it happens with or without augmentation.
+`prepare`: what `train.py` does before its first step: check, fingerprint, plan, store. `loader`: the
+DataModule's training loader with one worker, in which the augmentation runs. `transforms`: the augmentation
+of a batch in memory; with `--device cuda` on the device, its transfer not counted, as it happens with or
+without augmentation.
 """
 
 from __future__ import annotations
@@ -61,7 +64,11 @@ def composed(options: argparse.Namespace, cache: Path) -> Any:
         "data.fold": "all",
         "trainer.accelerator": "cpu",
     }
-    overrides = ["data=nnunet", f"augmentation={options.augment}", *(f"{key}={value}" for key, value in by_key.items())]
+    overrides = [
+        "data=nnunet",
+        f"augmentation={options.augment}",
+        *(f"{key}={value}" for key, value in by_key.items()),
+    ]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         return config.checked(compose("train", overrides))
 
@@ -101,7 +108,9 @@ def _transforming(data: Any, options: argparse.Namespace) -> serving.Transformin
     import torch
 
     augment, data.augment = data.augment, _Untouched(data.augment)
-    if options.device == "cuda":  # as in training: one size for all samples of a batch that is copied to the device
+    if (
+        options.device == "cuda"
+    ):  # as in training: one size for all samples of a batch that is copied to the device
         data.augment.read_size = lambda sample: augment.max_read_size
     batches = iter(data.train_dataloader())
 

@@ -2,10 +2,10 @@
 
     PYTHONPATH=scripts python -m benchmarks.peers.medconv_train PART JOB
 
-`train` is `python train.py` with its own defaults, `trainer.max_time` and the job's settings, which are overrides. A
-callback keeps the weights. Its validations, one every 1000 samples and one at the end, count as training, as they always do
-under `max_time`. The last weights are scored, not the best ones, which would be chosen on the cases that they are scored on.
-`predict` is `medconv predict`.
+`train` is `python train.py` with its own defaults, `trainer.max_time` and the job's settings, which are
+overrides. A callback keeps the weights. Its validations, one every 1000 samples and one at the end, count as
+training, as they always do under `max_time`. The last weights are scored, not the best ones, which would be
+chosen on the cases that they are scored on. `predict` is `medconv predict`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,16 @@ def predict(job: training.Job) -> None:
         with TemporaryDirectory() as images:
             for case in ids:
                 _link(cases[case], Path(images))
-            options = ["--checkpoint", str(file), "--input", images, "--output", str(folder), "--device", "cpu"]
+            options = [
+                "--checkpoint",
+                str(file),
+                "--input",
+                images,
+                "--output",
+                str(folder),
+                "--device",
+                "cpu",
+            ]
             _command("predict", *options)
 
 
@@ -62,7 +71,12 @@ def duration(seconds: float) -> str:
 
 
 def _data(job: training.Job) -> list[str]:
-    return ["data=auto", f"data.root='{job.root}'", f"data.cache_dir='{job.prepared}'", f"data.splits_file='{job.splits}'"]
+    return [
+        "data=auto",
+        f"data.root='{job.root}'",
+        f"data.cache_dir='{job.prepared}'",
+        f"data.splits_file='{job.splits}'",
+    ]
 
 
 def _link(case: Case, folder: Path) -> None:

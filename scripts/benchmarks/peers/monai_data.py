@@ -1,12 +1,13 @@
-"""MONAI's dictionary transforms with `CacheDataset`, by the line protocol of `serving`; in medconv's own environment.
+"""MONAI's dictionary transforms with `CacheDataset`, by the line protocol of `serving`; in medconv's own
+environment.
 
     PYTHONPATH=scripts python -m benchmarks.peers.monai_data --mode loader --raw DATASET --scratch FOLDER ...
 
-Made as fast as its documentation knows how: whole volumes cached in memory without copying, indices of foreground voxels
-found once, plain tensors instead of `MetaTensor`, one worker. It reads nothing in a turn, where the others read files.
-Probabilities and ranges are those of nnU-Net 2.8.1 for an image of one channel (see `benchmarks.peers.nnunet_data`).
-What differs: labels by nearest neighbour; the patch is not enlarged before a rotation, so corners come in as zeros; rotation
-and zoom are two resamplings where both happen.
+Made as fast as its documentation knows how: whole volumes cached in memory without copying, indices of
+foreground voxels found once, plain tensors instead of `MetaTensor`, one worker. It reads nothing in a turn,
+where the others read files. Probabilities and ranges are those of nnU-Net 2.8.1 for an image of one channel
+(see `benchmarks.peers.nnunet_data`). What differs: labels by nearest neighbour; the patch is not enlarged
+before a rotation, so corners come in as zeros; rotation and zoom are two resamplings where both happen.
 Source: https://docs.monai.io/en/1.6.1/transforms.html#dictionary-transforms
 """
 
@@ -42,7 +43,9 @@ def main() -> None:
     serving.pin(options.core)
     name = f"MONAI {monai.__version__}"
     if options.mode == "loader":
-        serving.serve(channel, name, serving.pulling(_batches(cases, options), lambda batch: len(batch["image"])))
+        serving.serve(
+            channel, name, serving.pulling(_batches(cases, options), lambda batch: len(batch["image"]))
+        )
     else:
         numbers = cycle(range(len(cases)))
         work = serving.Transforming(lambda: cases[next(numbers)][0], monai.transforms.Compose(augmented))
@@ -79,7 +82,9 @@ def _cropped(options: argparse.Namespace) -> list[Any]:
     share = serving.FOREGROUND_SHARE
     known: dict[str, Any] = {"fg_indices_key": "label_fg_indices", "bg_indices_key": "label_bg_indices"}
     return [
-        mt.RandCropByPosNegLabeld(BOTH, "label", options.patch, pos=share, neg=1 - share, num_samples=1, **known),
+        mt.RandCropByPosNegLabeld(
+            BOTH, "label", options.patch, pos=share, neg=1 - share, num_samples=1, **known
+        ),
         mt.SelectItemsd(BOTH),
     ]
 
@@ -93,13 +98,20 @@ def _augmented() -> list[Any]:
     return [
         mt.RandRotated(BOTH, prob=0.2, **turn, mode=modes, padding_mode="zeros"),
         mt.RandZoomd(
-            BOTH, prob=0.2, min_zoom=1 / 1.4, max_zoom=1 / 0.7, mode=("trilinear", "nearest"), padding_mode="constant"
+            BOTH,
+            prob=0.2,
+            min_zoom=1 / 1.4,
+            max_zoom=1 / 0.7,
+            mode=("trilinear", "nearest"),
+            padding_mode="constant",
         ),
         mt.RandGaussianNoised("image", prob=0.1, std=0.1, sample_std=True),
         mt.RandGaussianSmoothd("image", prob=0.2 * 0.5, **blur),
         mt.RandScaleIntensityd("image", prob=0.15, factors=0.25),
         mt.RandScaleIntensityFixedMeand("image", prob=0.15, factors=0.25, preserve_range=True),
-        mt.RandSimulateLowResolutiond("image", prob=0.25 * 0.5, zoom_range=(0.5, 1.0), downsample_mode="nearest-exact"),
+        mt.RandSimulateLowResolutiond(
+            "image", prob=0.25 * 0.5, zoom_range=(0.5, 1.0), downsample_mode="nearest-exact"
+        ),
         mt.RandAdjustContrastd("image", prob=0.1, gamma=(0.7, 1.5), invert_image=True, retain_stats=True),
         mt.RandAdjustContrastd("image", prob=0.3, gamma=(0.7, 1.5), retain_stats=True),
         *(mt.RandFlipd(BOTH, prob=0.5, spatial_axis=axis) for axis in range(3)),

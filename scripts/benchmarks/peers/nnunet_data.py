@@ -1,16 +1,18 @@
 """nnU-Net's own preprocessing, loader and training transforms, by the line protocol of `serving`.
 
-This script and its neighbour `serving.py` stand alone: they are run by the python of an environment that has nnU-Net, which
-need not have medconv.
+This script and its neighbour `serving.py` stand alone: they are run by the python of an environment that has
+nnU-Net, which need not have medconv.
 
     python3 -m venv FOLDER && FOLDER/bin/pip install nnunetv2==2.8.1
 
-`prepare`: its fingerprint, its plan and its preprocessing of the full resolution, as `nnUNetv2_plan_and_preprocess -c
-3d_fullres` does; patch and target spacing are the options'. `loader`: what `nnUNetTrainer.get_dataloaders` gives with one
-augmentation process (nnUNet_n_proc_DA=1): blosc2 files, patches enlarged for rotation, `NonDetMultiThreadedAugmenter`.
-`transforms`: what `nnUNetTrainer.get_training_transforms` gives, on such enlarged patches. Deep supervision is off, so that
+`prepare`: its fingerprint, its plan and its preprocessing of the full resolution, as
+`nnUNetv2_plan_and_preprocess -c 3d_fullres` does; patch and target spacing are the options'. `loader`: what
+`nnUNetTrainer.get_dataloaders` gives with one augmentation process (nnUNet_n_proc_DA=1): blosc2 files,
+patches enlarged for rotation, `NonDetMultiThreadedAugmenter`. `transforms`: what
+`nnUNetTrainer.get_training_transforms` gives, on such enlarged patches. Deep supervision is off, so that
 labels are not scaled down in addition. `--labels nearest` replaces the one-hot linear resampling of labels.
-Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; https://github.com/MIC-DKFZ/nnUNet, version 2.8.1.
+Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; https://github.com/MIC-DKFZ/nnUNet, version
+2.8.1.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def prepare(options: argparse.Namespace, home: Path) -> dict[str, float]:
 
     number = int(options.raw.name[len("Dataset") :][:3])
     start = time.perf_counter()
-    api.extract_fingerprint_dataset(number, num_processes=options.workers, verbose=False, show_progress_bar=False)
+    api.extract_fingerprint_dataset(
+        number, num_processes=options.workers, verbose=False, show_progress_bar=False
+    )
     fingerprint = time.perf_counter()
     api.plan_experiment_dataset(number, overwrite_target_spacing=options.spacing[::-1])
     _set_patch(options, home / options.raw.name / f"{PLANS}.json")
@@ -87,10 +91,16 @@ def _prepare_anew(options: argparse.Namespace, details: dict[str, float]) -> int
 
 
 def _set_environment(options: argparse.Namespace, home: Path) -> None:
-    """Its folders, which its modules look up at each use; what else its variables would change stays as by default."""
+    """Its folders, which its modules look up at each use; what else its variables would change stays as by
+    default.
+    """
     for name in [name for name in os.environ if name.startswith("nnUNet")]:
         del os.environ[name]
-    for kind, folder in {"raw": options.raw.parent, "preprocessed": home, "results": home / "results"}.items():
+    for kind, folder in {
+        "raw": options.raw.parent,
+        "preprocessed": home,
+        "results": home / "results",
+    }.items():
         folder.mkdir(parents=True, exist_ok=True)
         os.environ[f"nnUNet_{kind}"] = str(folder)
     os.environ["nnUNet_n_proc_DA"] = "1"  # noqa: SIM112 - its spelling
@@ -119,7 +129,9 @@ def _trainer(options: argparse.Namespace, home: Path) -> Any:
 
     torch.set_num_threads(1)
     folder = home / options.raw.name
-    plans, description = (json.loads((folder / name).read_text()) for name in (f"{PLANS}.json", "dataset.json"))
+    plans, description = (
+        json.loads((folder / name).read_text()) for name in (f"{PLANS}.json", "dataset.json")
+    )
     shutil.rmtree(home / "results", ignore_errors=True)
     kind = Nearest if options.labels == "nearest" else nnUNetTrainer
     plans["continue_training"] = False
@@ -134,10 +146,18 @@ def _transforming(trainer: Any) -> serving.Transforming:
 
     patch = trainer.configuration_manager.patch_size
     rotation, flat, initial, mirrored = trainer.configure_rotation_dummyDA_mirroring_and_inital_patch_size()
-    transform = trainer.get_training_transforms(patch, rotation, None, mirrored, flat, foreground_labels=[1, 2])
+    transform = trainer.get_training_transforms(
+        patch, rotation, None, mirrored, flat, foreground_labels=[1, 2]
+    )
     cases = infer_dataset_class(trainer.preprocessed_dataset_folder)(trainer.preprocessed_dataset_folder)
     loader = nnUNetDataLoader(
-        cases, 1, initial, patch, trainer.label_manager, serving.FOREGROUND_SHARE, probabilistic_oversampling=True
+        cases,
+        1,
+        initial,
+        patch,
+        trainer.label_manager,
+        serving.FOREGROUND_SHARE,
+        probabilistic_oversampling=True,
     )
 
     def draw() -> dict[str, Any]:

@@ -1,18 +1,20 @@
 """nnU-Net's own training step, taken when a line on standard input says so.
 
-This script and its neighbour `serving.py` stand alone: they are run by the python of an environment that has nnU-Net, which
-need not have medconv.
+This script and its neighbour `serving.py` stand alone: they are run by the python of an environment that has
+nnU-Net, which need not have medconv.
 
     python3 -m venv FOLDER && FOLDER/bin/pip install nnunetv2==2.8.1
     FOLDER/bin/python scripts/benchmarks/peers/nnunet_step.py --patch 40 56 40 --batch 2 --threads 2
 
-The protocol, one line each: it says {"ready": true, "name": ..., "parameters": ..., "precision": ..., "torch": ...,
-"threads": ..., "compiled": ...} once; every "step" is answered by {"seconds": ..., "loss": ...}; "quit" or the end of
-the input ends it. All that nnU-Net prints goes to standard error.
+The protocol, one line each: it says {"ready": true, "name": ..., "parameters": ..., "precision": ...,
+"torch": ..., "threads": ..., "compiled": ...} once; every "step" is answered by {"seconds": ..., "loss":
+...}; "quit" or the end of the input ends it. All that nnU-Net prints goes to standard error.
 
-Network, loss, optimizer, clipping, autocast and compilation are what `nnUNetTrainer` takes by default on that device,
-the network's sizes those of the options. Loading and augmentation are left out: every step sees the same random batch.
-Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; https://github.com/MIC-DKFZ/nnUNet, version 2.8.1.
+Network, loss, optimizer, clipping, autocast and compilation are what `nnUNetTrainer` takes by default on that
+device, the network's sizes those of the options. Loading and augmentation are left out: every step sees the
+same random batch.
+Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; https://github.com/MIC-DKFZ/nnUNet, version
+2.8.1.
 """
 
 from __future__ import annotations
@@ -41,9 +43,13 @@ DATASET, CONFIGURATION = "Dataset001_Random", "fullres"
 def parser(about: str | None) -> argparse.ArgumentParser:
     """The options that all peers share."""
     found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--patch", type=int, nargs="+", default=[40, 56, 40], help="voxels per axis, two axes or three")
+    found.add_argument(
+        "--patch", type=int, nargs="+", default=[40, 56, 40], help="voxels per axis, two axes or three"
+    )
     found.add_argument("--batch", type=int, default=2)
-    found.add_argument("--features", type=int, nargs="+", default=[32, 64, 128, 256], help="channels per stage")
+    found.add_argument(
+        "--features", type=int, nargs="+", default=[32, 64, 128, 256], help="channels per stage"
+    )
     found.add_argument("--classes", type=int, default=3, help="background is one of them")
     found.add_argument("--channels", type=int, default=1, help="of the image")
     found.add_argument("--threads", type=int, help="of torch; the peer's own default where it is not given")
@@ -57,18 +63,23 @@ def parse(options: argparse.ArgumentParser, argv: Sequence[str] | None = None) -
     divisor = 2 ** (len(found.features) - 1)
     if len(found.patch) not in (2, 3) or any(size < 1 or size % divisor for size in found.patch):
         options.error(
-            f"--patch needs 2 or 3 sizes that {divisor} divides, for {len(found.features)} stages, got {found.patch}"
+            f"--patch needs 2 or 3 sizes that {divisor} divides, for {len(found.features)} stages, got "
+            f"{found.patch}"
         )
     return found
 
 
 def random_batch(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
-    """The same for every peer: image (batch, channels, *spatial) float32, labels (batch, 1, *spatial) int16."""
+    """The same for every peer: image (batch, channels, *spatial) float32, labels (batch, 1, *spatial)
+    int16.
+    """
     import torch
 
     dice = torch.Generator().manual_seed(0)
     image = torch.randn(options.batch, options.channels, *options.patch, generator=dice)
-    labels = torch.randint(options.classes, (options.batch, 1, *options.patch), generator=dice, dtype=torch.int16)
+    labels = torch.randint(
+        options.classes, (options.batch, 1, *options.patch), generator=dice, dtype=torch.int16
+    )
     return image, labels
 
 
@@ -85,7 +96,9 @@ def main() -> None:
 
 
 def _set_environment(folder: Path) -> None:
-    """Its folders are temporary; what else its variables would change (compilation, logging) stays as by default."""
+    """Its folders are temporary; what else its variables would change (compilation, logging) stays as by
+    default.
+    """
     for name in [name for name in os.environ if name.startswith("nnUNet")]:
         del os.environ[name]
     for kind in ("raw", "preprocessed", "results"):
@@ -166,7 +179,9 @@ def _architecture(features: Sequence[int], dims: int) -> dict[str, Any]:
 
 
 def _batch(trainer: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """As its loader gives it: the labels once per output of deep supervision, finest first; pinned for CUDA."""
+    """As its loader gives it: the labels once per output of deep supervision, finest first; pinned for
+    CUDA.
+    """
     import torch
     from batchgeneratorsv2.transforms.utils.deep_supervision_downsampling import DownsampleSegForDSTransform
 

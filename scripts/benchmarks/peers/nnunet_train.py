@@ -1,19 +1,21 @@
 """nnU-Net trained for a given time on a CPU, as a contestant of the recipe benchmark (see `training`).
 
-This script and its neighbours `training.py` and `serving.py` stand alone: they are run by the python of an environment that
-has nnU-Net, which need not have medconv.
+This script and its neighbours `training.py` and `serving.py` stand alone: they are run by the python of an
+environment that has nnU-Net, which need not have medconv.
 
     python3 -m venv FOLDER && FOLDER/bin/pip install nnunetv2==2.8.1
 
 The job's one setting is the class of nnU-Net's planners: `ExperimentPlanner` or `nnUNetPlannerResEncM`. Plan,
-preprocessing, batch and patch, loader, augmentation, network, loss with deep supervision, SGD and clipping are its own, 3D
-at full resolution. What is different from `nnUNetv2_train` is in its favour or follows from the budget:
-- Its learning rate falls as (1 - share)^0.9 of its 1000 epochs; here it is the share of the budget, in every iteration.
-- It would compute 50 validation batches, a picture and checkpoints after each 250 iterations. It trains on instead: its
-  final weights do not depend on them.
+preprocessing, batch and patch, loader, augmentation, network, loss with deep supervision, SGD and clipping
+are its own, 3D at full resolution. What is different from `nnUNetv2_train` is in its favour or follows from
+the budget:
+- Its learning rate falls as (1 - share)^0.9 of its 1000 epochs; here it is the share of the budget, in every
+  iteration.
+- It would compute 50 validation batches, a picture and checkpoints after each 250 iterations. It trains on
+  instead: its final weights do not depend on them.
 - Starting its loader's processes does not count.
-Prediction is that of `nnUNetTrainer.perform_actual_validation`: half overlapping windows, mirrored along all axes, its own
-export.
+Prediction is that of `nnUNetTrainer.perform_actual_validation`: half overlapping windows, mirrored along all
+axes, its own export.
 Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; Isensee et al. 2024, arXiv:2404.09556 (ResEnc);
 https://github.com/MIC-DKFZ/nnUNet, version 2.8.1.
 """
@@ -66,7 +68,10 @@ def train(job: training.Job) -> None:
     snapshots, steps = training.Snapshots(job, clock), 0
 
     def save(path: Path) -> None:
-        torch.save({"weights": trainer.network.state_dict(), "mirror": trainer.inference_allowed_mirroring_axes}, path)
+        torch.save(
+            {"weights": trainer.network.state_dict(), "mirror": trainer.inference_allowed_mirroring_axes},
+            path,
+        )
 
     clock.start()
     while clock.fits():
@@ -93,23 +98,37 @@ def predict(job: training.Job) -> None:
         content = torch.load(file, weights_only=True)
         trainer.network.load_state_dict(content["weights"])
         predictor.manual_initialization(
-            trainer.network, plans, configuration, None, trainer.dataset_json, "nnUNetTrainer", content["mirror"]
+            trainer.network,
+            plans,
+            configuration,
+            None,
+            trainer.dataset_json,
+            "nnUNetTrainer",
+            content["mirror"],
         )
         data = trainer.dataset_class(trainer.preprocessed_dataset_folder, cases)
         for case in cases:
             image, _, _, properties = data.load_case(case)
             logits = predictor.predict_sliding_window_return_logits(torch.from_numpy(image[:]))
             partial = folder / f".{case}"
-            export_prediction_from_logits(logits, properties, configuration, plans, trainer.dataset_json, str(partial))
+            export_prediction_from_logits(
+                logits, properties, configuration, plans, trainer.dataset_json, str(partial)
+            )
             partial.with_name(f".{case}.nii.gz").replace(folder / f"{case}.nii.gz")
 
 
 def _set_environment(job: training.Job) -> None:
-    """Its folders, which its modules look up at each use; what else its variables would change stays as by default."""
+    """Its folders, which its modules look up at each use; what else its variables would change stays as by
+    default.
+    """
     serving.need("nnunetv2", "nnU-Net", "nnunetv2==2.8.1")
     for name in [name for name in os.environ if name.startswith("nnUNet")]:
         del os.environ[name]
-    folders = {"raw": str(Path(job.raw).parent), "preprocessed": job.prepared, "results": f"{job.folder}/results"}
+    folders = {
+        "raw": str(Path(job.raw).parent),
+        "preprocessed": job.prepared,
+        "results": f"{job.folder}/results",
+    }
     for kind, folder in folders.items():
         Path(folder).mkdir(parents=True, exist_ok=True)
         os.environ[f"nnUNet_{kind}"] = folder
@@ -125,7 +144,9 @@ def _trainer(job: training.Job) -> Any:
     torch.set_num_threads(job.threads)
     torch.manual_seed(job.seed)
     folder, plans_name = Path(job.prepared) / Path(job.raw).name, (Path(job.prepared) / "done").read_text()
-    plans, description = (json.loads((folder / name).read_text()) for name in (f"{plans_name}.json", "dataset.json"))
+    plans, description = (
+        json.loads((folder / name).read_text()) for name in (f"{plans_name}.json", "dataset.json")
+    )
     plans["continue_training"] = False
     trainer = nnUNetTrainer(plans, CONFIGURATION, 0, description, torch.device("cpu"))
     trainer.initialize()

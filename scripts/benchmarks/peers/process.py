@@ -17,7 +17,9 @@ from typing import Any
 NNUNET = (str(Path(__file__).with_name("nnunet_step.py")),)
 SCRIPTS = Path(__file__).resolve().parents[2]  # the folder that the package `benchmarks` is imported from
 DYNUNET = ("-m", "benchmarks.peers.dynunet")
-NNUNET_DATA, TORCHIO_DATA = ((str(Path(__file__).with_name(f"{name}_data.py")),) for name in ("nnunet", "torchio"))
+NNUNET_DATA, TORCHIO_DATA = (
+    (str(Path(__file__).with_name(f"{name}_data.py")),) for name in ("nnunet", "torchio")
+)
 MEDCONV_DATA, MONAI_DATA = (("-m", f"benchmarks.peers.{name}_data") for name in ("medconv", "monai"))
 PATIENCE_S = 10.0  # for one that was told to quit
 KEPT_LINES = 6  # of what it printed, for a message
@@ -36,21 +38,24 @@ class PeerProcess:
             seconds = peer.step()
 
     Args:
-        arguments: what that python runs, a script or `-m` and a module, then its options. It speaks the protocol of
-            `scripts/benchmarks/peers/nnunet_step.py` or of `scripts/benchmarks/peers/serving.py`.
+        arguments: what that python runs, a script or `-m` and a module, then its options. It speaks the
+            protocol of `scripts/benchmarks/peers/nnunet_step.py` or of `scripts/benchmarks/peers/serving.py`.
         python: executable of the environment that has the peer.
-        limit_s: seconds to wait for one answer. Imports come before the first one, a compilation before the second.
-        frozen: stop the peer and all that it started between its answers, such as a loader's worker that would go on
-            filling its queue and take the core from the next peer.
+        limit_s: seconds to wait for one answer. Imports come before the first one, a compilation before the
+            second.
+        frozen: stop the peer and all that it started between its answers, such as a loader's worker that
+            would go on filling its queue and take the core from the next peer.
     Attributes:
-        about: what the peer says of itself: `name`; for a step also `parameters`, `precision`, `torch`, `threads`,
-            `compiled`.
+        about: what the peer says of itself: `name`; for a step also `parameters`, `precision`, `torch`,
+            `threads`, `compiled`.
         loss: of the last step; not a number before.
-    Raises: ValueError: on entering or by `step`, the peer cannot start, ends, is silent for too long or answers
-        something else. The message names the executable and what the peer printed last.
+    Raises: ValueError: on entering or by `step`, the peer cannot start, ends, is silent for too long or
+        answers something else. The message names the executable and what the peer printed last.
     """
 
-    def __init__(self, python: str | Path, arguments: Sequence[str], limit_s: float = 600.0, frozen: bool = False) -> None:
+    def __init__(
+        self, python: str | Path, arguments: Sequence[str], limit_s: float = 600.0, frozen: bool = False
+    ) -> None:
         self.python, self.arguments, self.limit_s, self.frozen = str(python), list(arguments), limit_s, frozen
         self.about: dict[str, Any] = {}
         self.loss = float("nan")

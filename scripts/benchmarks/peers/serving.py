@@ -2,9 +2,9 @@
 
 Nothing here needs more than Python itself, as peers run where medconv is not installed.
 
-The protocol, one line each: a peer says {"ready": true, "name": ..., "cores": [...]} once; "run SECONDS" has it work until
-that many seconds of work are over, and is answered by {"seconds": ..., "samples": ...}; "quit" or the end of the input
-ends it. All that libraries print goes to standard error.
+The protocol, one line each: a peer says {"ready": true, "name": ..., "cores": [...]} once; "run SECONDS" has
+it work until that many seconds of work are over, and is answered by {"seconds": ..., "samples": ...}; "quit"
+or the end of the input ends it. All that libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -26,14 +26,20 @@ FOREGROUND_SHARE = 0.33  # of the patches, for every contestant; nnU-Net rounds 
 def parse(about: str | None) -> argparse.Namespace:
     found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--mode", choices=MODES, required=True)
-    found.add_argument("--raw", type=Path, required=True, help="a dataset in nnU-Net's raw layout, .../DatasetXXX_Name")
+    found.add_argument(
+        "--raw", type=Path, required=True, help="a dataset in nnU-Net's raw layout, .../DatasetXXX_Name"
+    )
     found.add_argument("--scratch", type=Path, required=True, help="what is prepared is kept there")
     found.add_argument("--patch", type=int, nargs=3, required=True, help="voxels; axes as in the files")
-    found.add_argument("--spacing", type=float, nargs=3, required=True, help="mm to resample to; axes as in the files")
+    found.add_argument(
+        "--spacing", type=float, nargs=3, required=True, help="mm to resample to; axes as in the files"
+    )
     found.add_argument("--batch", type=int, default=2)
     found.add_argument("--workers", type=int, default=2, help="of `prepare`")
     found.add_argument("--core", type=int, help="the only one that this peer and its worker run on")
-    found.add_argument("--labels", choices=("linear", "nearest"), default="linear", help="how labels are resampled; nnU-Net")
+    found.add_argument(
+        "--labels", choices=("linear", "nearest"), default="linear", help="how labels are resampled; nnU-Net"
+    )
     found.add_argument("--augment", default="strong", help="an option of conf/augmentation; ours")
     found.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of `transforms`; ours")
     return found.parse_args()
@@ -41,7 +47,12 @@ def parse(about: str | None) -> argparse.Namespace:
 
 def one_thread() -> None:
     """Before any library is imported."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS"):
+    for name in (
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS",
+    ):
         os.environ[name] = "1"
 
 
@@ -61,7 +72,9 @@ def need(module: str, name: str, package: str) -> None:
 
 
 def own_stdout() -> TextIO:
-    """The standard output for the protocol alone; whatever else prints there, at any depth, prints to standard error."""
+    """The standard output for the protocol alone; whatever else prints there, at any depth, prints to
+    standard error.
+    """
     sys.stdout.flush()
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -75,7 +88,11 @@ def say(channel: TextIO, **fields: Any) -> None:
 
 
 def serve(
-    channel: TextIO, name: str, work: Callable[[], int], fresh: Callable[[], Any] | None = None, **details: Any
+    channel: TextIO,
+    name: str,
+    work: Callable[[], int],
+    fresh: Callable[[], Any] | None = None,
+    **details: Any,
 ) -> None:
     """Answer requests until there are no more.
 

@@ -1,15 +1,17 @@
 """TorchIO's transforms with its queue, by the line protocol of `serving`.
 
-This script and its neighbour `serving.py` stand alone: they are run by the python of an environment that has TorchIO, which
-need not have medconv.
+This script and its neighbour `serving.py` stand alone: they are run by the python of an environment that has
+TorchIO, which need not have medconv.
 
     python3 -m venv FOLDER && FOLDER/bin/pip install torchio==1.2.1
 
-Subjects are held in memory and patches are augmented after they have left the queue. TorchIO's documentation augments whole
-volumes instead, as it reads them: at a volume of 20 and a patch of 0.9 million voxels that costs several times as much.
-Probabilities and ranges are those of nnU-Net 2.8.1 where TorchIO has the transform. It lacks: brightness and contrast; gamma
-that keeps mean and deviation, and the inverted one (both are one plain gamma of their joint probability); its low resolution
-is along one axis, as slices become thicker. Labels are resampled by nearest neighbour, patches not enlarged.
+Subjects are held in memory and patches are augmented after they have left the queue. TorchIO's documentation
+augments whole
+volumes instead, as it reads them: at a volume of 20 and a patch of 0.9 million voxels that costs several
+times as much. Probabilities and ranges are those of nnU-Net 2.8.1 where TorchIO has the transform. It lacks:
+brightness and contrast; gamma that keeps mean and deviation, and the inverted one (both are one plain gamma
+of their joint probability); its low resolution is along one axis, as slices become thicker. Labels are
+resampled by nearest neighbour, patches not enlarged.
 Source: Pérez-García et al. 2021, doi:10.1016/j.cmpb.2021.106236; https://torchio.org, version 1.2.1.
 """
 
@@ -70,7 +72,9 @@ class _Padding:
     def __call__(self, subject: Any) -> Any:
         import torchio as tio
 
-        return tio.CropOrPad([max(a, b) for a, b in zip(self.patch, subject.spatial_shape, strict=True)])(subject)
+        return tio.CropOrPad([max(a, b) for a, b in zip(self.patch, subject.spatial_shape, strict=True)])(
+            subject
+        )
 
 
 def _queue(subjects: Any, options: argparse.Namespace, workers: int) -> Any:
@@ -83,7 +87,9 @@ def _queue(subjects: Any, options: argparse.Namespace, workers: int) -> Any:
 
 
 def _batches(subjects: Any, options: argparse.Namespace) -> Iterator[Any]:
-    """The queue's own worker hands over volumes; its documentation wants the patches taken in the main process."""
+    """The queue's own worker hands over volumes; its documentation wants the patches taken in the main
+    process.
+    """
     import torchio as tio
 
     queue, augment = _queue(subjects, options, workers=1), _augmented()

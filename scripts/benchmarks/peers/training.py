@@ -1,12 +1,14 @@
-"""What contestants of the recipe benchmark share: their job, the clock of their budget, snapshots of their weights.
+"""What contestants of the recipe benchmark share: their job, the clock of their budget, snapshots of their
+weights.
 
 Nothing here needs more than Python itself, as peers run where medconv is not installed.
 
-A contestant is called three times, as `SCRIPT PART JOB`, with a JSON file of what `Job` has. `prepare` does what its
-preprocessing and planning do and leaves it in `Job.prepared`, for all budgets. `train` trains for the budget and leaves
-weights in `Job.folder`/snapshots and, once it is through, `training.json`: `about` (itself), its `job`, `snapshots`
-(file, `seconds` and `steps` of each). `predict` leaves a label map of every case that a snapshot is scored on, on the
-grid of the case's image, in `Job.folder`/predictions/SNAPSHOT/CASE.nii.gz.
+A contestant is called three times, as `SCRIPT PART JOB`, with a JSON file of what `Job` has. `prepare` does
+what its preprocessing and planning do and leaves it in `Job.prepared`, for all budgets. `train` trains for
+the budget and leaves weights in `Job.folder`/snapshots and, once it is through, `training.json`: `about`
+(itself), its `job`, `snapshots` (file, `seconds` and `steps` of each). `predict` leaves a label map of every
+case that a snapshot is scored on, on the grid of the case's image, in
+`Job.folder`/predictions/SNAPSHOT/CASE.nii.gz.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ class Job:
     """What one contestant has to do.
 
     Args:
-        root: the dataset, and `raw` the same in nnU-Net's raw layout (for nnU-Net alone). splits: a splits_final.json of one
-            split.
-        train, val: case ids. score_cases: how many of `val`, from the first, a snapshot is scored on; the last one on all.
+        root: the dataset, and `raw` the same in nnU-Net's raw layout (for nnU-Net alone). splits: a
+            splits_final.json of one split.
+        train, val: case ids. score_cases: how many of `val`, from the first, a snapshot is scored on; the
+            last one on all.
         seconds: of training. times: from its start, when to keep the weights; the end is not among them.
         threads: of torch. settings: the contestant's own.
     """
@@ -58,7 +61,9 @@ class Job:
 
     @property
     def snapshots(self) -> list[dict[str, Any]]:
-        """Of a training that is through: `file`, `seconds`, `steps`, and `cases` that it is scored on; the last one last."""
+        """Of a training that is through: `file`, `seconds`, `steps`, and `cases` that it is scored on; the
+        last one last.
+        """
         found = json.loads((Path(self.folder) / DONE).read_text())["snapshots"]
         return [{**s, "cases": self.val[: None if s is found[-1] else self.score_cases]} for s in found]
 
@@ -85,11 +90,15 @@ class Clock:
 
     @property
     def share(self) -> float:
-        """Of the budget that is spent, from 0 to 1: what a schedule goes by, so that it ends with the budget."""
+        """Of the budget that is spent, from 0 to 1: what a schedule goes by, so that it ends with the
+        budget.
+        """
         return min(1.0, self.seconds / self.budget)
 
     def fits(self) -> bool:
-        """Asked before every step: whether half of one as long as the last fits, so that on average it is the budget."""
+        """Asked before every step: whether half of one as long as the last fits, so that on average it is
+        the budget.
+        """
         now = self.seconds
         step, self._last = now - self._last, now
         return now + step / 2 <= self.budget

@@ -1,4 +1,6 @@
-"""medconv/data/augmentation/augment.py: where things move, in millimetres, and that a batch is nothing but its samples."""
+"""medconv/data/augmentation/augment.py: where things move, in millimetres, and that a batch is nothing but
+its samples.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +18,12 @@ from medconv.data.augmentation.augment import Augment, centre
 from medconv.data.augmentation.parameters import PLACE, VALUES, Parameters
 
 CONF = Path(__file__).parents[3] / "conf" / "augmentation"
-ALL: dict[str, Any] = {"p": dict.fromkeys((*PLACE, *VALUES), 1.0), "rotation_deg": 20, "scale": (0.8, 1.25), "shift": 0.1}
+ALL: dict[str, Any] = {
+    "p": dict.fromkeys((*PLACE, *VALUES), 1.0),
+    "rotation_deg": 20,
+    "scale": (0.8, 1.25),
+    "shift": 0.1,
+}
 SOME: dict[str, Any] = {**ALL, "p": dict.fromkeys((*PLACE, *VALUES), 0.5), "mirror_axes": "all"}
 MOVES: dict[str, Any] = {**ALL, "p": dict.fromkeys(PLACE, 1.0)}
 SHAPES = {2: (20, 17), 3: (14, 12, 10)}
@@ -65,7 +72,9 @@ def positions_mm(shape: Sequence[int], spacing_mm: Sequence[float]) -> np.ndarra
     return np.stack(np.meshgrid(*axes, indexing="ij"))
 
 
-def gaussian(shape: Sequence[int], spacing_mm: Sequence[float], centre_mm: Sequence[float], sigma_mm: float) -> Tensor:
+def gaussian(
+    shape: Sequence[int], spacing_mm: Sequence[float], centre_mm: Sequence[float], sigma_mm: float
+) -> Tensor:
     away = positions_mm(shape, spacing_mm) - np.reshape(centre_mm, (-1, *(1,) * len(shape)))
     return torch.from_numpy(np.exp(-0.5 * (away**2).sum(0) / sigma_mm**2)).float()[None, None]
 
@@ -84,13 +93,25 @@ def test_a_batch_is_its_samples(axes: int, settings: dict[str, Any], more: int) 
         alone = augment({key: value[i : i + 1] for key, value in batch.items()})
         torch.testing.assert_close(together["image"][i : i + 1], alone["image"], rtol=0, atol=1e-6)
         assert torch.equal(together["label"][i : i + 1], alone["label"])
-    assert together["image"].shape == (5, 2, *SHAPES[axes]) and together["label"].shape == (5, 1, *SHAPES[axes])
+    assert together["image"].shape == (5, 2, *SHAPES[axes]) and together["label"].shape == (
+        5,
+        1,
+        *SHAPES[axes],
+    )
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_a_stack_on_an_accelerator_is_the_samples_in_a_worker(axes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_on_an_accelerator_is_the_samples_in_a_worker(
+    axes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its way, few calls for all samples at once, taken on a CPU."""
-    settings = {**SOME, "flip_label_pairs": [(1, 2)], "left_right_axis": 0, "elastic_mm": 2, "elastic_spacing_mm": 8}
+    settings = {
+        **SOME,
+        "flip_label_pairs": [(1, 2)],
+        "left_right_axis": 0,
+        "elastic_mm": 2,
+        "elastic_spacing_mm": 8,
+    }
     augment, batch = make(axes, 3, **settings), batch_of(range(16), axes, more=3)
     one_by_one = augment(batch)
     monkeypatch.setattr(spatial, "one_by_one", lambda device: False)
@@ -116,7 +137,12 @@ def test_a_gpu_gives_what_a_worker_gives(axes: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("axes", [2, 3])
 def test_samples_read_no_larger_than_they_need_give_the_same(axes: int) -> None:
     """Loader workers read what a sample shows; an accelerator gets the largest size for all."""
-    settings = {**SOME, "p": {**SOME["p"], **dict.fromkeys(PLACE, 0.3)}, "elastic_mm": 2, "elastic_spacing_mm": 8}
+    settings = {
+        **SOME,
+        "p": {**SOME["p"], **dict.fromkeys(PLACE, 0.3)},
+        "elastic_mm": 2,
+        "elastic_spacing_mm": 8,
+    }
     augment = make(axes, 1, **settings)
     numbers = list(range(20))
     generator = torch.Generator().manual_seed(0)
@@ -150,11 +176,20 @@ def test_nothing_from_beyond_the_patch_is_missing(axes: int) -> None:
 
 def test_the_largest_size_is_that_of_a_patch_turned_in_millimetres() -> None:
     """Half a side of 10 mm becomes 10 cos 30 + 10 sin 30 = 13.7 mm, and a voxel to interpolate from."""
-    settings = {"spacing_mm": (1, 2), "patch_size": (20, 10), "rotation_deg": 30, "scale": (0.5, 3), "shift": 0.1}
+    settings = {
+        "spacing_mm": (1, 2),
+        "patch_size": (20, 10),
+        "rotation_deg": 30,
+        "scale": (0.5, 3),
+        "shift": 0.1,
+    }
     assert make(2, p={"rotation": 1}, **settings).max_read_size == (30, 16)
     assert make(2, p={"scale": 1}, **settings).max_read_size == (28, 16)  # 1.25 at most
     assert make(2, p={"shift": 1}, **settings).max_read_size == (26, 14)
-    assert make(2, p={"rotation": 1}, **{**settings, "rotation_deg": 90}).max_read_size == (32, 18)  # the diagonal
+    assert make(2, p={"rotation": 1}, **{**settings, "rotation_deg": 90}).max_read_size == (
+        32,
+        18,
+    )  # the diagonal
     assert make(2, p={"rotation": 1}, **{**settings, "spacing_mm": (1, 4)}).max_read_size == (22, 12)
 
 
@@ -208,7 +243,9 @@ def test_what_was_done_to_an_image_can_be_done_to_a_prediction() -> None:
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (0.8, 2.0), (1.0, 1.0, 1.0), (0.7, 1.0, 1.9)])
 def test_a_blob_lands_where_the_matrix_says_in_mm(spacing: tuple[float, ...]) -> None:
-    """Output position p shows the input at matrix @ p + shift: what was at q is found at inverse(matrix) @ (q - shift)."""
+    """Output position p shows the input at matrix @ p + shift: what was at q is found at inverse(matrix) @
+    (q - shift).
+    """
     axes = len(spacing)
     shape = tuple(round(extent / s) for extent, s in zip((60, 44, 50), spacing, strict=False))
     matrix = rotation((25, -15, 10))[:axes, :axes] if axes == 3 else rotation((30, 0, 0))[:2, :2]
@@ -274,7 +311,9 @@ def test_labels_keep_their_values_and_type(axes: int, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_in_half_precision_out(dtype: torch.dtype) -> None:
-    """Computed in float32 between: equal to rounding, also of values that squared would not fit into 16 bits."""
+    """Computed in float32 between: equal to rounding, also of values that squared would not fit into 16
+    bits.
+    """
     batch = batch_of(range(6))
     batch["image"] *= 300
     augment = make(2, patch_size=SHAPES[3], spacing_mm=SPACING, **ALL)
@@ -299,7 +338,9 @@ def test_image_and_label_move_together(axes: int) -> None:
 def test_elastic_deformation_moves_smoothly_and_not_beyond_its_largest() -> None:
     """An image of each voxel's own place shows where it was taken from."""
     shape, spacing = (36, 30, 24), (1.0, 1.2, 1.5)
-    augment = make(spacing_mm=spacing, patch_size=shape, p={"elastic": 1}, elastic_mm=4, elastic_spacing_mm=12)
+    augment = make(
+        spacing_mm=spacing, patch_size=shape, p={"elastic": 1}, elastic_mm=4, elastic_spacing_mm=12
+    )
     assert augment.max_read_size == (46, 40, 32)  # 4 mm more on each side, and one voxel to interpolate from
     places = positions_mm([n + 12 for n in shape], spacing)
     image = torch.from_numpy(places).float()[None]
@@ -313,7 +354,9 @@ def test_elastic_deformation_moves_smoothly_and_not_beyond_its_largest() -> None
     assert 2 < max(largest) <= 4.001 and min(largest) < 1
 
 
-@pytest.mark.parametrize(("spacing", "turns"), [((0.5, 0.5, 1.7), False), ((3.1, 1, 1), False), ((2, 2, 6), True)])
+@pytest.mark.parametrize(
+    ("spacing", "turns"), [((0.5, 0.5, 1.7), False), ((3.1, 1, 1), False), ((2, 2, 6), True)]
+)
 def test_across_thick_slices_nothing_is_resampled(spacing: tuple[float, ...], turns: bool) -> None:
     thick = int(np.argmax(spacing))
     augment = make(spacing_mm=spacing, patch_size=(20, 20, 20), **{**ALL, "shift": 0})
@@ -340,8 +383,17 @@ def test_drawn_parameters_stay_in_their_ranges_and_use_them() -> None:
     assert -20 <= angle.min() < -19 and 19 < angle.max() <= 20
     product = drawn.matrix @ drawn.matrix.mT / scale[:, None, None] ** 2
     torch.testing.assert_close(product, torch.eye(2).expand_as(product), rtol=0, atol=1e-5)
-    assert drawn.shift.shape == (500, 2) and 0.095 < drawn.shift.max() <= 0.1 and -0.1 <= drawn.shift.min() < -0.095
-    ranges = {"brightness": (0.75, 1.25), "contrast": (0.75, 1.25), "gamma": (0.7, 1.5), "gamma_inverted": (0.7, 1.5)}
+    assert (
+        drawn.shift.shape == (500, 2)
+        and 0.095 < drawn.shift.max() <= 0.1
+        and -0.1 <= drawn.shift.min() < -0.095
+    )
+    ranges = {
+        "brightness": (0.75, 1.25),
+        "contrast": (0.75, 1.25),
+        "gamma": (0.7, 1.5),
+        "gamma_inverted": (0.7, 1.5),
+    }
     ranges |= {
         "additive_brightness": (-0.2, 0.2),
         "noise_std": (0, 0.1),
@@ -406,15 +458,22 @@ def test_mirrored_samples_are_exact_flips_of_image_and_label(axes: int) -> None:
 
 
 def test_mirroring_changes_nothing_else_of_a_sample() -> None:
-    plain, mirrored = make(seed=5, **ALL).sample([3, 4, 5, 6]), make(seed=5, **ALL, mirror_axes=[0]).sample([3, 4, 5, 6])
-    assert torch.equal(plain.matrix.abs(), mirrored.matrix.abs()) and not torch.equal(plain.matrix, mirrored.matrix)
+    plain, mirrored = (
+        make(seed=5, **ALL).sample([3, 4, 5, 6]),
+        make(seed=5, **ALL, mirror_axes=[0]).sample([3, 4, 5, 6]),
+    )
+    assert torch.equal(plain.matrix.abs(), mirrored.matrix.abs()) and not torch.equal(
+        plain.matrix, mirrored.matrix
+    )
     for name in set(vars(plain)) - {"matrix", "flips"}:
         assert torch.equal(getattr(plain, name), getattr(mirrored, name))
 
 
 @pytest.mark.parametrize("moves", [False, True])
 def test_left_and_right_labels_swap_with_the_mirror(moves: bool) -> None:
-    label = torch.randint(0, 5, (16, 1, *SHAPES[3]), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    label = torch.randint(0, 5, (16, 1, *SHAPES[3]), generator=torch.Generator().manual_seed(0)).to(
+        torch.uint8
+    )
     batch = {"image": torch.zeros(16, 1, *SHAPES[3]), "label": label, "sample": torch.arange(16)}
     settings = {"mirror_axes": [0, 1], **(MOVES if moves else {})}
     plain, paired = make(**settings), make(**settings, flip_label_pairs=[(1, 3), (2, 4)], left_right_axis=0)
@@ -433,15 +492,21 @@ def test_the_presets_are_valid_and_cost_what_they_say() -> None:
         for axes in (2, 3):
             out = make(axes, **settings)(batch_of(range(12), axes))
             changed = sum(
-                not torch.equal(a, b) for a, b in zip(out["image"], batch_of(range(12), axes)["image"], strict=True)
+                not torch.equal(a, b)
+                for a, b in zip(out["image"], batch_of(range(12), axes)["image"], strict=True)
             )
-            assert changed == {"none": 0, "light": 12}.get(path.stem, changed) and (changed > 6 or path.stem == "none")
+            assert changed == {"none": 0, "light": 12}.get(path.stem, changed) and (
+                changed > 6 or path.stem == "none"
+            )
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"p": {"rotate": 1}}, r"augment\.p gives probabilities from 0 to 1 of rotation, scale, .*, got \['rotate'\]"),
+        (
+            {"p": {"rotate": 1}},
+            r"augment\.p gives probabilities from 0 to 1 of rotation, scale, .*, got \['rotate'\]",
+        ),
         ({"p": {"noise": 1.5}}, r"augment\.p gives probabilities from 0 to 1 .* 'noise': 1\.5"),
         ({"p": {"noise": float("nan")}}, r"augment\.p gives probabilities"),
         ({"scale": (0, 1)}, r"augment\.scale must be a range \[low, high\] from 0\.01 upwards, got \[0, 1\]"),
@@ -456,8 +521,14 @@ def test_the_presets_are_valid_and_cost_what_they_say() -> None:
         ),
         ({"rotation_deg": -1}, r"augment\.rotation_deg must be 0 or more, got -1"),
         ({"shift": float("nan")}, r"augment\.shift must be 0 or more, got nan"),
-        ({"p": {"elastic": 1}, "elastic_mm": 11}, r"augment\.elastic_mm must be at most 0\.4 of .* got 11 and 25"),
-        ({"mirror_axes": [3]}, r"augment\.mirror_axes must be different spatial axes from 0 to 2, or `all`, got \[3\]"),
+        (
+            {"p": {"elastic": 1}, "elastic_mm": 11},
+            r"augment\.elastic_mm must be at most 0\.4 of .* got 11 and 25",
+        ),
+        (
+            {"mirror_axes": [3]},
+            r"augment\.mirror_axes must be different spatial axes from 0 to 2, or `all`, got \[3\]",
+        ),
         ({"mirror_axes": [0, 0]}, r"augment\.mirror_axes must be different"),
         ({"mirror_axes": ["a"]}, r"augment\.mirror_axes must be different .* got \['a'\]"),
         ({"mirror_axes": 0}, r"augment\.mirror_axes must be different .* got 0"),

@@ -46,7 +46,9 @@ def test_blur_is_scipys_gaussian() -> None:
     intensity.soften(y, sigma, torch.ones(5, 3))
     for i in range(5):
         wanted = (
-            ndimage.gaussian_filter(x[i].double().numpy(), sigma[i].tolist(), truncate=3) if sigma[i].any() else x[i].numpy()
+            ndimage.gaussian_filter(x[i].double().numpy(), sigma[i].tolist(), truncate=3)
+            if sigma[i].any()
+            else x[i].numpy()
         )
         inner = (slice(4, -4),) * 3
         np.testing.assert_allclose(y[i].numpy()[inner], wanted[inner], atol=2e-5)
@@ -79,7 +81,9 @@ def test_blur_comes_before_low_resolution() -> None:
 
 def test_gain_and_offset() -> None:
     x, y = rows(), rows()
-    intensity.scale_values(y, torch.tensor([1.0, 2.0, 1.0, 0.5, 1.0]), torch.tensor([0.0, -1.0, 3.0, 0.0, 0.0]))
+    intensity.scale_values(
+        y, torch.tensor([1.0, 2.0, 1.0, 0.5, 1.0]), torch.tensor([0.0, -1.0, 3.0, 0.0, 0.0])
+    )
     wanted = torch.stack([x[0], x[1] * 2 - 1, x[2] + 3, x[3] * 0.5, x[4]])
     torch.testing.assert_close(y, wanted)
 

@@ -26,7 +26,9 @@ def problem(axes: int, bends: bool, dtype: torch.dtype = torch.float32) -> tuple
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("bends", [False, True])
 @pytest.mark.parametrize("piece", [1, 50, 10**6])
-def test_gathering_equals_grid_sample(axes: int, bends: bool, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gathering_equals_grid_sample(
+    axes: int, bends: bool, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever the pieces; also where much comes from outside."""
     monkeypatch.setattr(resampling, "_PIECE", piece)
     image, label, matrix, shift, field = problem(axes, bends)

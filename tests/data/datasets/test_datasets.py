@@ -1,4 +1,6 @@
-"""medconv/data/datasets/common.py: folders to cases, what is wrong with a dataset.json in words, and the split into folds."""
+"""medconv/data/datasets/common.py: folders to cases, what is wrong with a dataset.json in words, and the
+split into folds.
+"""
 
 import json
 from collections.abc import Callable
@@ -7,7 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.volumes import CLASSES, SHAPE, edit_json, image_array, label_array, save, write_json, write_msd, write_nnunet
+from helpers.volumes import (
+    CLASSES,
+    SHAPE,
+    edit_json,
+    image_array,
+    label_array,
+    save,
+    write_json,
+    write_msd,
+    write_nnunet,
+)
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.auto import auto
@@ -19,9 +31,9 @@ from medconv.data.datasets.phantom import phantom
 from medconv.data.preprocessing.fingerprint import check
 from medconv.data.splits import split
 
-# The validation indices of `sklearn.model_selection.KFold(5, shuffle=True, random_state=12345).split(range(n))`, which is
-# what nnU-Net uses, as scikit-learn 1.9.1 gave them. Regenerate with
-#   [val.tolist() for _, val in KFold(5, shuffle=True, random_state=12345).split(range(n))]
+# The validation indices of `sklearn.model_selection.KFold(5, shuffle=True,
+# random_state=12345).split(range(n))`, which is what nnU-Net uses, as scikit-learn 1.9.1 gave them.
+# Regenerate with   [val.tolist() for _, val in KFold(5, shuffle=True, random_state=12345).split(range(n))]
 KFOLD_13 = [[0, 7, 9], [3, 6, 10], [8, 11, 12], [1, 4], [2, 5]]
 # fmt: off
 KFOLD_208 = [
@@ -59,7 +71,11 @@ def test_decathlon(tmp_path: Path) -> None:
 
 def test_nnunet(tmp_path: Path) -> None:
     dataset = nnunet(write_nnunet(tmp_path / "Dataset007_Tiny"))
-    assert (dataset.name, dataset.class_names, dataset.modalities) == ("Dataset007_Tiny", CLASSES, ("T1", "FLAIR"))
+    assert (dataset.name, dataset.class_names, dataset.modalities) == (
+        "Dataset007_Tiny",
+        CLASSES,
+        ("T1", "FLAIR"),
+    )
     assert ids(dataset.cases) == ["case_0", "case_1", "case_2"]
     for case in dataset.cases:
         assert [path.name for path in case.images] == [f"{case.id}_0000.nii.gz", f"{case.id}_0001.nii.gz"]
@@ -89,7 +105,8 @@ def test_auto_tells_the_two_apart(tmp_path: Path) -> None:
 
 def test_auto_says_what_it_looked_for(tmp_path: Path) -> None:
     message = (
-        r"dataset\.json: neither a Decathlon .*`modality`, `training`.*nor.*`channel_names`.*it has \['name', 'tasks'\]"
+        r"dataset\.json: neither a Decathlon .*`modality`, `training`.*nor.*`channel_names`.*it "
+        r"has \['name', 'tasks'\]"
     )
     with pytest.raises(ValueError, match=message):
         auto(write_json(tmp_path, {"name": "x", "tasks": []}))
@@ -120,30 +137,69 @@ def test_channels_come_in_their_order() -> None:
 
 
 REGIONS = {"background": 0, "whole": [1, 2], "core": 2}
-BOTH: list[tuple[Callable[[Path], Path], Callable[[Path], Dataset]]] = [(write_msd, msd), (write_nnunet, nnunet)]
+BOTH: list[tuple[Callable[[Path], Path], Callable[[Path], Dataset]]] = [
+    (write_msd, msd),
+    (write_nnunet, nnunet),
+]
 BAD_JSON: dict[str, tuple[int, dict[str, Any], str]] = {
     "msd: no training": (0, {"training": None}, "`training` must list at least one case, got None"),
     "msd: empty training": (0, {"training": []}, r"`training` must list at least one case, got \[\]"),
-    "msd: entry without label": (0, {"training": [{"image": "a.nii.gz"}]}, "needs the keys `image` and `label`"),
+    "msd: entry without label": (
+        0,
+        {"training": [{"image": "a.nii.gz"}]},
+        "needs the keys `image` and `label`",
+    ),
     "msd: no modality": (0, {"modality": None}, "`modality` must map channel numbers to names"),
     "msd: gap in modalities": (0, {"modality": {"0": "a", "2": "b"}}, "`modality` must map.*got.*'2': 'b'"),
-    "msd: no labels": (0, {"labels": None}, "`labels` must name the background and at least one class, got None"),
-    "msd: background only": (0, {"labels": {"0": "background"}}, "`labels` must name the background and at least one"),
-    "msd: gap in labels": (0, {"labels": {"0": "background", "1": "a", "3": "b"}}, r"without a gap.*got \[0, 1, 3\]"),
-    "msd: equal names": (0, {"labels": {"0": "background", "1": "a", "2": "a"}}, "name of its own, got.*'a', 'a'"),
+    "msd: no labels": (
+        0,
+        {"labels": None},
+        "`labels` must name the background and at least one class, got None",
+    ),
+    "msd: background only": (
+        0,
+        {"labels": {"0": "background"}},
+        "`labels` must name the background and at least one",
+    ),
+    "msd: gap in labels": (
+        0,
+        {"labels": {"0": "background", "1": "a", "3": "b"}},
+        r"without a gap.*got \[0, 1, 3\]",
+    ),
+    "msd: equal names": (
+        0,
+        {"labels": {"0": "background", "1": "a", "2": "a"}},
+        "name of its own, got.*'a', 'a'",
+    ),
     "nnunet: no channels": (1, {"channel_names": None}, "`channel_names` must map channel numbers"),
     "nnunet: no labels": (1, {"labels": None}, "`labels` must name the background"),
     "nnunet: gap in labels": (1, {"labels": {"background": 0, "a": 2}}, r"without a gap.*got \[0, 2\]"),
     "nnunet: equal values": (1, {"labels": {"background": 0, "a": 1, "b": 1}}, r"each once, got \[0, 1, 1\]"),
-    "nnunet: regions without an order": (1, {"labels": REGIONS}, r"need the key `regions_class_order`.*\['whole', 'core'\]"),
+    "nnunet: regions without an order": (
+        1,
+        {"labels": REGIONS},
+        r"need the key `regions_class_order`.*\['whole', 'core'\]",
+    ),
     "nnunet: a wrong order": (
         1,
         {"labels": REGIONS, "regions_class_order": [2, 2]},
         r"regions_class_order must give.*\[2, 2\]",
     ),
-    "nnunet: ignore within": (1, {"labels": {"background": 0, "ignore": 1, "a": 2}}, r"without a gap.*got \[0, 2\]"),
-    "nnunet: ignore alone": (1, {"labels": {"background": 0, "ignore": 1}}, "`ignore` must be above all classes"),
-    "nnunet: no values": (1, {"labels": {"background": 0, "a": []}}, r"or for a region a list of them, got \{'a': \[\]\}"),
+    "nnunet: ignore within": (
+        1,
+        {"labels": {"background": 0, "ignore": 1, "a": 2}},
+        r"without a gap.*got \[0, 2\]",
+    ),
+    "nnunet: ignore alone": (
+        1,
+        {"labels": {"background": 0, "ignore": 1}},
+        "`ignore` must be above all classes",
+    ),
+    "nnunet: no values": (
+        1,
+        {"labels": {"background": 0, "a": []}},
+        r"or for a region a list of them, got \{'a': \[\]\}",
+    ),
     "nnunet: words": (1, {"labels": {"background": 0, "a": "one"}}, r"a list of them, got \{'a': 'one'\}"),
     "nnunet: file ending": (1, {"file_ending": ".png"}, r"file_ending must be one of .*, got '\.png'"),
 }
@@ -169,7 +225,9 @@ def test_bad_dataset_json(tmp_path: Path, fault: str) -> None:
         (b"[1, 2]", "expected a JSON object, got list"),
     ],
 )
-def test_dataset_json_that_is_none(tmp_path: Path, read: Callable[[Path], Any], content: bytes, message: str) -> None:
+def test_dataset_json_that_is_none(
+    tmp_path: Path, read: Callable[[Path], Any], content: bytes, message: str
+) -> None:
     (tmp_path / "dataset.json").write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:
         read(tmp_path)
@@ -197,7 +255,9 @@ def test_nnunet_without_images(tmp_path: Path) -> None:
 
 
 def test_case_ids_that_occur_twice_are_named(tmp_path: Path) -> None:
-    entries = [{"image": f"{d}/{n}.nii.gz", "label": f"l/{n}.nii.gz"} for d, n in ("ax", "bx", "ay", "az", "bz")]
+    entries = [
+        {"image": f"{d}/{n}.nii.gz", "label": f"l/{n}.nii.gz"} for d, n in ("ax", "bx", "ay", "az", "bz")
+    ]
     root = edit_json(write_msd(tmp_path, 1), training=entries)
     with pytest.raises(ValueError, match=r"dataset\.json: case ids that occur more than once: x, z$"):
         msd(root)
@@ -211,7 +271,11 @@ def write_pairs(root: Path, images: str, labels: str, names: str) -> None:
 
 @pytest.mark.parametrize(
     ("images", "labels"),
-    [("scans/*_t1.nii.gz", "masks/seg-*.nii.gz"), ("all/*.nii.gz", "all_masks/*.nii.gz"), ("p*/t1.nii", "p*/mask.nii")],
+    [
+        ("scans/*_t1.nii.gz", "masks/seg-*.nii.gz"),
+        ("all/*.nii.gz", "all_masks/*.nii.gz"),
+        ("p*/t1.nii", "p*/mask.nii"),
+    ],
 )
 def test_folder_takes_the_wildcard_as_the_case(tmp_path: Path, images: str, labels: str) -> None:
     write_pairs(tmp_path, images, labels, "cab")
@@ -264,7 +328,8 @@ def test_folder_names_cases_without_a_partner(tmp_path: Path) -> None:
     for case in "ac":
         (tmp_path / f"i/{case}.nii.gz").unlink()
     with pytest.raises(
-        ValueError, match=r"no case has both an image and a label; the `\*` stands for d in images, for a, b, c"
+        ValueError,
+        match=r"no case has both an image and a label; the `\*` stands for d in images, for a, b, c",
     ):
         folder(images, labels)
 
@@ -277,7 +342,9 @@ def test_folder_counts_classes_in_the_labels_that_can_be_read(tmp_path: Path) ->
     assert folder(*patterns).class_names == whole
     for case in "bc":
         (tmp_path / f"l/{case}.nii.gz").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"data\.class_names is not set, and no label tells .*the file is empty"):
+    with pytest.raises(
+        ValueError, match=r"data\.class_names is not set, and no label tells .*the file is empty"
+    ):
         folder(*patterns)
 
 
@@ -391,7 +458,11 @@ def test_splits_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_class_names_of_both_layouts(tmp_path: Path) -> None:
-    assert class_names_of(write_msd(tmp_path / "a", 1)) == class_names_of(write_nnunet(tmp_path / "b", 1)) == CLASSES
+    assert (
+        class_names_of(write_msd(tmp_path / "a", 1))
+        == class_names_of(write_nnunet(tmp_path / "b", 1))
+        == CLASSES
+    )
 
 
 @pytest.mark.realdata
@@ -414,7 +485,9 @@ def test_shape_of_the_makers() -> None:
 def test_masks_of_0_and_255_are_refused_where_classes_are_counted(tmp_path: Path) -> None:
     save(tmp_path / "i/a.nii.gz", image_array(0))
     save(tmp_path / "l/a.nii.gz", (label_array(0) > 0).astype(np.uint8) * 255)
-    with pytest.raises(ValueError, match=r"labels hold \[0, 255\], expected 0, 1, 2, \.\.\. .* data\.class_names"):
+    with pytest.raises(
+        ValueError, match=r"labels hold \[0, 255\], expected 0, 1, 2, \.\.\. .* data\.class_names"
+    ):
         folder(f"{tmp_path}/i/*.nii.gz", f"{tmp_path}/l/*.nii.gz")
 
 

@@ -60,16 +60,20 @@ def test_kinds(tmp_path: Path) -> None:
     text = "path;x;y\nimages/0.png;1;0.5\nimages/1.png;0;-2\n"
     path = table(tmp_path, text)
     numbers = csv(path, label_columns=["x", "y"], target_type="regression")
-    assert numbers.image_targets == ImageLevelTargets("regression", ("x", "y")) and numbers.cases[1].values == (0.0, -2.0)
-    assert csv(path, label_columns="y", task="medconv.training.tasks.Regression").image_targets == ImageLevelTargets(
-        "regression", ("y",)
-    )
+    assert numbers.image_targets == ImageLevelTargets("regression", ("x", "y")) and numbers.cases[
+        1
+    ].values == (0.0, -2.0)
+    assert csv(
+        path, label_columns="y", task="medconv.training.tasks.Regression"
+    ).image_targets == ImageLevelTargets("regression", ("y",))
     assert csv(path, label_columns="x").image_targets == ImageLevelTargets("multiclass", ("0", "1"))
     findings = csv(path, label_columns=["x", "y"])
     assert findings.image_targets == ImageLevelTargets("multilabel", ("x", "y"))
     assert findings.faults == {
-        "0": "labels.csv, row 2: column 'y' must hold 0 or 1, got '0.5'; data.target_type=regression takes any number",
-        "1": "labels.csv, row 3: column 'y' must hold 0 or 1, got '-2'; data.target_type=regression takes any number",
+        "0": "labels.csv, row 2: column 'y' must hold 0 or 1, got '0.5'; data.target_type=regression takes "
+        "any number",
+        "1": "labels.csv, row 3: column 'y' must hold 0 or 1, got '-2'; data.target_type=regression takes "
+        "any number",
     }
 
 
@@ -117,7 +121,11 @@ def test_a_label_that_is_no_number(tmp_path: Path) -> None:
             {"path_column": "file"},
             r"data\.path_column: .*labels\.csv has no column 'file', it has path, label, split, patient",
         ),
-        (GOOD, {"label_columns": "lable"}, r"data\.label_columns: .* has no column 'lable'.*did you mean label\?"),
+        (
+            GOOD,
+            {"label_columns": "lable"},
+            r"data\.label_columns: .* has no column 'lable'.*did you mean label\?",
+        ),
         (GOOD, {"group_column": "subject"}, r"data\.group_column: .* no column 'subject'"),
         (
             GOOD,
@@ -139,7 +147,9 @@ def test_a_label_that_is_no_number(tmp_path: Path) -> None:
         ("path,label,label\nimages/0.png,a,b\n", {}, "column 'label' is there twice"),
     ],
 )
-def test_a_table_that_cannot_be_read(tmp_path: Path, text: str, settings: dict[str, Any], message: str) -> None:
+def test_a_table_that_cannot_be_read(
+    tmp_path: Path, text: str, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         csv(table(tmp_path, text), **settings)
 
@@ -168,12 +178,18 @@ def test_a_folder_per_class(tmp_path: Path) -> None:
     class_folder(tmp_path, "sick/1.png", "sick/2.jpg", "healthy/1.png", shape=(8, 9, 3))
     (tmp_path / "sick/notes.txt").write_text("left out")
     found = imagefolder(tmp_path)
-    assert found.image_targets == ImageLevelTargets("multiclass", ("healthy", "sick")) and found.modalities == (
+    assert found.image_targets == ImageLevelTargets(
+        "multiclass", ("healthy", "sick")
+    ) and found.modalities == (
         "red",
         "green",
         "blue",
     )
-    assert {case.id: case.values for case in found.cases} == {"healthy_1": (0.0,), "sick_1": (1.0,), "sick_2": (1.0,)}
+    assert {case.id: case.values for case in found.cases} == {
+        "healthy_1": (0.0,),
+        "sick_1": (1.0,),
+        "sick_2": (1.0,),
+    }
     assert imagefolder(tmp_path, ["sick", "healthy"]).cases[0].values == (1.0,)
     with pytest.raises(ValueError, match=r"healthy: its name is no class; data\.class_names has sick, ill"):
         imagefolder(tmp_path, ["sick", "ill"])
@@ -239,11 +255,13 @@ def test_medmnist_of_findings_and_of_classes_without_an_example(tmp_path: Path) 
     assert ordinal.image_targets == ImageLevelTargets("multiclass", ("0", "1", "2", "3", "4"))
     named = medmnist(path, tmp_path / "cache", class_names=list("abcde"))
     assert named.class_names == named.image_targets.names == tuple("abcde") and not named.faults
-    with pytest.raises(ValueError, match=r"data\.class_names needs a name for each of 5 classes, got \['a'\]"):
+    with pytest.raises(
+        ValueError, match=r"data\.class_names needs a name for each of 5 classes, got \['a'\]"
+    ):
         medmnist(path, tmp_path / "cache", class_names=["a"])
-    assert medmnist(path, tmp_path / "cache", task="medconv.training.tasks.Regression").image_targets == ImageLevelTargets(
-        "regression", ("label",)
-    )
+    assert medmnist(
+        path, tmp_path / "cache", task="medconv.training.tasks.Regression"
+    ).image_targets == ImageLevelTargets("regression", ("label",))
 
 
 @pytest.mark.parametrize(
@@ -255,9 +273,18 @@ def test_medmnist_of_findings_and_of_classes_without_an_example(tmp_path: Path) 
             r"data\.root=.*t\.npz: not a MedMNIST file, expected \.npz",
         ),
         (lambda p: npz(p / "t.npz", val_labels=None), r"t\.npz: no array val_labels in it"),
-        (lambda p: npz(p / "t.npz", val_labels=np.zeros((1, 1), np.uint8)), r"t\.npz: .*val_labels each, got"),
-        (lambda p: npz(p / "t.npz", val_labels=np.zeros((3, 1))), "val_labels must be whole numbers, got float64"),
-        (lambda p: npz(p / "t.npz", val_labels=np.array([[{}]] * 3, object)), r"t\.npz: not a MedMNIST file \(.*pickle"),
+        (
+            lambda p: npz(p / "t.npz", val_labels=np.zeros((1, 1), np.uint8)),
+            r"t\.npz: .*val_labels each, got",
+        ),
+        (
+            lambda p: npz(p / "t.npz", val_labels=np.zeros((3, 1))),
+            "val_labels must be whole numbers, got float64",
+        ),
+        (
+            lambda p: npz(p / "t.npz", val_labels=np.array([[{}]] * 3, object)),
+            r"t\.npz: not a MedMNIST file \(.*pickle",
+        ),
     ],
 )
 def test_what_is_no_medmnist_file(tmp_path: Path, make: Callable[[Path], Path], message: str) -> None:
@@ -301,7 +328,11 @@ def test_folds_keep_groups_together() -> None:
 
 
 def test_a_group_in_two_parts_is_refused(tmp_path: Path) -> None:
-    cases = [case("a", part="train", group="p"), case("b", part="val", group="p"), case("c", part="train", group="q")]
+    cases = [
+        case("a", part="train", group="p"),
+        case("b", part="val", group="p"),
+        case("c", part="train", group="q"),
+    ]
     with pytest.raises(ValueError, match="group p is in more than one part: a in training, b in validation"):
         divide(cases, 0, 5)
     (tmp_path / "s.json").write_text('[{"train": ["a", "c"], "val": ["b"]}]')
@@ -342,7 +373,8 @@ def test_copies_of_validation_are_left_out_of_training(caplog: pytest.LogCapture
     left = without_copies(parts, {"a": "1", "b": "2", "c": "3", "v": "2", "t": "3"})
     assert ids(left.train) == "a" and ids(left.val) == "v" and ids(left.test) == "t"
     assert (
-        "2 images are both in training and in validation or test, and are left out of training: b (v), c (t)" in caplog.text
+        "2 images are both in training and in validation or test, and are left out of training: b (v), c (t)"
+        in caplog.text
     )
     assert without_copies(parts, {}) == parts
 

@@ -127,14 +127,18 @@ def test_lesion_is_a_ball_of_4_to_7_mm(dataset: Dataset) -> None:
             continue
         spacing_mm = np.array(nib.as_closest_canonical(label).header.get_zooms())
         measure = len(voxels) * np.prod(spacing_mm[: dataset.spatial_dims])
-        radius_mm = np.sqrt(measure / np.pi) if dataset.spatial_dims == 2 else np.cbrt(measure * 3 / (4 * np.pi))
+        radius_mm = (
+            np.sqrt(measure / np.pi) if dataset.spatial_dims == 2 else np.cbrt(measure * 3 / (4 * np.pi))
+        )
         assert 3.5 < radius_mm < 8
         extent_mm = (np.ptp(voxels, axis=0) + 1)[: dataset.spatial_dims] * spacing_mm[: dataset.spatial_dims]
         assert extent_mm.max() < 2 * extent_mm.min()
 
 
 def _tube_sections(vessel: np.ndarray, spacing_mm: np.ndarray, axis: int, parts: int) -> np.ndarray:
-    """Cross-section of each part of a tube that runs along `axis`: its measure by the length of its centre line."""
+    """Cross-section of each part of a tube that runs along `axis`: its measure by the length of its centre
+    line.
+    """
     slices = np.flatnonzero(vessel.any(axis=tuple(a for a in range(3) if a != axis)))[1:-1]
     sections = []
     for part in np.array_split(slices, parts):
@@ -185,7 +189,9 @@ def test_intensity_scale_differs_and_keeps_precision(dataset: Dataset) -> None:
 @pytest.mark.parametrize("spatial_dims", [2, 3])
 def test_same_seed_same_bytes(tmp_path: Path, spatial_dims: int) -> None:
     def write(name: str, num_cases: int, seed: int) -> dict[str, bytes]:
-        return _bytes(write_phantom(tmp_path / name, spatial_dims=spatial_dims, num_cases=num_cases, seed=seed))
+        return _bytes(
+            write_phantom(tmp_path / name, spatial_dims=spatial_dims, num_cases=num_cases, seed=seed)
+        )
 
     first, second = write("first", 2, 5), write("elsewhere/second", 2, 5)
     assert len(first) == 5 and first == second

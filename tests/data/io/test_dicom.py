@@ -1,4 +1,6 @@
-"""medconv/data/io/dicom.py, series.py, frames.py: series as scanners and archives leave them, beside other readers."""
+"""medconv/data/io/dicom.py, series.py, frames.py: series as scanners and archives leave them, beside other
+readers.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,16 @@ from medconv.inference.inputs import find_cases
 
 
 @pytest.mark.parametrize("orientation", [AXIAL, OBLIQUE, (0, 1, 0, 0, 0, -1)])
-def test_a_series_is_sorted_by_place_and_spaced_by_places(tmp_path: Path, orientation: tuple[float, ...]) -> None:
+def test_a_series_is_sorted_by_place_and_spaced_by_places(
+    tmp_path: Path, orientation: tuple[float, ...]
+) -> None:
     voxels = array()
     found, grid = read_array(series(tmp_path / "series", voxels, orientation))
     np.testing.assert_array_equal(found, voxels)
     np.testing.assert_allclose(grid.matrix, dicoms.affine(orientation), atol=1e-6)
-    assert grid.spacing_mm == pytest.approx((0.7, 0.8, 6.5), abs=1e-6)  # 6.5 mm from slice to slice, each 5 mm thick
+    assert grid.spacing_mm == pytest.approx(
+        (0.7, 0.8, 6.5), abs=1e-6
+    )  # 6.5 mm from slice to slice, each 5 mm thick
     assert read_array(names(tmp_path / "series")[2])[1] == grid  # a file stands for its series
 
 
@@ -60,7 +66,9 @@ def test_each_slice_is_where_nibabel_has_it(tmp_path: Path) -> None:
         z = next(z for z in range(5) if np.array_equal(found[:, :, z].T, other.get_data()))
         for row, column in ((0, 0), (6, 8)):
             there = nib.affines.apply_affine(other.affine, (row, column, 0)) * (-1, -1, 1)
-            np.testing.assert_allclose(nib.affines.apply_affine(grid.matrix, (column, row, z)), there, atol=1e-6)
+            np.testing.assert_allclose(
+                nib.affines.apply_affine(grid.matrix, (column, row, z)), there, atol=1e-6
+            )
 
 
 def test_slope_and_intercept_of_each_slice(tmp_path: Path) -> None:
@@ -73,7 +81,9 @@ def test_slope_and_intercept_of_each_slice(tmp_path: Path) -> None:
 
 
 def test_a_tilted_gantry_is_a_sheared_affine(tmp_path: Path) -> None:
-    """Slices keep their plane and wander in it: each first voxel is where the header has it, and the volume is true."""
+    """Slices keep their plane and wander in it: each first voxel is where the header has it, and the
+    volume is true.
+    """
 
     def tilt(made: object, z: int) -> None:
         made.ImagePositionPatient = [-20, 30.5 + 1.5 * z, -7.25 + 6.5 * z]
@@ -81,14 +91,19 @@ def test_a_tilted_gantry_is_a_sheared_affine(tmp_path: Path) -> None:
     folder = series(tmp_path / "ct/a", array(), edit=tilt)
     grid = read_array(folder)[1]
     for z in range(5):
-        np.testing.assert_allclose(nib.affines.apply_affine(grid.matrix, (0, 0, z)), (20, -30.5 - 1.5 * z, -7.25 + 6.5 * z))
+        np.testing.assert_allclose(
+            nib.affines.apply_affine(grid.matrix, (0, 0, z)), (20, -30.5 - 1.5 * z, -7.25 + 6.5 * z)
+        )
     assert grid.voxel_mm3 == pytest.approx(0.7 * 0.8 * 6.5) and grid.shear == pytest.approx(12.99, abs=0.01)
     label = np.zeros(grid.shape, np.int16)
     label[2:5, 2:5, 1:3] = 1
     write_label(tmp_path / "labels/a.nii.gz", label, folder)
     written = nib.load(tmp_path / "labels/a.nii.gz")
     np.testing.assert_allclose(written.affine, grid.matrix, rtol=1e-6)
-    assert (int(written.header["sform_code"]), int(written.header["qform_code"])) == (1, 0)  # a qform has no shear
+    assert (int(written.header["sform_code"]), int(written.header["qform_code"])) == (
+        1,
+        0,
+    )  # a qform has no shear
     dataset = folder_layout(str(tmp_path / "ct/*"), str(tmp_path / "labels/*.nii.gz"))
     (warning,) = check(dataset, workers=1).warnings
     assert warning == f"case a: {folder}: its axes are 13.0 degrees off a right angle; it is used as it is"
@@ -114,7 +129,9 @@ def test_a_lone_slice(tmp_path: Path) -> None:
 def test_radiographs_in_one_folder_are_images_by_themselves(tmp_path: Path) -> None:
     pixels = np.arange(42, dtype=np.uint16).reshape(6, 7)
     bright = dicoms.radiograph(tmp_path / "a.dcm", pixels)
-    dark = dicoms.radiograph(tmp_path / "b.dcm", pixels, PhotometricInterpretation="MONOCHROME1", BitsStored=12, HighBit=11)
+    dark = dicoms.radiograph(
+        tmp_path / "b.dcm", pixels, PhotometricInterpretation="MONOCHROME1", BitsStored=12, HighBit=11
+    )
     found, grid = read_array(bright)
     np.testing.assert_array_equal(found[..., 0], pixels.T)
     assert grid.spacing_mm == pytest.approx((0.1, 0.2, 1)) and grid.orientation == "LPS"
@@ -129,7 +146,11 @@ def test_places_that_repeat_are_channels(tmp_path: Path, name: str, values: tupl
     """In the order of what tells them apart, not of files."""
     voxels = [array(seed=seed) for seed in range(2)]
     for number, value in enumerate(values):
-        series(tmp_path / str(number), voxels[number], edit=lambda made, z, value=value: setattr(made, name, value))
+        series(
+            tmp_path / str(number),
+            voxels[number],
+            edit=lambda made, z, value=value: setattr(made, name, value),
+        )
         for path in (tmp_path / str(number)).iterdir():
             (tmp_path / "both").mkdir(exist_ok=True)
             path.rename(tmp_path / "both" / f"{number}{path.name}")
@@ -157,7 +178,10 @@ def test_what_lies_beside_a_series(tmp_path: Path) -> None:
     for name in ("DICOMDIR", ".hidden", "notes.txt", "Thumbs.db"):
         (tmp_path / name).write_text("not an image")
     scout = array((16, 16, 1))
-    save(one(scout[..., 0], ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"], SeriesInstanceUID="1.2.3"), tmp_path / "scout")
+    save(
+        one(scout[..., 0], ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"], SeriesInstanceUID="1.2.3"),
+        tmp_path / "scout",
+    )
     report = one(scout[..., 0], Modality="SR", SeriesInstanceUID="1.2.4", Rows=None)
     save(report, tmp_path / "report")
     picture = np.zeros((4, 4, 3), np.uint8)
@@ -168,14 +192,21 @@ def test_what_lies_beside_a_series(tmp_path: Path) -> None:
 def colour(picture: np.ndarray) -> object:
     rows, columns, _ = picture.shape
     return one(
-        picture.reshape(rows, -1), Columns=columns, SamplesPerPixel=3, PlanarConfiguration=0, PhotometricInterpretation="RGB"
+        picture.reshape(rows, -1),
+        Columns=columns,
+        SamplesPerPixel=3,
+        PlanarConfiguration=0,
+        PhotometricInterpretation="RGB",
     )
 
 
 @pytest.mark.parametrize("syntax", ["RLELossless", "JPEGLSLossless"])
 def test_compressed_series(tmp_path: Path, syntax: str) -> None:
     uid = getattr(dicoms.pydicom.uid, syntax)
-    if not dicoms.pydicom.pixels.get_encoder(uid).is_available or not dicoms.pydicom.pixels.get_decoder(uid).is_available:
+    if (
+        not dicoms.pydicom.pixels.get_encoder(uid).is_available
+        or not dicoms.pydicom.pixels.get_decoder(uid).is_available
+    ):
         pytest.skip(f"no codec for {syntax} here")
     voxels = array((16, 12, 3))
     found, _ = read_array(series(tmp_path, voxels, edit=lambda made, z: made.compress(uid)))
@@ -267,7 +298,10 @@ def cut(folder: Path) -> Path:
 def cine(folder: Path) -> Path:
     for path in folder.iterdir():
         path.unlink()
-    return save(one(np.zeros((3, 6, 7), np.uint8), NumberOfFrames=3, ImagePositionPatient=[0, 0, 0]), folder / "cine.dcm")
+    return save(
+        one(np.zeros((3, 6, 7), np.uint8), NumberOfFrames=3, ImagePositionPatient=[0, 0, 0]),
+        folder / "cine.dcm",
+    )
 
 
 def coloured(folder: Path) -> Path:
@@ -306,21 +340,34 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda f: first(f, PixelSpacing=[0.8, 0.9]),
         r"PixelSpacing .*\(0\.9, 0\.8\), but \(0\.7, 0\.8\) in IM",
     ),
-    "other modality": (lambda f: first(f, Modality="CT"), r"Modality 'CT', but 'MR' in IM.*expected a series to be alike"),
+    "other modality": (
+        lambda f: first(f, Modality="CT"),
+        r"Modality 'CT', but 'MR' in IM.*expected a series to be alike",
+    ),
     "no orthogonal orientation": (
         lambda f: everywhere(f, ImageOrientationPatient=[1, 0, 0, 1, 0, 0]),
         r"ImageOrientationPatient \(1, 0, 0, 1, 0, 0\), expected unit vectors at a right angle",
     ),
-    "no place": (lambda f: first(f, ImagePositionPatient=None), r"has no place \(ImagePositionPatient.*" + PLACE),
+    "no place": (
+        lambda f: first(f, ImagePositionPatient=None),
+        r"has no place \(ImagePositionPatient.*" + PLACE,
+    ),
     "no spacing": (lambda f: everywhere(f, PixelSpacing=None), "has no PixelSpacing"),
     "slope of 0": (lambda f: first(f, RescaleSlope=0), "RescaleSlope is 0, so that all values are the same"),
     "text": (written_text, r"not a DICOM file \(no DICM after 128 bytes\); expected slices alone"),
     "two series": (
         two_series,
-        r"2 series in one folder, expected one: (4 T2 \(CT, 2|3 T1 mprage \(MR, 3) slices, IM.*a file stands for its series",
+        r"2 series in one folder, expected one: (4 T2 \(CT, 2|3 T1 mprage \(MR, 3) slices, IM.*a file stands "
+        r"for its series",
     ),
-    "a missing slice": (without_a_slice, r"slices are missing or out of line: 13 mm from IM\d+\.dcm to IM\d+\.dcm, 6\.5 mm"),
-    "a slice out of line": (out_of_line, r"slices are missing or out of line: .* expected even steps along one line"),
+    "a missing slice": (
+        without_a_slice,
+        r"slices are missing or out of line: 13 mm from IM\d+\.dcm to IM\d+\.dcm, 6\.5 mm",
+    ),
+    "a slice out of line": (
+        out_of_line,
+        r"slices are missing or out of line: .* expected even steps along one line",
+    ),
     "a slice twice": (copied, r"the same image as IM\d+\.dcm \(SOPInstanceUID\), expected it once"),
     "one place twice": (
         twice_at_one_place,
@@ -334,13 +381,17 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "colour": (coloured, r"no slice of a volume there, .*1 such as screen\.dcm: a colour image \(RGB\)"),
     "no decoder": (
         unreadable_codec,
-        r"compressed as High-Throughput JPEG 2000.* which no decoder here reads; pip install 'medconv\[dicom\]' brings",
+        r"compressed as High-Throughput JPEG 2000.* which no decoder here reads; pip install "
+        r"'medconv\[dicom\]' brings",
     ),
     "a film": (
         lambda f: unreadable_codec(f, "1.2.840.10008.1.2.4.100"),
         "compressed as MPEG2 Main Profile .* which no decoder here reads",
     ),
-    "a mosaic": (lambda f: first(f, ImageType=["ORIGINAL", "PRIMARY", "M", "MOSAIC"]), r"\(a Siemens mosaic, .* to NIfTI\)"),
+    "a mosaic": (
+        lambda f: first(f, ImageType=["ORIGINAL", "PRIMARY", "M", "MOSAIC"]),
+        r"\(a Siemens mosaic, .* to NIfTI\)",
+    ),
 }
 
 
@@ -368,7 +419,9 @@ def test_a_folder_of_input_without_permission(tmp_path: Path) -> None:
 
 def test_a_list_of_files_is_no_series(tmp_path: Path) -> None:
     (series(tmp_path, array()) / "DICOMDIR").write_bytes(bytes(128) + b"DICM")
-    with pytest.raises(ValueError, match="DICOMDIR: a list of files, expected an image or a series; give its folder"):
+    with pytest.raises(
+        ValueError, match="DICOMDIR: a list of files, expected an image or a series; give its folder"
+    ):
         read_array(tmp_path / "DICOMDIR")
 
 
@@ -383,11 +436,15 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(ValueError) as error:
         read_array(folder)
-    assert str(error.value) == f"{folder}: reading DICOM needs the package pydicom: pip install 'medconv[dicom]'"
+    assert (
+        str(error.value) == f"{folder}: reading DICOM needs the package pydicom: pip install 'medconv[dicom]'"
+    )
 
 
 def test_a_slice_that_is_replaced_is_noticed(tmp_path: Path) -> None:
-    """Also one of the same size and an older time, and one that is taken away; another series beside it is not."""
+    """Also one of the same size and an older time, and one that is taken away; another series beside it is
+    not.
+    """
     case = Case("a", (series(tmp_path / "a", array()),))
     before, by_file = stamp(case.images[0]), stamp(path := names(case.images[0])[1])
     os.utime(path, ns=(1, 1))
@@ -402,7 +459,9 @@ def test_a_slice_that_is_replaced_is_noticed(tmp_path: Path) -> None:
 
 
 def test_series_are_prepared_and_a_changed_one_anew(tmp_path: Path) -> None:
-    """`data=folder` with a pattern that folders match; the label is what `write_label` writes of the series."""
+    """`data=folder` with a pattern that folders match; the label is what `write_label` writes of the
+    series.
+    """
     for case in range(3):
         image = array((12, 14, 10), seed=case) + 400 * label_array(case).astype(np.int16)
         folder = series(tmp_path / f"scans/p{case}/t1", image, OBLIQUE)

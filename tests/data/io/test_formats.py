@@ -1,4 +1,6 @@
-"""Images that are neither one NIfTI file nor DICOM: pairs, MGH, NRRD; the same volume in each, and what is refused."""
+"""Images that are neither one NIfTI file nor DICOM: pairs, MGH, NRRD; the same volume in each, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ import numpy as np
 import pytest
 from helpers.volumes import AFFINE, SHAPE, image_array, label_array, rotation, save, save_raw, truncate
 
-from medconv.data.io.images import in_folder, read_array, read_image, read_label, stamp, stem, write_channels, write_label
+from medconv.data.io.images import (
+    in_folder,
+    read_array,
+    read_image,
+    read_label,
+    stamp,
+    stem,
+    write_channels,
+    write_label,
+)
 
 TURNED = np.eye(4)
 TURNED[:3, :3] = rotation((10, -20, 30)) @ np.diag([0.7, 0.8, 3.0])
@@ -156,13 +167,21 @@ def elsewhere(path: Path) -> Path:
 
 
 def in_units(path: Path, code: int) -> Path:
-    return save_raw(path.with_suffix(".nii"), lambda header: header.__setitem__("xyzt_units", code + 8))  # and seconds
+    return save_raw(
+        path.with_suffix(".nii"), lambda header: header.__setitem__("xyzt_units", code + 8)
+    )  # and seconds
 
 
 FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "Analyze": (analyze, "expected NIfTI or MGH, got .*Analyze.*, which does not say where left and right are"),
+    "Analyze": (
+        analyze,
+        "expected NIfTI or MGH, got .*Analyze.*, which does not say where left and right are",
+    ),
     "half a pair": (half_a_pair, "damaged or truncated, its voxels cannot be read|not a readable NIfTI file"),
-    "cut MGH": (lambda p: truncate(mgh(p, image_array(0))), "damaged or truncated, its voxels cannot be read"),
+    "cut MGH": (
+        lambda p: truncate(mgh(p, image_array(0))),
+        "damaged or truncated, its voxels cannot be read",
+    ),
     "a changed bit in MGZ": (changed_bit, "damaged or truncated, its voxels cannot be read .*CRC"),
     "missing NRRD": (lambda p: p.with_suffix(".nrrd"), "no such file"),
     "empty NRRD": (empty, r"the file is empty \(0 bytes\)"),
@@ -180,14 +199,20 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: nrrd(p, image_array(0), **{"space units": ["m", "m", "m"]}),
         "its `space units` must be mm, got m",
     ),
-    "NRRD with its voxels elsewhere": (elsewhere, "its voxels are in another file, expected them in this one"),
+    "NRRD with its voxels elsewhere": (
+        elsewhere,
+        "its voxels are in another file, expected them in this one",
+    ),
     "NIfTI in metres": (lambda p: in_units(p, 1), "its spacing is in metres, expected mm"),
     "NIfTI in microns": (lambda p: in_units(p, 3), "its spacing is in microns, expected mm"),
     "colour NRRD": (
         lambda p: nrrd(p, np.zeros((*SHAPE, 3), np.uint8), kinds=["RGB-color", *["domain"] * 3]),
         r"a colour image \(RGB-color.*\), expected grey values",
     ),
-    "NRRD of five axes": (axis_without_direction, "expected 2 or 3 axes in space and up to one other, got 3 and 2"),
+    "NRRD of five axes": (
+        axis_without_direction,
+        "expected 2 or 3 axes in space and up to one other, got 3 and 2",
+    ),
     "singular NRRD": (
         lambda p: nrrd(p, image_array(0), **{"space directions": np.diag([1.0, 1.0, 0.0])}),
         "its affine is singular, so it has no spacing",
@@ -234,5 +259,8 @@ def test_a_mask_between_whole_numbers_is_named_with_its_worst_value_and_place(tm
     path = save(tmp_path / "mask.nii.gz", label)
     with pytest.raises(ValueError) as error:
         read_label(path)
-    wanted = "label values must be whole numbers, found 0.75 at voxel (4, 4, 4); within 0.001 of one they are rounded"
+    wanted = (
+        "label values must be whole numbers, found 0.75 at voxel (4, 4, 4); within 0.001 of one "
+        "they are rounded"
+    )
     assert str(error.value) == f"{path}: {wanted}"

@@ -1,4 +1,6 @@
-"""medconv/data/io/images.py: what a NIfTI file holds, what is wrong with it in words, and how a label map is written."""
+"""medconv/data/io/images.py: what a NIfTI file holds, what is wrong with it in words, and how a label map
+is written.
+"""
 
 import gzip
 import os
@@ -8,9 +10,27 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from helpers.volumes import AFFINE, SHAPE, image_array, label_array, rotation, save, save_raw, truncate, unprivileged
+from helpers.volumes import (
+    AFFINE,
+    SHAPE,
+    image_array,
+    label_array,
+    rotation,
+    save,
+    save_raw,
+    truncate,
+    unprivileged,
+)
 
-from medconv.data.io.images import read_array, read_header, read_image, read_label, stem, write_channels, write_label
+from medconv.data.io.images import (
+    read_array,
+    read_header,
+    read_image,
+    read_label,
+    stem,
+    write_channels,
+    write_label,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,22 +100,43 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "zero bytes": (zero_bytes, r"empty \(0 bytes\)"),
     "text": (text, r"not a readable NIfTI file \(.*not a gzip"),
     "zipped text": (zipped_text, "not a readable NIfTI file"),
-    "wrong magic": (lambda p: save_raw(p, set_fields(magic=b"abc", sizeof_hdr=5)), "not a readable NIfTI file"),
+    "wrong magic": (
+        lambda p: save_raw(p, set_fields(magic=b"abc", sizeof_hdr=5)),
+        "not a readable NIfTI file",
+    ),
     "other format": (gifti, "expected NIfTI or MGH, got GiftiImage"),
     "unknown datatype": (lambda p: save_raw(p, set_fields(datatype=999)), "not a readable NIfTI file .*999"),
-    "infinite intercept": (lambda p: save_raw(p, set_fields(scl_slope=1, scl_inter=np.inf)), "not a readable NIfTI file"),
+    "infinite intercept": (
+        lambda p: save_raw(p, set_fields(scl_slope=1, scl_inter=np.inf)),
+        "not a readable NIfTI file",
+    ),
     "cut in the header": (lambda p: truncate(save(p, image_array(0)), 0.01), "not a readable NIfTI file"),
     "cut in the middle": (lambda p: truncate(save(p, image_array(0))), "damaged or truncated"),
-    "overwritten": (lambda p: damage(save(p, image_array(0))), r"not a readable NIfTI file|damaged or truncated"),
-    "promises more": (lambda p: save_raw(p, set_fields(dim=[3, 12, 14, 50, 1, 1, 1, 1])), "damaged.*Expected 33600 bytes"),
+    "overwritten": (
+        lambda p: damage(save(p, image_array(0))),
+        r"not a readable NIfTI file|damaged or truncated",
+    ),
+    "promises more": (
+        lambda p: save_raw(p, set_fields(dim=[3, 12, 14, 50, 1, 1, 1, 1])),
+        "damaged.*Expected 33600 bytes",
+    ),
     "promises too much": (
         lambda p: save_raw(p, set_fields(dim=[3, 32767, 32767, 32767, 1, 1, 1, 1])),
         r"damaged or truncated.*\(\S",
     ),
-    "negative size": (lambda p: save_raw(p, set_fields(dim=[3, 12, -14, 10, 1, 1, 1, 1])), r"one voxel.*\(12, -14, 10\)"),
-    "no voxels": (lambda p: save_raw(p, set_fields(dim=[3, 12, 0, 10, 1, 1, 1, 1])), r"at least one voxel.*\(12, 0, 10\)"),
+    "negative size": (
+        lambda p: save_raw(p, set_fields(dim=[3, 12, -14, 10, 1, 1, 1, 1])),
+        r"one voxel.*\(12, -14, 10\)",
+    ),
+    "no voxels": (
+        lambda p: save_raw(p, set_fields(dim=[3, 12, 0, 10, 1, 1, 1, 1])),
+        r"at least one voxel.*\(12, 0, 10\)",
+    ),
     "one axis": (lambda p: save(p, np.ones(5, np.float32)), r"2, 3 or 4 axes"),
-    "five axes": (lambda p: save(p, np.ones((3, 3, 3, 2, 2), np.float32)), r"2, 3 or 4 axes .*\(3, 3, 3, 2, 2\)"),
+    "five axes": (
+        lambda p: save(p, np.ones((3, 3, 3, 2, 2), np.float32)),
+        r"2, 3 or 4 axes .*\(3, 3, 3, 2, 2\)",
+    ),
     "complex": (lambda p: save(p, image_array(0).astype(np.complex64)), "real numbers, got complex64"),
     "colour": (lambda p: save(p, np.zeros(SHAPE, [(c, "u1") for c in "RGB"])), "real numbers, got .*'R'"),
     "singular affine": (singular, "affine is singular, so it has no spacing.*5.0"),
@@ -127,7 +168,9 @@ def test_no_permission(open_folder: Path) -> None:
 
 
 def test_damage_that_keeps_the_length_is_noticed(tmp_path: Path) -> None:
-    """Where nothing is packed, as in noise, any byte decodes to something; only the checksum at the end tells."""
+    """Where nothing is packed, as in noise, any byte decodes to something; only the checksum at the end
+    tells.
+    """
     noise = np.random.default_rng(0).integers(0, 256, (40, 40, 40)).astype(np.uint8)
     path = save(tmp_path / "scan.nii.gz", noise)
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=0))
@@ -245,7 +288,9 @@ def test_label_values_that_are_none(tmp_path: Path, value: float, message: str) 
 
 def test_label_with_channels(tmp_path: Path) -> None:
     path = save(tmp_path / "label.nii.gz", np.zeros((*SHAPE, 2), np.uint8))
-    with pytest.raises(ValueError, match=r"label\.nii\.gz: .*one value per voxel, got shape \(12, 14, 10, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"label\.nii\.gz: .*one value per voxel, got shape \(12, 14, 10, 2\)"
+    ):
         read_label(path)
 
 
@@ -300,7 +345,9 @@ def test_written_channels(tmp_path: Path, kind: type, name: str) -> None:
     assert grid.spacing_mm == (1, 2, 3) and type(nib.load(tmp_path / f"out_{name}")) is kind
 
 
-def test_written_files_are_on_disk_before_they_have_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_files_are_on_disk_before_they_have_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, flushed = save(tmp_path / "image.nii.gz", image_array(0)), []
     sync = os.fsync
 
@@ -311,7 +358,9 @@ def test_written_files_are_on_disk_before_they_have_their_name(tmp_path: Path, m
     monkeypatch.setattr(os, "fsync", note)
     write_label(tmp_path / "label.nii.gz", label_array(0), source)
     write_channels(tmp_path / "channels.nii.gz", [image_array(0)], 1, source)
-    assert [file for file, _ in flushed] == [(tmp_path / f"{n}.nii.gz").stat().st_ino for n in ("label", "channels")]
+    assert [file for file, _ in flushed] == [
+        (tmp_path / f"{n}.nii.gz").stat().st_ino for n in ("label", "channels")
+    ]
     assert all(file not in named for file, named in flushed)
 
 

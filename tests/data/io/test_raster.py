@@ -1,4 +1,6 @@
-"""medconv/data/io/raster.py and its way through files: PNG, JPEG and TIFF as images, as masks, and as predictions."""
+"""medconv/data/io/raster.py and its way through files: PNG, JPEG and TIFF as images, as masks, and as
+predictions.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,16 @@ from PIL import Image
 from medconv.data.case import Case
 from medconv.data.datasets.image_mask import image_mask
 from medconv.data.io import raster
-from medconv.data.io.images import in_folder, num_channels, read_image, read_label, stamp, stem, write_channels, write_label
+from medconv.data.io.images import (
+    in_folder,
+    num_channels,
+    read_image,
+    read_label,
+    stamp,
+    stem,
+    write_channels,
+    write_label,
+)
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, restore
 from medconv.inference.inputs import find_cases
@@ -32,7 +43,9 @@ def save(path: Path, pixels: np.ndarray | Image.Image, **settings: Any) -> Path:
 
 def as_seen(volume: np.ndarray) -> np.ndarray:
     """(X, Y, 1) to rows from the top, without the function that is tested."""
-    return np.array([[volume[x, y, 0] for x in range(volume.shape[0])] for y in reversed(range(volume.shape[1]))])
+    return np.array(
+        [[volume[x, y, 0] for x in range(volume.shape[0])] for y in reversed(range(volume.shape[1]))]
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +70,11 @@ def test_grey_pixels_come_exactly(tmp_path: Path, name: str, pixels: np.ndarray)
 def test_colours_are_three_channels_and_an_opaque_alpha_is_dropped(tmp_path: Path) -> None:
     alpha = np.concatenate([RGB, np.full((4, 6, 1), 255, np.uint8)], axis=-1)
     palette = Image.fromarray(RGB).quantize(256)
-    for path in (save(tmp_path / "a.png", RGB), save(tmp_path / "b.png", alpha), save(tmp_path / "c.tif", RGB)):
+    for path in (
+        save(tmp_path / "a.png", RGB),
+        save(tmp_path / "b.png", alpha),
+        save(tmp_path / "c.tif", RGB),
+    ):
         image, _ = read_image([path])
         assert num_channels(path) == 3
         for channel in range(3):
@@ -86,7 +103,10 @@ def test_a_photograph_is_upright(tmp_path: Path) -> None:
         (np.where(GREY > 100, 255, 0).astype(np.uint8), GREY > 100),
         (np.where(GREY > 100, 65535, 0).astype(np.uint16), GREY > 100),
         (GREY > 100, GREY > 100),
-        (np.where(GREY > 100, 2, 0).astype(np.uint8), np.where(GREY > 100, 2, 0)),  # the third class, and not the second
+        (
+            np.where(GREY > 100, 2, 0).astype(np.uint8),
+            np.where(GREY > 100, 2, 0),
+        ),  # the third class, and not the second
         (np.where(GREY > 100, 255, GREY // 100).astype(np.uint8), np.where(GREY > 100, 255, GREY // 100)),
         (np.stack([GREY // 60] * 3, axis=-1), GREY // 60),
         (np.zeros((4, 6), np.uint8), np.zeros((4, 6))),
@@ -123,11 +143,23 @@ MASK = np.where(NOISE[..., 0] > 128, 255, 0).astype(np.uint8)
     ("read", "make", "message"),
     [
         (read_image, lambda p: text(p / "a.png"), "a.png: not a readable PNG, JPEG or TIFF file"),
-        (read_image, lambda p: truncate(save(p / "a.png", NOISE)), "a.png: damaged or truncated, its pixels cannot be read"),
-        (read_image, lambda p: truncate(save(p / "a.jpg", NOISE)), "a.jpg: damaged or truncated, its pixels cannot be read"),
+        (
+            read_image,
+            lambda p: truncate(save(p / "a.png", NOISE)),
+            "a.png: damaged or truncated, its pixels cannot be read",
+        ),
+        (
+            read_image,
+            lambda p: truncate(save(p / "a.jpg", NOISE)),
+            "a.jpg: damaged or truncated, its pixels cannot be read",
+        ),
         (read_image, lambda p: truncate(save(p / "a.tif", NOISE)), "a.tif: "),
         (read_image, lambda p: pages(p / "a.tif"), "a.tif: 3 pages, expected one picture"),
-        (read_image, lambda p: save(p / "a.png", np.dstack([RGB, GREY])), "a.png: partly transparent, expected opaque"),
+        (
+            read_image,
+            lambda p: save(p / "a.png", np.dstack([RGB, GREY])),
+            "a.png: partly transparent, expected opaque",
+        ),
         (read_image, lambda p: p / "a.png", "a.png: no such file"),
         (read_image, lambda p: truncate(save(p / "a.png", NOISE), 0), "a.png: the file is empty"),
         (
@@ -135,8 +167,16 @@ MASK = np.where(NOISE[..., 0] > 128, 255, 0).astype(np.uint8)
             lambda p: save(p / "a.png", NOISE),
             "a.png: a photograph of 1600 colours, expected a mask of label values",
         ),
-        (read_label, lambda p: save(p / "a.png", RGB // 200 * 200), "a.png: 3 colours, expected a mask of label values"),
-        (read_label, lambda p: save(p / "a.png", NOISE[..., 0]), "different values, expected a mask of label values, not a"),
+        (
+            read_label,
+            lambda p: save(p / "a.png", RGB // 200 * 200),
+            "a.png: 3 colours, expected a mask of label values",
+        ),
+        (
+            read_label,
+            lambda p: save(p / "a.png", NOISE[..., 0]),
+            "different values, expected a mask of label values, not a",
+        ),
         (read_label, lambda p: save(p / "a.jpg", MASK), "JPEG blurs the values of a mask, PNG keeps them"),
     ],
 )
@@ -192,7 +232,9 @@ def test_a_folder_of_pictures_is_a_folder_of_cases(tmp_path: Path) -> None:
     assert [case.id for case in find_cases(tmp_path / "in", 3)] == ["a", "b"]
     assert list(in_folder(tmp_path / "in", "--predictions")) == ["a", "b"]
     write_label(tmp_path / "in/volume.nii.gz", np.zeros((6, 4, 1)), tmp_path / "in/b.png")
-    assert [case.id for case in find_cases(tmp_path / "in", 3)] == ["volume"]  # previews beside volumes do not count
+    assert [case.id for case in find_cases(tmp_path / "in", 3)] == [
+        "volume"
+    ]  # previews beside volumes do not count
 
 
 def test_predictions_of_pictures_are_pictures(tmp_path: Path) -> None:
@@ -202,7 +244,10 @@ def test_predictions_of_pictures_are_pictures(tmp_path: Path) -> None:
         for case, release in folder.claims(cases):
             write_label(folder.label(case.id), np.ones((6, 4, 1)), case.images[0])
             release()
-    assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.name[0] != ".") == ["a.png", "prediction.json"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.name[0] != ".") == [
+        "a.png",
+        "prediction.json",
+    ]
     again = Folder(tmp_path / "out", {"network": 1}, {})
     with again.open(cases):
         assert list(again.claims(cases)) == [] and again.skipped == ["a"]

@@ -1,4 +1,6 @@
-"""medconv/data/loading/datamodule.py: what loaders deliver, with real workers, and which values are refused."""
+"""medconv/data/loading/datamodule.py: what loaders deliver, with real workers, and which values are
+refused.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,8 +63,14 @@ def pretend_trainer(device: str = "cpu", rank: int = 0, world_size: int = 1, tra
         ({"num_workers": -1}, r"data\.num_workers must be 0 or more, got -1"),
         ({"oversample_foreground": 2}, r"data\.oversample_foreground must lie between 0 and 1, got 2"),
         ({"oversample_foreground": -0.1}, r"data\.oversample_foreground must lie between 0 and 1, got -0\.1"),
-        ({"oversample_foreground": float("nan")}, r"data\.oversample_foreground must lie between 0 and 1, got nan"),
-        ({"num_workers": 0, "persistent_workers": True}, r"data\.persistent_workers=true.*got data\.num_workers=0"),
+        (
+            {"oversample_foreground": float("nan")},
+            r"data\.oversample_foreground must lie between 0 and 1, got nan",
+        ),
+        (
+            {"num_workers": 0, "persistent_workers": True},
+            r"data\.persistent_workers=true.*got data\.num_workers=0",
+        ),
     ],
 )
 def test_bad_values(prepared: PreparedData, changes: dict[str, Any], message: str) -> None:
@@ -73,14 +81,20 @@ def test_bad_values(prepared: PreparedData, changes: dict[str, Any], message: st
 @pytest.mark.parametrize("workers", [0, 2])
 def test_training_batches(prepared: PreparedData, workers: int) -> None:
     """Plain tensors: MONAI's MetaTensor costs time in every operation."""
-    data = module(prepared, Augment(0, (1, 1.5, 2), PATCH, p={"rotation": 1, "noise": 1}), num_workers=workers)
+    data = module(
+        prepared, Augment(0, (1, 1.5, 2), PATCH, p={"rotation": 1, "noise": 1}), num_workers=workers
+    )
     loader = data.train_dataloader()
     assert len(loader) == 3 and loader.persistent_workers == (workers > 0)
     for batch in loader:
         assert set(batch) == {"image", "label", "sample"}
         assert all(type(value) is torch.Tensor for value in batch.values())
         assert batch["image"].shape == batch["label"].shape == (2, 1, *PATCH)
-        assert [batch[key].dtype for key in ("image", "label", "sample")] == [torch.float32, torch.uint8, torch.int64]
+        assert [batch[key].dtype for key in ("image", "label", "sample")] == [
+            torch.float32,
+            torch.uint8,
+            torch.int64,
+        ]
 
 
 def test_workers_change_nothing_but_time(prepared: PreparedData) -> None:
@@ -108,10 +122,13 @@ def test_an_error_names_the_case(tmp_path: Path, workers: int) -> None:
     (store.folder / "case_1.image.npy").write_bytes(b"")
     data = module((dataset, store), train=dataset.cases, val=dataset.cases, num_workers=workers)
     for loader in (data.train_dataloader(), data.val_dataloader()):
-        with pytest.raises(ValueError, match=r"case case_1 \(\w+.*\): its prepared files in .* cannot be read"):
+        with pytest.raises(
+            ValueError, match=r"case case_1 \(\w+.*\): its prepared files in .* cannot be read"
+        ):
             list(loader)
         if workers:
-            loader._iterator._shutdown_workers()  # as the trainer does; the garbage collector would take 10 seconds
+            # as the trainer does; the garbage collector would take 10 seconds
+            loader._iterator._shutdown_workers()
 
 
 def test_augmentation_runs_with_the_workers_where_there_is_no_accelerator(prepared: PreparedData) -> None:
@@ -163,7 +180,9 @@ def test_ranks_share_the_training_samples(prepared: PreparedData) -> None:
     assert numbers == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
 
 
-def test_number_of_workers_follows_the_machine(prepared: PreparedData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_workers_follows_the_machine(
+    prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = module(prepared, num_workers=None)
     for cores, devices, wanted in ((1, 1, 1), (8, 1, 4), (64, 1, 8), (64, 8, 4), (4, 4, 1)):
         monkeypatch.setattr("os.sched_getaffinity", lambda pid, n=cores: set(range(n)))

@@ -1,4 +1,6 @@
-"""Whole images with values on their way: prepared to one frame, stored, sampled, augmented, loaded; facts of a config."""
+"""Whole images with values on their way: prepared to one frame, stored, sampled, augmented, loaded; facts
+of a config.
+"""
 
 import logging
 import os
@@ -44,7 +46,9 @@ def pixels(seed: int, size: tuple[int, int] = SIZE) -> np.ndarray:
 
 
 def write(root: Path, count: int = COUNT, **odd: tuple[int, int]) -> Path:
-    """Pictures 0.png, 1.png, ...; every fifth is of class b. Args: odd: `_3=(9, 9)` gives picture 3 another size."""
+    """Pictures 0.png, 1.png, ...; every fifth is of class b. Args: odd: `_3=(9, 9)` gives picture 3
+    another size.
+    """
     root.mkdir(parents=True, exist_ok=True)
     lines = ["path,label,age"]
     for i in range(count):
@@ -58,7 +62,9 @@ def known(found: Dataset, folder: Path, **settings: Any) -> tuple[PreprocessingC
     measured, _ = fingerprint(found, folder, 1)
     names = ("dataset",) * len(found.modalities)
     given = {"frame": measured.shapes[0], **settings}
-    recipe = PreprocessingConfig(measured.spatial_dims, (1.0,) * measured.spatial_dims, names, measured.intensities, **given)
+    recipe = PreprocessingConfig(
+        measured.spatial_dims, (1.0,) * measured.spatial_dims, names, measured.intensities, **given
+    )
     return recipe, prepare(found, recipe, folder, 1)
 
 
@@ -101,7 +107,9 @@ def test_pictures_are_scaled_without_patterns_of_their_own(tmp_path: Path) -> No
     ramp = np.linspace(0, 1, 80)[None, :, None, None] * np.ones((1, 80, 40, 1))
     out, _ = preprocess(ramp.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), recipe)
     assert out.shape == (1, 10, 20)
-    np.testing.assert_allclose(out[0, 1:-1, 10], np.linspace(0, 1, 80).reshape(10, 8).mean(1)[1:-1], atol=0.02)
+    np.testing.assert_allclose(
+        out[0, 1:-1, 10], np.linspace(0, 1, 80).reshape(10, 8).mean(1)[1:-1], atol=0.02
+    )
     stripes = np.tile([0.0, 1.0, 1.0], 40)[:80][None, :, None, None] * np.ones((1, 80, 40, 1))
     out, _ = preprocess(stripes.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), recipe)
     assert np.abs(out[0, 1:-1] - 2 / 3).max() < 0.06
@@ -118,7 +126,11 @@ def test_a_volume_is_resampled_then_cut_or_padded(tmp_path: Path) -> None:
     )
     recipe = PreprocessingConfig(3, (1.0, 1.5, 2.0), ("zscore",), ({},), frame=(20, 20, 8))
     image = prepare(found, recipe, tmp_path / "cache", 1).read("v").image
-    assert image.shape == (1, 20, 20, 8) and (image[0, :, :3] == 0).all() and (image[0, :, 3:17] != 0).any(0).all()
+    assert (
+        image.shape == (1, 20, 20, 8)
+        and (image[0, :, :3] == 0).all()
+        and (image[0, :, 3:17] != 0).any(0).all()
+    )
 
 
 def test_only_what_changed_is_prepared_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -130,14 +142,19 @@ def test_only_what_changed_is_prepared_anew(tmp_path: Path, caplog: pytest.LogCa
         assert "preparing" not in caplog.text
         table.write_text(table.read_text().replace("0.png,b", "0.png,a").replace("5.png,b", "5.png,c"))
         again = csv(table)
-        assert again.cases[0].values == (0.0,) and prepare(again, recipe, tmp_path / "cache", 1).folder == store.folder
+        assert (
+            again.cases[0].values == (0.0,)
+            and prepare(again, recipe, tmp_path / "cache", 1).folder == store.folder
+        )
         assert "preparing" not in caplog.text  # the images are the same
         path = store.folder / "3.image.npy"
         stat = path.stat()
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # a small one that was not flushed before a power cut
+        os.utime(
+            path, ns=(stat.st_atime_ns, stat.st_mtime_ns)
+        )  # a small one that was not flushed before a power cut
         prepare(again, recipe, tmp_path / "cache", 1)
     assert "preparing 1 of 10 cases" in caplog.text
 
@@ -152,10 +169,14 @@ def test_samples_are_a_function_of_their_number(prepared: tuple[Dataset, Store])
         torch.testing.assert_close(one[n]["image"], late[n]["image"])
         place = one.place_of(n)
         assert one[n]["label"].tolist() == list(cases[place].values) and one[n]["sample"] == n
-        torch.testing.assert_close(one[n]["image"], torch.from_numpy(np.array(store.read(cases[place].id).image)))
+        torch.testing.assert_close(
+            one[n]["image"], torch.from_numpy(np.array(store.read(cases[place].id).image))
+        )
     assert Counter(one.place_of(n) for n in range(3 * COUNT)) == dict.fromkeys(range(COUNT), 3)
     assert [one.place_of(n) for n in range(COUNT)] != [one.place_of(n) for n in range(COUNT, 2 * COUNT)]
-    assert [ImageDataset(store, cases, 4).place_of(n) for n in range(COUNT)] != [one.place_of(n) for n in range(COUNT)]
+    assert [ImageDataset(store, cases, 4).place_of(n) for n in range(COUNT)] != [
+        one.place_of(n) for n in range(COUNT)
+    ]
     assert one.describe(7) == (cases[one.place_of(7)].id, "training sample 7")
 
 
@@ -171,7 +192,9 @@ def test_balance_draws_each_class_equally_often(prepared: tuple[Dataset, Store])
     assert [again.place_of(n) for n in (99, 3, 50)] == [samples.place_of(n) for n in (99, 3, 50)]
 
 
-def test_from_memory_or_from_files_is_the_same(prepared: tuple[Dataset, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_memory_or_from_files_is_the_same(
+    prepared: tuple[Dataset, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found, store = prepared
     within = ImageCases(store, found.cases)
     monkeypatch.setattr(image_dataset, "_IN_MEMORY", 0)
@@ -179,7 +202,10 @@ def test_from_memory_or_from_files_is_the_same(prepared: tuple[Dataset, Store], 
     assert within.images is not None and beside.images is None
     for i in range(COUNT):
         torch.testing.assert_close(within[i]["image"], beside[i]["image"])
-        assert within[i]["label"].tolist() == beside[i]["label"].tolist() and within[i]["case"] == beside[i]["case"]
+        assert (
+            within[i]["label"].tolist() == beside[i]["label"].tolist()
+            and within[i]["case"] == beside[i]["case"]
+        )
     assert within[3]["case"] == "3" and within[3]["image"].shape == (1, *SIZE)
 
 
@@ -192,7 +218,9 @@ def module(prepared: tuple[Dataset, Store], **changes: Any) -> DataModule:
         "oversample_foreground": 0.3,
         "num_workers": 0,
     }
-    return DataModule(store, found.cases[:7], found.cases[7:], SIZE, Augment(0, **LIGHT), **(settings | changes))
+    return DataModule(
+        store, found.cases[:7], found.cases[7:], SIZE, Augment(0, **LIGHT), **(settings | changes)
+    )
 
 
 def test_batches_of_training_and_validation(prepared: tuple[Dataset, Store]) -> None:
@@ -240,15 +268,24 @@ def test_augmentation_leaves_values_alone_and_a_batch_is_its_samples() -> None:
     )
 
 
-@pytest.mark.parametrize(("shape", "batch", "stages"), [((28, 28), 128, 3), ((28, 28, 28), 32, 3), ((224, 224), 16, 6)])
+@pytest.mark.parametrize(
+    ("shape", "batch", "stages"), [((28, 28), 128, 3), ((28, 28, 28), 32, 3), ((224, 224), 16, 6)]
+)
 def test_plan(shape: tuple[int, ...], batch: int, stages: int) -> None:
     dims = len(shape)
-    of = Fingerprint(dims, (shape,) * 5000, ((1.0,) * dims,) * 5000, ({"mean": 0.0, "std": 1.0},), ((),) * 5000)
+    of = Fingerprint(
+        dims, (shape,) * 5000, ((1.0,) * dims,) * 5000, ({"mean": 0.0, "std": 1.0},), ((),) * 5000
+    )
     planned = plan(of, PlanOverrides(whole=True), Budget(8.0), ("grey",), 2)
     assert planned.patch_size == shape and planned.batch_size == batch and len(planned.channels) == stages
     assert planned.normalisation == ("dataset",)
-    assert plan(of, PlanOverrides(whole=True, resize=(17,) * dims), Budget(8.0), ("grey",), 2).patch_size == (20,) * dims
-    squeezed = plan(of, PlanOverrides(whole=True, resize=(14,) * (dims - 1) + shape[-1:]), Budget(8.0), ("grey",), 2)
+    assert (
+        plan(of, PlanOverrides(whole=True, resize=(17,) * dims), Budget(8.0), ("grey",), 2).patch_size
+        == (20,) * dims
+    )
+    squeezed = plan(
+        of, PlanOverrides(whole=True, resize=(14,) * (dims - 1) + shape[-1:]), Budget(8.0), ("grey",), 2
+    )
     assert squeezed.spacing_mm == (shape[0] / 14,) * (dims - 1) + (1.0,), "mm of what the network sees"
     given = PlanOverrides(whole=True, resize=(14,) * dims, spacing_mm=(3.0,) * dims)
     assert plan(of, given, Budget(8.0), ("grey",), 2).spacing_mm == (3.0,) * dims
@@ -257,14 +294,23 @@ def test_plan(shape: tuple[int, ...], batch: int, stages: int) -> None:
     with pytest.raises(ValueError, match=r"data\.resize needs cases with values"):
         PlanOverrides(resize=(17, 17))
     if dims == 3:
-        with pytest.raises(ValueError, match=r"data\.spatial_dims must be 3 or null, as the network takes whole images"):
+        with pytest.raises(
+            ValueError, match=r"data\.spatial_dims must be 3 or null, as the network takes whole images"
+        ):
             plan(of, PlanOverrides(whole=True, spatial_dims=2), Budget(8.0), ("grey",), 2)
 
 
 def composed(table: Path, *more: str) -> Any:
-    given = ["data=csv", f"data.root={table}", f"data.cache_dir={table.parent.parent / 'cache'}", "data.num_workers=0"]
+    given = [
+        "data=csv",
+        f"data.root={table}",
+        f"data.cache_dir={table.parent.parent / 'cache'}",
+        "data.num_workers=0",
+    ]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        return config.checked(compose("train", [*given, "trainer.accelerator=cpu", "data.num_folds=2", *more]))
+        return config.checked(
+            compose("train", [*given, "trainer.accelerator=cpu", "data.num_folds=2", *more])
+        )
 
 
 def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -273,20 +319,35 @@ def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptu
     settings = composed(table, "data.balanced_sampling=true", "data.fold=1")
     found = data_setup.prepare_data(settings)
     derived = data_setup.derived(found)
-    assert derived["image_targets"] == {"kind": "multiclass", "names": ["a", "b"]} and derived["targets"] is None
-    assert derived["num_classes"] == 2 and derived["num_channels"] == 1 and derived["class_names"] == ["a", "b"]
-    assert derived["patch_size"] == list(SIZE) and derived["spatial_dims"] == 2 and derived["value_means"] is None
+    assert (
+        derived["image_targets"] == {"kind": "multiclass", "names": ["a", "b"]} and derived["targets"] is None
+    )
+    assert (
+        derived["num_classes"] == 2 and derived["num_channels"] == 1 and derived["class_names"] == ["a", "b"]
+    )
+    assert (
+        derived["patch_size"] == list(SIZE)
+        and derived["spatial_dims"] == 2
+        and derived["value_means"] is None
+    )
     held = {case.id for case in found.val}
     assert ("1" in held) != ("2" in held), "or the next line tests nothing"
-    assert "1 images are both in training and in validation" in caplog.text and len(found.train) + len(found.val) == 19
+    assert (
+        "1 images are both in training and in validation" in caplog.text
+        and len(found.train) + len(found.val) == 19
+    )
     assert derived["class_counts"] == [sum(c.values == (v,) for c in found.train) for v in (0.0, 1.0)]
     values = config.resolved(settings, {**derived, "num_train_cases": len(found.train)})
     values["data"]["batch_size"] = 4
     batch = next(iter(data_setup.data_module(values, found).train_dataloader()))
     assert sorted(batch["label"].flatten().tolist()) == [0, 0, 1, 1]
-    numbers = data_setup.prepare_data(composed(table, "task=regression", "data.label_columns=age", "data.fold=all"))
+    numbers = data_setup.prepare_data(
+        composed(table, "task=regression", "data.label_columns=age", "data.fold=all")
+    )
     derived = data_setup.derived(numbers)
-    assert derived["value_means"] == [pytest.approx(29.5)] and derived["value_stds"] == [pytest.approx(np.arange(20).std())]
+    assert derived["value_means"] == [pytest.approx(29.5)] and derived["value_stds"] == [
+        pytest.approx(np.arange(20).std())
+    ]
     assert derived["class_counts"] is None and derived["num_classes"] == 1 and not numbers.val
 
 
@@ -296,7 +357,8 @@ def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptu
         (
             {"_3": (9, 9)},
             [],
-            r"3\.png: 9 x 9 pixels, while most pictures have 12 x 8; expected one size, or data\.resize=\[12,8\]",
+            r"3\.png: 9 x 9 pixels, while most pictures have 12 x 8; expected one size, or "
+            r"data\.resize=\[12,8\]",
         ),
         ({}, ["data.regions={x:[1]}"], r"data\.regions is about label maps"),
         ({}, ["data.flip_label_pairs=[[a,b]]"], r"data\.flip_label_pairs is about label maps"),

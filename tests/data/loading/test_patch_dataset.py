@@ -1,4 +1,6 @@
-"""medconv/data/loading/patch_dataset.py: which sample a number stands for, where its patch lies, and how ranks and epochs share them."""
+"""medconv/data/loading/patch_dataset.py: which sample a number stands for, where its patch lies, and how
+ranks and epochs share them.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -79,7 +81,9 @@ def test_sample_is_a_patch_of_its_case(prepared: tuple[Dataset, Store]) -> None:
         image, label = sample["image"].numpy()[0], sample["label"].numpy()[0]
         case = int(dataset.case_of(n)[-1])
         whole = np.lib.stride_tricks.sliding_window_view(image_array(case), PATCH)
-        (where,) = np.argwhere((whole == image).all((3, 4, 5)))  # it is there, once: image and label agree on the place
+        (where,) = np.argwhere(
+            (whole == image).all((3, 4, 5))
+        )  # it is there, once: image and label agree on the place
         np.testing.assert_array_equal(label, crop(label_array(case)[None], where, PATCH)[0])
 
 
@@ -90,7 +94,9 @@ def test_sample_depends_on_seed_and_number_alone(prepared: tuple[Dataset, Store]
     assert all(same(a, b) for a, b in zip(forwards, backwards, strict=True))
     different = patches(prepared, seed=1)
     assert sum(same(a, different[n]) for n, a in enumerate(forwards)) < 6
-    places = [PatchDataset(prepared[1], ["case_0"], PATCH, seed, 0.5) for seed in (0, 1)]  # one case: no other order
+    places = [
+        PatchDataset(prepared[1], ["case_0"], PATCH, seed, 0.5) for seed in (0, 1)
+    ]  # one case: no other order
     assert sum(same(places[0][n], places[1][n]) for n in range(12)) < 6
     assert not all(same({**forwards[0], "sample": 0}, {**a, "sample": 0}) for a in forwards)
 
@@ -113,13 +119,17 @@ def test_each_case_comes_once_per_turn(prepared: tuple[Dataset, Store]) -> None:
     turns = [[dataset.case_of(n) for n in range(5 * turn, 5 * turn + 5)] for turn in range(20)]
     assert all(sorted(turn) == [f"case_{i}" for i in range(5)] for turn in turns)
     assert len({tuple(turn) for turn in turns}) > 10
-    assert turns != [[patches(prepared, seed=1).case_of(n) for n in range(5 * t, 5 * t + 5)] for t in range(20)]
+    assert turns != [
+        [patches(prepared, seed=1).case_of(n) for n in range(5 * t, 5 * t + 5)] for t in range(20)
+    ]
 
 
 def synthetic(store: Store, label: np.ndarray, tmp_path: Path) -> PatchDataset:
     """One case whose image is its label, straight in the store."""
     case = tiny(tmp_path / "source", 1).cases[0]
-    rows = [np.column_stack([np.full(np.count_nonzero(label == v), v), np.argwhere(label == v)]) for v in (1, 2)]
+    rows = [
+        np.column_stack([np.full(np.count_nonzero(label == v), v), np.argwhere(label == v)]) for v in (1, 2)
+    ]
     foreground = np.concatenate(rows).astype(np.int32)
     placement = CropInfo(Grid.of(label.shape, np.eye(4)), label.shape, tuple((0, n) for n in label.shape))
     store.write(case, Entry(label[None].astype(np.float32), label, foreground, placement))
@@ -200,7 +210,9 @@ def test_an_epoch_goes_on_at_any_batch() -> None:
     assert list(order) == []
 
 
-@pytest.mark.parametrize(("batch_size", "world_size", "per_epoch"), [(1, 1, 7), (2, 2, 8), (3, 2, 20), (4, 3, 1)])
+@pytest.mark.parametrize(
+    ("batch_size", "world_size", "per_epoch"), [(1, 1, 7), (2, 2, 8), (3, 2, 20), (4, 3, 1)]
+)
 def test_ranks_share_each_global_batch(batch_size: int, world_size: int, per_epoch: int) -> None:
     ranks = [SampleOrder(per_epoch, batch_size, rank, world_size) for rank in range(world_size)]
     step = batch_size * world_size

@@ -1,4 +1,6 @@
-"""medconv/data/loading/worker_errors.py: an error in a loader worker names the case, keeps its traceback, and says one thing to a user."""
+"""medconv/data/loading/worker_errors.py: an error in a loader worker names the case, keeps its traceback,
+and says one thing to a user.
+"""
 
 import contextlib
 import os
@@ -56,7 +58,12 @@ class FailingRead(Failing):
 def module(folder: Path, augment: Any, workers: int) -> DataModule:
     dataset = tiny_dataset(folder / "data", 3)
     store = prepare(dataset, recipe(), folder / "cache", 1)
-    settings: dict[str, Any] = {"seed": 0, "batch_size": 2, "samples_per_epoch": 8, "oversample_foreground": 0.5}
+    settings: dict[str, Any] = {
+        "seed": 0,
+        "batch_size": 2,
+        "samples_per_epoch": 8,
+        "oversample_foreground": 0.5,
+    }
     return DataModule(store, dataset.cases, [], (6, 5, 4), augment, num_workers=workers, **settings)
 
 
@@ -64,19 +71,23 @@ def module(folder: Path, augment: Any, workers: int) -> DataModule:
 @pytest.mark.parametrize(
     ("how", "kind"), [("ValueError", ValueError), ("TypeError", RuntimeError), ("MemoryError", ValueError)]
 )
-def test_an_error_in_the_augmentation_names_sample_and_case(tmp_path: Path, workers: int, how: str, kind: type) -> None:
+def test_an_error_in_the_augmentation_names_sample_and_case(
+    tmp_path: Path, workers: int, how: str, kind: type
+) -> None:
     """The second sample of its batch; a ValueError stays the user's fault, anything else ours."""
     loader = module(tmp_path, Failing(5, how), workers).train_dataloader()
     case = loader.dataset.dataset.case_of(5)
     said = {
         "ValueError": "the rotation went wrong",
         "TypeError": "TypeError: the rotation went wrong",
-        "MemoryError": "no memory left in a loader worker (the rotation went wrong); fewer data.num_workers or smaller batches help",
+        "MemoryError": "no memory left in a loader worker (the rotation went wrong); fewer data.num_workers "
+        "or smaller batches help",
     }[how]
     with pytest.raises(kind) as caught:
         list(loader)
     if workers:
-        loader._iterator._shutdown_workers()  # as the trainer does; left to the garbage collector it takes 10 seconds
+        # as the trainer does; left to the garbage collector it takes 10 seconds
+        loader._iterator._shutdown_workers()
     assert str(caught.value) == f"case {case} (training sample 5): {said}"
     cause = str(caught.value.__cause__)
     assert "Traceback (most recent call last)" in cause and "in __call__\n    raise kinds[self.how]" in cause
@@ -120,16 +131,22 @@ def test_a_killed_worker_is_one_message_with_its_case_and_what_helps(dataset: Pa
     done = command(dataset, tmp_path / "run", "SIGKILL", "FailingRead")
     assert done.returncode == USER, done.stderr
     assert "Traceback" not in done.stderr and done.stderr.count("error:") == 1, done.stderr
-    wanted = r"error: loader worker \d+ was ended by SIGKILL while reading case case_\d \(training sample 5\), most likely because"
+    wanted = (
+        r"error: loader worker \d+ was ended by SIGKILL while reading case case_\d \(training "
+        r"sample 5\), most likely because"
+    )
     assert re.search(wanted, done.stderr), done.stderr
     assert "data.num_workers (now 2)" in done.stderr and "data.prefetch_factor (now 2)" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("how", "ended_by"), [("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV"), ("SIGABRT", "SIGABRT"), ("exit", "exit code 3")]
+    ("how", "ended_by"),
+    [("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV"), ("SIGABRT", "SIGABRT"), ("exit", "exit code 3")],
 )
 @pytest.mark.parametrize("kind", [Failing, FailingRead])
-def test_what_is_known_of_a_worker_that_ended(tmp_path: Path, kind: type[Failing], how: str, ended_by: str) -> None:
+def test_what_is_known_of_a_worker_that_ended(
+    tmp_path: Path, kind: type[Failing], how: str, ended_by: str
+) -> None:
     if kind is FailingRead and how == "exit":
         pytest.skip("it ends by signals alone")
     augment = kind(5, how) if kind is Failing else Small(5, how)
@@ -143,7 +160,9 @@ def test_what_is_known_of_a_worker_that_ended(tmp_path: Path, kind: type[Failing
     ended = worker_errors.ended_worker(caught.value)
     assert ended is not None and ended[1] == ended_by
     doing = f"while augmenting {', '.join(words)}" if kind is Failing else f"while reading {words[1]}"
-    assert worker_errors.advice(*ended, SETTINGS).startswith(f"loader worker {ended[0]} was ended by {ended_by} {doing}")
+    assert worker_errors.advice(*ended, SETTINGS).startswith(
+        f"loader worker {ended[0]} was ended by {ended_by} {doing}"
+    )
 
 
 class Small(FailingRead):
@@ -172,7 +191,12 @@ class Deafness:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         told = 1 << (signal.SIGTERM - 1)
         said = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
-        masks = [int(line.split()[1], 16) for text in said for line in text.splitlines() if line.startswith("SigBlk")]
+        masks = [
+            int(line.split()[1], 16)
+            for text in said
+            for line in text.splitlines()
+            if line.startswith("SigBlk")
+        ]
         (self.folder / str(os.getpid())).write_text(str(sum(not mask & told for mask in masks)))
         return batch
 
@@ -215,4 +239,6 @@ def test_advice_fits_the_signal() -> None:
     """Of a worker that no dataset knows, as well."""
     assert "/dev/shm" in worker_errors.advice(1, "SIGBUS", SETTINGS)
     assert "data.patch_size (now [96, 96, 96])" in worker_errors.advice(1, "SIGKILL", SETTINGS)
-    assert worker_errors.advice(1, "SIGSEGV", SETTINGS).startswith("loader worker 1 was ended by SIGSEGV: a library crashed")
+    assert worker_errors.advice(1, "SIGSEGV", SETTINGS).startswith(
+        "loader worker 1 was ended by SIGSEGV: a library crashed"
+    )

@@ -1,4 +1,6 @@
-"""What a loader worker costs: one thread, and memory that depends neither on the dataset's size nor on its fellows."""
+"""What a loader worker costs: one thread, and memory that depends neither on the dataset's size nor on its
+fellows.
+"""
 
 import gc
 from pathlib import Path
@@ -36,8 +38,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def module(store: Any, cases: int, workers: int, augment: Any = collecting) -> DataModule:
-    names = [Case(f"case_{i % 4}", (Path(f"images/{i}.nii.gz"),), Path(f"labels/{i}.nii.gz")) for i in range(cases)]
-    settings: dict[str, Any] = {"seed": 0, "batch_size": 2, "samples_per_epoch": 400, "oversample_foreground": 0.5}
+    names = [
+        Case(f"case_{i % 4}", (Path(f"images/{i}.nii.gz"),), Path(f"labels/{i}.nii.gz")) for i in range(cases)
+    ]
+    settings: dict[str, Any] = {
+        "seed": 0,
+        "batch_size": 2,
+        "samples_per_epoch": 400,
+        "oversample_foreground": 0.5,
+    }
     return DataModule(store, names, [], (6, 5, 4), augment, num_workers=workers, **settings)
 
 

@@ -1,4 +1,6 @@
-"""medconv/data/preprocessing/fingerprint.py: all faults of a dataset at once, warnings, and the fingerprint."""
+"""medconv/data/preprocessing/fingerprint.py: all faults of a dataset at once, warnings, and the
+fingerprint.
+"""
 
 import gzip
 import re
@@ -60,7 +62,11 @@ FAULTS: dict[str, tuple[Make, str, str]] = {
     "image_empty": (lambda i, m: i.write_bytes(b""), "image", r"empty \(0 bytes\)"),
     "label_empty": (lambda i, m: m.write_bytes(b""), "label", r"empty \(0 bytes\)"),
     "image_text": (lambda i, m: i.write_text("no image\n" * 90), "image", "not a readable NIfTI file"),
-    "wrong_magic": (lambda i, m: save_raw(i, header(magic=b"no!", sizeof_hdr=1)), "image", "not a readable NIfTI file"),
+    "wrong_magic": (
+        lambda i, m: save_raw(i, header(magic=b"no!", sizeof_hdr=1)),
+        "image",
+        "not a readable NIfTI file",
+    ),
     "promises_more": (
         lambda i, m: save_raw(i, header(dim=[3, 12, 14, 40, 1, 1, 1, 1])),
         "image",
@@ -86,17 +92,41 @@ FAULTS: dict[str, tuple[Make, str, str]] = {
         "label",
         r"label values \[7\] are not declared, expected 0 to 2",
     ),
-    "fractional": (lambda i, m: save(m, with_value(label_array(0), 1.5)), "label", r"whole numbers, found 1\.5"),
-    "negative": (lambda i, m: save(m, with_value(label_array(0), -1)), "label", r"must lie in 0\.\.32767, found -1"),
-    "label_nan": (lambda i, m: save(m, with_value(label_array(0), np.nan, 4)), "label", "4 label values are not finite"),
+    "fractional": (
+        lambda i, m: save(m, with_value(label_array(0), 1.5)),
+        "label",
+        r"whole numbers, found 1\.5",
+    ),
+    "negative": (
+        lambda i, m: save(m, with_value(label_array(0), -1)),
+        "label",
+        r"must lie in 0\.\.32767, found -1",
+    ),
+    "label_nan": (
+        lambda i, m: save(m, with_value(label_array(0), np.nan, 4)),
+        "label",
+        "4 label values are not finite",
+    ),
     "image_nan": (
         lambda i, m: save(i, with_value(image_array(0), np.nan, 3)),
         "image",
         "3 voxels are NaN or infinite, expected finite numbers",
     ),
-    "image_inf": (lambda i, m: save(i, with_value(image_array(0), -np.inf, 2)), "image", "2 voxels are NaN or infinite"),
-    "complex": (lambda i, m: save(i, image_array(0).astype(np.complex64)), "image", "real numbers, got complex64"),
-    "colour": (lambda i, m: save(i, np.zeros(SHAPE, [(c, "u1") for c in "RGB"])), "image", "expected voxels that are real"),
+    "image_inf": (
+        lambda i, m: save(i, with_value(image_array(0), -np.inf, 2)),
+        "image",
+        "2 voxels are NaN or infinite",
+    ),
+    "complex": (
+        lambda i, m: save(i, image_array(0).astype(np.complex64)),
+        "image",
+        "real numbers, got complex64",
+    ),
+    "colour": (
+        lambda i, m: save(i, np.zeros(SHAPE, [(c, "u1") for c in "RGB"])),
+        "image",
+        "expected voxels that are real",
+    ),
     "four_axes": (
         lambda i, m: save(i, np.stack([image_array(0)] * 3, axis=-1)),
         "image",
@@ -104,7 +134,11 @@ FAULTS: dict[str, tuple[Make, str, str]] = {
     ),
     "label_gone": (lambda i, m: m.unlink(), "label", "no such file"),
     "image_gone": (lambda i, m: i.unlink(), "image", "no such file"),
-    "singular": (lambda i, m: save_raw(i, header(srow_y=[0] * 4)), "image", "affine is singular, so it has no spacing"),
+    "singular": (
+        lambda i, m: save_raw(i, header(srow_y=[0] * 4)),
+        "image",
+        "affine is singular, so it has no spacing",
+    ),
     "zero_spacing": (
         lambda i, m: save_raw(i, header(sform_code=0, qform_code=1, pixdim=[1, 0, 1, 1, 0, 0, 0, 0])),
         "image",
@@ -125,7 +159,11 @@ FAULTS: dict[str, tuple[Make, str, str]] = {
         "label",
         "damaged or truncated.*Expected 6720 bytes, got 1680",
     ),
-    "label_complex": (lambda i, m: save(m, label_array(0).astype(np.complex64)), "label", "real numbers, got complex64"),
+    "label_complex": (
+        lambda i, m: save(m, label_array(0).astype(np.complex64)),
+        "label",
+        "real numbers, got complex64",
+    ),
     "label_colour": (
         lambda i, m: save(m, np.zeros(SHAPE, [(c, "u1") for c in "RGB"])),
         "label",
@@ -186,9 +224,9 @@ def test_unreadable_permission(open_folder: Path) -> None:
     assert dataset.cases[0].label is not None
     dataset.cases[0].label.chmod(0)
     said = unprivileged(check, dataset, 1)
-    assert re.search(r"1 faults in 2 cases\n  case good_a: .*labelsTr/good_a\.nii\.gz: no permission to read it$", said), (
-        said
-    )
+    assert re.search(
+        r"1 faults in 2 cases\n  case good_a: .*labelsTr/good_a\.nii\.gz: no permission to read it$", said
+    ), said
 
 
 def test_several_faults_of_one_case(tmp_path: Path) -> None:
@@ -206,7 +244,9 @@ def test_several_faults_of_one_case(tmp_path: Path) -> None:
 def test_channels_on_different_grids(tmp_path: Path) -> None:
     dataset = auto(write_nnunet(tmp_path, 1))
     save(dataset.cases[0].images[1], image_array(0), AFFINE @ np.diag([1, 1, 1.5, 1]))
-    with pytest.raises(ValueError, match=r"case case_0: .*case_0_0001\.nii\.gz: its affine .*case_0_0000\.nii\.gz"):
+    with pytest.raises(
+        ValueError, match=r"case case_0: .*case_0_0001\.nii\.gz: its affine .*case_0_0000\.nii\.gz"
+    ):
         check(dataset, 1)
 
 
@@ -241,7 +281,11 @@ def test_a_damaged_file_does_not_make_slices_a_fault(tmp_path: Path) -> None:
 
 
 def test_good_datasets_have_neither_faults_nor_warnings(tmp_path: Path) -> None:
-    roots = write_msd(tmp_path / "a"), write_nnunet(tmp_path / "b"), write_msd(tmp_path / "c", shape=(12, 14, 1))
+    roots = (
+        write_msd(tmp_path / "a"),
+        write_nnunet(tmp_path / "b"),
+        write_msd(tmp_path / "c", shape=(12, 14, 1)),
+    )
     for root in roots:
         assert check(auto(root), 2)[1] == []
 
@@ -294,7 +338,9 @@ def test_fingerprint_of_volumes(tmp_path: Path) -> None:
     image, label = image_array(1), label_array(1)
     image[[0, 1, -1]] = 0
     label[[0, 1, -1]] = 0
-    turned = affine_of((2, 0, 1), (-1, 1, -1), (3, 0.5, 0.7), (1, 2, 3))  # array axes run S to I, L to R, A to P
+    turned = affine_of(
+        (2, 0, 1), (-1, 1, -1), (3, 0.5, 0.7), (1, 2, 3)
+    )  # array axes run S to I, L to R, A to P
     for path, array in zip(dataset.cases[1].files, (image, label), strict=True):
         save(path, array, turned)
     found, _, _ = check(dataset, 2)
@@ -355,6 +401,8 @@ def test_the_odd_one_out_is_at_fault_whichever_it_is(tmp_path: Path) -> None:
     root = write_msd(tmp_path / "data", 4, shape=SHAPE[:2], affine=AFFINE)
     save(root / "imagesTr/case_2.nii.gz", image_array(2))
     save(root / "labelsTr/case_2.nii.gz", label_array(2))
-    with pytest.raises(ValueError, match=r"1 faults in 4 cases\n  case case_2: a volume, while most cases are one slice"):
+    with pytest.raises(
+        ValueError, match=r"1 faults in 4 cases\n  case case_2: a volume, while most cases are one slice"
+    ):
         check(msd(root), 1)
     assert list(check(msd(root), 1, skip=True).faults) == ["case_2"]

@@ -1,4 +1,6 @@
-"""medconv/data/preprocessing/pipeline.py and store.py: damage is found and mended, faulty cases are left out, full disks are survived."""
+"""medconv/data/preprocessing/pipeline.py and store.py: damage is found and mended, faulty cases are left
+out, full disks are survived.
+"""
 
 import json
 import os
@@ -53,7 +55,9 @@ def assert_as_new(store: Store, dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize("name", ["image.npy", "label.npy", "foreground.npy", "json"])
-@pytest.mark.parametrize("damage", [truncate, change_a_byte, lambda path: path.unlink()], ids=["cut", "changed", "gone"])
+@pytest.mark.parametrize(
+    "damage", [truncate, change_a_byte, lambda path: path.unlink()], ids=["cut", "changed", "gone"]
+)
 def test_a_damaged_entry_is_noticed_at_the_next_start_and_redone(
     tmp_path: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
@@ -90,7 +94,9 @@ def test_a_copied_store_is_good_and_is_read_only_once(tmp_path: Path) -> None:
     copy = Store(tmp_path / "copy" / store.folder.name)
     before = times(copy)
     assert prepare(dataset, recipe(), tmp_path / "copy", 1).folder == copy.folder
-    assert {name for name, when in times(copy).items() if before[name] != when} == {f"case_{i}.json" for i in range(3)}
+    assert {name for name, when in times(copy).items() if before[name] != when} == {
+        f"case_{i}.json" for i in range(3)
+    }
     before = times(copy)
     prepare(dataset, recipe(), tmp_path / "copy", 1)
     assert redone(copy, before) == set()
@@ -113,7 +119,10 @@ def test_a_copied_store_that_may_only_be_read_is_used_as_it_is(open_folder: Path
 
 def test_an_entry_of_another_recipe_is_none_of_this(tmp_path: Path) -> None:
     dataset, cache = tiny(tmp_path / "data", 1), tmp_path / "cache"
-    one, other = prepare(dataset, recipe(), cache, 1), prepare(dataset, recipe(normalisation="zscore"), cache, 1)
+    one, other = (
+        prepare(dataset, recipe(), cache, 1),
+        prepare(dataset, recipe(normalisation="zscore"), cache, 1),
+    )
     for path in other.folder.iterdir():
         shutil.copy2(path, one.folder / path.name)
     assert not one.has(dataset.cases[0])
@@ -121,7 +130,9 @@ def test_an_entry_of_another_recipe_is_none_of_this(tmp_path: Path) -> None:
     assert_as_new(one, dataset)
 
 
-def test_a_file_that_changes_while_it_is_prepared_is_prepared_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_while_it_is_prepared_is_prepared_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset, cache = tiny(tmp_path / "data", 1), tmp_path / "cache"
     real = preparing.prepare_case
 
@@ -143,7 +154,8 @@ def test_a_damaged_entry_in_a_worker_names_case_and_remedy(tmp_path: Path) -> No
     store = prepare(tiny(tmp_path / "data", 1), recipe(), tmp_path / "cache", 1)
     truncate(store.folder / "case_0.image.npy")
     with pytest.raises(
-        ValueError, match=r"^case case_0: .* cannot be read \(.*\); start again, and what is damaged is prepared"
+        ValueError,
+        match=r"^case case_0: .* cannot be read \(.*\); start again, and what is damaged is prepared",
     ):
         store.read("case_0")
 
@@ -152,7 +164,11 @@ def test_the_fingerprint_file_tells_what_a_dataset_is(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 2)
     found, skipped = fingerprint(dataset, tmp_path / "cache", 1)
     content = json.loads((tmp_path / "cache/fingerprint.json").read_text())
-    assert skipped == {} and content["cases"] == ["case_0", "case_1"] and content["class_names"] == list(dataset.class_names)
+    assert (
+        skipped == {}
+        and content["cases"] == ["case_0", "case_1"]
+        and content["class_names"] == list(dataset.class_names)
+    )
     assert content["fingerprint"]["shapes"] == [[12, 14, 10]] * 2
     assert content["fingerprint"]["intensities"][0]["mean"] == found.intensities[0]["mean"]
     voxels = np.array(content["fingerprint"]["class_voxels"])
@@ -247,7 +263,10 @@ def test_the_first_failure_ends_the_work() -> None:
     assert len(done) < 20
 
 
-FULL = r"case case_(\d): no room in {folder} \({reason}\): this case needs 1\.\d MB, [\d.]+ MB are free; make room, or name "
+FULL = (
+    r"case case_(\d): no room in {folder} \({reason}\): this case needs 1\.\d MB, [\d.]+ MB are free; "
+    r"make room, or name "
+)
 PREPARE = """
 import resource, signal, sys
 from pathlib import Path
@@ -265,7 +284,12 @@ except ValueError as error:
 def prepare_apart(root: Path, cache: Path, before: str = "", launcher: tuple[str, ...] = ()) -> str:
     code = PREPARE.format(tests=str(tiny.ROOT / "tests"), root=str(root), cache=str(cache), before=before)
     done = subprocess.run(
-        [*launcher, sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120, cwd=root.parent
+        [*launcher, sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=root.parent,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -288,13 +312,18 @@ def test_a_full_disk_is_named_and_the_next_start_goes_on(tmp_path: Path) -> None
     prepare(msd(root), recipe(), tmp_path / "saved", 1)
     assert redone(store, before) >= {f"case_{i}" for i in range(int(found[1]), 5)}
     arrays = {f"case_{i}.image.npy" for i in range(int(found[1]))}
-    assert {name: when for name, when in times(store).items() if name in arrays} == {name: before[name] for name in arrays}
+    assert {name: when for name, when in times(store).items() if name in arrays} == {
+        name: before[name] for name in arrays
+    }
     assert_as_new(store, msd(root))
 
 
 def test_a_file_that_may_not_grow_is_named_too(tmp_path: Path) -> None:
     root, cache = write_msd(tmp_path / "data", 2, shape=(64, 64, 64)), tmp_path / "cache"
-    limit = "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (500_000,) * 2)"
+    limit = (
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, "
+        "(500_000,) * 2)"
+    )
     said = prepare_apart(root, cache, limit)
     assert re.match(FULL.format(folder=r"\S+/cache/\w+", reason="File too large"), said), said
     assert prepare_apart(root, cache) == ""
@@ -312,7 +341,9 @@ def test_a_cache_that_may_not_be_written_is_named(open_folder: Path) -> None:
     (store.folder / "case_0.json").write_text("")
     (open_folder / "cache/.lock").chmod(0o666)
     said = unprivileged(prepare, dataset, recipe(), open_folder / "cache", 1)
-    assert said.endswith(f"cannot write to {store.folder} (Permission denied); data.cache_dir names another place")
+    assert said.endswith(
+        f"cannot write to {store.folder} (Permission denied); data.cache_dir names another place"
+    )
 
 
 def test_no_room_for_the_findings_is_named_too(tmp_path: Path) -> None:
@@ -320,8 +351,12 @@ def test_no_room_for_the_findings_is_named_too(tmp_path: Path) -> None:
     code = PREPARE.replace("import prepare\n", "import fingerprint\n").replace(
         "prepare(msd({root!r}), recipe(),", "fingerprint(msd({root!r}),"
     )
-    limit = "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100,) * 2)"
+    limit = (
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100,) * 2)"
+    )
     code = code.format(tests=str(tiny.ROOT / "tests"), root=str(root), cache=str(cache), before=limit)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.stdout == f"data.cache_dir: cannot write to {cache} (File too large)\n", done.stderr
     assert [path.name for path in cache.iterdir()] == [".lock"]

@@ -1,4 +1,6 @@
-"""medconv/data/preprocessing/preprocess.py: to the network's grid and back, against nibabel's own reorientation and by millimetres."""
+"""medconv/data/preprocessing/preprocess.py: to the network's grid and back, against nibabel's own
+reorientation and by millimetres.
+"""
 
 import subprocess
 import sys
@@ -69,11 +71,15 @@ def test_round_trip_in_every_orientation(axes: tuple[int, ...], signs: tuple[int
     np.testing.assert_array_equal(back, label)
 
 
-def blob(shape: tuple[int, ...], affine: np.ndarray, centre_mm: np.ndarray, radii_mm: np.ndarray) -> np.ndarray:
+def blob(
+    shape: tuple[int, ...], affine: np.ndarray, centre_mm: np.ndarray, radii_mm: np.ndarray
+) -> np.ndarray:
     """How far each voxel is from the centre, in radii."""
     voxels = np.stack([*np.meshgrid(*[np.arange(n) for n in shape], indexing="ij"), np.ones(shape)])
     positions = np.einsum("ij,jxyz->ixyz", affine[:3], voxels)
-    return np.linalg.norm((positions - centre_mm[:, None, None, None]) / radii_mm[:, None, None, None], axis=0)
+    return np.linalg.norm(
+        (positions - centre_mm[:, None, None, None]) / radii_mm[:, None, None, None], axis=0
+    )
 
 
 @pytest.mark.parametrize(("axes", "signs"), ORIENTATIONS[::7])
@@ -100,7 +106,9 @@ def test_resampled_round_trip_keeps_a_smooth_shape(
 
 @pytest.mark.parametrize(("axes", "signs"), ORIENTATIONS[::11])
 def test_a_point_stays_where_it_is_in_mm(axes: tuple[int, ...], signs: tuple[int, ...]) -> None:
-    """A blob at a known place of the patient, found again by centre of mass; the new grid starts at the content's edge."""
+    """A blob at a known place of the patient, found again by centre of mass; the new grid starts at the
+    content's edge.
+    """
     shape, native_mm, target_mm = (34, 28, 16), (0.8, 1.0, 2.1), np.array([1.1, 0.7, 1.9])
     affine = affine_of(axes, signs, native_mm, (30, -20, 5))
     centre = affine[:3] @ [17.3, 13.6, 7.2, 1]
@@ -119,7 +127,8 @@ def test_a_point_stays_where_it_is_in_mm(axes: tuple[int, ...], signs: tuple[int
     for mass in (array[0] - 1, prepared):
         found = np.array([(np.indices(mass.shape)[i] * mass).sum() / mass.sum() for i in range(3)])
         np.testing.assert_allclose(found, wanted, atol=0.5)
-    # exact with the spacing that the new shape really has: whole voxels make it differ a little from the target
+    # exact with the spacing that the new shape really has: whole voxels make it differ a little from the
+    # target
     extent_mm = np.diff(placement.box)[:, 0] * np.diag(canonical)[:3]
     mass = array[0] - 1
     found = np.array([(np.indices(mass.shape)[i] * mass).sum() / mass.sum() for i in range(3)])
@@ -146,7 +155,9 @@ def test_resampled_label_has_no_new_values() -> None:
     label[2:6], label[6:10] = 1, 4
     for target in ((0.6, 1.7, 1.3), (2.5, 0.7, 1)):
         known = recipe(target)
-        _, placement = preprocess(np.ones((1, 12, 12, 12), np.float32), Grid.of((12, 12, 12), np.eye(4)), known)
+        _, placement = preprocess(
+            np.ones((1, 12, 12, 12), np.float32), Grid.of((12, 12, 12), np.eye(4)), known
+        )
         prepared = preprocess_label(label, placement, known, 5)
         assert prepared.shape != label.shape
         assert set(np.unique(prepared)) == {0, 1, 4}
@@ -156,7 +167,9 @@ def test_resampled_label_has_no_new_values() -> None:
 def test_prepared_label_is_as_small_as_it_can_be(num_classes: int, dtype: type) -> None:
     label = np.zeros((4, 4, 4), np.int16)
     label[0, 0, 0] = num_classes - 1
-    _, placement = preprocess(np.ones((1, 4, 4, 4), np.float32), Grid.of((4, 4, 4), np.eye(4)), recipe((1, 1, 1)))
+    _, placement = preprocess(
+        np.ones((1, 4, 4, 4), np.float32), Grid.of((4, 4, 4), np.eye(4)), recipe((1, 1, 1))
+    )
     prepared = preprocess_label(label, placement, recipe((1, 1, 1)), num_classes)
     assert prepared.dtype == dtype and prepared.max() == num_classes - 1
 
@@ -219,7 +232,9 @@ def normalised(values: np.ndarray, name: str, **known: float) -> np.ndarray:
 
 def test_normalisation_by_numbers() -> None:
     values = np.array([1.0, 2.0, 3.0, 6.0])  # mean 3, standard deviation sqrt(3.5)
-    np.testing.assert_allclose(normalised(values, "zscore"), np.array([-2, -1, 0, 3]) / np.sqrt(3.5), rtol=1e-5)
+    np.testing.assert_allclose(
+        normalised(values, "zscore"), np.array([-2, -1, 0, 3]) / np.sqrt(3.5), rtol=1e-5
+    )
     np.testing.assert_allclose(normalised(values, "rescale"), [0, 0.2, 0.4, 1], rtol=1e-6)
     np.testing.assert_array_equal(normalised(values, "none"), values)
     window = {"percentile_00_5": 1.5, "percentile_99_5": 5.0, "mean": 2.0, "std": 4.0}
@@ -229,7 +244,9 @@ def test_normalisation_by_numbers() -> None:
 @pytest.mark.parametrize("name", ["zscore", "rescale"])
 def test_normalisation_ignores_the_border_and_scale(name: str) -> None:
     values = np.array([0, 0, 0, 1.0, 2.0, 3.0, 6.0, 0, 0])
-    np.testing.assert_allclose(normalised(values, name), normalised(values[3:7] * 1000, name), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        normalised(values, name), normalised(values[3:7] * 1000, name), rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", ["zscore", "rescale", "ct"])
@@ -249,7 +266,13 @@ def test_each_channel_has_its_own_normalisation() -> None:
 
 
 def test_which_normalisation() -> None:
-    assert normalisation_for(None, ("CT", "ct ", "T1", "MRI", "PET")) == ("ct", "ct", "zscore", "zscore", "zscore")
+    assert normalisation_for(None, ("CT", "ct ", "T1", "MRI", "PET")) == (
+        "ct",
+        "ct",
+        "zscore",
+        "zscore",
+        "zscore",
+    )
     assert normalisation_for("rescale", ("CT", "T1")) == ("rescale", "rescale")
     assert normalisation_for(["none", "ct"], ("CT", "T1")) == ("none", "ct")
     with pytest.raises(
@@ -277,11 +300,15 @@ def test_oblique_grids_turn_to_their_nearest_axes() -> None:
     assert spacing == pytest.approx(canonical.header.get_zooms()[:3])
     known = recipe(spacing)
     _, placement = preprocess(image, grid, known)
-    np.testing.assert_array_equal(restore(one_hot(preprocess_label(label, placement, known, 4), 4), placement), label)
+    np.testing.assert_array_equal(
+        restore(one_hot(preprocess_label(label, placement, known, 4), 4), placement), label
+    )
 
 
 def test_restore_takes_logits_of_any_precision_and_size() -> None:
-    """Four times finer: the step after the first of 4 voxels comes after the fourth of 16, for outer edges stay."""
+    """Four times finer: the step after the first of 4 voxels comes after the fourth of 16, for outer edges
+    stay.
+    """
     placement = CropInfo(Grid.of((16, 8, 8), np.eye(4)), (16, 8, 8), ((0, 16), (2, 6), (0, 8)))
     logits = torch.full((3, 4, 2, 4), -5.0, dtype=torch.bfloat16)
     logits[0] = 0
@@ -294,20 +321,26 @@ def test_restore_takes_logits_of_any_precision_and_size() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 5, 3), (9, 12, 8), (9, 10, 3), (9, 10, 11)])
 @pytest.mark.parametrize("slices", [False, True])
-def test_restore_takes_channel_after_channel_with_the_result_of_all_at_once(shape: tuple[int, ...], slices: bool) -> None:
+def test_restore_takes_channel_after_channel_with_the_result_of_all_at_once(
+    shape: tuple[int, ...], slices: bool
+) -> None:
     """To the last bit, and the first of equal ones wins; also where slices of a volume were put together."""
     logits = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
     logits[4] = logits[2]
     logits = logits.transpose(1, 3).contiguous().transpose(1, 3) if slices else logits
     grid = Grid.of((9, 10, 11), np.eye(4))
-    whole = torch.nn.functional.interpolate(logits[None], size=(9, 10, 11), mode="trilinear", align_corners=False)[0]
+    whole = torch.nn.functional.interpolate(
+        logits[None], size=(9, 10, 11), mode="trilinear", align_corners=False
+    )[0]
     placement = CropInfo(grid, grid.shape, ((0, 9), (0, 10), (0, 11)))
     for channel, wanted in zip(on_content_grid(logits, placement), whole, strict=True):
         assert torch.equal(channel, wanted)
     found = restore(logits, placement)
     np.testing.assert_array_equal(found, whole.argmax(0).numpy())
     assert set(np.unique(found)) == {0, 1, 2, 3}
-    np.testing.assert_array_equal(restore(logits, placement, SegmentationTargets.of_classes("abcde").decode), found)
+    np.testing.assert_array_equal(
+        restore(logits, placement, SegmentationTargets.of_classes("abcde").decode), found
+    )
     regions = SegmentationTargets(tuple("abcde"), ((1,),) * 5, (3, 1, 5, 2, 4))
     wanted = np.zeros(grid.shape, np.int16)
     for value, region in zip(regions.order, whole.numpy(), strict=True):
@@ -330,5 +363,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 restore(logits, placement)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert int(done.stdout) < 30_000  # KB

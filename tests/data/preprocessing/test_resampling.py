@@ -31,7 +31,9 @@ def test_image_is_scipys(before: tuple[int, ...], after: tuple[int, ...], order:
 
 @pytest.mark.parametrize(("before", "after"), SHAPES)
 @pytest.mark.parametrize("classes", [2, 5])
-def test_label_is_the_heaviest_of_scipys_classes(before: tuple[int, ...], after: tuple[int, ...], classes: int) -> None:
+def test_label_is_the_heaviest_of_scipys_classes(
+    before: tuple[int, ...], after: tuple[int, ...], classes: int
+) -> None:
     """Noise, where almost every voxel is contested, and regions, where almost none is."""
     rng = np.random.default_rng(1)
     regions = (ndimage.gaussian_filter(rng.normal(0, 1, before), 2) * 20).clip(0, classes - 1)

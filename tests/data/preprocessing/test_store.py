@@ -1,4 +1,6 @@
-"""medconv/data/preprocessing/store.py and prepare.py: work is done once, by one process, and what is broken off is taken up again."""
+"""medconv/data/preprocessing/store.py and prepare.py: work is done once, by one process, and what is
+broken off is taken up again.
+"""
 
 import json
 import logging
@@ -45,7 +47,9 @@ ARRAYS = ("image", "label", "foreground")
 
 def times(store: Store) -> dict[str, int]:
     """File name to time of change, of everything committed."""
-    return {path.name: path.stat().st_mtime_ns for path in store.folder.iterdir() if not path.name.startswith(".")}
+    return {
+        path.name: path.stat().st_mtime_ns for path in store.folder.iterdir() if not path.name.startswith(".")
+    }
 
 
 def touch(path: Path) -> None:
@@ -93,13 +97,17 @@ def _one_hot(label: np.ndarray) -> "object":
 
 
 def test_what_a_prepared_case_holds(tmp_path: Path) -> None:
-    """Image and label as preprocessing has them; `foreground` lists class and position of foreground voxels."""
+    """Image and label as preprocessing has them; `foreground` lists class and position of foreground
+    voxels.
+    """
     (case,) = nnunet(write_nnunet(tmp_path, 1)).cases
     entry = prepare_case(case, recipe(channels=2), 3)
     np.testing.assert_array_equal(entry.image, [image_array(0), image_array(0) + 100])
     assert entry.image.dtype == np.float32 and entry.label.dtype == np.uint8
     np.testing.assert_array_equal(entry.label, label_array(0))
-    assert entry.foreground.shape == (np.count_nonzero(label_array(0)), 4) and entry.foreground.dtype == np.int32
+    assert (
+        entry.foreground.shape == (np.count_nonzero(label_array(0)), 4) and entry.foreground.dtype == np.int32
+    )
     for value, *where in entry.foreground:
         assert label_array(0)[tuple(where)] == value
     assert len(np.unique(entry.foreground, axis=0)) == len(entry.foreground)
@@ -128,7 +136,9 @@ def test_entries_are_made_once_and_used_again(tmp_path: Path) -> None:
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
     store = prepare(dataset, recipe(), cache, 2)
     before = times(store)
-    assert set(before) == {f"case_{i}.{end}" for i in range(3) for end in ("json", *(f"{n}.npy" for n in ARRAYS))}
+    assert set(before) == {
+        f"case_{i}.{end}" for i in range(3) for end in ("json", *(f"{n}.npy" for n in ARRAYS))
+    }
     assert_complete(store, dataset)
     again = prepare(msd(tmp_path / "data"), recipe(), cache, 2)
     assert again.folder == store.folder and times(again) == before
@@ -213,7 +223,8 @@ def test_fingerprint_of_a_faulty_dataset_is_not_kept(tmp_path: Path) -> None:
     truncate(dataset.cases[1].images[0])
     for _ in range(2):
         with pytest.raises(
-            ValueError, match=r"2 faults in 3 cases\n  case case_0: .*no such file\n  case case_1: .*truncated"
+            ValueError,
+            match=r"2 faults in 3 cases\n  case case_0: .*no such file\n  case case_1: .*truncated",
         ):
             fingerprint(dataset, folder, 1)
     save(dataset.cases[0].images[0], image_array(0))
@@ -253,7 +264,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_unreadable_entry_names_its_case(tmp_path: Path, damage: str, name: str) -> None:
     store = prepare(tiny(tmp_path / "data", 1), recipe(), tmp_path / "cache", 1)
     DAMAGES[damage](store.folder / f"case_0.{name}")
-    with pytest.raises(ValueError, match=rf"^case case_0: its prepared files in {store.folder} cannot be read \("):
+    with pytest.raises(
+        ValueError, match=rf"^case case_0: its prepared files in {store.folder} cannot be read \("
+    ):
         store.read("case_0")
 
 
@@ -352,7 +365,9 @@ def test_a_killed_preparation_is_taken_up_again(tmp_path: Path, fatal: str) -> N
 
 
 def test_a_reader_never_sees_half_an_entry(tmp_path: Path) -> None:
-    """While a case is replaced its record is away, so that no record ever stands beside arrays of another file."""
+    """While a case is replaced its record is away, so that no record ever stands beside arrays of another
+    file.
+    """
     dataset = tiny(tmp_path / "data", 1)
     (case,) = dataset.cases
     store = prepare(dataset, recipe(), tmp_path / "cache", 1)
@@ -398,7 +413,9 @@ def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     ],
 )
 def test_a_record_is_not_trusted_with_memory(tmp_path: Path, change: dict[str, object]) -> None:
-    """Its checksum can be made by anybody: what it says of an array is checked against plain numbers and the file."""
+    """Its checksum can be made by anybody: what it says of an array is checked against plain numbers and
+    the file.
+    """
     (case,) = (dataset := tiny(tmp_path / "data", 1)).cases
     store = prepare(dataset, recipe(), tmp_path / "cache", 1)
     record = store._record(case.id)
@@ -412,7 +429,9 @@ def test_parts_of_different_cases_are_no_entry(tmp_path: Path) -> None:
     (case,) = (dataset := tiny(tmp_path / "data", 1)).cases
     store = prepare(dataset, recipe(), tmp_path / "cache", 1)
     record = store._record(case.id)
-    record["arrays"]["label"] = storing._save(store._path(case.id, "label.npy"), np.zeros((4, 4, 4), np.uint8))
+    record["arrays"]["label"] = storing._save(
+        store._path(case.id, "label.npy"), np.zeros((4, 4, 4), np.uint8)
+    )
     store._commit(case.id, record)
     with pytest.raises(ValueError, match="do not belong together"):
         store.read(case.id)
@@ -425,7 +444,9 @@ def test_one_changed_file_is_one_case_to_prepare(tmp_path: Path, name: str) -> N
 
     def prepared() -> Store:
         found, _ = fingerprint(dataset, tmp_path / "cache", 1)
-        return prepare(dataset, replace(recipe(normalisation=name), intensities=found.intensities), tmp_path / "cache", 1)
+        return prepare(
+            dataset, replace(recipe(normalisation=name), intensities=found.intensities), tmp_path / "cache", 1
+        )
 
     before = prepared()
     times = {path.name: path.stat().st_mtime_ns for path in before.folder.glob("*.json")}
@@ -434,7 +455,9 @@ def test_one_changed_file_is_one_case_to_prepare(tmp_path: Path, name: str) -> N
     if name == "ct":
         assert after.folder != before.folder
     else:
-        changed = {path.name for path in after.folder.glob("*.json") if path.stat().st_mtime_ns != times[path.name]}
+        changed = {
+            path.name for path in after.folder.glob("*.json") if path.stat().st_mtime_ns != times[path.name]
+        }
         assert after.folder == before.folder and changed == {"case_2.json"}
 
 
@@ -453,7 +476,9 @@ def test_a_further_case_leaves_the_others_as_they_are(tmp_path: Path) -> None:
         lambda case: save(case.label, label_array(0)[:-1]),
     ],
 )
-def test_files_that_were_replaced_since_the_check_do_not_enter(tmp_path: Path, damage: Callable[[Case], object]) -> None:
+def test_files_that_were_replaced_since_the_check_do_not_enter(
+    tmp_path: Path, damage: Callable[[Case], object]
+) -> None:
     dataset = tiny(tmp_path / "data", 2)
     fingerprint(dataset, tmp_path / "cache", 1)
     damage(dataset.cases[1])

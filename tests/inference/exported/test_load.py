@@ -1,4 +1,6 @@
-"""medconv/inference/exported/load.py: ONNX files that are damaged or refer to other files, and the device they run on."""
+"""medconv/inference/exported/load.py: ONNX files that are damaged or refer to other files, and the device
+they run on.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +48,9 @@ def test_an_onnx_function_refers_to_no_other(file: Path, tmp_path: Path) -> None
 
 
 def test_an_onnx_session_is_on_the_gpu_that_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    runtime = SimpleNamespace(get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    runtime = SimpleNamespace(
+        get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    )
     for device, number in (("cuda", 0), ("cuda:1", 1)):
         assert _providers(runtime, device)[0] == ("CUDAExecutionProvider", {"device_id": number})
     runtime.get_available_providers = lambda: ["CPUExecutionProvider"]

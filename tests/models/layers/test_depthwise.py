@@ -21,7 +21,12 @@ LAYERS: dict[str, dict[str, Any]] = {
         "dilation": 2,
         "bias": False,
     },
-    "two outputs a channel": {"in_channels": 6, "out_channels": 12, "kernel_size": (1, 3, 5), "padding": (0, 1, 2)},
+    "two outputs a channel": {
+        "in_channels": 6,
+        "out_channels": 12,
+        "kernel_size": (1, 3, 5),
+        "padding": (0, 1, 2),
+    },
     "same": {"in_channels": 20, "out_channels": 20, "kernel_size": 5, "padding": "same"},
 }
 
@@ -74,7 +79,13 @@ def test_in_bf16_it_takes_the_blocks_and_agrees(autocast: bool, monkeypatch: pyt
 def test_mednext_keeps_its_names_and_results() -> None:
     torch.manual_seed(0)
     plain = nets.MedNeXt(
-        3, init_filters=8, in_channels=1, out_channels=2, blocks_down=(1,), blocks_bottleneck=1, blocks_up=(1,)
+        3,
+        init_filters=8,
+        in_channels=1,
+        out_channels=2,
+        blocks_down=(1,),
+        blocks_bottleneck=1,
+        blocks_up=(1,),
     )
     network = deepcopy(plain)
     before = [parameter.data_ptr() for parameter in network.parameters()]

@@ -1,4 +1,5 @@
-"""medconv/models/layers/instance_norm.py: the same numbers as torch's instance norm, in channels-last; the swap; the Triton kernels.
+"""medconv/models/layers/instance_norm.py: the same numbers as torch's instance norm, in channels-last; the
+swap; the Triton kernels.
 
 There is no GPU here: the kernels run in Triton's interpreter, and are compiled for a GPU without one.
 """
@@ -32,7 +33,9 @@ SLOPES = [None, 0.0, 0.01, -0.3]
 
 def drawn(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, last: bool = True) -> Tensor:
     x = (2 + 3 * torch.randn(shape, dtype=torch.float64)).to(dtype)
-    return x.contiguous(memory_format=FORMAT[len(shape)] if last else torch.contiguous_format).requires_grad_()
+    return x.contiguous(
+        memory_format=FORMAT[len(shape)] if last else torch.contiguous_format
+    ).requires_grad_()
 
 
 def torch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, slope: float | None) -> Tensor:
@@ -86,7 +89,9 @@ def test_half_precision_with_fp32_weights(shape: tuple[int, ...], dtype: torch.d
 @pytest.mark.parametrize("grad_last", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_output_and_gradient_stay_channels_last(shape: tuple[int, ...], dtype: torch.dtype, grad_last: bool) -> None:
+def test_output_and_gradient_stay_channels_last(
+    shape: tuple[int, ...], dtype: torch.dtype, grad_last: bool
+) -> None:
     x = drawn(shape, dtype)
     y = instance_norm(x, negative_slope=0.01)
     grad = drawn(shape, dtype, last=grad_last).detach()
@@ -134,7 +139,9 @@ def test_an_empty_batch_gives_an_empty_result() -> None:
 
 
 def test_autocast_gives_the_dtype_that_torch_gives() -> None:
-    layer = nn.Sequential(nn.Conv3d(2, 4, 3), nn.InstanceNorm3d(4, affine=True)).to(memory_format=torch.channels_last_3d)
+    layer = nn.Sequential(nn.Conv3d(2, 4, 3), nn.InstanceNorm3d(4, affine=True)).to(
+        memory_format=torch.channels_last_3d
+    )
     x = torch.randn(2, 2, 6, 5, 5).to(memory_format=torch.channels_last_3d)
     with torch.autocast("cpu", torch.bfloat16):
         wanted = layer(x)
@@ -152,12 +159,16 @@ def test_compiles_without_a_break(last: bool) -> None:
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     got, wanted = compiled(x), plain(x)
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (got, wanted)), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(y.square().sum(), x)[0] for y in (got, wanted)), rtol=1e-8, atol=1e-8
+    )
     assert got.is_contiguous(memory_format=torch.channels_last_3d) == last
 
 
 def dynunet() -> nn.Module:
-    return DynUNet(3, 1, 2, (3, 3, 3), (1, 2, 2), (2, 2), filters=(4, 8, 8), norm_name=("INSTANCE", {"affine": True}))
+    return DynUNet(
+        3, 1, 2, (3, 3, 3), (1, 2, 2), (2, 2), filters=(4, 8, 8), norm_name=("INSTANCE", {"affine": True})
+    )
 
 
 def medconv_unet(dims: int) -> nn.Module:
@@ -193,7 +204,11 @@ def test_a_swapped_network_is_the_same_network(name: str, training: bool) -> Non
     assert sum(isinstance(m, nn.Identity) for m in network.modules()) == fused + sum(
         isinstance(m, nn.Identity) for m in plain.modules()
     )
-    assert all(isinstance(m, (nn.InstanceNorm2d, nn.InstanceNorm3d)) for m in network.modules() if isinstance(m, FAST))
+    assert all(
+        isinstance(m, (nn.InstanceNorm2d, nn.InstanceNorm3d))
+        for m in network.modules()
+        if isinstance(m, FAST)
+    )
 
     x = drawn((2, 1, *[16] * dims)[: dims + 2])
     for copy in (network, deepcopy(network)):
@@ -217,7 +232,9 @@ def test_no_norm_of_a_swapped_network_hands_on_a_contiguous_tensor() -> None:
     seen = []
     for m in network.modules():
         if isinstance(m, FAST):
-            m.register_forward_hook(lambda _, __, y: seen.append(y.is_contiguous(memory_format=torch.channels_last_3d)))
+            m.register_forward_hook(
+                lambda _, __, y: seen.append(y.is_contiguous(memory_format=torch.channels_last_3d))
+            )
     network(torch.randn(2, 1, 8, 8, 8).to(memory_format=torch.channels_last_3d))
     assert len(seen) == 10 and all(seen)
 
@@ -236,7 +253,10 @@ def test_running_statistics_and_subclasses_are_left() -> None:
 
 def test_a_norm_built_with_running_statistics_uses_them() -> None:
     x = drawn((2, 3, 4, 4), torch.float32).detach()
-    layer, plain = ChannelsLastInstanceNorm2d(3, track_running_stats=True), nn.InstanceNorm2d(3, track_running_stats=True)
+    layer, plain = (
+        ChannelsLastInstanceNorm2d(3, track_running_stats=True),
+        nn.InstanceNorm2d(3, track_running_stats=True),
+    )
     for _ in range(2):
         torch.testing.assert_close(layer(x), plain(x))
         torch.testing.assert_close(layer.running_mean, plain.running_mean)
@@ -281,7 +301,9 @@ KEPT = {
     "activation hooked": lambda: [Block(nn.InstanceNorm2d(2), hooked(nn.ReLU()))],
     "norm hooked": lambda: [Block(hooked(nn.InstanceNorm2d(2)), nn.ReLU())],
     "forward of its own": lambda: [Reversed(nn.InstanceNorm2d(2), nn.ReLU())],
-    "a plain sequential, which others may walk through": lambda: [nn.Sequential(nn.InstanceNorm2d(2), nn.ReLU())],
+    "a plain sequential, which others may walk through": lambda: [
+        nn.Sequential(nn.InstanceNorm2d(2), nn.ReLU())
+    ],
     "something between": lambda: [Block(nn.InstanceNorm2d(2), nn.Conv2d(2, 2, 1), nn.ReLU())],
     "another activation": lambda: [Block(nn.InstanceNorm2d(2), nn.ELU())],
     "no sequential": lambda: [nn.ModuleList([nn.InstanceNorm2d(2), nn.ReLU()])],
@@ -383,14 +405,23 @@ print("done")
     ("code", "interpret"), [(INTERPRETED, "1"), (COMPILED, "0")], ids=["interpreted", "compiled for a GPU"]
 )
 def test_the_triton_kernels(code: str, interpret: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": interpret,
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0 and done.stdout.strip() == "done", done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("affine", [torch.float32, torch.bfloat16, None], ids=str)
-def test_without_gradients_it_is_the_same_to_the_last_bit(dtype: torch.dtype, affine: torch.dtype | None) -> None:
+def test_without_gradients_it_is_the_same_to_the_last_bit(
+    dtype: torch.dtype, affine: torch.dtype | None
+) -> None:
     torch.manual_seed(0)
     x = drawn((3, 5, 4, 3, 6), dtype)
     weight, bias = (None, None) if affine is None else torch.rand(2, 5, dtype=affine).unbind()

@@ -10,7 +10,9 @@ from torch import nn
 from medconv.models.layers.max_pool import WindowMaxPool3d, swap_pools
 
 
-@pytest.mark.parametrize("settings", [{"kernel_size": 2}, {"kernel_size": (1, 2, 3)}, {"kernel_size": 3, "stride": 3}])
+@pytest.mark.parametrize(
+    "settings", [{"kernel_size": 2}, {"kernel_size": (1, 2, 3)}, {"kernel_size": 3, "stride": 3}]
+)
 def test_values_and_gradients_are_those_of_max_pooling(settings: dict[str, Any]) -> None:
     plain, mine = nn.MaxPool3d(**settings), nn.Sequential(nn.MaxPool3d(**settings))
     assert swap_pools(mine) == 1
@@ -28,7 +30,11 @@ def test_values_and_gradients_are_those_of_max_pooling(settings: dict[str, Any])
 
 @pytest.mark.parametrize(
     "settings",
-    [{"kernel_size": 3, "stride": 2}, {"kernel_size": 2, "padding": 1}, {"kernel_size": 2, "ceil_mode": True}],
+    [
+        {"kernel_size": 3, "stride": 2},
+        {"kernel_size": 2, "padding": 1},
+        {"kernel_size": 2, "ceil_mode": True},
+    ],
 )
 def test_windows_that_overlap_or_stand_over_are_left(settings: dict[str, Any]) -> None:
     network = nn.Sequential(nn.MaxPool3d(**settings))

@@ -1,4 +1,6 @@
-"""medconv/models/pretrained/freeze.py and rates of single layers: what stays, what learns slower, in every optimizer and schedule."""
+"""medconv/models/pretrained/freeze.py and rates of single layers: what stays, what learns slower, in every
+optimizer and schedule.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,15 @@ def step(network: nn.Module, optimizer: Any) -> None:
     optimizer.step()
 
 
-@pytest.mark.parametrize("switches", [{}, {"activation_checkpointing": "blocks"}, {"activation_checkpointing": "pointwise"}])
+@pytest.mark.parametrize(
+    "switches", [{}, {"activation_checkpointing": "blocks"}, {"activation_checkpointing": "pointwise"}]
+)
 def test_frozen_parameters_and_statistics_stay_and_others_do_not(switches: dict[str, Any]) -> None:
     network = unet()
     line = freeze(network, ["^encoder"])
-    assert line.startswith("init.freeze: 12 of 24 parameters, 0.00") and line.endswith("the statistics of 4 batch norms")
+    assert line.startswith("init.freeze: 12 of 24 parameters, 0.00") and line.endswith(
+        "the statistics of 4 batch norms"
+    )
     apply_switches(network, channels_last=True, fast_norm=True, **switches)
     network.train()
     before = copy.deepcopy(network.state_dict())
@@ -116,7 +122,9 @@ def test_each_layer_learns_at_its_rate_through_a_schedule(name: str, schedule: C
     base = rates[id(network.head.weight)]
     assert 0 < base <= 0.1 and (schedule is lr_schedulers.plateau or base < 0.1)
     for key, parameter in network.named_parameters():
-        factor = {"encoder": 0.1, "decoder": 0.5}.get(key.split(".")[0], 1.0)  # the first pattern that is found counts
+        factor = {"encoder": 0.1, "decoder": 0.5}.get(
+            key.split(".")[0], 1.0
+        )  # the first pattern that is found counts
         assert (rates.get(id(parameter)) == pytest.approx(base * factor)) == (not key.startswith("up")), key
     again, scheduler_again = started(network, name, schedule)
     again.load_state_dict(optimizer.state_dict())
@@ -143,7 +151,10 @@ def test_a_step_of_muon_in_groups_is_that_of_one_group() -> None:
     one, other = unet("instance"), unet("instance")
     plain = Muon(one.parameters(), lr=0.1)
     grouped = Muon(
-        [{"params": other.encoder.parameters()}, {"params": [p for n, p in other.named_parameters() if "encoder" not in n]}],
+        [
+            {"params": other.encoder.parameters()},
+            {"params": [p for n, p in other.named_parameters() if "encoder" not in n]},
+        ],
         lr=0.1,
     )
     assert [group["kernels"] for group in grouped.param_groups] == [True, False, True, False]

@@ -1,4 +1,6 @@
-"""medconv/pretrained: files of others and ours into networks; names, sizes, channels, dimensions, and what is refused."""
+"""medconv/pretrained: files of others and ours into networks; names, sizes, channels, dimensions, and what
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ FACTS = {"num_channels": 1, "image_targets": None, "targets": {"names": ["box", 
 CHANNELS = Layers(image=frozenset({"encoder.0.0"}), head=frozenset({"head"}))
 
 
-def unet(dims: int = 2, channels: int = 1, classes: int = 3, seed: int = 0, widths: tuple[int, ...] = (4, 8)) -> UNet:
+def unet(
+    dims: int = 2, channels: int = 1, classes: int = 3, seed: int = 0, widths: tuple[int, ...] = (4, 8)
+) -> UNet:
     torch.manual_seed(seed)
     network = UNet(dims, channels, classes, widths, strides=(2,) * (len(widths) - 1))
     for name, buffer in network.named_buffers():  # as after a training
@@ -76,7 +80,10 @@ WRAPPINGS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
         "state_dict": {f"model.net.{name}": value for name, value in state.items()},
         "optimizer_states": [{"state": {0: {"mean": torch.zeros(3)}}}],
     },
-    "MONAI, with an optimizer": lambda state: {"optimizer": {"state": {0: {"m": torch.ones(2)}}}, "model": state},
+    "MONAI, with an optimizer": lambda state: {
+        "optimizer": {"state": {0: {"m": torch.ones(2)}}},
+        "model": state,
+    },
     "a name of its own": lambda state: {"net_g_weights": {"wrapped": state}},
     "mappings of mappings": nested,
     "beside a wider teacher": lambda state: {"teacher": unet(widths=(6, 8)).state_dict(), "student": state},
@@ -111,7 +118,9 @@ def test_the_encoder_of_a_larger_network(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["file.safetensors", "file.pth"])
 @pytest.mark.parametrize("build", [resnet, lambda: DynUNet(2, 3, 2, [3] * 3, [1, 2, 2], [2, 2], [4, 8, 8])])
-def test_monais_networks_from_their_own_files(build: Callable[[], nn.Module], file: str, tmp_path: Path) -> None:
+def test_monais_networks_from_their_own_files(
+    build: Callable[[], nn.Module], file: str, tmp_path: Path
+) -> None:
     torch.manual_seed(1)
     source, network = build(), build()
     state = {name: value.clone() for name, value in source.state_dict().items()}
@@ -130,13 +139,22 @@ def test_torchvisions_resnet_in_monais(tmp_path: Path) -> None:
     source = models.resnet18(weights=None).eval()
     path = save(tmp_path / "resnet18.pth", source.state_dict())
     flat = ResNet(
-        "basic", [2, 2, 2, 2], [64, 128, 256, 512], 2, 3, num_classes=1000, bias_downsample=False, conv1_t_stride=2
+        "basic",
+        [2, 2, 2, 2],
+        [64, 128, 256, 512],
+        2,
+        3,
+        num_classes=1000,
+        bias_downsample=False,
+        conv1_t_stride=2,
     )
     assert load(flat, path, {**FACTS, "num_channels": 3}).share == 1
     image = torch.rand(1, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(flat.eval()(image), source(image), rtol=1e-4, atol=1e-4)
-    report = load(resnet_like(source), path, FACTS, Layers(frozenset({"conv1"}), frozenset({"fc"})), "inflate")
+    report = load(
+        resnet_like(source), path, FACTS, Layers(frozenset({"conv1"}), frozenset({"fc"})), "inflate"
+    )
     assert sorted(report.drawn) == ["fc.bias", "fc.weight"] and report.share == 1
     assert report.reshaped["conv1.weight"].startswith(
         "(64, 3, 7, 7) to (64, 1, 7, 7, 7): 2D to 3D by inflate, axis 2, other"
@@ -154,7 +172,12 @@ def test_what_does_not_fit_is_said_and_stays_as_drawn(tmp_path: Path) -> None:
     del state["layer1.0.conv1.weight"]
     state["extra.weight"] = torch.zeros(3, 3)
     fresh = network.state_dict()["layer1.0.conv1.weight"].clone()
-    report = load(network, save(tmp_path / "file.pth", state), {**FACTS, "num_channels": 3}, Layers(head=frozenset({"fc"})))
+    report = load(
+        network,
+        save(tmp_path / "file.pth", state),
+        {**FACTS, "num_channels": 3},
+        Layers(head=frozenset({"fc"})),
+    )
     same(network, source_with_head(source, network), ("layer1.0.conv1.weight",))
     assert torch.equal(network.state_dict()["layer1.0.conv1.weight"], fresh)
     sizes = "(10, 32) in the file, here (2, 32)"
@@ -172,7 +195,10 @@ def test_what_does_not_fit_is_said_and_stays_as_drawn(tmp_path: Path) -> None:
     line = str(report)
     assert "3 stay as drawn (layer1.0.conv1.weight, fc.weight, fc.bias)" in line
     assert "3 of the file not used (fc.weight, fc.bias, extra.weight)" in line
-    assert f"  not used  fc.weight  {sizes}\n" in report.table() and "  loaded    conv1.weight\n" in report.table()
+    assert (
+        f"  not used  fc.weight  {sizes}\n" in report.table()
+        and "  loaded    conv1.weight\n" in report.table()
+    )
 
 
 def source_with_head(source: nn.Module, network: nn.Module) -> nn.Module:
@@ -182,7 +208,9 @@ def source_with_head(source: nn.Module, network: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize(("old", "new"), [(3, 1), (1, 3), (3, 2), (2, 4)])
 @pytest.mark.parametrize("conv", ["plain", "basis"])
-def test_an_image_whose_channels_are_alike_gets_the_same_response(old: int, new: int, conv: str, tmp_path: Path) -> None:
+def test_an_image_whose_channels_are_alike_gets_the_same_response(
+    old: int, new: int, conv: str, tmp_path: Path
+) -> None:
     source, network = unet(channels=old, seed=1), unet(channels=new, seed=2)
     if conv == "basis":
         for one in (source, network):
@@ -201,8 +229,12 @@ def test_an_image_whose_channels_are_alike_gets_the_same_response(old: int, new:
 
 def test_only_layers_that_see_the_image_change_their_inputs(tmp_path: Path) -> None:
     """A layer elsewhere may have as many inputs as the image has channels."""
-    report = load(unet(widths=(1, 8)), save(tmp_path / "file.pth", unet(seed=1).state_dict()), FACTS, CHANNELS)
-    assert report.drawn["down.0.weight"] == "(8, 4, 2, 2) in the file, here (8, 1, 2, 2)" and not report.reshaped
+    report = load(
+        unet(widths=(1, 8)), save(tmp_path / "file.pth", unet(seed=1).state_dict()), FACTS, CHANNELS
+    )
+    assert (
+        report.drawn["down.0.weight"] == "(8, 4, 2, 2) in the file, here (8, 1, 2, 2)" and not report.reshaped
+    )
 
 
 def test_a_wider_network_of_the_same_kind_is_named(tmp_path: Path) -> None:
@@ -210,8 +242,9 @@ def test_a_wider_network_of_the_same_kind_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError) as error:
         load(unet(), path, FACTS, CHANNELS)
     assert str(error.value) == (
-        f"init.pretrained={path}: 9 kernels have names of this network's, but other sizes: encoder.0.0.weight (8, 1, 3, 3), here "
-        "(4, 1, 3, 3), encoder.0.3.weight (8, 8, 3, 3), here (4, 4, 3, 3) and 7 more"
+        f"init.pretrained={path}: 9 kernels have names of this network's, but other sizes: "
+        "encoder.0.0.weight (8, 1, 3, 3), here (4, 1, 3, 3), encoder.0.3.weight (8, 8, 3, 3), here (4, 4, "
+        "3, 3) and 7 more"
     )
 
 
@@ -300,7 +333,11 @@ NODES = {
         {"input_block.conv1.conv", "skip_layers.downsample.conv1.conv"},
         {"output_block.conv.conv"},
     ),
-    "SegResNet": (node("monai.networks.nets.SegResNet", init_filters=8), {"convInit.conv"}, {"conv_final.2.conv"}),
+    "SegResNet": (
+        node("monai.networks.nets.SegResNet", init_filters=8),
+        {"convInit.conv"},
+        {"conv_final.2.conv"},
+    ),
 }
 
 
@@ -320,9 +357,9 @@ def test_files_that_fit_nothing_say_what_they_hold(tmp_path: Path) -> None:
     with pytest.raises(ValueError) as error:
         load(unet(), path, FACTS)
     assert str(error.value) == (
-        f"init.pretrained={path}: no name in it is one of this network's: it holds conv1.weight (8, 3, 7, 7), "
-        "layer1.0.conv1.weight (8, 8, 3, 3) and 11 more; the network has encoder.0.0.weight (4, 1, 3, 3), encoder.0.3.weight "
-        "(4, 4, 3, 3) and 7 more"
+        f"init.pretrained={path}: no name in it is one of this network's: it holds conv1.weight (8, 3, 7, "
+        "7), layer1.0.conv1.weight (8, 8, 3, 3) and 11 more; the network has encoder.0.0.weight (4, 1, 3, "
+        "3), encoder.0.3.weight (4, 4, 3, 3) and 7 more"
     )
 
 
@@ -330,7 +367,9 @@ def test_another_architecture_with_names_in_common_is_refused_or_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = resnet().state_dict()
-    bn1 = {name.replace("bn1", "encoder.0.1"): value for name, value in other.items() if name.startswith("bn1")}
+    bn1 = {
+        name.replace("bn1", "encoder.0.1"): value for name, value in other.items() if name.startswith("bn1")
+    }
     norms = {name: value[:4] if value.ndim else value for name, value in bn1.items()}
     with pytest.raises(ValueError, match="no kernel in it is one of this network's: it holds conv1.weight"):
         load(unet(), save(tmp_path / "norms.pth", {**norms, "conv1.weight": other["conv1.weight"]}), FACTS)
@@ -338,7 +377,9 @@ def test_another_architecture_with_names_in_common_is_refused_or_warned_of(
     with caplog.at_level("INFO", logger="medconv"):
         load(unet(), save(tmp_path / "some.pth", some), FACTS)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert re.search(r"6 of \d+ tensors loaded; .* stay as drawn .*; \d % of the weights are the file's", caplog.text)
+    assert re.search(
+        r"6 of \d+ tensors loaded; .* stay as drawn .*; \d % of the weights are the file's", caplog.text
+    )
 
 
 class Payload:
@@ -362,7 +403,10 @@ def looping() -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "payload": (lambda path: {**unet().state_dict(), "more": Payload(path / "hit")}, "refused, it holds more than tensors"),
+    "payload": (
+        lambda path: {**unet().state_dict(), "more": Payload(path / "hit")},
+        "refused, it holds more than tensors",
+    ),
     "a whole module": (lambda path: unet(), "refused, it holds more than tensors"),
     "a list": (lambda path: [torch.zeros(2)], "holds a list, expected tensors by name"),
     "no tensors": (lambda path: looping(), "holds no tensors by name"),
@@ -375,8 +419,14 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda path: unet(3).state_dict(),
         "it is of a 3D network .*, this one is 2D; 3D weights are not used in 2D",
     ),
-    "plain": (lambda path: unet().state_dict(), "such as encoder.0.0.weight, .*: conv.init_from_weights=true projects them"),
-    "computed": (lambda path: with_basis().state_dict(), "encoder.0.0.parametrizations.weight.original .*take the `conv`"),
+    "plain": (
+        lambda path: unet().state_dict(),
+        "such as encoder.0.0.weight, .*: conv.init_from_weights=true projects them",
+    ),
+    "computed": (
+        lambda path: with_basis().state_dict(),
+        "encoder.0.0.parametrizations.weight.original .*take the `conv`",
+    ),
 }
 
 
@@ -430,5 +480,7 @@ def test_monais_u_net_between_labels(tmp_path: Path) -> None:
     """Two layers of it make the outputs."""
     build = partial(MonaiUNet, 2, 1, channels=(4, 8), strides=(2,), num_res_units=1)
     source, network = build(out_channels=3), build(out_channels=2)
-    report = load(network, save(tmp_path / "file.pt", source.state_dict()), FACTS, Layers(head=frozenset({"model.2"})))
+    report = load(
+        network, save(tmp_path / "file.pt", source.state_dict()), FACTS, Layers(head=frozenset({"model.2"}))
+    )
     assert all(name.startswith("model.2.") for name in report.drawn) and report.share == 1

@@ -33,7 +33,9 @@ def memory(dataset: Path) -> Path:
     return path
 
 
-def test_a_run_measures_chooses_and_says_so(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_measures_chooses_and_says_so(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("INFO", logger="medconv"):
         tiny.train(dataset, tmp_path / "run", *AUTO)
     assert "perf=autotune takes the first of these" in caplog.text
@@ -93,7 +95,9 @@ def test_measuring_does_not_change_the_training(dataset: Path, tmp_path: Path) -
     assert tiny.losses(tmp_path / "auto") == pytest.approx(tiny.losses(tmp_path / "plain"), rel=1e-4)
 
 
-def test_other_ranks_take_what_rank_zero_found(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_take_what_rank_zero_found(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny.train(dataset, tmp_path / "zero", *AUTO)
     path, record = memory(dataset), memory(dataset).read_text()
     path.unlink()
@@ -108,7 +112,8 @@ def test_other_ranks_take_what_rank_zero_found(dataset: Path, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("limit", "expected"), [(None, 100_000), (1.0, 100_000), (0.25, 25_000), (5, 1000), (5000, 100_000), (1, 200)]
+    ("limit", "expected"),
+    [(None, 100_000), (1.0, 100_000), (0.25, 25_000), (5, 1000), (5000, 100_000), (1, 200)],
 )
 def test_a_run_of_fewer_batches_is_shorter(limit: Any, expected: float) -> None:
     trainer = {"max_steps": -1, "max_time": None, "max_epochs": 100, "limit_train_batches": limit}
@@ -129,7 +134,8 @@ def test_heads_of_deep_supervision_are_measured_with_the_rest(
 def test_a_rank_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_PATIENCE", 0.3)
     with pytest.raises(
-        ConfigError, match=r"rank 0's choice did not come to .*data.cache_dir must be a folder that all ranks share"
+        ConfigError,
+        match=r"rank 0's choice did not come to .*data.cache_dir must be a folder that all ranks share",
     ):
         cache._awaited(tmp_path / "nowhere.json")
 

@@ -1,4 +1,6 @@
-"""medconv/training/autotune/search.py: what perf=autotune measures, what it refuses, and that it leaves the network alone."""
+"""medconv/training/autotune/search.py: what perf=autotune measures, what it refuses, and that it leaves
+the network alone.
+"""
 
 import logging
 from functools import partial
@@ -41,7 +43,9 @@ def test_candidates_are_what_makes_sense_here(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_the_user_fixed_stays() -> None:
     fixed = {**OPEN, "precision": "64-true", "channels_last": False, "activation_checkpointing": "blocks"}
-    assert choices(fixed, unet(), gpu=False) == [Choice("64-true", fast_depthwise=True, activation_checkpointing="blocks")]
+    assert choices(fixed, unet(), gpu=False) == [
+        Choice("64-true", fast_depthwise=True, activation_checkpointing="blocks")
+    ]
 
 
 def test_the_fastest_is_first_and_nothing_else_changes() -> None:
@@ -140,7 +144,9 @@ def test_equal_candidates_are_decided_for_the_plainer() -> None:
     assert search._best([Candidate(Choice(), 1, [1.0], remark="wrong loss")]) is None
 
 
-@pytest.mark.parametrize("choice", [Choice("bf16-mixed"), Choice(channels_last=True, fast_norm=True)], ids=str)
+@pytest.mark.parametrize(
+    "choice", [Choice("bf16-mixed"), Choice(channels_last=True, fast_norm=True)], ids=str
+)
 def test_a_trial_is_a_training_step(choice: Choice) -> None:
     job = work(unet())
     trial, plain = Trial(job, choice), Trial(job, Choice())

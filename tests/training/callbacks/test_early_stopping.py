@@ -1,4 +1,6 @@
-"""Runs that end early, and learning rates that wait for progress: medconv/training/callbacks/early_stopping.py in real runs."""
+"""Runs that end early, and learning rates that wait for progress:
+medconv/training/callbacks/early_stopping.py in real runs.
+"""
 
 import csv
 import json
@@ -38,7 +40,9 @@ def test_a_run_without_progress_ends_early_and_says_so(dataset: Path, tmp_path: 
     assert content["callbacks"]["EarlyStopping"]["waited"] == 2
     assert content["lr_schedulers"][0]["level"] == 0.25  # lowered twice, the last validation's included
     assert content["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.25 * 0.005)
-    assert tiny.train(dataset, tmp_path / "run", *NEVER, *PLATEAU, "trainer.max_steps=40") == summary  # finished
+    assert (
+        tiny.train(dataset, tmp_path / "run", *NEVER, *PLATEAU, "trainer.max_steps=40") == summary
+    )  # finished
 
 
 def test_a_run_that_goes_on_keeps_its_count(dataset: Path, tmp_path: Path) -> None:
@@ -81,7 +85,11 @@ SCORED = [
 
 def test_before_its_least_number_of_steps_nothing_is_decided(dataset: Path, tmp_path: Path) -> None:
     """It got better after two validations without progress, so it goes on."""
-    least = ["trainer.min_steps=14", "+callbacks.scores.values=[0.5,0.4,0.4,0.6,0.7,0.6,0.6]", "trainer.max_steps=60"]
+    least = [
+        "trainer.min_steps=14",
+        "+callbacks.scores.values=[0.5,0.4,0.4,0.6,0.7,0.6,0.6]",
+        "trainer.max_steps=60",
+    ]
     summary = tiny.train(dataset, tmp_path / "run", *SCORED, *least)
     assert summary["steps"] == summary["stopped_early"]["step"] == 28  # the seventh validation
     assert len(validations(tmp_path / "run")) == 7
@@ -95,7 +103,10 @@ def test_a_run_that_ends_anyway_has_not_stopped_early(dataset: Path, tmp_path: P
 
 
 def test_a_run_that_was_killed_as_it_stopped_has_ended(dataset: Path, tmp_path: Path) -> None:
-    folder, given = tmp_path / "run", [*SCORED, "+callbacks.scores.values=[0.5,0.4,0.4]", "trainer.max_steps=60"]
+    folder, given = (
+        tmp_path / "run",
+        [*SCORED, "+callbacks.scores.values=[0.5,0.4,0.4]", "trainer.max_steps=60"],
+    )
     first = tiny.train(dataset, folder, *given)
     assert first["steps"] == 12
     kept = {key: value for key, value in first.items() if key not in ("status", "stopped_early")}
@@ -107,13 +118,21 @@ def test_a_run_that_was_killed_as_it_stopped_has_ended(dataset: Path, tmp_path: 
 
 def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> None:
     """By a metric that rank 0 alone has."""
-    alone = ["early_stopping.monitor=val/cross_entropy", "early_stopping.mode=min", "scheduler.monitor=val/cross_entropy"]
+    alone = [
+        "early_stopping.monitor=val/cross_entropy",
+        "early_stopping.mode=min",
+        "scheduler.monitor=val/cross_entropy",
+    ]
     arguments = [*NEVER, *PLATEAU, *alone, "scheduler.mode=min", "trainer.max_steps=40"]
     two = ["trainer.devices=2", "trainer.strategy=ddp", f"run.dir={tmp_path / 'run'}"]
     done = tiny.command("train.py", *tiny.overrides(dataset, *arguments, *two), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["hardware"]["devices"] == 2 and summary["steps"] == 6 and summary["stopped_early"]["step"] == 6
+    assert (
+        summary["hardware"]["devices"] == 2
+        and summary["steps"] == 6
+        and summary["stopped_early"]["step"] == 6
+    )
     assert done.stdout.count("stopped early") == 2  # in the log, and in the table at the end
     assert done.stdout.count("learning rate lowered") == 2
 
@@ -125,12 +144,18 @@ def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> No
             ["early_stopping=patience", "early_stopping.monitor=val/f1"],
             "early_stopping.monitor=val/f1: no such metric; there are ",
         ),
-        (["scheduler=plateau", "scheduler.monitor=val/f1"], "scheduler.monitor=val/f1: no such metric; there are "),
+        (
+            ["scheduler=plateau", "scheduler.monitor=val/f1"],
+            "scheduler.monitor=val/f1: no such metric; there are ",
+        ),
         (
             ["early_stopping=patience", "data.fold=all"],
             "early_stopping=patience looks at validations, and there are no cases to",
         ),
-        (["scheduler=plateau", "data.fold=all"], "scheduler=plateau looks at validations, and there are no cases to"),
+        (
+            ["scheduler=plateau", "data.fold=all"],
+            "scheduler=plateau looks at validations, and there are no cases to",
+        ),
         (
             ["early_stopping=patience", "trainer.limit_val_batches=0"],
             "early_stopping=patience looks at validations, and there are no",
@@ -141,7 +166,9 @@ def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> No
         ),
     ],
 )
-def test_what_stopping_needs_is_named(override: list[str], wanted: str, dataset: Path, tmp_path: Path) -> None:
+def test_what_stopping_needs_is_named(
+    override: list[str], wanted: str, dataset: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=f"^{wanted}") as error:
         tiny.train(dataset, tmp_path / "run", *override, "logger=none", "callbacks=none")
     assert isinstance(error.value, ConfigError) or "no such metric" in wanted

@@ -44,7 +44,9 @@ class States(Callback):
         self.after: list[Any] = []
         self.cases: list[list[str]] = []
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.after.append(copy.deepcopy(trainer._checkpoint_connector.dump_checkpoint(weights_only=False)))
         dataset = trainer.train_dataloader.dataset.dataset
         self.cases.append([dataset.case_of(int(n)) for n in batch["sample"]])
@@ -100,18 +102,27 @@ def test_an_image_that_is_not_finite_stops_the_run_and_is_named(
     assert {row["what"] for row in rows} > {"output", "loss", "gradient of output"}
     (trace,) = traces(caplog)
     assert len(trace) == 2 and trace[1].startswith("image (batch)  input")
-    assert all(value.isfinite().all() for value in saved["state_dict"].values())  # the weights before the step
+    assert all(
+        value.isfinite().all() for value in saved["state_dict"].values()
+    )  # the weights before the step
 
 
 def traces(caplog: pytest.LogCaptureFixture) -> list[list[str]]:
     """The lines of each layer trace in the log, without the one above them."""
-    said = [record.getMessage() for record in caplog.records if record.name == "medconv.training.callbacks.nonfinite_guard"]
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "medconv.training.callbacks.nonfinite_guard"
+    ]
     return [text.splitlines()[1:] for text in said if "layer by layer up to the first such value:" in text]
 
 
-def test_weights_that_grow_name_the_first_layer(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_weights_that_grow_name_the_first_layer(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(
-        NonfiniteError, match=r"step 2: the loss .* network\.encoder\.0\.3 \(Conv3d\), output, .*A lower optimizer.lr"
+        NonfiniteError,
+        match=r"step 2: the loss .* network\.encoder\.0\.3 \(Conv3d\), output, .*A lower optimizer.lr",
     ):
         tiny.train(dataset, tmp_path / "run", *EXPLODES)
     file = tmp_path / "run/nonfinite/step2.ckpt"
@@ -119,12 +130,18 @@ def test_weights_that_grow_name_the_first_layer(dataset: Path, tmp_path: Path, c
     assert last.startswith("network.encoder.0.3 (Conv3d)") and " of " in last
     assert any(line.startswith("network.encoder.0.1 (BatchNorm3d)") for line in before)
     assert all(line.split("  ")[0].strip() and " of " not in line for line in before)
-    with pytest.raises(ValueError, match=r"run\.resume=.*step2\.ckpt: holds weights, but not where a run stood"):
+    with pytest.raises(
+        ValueError, match=r"run\.resume=.*step2\.ckpt: holds weights, but not where a run stood"
+    ):
         tiny.train(dataset, tmp_path / "other", f"run.resume={file}")
 
 
-@pytest.mark.parametrize("settings", [["optimizer=muon"], ["optimizer=adamw"], ["optimizer=sgd", "optimizer.lr=1e-3"]])
-def test_a_skipped_step_changes_nothing(poisoned: Path, tmp_path: Path, states: States, settings: list[str]) -> None:
+@pytest.mark.parametrize(
+    "settings", [["optimizer=muon"], ["optimizer=adamw"], ["optimizer=sgd", "optimizer.lr=1e-3"]]
+)
+def test_a_skipped_step_changes_nothing(
+    poisoned: Path, tmp_path: Path, states: States, settings: list[str]
+) -> None:
     summary = tiny.train(poisoned, tmp_path / "run", *ONE_EACH, *settings, "run.nan_policy=skip")
     assert summary["status"] == "done" and summary["steps"] == 8
     bad = [step for step, cases in enumerate(states.cases) if "case_2" in cases]
@@ -183,7 +200,8 @@ def test_only_so_many_steps_are_skipped(dataset: Path, tmp_path: Path) -> None:
 
 def test_of_accumulated_batches_the_bad_one_is_named(poisoned: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        NonfiniteError, match=r"of case case_2 \(training sample \d+\)\. The first that is not: image \(batch\)"
+        NonfiniteError,
+        match=r"of case case_2 \(training sample \d+\)\. The first that is not: image \(batch\)",
     ):
         tiny.train(poisoned, tmp_path / "run", *ONE_EACH, "trainer.accumulate_grad_batches=4")
     (file,) = (tmp_path / "run/nonfinite").iterdir()
@@ -204,9 +222,15 @@ class Endless(torch.nn.Module):
         return logits.mean() + (torch.inf if logits.requires_grad and len(logits) == 2 else 0)
 
 
-@pytest.mark.parametrize(("loss", "said"), [("Flat", "the gradient is not finite"), ("Endless", "the loss is not finite")])
+@pytest.mark.parametrize(
+    ("loss", "said"), [("Flat", "the gradient is not finite"), ("Endless", "the loss is not finite")]
+)
 def test_either_is_enough(dataset: Path, tmp_path: Path, loss: str, said: str) -> None:
-    own = [f"loss._target_=tests.training.callbacks.test_nonfinite_guard.{loss}", "~loss.dice_weight", "~loss.ce_weight"]
+    own = [
+        f"loss._target_=tests.training.callbacks.test_nonfinite_guard.{loss}",
+        "~loss.dice_weight",
+        "~loss.ce_weight",
+    ]
     with pytest.raises(NonfiniteError, match=said):
         tiny.train(dataset, tmp_path / "run", *own)
     file = tmp_path / "run/nonfinite/step1.ckpt"
@@ -216,7 +240,12 @@ def test_either_is_enough(dataset: Path, tmp_path: Path, loss: str, said: str) -
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes_agree(poisoned: Path, tmp_path: Path, strategy: str) -> None:
     """One of the ranks has the bad batch: both leave the first such step out, and both stop at the second."""
-    two = ["trainer.devices=2", f"trainer.strategy={strategy}", "run.nan_policy=skip", "run.max_skipped_steps=1"]
+    two = [
+        "trainer.devices=2",
+        f"trainer.strategy={strategy}",
+        "run.nan_policy=skip",
+        "run.max_skipped_steps=1",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     arguments = [*tiny.overrides(poisoned, *ONE_EACH, *two), f"run.dir={tmp_path / 'run'}"]
     done = tiny.command("train.py", *arguments, cwd=tmp_path, env=environment)
@@ -229,7 +258,10 @@ def test_two_processes_agree(poisoned: Path, tmp_path: Path, strategy: str) -> N
     for file, line in zip(files, (said[0], said[-1]), strict=True):
         content = torch.load(file, weights_only=True)
         about = content["nonfinite"]
-        assert f"step {about['step']}: the loss is not finite on rank {about['rank']}, " in line and about["rows"][0]["bad"]
+        assert (
+            f"step {about['step']}: the loss is not finite on rank {about['rank']}, " in line
+            and about["rows"][0]["bad"]
+        )
         assert all(v.isfinite().all() for v in content["state_dict"].values())
 
 
@@ -273,7 +305,9 @@ class Point(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("fails_at", [-1, 30])
 def test_what_the_loss_scale_skips_is_no_fault(tmp_path: Path, fails_at: int) -> None:
-    """A scale that is too large for fp16 comes down by itself; a loss that is not finite is a fault under a scale as well."""
+    """A scale that is too large for fp16 comes down by itself; a loss that is not finite is a fault under
+    a scale as well.
+    """
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # type: ignore[attr-defined]
     plugin = MixedPrecision("16-mixed", "cpu", scaler)
     settings: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -291,7 +325,9 @@ def test_what_the_loss_scale_skips_is_no_fault(tmp_path: Path, fails_at: int) ->
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_is_skipped_under_a_loss_scale(tmp_path: Path, fused: bool) -> None:
-    """Also where the optimizer takes the scale itself, and the scaler so looks at gradients as late as in the step."""
+    """Also where the optimizer takes the scale itself, and the scaler so looks at gradients as late as in
+    the step.
+    """
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**4))  # type: ignore[attr-defined]
     guard, module = NonfiniteGuard(tmp_path / "nonfinite", "skip"), Line(3, fused)
     trainer = line_trainer(guard, max_epochs=1, limit_train_batches=6, plugins=[plugin])
@@ -319,7 +355,9 @@ class Greedy(Line):
 
 def test_a_second_pass_without_memory_does_not_hide_what_is_known(tmp_path: Path) -> None:
     trainer = line_trainer(NonfiniteGuard(tmp_path / "nonfinite"), max_steps=4)
-    with pytest.raises(NonfiniteError, match=r"step 2: the loss is not finite, of case point .*that is not: the loss alone"):
+    with pytest.raises(
+        NonfiniteError, match=r"step 2: the loss is not finite, of case point .*that is not: the loss alone"
+    ):
         trainer.fit(Greedy(1), torch.utils.data.DataLoader(Point()))
 
 

@@ -1,4 +1,6 @@
-"""medconv/training/callbacks/weight_averaging.py: which mean of the weights is validated and saved, and that training itself does not notice."""
+"""medconv/training/callbacks/weight_averaging.py: which mean of the weights is validated and saved, and
+that training itself does not notice.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Weights(Callback):
     def __init__(self, path: str) -> None:
         self.path = Path(path)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         torch.save(pl_module.network.state_dict(), self.path / f"{trainer.global_step}.pt")
 
 
@@ -39,13 +43,22 @@ def state(path: Path, key: str = "state_dict") -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("power", "every"), [(2.0, 1), (0.0, 1), (1.0, 3)])
 def test_the_mean_is_weighted_by_the_power_of_the_step(tmp_path: Path, power: float, every: int) -> None:
-    """After n updates of equal value the k-th counts k (k + 1) ... of the Gamma functions' ratio; power 0: all alike."""
+    """After n updates of equal value the k-th counts k (k + 1) ... of the Gamma functions' ratio; power 0:
+    all alike.
+    """
     dataset = tiny.write_dataset(tmp_path / "dataset")
     spy = [
         "+callbacks.spy._target_=tests.training.callbacks.test_weight_averaging.Weights",
         f"+callbacks.spy.path={tmp_path}",
     ]
-    tiny.train(dataset, tmp_path / "run", *STEPS, *spy, f"weight_averaging.power={power}", f"weight_averaging.every={every}")
+    tiny.train(
+        dataset,
+        tmp_path / "run",
+        *STEPS,
+        *spy,
+        f"weight_averaging.power={power}",
+        f"weight_averaging.every={every}",
+    )
     seen = [torch.load(tmp_path / f"{step}.pt", weights_only=True) for step in range(1, 9, every)]
     shares = [1.0]
     for count in range(1, len(seen)):
@@ -59,7 +72,10 @@ def test_the_mean_is_weighted_by_the_power_of_the_step(tmp_path: Path, power: fl
             expected = sum(share * weights[name] for share, weights in zip(shares, seen, strict=True))
             torch.testing.assert_close(value, expected, msg=name)
     own = state(tmp_path / "run/checkpoints/last.ckpt", "current_model_state")
-    assert all(torch.equal(own[name], value) for name, value in torch.load(tmp_path / "8.pt", weights_only=True).items())
+    assert all(
+        torch.equal(own[name], value)
+        for name, value in torch.load(tmp_path / "8.pt", weights_only=True).items()
+    )
 
 
 def test_half_of_the_mean_comes_from_the_last_fifth() -> None:
@@ -127,7 +143,9 @@ def test_the_mean_is_what_is_loaded(tmp_path: Path) -> None:
     assert torch.equal(weight, state(path)["encoder.0.0.weight"])
 
 
-@pytest.mark.parametrize(("wrong", "message"), [("power=-1", "0 or more, got -1"), ("every=0", "at least 1, got 0")])
+@pytest.mark.parametrize(
+    ("wrong", "message"), [("power=-1", "0 or more, got -1"), ("every=0", "at least 1, got 0")]
+)
 def test_values_out_of_range(tmp_path: Path, wrong: str, message: str) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
     with pytest.raises(ValueError, match=rf"averaging\.\w+ must be .*{message}"):

@@ -1,4 +1,6 @@
-"""medconv/training/checkpoint/writer.py and the run folder's choice of a checkpoint: whole or not there, damage found, the one before it used."""
+"""medconv/training/checkpoint/writer.py and the run folder's choice of a checkpoint: whole or not there,
+damage found, the one before it used.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ from medconv.utils.cluster import PeerLostError
 from medconv.utils.exit_codes import DONE, USER
 from medconv.utils.signals import RunInterrupted
 
-CONTENT = {"medconv": {"config": {}}, "state_dict": {"weight": torch.arange(2000.0)}, "curves": {"metrics.csv": 3}}
+CONTENT = {
+    "medconv": {"config": {}},
+    "state_dict": {"weight": torch.arange(2000.0)},
+    "curves": {"metrics.csv": 3},
+}
 
 
 def saved(folder: Path, *numbers: float) -> Path:
@@ -59,7 +65,9 @@ def test_a_checkpoint_keeps_the_one_before_it(tmp_path: Path) -> None:
 
 
 def test_the_copy_is_made_before_training_goes_on(tmp_path: Path) -> None:
-    """What is written is what there was when it was asked for, strides and the versions of a module's state included."""
+    """What is written is what there was when it was asked for, strides and the versions of a module's
+    state included.
+    """
     io, gate = AtomicCheckpointIO(), threading.Event()
     network = torch.nn.Conv3d(2, 2, 3).to(memory_format=torch.channels_last_3d)
     before = {name: value.clone() for name, value in network.state_dict().items()}
@@ -80,7 +88,11 @@ def test_a_flipped_bit_or_a_missing_end_is_found_wherever_it_is(tmp_path: Path) 
     """Or, in the few bytes that say nothing, such as dates and the padding between parts, changes nothing."""
     last, rng = saved(tmp_path, 1), random.Random(0)
     whole, harmless = last.read_bytes(), 0
-    places = [*range(200), *range(len(whole) - 600, len(whole)), *(rng.randrange(len(whole)) for _ in range(200))]
+    places = [
+        *range(200),
+        *range(len(whole) - 600, len(whole)),
+        *(rng.randrange(len(whole)) for _ in range(200)),
+    ]
     for place in places:
         damaged = bytearray(whole)
         damaged[place] ^= 1 << rng.randrange(8)
@@ -90,7 +102,9 @@ def test_a_flipped_bit_or_a_missing_end_is_found_wherever_it_is(tmp_path: Path) 
         except ValueError:
             continue
         harmless += 1
-        assert torch.equal(content["state_dict"]["weight"], torch.cat([torch.ones(1), torch.arange(1.0, 2000)]))
+        assert torch.equal(
+            content["state_dict"]["weight"], torch.cat([torch.ones(1), torch.arange(1.0, 2000)])
+        )
         assert content["curves"] == CONTENT["curves"]
     assert harmless < len(places) // 2
     for length in [0, 1, 100, *(rng.randrange(len(whole)) for _ in range(50)), len(whole) - 1]:
@@ -154,7 +168,9 @@ def test_copies_are_of_the_kind_of_what_they_copy() -> None:
 
 
 def test_a_run_from_elsewhere_keeps_a_best_of_its_own(dataset: Path, tmp_path: Path) -> None:
-    """Though it is not as good as that of the run that it goes on from; and its totals are those of all its steps."""
+    """Though it is not as good as that of the run that it goes on from; and its totals are those of all
+    its steps.
+    """
     tiny.train(dataset, tmp_path / "one", "logger=none", "trainer.max_steps=2", "data.samples_per_epoch=4")
     content = checkpoint_io.read(tmp_path / "one/checkpoints/last.ckpt")
     content["callbacks"]["CheckpointWriter"]["best"] = 2.0
@@ -168,7 +184,9 @@ def test_a_run_from_elsewhere_keeps_a_best_of_its_own(dataset: Path, tmp_path: P
     assert summary["wall_seconds"] > content["callbacks"]["StepProfiler"]["wall_seconds"] > 0
 
 
-def test_where_a_file_cannot_have_two_names_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_file_cannot_have_two_names_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -178,7 +196,9 @@ def test_where_a_file_cannot_have_two_names_it_is_copied(tmp_path: Path, monkeyp
 
 
 class Full(Callback):
-    """From the third step on no file may grow beyond so many bytes: the writer meets it in the midst of a checkpoint."""
+    """From the third step on no file may grow beyond so many bytes: the writer meets it in the midst of a
+    checkpoint.
+    """
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -275,7 +295,9 @@ def test_curves_are_cut_back_to_where_they_were(tmp_path: Path) -> None:
     events = tmp_path / "tensorboard/events.out.tfevents.1"
     events.parent.mkdir()
     events.write_bytes(b"12345")
-    other = tmp_path / "longer/tensorboard/events.out.tfevents.3"  # of another run, whose folder is in this one
+    other = (
+        tmp_path / "longer/tensorboard/events.out.tfevents.3"
+    )  # of another run, whose folder is in this one
     other.parent.mkdir(parents=True)
     other.write_bytes(b"123")
     (tmp_path / "metrics.csv").write_text("step,loss\n0,1.0\n1,2.0\n")
@@ -311,7 +333,9 @@ def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path, resume: str) -> None:
     there = fork.Process(target=_holds, args=(tmp_path / "run", "auto", ready))
     there.start()
     assert ready.wait(60)
-    with pytest.raises(ConfigError, match=r"run: another process is training there; .*choose another run\.name"):
+    with pytest.raises(
+        ConfigError, match=r"run: another process is training there; .*choose another run\.name"
+    ):
         RunDir(tmp_path / "run", resume).begin({"derived": {}})
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     worker = int(Path(f"/proc/{there.pid}/task/{there.pid}/children").read_text())
@@ -325,7 +349,9 @@ def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path, resume: str) -> None:
 def test_a_best_that_is_damaged_hides_no_error(tmp_path: Path) -> None:
     folder = RunDir(tmp_path)
     saved(tmp_path, 1).with_name("best.ckpt").write_bytes(b"")
-    about = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")), world_size=1, global_step=3)
+    about = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device("cpu")), world_size=1, global_step=3
+    )
     for error, status in [
         (KeyError("the first"), "failed"),
         (PeerLostError("gone"), "preempted"),

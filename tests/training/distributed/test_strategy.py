@@ -21,15 +21,26 @@ PERF = {"compile": False, "activation_checkpointing": "none", "timeout_seconds":
 
 
 def trainer(**given: Any) -> dict[str, Any]:
-    return {"strategy": "auto", "accelerator": "cpu", "devices": 1, "num_nodes": 1, "accumulate_grad_batches": 1, **given}
+    return {
+        "strategy": "auto",
+        "accelerator": "cpu",
+        "devices": 1,
+        "num_nodes": 1,
+        "accumulate_grad_batches": 1,
+        **given,
+    }
 
 
-@pytest.mark.parametrize("given", [{"devices": 2}, {"devices": [0, 1]}, {"num_nodes": 2}, {"strategy": "ddp"}])
+@pytest.mark.parametrize(
+    "given", [{"devices": 2}, {"devices": [0, 1]}, {"num_nodes": 2}, {"strategy": "ddp"}]
+)
 def test_several_processes_are_ddp_without_needless_traffic(given: dict[str, Any]) -> None:
     found = strategy.strategy(trainer(**given), PERF)
     assert isinstance(found, DDPStrategy)
     assert found._ddp_kwargs["gradient_as_bucket_view"] and found._ddp_kwargs["static_graph"]
-    assert not strategy.strategy(trainer(**given, accumulate_grad_batches=2), PERF)._ddp_kwargs["static_graph"]
+    assert not strategy.strategy(trainer(**given, accumulate_grad_batches=2), PERF)._ddp_kwargs[
+        "static_graph"
+    ]
 
 
 def test_one_process_and_other_strategies_are_lightnings() -> None:
@@ -44,7 +55,9 @@ def test_fsdp_divides_over_all_processes() -> None:
 
 
 @pytest.mark.parametrize(("norm", "name"), [("batch", "train"), ("instance", "train.py")])
-def test_running_statistics_are_rank_zeros_where_they_are_used(dataset: Path, tmp_path: Path, norm: str, name: str) -> None:
+def test_running_statistics_are_rank_zeros_where_they_are_used(
+    dataset: Path, tmp_path: Path, norm: str, name: str
+) -> None:
     """Lightning starts the second process by the first one's command line."""
     settings = ["trainer.devices=2", f"model.norm={norm}", "trainer.max_steps=3"]
     arguments = tiny.overrides(
@@ -58,12 +71,18 @@ def test_running_statistics_are_rank_zeros_where_they_are_used(dataset: Path, tm
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
 
 
-# Ranks agree in the midst of gradients alone. The first ends late: Lightning looks every 5 seconds whether the other failed.
-STOPS = [(0, ["trainer.accumulate_grad_batches=2", "perf.stop_sync_interval=2"]), (1, ["+callbacks.spy.lingers=6"])]
+# Ranks agree in the midst of gradients alone. The first ends late: Lightning looks every 5 seconds whether
+# the other failed.
+STOPS = [
+    (0, ["trainer.accumulate_grad_batches=2", "perf.stop_sync_interval=2"]),
+    (1, ["+callbacks.spy.lingers=6"]),
+]
 
 
 @pytest.mark.parametrize(("rank", "more"), STOPS, ids=["accumulated", "late"])
-def test_a_rank_that_is_told_to_stop_stops_all(dataset: Path, tmp_path: Path, rank: int, more: list[str]) -> None:
+def test_a_rank_that_is_told_to_stop_stops_all(
+    dataset: Path, tmp_path: Path, rank: int, more: list[str]
+) -> None:
     settings = [
         "trainer.devices=2",
         "trainer.max_steps=100000",
@@ -111,5 +130,7 @@ def test_a_nonsense_interval_is_an_error() -> None:
 
 def test_what_does_not_go_together_is_said() -> None:
     with pytest.raises(ValueError, match=r"take perf\.activation_checkpointing=blocks"):
-        strategy.strategy(trainer(strategy="fsdp", devices=2), {**PERF, "activation_checkpointing": "pointwise"})
+        strategy.strategy(
+            trainer(strategy="fsdp", devices=2), {**PERF, "activation_checkpointing": "pointwise"}
+        )
     assert not strategy.strategy(trainer(devices=2), PERF, accumulates=True)._ddp_kwargs["static_graph"]

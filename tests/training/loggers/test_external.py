@@ -1,4 +1,6 @@
-"""Other services than TensorBoard: medconv/training/loggers/external.py with the real packages, on the disk."""
+"""Other services than TensorBoard: medconv/training/loggers/external.py with the real packages, on the
+disk.
+"""
 
 import sys
 from pathlib import Path
@@ -10,7 +12,9 @@ from helpers.processes import until
 from medconv.config import ConfigError
 
 
-def test_mlflow_holds_what_a_run_logged(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_holds_what_a_run_logged(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("mlflow")
     from mlflow import MlflowClient
 
@@ -43,5 +47,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     name: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)  # as Python has it where there is none
-    with pytest.raises(ConfigError, match=f"logger={name} needs the package {name}: pip install 'medconv\\[{name}\\]'"):
+    with pytest.raises(
+        ConfigError, match=f"logger={name} needs the package {name}: pip install 'medconv\\[{name}\\]'"
+    ):
         tiny.train(dataset, tmp_path / "run", f"logger={name}")

@@ -41,11 +41,15 @@ def test_findings_are_binary_with_weights_of_those_present() -> None:
     torch.manual_seed(0)
     logits, label = torch.randn(10, 2), torch.randint(2, (10, 2)).float()
     loss = ImageLevelLoss(CrossEntropy(False, 0.2, "balanced", [10, 80], 100), FINDINGS)
-    wanted = F.binary_cross_entropy_with_logits(logits, 0.8 * label + 0.1, pos_weight=torch.tensor([9.0, 0.25]))
+    wanted = F.binary_cross_entropy_with_logits(
+        logits, 0.8 * label + 0.1, pos_weight=torch.tensor([9.0, 0.25])
+    )
     torch.testing.assert_close(loss(logits, loss.target(label)), wanted)
 
 
-@pytest.mark.parametrize(("of", "torchs"), [("mse", nn.MSELoss()), ("l1", nn.L1Loss()), ("huber", nn.HuberLoss(delta=0.7))])
+@pytest.mark.parametrize(
+    ("of", "torchs"), [("mse", nn.MSELoss()), ("l1", nn.L1Loss()), ("huber", nn.HuberLoss(delta=0.7))]
+)
 def test_numbers_are_compared_in_standard_deviations(of: str, torchs: nn.Module) -> None:
     torch.manual_seed(0)
     truth, found = torch.randn(10, 2), torch.randn(10, 2)
@@ -61,8 +65,16 @@ def test_numbers_are_compared_in_standard_deviations(of: str, torchs: nn.Module)
     ("loss", "image_targets", "message"),
     [
         (CrossEntropy(), FINDINGS, "CrossEntropy is for classes, and the data has findings; take loss=bce"),
-        (CrossEntropy(exclusive=False), CLASSES, "is for findings, and the data has classes; take loss=cross_entropy"),
-        (RegressionLoss(), CLASSES, "Deviation is for numbers, and the data has classes; take loss=cross_entropy"),
+        (
+            CrossEntropy(exclusive=False),
+            CLASSES,
+            "is for findings, and the data has classes; take loss=cross_entropy",
+        ),
+        (
+            RegressionLoss(),
+            CLASSES,
+            "Deviation is for numbers, and the data has classes; take loss=cross_entropy",
+        ),
         (nn.MSELoss(), FINDINGS, "MSELoss is for numbers, and the data has findings; take loss=bce"),
         (CrossEntropy(), NUMBERS, "the data has numbers; take loss=huber, mse or l1"),
         (DiceCrossEntropy(), CLASSES, "DiceCrossEntropy is no mean over samples"),
@@ -70,10 +82,16 @@ def test_numbers_are_compared_in_standard_deviations(of: str, torchs: nn.Module)
         (DiceFocalLoss(to_onehot_y=True, softmax=True, batch=True), CLASSES, "take loss=cross_entropy"),
         (TverskyLoss(sigmoid=True, batch=True), FINDINGS, "take loss=bce"),
         (DiceCELoss(sigmoid=True, batch=True), FINDINGS, "take loss=bce"),
-        (CrossEntropy(class_weights=[1, 2]), CLASSES, r"loss.class_weights must be 3 numbers, one for each, got 2"),
+        (
+            CrossEntropy(class_weights=[1, 2]),
+            CLASSES,
+            r"loss.class_weights must be 3 numbers, one for each, got 2",
+        ),
     ],
 )
-def test_a_loss_that_does_not_fit_is_one_line(loss: nn.Module, image_targets: ImageLevelTargets, message: str) -> None:
+def test_a_loss_that_does_not_fit_is_one_line(
+    loss: nn.Module, image_targets: ImageLevelTargets, message: str
+) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         ImageLevelLoss(loss, image_targets, MEANS, STDS)
     assert "\n" not in str(caught.value) and str(caught.value).startswith("loss")
@@ -97,7 +115,10 @@ def test_label_maps_need_another_loss(loss: nn.Module) -> None:
     ("settings", "message"),
     [
         ({"label_smoothing": 1.0}, "loss.label_smoothing must be a number from 0 to below 1, got 1.0"),
-        ({"class_weights": "rare"}, "loss.class_weights must be none, balanced, or numbers of 0 or more, got rare"),
+        (
+            {"class_weights": "rare"},
+            "loss.class_weights must be none, balanced, or numbers of 0 or more, got rare",
+        ),
         ({"class_weights": [1, -1]}, "numbers of 0 or more"),
         ({"class_weights": "balanced"}, "balanced needs training cases of each class, got None of 0"),
         ({"class_weights": "balanced", "class_counts": [3, 0]}, r"got \[3, 0\] of 3"),

@@ -1,4 +1,6 @@
-"""medconv/training/losses/segmentation.py: Dice with cross-entropy against voxel-by-voxel loops, and over two processes."""
+"""medconv/training/losses/segmentation.py: Dice with cross-entropy against voxel-by-voxel loops, and over
+two processes.
+"""
 
 import os
 from pathlib import Path
@@ -33,7 +35,9 @@ def example(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
 def test_equals_the_loops(shape: tuple[int, ...], arguments: dict, label_dtype: torch.dtype) -> None:
     logits, label = example(shape)
     expected = dice_cross_entropy(logits.double().numpy(), label.numpy(), **arguments)
-    assert float(DiceCrossEntropy(**arguments)(logits, label.to(label_dtype))) == pytest.approx(expected, rel=1e-5)
+    assert float(DiceCrossEntropy(**arguments)(logits, label.to(label_dtype))) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_gradient_is_that_of_the_loops() -> None:
@@ -54,7 +58,9 @@ def test_a_class_that_is_absent_from_a_sample_counts_over_the_batch() -> None:
     label[0][label[0] == 2] = 1
     expected = dice_cross_entropy(logits.double().numpy(), label.numpy())
     assert float(DiceCrossEntropy()(logits, label)) == pytest.approx(expected, rel=1e-5)
-    alone = np.mean([dice_cross_entropy(logits[i, None].double().numpy(), label[i, None].numpy()) for i in range(2)])
+    alone = np.mean(
+        [dice_cross_entropy(logits[i, None].double().numpy(), label[i, None].numpy()) for i in range(2)]
+    )
     assert abs(expected - alone) > 1e-2  # sample by sample it would be another number
 
 

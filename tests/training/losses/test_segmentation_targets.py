@@ -1,4 +1,6 @@
-"""medconv/training/losses/segmentation.py for regions that overlap and voxels to ignore: ours against loops, MONAI's, and over two processes."""
+"""medconv/training/losses/segmentation.py for regions that overlap and voxels to ignore: ours against
+loops, MONAI's, and over two processes.
+"""
 
 import os
 from functools import partial
@@ -25,11 +27,19 @@ ALL = {"classes": CLASSES, "ignoring": IGNORING, "regions": REGIONS, "both": BOT
 def monais(name: str, targets: SegmentationTargets) -> nn.Module:
     """As conf/loss has it."""
     plain = not targets.overlapping
-    how = {"include_background": not plain, "to_onehot_y": plain, "softmax": plain, "sigmoid": not plain, "batch": True}
+    how = {
+        "include_background": not plain,
+        "to_onehot_y": plain,
+        "softmax": plain,
+        "sigmoid": not plain,
+        "batch": True,
+    }
     return getattr(monai.losses, name)(**how)
 
 
-def example(targets: SegmentationTargets, shape: tuple[int, ...] = (2, 5, 6), seed: int = 0) -> tuple[Tensor, Tensor]:
+def example(
+    targets: SegmentationTargets, shape: tuple[int, ...] = (2, 5, 6), seed: int = 0
+) -> tuple[Tensor, Tensor]:
     """Logits, and a label map in which each value occurs; a third of it is to be ignored."""
     draw = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(shape[0], targets.num_outputs, *shape[1:], generator=draw)
@@ -42,12 +52,16 @@ def example(targets: SegmentationTargets, shape: tuple[int, ...] = (2, 5, 6), se
 @pytest.mark.parametrize("shape", [(2, 4, 5), (1, 3, 4, 2)])
 @pytest.mark.parametrize("weights", [{}, {"dice_weight": 0.3, "ce_weight": 2.0}])
 @pytest.mark.parametrize("targets", [REGIONS, BOTH], ids=["regions", "both"])
-def test_regions_equal_the_loops(targets: SegmentationTargets, shape: tuple[int, ...], weights: dict[str, float]) -> None:
+def test_regions_equal_the_loops(
+    targets: SegmentationTargets, shape: tuple[int, ...], weights: dict[str, float]
+) -> None:
     logits, label = example(targets, shape)
     masks = torch.cat([(label == 1) | (label == 2), label == 2], 1)
     known = (label != targets.ignore) if targets.ignore else torch.ones_like(label)
     expected = dice_binary_cross_entropy(logits.double().numpy(), masks.numpy(), known.numpy(), **weights)
-    assert float(SegmentationLoss(DiceCrossEntropy(**weights), targets)(logits, label)) == pytest.approx(expected, rel=1e-5)
+    assert float(SegmentationLoss(DiceCrossEntropy(**weights), targets)(logits, label)) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_ignoring_equals_the_loops_over_what_is_known() -> None:
@@ -55,7 +69,9 @@ def test_ignoring_equals_the_loops_over_what_is_known() -> None:
     known = (label != 9)[:, 0]
     one_row = logits.movedim(1, -1)[known].T[None], label[:, 0][known][None, None]
     expected = dice_cross_entropy(one_row[0].double().numpy(), one_row[1].numpy())
-    assert float(SegmentationLoss(DiceCrossEntropy(), IGNORING)(logits, label)) == pytest.approx(expected, rel=1e-5)
+    assert float(SegmentationLoss(DiceCrossEntropy(), IGNORING)(logits, label)) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 LOSSES = ["DiceCrossEntropy", "TverskyLoss", "DiceFocalLoss", "DiceLoss", "GeneralizedDiceLoss"]
@@ -65,7 +81,9 @@ LOSSES = ["DiceCrossEntropy", "TverskyLoss", "DiceFocalLoss", "DiceLoss", "Gener
 @pytest.mark.parametrize("which", ["ignoring", "both"])
 def test_what_is_ignored_changes_nothing_and_gets_no_gradient(name: str, which: str) -> None:
     targets = ALL[which]
-    loss = SegmentationLoss(DiceCrossEntropy() if name == "DiceCrossEntropy" else monais(name, targets), targets)
+    loss = SegmentationLoss(
+        DiceCrossEntropy() if name == "DiceCrossEntropy" else monais(name, targets), targets
+    )
     logits, label = example(targets)
     ignored = (label == targets.ignore).expand_as(logits)
     other = torch.where(ignored, -3 * logits, logits)
@@ -81,7 +99,9 @@ def test_what_is_ignored_changes_nothing_and_gets_no_gradient(name: str, which: 
 @pytest.mark.parametrize("which", ["ignoring", "both"])
 def test_a_batch_of_which_nothing_is_known_gives_a_finite_loss(name: str, which: str) -> None:
     targets = ALL[which]
-    loss = SegmentationLoss(DiceCrossEntropy() if name == "DiceCrossEntropy" else monais(name, targets), targets)
+    loss = SegmentationLoss(
+        DiceCrossEntropy() if name == "DiceCrossEntropy" else monais(name, targets), targets
+    )
     logits, label = example(targets)
     logits.requires_grad_()
     value = loss(logits, torch.full_like(label, targets.ignore))
@@ -93,7 +113,9 @@ def test_a_batch_of_which_nothing_is_known_gives_a_finite_loss(name: str, which:
 @pytest.mark.parametrize("name", LOSSES[1:])
 def test_monais_losses_of_classes_are_untouched(name: str) -> None:
     logits, label = example(CLASSES)
-    assert torch.equal(SegmentationLoss(monais(name, CLASSES), CLASSES)(logits, label), monais(name, CLASSES)(logits, label))
+    assert torch.equal(
+        SegmentationLoss(monais(name, CLASSES), CLASSES)(logits, label), monais(name, CLASSES)(logits, label)
+    )
 
 
 @pytest.mark.parametrize("name", LOSSES[1:])
@@ -117,7 +139,11 @@ def test_monais_losses_see_the_masks_of_regions(name: str) -> None:
             "ignoring",
             r"DiceLoss is not the same once.*loss\.batch=true",
         ),
-        (monai.losses.DiceLoss(sigmoid=True), "both", r"DiceLoss is not the same once the voxels of a batch are shuffled"),
+        (
+            monai.losses.DiceLoss(sigmoid=True),
+            "both",
+            r"DiceLoss is not the same once the voxels of a batch are shuffled",
+        ),
     ],
 )
 def test_a_loss_that_cannot_is_refused(loss: nn.Module, which: str, message: str) -> None:
@@ -200,7 +226,9 @@ def _half_a_batch(rank: int, folder: str, which: str) -> None:
 def _problem(which: str) -> tuple[Any, Tensor, Tensor]:
     logits, label = example(ALL[which], (4, 5, 6))
     if which != "regions":
-        label[:2][torch.rand(label[:2].shape, generator=torch.Generator().manual_seed(1)) < 0.8] = ALL[which].ignore
+        label[:2][torch.rand(label[:2].shape, generator=torch.Generator().manual_seed(1)) < 0.8] = ALL[
+            which
+        ].ignore
     return SegmentationLoss(DiceCrossEntropy(), ALL[which]), logits.requires_grad_(), label
 
 

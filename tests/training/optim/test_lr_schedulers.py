@@ -31,7 +31,9 @@ from medconv.training.optim.lr_schedulers import (
 from medconv.utils import checkpoint_io
 
 
-def make(build: Callable[..., ProgressSchedule], total: float, base: float = 0.1, **arguments) -> ProgressSchedule:
+def make(
+    build: Callable[..., ProgressSchedule], total: float, base: float = 0.1, **arguments
+) -> ProgressSchedule:
     schedule = build(torch.optim.SGD([nn.Parameter(torch.zeros(1))], base), **arguments)
     schedule.total_steps = total
     return schedule
@@ -57,8 +59,12 @@ def test_cosine_of_a_fixed_number_of_steps(total: int) -> None:
 
 
 def test_poly_and_constant() -> None:
-    assert rates(make(poly, 10), 10) == pytest.approx([0.1 * (1 - k / 10) ** 0.9 for k in range(10)], abs=1e-9)
-    assert rates(make(poly, 10, power=2.0), 10) == pytest.approx([0.1 * (1 - k / 10) ** 2 for k in range(10)], abs=1e-9)
+    assert rates(make(poly, 10), 10) == pytest.approx(
+        [0.1 * (1 - k / 10) ** 0.9 for k in range(10)], abs=1e-9
+    )
+    assert rates(make(poly, 10, power=2.0), 10) == pytest.approx(
+        [0.1 * (1 - k / 10) ** 2 for k in range(10)], abs=1e-9
+    )
     assert rates(make(constant, 10), 15) == [0.1] * 15
 
 
@@ -77,7 +83,10 @@ def of_torch(build: Callable[..., Any], steps: int, **arguments: Any) -> list[fl
 def test_the_curves_are_those_of_torch(total: int) -> None:
     every = total // 10 * 3
     for ours, theirs in (
-        (make(step, total, step_fraction=every / total, gamma=0.2), (lr.StepLR, {"step_size": every, "gamma": 0.2})),
+        (
+            make(step, total, step_fraction=every / total, gamma=0.2),
+            (lr.StepLR, {"step_size": every, "gamma": 0.2}),
+        ),
         (
             make(multi_step, total, milestones=[every / total, 0.9], gamma=0.5),
             (lr.MultiStepLR, {"milestones": [every, math.ceil(0.9 * total)], "gamma": 0.5}),
@@ -88,24 +97,33 @@ def test_the_curves_are_those_of_torch(total: int) -> None:
         (
             make(one_cycle, total, pct_start=0.25),
             # torch counts the first and the last step, and its phases from the first one
-            (lr.OneCycleLR, {"max_lr": 0.1, "total_steps": total + 1, "pct_start": (0.25 * total + 1) / (total + 1)}),
+            (
+                lr.OneCycleLR,
+                {"max_lr": 0.1, "total_steps": total + 1, "pct_start": (0.25 * total + 1) / (total + 1)},
+            ),
         ),
     ):
-        assert rates(ours, total) == pytest.approx(of_torch(theirs[0], total, **theirs[1]), abs=1e-9), theirs[0]
+        assert rates(ours, total) == pytest.approx(of_torch(theirs[0], total, **theirs[1]), abs=1e-9), theirs[
+            0
+        ]
 
 
 @pytest.mark.parametrize("build", [step, multi_step, exponential, one_cycle, plateau])
 def test_all_have_a_warmup(build: Callable[..., ProgressSchedule]) -> None:
     shape = rates(make(build, 100), 8)
     warm = rates(make(build, 100, warmup_steps=4), 8)
-    assert warm == pytest.approx([s * f for s, f in zip(shape, [0.25, 0.5, 0.75, 1, 1, 1, 1, 1], strict=True)], abs=1e-9)
+    assert warm == pytest.approx(
+        [s * f for s, f in zip(shape, [0.25, 0.5, 0.75, 1, 1, 1, 1, 1], strict=True)], abs=1e-9
+    )
 
 
 def test_milestones_move_with_the_end() -> None:
     schedule = make(step, 100, step_fraction=0.5)
     rates(schedule, 20)
     schedule.total_steps = 40
-    assert rates(schedule, 20) == pytest.approx([0.1] * 8 + [0.01] * 12)  # half of the run: 0.2 + 0.8 * 8/20 > 0.5
+    assert rates(schedule, 20) == pytest.approx(
+        [0.1] * 8 + [0.01] * 12
+    )  # half of the run: 0.2 + 0.8 * 8/20 > 0.5
 
 
 SCORES = [0.1, 0.2, 0.2, 0.205, 0.3, 0.3, 0.29, 0.3, 0.31, 0.1, math.nan, 0.2, 0.2, 0.2]
@@ -116,7 +134,9 @@ def test_plateau_is_that_of_torch(mode: str) -> None:
     scores = [s if mode == "max" else -s for s in SCORES]
     ours = make(plateau, 100, mode=mode, patience=3, min_delta=0.01, factor=0.5, min_factor=0.2)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
-    theirs = lr.ReduceLROnPlateau(optimizer, mode, factor=0.5, patience=2, threshold=0.01, threshold_mode="abs", min_lr=0.02)
+    theirs = lr.ReduceLROnPlateau(
+        optimizer, mode, factor=0.5, patience=2, threshold=0.01, threshold_mode="abs", min_lr=0.02
+    )
     found, expected = [], []
     for score in scores:
         ours.validated(score)
@@ -154,7 +174,11 @@ def test_validations_without_progress_are_counted() -> None:
     [
         (step, {"step_fraction": 30}, "step_fraction must lie between 0 and 1, got 30"),
         (step, {"gamma": 0}, "gamma must be positive, got 0"),
-        (multi_step, {"milestones": [0.9, 0.5]}, "milestones must be a list of rising shares of the run, got [0.9, 0.5]"),
+        (
+            multi_step,
+            {"milestones": [0.9, 0.5]},
+            "milestones must be a list of rising shares of the run, got [0.9, 0.5]",
+        ),
         (multi_step, {"milestones": [100, 200]}, "milestones must lie between 0 and 1, got 100"),
         (exponential, {"final": 0}, "final must be positive, got 0"),
         (one_cycle, {"pct_start": 1}, "pct_start must lie between 0 and 1, got 1"),
@@ -164,7 +188,9 @@ def test_validations_without_progress_are_counted() -> None:
         (plateau, {"min_factor": 2}, "min_factor must be a share of the learning rate, 0 to 1, got 2"),
     ],
 )
-def test_what_a_schedule_needs_is_named(build: Callable[..., Any], arguments: dict[str, Any], wanted: str) -> None:
+def test_what_a_schedule_needs_is_named(
+    build: Callable[..., Any], arguments: dict[str, Any], wanted: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(wanted)}"):
         make(build, 10, **arguments)
 
@@ -250,7 +276,9 @@ def test_a_run_that_is_made_longer_goes_on_at_its_place_in_the_longer_one() -> N
     longer = continued(ended.state_dict(), 40)
     assert longer.progress == pytest.approx(0.25)
     found = rates(longer, 30)
-    assert found == pytest.approx([0.1 * 0.5 * (1 + math.cos(math.pi * k / 40)) for k in range(10, 40)], abs=1e-9)
+    assert found == pytest.approx(
+        [0.1 * 0.5 * (1 + math.cos(math.pi * k / 40)) for k in range(10, 40)], abs=1e-9
+    )
 
 
 def test_the_config_says_the_learning_rate_of_a_run_that_goes_on() -> None:
@@ -314,12 +342,22 @@ def test_with_more_time_a_schedule_goes_on_before_the_first_estimate(limit: floa
 
 @pytest.mark.parametrize(
     ("batches", "accumulate", "within", "epochs", "expected"),
-    [(250, 1, 250, 1, 250), (250, 1, 250, 10, 2500), (100, 4, 100, 1, 25), (100, 1, 20, 1, 20), (100, 1, 30, None, 30)],
+    [
+        (250, 1, 250, 1, 250),
+        (250, 1, 250, 10, 2500),
+        (100, 4, 100, 1, 25),
+        (100, 1, 20, 1, 20),
+        (100, 1, 30, None, 30),
+    ],
 )
 def test_steps_from_one_validation_to_the_next(
     batches: int, accumulate: int, within: int, epochs: int | None, expected: float
 ) -> None:
-    settings = {"num_training_batches": batches, "accumulate_grad_batches": accumulate, "val_check_batch": within}
+    settings = {
+        "num_training_batches": batches,
+        "accumulate_grad_batches": accumulate,
+        "val_check_batch": within,
+    }
     trainer = SimpleNamespace(**settings, check_val_every_n_epoch=epochs)
     assert steps_between_validations(trainer) == expected
 
@@ -333,7 +371,9 @@ def test_a_run_that_is_given_more_time_trains_on(tmp_path: Path) -> None:
     tiny.train(dataset, tmp_path / "long", *timed, "trainer.max_time=00:00:00:05", f"run.resume={last}")
     content = checkpoint_io.read(tmp_path / "long/checkpoints/last.ckpt")
     assert content["global_step"] > 1.5 * first
-    assert content["callbacks"]["TimeBudget"]["seconds"] == 5 and content["lr_schedulers"][0]["progress"] > 0.9
+    assert (
+        content["callbacks"]["TimeBudget"]["seconds"] == 5 and content["lr_schedulers"][0]["progress"] > 0.9
+    )
 
 
 def test_a_run_bounded_by_steps_and_time_goes_on_at_its_learning_rate(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""medconv/training/optim/muon.py: Muon against a plain reading of its definition, and what it does in a run."""
+"""medconv/training/optim/muon.py: Muon against a plain reading of its definition, and what it does in a
+run.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_scale_of_the_gradient_does_not_matter() -> None:
 
 
 def test_a_step_is_the_definition() -> None:
-    """Kernel: decay, then 0.2 sqrt(larger side) lr along the orthogonalised Nesterov momentum. Vector: Adam."""
+    """Kernel: decay, then 0.2 sqrt(larger side) lr along the orthogonalised Nesterov momentum. Vector:
+    Adam.
+    """
     torch.manual_seed(0)
     kernel, bias = nn.Parameter(torch.randn(4, 3, 3, 3, 3)), nn.Parameter(torch.randn(4))
     adam = nn.Parameter(bias.detach().clone())
@@ -70,7 +74,9 @@ def test_layout_in_memory_changes_nothing() -> None:
         (layer(x) ** 2).sum().backward()
         optimizer.step()
     assert last.weight.is_contiguous(memory_format=torch.channels_last_3d)
-    torch.testing.assert_close(plain.weight, last.weight, atol=2e-3, rtol=0.02)  # bf16 products in another order
+    torch.testing.assert_close(
+        plain.weight, last.weight, atol=2e-3, rtol=0.02
+    )  # bf16 products in another order
 
 
 def test_state_is_carried_over() -> None:
@@ -109,7 +115,9 @@ def test_it_trains_priors_whose_parameters_have_three_axes() -> None:
     assert losses[-1] < 0.2 * losses[0]
 
 
-@pytest.mark.parametrize("wrong", [{"lr": -1}, {"momentum": 1.0}, {"betas": (0.9, 1.0)}, {"weight_decay": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"lr": -1}, {"momentum": 1.0}, {"betas": (0.9, 1.0)}, {"weight_decay": float("nan")}]
+)
 def test_values_out_of_range(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"(lr|momentum|betas\[1\]|weight_decay) must .*, got "):
         Muon([nn.Parameter(torch.zeros(2, 2, 3, 3))], **wrong)
@@ -117,7 +125,10 @@ def test_values_out_of_range(wrong: dict[str, float]) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [({"lr": "fast"}, "lr must be a number, got fast"), ({"betas": [0.9]}, r"betas must be two numbers, got \[0\.9\]")],
+    [
+        ({"lr": "fast"}, "lr must be a number, got fast"),
+        ({"betas": [0.9]}, r"betas must be two numbers, got \[0\.9\]"),
+    ],
 )
 def test_what_is_no_number(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -127,7 +138,9 @@ def test_what_is_no_number(wrong: dict[str, Any], words: str) -> None:
 def test_a_run(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
     summary = tiny.train(dataset, tmp_path / "run", "optimizer=muon", "trainer.max_steps=12")
-    assert summary["status"] == "done" and tiny.losses(tmp_path / "run")[-1] < tiny.losses(tmp_path / "run")[0]
+    assert (
+        summary["status"] == "done" and tiny.losses(tmp_path / "run")[-1] < tiny.losses(tmp_path / "run")[0]
+    )
     content = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")
     assert any("momentum" in state for state in content["optimizer_states"][0]["state"].values())
 
@@ -137,7 +150,12 @@ def test_kernels_divided_over_processes_move_as_whole_ones(tmp_path: Path) -> No
     dataset = tiny.write_dataset(tmp_path / "dataset")
     found = []
     for strategy in ("ddp", "fsdp"):
-        settings = ["optimizer=muon", "model.norm=instance", f"trainer.strategy={strategy}", "trainer.devices=2"]
+        settings = [
+            "optimizer=muon",
+            "model.norm=instance",
+            f"trainer.strategy={strategy}",
+            "trainer.devices=2",
+        ]
         arguments = tiny.overrides(dataset, *settings, f"run.dir={tmp_path / strategy}")
         done = tiny.command("train.py", *arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -150,6 +168,7 @@ def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
     tiny.train(dataset, tmp_path / "first", "optimizer=adamw", "trainer.max_steps=2")
     last = tmp_path / "first/checkpoints/last.ckpt"
     with pytest.raises(
-        ValueError, match=r"run\.resume=.* trained by optimizer\._target_=torch\.optim\.AdamW, this run has medconv"
+        ValueError,
+        match=r"run\.resume=.* trained by optimizer\._target_=torch\.optim\.AdamW, this run has medconv",
     ):
         tiny.train(dataset, tmp_path / "second", f"run.resume={last}")

@@ -1,4 +1,6 @@
-"""Tasks on whole images learn what can be seen, in each kind of outcome, and say of each case what they found."""
+"""Tasks on whole images learn what can be seen, in each kind of outcome, and say of each case what they
+found.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_cross_entropy_in_validation_is_that_of_the_outputs() -> None:
     module = task(FINDINGS)
     trainer = fit(module, 1)
     outputs, truth = arrays(module.rows)
-    wanted = np.mean([-np.log(p if t else 1 - p) for p, t in zip(outputs.ravel(), truth.ravel(), strict=True)])
+    wanted = np.mean(
+        [-np.log(p if t else 1 - p) for p, t in zip(outputs.ravel(), truth.ravel(), strict=True)]
+    )
     assert float(trainer.callback_metrics["val/cross_entropy"]) == pytest.approx(wanted, rel=1e-4)
 
 
@@ -115,7 +119,10 @@ def test_training_with_mixup_learns_and_gives_the_same_loss_again(tmp_path: Path
     module = task(CLASSES, mixup=0.3, seed=4)
     batch = default_collate([Images(CLASSES, 8, named=False)[i] for i in range(8)])
     with torch.no_grad():
-        first, again = module.eval().loss_of(batch), module.loss_of({**batch, "sample": batch["sample"].tolist()})
+        first, again = (
+            module.eval().loss_of(batch),
+            module.loss_of({**batch, "sample": batch["sample"].tolist()}),
+        )
         plain = task(CLASSES).eval().loss_of(batch)
     assert first == again and first != plain
     assert float(fit(module.train(), 40, home=tmp_path).callback_metrics["val/auc"]) > 0.95

@@ -1,0 +1,75 @@
+"""Line lengths of documents and configs (ruff checks those of code), and that what documents name is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("data/*.md")])
+CONFIGS = sorted((ROOT / "conf").rglob("*.yaml"))
+FOLDERS = "medconv|tests|scripts|conf|docs|data|hydra_plugins"
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_lines_of_documents_have_at_most_100_characters_but_for_tables(path: Path) -> None:
+    lines = enumerate(path.read_text().splitlines(), 1)
+    long = [
+        f"{name(path)}:{number}"
+        for number, line in lines
+        if len(line) > 100 and not line.lstrip().startswith("|")
+    ]
+    assert not long, f"over 100 characters: {', '.join(long)}"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=name)
+def test_lines_of_configs_have_at_most_110_characters(path: Path) -> None:
+    lines = enumerate(path.read_text().splitlines(), 1)
+    long = [f"{name(path)}:{number}" for number, line in lines if len(line) > 110]
+    assert not long, f"over 110 characters: {', '.join(long)}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_files_that_documents_name_are_there(path: Path) -> None:
+    text = path.read_text()
+    named = set(
+        re.findall(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./-]+\.(?:py|yaml|md|sbatch|json|png|svg))\b", text)
+    )
+    linked = {
+        str((path.parent / link).relative_to(ROOT))
+        for link in re.findall(r"\]\(([\w./-]+\.\w+)(?:#[\w-]+)?\)", text)
+    }
+    missing = sorted(file for file in named | linked if not (ROOT / file).exists())
+    assert not missing, f"{name(path)} names files that are not there: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_modules_that_documents_name_are_there(path: Path) -> None:
+    missing = []
+    for dotted in set(re.findall(r"\bmedconv(?:\.[a-z_]\w*)+", path.read_text())):
+        parts = dotted.split(".")
+        found = [n for n in range(len(parts), 0, -1) if _exists(parts[:n])]
+        rest = parts[found[0] :]
+        if len(rest) > 1 or (rest and not _defines(parts[: found[0]], rest[0])):
+            missing.append(dotted)
+    assert not missing, f"{name(path)} names what is not there: {', '.join(sorted(missing))}"
+
+
+def _exists(parts: list[str]) -> bool:
+    path = ROOT.joinpath(*parts)
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def _defines(parts: list[str], symbol: str) -> bool:
+    path = ROOT.joinpath(*parts)
+    source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+    return (
+        re.search(
+            rf"(?m)^(def|class) {symbol}\b|^{symbol}\b.*=|import .*\b{symbol}\b|^\s+\"?{symbol}\"?,", source
+        )
+        is not None
+    )

@@ -46,8 +46,8 @@ def row(kernels: Tensor) -> np.ndarray:
     for kernel in kernels.detach().double().numpy():
         planes = kernel[..., None] if kernel.ndim == 2 else kernel
         planes = planes / (abs(planes).max() or 1.0)
-        drawn = [coloured(planes[..., s]) for s in range(planes.shape[-1])]
-        cells.append(padded(np.concatenate([padded(d, 1, 170) for d in drawn], 1), 5, 255))
+        slices = [coloured(planes[..., s]) for s in range(planes.shape[-1])]
+        cells.append(padded(np.concatenate([padded(d, 1, 170) for d in slices], 1), 5, 255))
     height = max(c.shape[0] for c in cells)
     return np.concatenate(
         [np.pad(c, ((0, height - c.shape[0]), (0, 0), (0, 0)), constant_values=255) for c in cells], 1

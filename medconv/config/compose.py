@@ -29,11 +29,11 @@ def composed(job: Callable[[DictConfig, Any], None], arguments: Sequence[str]) -
     """
 
     @hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="train")
-    def one(found: DictConfig) -> None:
+    def one(composed_config: DictConfig) -> None:
         settings = HydraConfig.get()
         if settings.mode == RunMode.RUN:
             sys.argv[:] = whole  # by which Lightning starts the run's other processes
-        job(found, settings)
+        job(composed_config, settings)
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, so that `guard` sees every error
     whole = sys.argv[:]
@@ -70,7 +70,7 @@ def _explained(error: ConfigCompositionException, arguments: Sequence[str]) -> E
         o for o in chosen if (config.conf_dir() / f"{o.replace('=', '/')}.yaml").is_file()
     ]  # none of the user's own
     with hydra.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        known = list(config.keys(OmegaConf.to_container(hydra.compose("train", groups), resolve=False)))
-    near = difflib.get_close_matches(unknown[1], known, n=3, cutoff=0.7)
+        keys = list(config.keys(OmegaConf.to_container(hydra.compose("train", groups), resolve=False)))
+    near = difflib.get_close_matches(unknown[1], keys, n=3, cutoff=0.7)
     hint = f"; did you mean {' or '.join(near)}?" if near else f"; +{unknown[1]}=... adds a key"
     return config.ConfigError(f"there is no key {unknown[1]}{hint}")

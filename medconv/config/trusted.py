@@ -47,18 +47,21 @@ def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
 
 def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str]) -> None:
     target = str(node["_target_"])
-    found = _found(target) if _below(target, [*NETWORKS, *trusted]) else None
-    home = getattr(found, "__module__", None)
+    named_object = _found(target) if _below(target, [*NETWORKS, *trusted]) else None
+    home = getattr(named_object, "__module__", None)
     home = home if isinstance(home, str) else ""
-    if callable(found) and _below(home, trusted):
+    if callable(named_object) and _below(home, trusted):
         return
-    network = isinstance(found, type) and issubclass(found, nn.Module) and _below(home, NETWORKS)
-    if not (network or (callable(found) and _below(home, ["medconv.convs"]))):
+    is_network = isinstance(named_object, type) and issubclass(named_object, nn.Module)
+    if not (
+        (is_network and _below(home, NETWORKS))
+        or (callable(named_object) and _below(home, ["medconv.convs"]))
+    ):
         raise ConfigError(
             f"{key}._target_={target} is refused: a checkpoint may name network classes of "
             f"{', '.join(NETWORKS)} only; trust your own package by --trust-package NAME"
         )
-    for name, value in _arguments(found, node).items():
+    for name, value in _arguments(named_object, node).items():
         if isinstance(value, str) and (name in _FILES or str(name).startswith("pretrained")):
             raise ConfigError(
                 f"{key}.{name}={value} is refused: a checkpoint may not name what its network would fetch"
@@ -67,11 +70,10 @@ def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str]) ->
 
 def _arguments(function: Any, node: Mapping[str, Any]) -> dict[str, Any]:
     """A node's arguments by name, those without one too."""
-    given = node.get("_args_", ())
-    placed = (
-        zip(signature(function).parameters, given, strict=False) if isinstance(given, (list, tuple)) else ()
-    )
-    return {**dict(placed), **node}
+    positional = node.get("_args_", ())
+    if not isinstance(positional, (list, tuple)):
+        return dict(node)
+    return {**dict(zip(signature(function).parameters, positional, strict=False)), **node}
 
 
 def _nodes(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

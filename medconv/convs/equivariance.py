@@ -86,10 +86,10 @@ def fields(network: nn.Module, example: Tensor) -> dict[str, tuple[bool, bool]]:
     kinds = _Kinds()
     for reader, tensor in reads:
         if tensor.requires_grad:
-            found = torch.autograd.grad(
+            leaf_gradients = torch.autograd.grad(
                 tensor.sum(), [leaf for _, leaf in leaves], retain_graph=True, allow_unused=True
             )
-            for (leaf, _), gradient in zip(leaves, found, strict=True):
+            for (leaf, _), gradient in zip(leaves, leaf_gradients, strict=True):
                 if gradient is not None:
                     kinds.join(reader, leaf)
     kinds.join("image", "result")  # both are plain images; whatever meets them is plain, too
@@ -126,10 +126,10 @@ def _flip_error(network: nn.Module, image: Tensor, axis: int) -> float:
     errors = []
     for plain, flipped in zip(_tensors(network(image)), _tensors(network(image.flip(2 + axis))), strict=True):
         where = axis + plain.ndim - image.ndim + 2  # heads may be stacked before the channels
-        wanted = (
+        expected = (
             plain.flip(where) if plain.ndim >= image.ndim else plain
         )  # class scores do not turn with the image
-        errors.append(float((flipped - wanted).abs().max() / plain.std().clamp(min=1e-12)))
+        errors.append(float((flipped - expected).abs().max() / plain.std().clamp(min=1e-12)))
     return max(errors)
 
 

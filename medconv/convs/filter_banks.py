@@ -115,11 +115,11 @@ def filter_bank(
     if not words or any(word not in BANKS for word in words):
         raise ValueError(f"bank must be one of {sorted(BANKS)}, or a list of them, got {names!r}")
     filters = torch.cat([BANKS[word](kernel_size, spacing_mm, sigma_mm) for word in words])
-    kept: list[Tensor] = []
+    distinct: list[Tensor] = []
     for candidate in filters:
-        if not any(torch.allclose(candidate, known, atol=1e-6) for known in kept):
-            kept.append(candidate)
-    return torch.stack(kept)
+        if not any(torch.allclose(candidate, filter_, atol=1e-6) for filter_ in distinct):
+            distinct.append(candidate)
+    return torch.stack(distinct)
 
 
 def ball(kernel_size: Sizes, spacing_mm: Lengths, radius_mm: float) -> Tensor:
@@ -180,15 +180,15 @@ def _directions(wide: list[Tensor], kernel_size: Sizes, spacing_mm: Lengths | No
     """
     spacing = [1.0] * len(kernel_size) if spacing_mm is None else spacing_mm
     steps = [s for s, k in zip(spacing, kernel_size, strict=True) if k > 1]
-    found = []
+    positions = []
     for sign in product((-1, 0, 1), repeat=len(wide)):
         if next((s for s in sign if s), 0) > 0:
             direction = torch.tensor(
                 [s * step for s, step in zip(sign, steps, strict=True)], dtype=torch.float64
             )
             direction /= direction.norm()
-            found.append(torch.stack([d * grid for d, grid in zip(direction, wide, strict=True)]).sum(0))
-    return found
+            positions.append(torch.stack([d * grid for d, grid in zip(direction, wide, strict=True)]).sum(0))
+    return positions
 
 
 def _sampled(factor: Tensor, exponent: Tensor) -> Tensor:

@@ -58,8 +58,8 @@ class TransformPrior(WeightPrior):
         return weight.view(self.bank.shape[0], self.bank.shape[2], -1)
 
     def nearest(self, taps: Tensor) -> Tensor:
-        wanted = taps.reshape(self.groups, -1, taps.shape[2])
-        return (torch.linalg.pinv(self._blocks.double()) @ wanted).reshape(-1, taps.shape[2])
+        dense = taps.reshape(self.groups, -1, taps.shape[2])
+        return (torch.linalg.pinv(self._blocks.double()) @ dense).reshape(-1, taps.shape[2])
 
     def dense_bank(self) -> Tensor:
         """The bank as the weight of a grouped convolution: (out, width, *kernel_size), in the layout of

@@ -165,12 +165,12 @@ def spacing(
         mixture = torch.kron(mixture, axis)
     sizes = [len(axis) for axis in axes]
     padding = _following(conv, sizes)
-    kept = conv.weight.detach().flatten(2).transpose(1, 2).clone()
+    present_taps = conv.weight.detach().flatten(2).transpose(1, 2).clone()
     _resize(conv, sizes, padding)
     install(conv, LinearPrior(sizes, mixture[None], persistent=False), init_from_weights=False)
     if init_from_weights:
         with torch.no_grad():
-            conv.get_parameter("parametrizations.weight.original").copy_(kept)
+            conv.get_parameter("parametrizations.weight.original").copy_(present_taps)
     return conv
 
 

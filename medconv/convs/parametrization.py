@@ -74,9 +74,9 @@ class WeightPrior(Prior):
     @property
     def memory_format(self) -> torch.memory_format:
         """What `.to(memory_format=...)` asked of this layer."""
-        wanted = CHANNELS_LAST.get(self.layout.ndim)
-        last = wanted is not None and self.layout.is_contiguous(memory_format=wanted)
-        return wanted if last and wanted is not None else torch.contiguous_format
+        channels_last = CHANNELS_LAST.get(self.layout.ndim)
+        last = channels_last is not None and self.layout.is_contiguous(memory_format=channels_last)
+        return channels_last if last and channels_last is not None else torch.contiguous_format
 
 
 class Foldable(nn.Module):
@@ -166,11 +166,11 @@ def drawn(prior: Any, dense: Tensor) -> Tensor:
     return original * (rms(dense) / made)
 
 
-def note_error(module: Any, made: Tensor, wanted: Tensor) -> None:
+def note_error(module: Any, made: Tensor, target: Tensor) -> None:
     """Record how far a kept weight is from the one it stands for."""
-    if made.shape == wanted.shape:
-        scale = max(float(wanted.double().norm()), 1e-30)
-        module.approximation_error = float((made.detach().double() - wanted.double()).norm()) / scale
+    if made.shape == target.shape:
+        scale = max(float(target.double().norm()), 1e-30)
+        module.approximation_error = float((made.detach().double() - target.double()).norm()) / scale
 
 
 def replace(network: nn.Module, name: str, new: nn.Module) -> None:

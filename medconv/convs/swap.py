@@ -150,9 +150,9 @@ def _whole(network: nn.Module, mirror: Mirror, where: str | None, example: Tenso
     if not changed:
         raise ValueError(f"no convolution of {type(network).__name__} could be swapped")
     layers = {n: layer for n, layer in network.named_modules() if isinstance(layer, CONVS + TRANSPOSED)}
-    kept = dict.fromkeys(layers.keys() - set(changed), "unused")
+    unused = dict.fromkeys(layers.keys() - set(changed), "unused")
     errors = {n: getattr(layers[n], "approximation_error", None) for n in changed}
-    return SwapReport(changed, kept, {name: error for name, error in errors.items() if error is not None})
+    return SwapReport(changed, unused, {name: error for name, error in errors.items() if error is not None})
 
 
 @torch.no_grad()

@@ -65,9 +65,9 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
     nothing has changed.
     """
     _check(mesh, plan)
-    found: dict[str, str] = {}
+    styles: dict[str, str] = {}
     unused, owners = set(plan), Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
-    taken: set[int] = set()
+    sharded_ids: set[int] = set()
     for name, module in network.named_modules():
         pattern = next((p for p in plan if re.search(p, name) and _meant(module, plan[p])), None)
         if pattern is not None:
@@ -75,20 +75,20 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
             try:
                 if any(owners[id(parameter)] > 1 for parameter in module.parameters()):
                     raise ValueError("another layer has the same weights")
-                _need_layers(module, plan[pattern], mesh, taken)
+                _need_layers(module, plan[pattern], mesh, sharded_ids)
             except ValueError as error:
                 raise ValueError(f"layer {name}: {error}" if name else str(error)) from error
-            found[name] = plan[pattern]
+            styles[name] = plan[pattern]
     if unused:
         raise ValueError(
             f"plan: {min(unused)!r} matches no layer for {plan[min(unused)]!r} of {type(network).__name__}"
         )
-    for name, way in found.items():
+    for name, way in styles.items():
         _divide(network.get_submodule(name), way, mesh)
     for tensor in (*network.parameters(), *network.buffers()):
         if not isinstance(tensor, DTensor):
             distributed.broadcast(tensor.data, group_src=0, group=mesh.get_group())
-    return found
+    return styles
 
 
 def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
@@ -235,7 +235,7 @@ def _pair(block: nn.Sequential) -> list[Any]:
     return [layers[at[0]], *norms, layers[at[1]]]
 
 
-def _need_layers(module: Any, way: str, mesh: DeviceMesh, taken: set[int]) -> None:
+def _need_layers(module: Any, way: str, mesh: DeviceMesh, sharded_ids: set[int]) -> None:
     """Raises: ValueError: a convolution of it cannot be divided. Args: taken: those that will be; these
     join them.
     """
@@ -245,10 +245,10 @@ def _need_layers(module: Any, way: str, mesh: DeviceMesh, taken: set[int]) -> No
     else:
         layers = [(module, way)]
     for layer, its_way in layers:
-        if id(layer) in taken:
+        if id(layer) in sharded_ids:
             raise ValueError("it is divided already")
         _need_shares(layer, its_way, mesh)
-        taken.add(id(layer))
+        sharded_ids.add(id(layer))
 
 
 def _need_shares(layer: Any, way: str, mesh: DeviceMesh) -> None:

@@ -20,8 +20,8 @@ def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) ->
     of them holds is 0.
     """
     if targets.ignore is not None:
-        known = reference != targets.ignore
-        prediction, reference = prediction[known], reference[known]
+        labelled = reference != targets.ignore
+        prediction, reference = prediction[labelled], reference[labelled]
     size = 1 + int(max(targets.num_values, prediction.max(initial=0), reference.max(initial=0)))
     pairs = np.bincount((prediction.astype(np.int64) * size + reference).ravel(), minlength=size**2).reshape(
         size, size

@@ -70,9 +70,9 @@ def per_name(
             )
             for name, o, t in pairs
         }
-    found, there = decided(image_targets, outputs), positives(image_targets, truth)
+    predicted, positive = decided(image_targets, outputs), positives(image_targets, truth)
     rows = {}
-    for name, score, f, t in zip(image_targets.names, outputs.T, found.T, there.T, strict=True):
+    for name, score, f, t in zip(image_targets.names, outputs.T, predicted.T, positive.T, strict=True):
         both, counts = float((f & t).sum()), np.ones((1, len(t)))
         columns = {
             "auc": _auc(score, t, counts),
@@ -93,10 +93,10 @@ def intervals(
     no interval.
     Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
-    known = measure(image_targets, outputs, truth)
-    drawn = _bootstrap(image_targets, outputs, truth, samples, seed)
-    found = {name: _middle(drawn[name]) for name, value in known.items() if value is not None}
-    return {name: ends for name, ends in found.items() if ends is not None}
+    values = measure(image_targets, outputs, truth)
+    resampled = _bootstrap(image_targets, outputs, truth, samples, seed)
+    ends = {name: _middle(resampled[name]) for name, value in values.items() if value is not None}
+    return {name: low_high for name, low_high in ends.items() if low_high is not None}
 
 
 def paired(
@@ -111,7 +111,7 @@ def paired(
     their `difference` with `low` and `high` (95 %), and `p`, twice the share of samples in which it is not of
     its own sign, at least 2 / (samples + 1). None where a number is undefined in one of both."""
     first, second = measure(image_targets, outputs, truth), measure(image_targets, others, truth)
-    drawn = [_bootstrap(image_targets, part, truth, samples, seed) for part in (outputs, others)]
+    resampled = [_bootstrap(image_targets, part, truth, samples, seed) for part in (outputs, others)]
     rows = {}
     for name, (value, other) in ((name, (first[name], second[name])) for name in first):
         row: dict[str, float | None] = {
@@ -122,7 +122,7 @@ def paired(
         if (
             value is not None
             and other is not None
-            and (ends := _middle(off := drawn[0][name] - drawn[1][name])) is not None
+            and (ends := _middle(off := resampled[0][name] - resampled[1][name])) is not None
         ):
             off = off[~np.isnan(off)]
             share = min((np.sum(off <= 0) + 1) / (len(off) + 1), (np.sum(off >= 0) + 1) / (len(off) + 1))
@@ -199,8 +199,8 @@ def _bootstrap(
 ) -> Columns:
     """The same samples of as many cases, whatever the outputs are; none of fewer than two cases."""
     outputs, truth = _checked(image_targets, outputs, truth)
-    drawn = _resamples(len(truth), samples if len(truth) > 1 else 0, seed)
-    parts = [_columns(image_targets, outputs, truth, counts) for counts in drawn]
+    resamples = _resamples(len(truth), samples if len(truth) > 1 else 0, seed)
+    parts = [_columns(image_targets, outputs, truth, counts) for counts in resamples]
     return {
         name: np.concatenate([np.zeros(0), *(part[name] for part in parts)])
         for name in METRICS[image_targets.kind]
@@ -223,8 +223,8 @@ def _resamples(cases: int, samples: int, seed: int) -> Iterator[np.ndarray]:
     rng, at_once = np.random.default_rng(seed), max(1, _AT_ONCE // max(1, cases))
     for start in range(0, samples, at_once):
         size = min(at_once, samples - start)
-        drawn = rng.integers(cases, size=(size, cases)) + cases * np.arange(size)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=size * cases).reshape(size, cases).astype(np.float64)
+        indices = rng.integers(cases, size=(size, cases)) + cases * np.arange(size)[:, None]
+        yield np.bincount(indices.ravel(), minlength=size * cases).reshape(size, cases).astype(np.float64)
 
 
 def _columns(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
@@ -241,12 +241,12 @@ def _columns(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, cou
 def _of_classes(
     image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray
 ) -> Columns:
-    found, there = decided(image_targets, outputs), positives(image_targets, truth)
-    right = (found & there).any(1)
+    called, positive = decided(image_targets, outputs), positives(image_targets, truth)
+    right = (called & positive).any(1)
     scored = range(1, 2) if image_targets.num_outputs == 2 else range(image_targets.num_outputs)
-    both, predicted, present = (counts @ part.astype(float) for part in (found & there, found, there))
+    both, predicted, present = (counts @ part.astype(float) for part in (called & positive, called, positive))
     return {
-        "auc": _mean(np.stack([_auc(outputs[:, c], there[:, c], counts) for c in scored], 1)),
+        "auc": _mean(np.stack([_auc(outputs[:, c], positive[:, c], counts) for c in scored], 1)),
         "accuracy": counts @ right / counts.sum(1),
         "balanced_accuracy": _mean(_ratio(both, present)),
         "f1": _mean(_ratio(2 * both, predicted + present)),
@@ -255,15 +255,16 @@ def _of_classes(
 
 
 def _of_a_finding(score: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
-    found, there = score > THRESHOLD, truth > 0
-    both, predicted, present = (counts @ part for part in (found & there, found, there))
-    recalls = [_ratio(counts @ (mask & (found == there)), counts @ mask) for mask in (there, ~there)]
+    called, positive = score > THRESHOLD, truth > 0
+    both, predicted, present = (counts @ part for part in (called & positive, called, positive))
+    right = called == positive
+    recalls = [_ratio(counts @ (mask & right), counts @ mask) for mask in (positive, ~positive)]
     return {
-        "auc": _auc(score, there, counts),
-        "accuracy": counts @ (found == there) / counts.sum(1),
+        "auc": _auc(score, positive, counts),
+        "accuracy": counts @ right / counts.sum(1),
         "balanced_accuracy": _mean(np.stack(recalls, 1)),
         "f1": _ratio(2 * both, predicted + present),
-        "calibration_error": _calibration(score, there, counts),
+        "calibration_error": _calibration(score, positive, counts),
     }
 
 
@@ -325,5 +326,5 @@ def _ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
 
 def _mean(values: np.ndarray) -> np.ndarray:
     """Over the second axis, without NaN; (samples, several) -> (samples,)."""
-    known = ~np.isnan(values)
-    return _ratio(np.where(known, values, 0).sum(1), known.sum(1))
+    defined = ~np.isnan(values)
+    return _ratio(np.where(defined, values, 0).sum(1), defined.sum(1))

@@ -30,16 +30,17 @@ def confusion(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) ->
     """Classes: how many cases of each were called what. Findings: right and wrong ones of each. Shares
     colour a row.
     """
-    found, there = image_level.decided(image_targets, outputs), image_level.positives(image_targets, truth)
+    predicted = image_level.decided(image_targets, outputs)
+    positive = image_level.positives(image_targets, truth)
     if image_targets.kind == "multiclass":
         table, columns, across, title = (
-            there.T.astype(int) @ found,
+            positive.T.astype(int) @ predicted,
             image_targets.names,
             "called",
             "cases of each class",
         )
     else:
-        parts = (found & there, ~found & there, found & ~there, ~found & ~there)
+        parts = (predicted & positive, ~predicted & positive, predicted & ~positive, ~predicted & ~positive)
         table = np.stack([part.sum(0) for part in parts], 1)
         columns, across, title = (
             ("found", "missed", "false alarm", "rightly absent"),
@@ -77,27 +78,27 @@ def roc(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.nd
     ten.
     """
     figure, axes = _figure()
-    there = image_level.positives(image_targets, truth)
-    drawn = (
+    positive = image_level.positives(image_targets, truth)
+    shown = (
         range(1, 2)
         if (image_targets.kind, image_targets.num_outputs) == ("multiclass", 2)
         else range(image_targets.num_outputs)
     )
     undefined = []
-    for index in drawn[:_CURVES]:
-        area = image_level.auc(outputs[:, index], there[:, index])
+    for index in shown[:_CURVES]:
+        area = image_level.auc(outputs[:, index], positive[:, index])
         if area is None:
             undefined.append(image_targets.names[index])
             continue
         axes.plot(
-            *_steps(outputs[:, index], there[:, index]),
+            *_steps(outputs[:, index], positive[:, index]),
             label=f" {_text(image_targets.names[index])}, AUC {area:.3f}",
         )
     axes.plot([0, 1], [0, 1], color="0.7", linestyle=":", linewidth=1)
     axes.set(
         xlabel="1 - specificity", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), title="ROC"
     )
-    _legend(axes, len(drawn) - _CURVES, undefined)
+    _legend(axes, len(shown) - _CURVES, undefined)
     return _pixels(figure)
 
 
@@ -109,15 +110,12 @@ def reliability(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) 
     many cases.
     """
     figure, (axes, below) = _figure(rows=(3, 1))
+    positive = image_level.positives(image_targets, truth)
     if image_targets.kind == "multiclass":
-        found, there = (
-            image_level.decided(image_targets, outputs),
-            image_level.positives(image_targets, truth),
-        )
-        curves = [("highest probability", outputs.max(1, initial=0), (found & there).any(1))]
+        right = (image_level.decided(image_targets, outputs) & positive).any(1)
+        curves = [("highest probability", outputs.max(1, initial=0), right)]
     else:
-        there = image_level.positives(image_targets, truth)
-        curves = list(zip(image_targets.names, outputs.T, there.T, strict=True))
+        curves = list(zip(image_targets.names, outputs.T, positive.T, strict=True))
     for name, probability, right in curves[:_CURVES]:
         mean, share, counts = image_level.bins(probability, right)
         axes.plot(mean[counts > 0], share[counts > 0], marker="o", markersize=4, label=f" {_text(name)}")
@@ -133,12 +131,12 @@ def scatter(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> n
     """Each number against the truth, a panel for each name, the first six; a dot is a case."""
     names = image_targets.names[:_PANELS]
     figure, panels = _figure(4.0 * min(3, len(names)), 4.0 * (1 + (len(names) - 1) // 3), columns=len(names))
-    for axes, name, found, wanted in zip(panels, names, outputs.T, truth.T, strict=False):
-        known = np.isfinite(found) & np.isfinite(wanted)
-        axes.scatter(wanted[known], found[known], s=9, alpha=0.6, linewidths=0)
-        if known.any():
+    for axes, name, predicted, reference in zip(panels, names, outputs.T, truth.T, strict=False):
+        finite = np.isfinite(predicted) & np.isfinite(reference)
+        axes.scatter(reference[finite], predicted[finite], s=9, alpha=0.6, linewidths=0)
+        if finite.any():
             low, high = (
-                float(end(np.concatenate([found[known], wanted[known]]))) for end in (np.min, np.max)
+                float(end(np.concatenate([predicted[finite], reference[finite]]))) for end in (np.min, np.max)
             )
             axes.plot([low, high], [low, high], color="0.7", linestyle=":", linewidth=1)
         axes.set(xlabel="truth", ylabel="predicted", title=_text(name))

@@ -19,7 +19,7 @@ from medconv.metrics import surface_distance
 from medconv.metrics.dice import Row
 from medconv.metrics.protocols import LabelValues, VoxelGrid
 
-Values = dict[str, float | None]  # metric to value
+MetricValues = dict[str, float | None]  # metric name to value
 _ML = 1e-3  # of a mm^3
 
 
@@ -68,8 +68,8 @@ def measure(
     Args: grid: of both. tolerance_mm: of the surface Dice, for each class.
     """
     if targets.ignore is not None:
-        known = reference != targets.ignore
-        prediction, reference = np.where(known, prediction, 0), np.where(known, reference, 0)
+        labelled = reference != targets.ignore
+        prediction, reference = np.where(labelled, prediction, 0), np.where(labelled, reference, 0)
     voxel_ml = grid.voxel_mm3 * _ML
     spacing_mm: tuple[float, ...] = grid.spacing_mm
     if 1 in grid.shape:
@@ -80,13 +80,10 @@ def measure(
     worst_mm = surface_distance.diagonal_mm(prediction.shape, spacing_mm)
     rows: dict[str, Row] = {name: {} for name in (*(m.name for m in METRICS), *VOLUMES)}
     for name, values in targets.by_name.items():
-        box = _around([found[value - 1] for found in boxes for value in values])
-        found, wanted = (
-            _mask(label[box], values) if box else np.zeros(0, bool) for label in (prediction, reference)
-        )
-        for metric, value in _one_class(
-            found, wanted, spacing_mm, tolerance_mm[name], voxel_ml, worst_mm
-        ).items():
+        box = _around([boxes_of_map[value - 1] for boxes_of_map in boxes for value in values])
+        masks = (_mask(label[box], values) if box else np.zeros(0, bool) for label in (prediction, reference))
+        measured = _one_class(*masks, spacing_mm, tolerance_mm[name], voxel_ml, worst_mm)
+        for metric, value in measured.items():
             rows[metric][name] = value
     return rows
 
@@ -98,24 +95,22 @@ def _one_class(
     tolerance_mm: float,
     voxel_ml: float,
     worst_mm: float,
-) -> Values:
-    found, wanted = int(prediction.sum()), int(reference.sum())
-    row: Values = {"volume_ml": found * voxel_ml, "reference_volume_ml": wanted * voxel_ml}
-    if not found and not wanted:
+) -> MetricValues:
+    voxels, reference_voxels = int(prediction.sum()), int(reference.sum())
+    row: MetricValues = {"volume_ml": voxels * voxel_ml, "reference_volume_ml": reference_voxels * voxel_ml}
+    if not voxels and not reference_voxels:
         return {**row, **dict.fromkeys(m.name for m in METRICS)}
-    row["dice"] = 2 * int((prediction & reference).sum()) / (found + wanted)
-    row["volume_error"] = (found - wanted) / wanted if wanted else None
-    row["volume_error_ml"] = (found - wanted) * voxel_ml
-    if not found or not wanted:
+    row["dice"] = 2 * int((prediction & reference).sum()) / (voxels + reference_voxels)
+    row["volume_error"] = (voxels - reference_voxels) / reference_voxels if reference_voxels else None
+    row["volume_error_ml"] = (voxels - reference_voxels) * voxel_ml
+    if not voxels or not reference_voxels:
         return {**row, "nsd": 0.0, "hd95_mm": worst_mm, "asd_mm": worst_mm}
-    voxels = surface_distance.voxel_distances(prediction, reference, spacing_mm)
+    distances = surface_distance.voxel_distances(prediction, reference, spacing_mm)
     elements = surface_distance.element_distances(prediction, reference, spacing_mm)
     row["nsd"] = surface_distance.surface_dice(elements, tolerance_mm)
-    return {
-        **row,
-        "hd95_mm": surface_distance.hd95(voxels),
-        "asd_mm": surface_distance.average_distance(voxels),
-    }
+    row["hd95_mm"] = surface_distance.hd95(distances)
+    row["asd_mm"] = surface_distance.average_distance(distances)
+    return row
 
 
 def _around(boxes: Sequence[tuple[slice, ...] | None]) -> tuple[slice, ...] | None:

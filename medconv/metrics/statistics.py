@@ -21,15 +21,15 @@ def describe(values: Sequence[float | None]) -> dict[str, float | int | None]:
     `low` to `high` is the 95 % interval of the mean. What is not defined is None: all of it without a case,
     the sd and the interval with one.
     """
-    found = np.array([value for value in values if value is not None], float)
-    if not len(found):
+    defined = np.array([value for value in values if value is not None], float)
+    if not len(defined):
         return {"n": 0, **dict.fromkeys(("mean", "sd", "median", "low", "high"))}
-    low, high = interval(found)
-    sd = float(found.std(ddof=1)) if len(found) > 1 else None
-    median = float(np.median(found))
+    low, high = interval(defined)
+    sd = float(defined.std(ddof=1)) if len(defined) > 1 else None
+    median = float(np.median(defined))
     return {
-        "n": len(found),
-        "mean": float(found.mean()),
+        "n": len(defined),
+        "mean": float(defined.mean()),
         "sd": sd,
         "median": median,
         "low": low,
@@ -93,10 +93,10 @@ def holm(p_values: Mapping[str, float | None]) -> dict[str, float | None]:
 
     Source: Holm 1979, Scandinavian Journal of Statistics 6:65-70.
     """
-    known = sorted((p, name) for name, p in p_values.items() if p is not None)
+    ordered = sorted((p, name) for name, p in p_values.items() if p is not None)
     corrected: dict[str, float | None] = dict.fromkeys(p_values)
     highest = 0.0
-    for rank, (p, name) in enumerate(known):
-        highest = max(highest, min(1.0, p * (len(known) - rank)))
+    for rank, (p, name) in enumerate(ordered):
+        highest = max(highest, min(1.0, p * (len(ordered) - rank)))
         corrected[name] = highest
     return corrected

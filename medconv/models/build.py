@@ -68,8 +68,8 @@ def model_of(values: Values) -> Values:
     return {**node, "_target_": _WITHOUT} if without else node
 
 
-def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None:
-    empty = torch.zeros(1, known["num_channels"], *patch_size)
+def _probe(network: nn.Module, derived: Values, patch_size: Sequence[int]) -> None:
+    empty = torch.zeros(1, derived["num_channels"], *patch_size)
     was_training = network.training
     try:
         with torch.no_grad():
@@ -79,11 +79,11 @@ def _probe(network: nn.Module, known: Values, patch_size: Sequence[int]) -> None
         raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {reason}") from error
     finally:
         network.train(was_training)
-    whole = known.get("image_targets") is not None
-    wanted = (1, known["num_classes"], *(() if whole else patch_size))
-    if shape != wanted:
-        meant = "(batch, outputs)" if whole else "(batch, classes, *patch_size)"
-        near = "model=resnet, densenet, efficientnet, senet or encoder" if whole else "model=customconv"
+    image_level = derived.get("image_targets") is not None
+    expected = (1, derived["num_classes"], *(() if image_level else patch_size))
+    if shape != expected:
+        meant = "(batch, outputs)" if image_level else "(batch, classes, *patch_size)"
+        near = "model=resnet, densenet, efficientnet, senet or encoder" if image_level else "model=customconv"
         raise ConfigError(
-            f"model must return logits of shape {wanted} {meant}, it returns {shape}; {near} does"
+            f"model must return logits of shape {expected} {meant}, it returns {shape}; {near} does"
         )

@@ -62,10 +62,10 @@ class Stages(nn.Module):
         channels[i], *spatial).
         """
         self._check(x)
-        found = [self.encoder[0](x)]
+        outputs = [self.encoder[0](x)]
         for down, block in zip(self.down, self.encoder[1:], strict=True):  # type: ignore[arg-type]
-            found.append(block(down(found[-1])))
-        return found
+            outputs.append(block(down(outputs[-1])))
+        return outputs
 
     def _check(self, x: Tensor) -> None:
         size = tuple(x.shape[2:])

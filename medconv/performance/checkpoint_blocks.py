@@ -32,9 +32,9 @@ def apply_checkpointing(network: nn.Module, mode: str) -> int:
         raise ValueError(f"perf.activation_checkpointing must be one of {CHECKPOINTING}, got {mode!r}")
     if mode == "none":
         return 0
-    found = [network] if mode == "pointwise" else _blocks(network)
+    candidates = [network] if mode == "pointwise" else _blocks(network)
     mixin = _Pointwise if mode == "pointwise" else _Checkpointed
-    parts = [part for part in found if not isinstance(part, (_Checkpointed, _Pointwise))]
+    parts = [part for part in candidates if not isinstance(part, (_Checkpointed, _Pointwise))]
     for part in parts:
         part.__class__ = _mixed(mixin, type(part))
     return len(parts)

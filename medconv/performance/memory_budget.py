@@ -38,10 +38,10 @@ def usable_gb(kind: str, total_bytes: float, processes: int = 1) -> tuple[float,
     """As `measured_gb`, of so many bytes. Args: kind: gpu or cpu."""
     raw = _SHARE[kind] * total_bytes / _GB / processes
     bounded = min(raw, _MOST_GB[kind])
-    found = max((step for step in _STEPS_GB if step <= bounded), default=_STEPS_GB[0])
+    step_gb = max((step for step in _STEPS_GB if step <= bounded), default=_STEPS_GB[0])
     among = f", {processes} processes" if processes > 1 else ""
     words = f"of {total_bytes / _GB:.3g} GB of {kind.upper()} memory{among}"
-    return float(found), f"measured, {words}{', as much as is ever taken' if raw >= _MOST_GB[kind] else ''}"
+    return float(step_gb), f"measured, {words}{', as much as is ever taken' if raw >= _MOST_GB[kind] else ''}"
 
 
 def total_memory(cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:

@@ -108,30 +108,30 @@ def processes(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
     Raises: ValueError: the two disagree, or several machines are asked for and nothing started a process on
     the others.
     """
-    found = launcher()
-    if found is None:
+    launched = launcher()
+    if launched is None:
         if (num_nodes or 1) != 1 and "NODE_RANK" not in os.environ:
             raise ValueError(
                 f"trainer.num_nodes={num_nodes}, but this process was started alone, on 1 machine; start it "
                 "on all of them by torchrun or srun"
             )
         return num_nodes or 1, 1 if devices is None else devices
-    asked = {
-        "num_nodes": (num_nodes, num_nodes, found.nodes),
-        "devices": (devices, _count(devices), found.devices),
+    settings = {
+        "num_nodes": (num_nodes, num_nodes, launched.nodes),
+        "devices": (devices, _count(devices), launched.devices),
     }
-    for key, (given, wanted, there) in asked.items():
-        if wanted is not None and wanted != there:
+    for key, (setting, configured, launched_number) in settings.items():
+        if configured is not None and configured != launched_number:
             what = (
-                f"processes on {there} machines"
+                f"processes on {launched_number} machines"
                 if key == "num_nodes"
-                else f"{there} processes on each machine"
+                else f"{launched_number} processes on each machine"
             )
             raise ValueError(
-                f"trainer.{key}={given}, but {found.name} started {what}; leave trainer.{key} out, and "
-                f"{found.name} decides"
+                f"trainer.{key}={setting}, but {launched.name} started {what}; leave trainer.{key} out, and "
+                f"{launched.name} decides"
             )
-    return found.nodes, devices if isinstance(devices, list) else found.devices
+    return launched.nodes, devices if isinstance(devices, list) else launched.devices
 
 
 def timeout(perf: Any) -> timedelta:

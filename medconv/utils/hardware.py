@@ -56,30 +56,30 @@ def check_devices(trainer: Mapping[str, Any], launched: bool = False) -> Any:
     others.
     Raises: ValueError: what this machine has not; a CPU's devices are processes, at most one for each core.
     """
-    wanted, gpu = trainer["devices"], uses_gpu(trainer["accelerator"])
+    setting, gpu = trainer["devices"], uses_gpu(trainer["accelerator"])
     if trainer["accelerator"] in ("gpu", "cuda") and not gpu:
         raise ValueError(
             f"trainer.accelerator={trainer['accelerator']}: no GPU is visible here; take auto or cpu"
         )
-    given = [int(n) for n in wanted.split(",")] if isinstance(wanted, str) and "," in wanted else wanted
-    given = int(given) if isinstance(given, str) and given.lstrip("-").isdigit() else given
+    devices = [int(n) for n in setting.split(",")] if isinstance(setting, str) and "," in setting else setting
+    devices = int(devices) if isinstance(devices, str) and devices.lstrip("-").isdigit() else devices
     if not gpu:
         cores = len(os.sched_getaffinity(0))
-        if given == "auto":
+        if devices == "auto":
             return 1
-        if not isinstance(given, int) or given < 1:
-            raise ValueError(f"trainer.devices={wanted}: on a CPU it is a number of processes, 1 or more")
-        if given > cores and not launched:
-            raise ValueError(f"trainer.devices={wanted}: this machine has {cores} cores, and no GPU")
-        return given
-    there = torch.cuda.device_count()
-    number = max((int(n) for n in given), default=-1) + 1 if isinstance(given, list) else given
-    if given not in ("auto", -1) and not (isinstance(number, int) and 1 <= number <= there):
+        if not isinstance(devices, int) or devices < 1:
+            raise ValueError(f"trainer.devices={setting}: on a CPU it is a number of processes, 1 or more")
+        if devices > cores and not launched:
+            raise ValueError(f"trainer.devices={setting}: this machine has {cores} cores, and no GPU")
+        return devices
+    gpus = torch.cuda.device_count()
+    number = max((int(n) for n in devices), default=-1) + 1 if isinstance(devices, list) else devices
+    if devices not in ("auto", -1) and not (isinstance(number, int) and 1 <= number <= gpus):
         hidden = (
             "; srun's --gpus-per-task hides those of other tasks, take --gpus-per-node" if launched else ""
         )
-        raise ValueError(f"trainer.devices={wanted}: this machine has {there} GPUs{hidden}")
-    return given
+        raise ValueError(f"trainer.devices={setting}: this machine has {gpus} GPUs{hidden}")
+    return devices
 
 
 def apply_backends(perf: Mapping[str, Any]) -> None:
@@ -92,12 +92,12 @@ def apply_backends(perf: Mapping[str, Any]) -> None:
     warn_slow_cudnn()
 
 
-def benchmark_kernels(wanted: bool | None, accelerator: str, deterministic: Any) -> bool | None:
+def benchmark_kernels(benchmark: bool | None, accelerator: str, deterministic: Any) -> bool | None:
     """`trainer.benchmark`, where null means: let cuDNN try its algorithms, as a patch's shape never
     changes.
     """
-    if wanted is not None or not uses_gpu(accelerator):
-        return wanted
+    if benchmark is not None or not uses_gpu(accelerator):
+        return benchmark
     return not deterministic
 
 
@@ -137,8 +137,8 @@ def compiler_missing() -> str | None:
     if torch.cuda.is_available():
         old = torch.cuda.get_device_capability() < (7, 0)
         return "it needs a GPU of compute capability 7.0 or later" if old else None
-    found = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
-    return None if found else "it needs a C++ compiler (g++ or clang++) on this machine, found none"
+    compiler = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+    return None if compiler else "it needs a C++ compiler (g++ or clang++) on this machine, found none"
 
 
 def need_compiler() -> None:
@@ -153,7 +153,7 @@ def memory_advice(error: BaseException) -> str | None:
     step`.
     """
     full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
-        said in str(error) for said in _NO_MEMORY
+        text in str(error) for text in _NO_MEMORY
     )
     if not full:
         return None

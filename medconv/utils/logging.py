@@ -42,7 +42,7 @@ def shown(text: str) -> str:
     """A text whose names come from files, without the codes that a terminal would obey or cannot print."""
     return re.sub(
         r"[^\n\t -~\xa0-\ud7ff\ue000-\U0010ffff]",
-        lambda found: found[0].encode("unicode_escape").decode(),
+        lambda match: match[0].encode("unicode_escape").decode(),
         text,
     )
 

@@ -26,11 +26,11 @@ class RunningStatistics:
         """A copy of them all."""
         return [_flat(group) for group in self._groups]
 
-    def restore(self, kept: Sequence[Tensor], where: Tensor | None = None) -> None:
+    def restore(self, saved: Sequence[Tensor], where: Tensor | None = None) -> None:
         """Make them what `now` returned. Args: where: on the device, whether to; None: yes."""
-        for group, old in zip(self._groups, kept, strict=True):
-            wanted = old if where is None else torch.where(where, old, _flat(group))
-            parts = wanted.split([one.numel() for one in group])
+        for group, old in zip(self._groups, saved, strict=True):
+            restored = old if where is None else torch.where(where, old, _flat(group))
+            parts = restored.split([one.numel() for one in group])
             torch._foreach_copy_(group, [part.view_as(one) for part, one in zip(parts, group, strict=True)])
 
 

@@ -35,10 +35,10 @@ def swap_depthwise(network: nn.Module) -> int:
     """Make every depthwise `nn.Conv3d` a BlockDepthwiseConv3d, in place; returns how many. Parameters
     stay.
     """
-    found = [layer for layer in network.modules() if type(layer) is nn.Conv3d and _suits(layer)]
-    for layer in found:
+    layers = [layer for layer in network.modules() if type(layer) is nn.Conv3d and _suits(layer)]
+    for layer in layers:
         layer.__class__ = BlockDepthwiseConv3d
-    return len(found)
+    return len(layers)
 
 
 def block_size(channels: int) -> int:

@@ -63,7 +63,7 @@ def norm_by_sample(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: f
     if differentiates or x.is_cuda or x.numel() == x.shape[0] * x.shape[1]:
         samples = [F.batch_norm(sample, None, None, weight, bias, True, 0.0, eps) for sample in x.split(1)]
         return torch.cat(samples) if len(samples) > 1 else samples[0]
-    dtype = next(given for given in (weight, bias, x) if given is not None).dtype
+    dtype = next(tensor for tensor in (weight, bias, x) if tensor is not None).dtype
     y, statistics = torch.empty_like(x), x.new_empty(2, x.shape[1], dtype=dtype)
     for source, target in zip(x.split(1), y.split(1), strict=True):
         torch.native_batch_norm(source, weight, bias, None, None, True, 0.0, eps, out=(target, *statistics))

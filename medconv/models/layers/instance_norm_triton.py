@@ -74,14 +74,14 @@ def backward(
     plan = _Plan(x)
     dx = torch.empty_like(x)
     partial = plan.empty(2, plan.samples, plan.chunks, plan.channels)
-    given = (grad, x, mean, rstd, weight, bias)
+    inputs = (grad, x, mean, rstd, weight, bias)
     with torch.cuda.device_of(x):
         _slopes[plan.chunk_grid](
-            *given, *partial.unbind(), *plan.size, plan.steps, SLOPE=negative_slope, **plan.tile
+            *inputs, *partial.unbind(), *plan.size, plan.steps, SLOPE=negative_slope, **plan.tile
         )
         shift, scale = partial.sum(2).unbind()
         _input_gradient[plan.tile_grid](
-            *given, shift, scale, dx, *plan.size, SLOPE=negative_slope, **plan.tile
+            *inputs, shift, scale, dx, *plan.size, SLOPE=negative_slope, **plan.tile
         )
     return dx, scale.sum(0), shift.sum(0)
 

@@ -26,10 +26,10 @@ class WindowMaxPool3d(nn.MaxPool3d):
 
 def swap_pools(network: nn.Module) -> int:
     """Make every `nn.MaxPool3d` that can be one a WindowMaxPool3d, in place; returns how many."""
-    found = [layer for layer in network.modules() if type(layer) is nn.MaxPool3d and _plain(layer)]
-    for layer in found:
+    pools = [layer for layer in network.modules() if type(layer) is nn.MaxPool3d and _plain(layer)]
+    for layer in pools:
         layer.__class__ = WindowMaxPool3d
-    return len(found)
+    return len(pools)
 
 
 def _plain(layer: nn.MaxPool3d) -> bool:

@@ -72,13 +72,13 @@ def check_factors(factors: Mapping[str, float], network: nn.Module) -> None:
 def _found(key: str, pattern: str, names: Iterable[str]) -> list[str]:
     """The names that a pattern matches. Raises: ConfigError: none, naming those that look most like it."""
     try:
-        found = [name for name in names if re.search(pattern, name)]
+        matches = [name for name in names if re.search(pattern, name)]
     except re.error as error:
         raise ConfigError(f"{key}: {pattern!r} is no regular expression: {error}") from error
-    if not found:
+    if not matches:
         nearest = ", ".join(_nearest(pattern, names))
         raise ConfigError(f"{key}: {pattern!r} matches no parameter to train; there are {nearest}")
-    return found
+    return matches
 
 
 def _nearest(pattern: str, names: Iterable[str]) -> list[str]:

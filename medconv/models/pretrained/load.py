@@ -94,27 +94,27 @@ def load(
         )
     theirs, record = read.read(path)
     own = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
-    given, layers = f"init.pretrained={path}", layers or Layers()
+    source, layers = f"init.pretrained={path}", layers or Layers()
     match = matched(theirs, own)
     if match is None:
-        raise ValueError(f"{given}: no name in it is one of this network's: {_both(theirs, own)}")
+        raise ValueError(f"{source}: no name in it is one of this network's: {_both(theirs, own)}")
     names = {name: match.name(name) for name in own}
     pairs = {name: (theirs[there], own[name]) for name, there in names.items() if there in theirs}
-    _need_same_convolution(match, theirs, own, given)
-    _need_same_dimensions(network, pairs, given, inflate_2d)
+    _need_same_convolution(match, theirs, own, source)
+    _need_same_dimensions(network, pairs, source, inflate_2d)
     report, values = _taken(
         own,
         pairs,
         _Fit(network, derived, layers, inflate_2d, _new_axis(pairs, record), _differ(record, derived)),
     )
-    _need_some(values, pairs, _both(theirs, own), network, given)
+    _need_some(values, pairs, _both(theirs, own), network, source)
     if wrong := [str(names[name]) for name, value in values.items() if not bool(value.isfinite().all())]:
-        raise ValueError(f"{given}: {some(wrong, 3)} in it holds numbers that are not finite")
+        raise ValueError(f"{source}: {some(wrong, 3)} in it holds numbers that are not finite")
     with torch.no_grad():
         for name, value in values.items():
             own[name].copy_(value)
     _finish(report, names, values, theirs, [name for name in own if not adapt.within(name, layers.head)], own)
-    _say(report, given, path)
+    _say(report, source, path)
     return report
 
 
@@ -198,7 +198,7 @@ def _convolution(network: nn.Module, name: str) -> nn.Module | None:
 
 
 def _need_same_convolution(
-    match: Match, theirs: Mapping[str, Tensor], own: Mapping[str, Tensor], given: str
+    match: Match, theirs: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str
 ) -> None:
     """Raises: ConfigError: the one has plain weights where the other computes its own."""
     for name in own:
@@ -206,23 +206,23 @@ def _need_same_convolution(
         plain, computed = (str(match.name(f"{layer}{end}")) for end in (".weight", _COMPUTED))
         if name == layer + _COMPUTED and computed not in theirs and plain in theirs:
             raise ConfigError(
-                f"{given}: it holds plain weights, such as {plain}, and the convolution of this run "
+                f"{source}: it holds plain weights, such as {plain}, and the convolution of this run "
                 "computes its own: conv.init_from_weights=true projects them"
             )
         if name == f"{layer}.weight" and plain not in theirs and computed in theirs:
             raise ConfigError(
-                f"{given}: its convolutions compute their weights, from {computed} and others, and here "
+                f"{source}: its convolutions compute their weights, from {computed} and others, and here "
                 "they are plain: take the `conv` that it was trained with, and conv.init_from_weights=false"
             )
 
 
-def _need_same_dimensions(network: nn.Module, pairs: Pairs, given: str, how: str | None) -> None:
+def _need_same_dimensions(network: nn.Module, pairs: Pairs, source: str, how: str | None) -> None:
     """Raises: ConfigError: 2D kernels for 3D without a rule, or 3D ones for 2D."""
     for name, (value, own) in pairs.items():
         if {value.ndim, own.ndim} != {4, 5} or _convolution(network, name) is None:
             continue
         words = (
-            f"{given}: it is of a {value.ndim - 2}D network ({name} {tuple(value.shape)}), this one "
+            f"{source}: it is of a {value.ndim - 2}D network ({name} {tuple(value.shape)}), this one "
             f"is {own.ndim - 2}D"
         )
         if own.ndim == 4:
@@ -234,7 +234,9 @@ def _need_same_dimensions(network: nn.Module, pairs: Pairs, given: str, how: str
             )
 
 
-def _need_some(values: Mapping[str, Tensor], pairs: Pairs, both: str, network: nn.Module, given: str) -> None:
+def _need_some(
+    values: Mapping[str, Tensor], pairs: Pairs, both: str, network: nn.Module, source: str
+) -> None:
     """Raises: ValueError: no kernel or matrix of the file fits."""
     kernels = {name for name, value in network.named_parameters(remove_duplicate=False) if value.ndim > 1}
     if kernels & values.keys():
@@ -246,9 +248,9 @@ def _need_some(values: Mapping[str, Tensor], pairs: Pairs, both: str, network: n
     ]
     if wrong:
         raise ValueError(
-            f"{given}: {len(wrong)} kernels have names of this network's, but other sizes: {some(wrong, 2)}"
+            f"{source}: {len(wrong)} kernels have names of this network's, but other sizes: {some(wrong, 2)}"
         )
-    raise ValueError(f"{given}: no kernel in it is one of this network's: {both}")
+    raise ValueError(f"{source}: no kernel in it is one of this network's: {both}")
 
 
 def _both(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
@@ -270,9 +272,9 @@ def _finish(
     own: Mapping[str, Tensor],
 ) -> None:
     """The file's side of it, and how much of the network's body came from there."""
-    wanted = {there: name for name, there in names.items()}
+    own_names = {there: name for name, there in names.items()}
     for there in theirs:
-        name = wanted.get(there)
+        name = own_names.get(there)
         if name not in values:
             report.unused[there] = report.drawn.get(name, "") if name else "no such name in the network"
     for name in [name for name in report.drawn if name.endswith(COUNTER)]:  # older files have none
@@ -282,9 +284,9 @@ def _finish(
     )
 
 
-def _say(report: Report, given: str, path: Path) -> None:
+def _say(report: Report, source: str, path: Path) -> None:
     """One line for the console, the first rows for the log."""
-    words = shown(f"{given}: {report}")
+    words = shown(f"{source}: {report}")
     if report.share < 0.5:
         log.warning("%s; %.0f %% of the weights are the file's, all others random", words, 100 * report.share)
     else:

@@ -277,7 +277,7 @@ class Sampling:
                 or not low <= values[0] <= values[1] < np.inf
             ):
                 raise ValueError(
-                    f"augment.{key} must be a range [low, high] from {low:g} upwards, got {list(values)}"
+                    f"augmentation.{key} must be a range [low, high] from {low:g} upwards, got {list(values)}"
                 )
         if self.simulate_low_resolution[1] > 1:
             raise ValueError(
@@ -286,7 +286,7 @@ class Sampling:
             )
         for key in ("rotation_deg", "shift", "elastic_mm"):
             if not isinstance(getattr(self, key), (int, float)) or not 0 <= getattr(self, key) < np.inf:
-                raise ValueError(f"augment.{key} must be 0 or more, got {getattr(self, key)}")
+                raise ValueError(f"augmentation.{key} must be 0 or more, got {getattr(self, key)}")
         if self.p["elastic"] and not self.elastic_mm <= _FOLDS * self.elastic_spacing_mm:
             raise ValueError(
                 f"augmentation.elastic_mm must be at most {_FOLDS} of augmentation.elastic_spacing_mm, or "

@@ -64,12 +64,13 @@ def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None
     )
     assert {name: summary[f"val/{name}"] for name in again} == again
     shown = seen(tmp_path / "run")
-    assert {"validation/confusion", "validation/roc", "validation/reliability"} <= shown
+    assert {"val/confusion", "val/roc", "val/reliability"} <= shown
     assert len([tag for tag in shown if tag.startswith("worst/")]) == 3
     assert len([tag for tag in shown if tag.startswith("train/sample")]) == 3
     model = load(tmp_path / "run/checkpoints/best.ckpt")
     assert (
-        model.image_targets == ImageLevelTargets("classes", ("bright", "dark")) and model.targets.names == ()
+        model.image_targets == ImageLevelTargets("multiclass", ("bright", "dark"))
+        and model.targets.names == ()
     )
     assert model.network(torch.zeros(1, 1, *model.window.patch_size)).shape == (1, 2)
     assert (
@@ -278,21 +279,30 @@ def test_perf_auto_measures_whole_images(numbers: Path, tmp_path: Path) -> None:
     [
         (
             ["task=segmentation"],
-            "Segmentation is for label maps, and light has classes of whole images .*take task=classif",
+            r"Segmentation is for label maps, but light has image-level multiclass targets \(bright, dark\); "
+            "use task=classification",
         ),
         (
             ["task=regression"],
-            "Regression is for numbers of whole images, and light has classes .*take task=classification",
+            "Regression is for image-level regression targets, but light has image-level multiclass targets "
+            ".*use task=classification",
         ),
-        (["loss=dice_ce"], "loss: DiceCrossEntropy is no mean over samples.*take loss=cross_entropy"),
-        (["loss=huber"], "loss: Deviation is for numbers, and the data has classes; take loss=cross_entropy"),
+        (["loss=dice_ce"], "loss: DiceCrossEntropy is not a mean over samples.*use loss=cross_entropy"),
+        (
+            ["loss=huber"],
+            "loss: RegressionLoss is for regression targets, but the data has multiclass targets; "
+            "use loss=cross_entropy",
+        ),
         (
             ["model=segresnet"],
             r"model must return logits of shape \(1, 2\) \(batch, outputs\), it returns .*model=resnet",
         ),
         (["task.mixup=-1"], r"task.mixup must be a number of 0 or more, got -1"),
         (["task.mirror_axes=[2]", *OURS], "task.mirror_axes must be different spatial axes from 0 to 1"),
-        (["loss.class_weights=[1,2,3]", *OURS], "loss.class_weights must be 2 numbers, one for each, got 3"),
+        (
+            ["loss.class_weights=[1,2,3]", *OURS],
+            "loss.class_weights must be 2 numbers, one per output, got 3",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(folder: Path, tmp_path: Path, more: list[str], message: str) -> None:
@@ -305,11 +315,11 @@ def test_label_maps_need_segmentation(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "tiny", cases=3)
     with pytest.raises(
         ValueError,
-        match=r"is for classes or findings of whole images, and Tiny has label maps; take task=seg",
+        match=r"is for image-level multiclass or multilabel targets, but Tiny has label maps; use task=seg",
     ):
         tiny.train(dataset, tmp_path / "run", "task=classification", "model=encoder")
     with pytest.raises(
-        ValueError, match=r"loss: CrossEntropy is for whole images \(classes\), not label maps"
+        ValueError, match=r"loss: CrossEntropy is for image-level multiclass targets, not label maps"
     ):
         tiny.train(dataset, tmp_path / "run", "loss=cross_entropy")
 

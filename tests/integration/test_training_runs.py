@@ -169,7 +169,7 @@ def test_two_dimensions(tmp_path: Path) -> None:
     assert nib.load(tmp_path / "out/case_0.nii.gz").shape == (16, 20, 1)
 
 
-@pytest.mark.parametrize("model", ["unet", "dynunet", "segresnet"])
+@pytest.mark.parametrize("model", ["monai_unet", "dynunet", "segresnet"])
 @pytest.mark.parametrize("conv", ["none", "transform"])
 def test_other_networks_take_the_same_convolutions(
     dataset: Path, tmp_path: Path, model: str, conv: str

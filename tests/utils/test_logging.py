@@ -146,11 +146,11 @@ def fails(
         ),
         (
             "data.ignore_label=9 loss=tversky loss.batch=false",
-            "take loss.batch=true where it has that, or loss=dice_ce",
+            "use loss.batch=true if it has that argument, or loss=dice_ce",
         ),
         (
             "data.regions={a:1,b:2} loss=tversky loss.to_onehot_y=true",
-            "loss: TverskyLoss cannot take regions that overlap, one",
+            "loss: TverskyLoss cannot take overlapping regions, one mask each",
         ),
         ("data.prepare_workers=0", "data.prepare_workers must be at least 1, got 0"),
         ("data.on_invalid_case=ignore", "data.on_invalid_case must be raise or skip, got ignore"),

@@ -1,4 +1,4 @@
-"""Fits the configured loss to the targets."""
+"""Adapts the configured loss to the run's targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from medconv.training.losses.segmentation import SegmentationLoss
 
 
 def fitted_loss(loss: Any, derived: Values) -> nn.Module:
-    """A loss made to fit what the network is asked for. Raises: ValueError: it cannot be."""
+    """The loss, adapted to label maps or to image-level targets. Raises: ValueError: the two do not fit."""
     image_targets = image_targets_of(derived)
     if image_targets is None:
         return SegmentationLoss(

@@ -1,4 +1,4 @@
-"""Losses of whole images: outputs (batch, outputs) and what they are compared with, of the same shape."""
+"""Losses for image-level targets: outputs and targets both have the shape (batch, outputs)."""
 
 from __future__ import annotations
 
@@ -13,36 +13,39 @@ from torch.nn import functional as F
 from medconv.targets.image_level import ImageLevelTargets
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-_FITTING = {
+_RECOMMENDED = {  # options of `loss`
     "multiclass": "cross_entropy",
     "multilabel": "bce",
     "regression": "huber, mse or l1",
-}  # options of `loss`
-_OF_TORCH: dict[type[nn.Module], tuple[str, ...]] = {
+}
+_TORCH_LOSSES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.CrossEntropyLoss: ("multiclass",),
     nn.BCEWithLogitsLoss: ("multilabel",),
     **dict.fromkeys((nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss), ("regression",)),
 }
-_FEW, _ALIKE = 6, 1e-4  # samples that a loss is tried on; how far, relative, it may be from a mean over them
-_DEVIATIONS = ("mse", "l1", "huber")
+_TRIAL_SAMPLES = 6  # a loss is tried on so many random samples
+_TOLERANCE = 1e-4  # relative difference allowed between a loss and the mean of its samples' losses
+_PENALTIES = ("mse", "l1", "huber")
 
 
 class CrossEntropy(nn.Module):
-    """Cross-entropy of classes that exclude each other, or, summed over two answers each, of findings.
+    """Cross-entropy for multiclass targets, or binary cross-entropy of each label for multilabel targets.
 
-    Weights do not divide it: it is a mean over samples, so that several devices, and accumulated batches,
-    have the gradient of one. The mean of `balanced` weights over the training cases is 1.
+    The loss is a mean over samples and is not divided by the sum of the class weights. So several devices,
+    or accumulated batches, have the gradient of one large batch. The mean of `balanced` weights over the
+    training cases is 1.
 
-    Shape: logits (batch, outputs), target the same: the share of each class, or of each finding -> scalar, in
-    fp32.
+    Shape: logits (batch, outputs), target (batch, outputs): probability of each class or label -> scalar,
+        computed in fp32.
     Args:
-        exclusive: classes; else findings.
-        label_smoothing: share of the target that is spread over all answers.
-        class_weights: `none`, `balanced`, or a number for each: of a class, what its samples count; of a
-            finding, what the samples that have it count. Balanced are all classes alike, and the samples with
-            a finding and without.
-        class_counts, num_cases: training cases of each class or finding, and all of them; for `balanced`.
-    Raises: ValueError: values out of range, or `balanced` without counts or with a class that is in no case.
+        exclusive: true for multiclass, false for multilabel.
+        label_smoothing: share of the target that is spread evenly over all classes, or over present and
+            absent.
+        class_weights: `none`, `balanced`, or one number per output. A number multiplies the loss of a
+            class's samples; for a label, that of the samples that have it. `balanced` gives all classes
+            the same total weight, and so the samples with and without a label.
+        class_counts, num_cases: training cases of each class or label, and of all; for `balanced`.
+    Raises: ValueError: values out of range; `balanced` without counts or with a class that has no case.
     """
 
     weights: Tensor | None
@@ -70,10 +73,10 @@ class CrossEntropy(nn.Module):
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         logits, target, weights = logits.float(), target.float(), self.weights
-        _need_alike(logits, target)
+        _check_shapes(logits, target)
         if weights is not None and len(weights) != logits.shape[1]:
             raise ValueError(
-                f"loss.class_weights must be {logits.shape[1]} numbers, one for each, got {len(weights)}"
+                f"loss.class_weights must be {logits.shape[1]} numbers, one per output, got {len(weights)}"
             )
         if self.exclusive:
             return F.cross_entropy(logits, target, weights, label_smoothing=self.label_smoothing)
@@ -82,41 +85,43 @@ class CrossEntropy(nn.Module):
 
 
 class RegressionLoss(nn.Module):
-    """How far numbers are from what they should be, of standardised ones; the mean over samples and names.
+    """Regression loss of standardised values: the mean over samples and outputs.
 
-    Shape: outputs (batch, numbers), target the same -> scalar, in fp32.
-    Args: of: `mse`, the square; `l1`, the absolute value; `huber`, a square up to `delta` and straight from
-    there on.
-    Raises: ValueError: another name, or a delta that is not positive.
+    Shape: outputs (batch, values), target (batch, values) -> scalar, computed in fp32.
+    Args:
+        penalty: of an error: `mse`, its square; `l1`, its absolute value; `huber`, quadratic up to `delta`
+            and linear beyond.
+        delta: in standard deviations.
+    Raises: ValueError: an unknown penalty, or a delta that is not positive.
     """
 
     kinds = ("regression",)
 
-    def __init__(self, of: str = "huber", delta: float = 1.0) -> None:
+    def __init__(self, penalty: str = "huber", delta: float = 1.0) -> None:
         super().__init__()
-        if of not in _DEVIATIONS:
-            raise ValueError(f"loss.of must be one of {', '.join(_DEVIATIONS)}, got {of}")
+        if penalty not in _PENALTIES:
+            raise ValueError(f"loss.penalty must be one of {', '.join(_PENALTIES)}, got {penalty}")
         if type(delta) not in (int, float) or not 0 < delta < math.inf:
             raise ValueError(f"loss.delta must be a positive number, got {delta}")
-        self.of, self.delta = of, float(delta)
+        self.penalty, self.delta = penalty, float(delta)
 
     def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
         outputs, target = outputs.float(), target.float()
-        _need_alike(outputs, target)
-        if self.of == "huber":
+        _check_shapes(outputs, target)
+        if self.penalty == "huber":
             return F.huber_loss(outputs, target, delta=self.delta)
-        return F.mse_loss(outputs, target) if self.of == "mse" else F.l1_loss(outputs, target)
+        return F.mse_loss(outputs, target) if self.penalty == "mse" else F.l1_loss(outputs, target)
 
 
 class ImageLevelLoss(nn.Module):
-    """A loss that fits an outcome, with what it compares outputs with.
+    """Any loss, adapted to image-level targets: encodes labels as targets and checks that the loss fits.
 
-    Numbers are standardised by mean and standard deviation of the training cases, so that a loss means the
-    same whatever their units, which the network's outputs have.
-    Shape: outputs (batch, image_targets.num_outputs), target as `target` gives it, or weighted means of such
-    -> scalar.
-    Args: means, stds: of each number over the training cases; not for classes and findings.
-    Raises: ValueError: the loss cannot take such outputs, or is another kind's.
+    Regression values are standardised by mean and standard deviation of the training cases, so that a
+    loss does not depend on their units. The network's outputs are in these units.
+    Shape: outputs (batch, image_targets.num_outputs), target of the same shape, as returned by `target` or
+        mixed from several -> scalar.
+    Args: means, stds: of each value over the training cases; for regression only.
+    Raises: ValueError: the loss is for other targets, or cannot take these outputs.
     """
 
     means: Tensor
@@ -133,14 +138,15 @@ class ImageLevelLoss(nn.Module):
         self.loss, self.image_targets = loss, image_targets
         numbers = image_targets.kind == "regression"
         for name, values, otherwise in (("means", means, 0.0), ("stds", stds, 1.0)):
-            known = values if numbers and values is not None else [otherwise] * image_targets.num_outputs
-            self.register_buffer(name, torch.tensor(known, dtype=torch.float32), persistent=False)
-        if refused := self._refused():
-            raise refused
+            filled = values if numbers and values is not None else [otherwise] * image_targets.num_outputs
+            self.register_buffer(name, torch.tensor(filled, dtype=torch.float32), persistent=False)
+        if problem := self._problem():
+            raise problem
 
     def target(self, label: Tensor) -> Tensor:
-        """Shape: label (batch, image_targets.num_values) -> (batch, image_targets.num_outputs), shares or
-        standardised numbers.
+        """What the loss compares outputs with: probabilities of classes or labels, or standardised values.
+
+        Shape: label (batch, image_targets.num_values) -> (batch, image_targets.num_outputs).
         """
         if self.image_targets.kind == "multiclass":
             return F.one_hot(label[:, 0].long(), self.image_targets.num_outputs).float()
@@ -154,73 +160,83 @@ class ImageLevelLoss(nn.Module):
             (values.float() - self.means) / self.stds if self.image_targets.kind == "regression" else values
         )
 
-    def _refused(self) -> ValueError | None:
-        """What speaks against the loss: it is another kind's, does not take such outputs, or is no mean
-        over samples.
+    def _problem(self) -> ValueError | None:
+        """Why the loss does not fit: it is for other targets, fails on such outputs, or is no mean over
+        samples. None: it fits.
         """
         name, kind = getattr(self.loss, "__name__", type(self.loss).__name__), self.image_targets.kind
-        advice = f"take loss={_FITTING[kind]}"
-        kinds = getattr(self.loss, "kinds", None) or _OF_TORCH.get(type(self.loss))  # type: ignore[arg-type]
+        advice = f"use loss={_RECOMMENDED[kind]}"
+        kinds = getattr(self.loss, "kinds", None) or _TORCH_LOSSES.get(type(self.loss))  # type: ignore[arg-type]
         if kinds is not None and kind not in kinds:
-            return ValueError(f"loss: {name} is for {' and '.join(kinds)}, and the data has {kind}; {advice}")
+            return ValueError(
+                f"loss: {name} is for {' and '.join(kinds)} targets, but the data has {kind} targets; "
+                f"{advice}"
+            )
         try:
-            found, alone = self._tried()
-        except torch.OutOfMemoryError:  # no fault of the loss; if it lasts, the first step says what helps
+            of_batch, of_samples = self._trial_losses()
+        except (
+            torch.OutOfMemoryError
+        ):  # not the loss's fault; if it lasts, the first training step reports it
             return None
         except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            told = (str(error).strip() or type(error).__name__).splitlines()[0]
-            if told.startswith("loss."):  # our own messages begin with the key at fault
-                return ValueError(told)
-            refused = ValueError(f"loss: {name} cannot take {kind} of whole images: {told}; {advice}")
-            refused.__cause__ = error
-            return refused
-        if not math.isfinite(found):
-            return ValueError(f"loss: {name} is {found} for {kind}, expected a finite number; {advice}")
-        if abs(found - alone) <= _ALIKE * max(abs(found), _ALIKE):
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if reason.startswith("loss."):  # our own messages begin with the config key
+                return ValueError(reason)
+            problem = ValueError(f"loss: {name} cannot take image-level {kind} targets: {reason}; {advice}")
+            problem.__cause__ = error
+            return problem
+        if not math.isfinite(of_batch):
+            return ValueError(
+                f"loss: {name} is {of_batch} for {kind} targets, expected a finite number; {advice}"
+            )
+        if abs(of_batch - of_samples) <= _TOLERANCE * max(abs(of_batch), _TOLERANCE):
             return None
         return ValueError(
-            f"loss: {name} is no mean over samples, as one for whole images is ({kind}); {advice}"
+            f"loss: {name} is not a mean over samples, as a loss for image-level {kind} targets must be; "
+            f"{advice}"
         )
 
-    def _tried(self) -> tuple[float, float]:
-        """The loss of a batch of random numbers, and the mean of what it is for each sample alone."""
-        draw, size = torch.Generator().manual_seed(0), (_FEW, self.image_targets.num_outputs)
-        label: Any = torch.randint(2, (_FEW, self.image_targets.num_values), generator=draw).float()
-        outputs, target = torch.randn(size, generator=draw) * self.stds + self.means, self.target(label)
+    def _trial_losses(self) -> tuple[float, float]:
+        """The loss of a batch of random numbers, and the mean of the losses of its samples."""
+        generator, size = torch.Generator().manual_seed(0), (_TRIAL_SAMPLES, self.image_targets.num_outputs)
+        values = (_TRIAL_SAMPLES, self.image_targets.num_values)
+        label: Any = torch.randint(2, values, generator=generator).float()
+        outputs, target = torch.randn(size, generator=generator) * self.stds + self.means, self.target(label)
         with torch.no_grad():
-            found = float(self(outputs, target))
-            alone = [float(self(outputs[i : i + 1], target[i : i + 1])) for i in range(_FEW)]
-        return found, sum(alone) / _FEW
+            of_batch = float(self(outputs, target))
+            each = [float(self(outputs[i : i + 1], target[i : i + 1])) for i in range(_TRIAL_SAMPLES)]
+        return of_batch, sum(each) / _TRIAL_SAMPLES
 
 
-def _need_alike(outputs: Tensor, target: Tensor) -> None:
+def _check_shapes(outputs: Tensor, target: Tensor) -> None:
     if outputs.ndim != 2 or outputs.shape != target.shape:
         got = f"{tuple(outputs.shape)} and {tuple(target.shape)}"
-        raise ValueError(f"needs outputs and targets (batch, outputs), of whole images, got {got}")
+        raise ValueError(f"needs image-level outputs and targets of one shape (batch, outputs), got {got}")
 
 
 def _weights(
-    wanted: str | Sequence[float] | None, exclusive: bool, counts: Sequence[int] | None, num_cases: int | None
+    setting: str | Sequence[float] | None,
+    exclusive: bool,
+    counts: Sequence[int] | None,
+    num_cases: int | None,
 ) -> list[float] | None:
-    """Raises: ValueError: as of `CrossEntropy`."""
-    if wanted is None or wanted == "none":
+    """The weights that `class_weights` means. Raises: ValueError: as in `CrossEntropy`."""
+    if setting is None or setting == "none":
         return None
-    if wanted == "balanced":
+    if setting == "balanced":
         return _balanced(exclusive, counts, num_cases)
     if (
-        isinstance(wanted, str)
-        or not all(type(w) in (int, float) and 0 <= w < math.inf for w in wanted)
-        or not any(wanted)
+        isinstance(setting, str)
+        or not all(type(w) in (int, float) and 0 <= w < math.inf for w in setting)
+        or not any(setting)
     ):
-        raise ValueError(f"loss.class_weights must be none, balanced, or numbers of 0 or more, got {wanted}")
-    return [float(weight) for weight in wanted]
+        raise ValueError(f"loss.class_weights must be none, balanced, or numbers of 0 or more, got {setting}")
+    return [float(weight) for weight in setting]
 
 
 def _balanced(exclusive: bool, counts: Sequence[int] | None, num_cases: int | None) -> list[float]:
     total = num_cases or sum(counts or ())
     if not counts or not all(counts) or (not exclusive and max(counts) >= total):
-        wanted = (
-            "training cases of each class" if exclusive else "training cases with each finding and without"
-        )
-        raise ValueError(f"loss.class_weights=balanced needs {wanted}, got {counts} of {total}")
+        need = "training cases of each class" if exclusive else "training cases with and without each label"
+        raise ValueError(f"loss.class_weights=balanced needs {need}, got {counts} of {total}")
     return [total / (len(counts) * n) if exclusive else (total - n) / n for n in counts]

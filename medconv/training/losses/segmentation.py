@@ -1,6 +1,4 @@
-"""Losses for logits (batch, outputs, *spatial) and what they are compared with; MONAI's fit the same
-place.
-"""
+"""Segmentation losses for logits (batch, outputs, *spatial). MONAI's losses can be used in their place."""
 
 from __future__ import annotations
 
@@ -17,27 +15,26 @@ from medconv.models.outputs import heads
 from medconv.targets.segmentation import SegmentationTargets
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-_ALIKE = 1e-4  # relative; a loss that shuffled voxels change by less does not look at where they lie
-_EDGE, _FEW = (
-    16,
-    4,
-)  # voxels along each axis of what a loss is tried on; few where shuffling samples must show
+_TOLERANCE = 1e-4  # relative; a loss that changes by less when voxels are shuffled ignores their positions
+_EDGE, _SHORT_EDGE = 16, 4  # voxels along each axis of the trial batch; the short one when it is shuffled
 
 
 class DiceCrossEntropy(nn.Module):
-    """Cross-entropy plus soft Dice over the whole batch, over all devices.
+    """Cross-entropy plus soft Dice, computed over the whole batch and all devices.
 
-    A class that a batch does not hold would give a Dice of no meaning sample by sample; counted over the
-    batch it is rare. Under DDP the counts are summed over the ranks, so that several devices have the loss
-    and the gradient of one. Classes that exclude each other have a softmax, and a Dice each but for the
-    background; regions that overlap have a sigmoid, binary cross-entropy and a Dice each.
+    The Dice of a class that is absent from a sample means nothing; a class absent from the whole batch is
+    rarer. Under DDP the counts are summed over the ranks, so that several devices have the loss and the
+    gradient of one. Exclusive classes use a softmax and the Dice of each class except the background;
+    overlapping regions use a sigmoid, binary cross-entropy and the Dice of each region.
 
-    Shape: logits (batch, classes, *spatial) with reference (batch, 1, *spatial) whole numbers, or logits
-        (batch, regions, *spatial) with reference the same of 0 and 1; known (batch, 1, *spatial) bool ->
-        scalar, computed in fp32.
-    Args: dice_weight, ce_weight: of the two terms. smooth: added to the Dice ratio's counts, in voxels. Of
-        `forward`: known: where the loss looks; elsewhere the gradient is 0. None: everywhere.
-    Raises: ValueError: a weight or smooth that is no number of 0 or more.
+    Shape: logits (batch, classes, *spatial) with reference (batch, 1, *spatial) of class indices, or logits
+        (batch, regions, *spatial) with reference (batch, regions, *spatial) of 0 and 1; known
+        (batch, 1, *spatial) bool -> scalar, computed in fp32.
+    Args:
+        dice_weight, ce_weight: of the two terms.
+        smooth: added to numerator and denominator of the Dice, in voxels.
+        known: of `forward`: the voxels that count; elsewhere the gradient is 0. None: all.
+    Raises: ValueError: a weight or smooth that is not a number of 0 or more.
     Source: Milletari et al. 2016, arXiv:1606.04797; the sum as in Isensee et al. 2021.
     """
 
@@ -55,7 +52,7 @@ class DiceCrossEntropy(nn.Module):
             entropy = F.binary_cross_entropy_with_logits(logits, mask, reduction="none") / logits.shape[1]
         else:
             log_probability = logits.log_softmax(1)
-            # By a mask: `F.cross_entropy` has no deterministic backward on CUDA, and is no faster.
+            # A mask, since `F.cross_entropy` has no deterministic backward on CUDA and is not faster.
             true = torch.stack([reference[:, 0] == c for c in range(logits.shape[1])], 1)
             entropy = -torch.where(true, log_probability, 0)
             probability, mask = log_probability.exp()[:, 1:], true[:, 1:].float()
@@ -70,8 +67,8 @@ class DiceCrossEntropy(nn.Module):
     def _counts(
         self, probability: Tensor, mask: Tensor, known: Tensor | None, voxels: int
     ) -> tuple[Tensor, Tensor, Any]:
-        """Over all ranks: common and summed sizes of prediction and reference, and the known voxels per
-        rank.
+        """Summed over all ranks: intersection, and size of prediction plus size of reference. Third: known
+        voxels per rank.
         """
         axes, ranks = [0, *range(2, probability.ndim)], 1
         counts = torch.stack([(probability * mask).sum(axes), (probability + mask).sum(axes)]).flatten()
@@ -88,7 +85,7 @@ class DiceCrossEntropy(nn.Module):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """The sum of every rank's tensor; its gradient is the sum of every rank's gradient."""
+    """Sum of a tensor over all ranks; its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor) -> Tensor:
@@ -102,16 +99,15 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 class SegmentationLoss(nn.Module):
-    """A loss of label maps, for any targets: it turns them into masks of regions, and leaves out what is to
-    be ignored.
+    """Any loss, adapted to segmentation targets: encodes label maps as masks and excludes ignored voxels.
 
-    A loss that takes `known`, as ours does, is told where to look. Any other is handed the known voxels
-    alone, as one sample in a row, which is exact for a loss that sums over the voxels of a batch wherever
-    they lie. Whether it does, and whether it takes such logits and label maps at all, is tried on a few
-    numbers.
-    Shape: logits (batch, outputs, *spatial), label (batch, 1, *spatial) -> scalar; 0 where no voxel is known.
-    Args: spatial_dims: of the images; None is 3 or 2, whichever the loss takes.
-    Raises: ValueError: the loss cannot take such targets.
+    A loss with an argument `known`, like ours, gets the mask of voxels that count. Any other loss gets only
+    the known voxels, in one row as a single sample. This is exact for losses that sum over a batch's voxels
+    regardless of their positions. A trial on random numbers checks this, and that the loss accepts such
+    logits and label maps.
+    Shape: logits (batch, outputs, *spatial), label (batch, 1, *spatial) -> scalar; 0 if no voxel is known.
+    Args: spatial_dims: of the images; None: 3, or 2 if the loss fails in 3D.
+    Raises: ValueError: the loss does not fit the targets.
     """
 
     def __init__(self, loss: Loss, targets: SegmentationTargets, spatial_dims: int | None = None) -> None:
@@ -120,8 +116,8 @@ class SegmentationLoss(nn.Module):
         self.takes_known = (
             "known" in signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
         )
-        if (error := self._refused(spatial_dims or 3)) and (spatial_dims or self._refused(2)):
-            raise error
+        if (problem := self._problem(spatial_dims or 3)) and (spatial_dims or self._problem(2)):
+            raise problem
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
         reference, known = self.targets.reference(label), self.targets.known(label)
@@ -130,81 +126,85 @@ class SegmentationLoss(nn.Module):
         if self.takes_known:
             return self.loss(logits, reference, known=known)  # type: ignore[call-arg]
         if not known.any():
-            return logits[:0].sum()  # with a gradient, of 0
+            return logits[:0].sum()  # 0, with a gradient of 0
         return self.loss(_in_a_row(logits, known), _in_a_row(reference, known))
 
-    def _refused(self, spatial_dims: int) -> ValueError | None:
-        """What speaks against the loss: it does not take such masks or label maps, or minds where voxels
-        lie.
+    def _problem(self, spatial_dims: int) -> ValueError | None:
+        """Why the loss does not fit: it fails on such masks or label maps, or depends on where voxels lie.
+        None: it fits.
         """
         name = getattr(self.loss, "__name__", type(self.loss).__name__)
         if kinds := getattr(self.loss, "kinds", ()):
             return ValueError(
-                f"loss: {name} is for whole images ({' and '.join(kinds)}), not label maps; take loss=dice_ce"
+                f"loss: {name} is for image-level {' and '.join(kinds)} targets, not label maps; "
+                "use loss=dice_ce"
             )
         try:
-            found, shuffled = self._tried(spatial_dims)
-        except torch.OutOfMemoryError:  # no fault of the loss; if it lasts, the first step says what helps
+            plain, shuffled = self._trial_losses(spatial_dims)
+        except (
+            torch.OutOfMemoryError
+        ):  # not the loss's fault; if it lasts, the first training step reports it
             return None
         except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            told = (str(error).strip() or type(error).__name__).splitlines()[0]
-            refused = ValueError(f"loss: {name} cannot take {self._kind(spatial_dims)}: {told}")
-            refused.__cause__ = error
-            return refused
-        if not math.isfinite(found + shuffled):
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            problem = ValueError(f"loss: {name} cannot take {self._description(spatial_dims)}: {reason}")
+            problem.__cause__ = error
+            return problem
+        if not math.isfinite(plain + shuffled):
             return ValueError(
-                f"loss: {name} is {found + shuffled} for {self._kind(spatial_dims)}, expected a finite number"
+                f"loss: {name} is {plain + shuffled} for {self._description(spatial_dims)}, expected a "
+                "finite number"
             )
-        if abs(found - shuffled) <= _ALIKE * abs(found):
+        if abs(plain - shuffled) <= _TOLERANCE * abs(plain):
             return None
         return ValueError(
-            f"loss: {name} is not the same once the voxels of a batch are shuffled ({found:.4g}, "
-            f"{shuffled:.4g}), so that the voxels to ignore cannot be left out of it; take loss.batch=true "
-            "where it has that, or loss=dice_ce"
+            f"loss: {name} changes when the voxels of a batch are shuffled ({plain:.4g}, {shuffled:.4g}), so "
+            "ignored voxels cannot be excluded from it; use loss.batch=true if it has that argument, or "
+            "loss=dice_ce"
         )
 
-    def _tried(self, spatial_dims: int) -> tuple[float, float]:
-        """The loss of random numbers, and of the same shuffled where it will be handed voxels in a row."""
+    def _trial_losses(self, spatial_dims: int) -> tuple[float, float]:
+        """The loss of random numbers, and of the same voxels shuffled if it will get known voxels only."""
         shuffles = self.targets.ignore is not None and not self.takes_known
-        draw, size = torch.Generator().manual_seed(0), (_FEW if shuffles else _EDGE,) * spatial_dims
-        logits = torch.randn(2, self.targets.num_outputs, *size, generator=draw)
-        label = torch.randint(self.targets.num_values, (2, 1, *size), generator=draw)
-        order = torch.randperm(label.numel(), generator=draw)
+        generator = torch.Generator().manual_seed(0)
+        size = (_SHORT_EDGE if shuffles else _EDGE,) * spatial_dims
+        logits = torch.randn(2, self.targets.num_outputs, *size, generator=generator)
+        label = torch.randint(self.targets.num_values, (2, 1, *size), generator=generator)
+        order = torch.randperm(label.numel(), generator=generator)
         reference = self.targets.reference(label)
         with torch.no_grad():
-            found = float(self.loss(logits, reference))
+            plain = float(self.loss(logits, reference))
             if not shuffles:
-                return found, found
+                return plain, plain
             everywhere = torch.ones_like(label, dtype=torch.bool)
-            return found, float(
-                self.loss(*(_in_a_row(values, everywhere)[:, :, order] for values in (logits, reference)))
-            )
+            rows = [_in_a_row(values, everywhere)[:, :, order] for values in (logits, reference)]
+            return plain, float(self.loss(*rows))
 
-    def _kind(self, spatial_dims: int) -> str:
+    def _description(self, spatial_dims: int) -> str:
         if self.targets.overlapping:
-            return "regions that overlap, one mask each"
-        ignoring = "" if self.targets.ignore is None else ", and voxels to ignore"
+            return "overlapping regions, one mask each"
+        ignoring = "" if self.targets.ignore is None else " and ignored voxels"
         return f"classes{ignoring}, as a label map (batch, 1, {', '.join('xyz'[:spatial_dims])})"
 
 
 def over_heads(loss: Loss, outputs: Any, label: Tensor, spatial_dims: int) -> Tensor:
-    """The loss of a network's output: heads of deep supervision count half as much each time, finest first.
+    """The loss of a network's outputs. Under deep supervision each coarser head has half the weight.
 
-    Coarse heads see the label at their own size.
+    The label is resized to the size of each head.
     Source: weights as in Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
-    found = heads(outputs, spatial_dims)
-    weights = [0.5**i for i in range(len(found))]
-    losses = [w * loss(o, _resize(label, o.shape[2:])) for w, o in zip(weights, found, strict=True)]
+    logits = heads(outputs, spatial_dims)
+    weights = [0.5**i for i in range(len(logits))]
+    losses = [w * loss(o, _resize(label, o.shape[2:])) for w, o in zip(weights, logits, strict=True)]
     return torch.stack(losses).sum() / sum(weights)
 
 
 def cross_entropy(logits: Tensor, label: Tensor, targets: SegmentationTargets) -> float | None:
-    """Mean over the known voxels, of regions over these as well; None where no voxel is known.
+    """Mean cross-entropy over the known voxels (and over regions, if they overlap); None: no voxel is known.
 
     Shape: logits (batch, outputs, *spatial), label (batch, 1, *spatial).
     """
-    label = label.to(logits.device)  # logits that a GPU has no room for lie in main memory
+    label = label.to(logits.device)  # large logits are moved from a GPU to main memory
     known, reference = targets.known(label), targets.reference(label)
     if known is not None:
         if not known.any():
@@ -216,7 +216,7 @@ def cross_entropy(logits: Tensor, label: Tensor, targets: SegmentationTargets) -
 
 
 def _in_a_row(values: Tensor, known: Tensor) -> Tensor:
-    """The known voxels of all samples; (batch, channels, *spatial) -> (1, channels, voxels, 1, ...)."""
+    """The known voxels of all samples: (batch, channels, *spatial) -> (1, channels, voxels, 1, ...)."""
     row = values.movedim(1, -1)[known[:, 0]].T
     return row.reshape(1, *row.shape, *(1,) * (values.ndim - 3))
 

@@ -64,28 +64,37 @@ def test_numbers_are_compared_in_standard_deviations(of: str, torchs: nn.Module)
 @pytest.mark.parametrize(
     ("loss", "image_targets", "message"),
     [
-        (CrossEntropy(), FINDINGS, "CrossEntropy is for classes, and the data has findings; take loss=bce"),
+        (
+            CrossEntropy(),
+            FINDINGS,
+            "CrossEntropy is for multiclass targets, but the data has multilabel targets; use loss=bce",
+        ),
         (
             CrossEntropy(exclusive=False),
             CLASSES,
-            "is for findings, and the data has classes; take loss=cross_entropy",
+            "is for multilabel targets, but the data has multiclass targets; use loss=cross_entropy",
         ),
         (
             RegressionLoss(),
             CLASSES,
-            "Deviation is for numbers, and the data has classes; take loss=cross_entropy",
+            "RegressionLoss is for regression targets, but the data has multiclass targets; "
+            "use loss=cross_entropy",
         ),
-        (nn.MSELoss(), FINDINGS, "MSELoss is for numbers, and the data has findings; take loss=bce"),
-        (CrossEntropy(), NUMBERS, "the data has numbers; take loss=huber, mse or l1"),
-        (DiceCrossEntropy(), CLASSES, "DiceCrossEntropy is no mean over samples"),
-        (DiceCrossEntropy(), NUMBERS, "take loss=huber, mse or l1"),
-        (DiceFocalLoss(to_onehot_y=True, softmax=True, batch=True), CLASSES, "take loss=cross_entropy"),
-        (TverskyLoss(sigmoid=True, batch=True), FINDINGS, "take loss=bce"),
-        (DiceCELoss(sigmoid=True, batch=True), FINDINGS, "take loss=bce"),
+        (
+            nn.MSELoss(),
+            FINDINGS,
+            "MSELoss is for regression targets, but the data has multilabel targets; use loss=bce",
+        ),
+        (CrossEntropy(), NUMBERS, "the data has regression targets; use loss=huber, mse or l1"),
+        (DiceCrossEntropy(), CLASSES, "DiceCrossEntropy is not a mean over samples"),
+        (DiceCrossEntropy(), NUMBERS, "use loss=huber, mse or l1"),
+        (DiceFocalLoss(to_onehot_y=True, softmax=True, batch=True), CLASSES, "use loss=cross_entropy"),
+        (TverskyLoss(sigmoid=True, batch=True), FINDINGS, "use loss=bce"),
+        (DiceCELoss(sigmoid=True, batch=True), FINDINGS, "use loss=bce"),
         (
             CrossEntropy(class_weights=[1, 2]),
             CLASSES,
-            r"loss.class_weights must be 3 numbers, one for each, got 2",
+            r"loss.class_weights must be 3 numbers, one per output, got 2",
         ),
     ],
 )
@@ -107,7 +116,7 @@ def test_torchs_losses_fit(loss: nn.Module, image_targets: ImageLevelTargets) ->
 
 @pytest.mark.parametrize("loss", [CrossEntropy(), CrossEntropy(exclusive=False), RegressionLoss()])
 def test_label_maps_need_another_loss(loss: nn.Module) -> None:
-    with pytest.raises(ValueError, match="is for whole images .*, not label maps; take loss=dice_ce"):
+    with pytest.raises(ValueError, match="is for image-level .*, not label maps; use loss=dice_ce"):
         SegmentationLoss(loss, SegmentationTargets.of_classes(["background", "box"]))
 
 
@@ -124,14 +133,14 @@ def test_label_maps_need_another_loss(loss: nn.Module) -> None:
         ({"class_weights": "balanced", "class_counts": [3, 0]}, r"got \[3, 0\] of 3"),
         (
             {"exclusive": False, "class_weights": "balanced", "class_counts": [5, 2], "num_cases": 5},
-            "training cases with each finding and without",
+            "training cases with and without each label",
         ),
     ],
 )
 def test_wrong_settings_are_named(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CrossEntropy(**settings)
-    with pytest.raises(ValueError, match=r"loss.of must be one of mse, l1, huber"):
+    with pytest.raises(ValueError, match=r"loss.penalty must be one of mse, l1, huber"):
         RegressionLoss("cubic")
     with pytest.raises(ValueError, match=r"loss.delta must be a positive number"):
         RegressionLoss(delta=0)

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     else:
         if asks:
             os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]]) + ("" if words[2:] else " ")
-        compose.composed(lambda *_: None, arguments)
+        compose.run_with_config(lambda *_: None, arguments)
     return DONE
 
 

@@ -16,7 +16,7 @@ def main(arguments: Sequence[str]) -> int:
     options, rest = parser().parse_known_args(arguments)  # what is left is Hydra's
     if compose.only_shows(compose.hydra_flags(rest, "medconv preprocess")):
         start_logging()
-        compose.composed(lambda *_: None, rest)
+        compose.run_with_config(lambda *_: None, rest)
         return DONE
     from medconv.training.preprocess import run_command  # loads torch
 

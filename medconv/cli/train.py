@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> int:
         return DONE
     if compose.only_shows(asked):
         start_logging()
-        compose.composed(lambda *_: None, arguments)
+        compose.run_with_config(lambda *_: None, arguments)
         return DONE
     from medconv.sweeps.launch import run_command  # loads torch
 

@@ -1,4 +1,4 @@
-"""From a command line to a config: what `train` and `preprocess` share of Hydra."""
+"""From a command line to a config by Hydra; `train` and `preprocess` share it."""
 
 from __future__ import annotations
 
@@ -20,57 +20,59 @@ from omegaconf import DictConfig, OmegaConf
 from medconv import config
 
 
-def composed(job: Callable[[DictConfig, Any], None], arguments: Sequence[str]) -> None:
-    """Call `job` with the config that these arguments mean and Hydra's own settings; in a sweep, once for
-    each.
+def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[str]) -> None:
+    """Compose the config of these arguments and call `job` with it and Hydra's own settings.
 
-    Not at all where they only ask Hydra a question, such as `--cfg job`.
-    Raises: ConfigError: a key that does not exist. What Hydra and `job` raise.
+    A sweep calls `job` once per combination. An argument that only asks Hydra for information, such as
+    `--cfg job`, does not call it.
+    Raises: ConfigError: a key that does not exist. Any error of Hydra or `job`.
     """
 
     @hydra.main(version_base="1.3", config_path=str(config.conf_dir()), config_name="train")
     def one(composed_config: DictConfig) -> None:
         settings = HydraConfig.get()
         if settings.mode == RunMode.RUN:
-            sys.argv[:] = whole  # by which Lightning starts the run's other processes
+            sys.argv[:] = full_argv  # Lightning starts the run's other processes with it
         job(composed_config, settings)
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing, so that `guard` sees every error
-    whole = sys.argv[:]
+    # Hydra then raises its errors instead of printing them; `guard` prints them.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    full_argv = sys.argv[:]
     try:
-        sys.argv[1:] = arguments  # Hydra reads them there, and knows of no subcommands
+        sys.argv[1:] = arguments  # Hydra reads the arguments there and knows no subcommands
         one()
     except ConfigCompositionException as error:
         raise _explained(error, arguments) from error
     finally:
-        sys.argv[:] = whole
+        sys.argv[:] = full_argv
 
 
 def hydra_flags(arguments: Sequence[str], command: str) -> argparse.Namespace:
-    """What Hydra's own parser makes of the arguments. Raises: SystemExit: they are no flags of Hydra's."""
+    """The arguments, parsed by Hydra's own parser. Raises: SystemExit: Hydra has no such flag."""
     parser = get_args_parser()
     parser.prog = command
     return parser.parse_args(arguments)
 
 
 def only_shows(flags: argparse.Namespace) -> bool:
-    """Whether Hydra answers by itself, such as for `--cfg job`, and runs nothing."""
+    """Whether Hydra only prints information, such as for `--cfg job`, and runs nothing."""
     return bool(flags.cfg or flags.info or flags.hydra_help or flags.shell_completion)
 
 
 def _explained(error: ConfigCompositionException, arguments: Sequence[str]) -> Exception:
-    """A key that does not exist, with the nearest ones that do; any other error as it is."""
+    """For an unknown key, an error that names the nearest keys; any other error unchanged."""
     if "'BasicSweeperConf'" in str(error):
         return config.ConfigError("sweep=NAME is a search space for Optuna: add hydra/sweeper=optuna")
     unknown = re.match(r"Could not override '([^']+)'", str(error))
     if unknown is None:
         return error
-    chosen = [o for o in arguments if re.match(r"[\w/]+=[\w-]+$", o)]
+    chosen = [argument for argument in arguments if re.match(r"[\w/]+=[\w-]+$", argument)]
+    # Only options that lie in our conf_dir: the user may have further ones.
     groups = [
-        o for o in chosen if (config.conf_dir() / f"{o.replace('=', '/')}.yaml").is_file()
-    ]  # none of the user's own
+        option for option in chosen if (config.conf_dir() / f"{option.replace('=', '/')}.yaml").is_file()
+    ]
     with hydra.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        keys = list(config.keys(OmegaConf.to_container(hydra.compose("train", groups), resolve=False)))
+        keys = list(config.dotted_keys(OmegaConf.to_container(hydra.compose("train", groups), resolve=False)))
     near = difflib.get_close_matches(unknown[1], keys, n=3, cutoff=0.7)
     hint = f"; did you mean {' or '.join(near)}?" if near else f"; +{unknown[1]}=... adds a key"
     return config.ConfigError(f"there is no key {unknown[1]}{hint}")

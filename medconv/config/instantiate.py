@@ -8,26 +8,14 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 
-
-class ConfigError(ValueError):
-    """The user's configuration is at fault; the message names the key."""
-
-
-def plain(value: Any) -> Any:
-    """Tuples to lists, all the way down: what YAML and `weights_only` loading hold."""
-    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def tuples(value: Any) -> Any:
-    """Lists to tuples, all the way down."""
-    return tuple(tuples(item) for item in value) if isinstance(value, list) else value
+from medconv.config.values import ConfigError
 
 
 def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
-    """The object that a node's `_target_` and arguments describe; `kwargs` go to it as they are, never read
-    as nodes.
+    """The object that a node's `_target_` and arguments describe.
 
-    Raises: ConfigError: names the key, the class and what it said.
+    Args: kwargs: passed to the class unchanged; Hydra does not search them for nodes.
+    Raises: ConfigError: names the key, the class and its error.
     """
     target = node.get("_target_")
     try:
@@ -38,16 +26,14 @@ def build(node: Mapping[str, Any], key: str, **kwargs: Any) -> Any:
             f"{key}: {target} cannot be built: {_first_line(error.__cause__ or error)}"
         ) from error
     except ValueError as error:
-        named = str(error).startswith(key.split(".")[0])  # our own messages begin with the key at fault
-        raise ConfigError(str(error) if named else f"{key}: {error}") from error
+        has_key = str(error).startswith(key.split(".")[0])  # our own messages begin with the key
+        raise ConfigError(str(error) if has_key else f"{key}: {error}") from error
     except TypeError as error:
         raise ConfigError(f"{key}: {target} cannot be built: {_first_line(error)}") from error
 
 
-def naming(key: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same partial function, its complaints turned into a ConfigError that names the key and shows the
-    arguments.
-    """
+def errors_with_key(key: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same partial function, but its errors become a ConfigError with the key and the arguments."""
     bound = ", ".join(f"{name}={value}" for name, value in getattr(function, "keywords", {}).items())
 
     def named(*args: Any, **kwargs: Any) -> Any:
@@ -59,22 +45,23 @@ def naming(key: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return named
 
 
-def targets(node: Any, key: str) -> Iterator[tuple[str, str]]:
+def iter_targets(node: Any, key: str) -> Iterator[tuple[str, str]]:
     """Every `_target_` in a nested node, with its full key."""
     if isinstance(node, Mapping):
         if "_target_" in node:
             yield f"{key}._target_", str(node["_target_"])
         for name, child in node.items():
-            yield from targets(child, f"{key}.{name}")
+            yield from iter_targets(child, f"{key}.{name}")
     elif isinstance(node, (list, tuple)):
         for index, child in enumerate(node):
-            yield from targets(child, f"{key}[{index}]")
+            yield from iter_targets(child, f"{key}[{index}]")
 
 
-def _importable(key: str, target: str) -> None:
+def check_importable(key: str, target: str) -> None:
+    """Raises: ConfigError: the target cannot be imported; names the key."""
     try:
         get_object(target)
-    except Exception as error:  # whatever importing a user's module raises
+    except Exception as error:  # importing a user's module may raise anything
         raise ConfigError(f"{key}={target}: cannot be imported ({_first_line(error)})") from error
 
 

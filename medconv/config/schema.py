@@ -1,23 +1,27 @@
-"""The schema of what the framework itself reads, where `conf/` is, and how a config becomes objects.
+"""The typed schema of the config, its validation, and where `conf/` is.
 
-Groups whose content belongs to somebody else (`model`, `conv`, `loss`, `optimizer`, `scheduler`, `averaging`,
-`stopping`, `augment`, `task`, `logger`, `callbacks`) are free; everything else is typed here, so that a typo
-or a wrong type fails before any work.
+The keys of `model`, `conv`, `loss`, `optimizer`, `scheduler`, `weight_averaging`, `early_stopping`,
+`augmentation`, `task`, `logger` and `callbacks` depend on the chosen class and are not typed here. Every
+other key is, so that a typo or a wrong type fails before any work.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from medconv.config.instantiate import ConfigError, _importable, targets
+from medconv.config.instantiate import check_importable, iter_targets
+from medconv.config.values import Values
 
 PACKAGE = Path(__file__).parents[1]
+_GROUPS_OF_CLASSES = (
+    *("task", "model", "conv", "loss", "optimizer", "scheduler"),
+    *("weight_averaging", "early_stopping", "augmentation"),
+)
 
 
 @dataclass
@@ -59,7 +63,7 @@ class DataConfig:
 
 @dataclass
 class PlanConfig:
-    """What the plan may take, and what of it the user says; null is planned."""
+    """Limits of the plan, and the parts of it that the user sets; null is planned."""
 
     memory_gb: float | None = None
     max_batch_size: int | None = None
@@ -107,7 +111,7 @@ class TrainerConfig:
 
 @dataclass
 class PerfConfig:
-    """Null, where a value may be null, is for `perf=autotune` to measure."""
+    """`perf=autotune` measures the values that are null."""
 
     channels_last: bool | None = True
     fast_norm: bool | None = True
@@ -166,65 +170,33 @@ class Config:
     derived: dict[str, Any] = field(default_factory=dict)
 
 
-def keys(node: Any, prefix: str = "") -> Iterator[str]:
-    """Every dotted key of a nested config."""
-    if isinstance(node, Mapping):
-        for name, child in node.items():
-            yield f"{prefix}{name}"
-            yield from keys(child, f"{prefix}{name}.")
-
-
-def flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted key to value, of the leaves of nested values."""
-    if isinstance(node, dict) and node:
-        return {k: v for name, child in node.items() for k, v in flat(child, f"{prefix}{name}.").items()}
-    return {prefix[:-1]: node}
-
-
 def conf_dir() -> Path:
     """The folder of YAML files: inside the package when installed, beside it in a checkout."""
     inside = PACKAGE / "conf"
     return inside if inside.is_dir() else PACKAGE.parent / "conf"
 
 
-def checked(config: DictConfig) -> DictConfig:
-    """The same config with every value in the type it must have.
+def validate(config: DictConfig) -> DictConfig:
+    """The same config, with every value converted to its type in the schema.
 
     Raises: omegaconf.errors.OmegaConfBaseException: an unknown key or a wrong type, with its full key;
         ConfigError: a `_target_` that cannot be imported.
     """
     typed = OmegaConf.merge(OmegaConf.structured(Config), config)
     assert isinstance(typed, DictConfig)
-    for group in (
-        "task",
-        "model",
-        "conv",
-        "loss",
-        "optimizer",
-        "scheduler",
-        "weight_averaging",
-        "early_stopping",
-        "augmentation",
-    ):
-        for key, target in targets(OmegaConf.to_container(typed[group], resolve=False), group):
-            _importable(key, target)
+    for group in _GROUPS_OF_CLASSES:
+        for key, target in iter_targets(OmegaConf.to_container(typed[group], resolve=False), group):
+            check_importable(key, target)
     return typed
 
 
-def resolved(config: DictConfig, derived: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values, every interpolation replaced; `derived` are what preparation and planning found."""
+def resolve(config: DictConfig, derived: Mapping[str, Any]) -> Values:
+    """Plain values with every interpolation replaced.
+
+    Args: derived: results of preprocessing and planning.
+    """
     config = config.copy()
     OmegaConf.update(config, "derived", dict(derived), merge=False, force_add=True)
     values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     return values  # type: ignore[return-value]
-
-
-def seconds(duration: str, key: str) -> float:
-    """`DD:HH:MM:SS`, as Lightning writes durations, in seconds. Raises: ConfigError: another form."""
-    if not re.fullmatch(r"\d+:\d{1,2}:\d{1,2}:\d{1,2}", duration):
-        raise ConfigError(
-            f"{key} must be written DD:HH:MM:SS, such as 00:00:20:00 for 20 minutes, got {duration!r}"
-        )
-    days, hours, minutes, rest = (int(part) for part in duration.split(":"))
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)

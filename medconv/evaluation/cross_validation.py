@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from medconv.config import flat
+from medconv.config import flatten
 from medconv.evaluation import image_level_folds
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.dice import Row, mean_per_class
@@ -190,7 +190,7 @@ def _runs(home: Path) -> Iterator[Fold]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        return flat(OmegaConf.to_container(OmegaConf.load(path)))
+        return flatten(OmegaConf.to_container(OmegaConf.load(path)))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException, RecursionError) as error:
         raise ValueError(f"{path}: not a readable config ({' '.join(str(error).split())})") from error
 

@@ -174,7 +174,7 @@ def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
             f"data.layout._target_={target} is refused; trust your own package by --trust-package NAME"
         )
     arguments = {key: value for key, value in node.items() if not key.startswith("_")}
-    for where, more in configs.targets(arguments, "data.layout"):
+    for where, more in configs.iter_targets(arguments, "data.layout"):
         raise configs.ConfigError(f"{where}={more} is refused: a layout takes plain values")
     function = get_object(target)
     if function is phantom:  # is there, or was not what was trained on: nothing is written here

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from medconv.config import plain
+from medconv.config import tuples_to_lists
 from medconv.export.formats import FORMATS, OPSETS, check_opset, read_written, write_network
 from medconv.export.graph import Captured, capture
 from medconv.export.metadata import describe, in_words
@@ -130,7 +130,7 @@ def _compared(
         log.info("--case IMAGE compares them on a real case, too")
     parity = {"largest_difference": largest, "tolerance": wanted.tolerance, "of": of}
     opset = {"opset": wanted.opset} if format == "onnx" else {}
-    return {**card, **opset, "parity": plain(parity)}
+    return {**card, **opset, "parity": tuples_to_lists(parity)}
 
 
 def _write_card(card: Card, model: Path) -> None:

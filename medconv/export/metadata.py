@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import medconv
-from medconv.config import plain
+from medconv.config import tuples_to_lists
 from medconv.export.graph import Captured
 from medconv.inference.exported.metadata import VERSION, Card, digest
 from medconv.inference.load import LoadedModel
@@ -74,7 +74,7 @@ def describe(
             **{name: version(name) for name in packages},
         },
     }
-    return dict(json.loads(json.dumps(plain(card))))
+    return dict(json.loads(json.dumps(tuples_to_lists(card))))
 
 
 def _inputs(model: LoadedModel, captured: Captured) -> Card:

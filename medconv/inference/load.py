@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from medconv import config as configs
-from medconv.config import ConfigError
+from medconv.config import ConfigError, Values
 from medconv.config import trusted as config_trusted
 from medconv.convs import fold_convs
 from medconv.convs import mirror_axes as mirror_axes_of
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import test_time_axes, training_axes
-from medconv.models.build import Values, build_network
+from medconv.models.build import build_network
 from medconv.performance import switches
 from medconv.performance.switches import apply_switches
 from medconv.targets.image_level import ImageLevelTargets, image_targets_of
@@ -121,7 +121,9 @@ def _built(
     apply_switches(network, channels_last=channels_last, **fast)
     return LoadedModel(
         network,
-        PreprocessingConfig(**{key: configs.tuples(value) for key, value in record["preprocessing"].items()}),
+        PreprocessingConfig(
+            **{key: configs.lists_to_tuples(value) for key, value in record["preprocessing"].items()}
+        ),
         _window(values, axes),
         tuple(record["class_names"]),
         _targets(record),
@@ -166,7 +168,7 @@ def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
         task.get("sw_batch_size", 4),
         axes,
         known["slice_axis"],
-        configs.tuples(known["flip_label_pairs"] or []),
+        configs.lists_to_tuples(known["flip_label_pairs"] or []),
     )
 
 

@@ -9,10 +9,9 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from medconv.config import ConfigError
+from medconv.config import ConfigError, Values
 from medconv.convs import mirror_axes
 from medconv.data.augmentation.parameters import check_axes, mirrored_axes
-from medconv.models.build import Values
 from medconv.targets.image_level import ImageLevelTargets
 
 log = logging.getLogger(__name__)

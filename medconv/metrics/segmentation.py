@@ -81,8 +81,10 @@ def measure(
     rows: dict[str, Row] = {name: {} for name in (*(m.name for m in METRICS), *VOLUMES)}
     for name, values in targets.by_name.items():
         box = _around([boxes_of_map[value - 1] for boxes_of_map in boxes for value in values])
-        masks = (_mask(label[box], values) if box else np.zeros(0, bool) for label in (prediction, reference))
-        measured = _one_class(*masks, spacing_mm, tolerance_mm[name], voxel_ml, worst_mm)
+        mask, reference_mask = (
+            _mask(label[box], values) if box else np.zeros(0, bool) for label in (prediction, reference)
+        )
+        measured = _one_class(mask, reference_mask, spacing_mm, tolerance_mm[name], voxel_ml, worst_mm)
         for metric, value in measured.items():
             rows[metric][name] = value
     return rows

@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 from medconv import config as configs
-from medconv.config import ConfigError
+from medconv.config import ConfigError, Values
 from medconv.convs import plain, swap_convs
 from medconv.models.output_scaling import in_units
 from medconv.models.outputs import full_resolution
 
 log = logging.getLogger(__name__)
-Values = dict[str, Any]
 Builder = Callable[[Values, str], Any]
 _WITH_DECODER, _WITHOUT = "medconv.models.UNet", "medconv.models.Encoder"
 

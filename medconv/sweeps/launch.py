@@ -39,7 +39,7 @@ def run_command(arguments: Sequence[str]) -> int:
             note_failure(composed, error)
             errors.append(error)  # for `guard`: Hydra would print it in its own way
 
-    compose.composed(take, arguments)
+    compose.run_with_config(take, arguments)
     for error in errors:
         raise error
     if jobs:
@@ -53,7 +53,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _train(composed: DictConfig, settings: Any) -> None:
-    checked = config.checked(composed)
+    checked = config.validate(composed)
     folder = RunDir.of(checked, dict(settings.runtime.choices))
     if checked.run.dry_run:
         print(f"# {folder.path}\n{OmegaConf.to_yaml(composed)}", end="")

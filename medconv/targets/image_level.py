@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medconv.models.build import Values
+from medconv.config import Values
 from medconv.targets.segmentation import names_of
 
 KINDS = ("multiclass", "multilabel", "regression")

@@ -12,6 +12,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from medconv import config as configs
+from medconv.config import Values
 from medconv.convs import mirror_axes
 from medconv.data import left_right
 from medconv.data.loading.datamodule import DataModule
@@ -19,7 +20,7 @@ from medconv.data.preprocessing.preprocess import restore
 from medconv.inference.load import LoadedModel as LoadedModel
 from medconv.inference.load import load as load
 from medconv.inference.tta import test_time_axes, training_axes
-from medconv.models.build import Values, build_network
+from medconv.models.build import build_network
 from medconv.models.layers.max_pool import swap_pools
 from medconv.models.pretrained.freeze import check_factors, freeze
 from medconv.performance.step_profiler import StepProfiler, Trace
@@ -88,7 +89,7 @@ def assemble(
         network=network,
         loss=fitted_loss(configs.build(values["loss"], "loss"), known),
         optimizer=with_lr_multipliers(build_optimizer(values), network, factors),
-        scheduler=configs.naming("scheduler", configs.build(values["scheduler"], "scheduler")),
+        scheduler=configs.errors_with_key("scheduler", configs.build(values["scheduler"], "scheduler")),
         record=_record(values, prepared),
         memory_format=memory_format(perf["channels_last"], known["spatial_dims"]),
         mirror_axes=test_time_axes(values, network),
@@ -116,7 +117,7 @@ def _asked(values: Values, prepared: PreparedData) -> Values:
             logits, prepared.store.placement(case), prepared.targets.decode
         ),
         "slice_axis": known["slice_axis"],
-        "flip_label_pairs": configs.tuples(known["flip_label_pairs"] or []),
+        "flip_label_pairs": configs.lists_to_tuples(known["flip_label_pairs"] or []),
     }
 
 
@@ -124,13 +125,15 @@ def _record(values: Values, prepared: PreparedData) -> Values:
     """What every checkpoint carries, plain values only."""
     return {
         "config": values,
-        "preprocessing": {key: configs.plain(value) for key, value in asdict(prepared.recipe).items()},
+        "preprocessing": {
+            key: configs.tuples_to_lists(value) for key, value in asdict(prepared.recipe).items()
+        },
         "dataset": prepared.dataset.name,
         "class_names": list(prepared.dataset.class_names),
         "targets": values["derived"]["targets"],
         "image_targets": values["derived"]["image_targets"],
         "modalities": list(prepared.dataset.modalities),
-        "spacing_range_mm": configs.plain(prepared.spacing_range_mm),
+        "spacing_range_mm": configs.tuples_to_lists(prepared.spacing_range_mm),
         "validation": {},
     }
 
@@ -173,14 +176,14 @@ def _trainer(
         folder.path / "nonfinite", values["run"]["nan_policy"], values["run"]["max_skipped_steps"]
     )
     writer = AtomicCheckpointIO()
-    every = configs.seconds(values["run"]["checkpoint_interval"], "run.checkpoint_interval")
+    every = configs.duration_seconds(values["run"]["checkpoint_interval"], "run.checkpoint_interval")
     keeper = CheckpointWriter(folder.checkpoints, writer, every)
     callbacks = [keeper, resumable_loop.PerStepSeeding(values["seed"]), profiler, guard, *_averaging(values)]
     callbacks += [ResumeStepCheck(), strategy.BroadcastBuffers(), strategy.UnshardForValidation()]
     if perf["profile"]:
         callbacks.append(Trace(folder.path / "tensorboard" / "trace"))
     if max_time is not None:
-        callbacks.append(TimeBudget(configs.seconds(max_time, "trainer.max_time")))
+        callbacks.append(TimeBudget(configs.duration_seconds(max_time, "trainer.max_time")))
     callbacks += [*_watching(values, validates), FinalValidation()]
     if settings["enable_progress_bar"]:
         rate = (

@@ -13,7 +13,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from medconv import config as configs
-from medconv.config import ConfigError
+from medconv.config import ConfigError, Values
 from medconv.data import left_right, splits
 from medconv.data.case import Case, Dataset
 from medconv.data.io.raster import is_picture
@@ -24,7 +24,6 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_righ
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit
 from medconv.data.targets import asked
-from medconv.models.build import Values
 from medconv.performance.memory_budget import measured_gb
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
@@ -218,7 +217,9 @@ def planned_for(
 def derived(prepared: PreparedData) -> Values:
     """What a config may refer to as `${derived.…}`: known only once the data is prepared and planned."""
     planned = {
-        key: configs.plain(value) for key, value in prepared.plan.values().items() if key != "batch_size"
+        key: configs.tuples_to_lists(value)
+        for key, value in prepared.plan.values().items()
+        if key != "batch_size"
     }
     first = [1] * prepared.recipe.spatial_dims
     return {
@@ -229,7 +230,7 @@ def derived(prepared: PreparedData) -> Values:
         "overlapping": _overlapping(prepared),  # for a sigmoid per channel
         "exclusive": not _overlapping(prepared),  # for a softmax
         "class_names": list(prepared.dataset.class_names),
-        "flip_label_pairs": configs.plain(prepared.flip_label_pairs) or None,
+        "flip_label_pairs": configs.tuples_to_lists(prepared.flip_label_pairs) or None,
         "train_cases": f"{len(prepared.train)} cases, {short_hash([case.id for case in prepared.train])}",
         **planned,
         "stage_strides": [first, *planned["strides"]],
@@ -265,7 +266,7 @@ def data_module(values: Values, prepared: PreparedData) -> DataModule:
         seed=values["seed"],
         spacing_mm=known["spacing_mm"],
         patch_size=known["patch_size"],
-        flip_label_pairs=configs.tuples(known["flip_label_pairs"] or []),
+        flip_label_pairs=configs.lists_to_tuples(known["flip_label_pairs"] or []),
         left_right_axis=left_right_axis(known["slice_axis"]),
     )
     keys = (

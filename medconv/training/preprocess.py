@@ -22,7 +22,7 @@ def run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """`medconv preprocess`. Args: arguments: for Hydra. Returns: the exit code."""
     start_logging()
     configs: list[DictConfig] = []
-    compose.composed(lambda found, _: configs.append(config.checked(found)), arguments)
+    compose.run_with_config(lambda found, _: configs.append(config.validate(found)), arguments)
     codes = [_check(found) if options.check_only else _prepare(found, options.verify) for found in configs]
     return max(codes, default=DONE)
 

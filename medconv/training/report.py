@@ -11,7 +11,7 @@ import lightning as L
 from torch import nn
 
 from medconv import config as configs
-from medconv.models.build import Values
+from medconv.config import Values
 from medconv.planning.planner import Plan
 from medconv.planning.report import table
 from medconv.targets import monitor
@@ -84,7 +84,7 @@ def hyperparameters(trainer: L.Trainer, values: Values, folder: RunDir) -> None:
         if k in ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")
     }
     params = {
-        k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in configs.flat(groups).items()
+        k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in configs.flatten(groups).items()
     }
     in_sweep = {k: _number(v) for k, v in json.loads(os.environ.get(OF_A_SWEEP) or "{}").items()}
     summary = folder.summary()

@@ -15,9 +15,10 @@ import lightning as L
 from omegaconf import DictConfig
 
 from medconv import config as configs
+from medconv.config import Values
 from medconv.inference.load import LoadedModel as LoadedModel
 from medconv.inference.load import load as load
-from medconv.models.build import Values, model_of
+from medconv.models.build import model_of
 from medconv.models.monai_networks import stem_for
 from medconv.models.pretrained import load as models_load
 from medconv.models.pretrained.adapt import layers_of
@@ -71,7 +72,7 @@ def _train(config: DictConfig, folder: RunDir) -> Values:
     L.seed_everything(config.seed, workers=True, verbose=False)
     config = _launched(config)
     prepared = prepare_data(config, memory_gb=folder.planned_memory())
-    values = configs.resolved(config, _facts(config, prepared))
+    values = configs.resolve(config, _facts(config, prepared))
     values["model"] = model_of(values)
     values["data"]["batch_size"] = prepared.plan.batch_size
     values["trainer"]["devices"] = check_devices(values["trainer"], cluster.launcher() is not None)
@@ -119,7 +120,7 @@ def _first_weights(config: DictConfig, values: Values, folder: RunDir) -> Callab
     if init["pretrained"] is None or folder.resume_from() is not None:
         return None
     more = (
-        configs.resolved(config, {**known, key: known[key] + 1}) for key in ("num_channels", "num_classes")
+        configs.resolve(config, {**known, key: known[key] + 1}) for key in ("num_channels", "num_classes")
     )
     layers = layers_of(values["model"], *map(model_of, more))
     return partial(

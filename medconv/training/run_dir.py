@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from medconv.config import ConfigError, flat
+from medconv.config import ConfigError, flatten
 from medconv.metrics import image_level
 from medconv.metrics.dice import mean, mean_per_class
 from medconv.targets.image_level import ImageLevelTargets
@@ -286,7 +286,7 @@ class RunDir:
         return _scores(record)
 
     def _need_same(self, known: Any, values: dict[str, Any]) -> None:
-        old, new = flat(known), flat(values)
+        old, new = flatten(known), flatten(values)
         changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not k.startswith(FREE)]
         if changed:
             lines = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed)

@@ -342,7 +342,7 @@ def test_networks_of_monai(tmp_path: Path, name: str, format: str) -> None:
     ]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = compose("train", [*words, "plan.max_stages=2", f"run.dir={tmp_path / 'run'}"])
-    checked = config.checked(composed)
+    checked = config.validate(composed)
     run.train(checked, RunDir.of(checked, {}))
     case = dataset / "imagesTr/case_0.nii.gz"
     export.export(

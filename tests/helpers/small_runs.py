@@ -71,5 +71,5 @@ def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:
     """One run in this process; returns its summary."""
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = compose("train", [*overrides(root, *more), f"run.dir={folder}"])
-    checked = config.checked(composed)
+    checked = config.validate(composed)
     return run.train(checked, RunDir.of(checked, {}))

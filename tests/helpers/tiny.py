@@ -89,7 +89,7 @@ def train(dataset: Path, folder: Path, *more: str) -> dict[str, Any]:
     """One run in this process; returns its summary."""
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = compose("train", [*overrides(dataset, *more), f"run.dir={folder}"])
-    checked = config.checked(composed)
+    checked = config.validate(composed)
     return run.train(checked, RunDir.of(checked, {}))
 
 

@@ -207,5 +207,5 @@ def test_other_models_take_slices(model: str, dataset: Path, tmp_path: Path) -> 
             "trainer.max_steps=1",
             f"run.dir={tmp_path / 'run'}",
         ]
-        checked = config.checked(compose("train", [*own, *more]))
+        checked = config.validate(compose("train", [*own, *more]))
     assert run.train(checked, RunDir.of(checked, {}))["steps"] == 1

@@ -178,7 +178,7 @@ def test_other_networks_take_the_same_convolutions(
         small = [o for o in tiny.overrides(dataset) if not o.startswith("model.")]
         small += ["trainer.max_steps=2", "data.patch_size=[16,16,16]", f"model={model}", f"conv={conv}"]
         composed = tiny.compose("train", [*small, f"run.dir={tmp_path / 'run'}"])
-    checked = tiny.config.checked(composed)
+    checked = tiny.config.validate(composed)
     summary = run.train(checked, tiny.RunDir.of(checked, {}))
     assert summary["status"] == "done"
     state = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]

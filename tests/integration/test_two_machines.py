@@ -139,7 +139,7 @@ def test_of_all_processes_that_share_a_cache_one_prepares(tmp_path: Path) -> Non
     """As those of a run do, before they have met; the others find all of it."""
     folder, fork = tiny.write_dataset(tmp_path / "data"), multiprocessing.get_context("fork")
     with tiny.initialize_config_dir(str(tiny.config.conf_dir()), version_base="1.3"):
-        config = tiny.config.checked(tiny.compose("train", tiny.overrides(folder)))
+        config = tiny.config.validate(tiny.compose("train", tiny.overrides(folder)))
     start = fork.Barrier(4)
 
     def work(number: int) -> None:

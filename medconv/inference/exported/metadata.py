@@ -90,10 +90,14 @@ def as_trained(card: Card, network: nn.Module, model: Path, mirror_axes: Sequenc
 def _trained(card: Card, network: nn.Module, model: Path) -> LoadedModel:
     inputs, windows, outputs = card["inputs"], card["windows"], card["outputs"]
     given = {
-        key: configs.tuples(inputs[key])
+        key: configs.lists_to_tuples(inputs[key])
         for key in ("spatial_dims", "spacing_mm", "normalisation", "slice_axis")
     }
-    whole = {key: configs.tuples(inputs[key]) for key in ("frame", "resize") if inputs.get(key) is not None}
+    whole = {
+        key: configs.lists_to_tuples(inputs[key])
+        for key in ("frame", "resize")
+        if inputs.get(key) is not None
+    }
     recipe = PreprocessingConfig(**given, intensities=_numbers(inputs["intensities"]), **whole)
     image_targets = (
         ImageLevelTargets.from_plain(outputs["image_targets"]) if "image_targets" in outputs else None
@@ -109,7 +113,7 @@ def _trained(card: Card, network: nn.Module, model: Path) -> LoadedModel:
         windows["batch_size"],
         tuple(windows["mirror_axes"]),
         recipe.slice_axis,
-        configs.tuples(windows["flip_label_pairs"]),
+        configs.lists_to_tuples(windows["flip_label_pairs"]),
     )
     rounding = tuple(inputs.get("rounding", ()))
     _check(recipe, window, inputs, image_targets or targets)

@@ -22,7 +22,8 @@ from torch import nn
 
 import medconv
 from medconv import config as configs
-from medconv.models.build import Values, build_network
+from medconv.config import Values
+from medconv.models.build import build_network
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.models.pretrained.freeze import freeze
 from medconv.targets.image_level import image_targets_of
@@ -187,7 +188,7 @@ def _planned_seconds(values: Values, step: float) -> float:
     trainer, data = values["trainer"], values["data"]
     limits = [step * trainer["max_steps"]] if trainer["max_steps"] > 0 else []
     if trainer["max_time"] is not None:
-        limits.append(configs.seconds(trainer["max_time"], "trainer.max_time"))
+        limits.append(configs.duration_seconds(trainer["max_time"], "trainer.max_time"))
     if trainer["max_epochs"] is not None:
         batches, limit = data["samples_per_epoch"] / data["batch_size"], trainer["limit_train_batches"]
         if limit is not None:  # Lightning's: a number of batches, or a share of them

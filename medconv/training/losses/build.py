@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from medconv.models.build import Values
+from medconv.config import Values
 from medconv.targets.image_level import image_targets_of
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.losses.image_level import ImageLevelLoss

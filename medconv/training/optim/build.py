@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from medconv import config as configs
-from medconv.models.build import Values
+from medconv.config import Values
 
 
 def build_optimizer(values: Values) -> Any:
@@ -31,4 +31,4 @@ def build_optimizer(values: Values) -> Any:
     allowed = values["perf"]["fused_optimizer"] and not clips and not divided
     if allowed and "fused" in known and not {"fused", "foreach"} & given.keys():
         optimizer = partial(optimizer.func, **given, fused=True)
-    return configs.naming("optimizer", optimizer)
+    return configs.errors_with_key("optimizer", optimizer)

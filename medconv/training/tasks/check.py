@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hydra.utils import get_object
 
-from medconv.config import ConfigError
-from medconv.models.build import Values
+from medconv.config import ConfigError, Values
 from medconv.targets.image_level import ImageLevelTargets
 
 

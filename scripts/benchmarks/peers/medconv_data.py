@@ -70,7 +70,7 @@ def composed(options: argparse.Namespace, cache: Path) -> Any:
         *(f"{key}={value}" for key, value in by_key.items()),
     ]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        return config.checked(compose("train", overrides))
+        return config.validate(compose("train", overrides))
 
 
 def data_module(options: argparse.Namespace, cache: Path) -> Any:
@@ -80,7 +80,7 @@ def data_module(options: argparse.Namespace, cache: Path) -> Any:
 
     settings = composed(options, cache)
     prepared = data_setup.prepare_data(settings)
-    return data_setup.data_module(config.resolved(settings, data_setup.derived(prepared)), prepared)
+    return data_setup.data_module(config.resolve(settings, data_setup.derived(prepared)), prepared)
 
 
 def _prepare_anew(options: argparse.Namespace) -> int:

@@ -509,7 +509,10 @@ def test_the_presets_are_valid_and_cost_what_they_say() -> None:
         ),
         ({"p": {"noise": 1.5}}, r"augmentation\.p gives probabilities from 0 to 1 .* 'noise': 1\.5"),
         ({"p": {"noise": float("nan")}}, r"augmentation\.p gives probabilities"),
-        ({"scale": (0, 1)}, r"augmentation\.scale must be a range \[low, high\] from 0\.01 upwards, got \[0, 1\]"),
+        (
+            {"scale": (0, 1)},
+            r"augmentation\.scale must be a range \[low, high\] from 0\.01 upwards, got \[0, 1\]",
+        ),
         ({"scale": (1.4, 0.7)}, r"augmentation\.scale must be a range"),
         ({"gamma": (0.7,)}, r"augmentation\.gamma must be a range .* got \[0\.7\]"),
         ({"scale": 2}, r"augmentation\.scale must be a range .* got \[2\]"),

@@ -308,7 +308,7 @@ def composed(table: Path, *more: str) -> Any:
         "data.num_workers=0",
     ]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        return config.checked(
+        return config.validate(
             compose("train", [*given, "trainer.accelerator=cpu", "data.num_folds=2", *more])
         )
 
@@ -337,7 +337,7 @@ def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptu
         and len(found.train) + len(found.val) == 19
     )
     assert derived["class_counts"] == [sum(c.values == (v,) for c in found.train) for v in (0.0, 1.0)]
-    values = config.resolved(settings, {**derived, "num_train_cases": len(found.train)})
+    values = config.resolve(settings, {**derived, "num_train_cases": len(found.train)})
     values["data"]["batch_size"] = 4
     batch = next(iter(data_setup.data_module(values, found).train_dataloader()))
     assert sorted(batch["label"].flatten().tolist()) == [0, 0, 1, 1]

@@ -32,7 +32,10 @@ from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, some, start_logging
 
-_LAYOUTS = "medconv.data.datasets.common"
+_LAYOUTS = tuple(  # each by its full name: other functions beside them write files
+    f"medconv.data.datasets.{name}"
+    for name in ("auto.auto", "decathlon.msd", "folder.folder", "nnunet.nnunet", "phantom.phantom")
+)
 _IN_MEMORY = 2**31  # bytes of label maps that are read only once
 _APART = 0.02  # Dice; what another device may change
 
@@ -163,13 +166,10 @@ def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
         for key, value in values.items()
         if key.startswith("data.layout.")
     }
-    target, allowed = str(node.get("_target_")), (_LAYOUTS, *trusted)
-    home = (
-        getattr(get_object(target), "__module__", "")
-        if target.startswith(tuple(f"{name}." for name in allowed))
-        else ""
-    )
-    if not any(home == name or home.startswith(f"{name}.") for name in allowed):
+    target = str(node.get("_target_"))
+    from_trusted = target.startswith(tuple(f"{name}." for name in trusted))
+    home = str(getattr(get_object(target), "__module__", "")) if from_trusted else ""
+    if target not in _LAYOUTS and not any(home == name or home.startswith(f"{name}.") for name in trusted):
         raise configs.ConfigError(
             f"data.layout._target_={target} is refused; trust your own package by --trust-package NAME"
         )

@@ -1,3 +1,1 @@
-"""The command `medconv` and its subcommands: parsing of arguments and printing; what they do is imported
-when it begins.
-"""
+"""The `medconv` command: parsers and printing. A subcommand imports its work only when it begins."""

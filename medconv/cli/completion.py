@@ -1,8 +1,7 @@
-"""What a shell asks for completion: `medconv -sc install=bash`, and `-sc query=bash` with the line in
-COMP_LINE.
+"""Shell completion: `medconv -sc install=bash`, then `-sc query=bash` with the typed line in COMP_LINE.
 
-Hydra writes the shell's side and completes overrides. It does not know subcommands; they and their flags are
-completed here.
+Hydra writes the shell function and completes overrides. It does not know subcommands; they and their flags
+are completed here.
 """
 
 from __future__ import annotations
@@ -15,27 +14,26 @@ from medconv.cli.main import COMMANDS
 from medconv.config import compose
 from medconv.utils.exit_codes import DONE
 
-_OVERRIDES = ("train", "preprocess")
+_OVERRIDES = ("train", "preprocess")  # commands with Hydra overrides
 
 
 def main(arguments: Sequence[str]) -> int:
-    words = os.environ.get("COMP_LINE", "").split(
-        maxsplit=2
-    )  # medconv, the command, and the rest as it stands
-    asks = any(word.startswith("query=") for word in arguments)
-    if asks and not _is_complete(words):
+    # medconv, the command, and the rest of the line unsplit
+    words = os.environ.get("COMP_LINE", "").split(maxsplit=2)
+    is_query = any(word.startswith("query=") for word in arguments)
+    if is_query and not _is_complete(words):
         print("\n".join(name for name in COMMANDS if name.startswith(words[1] if len(words) > 1 else "")))
-    elif asks and words[1] not in _OVERRIDES:
+    elif is_query and words[1] not in _OVERRIDES:
         print("\n".join(_flags(words[1])))
     else:
-        if asks:
+        if is_query:
             os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]]) + ("" if words[2:] else " ")
         compose.run_with_config(lambda *_: None, arguments)
     return DONE
 
 
 def _is_complete(words: Sequence[str]) -> bool:
-    """Whether the command has been typed, and a blank after it."""
+    """Whether the command is typed, with a blank after it."""
     return len(words) > 1 and words[1] in COMMANDS and os.environ["COMP_LINE"].partition(words[1])[2] != ""
 
 

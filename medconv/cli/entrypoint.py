@@ -1,10 +1,10 @@
-"""What a command ends with: its error becomes a message on standard error and an exit code, here and
-nowhere else.
-"""
+"""The one place where errors become messages on standard error and exit codes."""
 
 from __future__ import annotations
 
 import logging
+import os
+import select
 import signal
 import sys
 import traceback
@@ -27,7 +27,16 @@ log = logging.getLogger("medconv")
 
 
 def guard(command: Callable[[], int]) -> int:
-    """Run a command. Returns: its exit code, or that of the error that it ended with."""
+    """Run a command. Returns: its exit code, or the exit code of its error, whose message is printed."""
+    code = _guarded(command)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+    return code
+
+
+def _guarded(command: Callable[[], int]) -> int:
     try:
         return command()
     except _user_errors() as error:
@@ -37,11 +46,12 @@ def guard(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except _loaded(STOPPED) as error:
+    except _imported(STOPPED) as error:
         number = getattr(error, "number", signal.SIGTERM)
-        print(f"stopped by {signal.Signals(number).name}; the same command goes on", file=sys.stderr)
+        name = signal.Signals(number).name
+        print(f"stopped by {name}; run the same command again to resume", file=sys.stderr)
         return INTERRUPTED if number == signal.SIGINT else PREEMPTED
-    except _loaded(PEER_LOST) as error:
+    except _imported(PEER_LOST) as error:
         print(f"error: {shown(str(error))}", file=sys.stderr)
         return PREEMPTED
     except SystemExit as error:
@@ -54,6 +64,8 @@ def guard(command: Callable[[], int]) -> int:
 
 def _unexpected(error: Exception) -> int:
     """A file that cannot be written or read is the user's; anything else is a bug."""
+    if isinstance(error, BrokenPipeError) and _reader_is_gone():  # such as `medconv train --help | head -1`
+        return USER
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         print(shown(f"error: {_file_of(error)}: cannot be written ({error.strerror})"), file=sys.stderr)
         return USER
@@ -67,21 +79,31 @@ def _unexpected(error: Exception) -> int:
 
 
 def _user_errors() -> tuple[type[BaseException], ...]:
-    return (ValueError, *_loaded(*USER_ERRORS))
+    return (ValueError, *_imported(*USER_ERRORS))
 
 
-def _loaded(*names: tuple[str, str]) -> tuple[type[BaseException], ...]:
-    """The classes whose modules are loaded; an error can be of no other."""
-    found = (
-        getattr(sys.modules.get(module), name, None) for module, name in names
-    )  # None: its import has not come so far
-    return tuple(one for one in found if one is not None)
+def _imported(*names: tuple[str, str]) -> tuple[type[BaseException], ...]:
+    """Those classes whose modules are imported; an error cannot be of any other."""
+    classes = (getattr(sys.modules.get(module), name, None) for module, name in names)
+    return tuple(each for each in classes if each is not None)
 
 
 def _file_of(error: BaseException | None) -> str:
-    """That an error names, or the one before it: where a disk is full, ending fails as well."""
+    """The file that the error names, or an earlier error in its context."""
     while error is not None:
         if isinstance(error, OSError) and error.filename:
             return str(error.filename)
         error = error.__context__
     return "a file"
+
+
+def _reader_is_gone() -> bool:
+    """Whether the pipe that standard output goes to has been closed at its other end."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def _discard_output() -> None:
+    """Python flushes standard output once more when it exits, which would fail again with a traceback."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,4 @@
-"""`medconv evaluate`: predicted against reference label maps, or a table of predictions against a table of
-labels.
-"""
+"""`medconv evaluate`: compare predicted label maps, or a table of predictions, with references."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    found = Parser(
+    command = Parser(
         "evaluate",
         "--predictions predictions/ --references labelsTr/ --output metrics.json",
         "Compare predictions with references. Prints a table and writes all metrics as JSON, the cases as "
         "CSV and a report as HTML.",
     )
-    add = found.group("input and output").add_argument
+    add = command.group("input and output").add_argument
     add(
         "--predictions",
         type=Path,
@@ -47,16 +45,16 @@ def parser() -> Parser:
         metavar="FOLDER",
         help="images for the report; default: those that were predicted, or imagesTr beside labelsTr",
     )
-    add = found.group("segmentation").add_argument
+    add = command.group("segmentation").add_argument
     add("--references", type=Path, metavar="FOLDER", help="folder of reference label maps, same names")
     add(
         "--tolerance-mm",
         action="append",
         default=[],
         metavar="MM|NAME=MM",
-        help="of the surface Dice, for all classes or one; default 1; may be repeated",
+        help="tolerance of the surface Dice, for all classes or one; default 1; may be repeated",
     )
-    add = found.group("classification and regression").add_argument
+    add = command.group("classification and regression").add_argument
     add(
         "--labels",
         type=Path,
@@ -68,17 +66,15 @@ def parser() -> Parser:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="of --labels; default `label`, or as predicted",
+        help="columns of --labels; default `label`, or the predicted names",
     )
     add("--split", choices=("train", "val", "test"), help="only the rows of --labels of this split")
-    add(
-        "--split-column", metavar="NAME", help="of --labels, the column that names the split; default `split`"
-    )
-    found.general().add_argument(
+    add("--split-column", metavar="NAME", help="column of --labels that names the split; default `split`")
+    command.general().add_argument(
         "--workers",
         type=int,
         default=min(8, len(os.sched_getaffinity(0))),
         metavar="N",
         help="cases measured at once; default: one per core, at most 8",
     )
-    return found
+    return command

@@ -1,6 +1,4 @@
-"""`medconv export`: a trained network as an ONNX, TorchScript or torch.export file, or as a MONAI bundle,
-with metadata.
-"""
+"""`medconv export`: write a trained network as ONNX, TorchScript, torch.export or a MONAI bundle."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from pathlib import Path
 
 from medconv.cli.parsers import Parser, add_trust
 
-# As in medconv.export and medconv.export.export, whose import would load torch
+# The same as in medconv/export, whose import would load torch
 FORMATS = ("torchscript", "pt2", "onnx", "bundle")
 OPSET, TOLERANCE = 18, 1e-4
 
@@ -22,18 +20,24 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    found = Parser(
+    command = Parser(
         "export",
         "--checkpoint runs/NAME/checkpoints/best.ckpt --format onnx --output model.onnx",
         "Write the network of a checkpoint in another format, with its metadata beside it. Its logits are "
         "compared with the checkpoint's; if they differ, nothing is written.",
     )
-    add = found.group("input and output").add_argument
+    add = command.group("input and output").add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="a run's checkpoints/best.ckpt")
     add("--format", required=True, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
-    add("--output", type=Path, required=True, metavar="PATH", help="the file, or for a bundle the new folder")
-    add("--opset", type=int, default=OPSET, metavar="N", help="of ONNX; default %(default)s")
-    add = found.group("comparison with the checkpoint").add_argument
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="the file; for a bundle, a new folder",
+    )
+    add("--opset", type=int, default=OPSET, metavar="N", help="ONNX operator set; default %(default)s")
+    add = command.group("comparison with the checkpoint").add_argument
     add(
         "--case",
         type=Path,
@@ -46,5 +50,5 @@ def parser() -> Parser:
         default=TOLERANCE,
         help="largest difference between logits; default %(default)g",
     )
-    add_trust(found.general(), "network classes")
-    return found
+    add_trust(command.general(), "network classes")
+    return command

@@ -1,6 +1,4 @@
-"""`medconv find-postprocessing`: choose by cross-validation which post-processing of the predictions
-helps.
-"""
+"""`medconv find-postprocessing`: choose post-processing steps by cross-validation."""
 
 from __future__ import annotations
 
@@ -18,17 +16,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    found = Parser(
+    command = Parser(
         "find-postprocessing",
         "--runs runs/cv",
         "Predict every fold's validation cases and keep the post-processing steps that raise Dice, in "
         "RUNS/postprocessing.json for medconv predict --postprocess. The folds come from: "
         "medconv train -m data.fold=0,1,2,3,4 run.name=cv",
     )
-    add = found.group("input").add_argument
+    add = command.group("input").add_argument
     add("--runs", type=Path, required=True, metavar="FOLDER", help="folder of a cross-validation")
     add("--select", metavar="OVERRIDES", help="which cross-validation, if the folder holds several")
-    general = found.general()
+    general = command.general()
     add_device(general)
     add_trust(general, "classes")
-    return found
+    return command

@@ -1,4 +1,4 @@
-"""`medconv COMMAND ...`: find the command and run it. A command imports torch only when its work begins."""
+"""`medconv COMMAND ...`: find the subcommand and run it. Torch is imported only when its work begins."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ COMMANDS = {
     "export": "write a trained network as ONNX, TorchScript, torch.export or a MONAI bundle",
     "find-postprocessing": "choose post-processing steps by cross-validation",
 }
-COMPLETION = ("-sc", "--shell-completion")  # Hydra's names of it
+COMPLETION = ("-sc", "--shell-completion")  # Hydra's flags
 
 
 def main(command: str | None = None) -> None:
-    """Run a command with the arguments of this process. Args: command: None takes it from the arguments."""
+    """Run a subcommand on `sys.argv` and exit. Args: command: its name; None: the first argument."""
     arguments = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
     sys.exit(guard(partial(run, arguments)))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Returns: the exit code. Raises: ValueError: there is no such command. What the command raises."""
+    """Returns: the exit code. Raises: ValueError: no such command. Any error of the command."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return DONE

@@ -1,4 +1,4 @@
-"""The part of a help that `train` and `preprocess` share: which groups of options a config has."""
+"""Help text that `train` and `preprocess` share: the groups of options in `conf/`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WIDTH, _COLUMN = 100, 28
 
 
 def listing() -> str:
-    """What GROUP=OPTION and KEY=VALUE mean, and a line for each folder of `conf/`."""
+    """An explanation of GROUP=OPTION and KEY=VALUE, with a line for each folder of `conf/`."""
     home = config.conf_dir()
     groups = {
         folder.name: sorted(file.stem for file in folder.glob("*.yaml"))

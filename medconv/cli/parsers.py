@@ -1,4 +1,4 @@
-"""Parsers of arguments whose help shows an example first, and options that several commands share."""
+"""An argument parser whose help shows an example first, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """Args: command: a subcommand's name. example: its arguments. description: what it does, in a
-    sentence.
-    """
+    """Args: command: name of the subcommand. example: its arguments. description: one sentence."""
 
     def __init__(self, command: str, example: str, description: str) -> None:
         super().__init__(
@@ -21,7 +19,7 @@ class Parser(argparse.ArgumentParser):
         return f"example:\n  {self.example}\n\n{super().format_help()}"
 
     def error(self, message: str) -> NoReturn:
-        """Raises: ValueError: always; `guard` prints it as every other error."""
+        """Raises: ValueError: always; `guard` prints it like any other error."""
         raise ValueError(f"{message}; options: {self.prog} --help")
 
     def group(self, title: str) -> argparse._ArgumentGroup:
@@ -39,8 +37,8 @@ def add_device(group: argparse._ArgumentGroup) -> None:
 
 
 def add_trust(group: argparse._ArgumentGroup, what: str) -> None:
-    words = f"trust {what} of this package of your own; may be repeated"
-    group.add_argument("--trust-package", action="append", default=[], metavar="PACKAGE", help=words)
+    help_text = f"trust {what} of this package of your own; may be repeated"
+    group.add_argument("--trust-package", action="append", default=[], metavar="PACKAGE", help=help_text)
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

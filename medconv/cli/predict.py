@@ -1,4 +1,4 @@
-"""`medconv predict`: label maps on the grids of the inputs, or a table of predictions for whole images."""
+"""`medconv predict`: write a label map for each image, or one table for classification and regression."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    found = Parser(
+    command = Parser(
         "predict",
         "--checkpoint runs/NAME/checkpoints/best.ckpt --input images/ --output predictions/",
         "Predict images with trained networks: a label map for each image of a segmentation, or for "
         "classification and regression one table, predictions.csv.",
     )
-    many: dict[str, Any] = {"type": Path, "metavar": "FILE", "nargs": "+", "action": "extend", "default": []}
-    add = found.group("networks").add_argument
-    add("--checkpoint", **many, help="a run's checkpoints/best.ckpt; of several, the mean is taken")
+    files: dict[str, Any] = {"type": Path, "metavar": "FILE", "nargs": "+", "action": "extend", "default": []}
+    add = command.group("networks").add_argument
+    add("--checkpoint", **files, help="a run's checkpoints/best.ckpt; several are averaged")
     add(
         "--exported-model",
-        **many,
+        **files,
         help="exported ONNX models with their metadata; averaged with the checkpoints",
     )
     add(
@@ -37,7 +37,7 @@ def parser() -> Parser:
         metavar="FILE",
         help="apply the steps in a file of medconv find-postprocessing",
     )
-    add = found.group("input and output").add_argument
+    add = command.group("input and output").add_argument
     add(
         "--input",
         type=Path,
@@ -56,32 +56,32 @@ def parser() -> Parser:
     add(
         "--saliency",
         action="store_true",
-        help="of classification, also write Grad-CAM: OUTPUT/saliency/CASE.png",
+        help="classification: also write Grad-CAM, OUTPUT/saliency/CASE.png",
     )
     add(
         "--dicom-seg",
         action="store_true",
-        help="of DICOM, also write OUTPUT/dicomseg/CASE.dcm, which refers to the slices",
+        help="DICOM input: also write OUTPUT/dicomseg/CASE.dcm, which refers to the slices",
     )
     add(
         "--overwrite",
         action="store_true",
         help="replace these cases' results in OUTPUT; resumes if it was stopped",
     )
-    add = found.group(
+    add = command.group(
         "sliding window and test-time augmentation (default: as validated in training)"
     ).add_argument
     add("--mirror-axes", type=int, nargs="*", metavar="AXIS", help="axes to flip; without a number, no flips")
-    add("--overlap", type=float, help="of windows, from 0 to below 1")
+    add("--overlap", type=float, help="overlap of windows, from 0 to below 1")
     add("--sw-batch-size", type=int, metavar="N", help="windows, or whole images, in one forward pass")
-    general = found.general()
+    general = command.general()
     add_device(general)
     general.add_argument(
         "--workers",
         type=int,
         default=1,
         metavar="N",
-        help="cases that are loaded at once; N + 2 are in memory; default 1",
+        help="cases loaded at once; N + 2 are in memory; default 1",
     )
     add_trust(general, "network classes")
-    return found
+    return command

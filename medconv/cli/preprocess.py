@@ -1,4 +1,4 @@
-"""`medconv preprocess`: check and prepare a dataset before training, or only look at it."""
+"""`medconv preprocess`: check and preprocess a dataset before training, or only check it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from medconv.utils.logging import start_logging
 
 
 def main(arguments: Sequence[str]) -> int:
-    options, rest = parser().parse_known_args(arguments)  # what is left is Hydra's
+    options, rest = parser().parse_known_args(arguments)  # the rest is for Hydra
     if compose.only_shows(compose.hydra_flags(rest, "medconv preprocess")):
         start_logging()
         compose.run_with_config(lambda *_: None, rest)
@@ -24,17 +24,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser() -> Parser:
-    found = Parser(
+    command = Parser(
         "preprocess",
         "data=msd data.root=/data/Task04_Hippocampus",
-        "Check every file of a dataset and prepare it for training. Training does the same by itself.\n"
+        "Check every file of a dataset and preprocess it. Training does the same by itself.\n"
         "Takes the same GROUP=OPTION and KEY=VALUE as medconv train.",
     )
-    found.allow_abbrev = False  # what is left over is Hydra's
-    found.formatter_class = argparse.RawDescriptionHelpFormatter
-    found.epilog = f"{overrides.listing()}\n\nhydra: as in medconv train --help"
-    how = found.group("what to do").add_mutually_exclusive_group()
-    how.add_argument("--check-only", action="store_true", help="show all cases and all faults; write nothing")
-    how.add_argument("--verify", action="store_true", help="compare what is prepared with its checksums")
-    found.general()
-    return found
+    command.allow_abbrev = False  # what it does not know is for Hydra
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.epilog = f"{overrides.listing()}\n\nhydra: as in medconv train --help"
+    actions = command.group("what to do").add_mutually_exclusive_group()
+    actions.add_argument("--check-only", action="store_true", help="show cases and errors, write nothing")
+    actions.add_argument("--verify", action="store_true", help="compare prepared files with checksums")
+    command.general()
+    return command

@@ -1,21 +1,21 @@
-"""`medconv train`, `python train.py`: a config by Hydra, and a run of it; `-m` makes a sweep."""
+"""`medconv train`, `python train.py`: compose a config by Hydra and train; `-m` starts a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from medconv.cli import overrides
+from medconv.config import compose
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
-from medconv.config import compose
-from medconv.cli import overrides
 
 
 def main(arguments: Sequence[str]) -> int:
-    asked = compose.hydra_flags(arguments, "medconv train")
-    if asked.help:
+    flags = compose.hydra_flags(arguments, "medconv train")
+    if flags.help:
         print(_help())
         return DONE
-    if compose.only_shows(asked):
+    if compose.only_shows(flags):
         start_logging()
         compose.run_with_config(lambda *_: None, arguments)
         return DONE

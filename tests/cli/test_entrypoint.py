@@ -4,6 +4,8 @@ import errno
 import importlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,9 +29,17 @@ from medconv.utils.signals import RunInterrupted
         (ConfigKeyError("no such key"), USER, "error: no such key\n"),
         (MisconfigurationException("devices"), USER, "error: devices\n"),
         (KeyboardInterrupt(), INTERRUPTED, "interrupted\n"),
-        (SIGTERMException(), PREEMPTED, "stopped by SIGTERM; the same command goes on\n"),
-        (RunInterrupted(signal.SIGUSR1), PREEMPTED, "stopped by SIGUSR1; the same command goes on\n"),
-        (RunInterrupted(signal.SIGINT), INTERRUPTED, "stopped by SIGINT; the same command goes on\n"),
+        (SIGTERMException(), PREEMPTED, "stopped by SIGTERM; run the same command again to resume\n"),
+        (
+            RunInterrupted(signal.SIGUSR1),
+            PREEMPTED,
+            "stopped by SIGUSR1; run the same command again to resume\n",
+        ),
+        (
+            RunInterrupted(signal.SIGINT),
+            INTERRUPTED,
+            "stopped by SIGINT; run the same command again to resume\n",
+        ),
         (PeerLostError("another process is gone"), PREEMPTED, "error: another process is gone\n"),
         (SystemExit(2), USER, ""),
         (SystemExit(0), DONE, ""),
@@ -78,3 +88,31 @@ def test_a_folder_without_access_is_one_line(capsys: pytest.CaptureFixture[str],
 
     assert guard(blocked) == USER
     assert capsys.readouterr().err.startswith("error: /sys/medconv: no access (")
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"), [(1, DONE), (100_000, USER)], ids=["in the buffer", "more than the buffer holds"]
+)
+def test_a_reader_that_closes_the_pipe_is_no_bug(lines: int, code: int) -> None:
+    """As in `medconv --help | head -1`."""
+    script = f"import sys; from medconv.cli.entrypoint import guard; sys.exit(guard(lambda: print('x\\n' * {lines}) or 0))"
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (code, "")
+
+
+def test_another_pipe_that_breaks_is_a_bug(capfd: pytest.CaptureFixture[str]) -> None:
+    def broken() -> int:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    assert guard(broken) == BUG
+    assert "Traceback" in capfd.readouterr().err

@@ -89,7 +89,7 @@ def test_what_only_shows_loads_no_torch(arguments: list[str]) -> None:
             "error: argument --opset: invalid int value: 'x'; options: medconv export --help",
         ),
         (
-            ["evaluate", "--part"],
+            ["evaluate", "--split", "val"],
             "error: the following arguments are required: --predictions, --output; options:",
         ),
     ],
@@ -106,7 +106,7 @@ def test_bad_options_are_one_error_without_torch(arguments: list[str], wanted: s
         ("medconv ", list(COMMANDS)),
         ("medconv pre", ["preprocess", "predict"]),
         ("medconv find-postprocessing --s", ["--runs", "--select", "--help", "--device", "--trust-package"]),
-        ("medconv train stopping=", ["early_stopping=none", "early_stopping=patience"]),
+        ("medconv train early_stopping=", ["early_stopping=none", "early_stopping=patience"]),
         ("medconv preprocess data=csv data.resi", ["data.resize="]),
         ("medconv train data=csv trainer.accel", ["trainer.accelerator="]),
     ],

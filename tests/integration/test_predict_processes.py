@@ -94,7 +94,7 @@ def test_stopped(flags: list[str], tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 75, said
-    assert "stopped by SIGTERM; the same command goes on\n" in said and "Traceback" not in said
+    assert "stopped by SIGTERM; run the same command again to resume\n" in said and "Traceback" not in said
     assert not (output / ".claims").exists() and not [p for p in output.glob(".*") if p.name != ".lock"]
     found = list(output.glob("*.nii.gz"))
     assert 1 <= len(found) < NUMBER

@@ -129,16 +129,6 @@ def losses(folder: Path) -> list[float]:
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
 
 
-class Slow(Callback):
-    """Each batch takes this long. Args: seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        time.sleep(self.seconds)
-
-
 class Net(UNet):
     """A network of the user's own."""
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import tiny
+from helpers import resuming, tiny
 
 from medconv.training import run
 from medconv.utils import checkpoint_io
 from medconv.utils.exit_codes import DONE
-from tests.integration import test_resuming as resuming
 
 MORE = [
     "task.deep_supervision=true",
@@ -135,7 +134,7 @@ def test_into_another_number_of_channels_and_dimensions(dataset: Path, tmp_path:
 @pytest.mark.parametrize("more", [[], ["trainer.strategy=fsdp", "weight_averaging=none"]])
 def test_on_two_processes(first: Path, dataset: Path, tmp_path: Path, more: list[str]) -> None:
     arguments = tiny.overrides(dataset, *MORE, *TUNED, f"init.pretrained={first}", "trainer.devices=2", *more)
-    arguments = [a for a in arguments if more == [] or not a.startswith("averaging.")]
+    arguments = [a for a in arguments if more == [] or not a.startswith("weight_averaging.")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = tiny.command("train.py", *arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path, env=environment)
     assert done.returncode == DONE, done.stderr

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import ranks, tiny
 from helpers import small_runs as smallruns
-from helpers import tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from medconv.config import ConfigError
@@ -228,8 +228,8 @@ def test_two_processes_give_the_result_of_one(folder: Path, tmp_path: Path) -> N
     arguments = smallruns.overrides(
         folder, *same, "data.batch_size=2", "trainer.devices=2", f"run.dir={tmp_path / 'two'}"
     )
-    done = tiny.command("train.py", *arguments, cwd=tmp_path)
-    assert done.returncode == DONE, done.stderr
+    ended = ranks.run(*arguments, cwd=tmp_path)
+    assert ended.codes == [DONE, DONE], ended.stderr
     two = json.loads((tmp_path / "two/summary.json").read_text())
     assert two["steps"] == one["steps"] == 6 and two["hardware"]["devices"] == 2
     assert list(two["val/cases"]) == list(one["val/cases"])

@@ -7,6 +7,7 @@ import math
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -28,10 +29,10 @@ class TimeBudget(Callback):
     _UNSEEN = 3  # first steps, which warm up and say nothing of the rest
     _SLOW = 0.2  # of the time: where the first steps take more, they have to do
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         if not seconds > 0:
             raise ValueError(f"trainer.max_time must be positive, got {seconds} seconds")
-        self.seconds, self.spent = seconds, 0.0
+        self.seconds, self.spent, self._clock = seconds, 0.0, clock
         self._every = min(10.0, seconds / 20)  # seconds between estimates
         self.total_steps: int | None = None
         self._next = self._UNSEEN + 2  # the step of the next estimate
@@ -55,7 +56,7 @@ class TimeBudget(Callback):
         self._mark += seconds
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begun = self._mark = time.monotonic()
+        self._begun = self._mark = self._clock()
         self._seen = trainer.global_step
         self._next += trainer.global_step
         self._limit = trainer.estimated_stepping_batches
@@ -69,10 +70,10 @@ class TimeBudget(Callback):
         self._stop_at_the_end(trainer, unless=owed)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validating = time.monotonic()
+        self._validating = self._clock()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        seconds = time.monotonic() - self._validating
+        seconds = self._clock() - self._validating
         if trainer.sanity_checking:
             share = sum(trainer.num_sanity_val_batches) / max(1, sum(trainer.num_val_batches))  # type: ignore[arg-type]
             seconds = seconds / share if share else 0.0
@@ -86,7 +87,7 @@ class TimeBudget(Callback):
     ) -> None:
         if trainer.global_step == self._seen:  # gradients are being accumulated
             return
-        now, self._seen = time.monotonic(), trainer.global_step
+        now, self._seen = self._clock(), trainer.global_step
         self._steps.append(now - self._mark)
         self._mark = now
         if self._seen >= self._next or (self.total_steps is None and self._are_slow(trainer)):
@@ -129,7 +130,7 @@ class TimeBudget(Callback):
         return 0
 
     def _elapsed(self) -> float:
-        return self.spent + (time.monotonic() - self._begun if self._begun else 0.0)
+        return self.spent + (self._clock() - self._begun if self._begun else 0.0)
 
 
 def steps_between_validations(trainer: Trainer) -> float:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import tiny
+from helpers import ranks, tiny
 from omegaconf import OmegaConf
 
 from medconv.config import ConfigError
 from medconv.training.autotune import cache
 from medconv.training.run_dir import RunDir
+from medconv.utils.exit_codes import DONE
 
 AUTO = ("perf=autotune", "perf.auto_seconds=1", "model.norm=instance", "trainer.precision=null")
 
@@ -142,9 +143,9 @@ def test_a_rank_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_two_processes_agree(dataset: Path, tmp_path: Path) -> None:
     arguments = tiny.overrides(dataset, *AUTO, "trainer.devices=2", f"run.dir={tmp_path / 'run'}")
-    done = tiny.command("train.py", *arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("perf=autotune takes the first of these") == 1
+    ended = ranks.run(*arguments, cwd=tmp_path)
+    assert ended.codes == [DONE, DONE], ended.stderr
+    assert "".join(ended.stdout).count("perf=autotune takes the first of these") == 1
     assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny
+from helpers import ranks, tiny
 from lightning import Callback
 
 from medconv.config import ConfigError
 from medconv.utils import checkpoint_io
+from medconv.utils.exit_codes import DONE
 
 # No validation but the first is ever good enough.
 NEVER = [
@@ -125,16 +126,16 @@ def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> No
     ]
     arguments = [*NEVER, *PLATEAU, *alone, "scheduler.mode=min", "trainer.max_steps=40"]
     two = ["trainer.devices=2", "trainer.strategy=ddp", f"run.dir={tmp_path / 'run'}"]
-    done = tiny.command("train.py", *tiny.overrides(dataset, *arguments, *two), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    ended = ranks.run(*tiny.overrides(dataset, *arguments, *two), cwd=tmp_path)
+    assert ended.codes == [DONE, DONE], ended.stderr
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (
         summary["hardware"]["devices"] == 2
         and summary["steps"] == 6
         and summary["stopped_early"]["step"] == 6
     )
-    assert done.stdout.count("stopped early") == 2  # in the log, and in the table at the end
-    assert done.stdout.count("learning rate lowered") == 2
+    assert ended.stdout[0].count("stopped early") == 2  # in the log, and in the table at the end
+    assert ended.stdout[0].count("learning rate lowered") == 2
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> No
         ),
         (
             ["early_stopping=patience", "early_stopping.patience=0"],
-            "stopping: patience must be a whole number of validations, 1",
+            "early_stopping: patience must be a whole number of validations, 1",
         ),
     ],
 )

@@ -11,7 +11,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from helpers import tiny
+from helpers import ranks, tiny
 from lightning import Callback
 from lightning.pytorch.plugins import MixedPrecision
 
@@ -246,12 +246,12 @@ def test_two_processes_agree(poisoned: Path, tmp_path: Path, strategy: str) -> N
         "run.nan_policy=skip",
         "run.max_skipped_steps=1",
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     arguments = [*tiny.overrides(poisoned, *ONE_EACH, *two), f"run.dir={tmp_path / 'run'}"]
-    done = tiny.command("train.py", *arguments, cwd=tmp_path, env=environment)
-    assert done.returncode == USER and done.stderr.count("error:") == 1, done.stderr
-    said = [line for line in (done.stdout + done.stderr).splitlines() if "is not finite on rank" in line]
-    assert "skipped (1 of at most 1)" in said[0] and "error: step" in said[-1], done.stdout
+    ended = ranks.run(*arguments, cwd=tmp_path)
+    output = "".join(ended.stdout + ended.stderr)
+    assert ended.codes == [USER, USER] and output.count("error:") == 1, output
+    said = [line for line in output.splitlines() if "is not finite on rank" in line]
+    assert "skipped (1 of at most 1)" in said[0] and "error: step" in said[-1], output
     assert all("of case case_2 (training sample" in line for line in said)
     files = sorted((tmp_path / "run/nonfinite").iterdir())
     assert len(files) == 2

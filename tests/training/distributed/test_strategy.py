@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import tiny
+from helpers import ranks, tiny
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from medconv.training.distributed import strategy
-from medconv.utils.exit_codes import PREEMPTED
+from medconv.utils.exit_codes import DONE, PREEMPTED
 
 PERF = {"compile": False, "activation_checkpointing": "none", "timeout_seconds": 60.0}
 
@@ -54,53 +54,52 @@ def test_fsdp_divides_over_all_processes() -> None:
     assert (found._data_parallel_size, found._tensor_parallel_size) == (8, 1)
 
 
-@pytest.mark.parametrize(("norm", "name"), [("batch", "train"), ("instance", "train.py")])
+@pytest.mark.parametrize("norm", ["batch", "instance"])
 def test_running_statistics_are_rank_zeros_where_they_are_used(
-    dataset: Path, tmp_path: Path, norm: str, name: str
+    dataset: Path, tmp_path: Path, norm: str
 ) -> None:
-    """Lightning starts the second process by the first one's command line."""
     settings = ["trainer.devices=2", f"model.norm={norm}", "trainer.max_steps=3"]
-    arguments = tiny.overrides(
-        dataset, *settings, "+callbacks.spy._target_=helpers.tiny.Buffers", f"+callbacks.spy.path={tmp_path}"
-    )
-    environment = {**os.environ, "PYTHONPATH": tiny.PYTHONPATH}
-    done = tiny.command(name, *arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
+    spy = ["+callbacks.spy._target_=helpers.tiny.Buffers", f"+callbacks.spy.path={tmp_path}"]
+    ended = ranks.run(*tiny.overrides(dataset, *settings, *spy), f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
+    assert ended.codes == [DONE, DONE], ended.stderr
     seen = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
     assert len(seen[0]) == len(seen[1]) and bool(seen[0]) == (norm == "batch")
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
 
 
-# Ranks agree in the midst of gradients alone. The first ends late: Lightning looks every 5 seconds whether
-# the other failed.
-STOPS = [
-    (0, ["trainer.accumulate_grad_batches=2", "perf.stop_sync_interval=2"]),
-    (1, ["+callbacks.spy.lingers=6"]),
+STOPPED = [
+    "trainer.devices=2",
+    "trainer.max_steps=100000",
+    "trainer.check_val_every_n_epoch=1000",
+    "+callbacks.spy._target_=helpers.tiny.Pids",
 ]
 
 
-@pytest.mark.parametrize(("rank", "more"), STOPS, ids=["accumulated", "late"])
-def test_a_rank_that_is_told_to_stop_stops_all(
-    dataset: Path, tmp_path: Path, rank: int, more: list[str]
-) -> None:
-    settings = [
-        "trainer.devices=2",
-        "trainer.max_steps=100000",
-        "perf.stop_sync_interval=3",
-        "trainer.check_val_every_n_epoch=1000",
-    ]
-    spy = ["+callbacks.spy._target_=helpers.tiny.Pids", f"+callbacks.spy.path={tmp_path}"]
-    arguments = tiny.overrides(dataset, *settings, *spy, *more)
+def test_a_rank_that_is_told_to_stop_stops_all(dataset: Path, tmp_path: Path) -> None:
+    """Also where the ranks agree only at batches between which gradients are accumulated."""
+    settings = ["trainer.accumulate_grad_batches=2", "perf.stop_sync_interval=2"]
+    arguments = tiny.overrides(dataset, *STOPPED, *settings, f"+callbacks.spy.path={tmp_path}")
+    processes = ranks.start(*arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
+    os.kill(_number(tmp_path / "pid0"), signal.SIGTERM)
+    ended = ranks.wait(processes, tmp_path)
+    assert ended.codes == [PREEMPTED, PREEMPTED], ended.stderr
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "preempted"
+
+
+def test_a_first_process_that_ends_late_is_not_killed(dataset: Path, tmp_path: Path) -> None:
+    """Lightning starts the second by the first one's command line, and looks every 5 s whether it failed."""
+    spy = [f"+callbacks.spy.path={tmp_path}", "+callbacks.spy.lingers=6"]
+    arguments = tiny.overrides(dataset, *STOPPED, "perf.stop_sync_interval=3", *spy)
     process = subprocess.Popen(
-        [sys.executable, str(tiny.ROOT / "train.py"), *arguments, f"run.dir={tmp_path / 'run'}"],
+        [sys.executable, *tiny.words("train"), *arguments, f"run.dir={tmp_path / 'run'}"],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": tiny.PYTHONPATH},
     )
     try:
-        pids = [_number(tmp_path / f"pid{r}") for r in (0, 1)]
-        os.kill(pids[rank], signal.SIGTERM)
+        pids = [_number(tmp_path / f"pid{rank}") for rank in (0, 1)]
+        os.kill(pids[1], signal.SIGTERM)
         assert process.wait(timeout=60) == PREEMPTED
         _gone(pids[1])
     finally:

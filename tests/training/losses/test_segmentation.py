@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import ranks
 from reference.losses import dice_cross_entropy
 from torch import Tensor, nn
 from torch.distributed import nn as distributed_nn
@@ -130,7 +131,7 @@ def _problem() -> tuple[Tensor, Tensor, nn.Module]:
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_half_a_batch, (str(tmp_path),), nprocs=2)
+    ranks.call(_half_a_batch, str(tmp_path))
     image, label, network = _problem()
     loss = DiceCrossEntropy()(network(image), label)
     loss.backward()

@@ -10,6 +10,7 @@ from typing import Any
 import monai.losses
 import pytest
 import torch
+from helpers import ranks
 from reference.losses import dice_binary_cross_entropy, dice_cross_entropy
 from torch import Tensor, nn
 from torch.distributed import nn as distributed_nn
@@ -236,7 +237,7 @@ def _problem(which: str) -> tuple[Any, Tensor, Tensor]:
 @pytest.mark.parametrize("which", ["ignoring", "both"])
 def test_two_processes_have_the_gradient_of_one(tmp_path: Path, which: str) -> None:
     """Although the first of them knows a fifth as much."""
-    torch.multiprocessing.spawn(_half_a_batch, (str(tmp_path), which), nprocs=2)
+    ranks.call(_half_a_batch, str(tmp_path), which)
     loss, logits, label = _problem(which)
     value = loss(logits, label)
     value.backward()

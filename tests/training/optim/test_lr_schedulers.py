@@ -5,16 +5,13 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers import tiny
 from torch import nn
 from torch.optim import lr_scheduler as lr
 
-from medconv.training.callbacks.time_budget import TimeBudget, steps_between_validations
 from medconv.training.optim.lr_schedulers import (
     PatienceCounter,
     PlateauSchedule,
@@ -28,7 +25,6 @@ from medconv.training.optim.lr_schedulers import (
     poly,
     step,
 )
-from medconv.utils import checkpoint_io
 
 
 def make(
@@ -320,67 +316,3 @@ def test_a_plateau_goes_on_from_another_schedule_and_another_metric() -> None:
         later = make(plateau, 20, **other)
         later.load_state_dict(schedule.state_dict())
         assert isinstance(later, PlateauSchedule) and (later.level, later.waiting.best) == (0.5, best)
-
-
-@pytest.mark.parametrize("limit", [100000.0, math.inf])
-def test_with_more_time_a_schedule_goes_on_before_the_first_estimate(limit: float) -> None:
-    """Its old end is behind it, and the first step would take it to the new one."""
-    begun = make(cosine, limit)
-    begun.move_end(40)
-    rates(begun, 40)
-    schedule, budget = continued(begun.state_dict(), limit), TimeBudget(10)
-    budget.load_state_dict({"seconds": 5, "spent": 5, "validation": 0.1, "total_steps": 40})
-    configs = [SimpleNamespace(scheduler=schedule)]
-    loop = SimpleNamespace(epoch_loop=SimpleNamespace(owed=False))
-    trainer: Any = SimpleNamespace(
-        global_step=40, estimated_stepping_batches=limit, lr_scheduler_configs=configs, fit_loop=loop
-    )
-    budget.on_train_start(trainer, None)  # type: ignore[arg-type]
-    rates(schedule, 5)
-    assert schedule.progress == pytest.approx(0.5, abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("batches", "accumulate", "within", "epochs", "expected"),
-    [
-        (250, 1, 250, 1, 250),
-        (250, 1, 250, 10, 2500),
-        (100, 4, 100, 1, 25),
-        (100, 1, 20, 1, 20),
-        (100, 1, 30, None, 30),
-    ],
-)
-def test_steps_from_one_validation_to_the_next(
-    batches: int, accumulate: int, within: int, epochs: int | None, expected: float
-) -> None:
-    settings = {
-        "num_training_batches": batches,
-        "accumulate_grad_batches": accumulate,
-        "val_check_batch": within,
-    }
-    trainer = SimpleNamespace(**settings, check_val_every_n_epoch=epochs)
-    assert steps_between_validations(trainer) == expected
-
-
-def test_a_run_that_is_given_more_time_trains_on(tmp_path: Path) -> None:
-    dataset = tiny.write_dataset(tmp_path / "dataset")
-    timed = ["trainer.max_steps=-1", "data.samples_per_epoch=1000000", "logger=none", "callbacks=none"]
-    tiny.train(dataset, tmp_path / "short", *timed, "trainer.max_time=00:00:00:02")
-    last = tmp_path / "short/checkpoints/last.ckpt"
-    first = checkpoint_io.read(last)["global_step"]
-    tiny.train(dataset, tmp_path / "long", *timed, "trainer.max_time=00:00:00:05", f"run.resume={last}")
-    content = checkpoint_io.read(tmp_path / "long/checkpoints/last.ckpt")
-    assert content["global_step"] > 1.5 * first
-    assert (
-        content["callbacks"]["TimeBudget"]["seconds"] == 5 and content["lr_schedulers"][0]["progress"] > 0.9
-    )
-
-
-def test_a_run_bounded_by_steps_and_time_goes_on_at_its_learning_rate(tmp_path: Path) -> None:
-    """Its end is an estimate, and the config's length no news."""
-    dataset = tiny.write_dataset(tmp_path / "dataset")
-    both = ["trainer.max_steps=100000", "trainer.max_time=00:00:00:02", "data.samples_per_epoch=1000000"]
-    tiny.train(dataset, tmp_path / "run", *both, "logger=none", "callbacks=none")
-    state = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")["lr_schedulers"][0]
-    assert state["total_steps"] < 100000 and state["progress"] > 0.9
-    assert continued(state, 100000).progress == state["progress"]

@@ -1,0 +1,92 @@
+"""Several processes of one run, forked from a server that has loaded the libraries: they begin at once.
+
+One test in tests/training/distributed and those in test_two_machines.py start processes as a user does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medconv.cli import train
+from medconv.cli.entrypoint import guard
+
+SERVER = multiprocessing.get_context("forkserver")
+# the server has no `tests/` on its path, so it loads what helpers and tests import
+SERVER.set_forkserver_preload(
+    [
+        "medconv.cli.main",
+        "medconv.sweeps.launch",
+        "medconv.training.run",
+        "monai.losses",
+        "nibabel",
+        "pytest",
+        "torch.utils.tensorboard",
+    ]
+)
+
+
+@dataclass
+class Ended:
+    """What the processes of a run ended with, by rank."""
+
+    codes: list[int | None]
+    stdout: list[str]
+    stderr: list[str]
+
+
+def call(function: Callable[..., None], *arguments: Any) -> None:
+    """Calls `function(rank, *arguments)` in two processes. Raises: what one of them raised."""
+    torch.multiprocessing.start_processes(function, arguments, nprocs=2, start_method="forkserver")
+
+
+def start(*arguments: str, cwd: Path, number: int = 2) -> list[Any]:
+    """The processes of `medconv train ARGUMENTS`, with the environment that torchrun gives them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test", "NODE_RANK": 0}
+    shared |= {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "GROUP_WORLD_SIZE": 1, "GROUP_RANK": 0}
+    shared |= {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"}
+    processes = []
+    for rank in range(number):
+        variables = {key: str(value) for key, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        processes.append(SERVER.Process(target=_train, args=(arguments, cwd, variables)))
+        processes[-1].start()
+    return processes
+
+
+def run(*arguments: str, cwd: Path, number: int = 2, timeout: float = 300) -> Ended:
+    """`start`, until all processes have ended."""
+    return wait(start(*arguments, cwd=cwd, number=number), cwd, timeout)
+
+
+def wait(processes: list[Any], cwd: Path, timeout: float = 300) -> Ended:
+    for process in processes:
+        process.join(timeout)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    texts = [[(cwd / f"{kind}{rank}").read_text() for rank in range(len(codes))] for kind in ("out", "err")]
+    return Ended(codes, *texts)
+
+
+def _train(arguments: tuple[str, ...], cwd: Path, variables: dict[str, str]) -> None:
+    for number, kind in ((1, "out"), (2, "err")):
+        os.dup2(os.open(cwd / f"{kind}{variables['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.chdir(cwd)
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # of loader workers, as in the command
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # multiprocessing's server ignores it
+    sys.argv = ["medconv", "train", *arguments]
+    sys.exit(guard(lambda: train.main(arguments)))

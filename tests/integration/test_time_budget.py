@@ -1,0 +1,61 @@
+"""Runs under `trainer.max_time`, by a clock that the test moves."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import clock, tiny
+from torch import nn
+
+from medconv.training.optim.lr_schedulers import cosine
+from medconv.utils import checkpoint_io
+
+
+@pytest.fixture(autouse=True)
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock.use_in_runs(monkeypatch)
+
+
+def test_a_time_budget_fits_the_schedule(dataset: Path, tmp_path: Path) -> None:
+    settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:03", "data.samples_per_epoch=40"]
+    summary = tiny.train(dataset, tmp_path / "run", *settings, clock.ticks(0.1, 0.1))
+    assert summary["status"] == "done"
+    checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+    budget = checkpoint["callbacks"]["TimeBudget"]
+    assert budget["total_steps"] == checkpoint["global_step"] == summary["steps"]
+    (schedule,) = checkpoint["lr_schedulers"]
+    assert schedule["progress"] == pytest.approx(1.0, abs=0.05)
+    assert schedule["_last_lr"][0] == pytest.approx(0.0, abs=1e-4)  # of 5e-3
+    assert len(summary["val/cases"]) == 3  # the last validation belongs to the run
+
+
+def test_a_time_budget_is_not_waited_for_by_a_few_slow_steps(dataset: Path, tmp_path: Path) -> None:
+    settings = ["trainer.max_steps=-1", "trainer.max_time=00:00:00:03", clock.ticks(1.0)]
+    summary = tiny.train(dataset, tmp_path / "run", *settings)
+    assert summary["steps"] <= 3  # and not the five after which the first estimate is made otherwise
+
+
+def test_a_run_that_is_given_more_time_trains_on(dataset: Path, tmp_path: Path) -> None:
+    timed = ["trainer.max_steps=-1", "data.samples_per_epoch=1000000", "logger=none", "callbacks=none"]
+    timed += [clock.ticks(0.1, 0.1)]
+    tiny.train(dataset, tmp_path / "short", *timed, "trainer.max_time=00:00:00:02")
+    last = tmp_path / "short/checkpoints/last.ckpt"
+    first = checkpoint_io.read(last)["global_step"]
+    tiny.train(dataset, tmp_path / "long", *timed, "trainer.max_time=00:00:00:05", f"run.resume={last}")
+    content = checkpoint_io.read(tmp_path / "long/checkpoints/last.ckpt")
+    assert first > 5 and content["global_step"] > 1.5 * first
+    assert (
+        content["callbacks"]["TimeBudget"]["seconds"] == 5 and content["lr_schedulers"][0]["progress"] > 0.9
+    )
+
+
+def test_a_run_bounded_by_steps_and_time_resumes_at_its_learning_rate(dataset: Path, tmp_path: Path) -> None:
+    """Its end is an estimate; the config's unchanged number of steps does not move it."""
+    both = ["trainer.max_steps=100000", "trainer.max_time=00:00:00:02", "data.samples_per_epoch=1000000"]
+    tiny.train(dataset, tmp_path / "run", *both, "logger=none", "callbacks=none", clock.ticks(0.1, 0.1))
+    state = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")["lr_schedulers"][0]
+    assert state["total_steps"] < 100000 and state["progress"] > 0.9
+    schedule = cosine(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1))
+    schedule.total_steps = 100000
+    schedule.load_state_dict(state)
+    assert schedule.progress == state["progress"]

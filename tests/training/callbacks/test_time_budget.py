@@ -1,0 +1,71 @@
+"""medconv/training/callbacks/time_budget.py: how many steps fit into a time; whole runs lie in integration."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from medconv.training.callbacks.time_budget import TimeBudget, steps_between_validations
+from medconv.training.optim.lr_schedulers import ProgressSchedule, cosine
+
+
+def steps(schedule: ProgressSchedule, number: int) -> None:
+    for _ in range(number):
+        schedule.optimizer.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("limit", [100000.0, math.inf])
+def test_with_more_time_a_schedule_goes_on_before_the_first_estimate(limit: float) -> None:
+    """Its old end is behind it, and the first step would take it to the new one."""
+    begun, schedule = (cosine(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)) for _ in range(2))
+    begun.total_steps = schedule.total_steps = limit
+    begun.move_end(40)
+    steps(begun, 40)
+    schedule.load_state_dict(begun.state_dict())
+    budget = TimeBudget(10)
+    budget.load_state_dict({"seconds": 5, "spent": 5, "validation": 0.1, "total_steps": 40})
+    configs = [SimpleNamespace(scheduler=schedule)]
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(owed=False))
+    trainer: Any = SimpleNamespace(
+        global_step=40, estimated_stepping_batches=limit, lr_scheduler_configs=configs, fit_loop=loop
+    )
+    budget.on_train_start(trainer, None)  # type: ignore[arg-type]
+    steps(schedule, 5)
+    assert schedule.progress == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("batches", "accumulate", "within", "epochs", "expected"),
+    [
+        (250, 1, 250, 1, 250),
+        (250, 1, 250, 10, 2500),
+        (100, 4, 100, 1, 25),
+        (100, 1, 20, 1, 20),
+        (100, 1, 30, None, 30),
+    ],
+)
+def test_steps_from_one_validation_to_the_next(
+    batches: int, accumulate: int, within: int, epochs: int | None, expected: float
+) -> None:
+    settings = {
+        "num_training_batches": batches,
+        "accumulate_grad_batches": accumulate,
+        "val_check_batch": within,
+    }
+    trainer = SimpleNamespace(**settings, check_val_every_n_epoch=epochs)
+    assert steps_between_validations(trainer) == expected
+
+
+def test_a_run_that_goes_on_leaves_time_for_validations_it_has_not_seen() -> None:
+    """Lightning knows of no validation batches until it validates, nor does a run that goes on in an epoch
+    without.
+    """
+    budget = TimeBudget(100.0)
+    budget.load_state_dict({"spent": 0.0, "validation": 10.0, "total_steps": None})
+    settings: Any = {"num_training_batches": 50, "accumulate_grad_batches": 1, "val_check_batch": 50}
+    trainer: Any = SimpleNamespace(**settings, check_val_every_n_epoch=1, num_val_batches=[])
+    assert budget._fitting(trainer, 1.0) == 80  # two validations

@@ -188,6 +188,7 @@ NODES: dict[str, Any] = {
         "command": "touch HIT",
     },
     "the same of our own": {"_target_": "medconv.data.loading.datamodule.os.mkdir", "path": "HIT"},
+    "a function of the standard library": {"_target_": "subprocess.run", "args": ["touch", "HIT"]},
     "a builtin": {"_target_": "torch.nn.Module.__builtins__.exec"},
     "globals": {"_target_": "torch.nn.functional.conv2d.__globals__"},
     "a class of another module": {"_target_": "medconv.convs.swap.Path", "a": "HIT"},
@@ -282,3 +283,27 @@ def test_whether_a_network_began_with_known_weights_is_no_choice_of_code() -> No
         "out_channels": 2,
     }
     assert trusted.build_trusted({**node, "pretrained": False}, "model")
+
+
+def test_a_package_that_the_user_names_is_trusted(trained: Path, tmp_path: Path) -> None:
+    content = torch.load(trained / "checkpoints/best.ckpt", weights_only=True)
+    content["medconv"]["config"]["model"]["_target_"] = "helpers.tiny.Net"
+    torch.save(content, tmp_path / "own.ckpt")
+    with pytest.raises(ValueError, match="is refused"):
+        run.load(tmp_path / "own.ckpt")
+    assert type(run.load(tmp_path / "own.ckpt", trusted=["helpers"]).network).__name__ == "Net"
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value"),
+    [("model", "channels", [-1, 4]), ("model", "channels", [10**30, 4]), ("derived", "num_channels", 10**9)],
+)
+def test_made_up_values_in_a_config_are_refused(
+    trained: Path, tmp_path: Path, group: str, key: str, value: object
+) -> None:
+    content = torch.load(trained / "checkpoints/best.ckpt", weights_only=True)
+    content["medconv"]["config"][group][key] = value
+    content["medconv"]["config"]["model"]["in_channels"] = value if key == "num_channels" else 1
+    torch.save(content, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError):
+        run.load(tmp_path / "x.ckpt")

@@ -1,0 +1,255 @@
+"""Wrong values in a config: `train` exits with 1 and prints one message that names the key.
+
+Composing the config takes most of the time of a command that fails early. So it is done once for each
+choice of groups (`conv=mirror`), and plain values (`data.fold=7`) are set afterwards, as Hydra does it.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import tiny
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from medconv import config
+from medconv.cli.entrypoint import guard
+from medconv.training import run
+from medconv.training.run_dir import RunDir
+from medconv.utils.exit_codes import DONE, USER
+
+
+@cache
+def compose(choices: tuple[str, ...]) -> DictConfig:
+    with tiny.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        return tiny.compose("train", list(choices))
+
+
+def with_overrides(*overrides: str) -> DictConfig:
+    values = [text for text in overrides if re.match(r"(\w+\.[\w.]+|seed)=", text)]
+    composed = compose(tuple(text for text in overrides if text not in values)).copy()
+    for override in OverridesParser.create().parse_overrides(values):
+        OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
+    return composed
+
+
+def train(composed: DictConfig) -> int:
+    checked = config.validate(composed)
+    run.train(checked, RunDir.of(checked, {}))
+    return DONE
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("model.norm=layer", "norm must be one of ['batch', 'instance'], got 'layer'"),
+        ("model.kernel_size=4", "kernel_size must be odd"),
+        ("data.patch_size=[15,16,12]", "data.patch_size=[15, 16, 12]"),
+        ("data.patch_size=[16,16]", "data.patch_size needs 3 positive numbers"),
+        ("data.spacing_mm=[1,1,0]", "data.spacing_mm needs 3 positive numbers"),
+        ("data.normalisation=histogram", "data.normalisation must be one of"),
+        ("plan.memory_gb=0", "plan.memory_gb must be a positive number of GB, got 0.0"),
+        (
+            "plan.memory_gb=0.001",
+            "plan.memory_gb: the smallest patch, 16 x 16 x 12 voxels, in a batch of 2 takes some 0.037 GB",
+        ),
+        (
+            "plan.strides=[[2,2]]",
+            "plan.strides needs 3 whole numbers of 1 or more for each step between stages, got [[2, 2]]",
+        ),
+        (
+            "plan.strides=[2] data.patch_size=[15,16,12]",
+            "data.patch_size must be divisible by (2, 2, 2) (plan.strides), got",
+        ),
+        ("plan.kernel_sizes=[3,2]", "plan.kernel_sizes needs 3 odd numbers for each of 2 stages, got [3, 2]"),
+        ("plan.kernel_sizes=3", "plan.kernel_sizes needs 3 odd numbers for each of 3 stages, got 3"),
+        (
+            "plan.max_stages=2 plan.strides=[2,2,2]",
+            "plan.strides=[2, 2, 2] makes 4 stages, plan.max_stages allows 2",
+        ),
+        (
+            "plan.channels=[8,8,8,8]",
+            "plan.channels needs one number of 1 or more for each of 3 stages, got [8, 8, 8, 8]",
+        ),
+        ("plan.max_stages=0", "plan.max_stages must be 1 or more, or null, got 0"),
+        ("plan.max_batch_size=0", "plan.max_batch_size must be 1 or more, or null, got 0"),
+        ("data.fold=7", "data.fold must be `all` or lie in 0..2, got 7"),
+        ("data.fold=first", "data.fold"),
+        (
+            "scheduler=step scheduler.step_fraction=30",
+            "scheduler: step_fraction must lie between 0 and 1, got 30 (given warmup_steps=30",
+        ),
+        ("data.num_folds=100", "data.num_folds"),
+        ("data.batch_size=0", "data.batch_size must be at least 1, got 0"),
+        ("data.persistent_workers=true", "data.persistent_workers=true needs workers"),
+        ("data.spatial_dims=4", "data.spatial_dims must be 2, 3 or null (what the data has), got 4"),
+        (
+            "data.spatial_dims=2 data.patch_size=[16,16,12]",
+            "data.patch_size needs 2 positive numbers, one per spatial axis",
+        ),
+        (
+            "data.flip_label_pairs=[[box,hol]]",
+            "data.flip_label_pairs: hol is no class of the foreground; did you mean hole?",
+        ),
+        (
+            "data.flip_label_pairs=[[box,background]]",
+            "data.flip_label_pairs: background is no class of the foreground",
+        ),
+        ("data.flip_label_pairs=[box,hole]", "data.flip_label_pairs needs pairs of two different classes"),
+        (
+            "data.flip_label_pairs=[[box,hole],[hole,box]]",
+            "data.flip_label_pairs: a class has one partner, box, hole has more",
+        ),
+        (
+            "data.flip_label_pairs=[[box,hole]] conv=mirror",
+            "cannot tell box from hole (data.flip_label_pairs)",
+        ),
+        (
+            "data.regions={both:[1,9]}",
+            "data.regions: both must name different label values of 1 to 2: 9 is none of the",
+        ),
+        ("data.regions={both:[box,hle]}", "data.regions: both: hle is no class; did you mean hole?"),
+        (
+            "data.regions={both:[1,2],hole:2}",
+            "data.regions_order is needed, as both and hole overlap: for each of ['both'",
+        ),
+        (
+            "data.regions={both:[1,2],hole:2} data.regions_order=[1]",
+            "data.regions_order must give each of ['both', 'hole']",
+        ),
+        ("data.regions_order=[1,2]", "data.regions_order=[1, 2] needs data.regions, which is not set"),
+        (
+            "data.ignore_label=1",
+            "data.ignore_label must be above all classes, from 2 (hole, which then is no class) to 32767, got 1",
+        ),
+        (
+            "data.flip_label_pairs=[[box,hole]] data.regions={all:[1,2]}",
+            "data.flip_label_pairs exchanges classes, and this run has regions",
+        ),
+        (
+            "data.ignore_label=9 loss=tversky loss.batch=false",
+            "use loss.batch=true if it has that argument, or loss=dice_ce",
+        ),
+        (
+            "data.regions={a:1,b:2} loss=tversky loss.to_onehot_y=true",
+            "loss: TverskyLoss cannot take overlapping regions, one mask each",
+        ),
+        ("data.prepare_workers=0", "data.prepare_workers must be at least 1, got 0"),
+        ("data.on_invalid_case=ignore", "data.on_invalid_case must be raise or skip, got ignore"),
+        ("data.root=nowhere", "data.root=nowhere: no such folder"),
+        ("data.root=null", "data.root is not set"),
+        ("data.splits_file=nowhere.json", "nowhere.json"),
+        ("trainer.max_time=20min", "trainer.max_time must be written DD:HH:MM:SS"),
+        ("trainer.precision=bf17", "bf17"),
+        ("trainer.precision=16-mixed", "trainer.precision=16-mixed"),
+        ("trainer.accelerator=quantum", "quantum"),
+        ("trainer.accelerator=cuda", "trainer.accelerator=cuda: no GPU is visible here"),
+        ("trainer.strategy=dpp", "dpp"),
+        ("perf.activation_checkpointing=all", "perf.activation_checkpointing must be one of"),
+        ("perf.matmul_precision=low", "perf.matmul_precision must be highest, high or medium, got 'low'"),
+        ("perf.stop_sync_interval=0", "perf.stop_sync_interval must be at least 1, got 0"),
+        ("perf.cuda_graphs=true", "perf.cuda_graphs=true needs perf.compile=true"),
+        ("perf=autotune perf.auto_seconds=0", "perf.auto_seconds must be positive, got 0"),
+        ("trainer.devices=4096", "trainer.devices=4096: this machine has"),
+        (
+            "trainer.num_nodes=2",
+            "trainer.num_nodes=2, but this process was started alone, on 1 machine; start it on all of",
+        ),
+        ("perf.timeout_seconds=0", "perf.timeout_seconds must be positive, got 0"),
+        ("trainer.devices=0", "trainer.devices=0: on a CPU it is a number of processes"),
+        (
+            "trainer.strategy=fsdp perf.activation_checkpointing=pointwise",
+            "take perf.activation_checkpointing=blocks",
+        ),
+        ("optimizer.lr=-1", "optimizer: lr must be 0 or more, got -1 (given lr=-1, weight_decay=0.01)"),
+        ("optimizer.lr=fast", "optimizer: lr must be a number, got fast (given lr=fast, weight_decay=0.01)"),
+        ("+optimizer.betas=[0.9]", "optimizer: betas must be two numbers, got [0.9] (given"),
+        (
+            "optimizer=adamw +optimizer.betas=[0.9]",
+            "optimizer: list index out of range (given lr=0.002, weight_decay=0.01, betas",
+        ),
+        ("loss.ce_weight=a", "loss: ce_weight must be a number of 0 or more, got a"),
+        (
+            "loss._target_=torch.nn.CrossEntropyLoss ~loss.dice_weight ~loss.ce_weight",
+            "loss: CrossEntropyLoss cannot take classes, as a label map (batch, 1, x, y, z): Expected target size",
+        ),
+        ("task.deep_supervision=maybe", "task.deep_supervision must be true or false, got maybe"),
+        ("task.overlap=1.5", "task.overlap"),
+        ("augmentation.scale=2", "augmentation.scale must be a range [low, high] from 0.01 upwards, got [2]"),
+        ("seed=-1", "seed must be 0 or more, got -1"),
+        ("task.mirror_axes=0", "task.mirror_axes must be different spatial axes from 0 to 2, got 0"),
+        ("task.sw_batch_size=1.5", "task.sw_batch_size must be a whole number of at least 1, got 1.5"),
+        (
+            "data.flip_label_pairs=[1,2]",
+            "data.flip_label_pairs needs pairs of two different classes, such as [[left, right]], got [1, 2]",
+        ),
+        (
+            "data.normalisation=3",
+            "data.normalisation must be one of ('zscore', 'ct', 'dataset', 'rescale', 'none') per channel, got [3]",
+        ),
+        (
+            "data.spacing_mm=[inf,1,1]",
+            "data.spacing_mm needs 3 positive numbers, one per spatial axis, got [inf, 1.0, 1.0]",
+        ),
+        ("augmentation.p.noise=2", "augmentation.p gives probabilities from 0 to 1 of rotation, scale"),
+        ("+augmentation.p.twist=1", "got ['twist']"),
+        (
+            "augmentation=strong augmentation.p.elastic=1 augmentation.elastic_mm=30",
+            "augmentation.elastic_mm must be at most 0.4 of",
+        ),
+        ("conv=transform conv.where=nothing_is_called_so", "conv: no convolution of UNet could be swapped"),
+        ("conv=mirror conv.axes=[3]", "conv: axes must lie below 3, the image's spatial axes, got [3]"),
+        ("conv=mirror conv.axes=[]", "conv: axes must be different spatial axes, counted from 0, got []"),
+        ("conv=mirror model.channels=[6,7]", "conv: layer"),
+        ("conv=ball conv.radius_mm=0", "conv: layer encoder.0.0: radius_mm must be positive, got 0"),
+        (
+            "conv=basis conv.bank=wavelets",
+            "conv: layer encoder.0.0: bank must be one of ['gabor', 'jet', 'laplacian', 'lines']",
+        ),
+        (
+            "conv=basis conv.spacing_mm=[1,0,1]",
+            "conv: spacing_mm must be positive along every axis, got (1, 0, 1)",
+        ),
+        ("conv=spacing conv.spacing_mm=null", "conv: layer encoder.0.0: spacing_mm is needed"),
+        (
+            "conv=masked conv.mask=[[1,1],[1,1]]",
+            "conv: layer encoder.0.0: mask must have shape kernel_size = (3, 3, 3)",
+        ),
+        ("conv=bottleneck conv.ratio=2", "conv: layer encoder.0.0: ratio must lie in (0, 1], got 2"),
+        ("conv=se conv.reduction=0", "conv: layer encoder.0.0: reduction must be at least 1, got 0"),
+        (
+            "augmentation.mirror_axes=[3]",
+            "augmentation.mirror_axes must be different spatial axes from 0 to 2, or `all`, got [3]",
+        ),
+        (
+            "task.mirror_axes=[0]",
+            "task.mirror_axes=[0] needs a network that knows mirrored images: add [0] to augmentation.mirror_axes",
+        ),
+        (
+            "task.mirror_axes=[0,0] augmentation.mirror_axes=[0]",
+            "task.mirror_axes must be different spatial axes from 0 to 2, got [0, 0]",
+        ),
+        ("run.resume=sometimes", "run.resume must be auto, never or a checkpoint"),
+        ("run.checkpoint_interval=soon", "run.checkpoint_interval must be written DD:HH:MM:SS"),
+        ("init.pretrained=nowhere.ckpt", "nowhere.ckpt: no such checkpoint"),
+    ],
+)
+def test_one_message_names_the_key(
+    override: str,
+    expected: str,
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if torch.cuda.is_available() and "cuda" in override:
+        pytest.skip("there is a CUDA device here")
+    monkeypatch.chdir(tmp_path)
+    composed = with_overrides(*tiny.overrides(dataset, f"run.dir={tmp_path / 'run'}"), *override.split())
+    assert guard(lambda: train(composed)) == USER
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
+    assert errors.count("error:") == 1, errors
+    assert expected in errors

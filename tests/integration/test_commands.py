@@ -1,0 +1,154 @@
+"""Whole commands: sweeps, several processes, and data with errors; one message and an exit code."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import tiny
+
+from medconv.utils.exit_codes import DONE, USER
+
+
+@pytest.fixture(scope="module")
+def checkpoint(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "done"
+    tiny.train(dataset, folder)
+    return folder / "checkpoints/best.ckpt"
+
+
+def fails(
+    command: str,
+    arguments: list[str],
+    cwd: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> str:
+    """Run a command in this process; it must exit with 1 and print one error without a traceback."""
+    monkeypatch.chdir(cwd)
+    code = tiny.call(monkeypatch, command, *arguments)
+    errors = capsys.readouterr().err
+    assert code == USER, errors
+    assert "Traceback" not in errors
+    assert errors.count("error:") == 1, errors
+    return errors
+
+
+def test_all_errors_of_a_dataset_are_listed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tiny.write_dataset(tmp_path / "damaged")
+    content = (root / "imagesTr/case_1.nii.gz").read_bytes()
+    (root / "imagesTr/case_1.nii.gz").write_bytes(content[: len(content) // 2])
+    (root / "labelsTr/case_3.nii.gz").unlink()
+    (root / "imagesTr/case_5.nii.gz").write_bytes(b"")
+    errors = fails(
+        "train", [*tiny.overrides(root), f"run.dir={tmp_path / 'run'}"], tmp_path, monkeypatch, capsys
+    )
+    assert "3 faults in 7 cases" in errors
+    for case, file in (
+        ("case_1", "imagesTr/case_1"),
+        ("case_3", "labelsTr/case_3"),
+        ("case_5", "imagesTr/case_5"),
+    ):
+        assert f"case {case}: " in errors
+        assert f"{file}.nii.gz" in errors
+
+
+def test_a_sweep_leaves_a_folder_per_job_and_survives_a_failed_one(dataset: Path, tmp_path: Path) -> None:
+    arguments = tiny.overrides(
+        dataset, "trainer.max_steps=2", "data.samples_per_epoch=4", "trainer.limit_val_batches=1"
+    )
+    sweep = ["model.norm=batch,nonsense", "run.name=both"]
+    done = tiny.command("train.py", "-m", *arguments, *sweep, cwd=tmp_path)
+    assert done.returncode == USER, done.stderr
+    assert "norm must be one of" in done.stderr
+    folders = [p for p in (tmp_path / "runs/both").iterdir() if p.is_dir()]
+    assert len(folders) >= 1
+    (summary,) = [json.loads(p.read_text()) for p in (tmp_path / "runs/both").glob("*/summary.json")]
+    assert summary["status"] == "done"
+    assert "sweep, best first" in done.stdout
+    reason = "exit code 1: model: norm must be one of ['batch', 'instance'], got 'nonsense'"
+    assert f"model.norm=nonsense  failed, {reason}\n" in done.stdout
+    with (tmp_path / "runs/both/sweep.csv").open(newline="") as file:
+        best, failed = csv.DictReader(file)
+    assert best["model.norm"] == "batch" and float(best["val/dice"]) == summary["val/dice"]
+    assert float(best["val/dice/box"]) == summary["val/dice_per_class"]["box"] and best["val/dice/hole"]
+    assert (
+        best["steps"] == "2"
+        and best["status"] == "done"
+        and Path(best["folder"]) in [p.relative_to(tmp_path) for p in folders]
+    )
+    assert float(best["samples_per_second"]) == summary["samples_per_second"] and best["wall_seconds"]
+    assert (failed["status"], failed["reason"], failed["val/dice"]) == ("failed", reason, "")
+
+
+def test_a_sweep_over_two_processes_each(dataset: Path, tmp_path: Path) -> None:
+    """Lightning starts the second process from the command line: the sweep must not start over in it."""
+    arguments = tiny.overrides(dataset, "trainer.max_steps=2", "trainer.devices=2", "trainer.strategy=ddp")
+    done = tiny.command("train.py", "-m", *arguments, "seed=1,2", "run.name=pairs", cwd=tmp_path)
+    assert done.returncode == DONE, done.stderr
+    summaries = [json.loads(p.read_text()) for p in (tmp_path / "runs/pairs").glob("*/summary.json")]
+    assert [s["status"] for s in summaries] == ["done", "done"]
+    assert [s["hardware"]["devices"] for s in summaries] == [2, 2]
+
+
+def test_a_run_does_not_resume_with_other_cases(dataset: Path, tmp_path: Path) -> None:
+    """A case that was skipped and then mended would change what every sample number means."""
+    folder = tmp_path / "data" / "tiny"
+    shutil.copytree(dataset, folder)
+    (broken := folder / "imagesTr/case_1.nii.gz").write_bytes(b"")
+    first = tiny.train(folder, tmp_path / "run", "data.on_invalid_case=skip")
+    assert list(first["skipped_cases"]) == ["case_1"]
+    shutil.copy(dataset / "imagesTr/case_1.nii.gz", broken)
+    with pytest.raises(
+        ValueError,
+        match=r"run of another config.*\n(.*\n)*  derived\.train_cases: \d cases, \w+ there, \d cases, \w+ now",
+    ):
+        tiny.train(folder, tmp_path / "run", "data.on_invalid_case=skip", "trainer.max_steps=8")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, strategy: str) -> None:
+    """With deep supervision. SGD, because AdamW takes a full-length step even for a gradient that is only
+    rounding error.
+    """
+    same = ["model.norm=instance", "data.samples_per_epoch=12", "trainer.max_steps=6", "optimizer=sgd"]
+    same += [
+        "task.deep_supervision=true",
+        "model.channels=[4,6,8,8]",
+        "model.strides=[2,2,2]",
+        "data.patch_size=[16,16,16]",
+    ]
+    one = tiny.train(dataset, tmp_path / "one", *same, "data.batch_size=4")
+    arguments = tiny.overrides(
+        dataset, *same, "data.batch_size=2", "trainer.devices=2", f"trainer.strategy={strategy}"
+    )
+    done = tiny.command("train.py", *arguments, f"run.dir={tmp_path / 'two'}", cwd=tmp_path)
+    assert done.returncode == DONE, done.stderr
+    assert "global batch 4" in done.stdout
+    assert "warning" not in done.stderr
+    two = json.loads((tmp_path / "two/summary.json").read_text())
+    assert two["steps"] == one["steps"] == 6
+    assert sorted(two["val/cases"]) == sorted(one["val/cases"])  # each case once, on whichever rank
+    states = [
+        torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for n in ("one", "two")
+    ]
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, rtol=1e-4, atol=1e-5)
+    assert two["val/dice"] == pytest.approx(one["val/dice"], abs=1e-3)
+
+
+def test_predict_names_the_case_that_fails_and_does_the_rest(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = tiny.write_dataset(tmp_path / "more", cases=3) / "imagesTr"
+    (images / "case_1.nii.gz").write_bytes(b"damaged")
+    arguments = ["--checkpoint", str(checkpoint), "--input", str(images), "--output", "out"]
+    errors = fails("predict", arguments, tmp_path, monkeypatch, capsys)
+    assert "1 of 3 cases could not be predicted" in errors
+    assert "case case_1" in errors
+    assert sorted(p.name for p in (tmp_path / "out").glob("*.nii.gz")) == ["case_0.nii.gz", "case_2.nii.gz"]

@@ -1,0 +1,80 @@
+"""medconv/utils/checkpoint_io.py: damaged files and files with objects are refused; nothing is unpickled."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from medconv.utils import checkpoint_io
+
+
+class Payload:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    network = {f"network.{name}": value for name, value in nn.Linear(3, 2).state_dict().items()}
+    torch.save({"medconv": {"config": {}}, "state_dict": network}, tmp_path / "good.ckpt")
+    return tmp_path / "good.ckpt"
+
+
+def test_weights_come_back(checkpoint: Path) -> None:
+    content, layer = checkpoint_io.read(checkpoint), nn.Linear(3, 2)
+    checkpoint_io.load_weights(layer, content, checkpoint)
+    assert torch.equal(layer.weight, content["state_dict"]["network.weight"])
+    with pytest.raises(ValueError, match=r"good\.ckpt: its weights do not fit this network: size mismatch"):
+        checkpoint_io.load_weights(nn.Linear(4, 2), content, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"not a checkpoint at all", "no checkpoint|damaged"),
+        (b"", "damaged|no checkpoint"),
+        (b"\x80\x02.", "damaged"),
+    ],
+)
+def test_damaged_files_are_refused(content: bytes, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.ckpt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"x\.ckpt: .*({expected})"):
+        checkpoint_io.read(path)
+
+
+def test_a_payload_is_never_unpickled(tmp_path: Path) -> None:
+    torch.save({"medconv": Payload(tmp_path / "hit"), "state_dict": {}}, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match="refused"):
+        checkpoint_io.read(tmp_path / "x.ckpt")
+    (tmp_path / "y.ckpt").write_bytes(pickle.dumps(Payload(tmp_path / "hit")))
+    with pytest.raises(ValueError, match="refused|damaged"):
+        checkpoint_io.read(tmp_path / "y.ckpt")
+    assert not (tmp_path / "hit").exists()
+
+
+def test_a_flipped_bit_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
+    content = bytearray(checkpoint.read_bytes())
+    weights = next(iter(torch.load(checkpoint, weights_only=True)["state_dict"].values()))
+    content[content.index(weights.numpy().tobytes())] ^= 1
+    (tmp_path / "x.ckpt").write_bytes(content)
+    torch.load(tmp_path / "x.ckpt", weights_only=True)  # torch does not check
+    with pytest.raises(
+        ValueError, match=r"x\.ckpt: damaged, the checksum of \S+/data/\d+ in it is another one"
+    ):
+        checkpoint_io.read(tmp_path / "x.ckpt")
+
+
+def test_a_checkpoint_that_is_not_ours(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match="not a medconv checkpoint"):
+        checkpoint_io.read(tmp_path / "x.ckpt")

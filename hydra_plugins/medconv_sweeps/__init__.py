@@ -1,8 +1,6 @@
-"""What Hydra looks for in this namespace: `hydra/launcher=slurm` and `hydra/sweeper=optuna`. The work is
-medconv's own.
+"""Hydra plugins, found by Hydra in this namespace: `hydra/launcher=slurm` and `hydra/sweeper=optuna`.
 
-Every Hydra program of the environment imports this file, so it imports nothing of medconv before it is asked
-to.
+Every Hydra program in this environment imports this file, so it imports medconv only when it is used.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ from omegaconf import DictConfig
 
 
 class Slurm(BasicLauncher):
-    """Composes the jobs, as Hydra's own launcher; medconv sends them once all are known."""
+    """Composes the jobs like Hydra's own launcher; medconv/sweeps submits them once all have composed."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
 
 
 class Optuna(Sweeper):
-    """Asks Optuna for jobs and tells it what came of them."""
+    """Searches with Optuna; the work is in medconv/sweeps/optuna_search.py."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings

@@ -62,7 +62,9 @@ def only_shows(flags: argparse.Namespace) -> bool:
 def _explained(error: ConfigCompositionException, arguments: Sequence[str]) -> Exception:
     """For an unknown key, an error that names the nearest keys; any other error unchanged."""
     if "'BasicSweeperConf'" in str(error):
-        return config.ConfigError("sweep=NAME is a search space for Optuna: add hydra/sweeper=optuna")
+        return config.ConfigError(
+            "hparams_search=NAME is a search space for Optuna: add hydra/sweeper=optuna"
+        )
     unknown = re.match(r"Could not override '([^']+)'", str(error))
     if unknown is None:
         return error

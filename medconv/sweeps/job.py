@@ -19,7 +19,8 @@ from medconv.training.run_dir import RunDir, is_rank_zero, short_hash
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import message, shown
 
-_NOT_OF_THE_RUN = ("sweep", "run.dry_run")  # overrides that say nothing of what is trained
+_NOT_OF_THE_RUN = ("hparams_search", "run.dry_run")  # overrides that do not change what is trained
+# overrides that do not change the name of a sweep's folder
 _SAME_SWEEP = ("run.dry_run", "data.fold", "hydra.sweeper.n_trials", "hydra.sweeper.n_jobs", "hydra/launcher")
 
 
@@ -27,8 +28,11 @@ _SAME_SWEEP = ("run.dry_run", "data.fold", "hydra.sweeper.n_trials", "hydra.swee
 class Job:
     """One config of a sweep.
 
-    Args: flags: where its config comes from, such as `--config-dir`. code: its exit code. config: a hash of
-    what is trained.
+    Args:
+        flags: where its config comes from, such as `--config-dir`.
+        home: the sweep's folder.
+        code: its exit code; None until it has ended.
+        config: a hash of what is trained.
     """
 
     overrides: tuple[str, ...]
@@ -39,7 +43,7 @@ class Job:
 
     @classmethod
     def of(cls, composed: DictConfig, settings: Any) -> Job:
-        """From a composed config and Hydra's settings."""
+        """The job of a composed config and Hydra's settings."""
         options = {"command-line": "--config-dir", "main": "--config-path"}
         sources = [
             (options[s.provider], s.path) for s in settings.runtime.config_sources if s.provider in options
@@ -54,14 +58,12 @@ class Job:
 
     @property
     def folder(self) -> RunDir:
-        """The same for the same overrides in any order, so that the same sweep finds its runs again."""
+        """Its run folder, named by a hash of the sorted overrides: the same sweep finds its runs again."""
         return RunDir(self.home / short_hash(sorted(self.overrides)))
 
     @property
     def arguments(self) -> list[str]:
-        """Of `medconv train`; a config of the user's own may say that it is a sweep, and its jobs are
-        none.
-        """
+        """Arguments of `medconv train`. `hydra.mode=RUN`: the user's own config may ask for a sweep."""
         run_dir = QuotedString(str(self.folder.path), Quote.single).with_quotes()
         return [*self.flags, "hydra.mode=RUN", *self.overrides, f"run.dir={run_dir}"]
 
@@ -70,85 +72,87 @@ class Job:
         return [sys.executable, "-m", "medconv.cli", "train", *self.arguments]
 
     def begin(self) -> None:
-        """What an earlier attempt said of its end holds no longer."""
+        """Forget how an earlier attempt ended."""
         self.code = None
         _error_file(self.folder.path).unlink(missing_ok=True)
 
-    def note(self, reason: str) -> None:
-        """Why it failed, for the table."""
-        _note(self.folder.path, reason)
+    def write_error(self, reason: str) -> None:
+        """Write into its folder why it failed, for the table."""
+        _write_error(self.folder.path, reason)
 
     @property
-    def noted(self) -> bool:
-        """Whether it left word of why it failed. A job that was told to stop leaves none."""
+    def has_error(self) -> bool:
+        """Whether its folder says why it failed. A job that was stopped writes nothing."""
         return _error_file(self.folder.path).is_file()
 
     @property
     def status(self) -> str:
-        """`done`, or how it ended otherwise."""
-        found = str(self.folder.summary().get("status") or "not begun")
+        """Status of its summary; `failed` if the exit code says so."""
+        status = str(self.folder.summary().get("status") or "not begun")
         if self.code == 0:
             return "done"
-        return "failed" if self.code is not None and found in ("done", "running", "not begun") else found
+        return "failed" if self.code is not None and status in ("done", "running", "not begun") else status
 
     @property
     def reason(self) -> str:
-        """In one line why it failed; empty where it did not."""
+        """Why it failed, in one line; empty if it did not."""
         if not self.code:
             return ""
         try:
-            said = _error_file(self.folder.path).read_text(encoding="utf-8").splitlines()[0]
+            error = _error_file(self.folder.path).read_text(encoding="utf-8").splitlines()[0]
         except (OSError, UnicodeDecodeError, IndexError):
-            said = ""
+            error = ""
         end = f"exit code {self.code}" if self.code > 0 else f"killed by {signal.Signals(-self.code).name}"
-        return f"{end}: {said}" if said else end
+        return f"{end}: {error}" if error else end
 
 
 def home(composed: DictConfig) -> Path:
-    """`run.dir`, `runs/<run.name>`, or a name that the same command line finds again, whichever folds it
-    asks for.
+    """The sweep's folder: `run.dir`, `runs/<run.name>`, or a name from a hash of the command line without
+    what `_SAME_SWEEP` lists, such as the folds.
     """
     if composed.run.dir:
         return Path(composed.run.dir)
-    given = [a for a in sys.argv[1:] if not a.startswith("-") and not key(a).startswith("hydra.launcher.")]
-    arguments = sorted(a for a in given if key(a) not in _SAME_SWEEP)
-    return Path("runs") / (composed.run.name or f"sweep-{short_hash(arguments)}")
+    overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    what_varies = sorted(override for override in overrides if not _same_sweep(override))
+    return Path("runs") / (composed.run.name or f"sweep-{short_hash(what_varies)}")
+
+
+def _same_sweep(override: str) -> bool:
+    return key(override) in _SAME_SWEEP or key(override).startswith("hydra.launcher.")
 
 
 def note_failure(composed: DictConfig, error: BaseException) -> None:
-    """In a job of a sweep: leave word of what went wrong in its folder, for the table."""
+    """Inside a job of a sweep: write the error into its folder, for the table."""
     if OF_A_SWEEP in os.environ and composed.run.dir and isinstance(error, Exception) and is_rank_zero():
-        _note(Path(composed.run.dir), shown(message(error)))
+        _write_error(Path(composed.run.dir), shown(message(error)))
 
 
 def unique(jobs: Sequence[Job]) -> list[Job]:
-    """One for each folder: equal jobs are the same run."""
+    """One job per folder: jobs with the same overrides are the same run."""
     return list({job.folder.path: job for job in jobs}.values())
 
 
 def varied(jobs: Sequence[Job]) -> list[str]:
-    """The keys in whose overrides the jobs differ, in order."""
+    """The keys whose values differ between the jobs, in order."""
     keys = dict.fromkeys(key(o) for job in jobs for o in job.overrides)
     return [k for k in keys if len({value(job, k) for job in jobs}) > 1]
 
 
-def told(job: Job, keys: Sequence[str]) -> str:
-    """What a job finds in its environment under `OF_A_SWEEP`: its values of the keys that tell it from the
-    others.
-    """
+def values_json(job: Job, keys: Sequence[str]) -> str:
+    """The job's values of these keys as JSON, for the environment variable `OF_A_SWEEP`."""
     return json.dumps({k: value(job, k) for k in keys if value(job, k)})
 
 
-def value(job: Job, wanted: str) -> str:
-    """What a job's override gives a key; the last one counts."""
-    return next((o.partition("=")[2] for o in reversed(job.overrides) if key(o) == wanted), "")
+def value(job: Job, name: str) -> str:
+    """A job's value of a key, or ""; its last override counts."""
+    return next((o.partition("=")[2] for o in reversed(job.overrides) if key(o) == name), "")
 
 
 def key(override: str) -> str:
     return override.lstrip("+").partition("=")[0]
 
 
-def _note(folder: Path, reason: str) -> None:
+def _write_error(folder: Path, reason: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(_error_file(folder), reason + "\n")
 

@@ -1,4 +1,4 @@
-"""Compose a config with Hydra and train; `-m` makes a sweep of it."""
+"""The work of `medconv train`: compose a config with Hydra, then one run, or with `-m` a sweep."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def run_command(arguments: Sequence[str]) -> int:
     launcher: dict[str, Any] = {}
     errors: list[BaseException] = []
 
-    def take(composed: DictConfig, settings: Any) -> None:
+    def launch(composed: DictConfig, settings: Any) -> None:
         if settings.mode == RunMode.MULTIRUN:
-            jobs.append(Job.of(composed, settings))  # to be run once all are known to compose
+            jobs.append(Job.of(composed, settings))  # started once all of them have composed
             options: Any = OmegaConf.to_container(settings.launcher, resolve=True)
             launcher.update(options, dry_run=composed.run.dry_run)
             return
@@ -37,13 +37,13 @@ def run_command(arguments: Sequence[str]) -> int:
             _train(composed, settings)
         except BaseException as error:
             note_failure(composed, error)
-            errors.append(error)  # for `guard`: Hydra would print it in its own way
+            errors.append(error)  # for `guard`: Hydra would print it differently
 
-    compose.run_with_config(take, arguments)
+    compose.run_with_config(launch, arguments)
     for error in errors:
         raise error
     if jobs:
-        sweeps_run.need_alone()
+        sweeps_run.check_no_launcher()
     if jobs and launcher["dry_run"]:
         print(sweeps_run.plan(jobs, launcher))
     elif jobs:
@@ -64,21 +64,21 @@ def _train(composed: DictConfig, settings: Any) -> None:
 
 
 def result_table(summary: dict[str, Any], folder: RunDir) -> str:
-    """The scores of the best checkpoint, of segmentation per class, and where everything is."""
-    per_class, goal = summary.get("val/dice_per_class") or {}, monitor.of_summary(summary)
+    """Scores of the best checkpoint (for segmentation per class), and where everything is."""
+    per_class, monitored = summary.get("val/dice_per_class") or {}, monitor.of_summary(summary)
     rows = [(name, _score(value)) for name, value in per_class.items()]
     rows += [("mean foreground", _score(summary.get("val/dice")))] if per_class else []
-    if goal != monitor.DICE:
+    if monitored != monitor.DICE:
         names = [name for kind in image_level.METRICS.values() for name in kind if f"val/{name}" in summary]
         rows = [(name.replace("_", " "), _score(summary[f"val/{name}"])) for name in dict.fromkeys(names)]
-    what = "Dice" if goal == monitor.DICE else "scores"
+    title = "Dice" if monitored == monitor.DICE else "scores"
     width = max([len(name) for name, _ in rows], default=0)
     table = [f"  {name:<{width}}  {value}" for name, value in rows]
     best = folder.best if folder.best.is_file() else folder.last
     return "\n".join(
         [
             "",
-            f"{what} over {len(summary['val/cases'])} validation cases, best checkpoint"
+            f"{title} over {len(summary['val/cases'])} validation cases, best checkpoint"
             if rows
             else "no validation",
             *table,

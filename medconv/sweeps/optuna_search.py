@@ -1,7 +1,7 @@
-"""`hydra/sweeper=optuna`: Optuna chooses what the next jobs of a sweep try, for the best score.
+"""`hydra/sweeper=optuna`: Optuna chooses the next jobs of a sweep, for the best monitored metric.
 
-The study lies in the sweep's folder, so the same command goes on where it was stopped:
-first with the trials that were running.
+The study is in the sweep's folder, so the same command resumes a search that was stopped: first the trials
+that were running.
 """
 
 from __future__ import annotations
@@ -27,44 +27,41 @@ from medconv.utils.logging import message, shown
 
 STUDY = "optuna.journal"
 Compose = Callable[[list[str]], DictConfig]
-_OVERRIDES, _CODE, _LOST, _SETTINGS = (
-    "overrides",
-    "exit_code",
-    "lost",
-    "settings",
-)  # what is noted of a trial, or the study
+_OVERRIDES, _CODE, _LOST = "overrides", "exit_code", "lost"  # attributes of a trial
+_SETTINGS = "settings"  # attribute of the study
 _NO_CONFIG = (HydraException, OmegaConfBaseException, ConfigError)
-_TRIED = (
-    10  # points of a space: if none of them makes a config, the mistake is not in a combination of values
-)
+_MAX_TRIED = 10  # random points of the space: if none of them composes, the mistake is not in a combination
 
 
 def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose) -> int:
     """Search, print and write the table. Returns: the exit code.
 
-    Args: arguments: overrides; those with several values are part of the space. settings:
-    `conf/hydra/sweeper/optuna.yaml`.
-    Raises: ConfigError: no Optuna, no space, or one that does not fit an earlier start. What `sweep.run`
-    raises.
+    Args:
+        arguments: overrides; those with several values are part of the search space.
+        settings: of `conf/hydra/sweeper/optuna.yaml`.
+    Raises: ConfigError: no Optuna, no space, or not the space of an earlier start. Errors of
+        `medconv.sweeps.run.run`.
     """
     optuna = _optuna()
-    sweeps_run.need_alone()
-    params = [f"{name}={given}" for name, given in (settings.get("params") or {}).items()]
+    sweeps_run.check_no_launcher()
+    params = [f"{name}={values}" for name, values in (settings.get("params") or {}).items()]
     overrides = _parsed([*params, *arguments])
     fixed = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
     space = {o.get_key_element(): _distribution(o, optuna) for o in overrides if o.is_sweep_override()}
     if not space:
-        raise ConfigError("hydra/sweeper=optuna has no search space: give sweep=NAME, or KEY=choice(A,B)")
-    composed = _need_config(space, fixed, compose, optuna)
+        raise ConfigError(
+            "hydra/sweeper=optuna has no search space: give hparams_search=NAME, or KEY=choice(A,B)"
+        )
+    composed = _first_config(space, fixed, compose, optuna)
     launcher: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
     folder, target = home(composed), OmegaConf.select(composed, "task._target_")
-    goal = monitor.of_task(str(target)) if target else monitor.DICE
+    monitored = monitor.of_task(str(target)) if target else monitor.DICE
     if composed.run.dry_run:
-        print(f"{settings['n_trials']} trials by Optuna for the best {goal.name}, into {folder}, over")
+        print(f"{settings['n_trials']} trials by Optuna for the best {monitored.name}, into {folder}, over")
         print("\n".join(f"  {o.input_line}" for o in overrides if o.is_sweep_override()))
         return 0
-    study = _study(folder, settings, goal, optuna)
-    _need_same(study, folder, fixed, space)
+    study = _study(folder, settings, monitored, optuna)
+    _check_same_search(study, folder, fixed, space)
     while trials := _next(study, space, fixed, settings, optuna):
         jobs = _jobs(study, trials, compose, optuna)
         if jobs:
@@ -79,17 +76,18 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
     )
 
 
-def _need_config(space: Mapping[str, Any], fixed: list[str], compose: Compose, optuna: Any) -> DictConfig:
-    """A config of the search. Raises: what composing says of every one that was tried; ConfigError:
-    nothing to compare.
+def _first_config(space: Mapping[str, Any], fixed: list[str], compose: Compose, optuna: Any) -> DictConfig:
+    """The first random point of the space that composes.
+
+    Raises: the error of the last point, if none composes. ConfigError: the trials could not be compared.
     """
     if "data.fold" in space:
         raise ConfigError(
-            "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one of them"
+            "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one fold"
         )
     samples = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     error: Exception | None = None
-    for _ in range(_TRIED):
+    for _ in range(_MAX_TRIED):
         try:
             composed = compose([*fixed, *_chosen(samples.ask(dict(space)).params)])
         except _NO_CONFIG as problem:
@@ -104,19 +102,17 @@ def _need_config(space: Mapping[str, Any], fixed: list[str], compose: Compose, o
     raise error
 
 
-def _need_same(study: Any, folder: Path, fixed: Sequence[str], space: Mapping[str, Any]) -> None:
-    """Raises: ConfigError: the study was begun with another space, or with settings that change what is
-    trained.
-    """
+def _check_same_search(study: Any, folder: Path, fixed: Sequence[str], space: Mapping[str, Any]) -> None:
+    """Raises: ConfigError: the study has another space, or other settings that change what is trained."""
     now = {key(o): o.partition("=")[2] for o in fixed if not f"{key(o)}.".startswith(FREE)}
     now |= {name: str(distribution) for name, distribution in space.items()}
-    there = study.user_attrs.get(_SETTINGS)
-    if there is None:
+    before = study.user_attrs.get(_SETTINGS)
+    if before is None:
         study.set_user_attr(_SETTINGS, now)
-    elif there != now:
-        changed = [k for k in sorted({*there, *now}) if there.get(k) != now.get(k)]
+    elif before != now:
+        changed = [k for k in sorted({*before, *now}) if before.get(k) != now.get(k)]
         lines = "\n".join(
-            f"  {k}: {there.get(k, 'nothing')} there, {now.get(k, 'nothing')} now" for k in changed
+            f"  {k}: {before.get(k, 'nothing')} before, {now.get(k, 'nothing')} now" for k in changed
         )
         raise ConfigError(f"{folder} holds another search; choose another run.name\n{lines}")
 
@@ -124,12 +120,12 @@ def _need_same(study: Any, folder: Path, fixed: Sequence[str], space: Mapping[st
 def _next(
     study: Any, space: Mapping[str, Any], fixed: list[str], settings: Mapping[str, Any], optuna: Any
 ) -> list[Any]:
-    """Trials to be run now: those that an earlier start left unfinished, else new ones."""
-    left = [
+    """The next trials: those that an earlier start left unfinished, else new ones."""
+    unfinished = [
         t for t in study.get_trials(states=[optuna.trial.TrialState.RUNNING]) if _OVERRIDES in t.user_attrs
     ]
-    if left:
-        return left[: settings["n_jobs"]]
+    if unfinished:
+        return unfinished[: settings["n_jobs"]]
     ended = len([t for t in study.get_trials() if t.state.is_finished() and _OVERRIDES in t.user_attrs])
     trials = []
     for _ in range(min(settings["n_jobs"], settings["n_trials"] - ended)):
@@ -144,20 +140,20 @@ def _chosen(params: Mapping[str, Any]) -> list[str]:
 
 
 def _jobs(study: Any, trials: Sequence[Any], compose: Compose, optuna: Any) -> dict[int, Job]:
-    """By number those whose values make a config; the other trials have failed."""
+    """Trial number to job. Trials whose values do not compose have failed."""
     jobs = {}
     for trial in trials:
         try:
             jobs[trial.number] = _job(trial, compose)
         except _NO_CONFIG as error:
-            reason = f"{' '.join(_chosen(trial.params))}: makes no config: {message(error)}"
+            reason = f"{' '.join(_chosen(trial.params))}: does not compose: {message(error)}"
             print(f"\n[trial {trial.number + 1}] {shown(reason)}", flush=True)
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
     return jobs
 
 
 def _tell(study: Any, trial: Any, job: Job, optuna: Any) -> None:
-    """What came of a trial; one that lost a process of its own is tried once more first."""
+    """Tell Optuna the result of a trial; a trial that lost one of its processes is tried a second time."""
     if job.code == PREEMPTED and _LOST not in trial.user_attrs:
         study._storage.set_trial_user_attr(trial._trial_id, _LOST, True)
         return
@@ -177,8 +173,8 @@ def _job(trial: Any, compose: Compose) -> Job:
     return job
 
 
-def _study(folder: Path, settings: Mapping[str, Any], goal: monitor.MonitoredMetric, optuna: Any) -> Any:
-    """Raises: ConfigError: the settings, or the file, are damaged."""
+def _study(folder: Path, settings: Mapping[str, Any], monitored: monitor.MonitoredMetric, optuna: Any) -> Any:
+    """Raises: ConfigError: invalid settings, or a damaged file."""
     for name in ("n_trials", "n_jobs"):
         if type(settings.get(name)) is not int or settings[name] < 1:
             raise ConfigError(
@@ -186,24 +182,24 @@ def _study(folder: Path, settings: Mapping[str, Any], goal: monitor.MonitoredMet
             )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / STUDY
-    _cut(path)
+    _cut_unfinished_line(path)
     try:
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
-        direction = "maximize" if goal.higher_is_better else "minimize"
+        direction = "maximize" if monitored.higher_is_better else "minimize"
         study = optuna.create_study(
             storage=storage, study_name="medconv", direction=direction, load_if_exists=True
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: damaged ({error}); another run.name begins a new search") from error
-    # another seed for each start: the same one would propose the same trials again
+    # Another seed for each start: the same seed would propose the same trials again.
     study.sampler = optuna.samplers.TPESampler(
         seed=settings["seed"] + len(study.get_trials()), constant_liar=True
     )
     return study
 
 
-def _cut(path: Path) -> None:
-    """An unfinished last line, of a process that was killed as it wrote, would spoil the one that follows."""
+def _cut_unfinished_line(path: Path) -> None:
+    """Remove the last line if a process was killed while writing it: it would spoil the next line."""
     content = path.read_bytes() if path.is_file() else b""
     if content and not content.endswith(b"\n"):
         with path.open("ab") as file:
@@ -211,21 +207,21 @@ def _cut(path: Path) -> None:
 
 
 def _parsed(arguments: Sequence[str]) -> list[Override]:
-    """Of each key the last one, which counts."""
-    parsed = OverridesParser.create().parse_overrides([a for a in arguments if key(a) != "sweep"])
+    """The overrides without `hparams_search`; of each key only the last one, which counts."""
+    parsed = OverridesParser.create().parse_overrides([a for a in arguments if key(a) != "hparams_search"])
     return list({override.get_key_element(): override for override in parsed}.values())
 
 
 def _distribution(override: Override, optuna: Any) -> Any:
-    """Of Hydra's choice, range and interval; whole numbers stay whole. Raises: ConfigError: an empty one."""
-    found, kinds = override.value(), optuna.distributions
+    """Hydra's choice, range or interval as an Optuna distribution. Raises: ConfigError: it is empty."""
+    values, kinds = override.value(), optuna.distributions
     try:
-        if isinstance(found, IntervalSweep):
-            whole = isinstance(found.start, int) and isinstance(found.end, int)
-            kind = kinds.IntDistribution if whole else kinds.FloatDistribution
-            return kind(found.start, found.end, log="log" in found.tags)
-        if isinstance(found, RangeSweep) and not found.shuffle:
-            return kinds.CategoricalDistribution(list(found.range()))
+        if isinstance(values, IntervalSweep):
+            integers = isinstance(values.start, int) and isinstance(values.end, int)
+            kind = kinds.IntDistribution if integers else kinds.FloatDistribution
+            return kind(values.start, values.end, log="log" in values.tags)
+        if isinstance(values, RangeSweep) and not values.shuffle:
+            return kinds.CategoricalDistribution(list(values.range()))
         return kinds.CategoricalDistribution(list(override.sweep_string_iterator()))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"hydra/sweeper=optuna: {override.input_line}: {error}") from error

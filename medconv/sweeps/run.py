@@ -1,7 +1,7 @@
-"""A sweep: every job a fresh process in a folder of its own, then a table, and a summary over folds.
+"""A sweep: each job is a fresh process with its own folder; then a table, and a summary over folds.
 
-A fresh process is what lets a job use several devices (Lightning starts their processes from the command
-line) and leaves the rest of a sweep alone when a job fails.
+In a fresh process a job may use several devices (Lightning starts their processes from the command line), and
+a job that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from medconv import config
 from medconv.evaluation import cross_validation
 from medconv.sweeps import slurm, table
-from medconv.sweeps.job import Job, told, unique, value, varied
+from medconv.sweeps.job import Job, unique, value, values_json, varied
 from medconv.training.report import OF_A_SWEEP
 from medconv.utils import cluster, signals
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.logging import shown
 
-# What launchers leave behind, which would make a sweep's next job believe that it is a rank of the last one.
+# Variables that a launcher sets. A job that inherited them would take itself for a rank of an earlier job.
 _LAUNCHED = (
     "LOCAL_RANK",
     "RANK",
@@ -34,48 +34,49 @@ _LAUNCHED = (
     "GROUP_RANK",
     "LOCAL_WORLD_SIZE",
 )
-_ALSO_TOLD = 2.0  # seconds for a job to end by a Ctrl-C that the terminal sent to it as well
+_CTRL_C_SECONDS = 2.0  # time for a job to end by a Ctrl-C that the terminal sent to it as well
 
 
 def run(
     jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str] = (), numbers: Sequence[int] = ()
 ) -> None:
-    """Run the jobs, one after another or by Slurm; a job that fails leaves the others alone, equal ones are
-    run once.
+    """Run the jobs, one after another or by Slurm. A job that fails does not stop the others; equal jobs run
+    once.
 
-    Args: launcher: Hydra's settings of it. keys: in which the sweep's jobs differ, if these are not all.
-    numbers: of trials.
-    Raises: KeyboardInterrupt, signals.RunInterrupted: the sweep, or a job, was stopped; the job has ended by
-    then.
+    Args:
+        launcher: Hydra's settings of the launcher.
+        keys: in which all jobs of the sweep differ, if `jobs` are only some of them.
+        numbers: of the Optuna trials.
+    Raises: KeyboardInterrupt, signals.RunInterrupted: the sweep, or a job, was stopped; no job runs any more.
     """
     titles = [f"[{i} of {len(jobs)}] {' '.join(job.overrides)}" for i, job in enumerate(jobs, 1)]
     if numbers:
-        own = [" ".join(f"{k}={value(job, k)}" for k in keys) for job in jobs]
-        titles = [f"[trial {number}] {said}" for number, said in zip(numbers, own, strict=True)]
+        settings = [" ".join(f"{k}={value(job, k)}" for k in keys) for job in jobs]
+        titles = [f"[trial {number}] {text}" for number, text in zip(numbers, settings, strict=True)]
     once = {job.folder.path: (title, job) for title, job in zip(titles, jobs, strict=True)}
     with signals.raising():
-        if slurm.wanted(launcher):
+        if slurm.is_slurm(launcher):
             print("\n".join(titles), flush=True)
             slurm.run([job for _, job in once.values()], launcher, keys or varied(jobs))
         else:
             for title, job in once.values():
                 print(f"\n{title}", flush=True)
-                _run(job, told(job, keys or varied(jobs)))
+                _run(job, values_json(job, keys or varied(jobs)))
     for job in jobs:
         job.code = once[job.folder.path][1].code
 
 
-def need_alone() -> None:
-    """Raises: ConfigError: a launcher of several processes started this one."""
-    started = cluster.launcher()
-    if started is not None:
+def check_no_launcher() -> None:
+    """Raises: ConfigError: torchrun or srun started this process as one of several."""
+    launcher = cluster.launcher()
+    if launcher is not None:
         raise config.ConfigError(
-            f"-m is a sweep, whose jobs start processes of their own; start it without {started.name}"
+            f"-m starts a sweep, and its jobs start their own processes; run it without {launcher.name}"
         )
 
 
 def finish(jobs: Sequence[Job]) -> int:
-    """Print and write what came of the jobs. Returns: the exit code."""
+    """Print and write the results. Returns: the exit code."""
     jobs = unique(jobs)
     print(f"\n{table.text(jobs)}")
     keys = [key for key in varied(jobs) if key != "data.fold"]
@@ -90,36 +91,34 @@ def finish(jobs: Sequence[Job]) -> int:
 
 
 def plan(jobs: Sequence[Job], launcher: Mapping[str, Any]) -> str:
-    """What `run` would start."""
+    """The commands, or the Slurm script, that `run` would start."""
     jobs = unique(jobs)
-    if slurm.wanted(launcher):
+    if slurm.is_slurm(launcher):
         return slurm.script(jobs, launcher, varied(jobs))
     return "\n".join(shlex.join(["medconv", "train", *job.arguments]) for job in jobs)
 
 
 def _over_folds(home: Path, labels: Mapping[Path, str], least: int) -> None:
-    found = cross_validation.read(home, labels, least)
-    if found:
-        print("\n" + shown("\n\n".join(cross_validation.table(one) for one in found)))
-        print(f"\nper case: {cross_validation.write(home, found)} and {cross_validation.CSV}")
+    results = cross_validation.read(home, labels, least)
+    if results:
+        print("\n" + shown("\n\n".join(cross_validation.table(result) for result in results)))
+        print(f"\nper case: {cross_validation.write(home, results)} and {cross_validation.CSV}")
 
 
-def _run(job: Job, told: str) -> None:
-    """Raises: KeyboardInterrupt, signals.RunInterrupted: it was stopped. One that lost a process of its
-    own has failed instead.
+def _run(job: Job, values: str) -> None:
+    """Raises: KeyboardInterrupt, signals.RunInterrupted: the job was stopped. A job that lost one of its own
+    processes has failed instead: it has an error file.
     """
     job.begin()
-    job.code = _apart(job.command, told)
+    job.code = _run_process(job.command, values)
     if job.code in (INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
-    if job.code in (PREEMPTED, *(-number for number in signals.PREEMPTING)) and not job.noted:
+    if job.code in (PREEMPTED, *(-number for number in signals.PREEMPTING)) and not job.has_error:
         raise signals.RunInterrupted
 
 
-def _apart(command: list[str], told: str = "") -> int:
-    """The exit code of a command in a process of its own, which is told of signals and Ctrl-C and waited
-    for.
-    """
+def _run_process(command: list[str], values: str = "") -> int:
+    """Run a command in its own process, pass signals on to it, and wait for it. Returns: its exit code."""
     process: subprocess.Popen[bytes] | None = None
     stopped = 0
 
@@ -133,24 +132,22 @@ def _apart(command: list[str], told: str = "") -> int:
         clean = {
             k: v for k, v in os.environ.items() if k not in _LAUNCHED and not k.startswith("TORCHELASTIC_")
         }
-        process = subprocess.Popen(command, env={**clean, OF_A_SWEEP: told})
-        if stopped:  # before there was a process to tell
+        process = subprocess.Popen(command, env={**clean, OF_A_SWEEP: values})
+        if stopped:  # the signal came before there was a process
             process.send_signal(stopped)
-        code = _waited(process)
+        code = _wait(process)
     if stopped:
         raise signals.RunInterrupted(stopped)
     return code
 
 
-def _waited(process: subprocess.Popen[bytes]) -> int:
-    """Raises: KeyboardInterrupt: by a Ctrl-C. A second one would make the job give up its step, so SIGTERM
-    follows.
-    """
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Raises: KeyboardInterrupt: Ctrl-C. A second Ctrl-C would abort the job's step, so SIGTERM follows."""
     try:
         return process.wait()
     except KeyboardInterrupt:
         try:
-            process.wait(_ALSO_TOLD)
+            process.wait(_CTRL_C_SECONDS)
         except subprocess.TimeoutExpired:
             process.terminate()
             process.wait()
@@ -158,7 +155,7 @@ def _waited(process: subprocess.Popen[bytes]) -> int:
 
 
 def _exit_code(code: int | None) -> int:
-    """A job that the system killed had, most likely, too little memory; any other signal is a crash."""
+    """SIGKILL most likely means too little memory: the user's; any other signal is a crash."""
     if code == -signal.SIGKILL:
         return USER
     return BUG if code is None or code < 0 else code

@@ -1,8 +1,7 @@
-"""`hydra/launcher=slurm`: a sweep's jobs as one job array, by a script that anybody can read and send by
-hand.
+"""`hydra/launcher=slurm`: the jobs of a sweep as one Slurm job array, submitted as a readable script.
 
-Each job is a command line of its own, as in a sweep on one machine; so it may have several processes and
-machines, and one that fails leaves the others alone. `run.dry_run=true` shows the script and sends nothing.
+Each job is a command line, as in a sweep on one machine. So it may have several processes and machines, and a
+job that fails does not stop the others. `run.dry_run=true` prints the script and submits nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from medconv.config import ConfigError
-from medconv.sweeps.job import Job, told, value
+from medconv.sweeps.job import Job, value, values_json
 from medconv.training.report import OF_A_SWEEP
 from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
 SCRIPT, SENT = "sweep.sbatch", "slurm.json"
-_CONFIG = "sent"  # in a job's folder: the hash of the config that was sent
-_ANSWER = 120.0  # seconds until a command of Slurm's has answered
-_LATE = 30.0  # seconds until a file that another machine wrote is seen here
-_SETTINGS = {  # of hydra.launcher, to sbatch's own options
+_CONFIG = "sent"  # in a job's folder: the hash of the config that was submitted
+_ANSWER = 120.0  # seconds until a Slurm command must have answered
+_LATE = 30.0  # seconds until files that other machines wrote must be visible here
+_SETTINGS = {  # keys of hydra.launcher to options of sbatch
     **{name: name.replace("_", "-") for name in ("partition", "account", "qos", "time", "mem", "nodes")},
     **{name: name.replace("_", "-") for name in ("ntasks_per_node", "gpus_per_node", "cpus_per_task")},
 }
@@ -37,12 +36,12 @@ _SETTINGS = {  # of hydra.launcher, to sbatch's own options
 log = logging.getLogger(__name__)
 
 
-def wanted(launcher: Mapping[str, Any]) -> bool:
+def is_slurm(launcher: Mapping[str, Any]) -> bool:
     return str(launcher.get("_target_", "")).endswith(".Slurm")
 
 
 def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """The batch script of an array with a task for each job. Args: keys: in which the sweep's jobs differ."""
+    """The batch script of an array with a task per job. Args: keys: in which the sweep's jobs differ."""
     if type(launcher.get("time")) is int:  # YAML 1.1: 12:00:00 is a number in base 60
         raise ConfigError(
             f"hydra.launcher.time must be quoted, as '04:00:00'; without quotes YAML reads {launcher['time']}"
@@ -55,7 +54,7 @@ def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]
         "output": str(home).replace("%", "%%") + "/slurm-%A_%a.log",
         **{option: launcher[key] for key, option in _SETTINGS.items() if launcher.get(key) is not None},
     }
-    lines = [f"#SBATCH --{name}={_quoted(_line(str(given)))}" for name, given in options.items()]
+    lines = [f"#SBATCH --{name}={_quoted(_line(str(setting)))}" for name, setting in options.items()]
     lines += [f"#SBATCH {_line(option)}" for option in _list(launcher, "options")]
     cases = [f"{i}) {_assigned(job, keys)} ;;" for i, job in enumerate(jobs)]
     setup = "\n".join(_list(launcher, "setup"))
@@ -70,22 +69,18 @@ def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]
 
 
 def run(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -> None:
-    """Send the jobs as one array and wait until it has left the queue; each job then has its exit code.
+    """Submit the jobs as one array and wait until it has left the queue; each job then has its exit code.
 
-    A sweep that was started before, and whose array is still in the queue, is waited for and not sent again;
-    nor is a job that has been trained to its end.
-    Raises: ConfigError: sbatch is not here, or refuses.
+    An array of an earlier start that is still in the queue is waited for and not submitted again; neither is
+    a job that is already trained.
+    Raises: ConfigError: sbatch is missing or refuses.
     """
     home = jobs[0].home
     home.mkdir(parents=True, exist_ok=True)
-    left = [job for job in jobs if not _done(job)]
-    if left:
-        _wait(
-            home,
-            left,
-            _waiting(home, jobs, left) or _send(home, left, script(left, launcher, keys)),
-            launcher,
-        )
+    todo = [job for job in jobs if not _done(job)]
+    if todo:
+        number = _in_queue_already(home, jobs, todo) or _submit(home, todo, script(todo, launcher, keys))
+        _wait(home, todo, number, launcher)
     for job in jobs:
         job.code = _code(job)
 
@@ -97,7 +92,8 @@ def _wait(home: Path, jobs: Sequence[Job], number: str, launcher: Mapping[str, A
             time.sleep(float(launcher.get("poll_seconds") or 10))
     except (KeyboardInterrupt, SystemExit):
         print(
-            f"array {number} stays in the queue; the same command waits for it, `scancel {number}` ends it",
+            f"array {number} stays in the queue: run the same command again to wait for it, or `scancel "
+            f"{number}` to cancel it",
             flush=True,
         )
         raise
@@ -107,27 +103,27 @@ def _wait(home: Path, jobs: Sequence[Job], number: str, launcher: Mapping[str, A
     (home / SENT).unlink(missing_ok=True)
 
 
-def _send(home: Path, jobs: Sequence[Job], content: str) -> str:
+def _submit(home: Path, jobs: Sequence[Job], content: str) -> str:
     for job in jobs:
         job.begin()
         job.folder.path.mkdir(parents=True, exist_ok=True)
         _exit_file(job).unlink(missing_ok=True)
         write_text(job.folder.path / _CONFIG, job.config)
     write_text(home / SCRIPT, content)
-    # to be found by, where sbatch is not heard to its end
+    # A unique name finds the array again if sbatch does not answer in time.
     name = f"medconv-{home.absolute().name}-{secrets.token_hex(4)}"
     _remember(home, jobs, name, None)
     try:
-        said = _slurm("sbatch", "--parsable", f"--job-name={name}", str(home / SCRIPT))
-        found = re.match(r"\d+", said)
-        if found is None:
-            raise ConfigError(f"hydra/launcher=slurm: sbatch said {said!r} instead of a job's number")
+        answer = _slurm("sbatch", "--parsable", f"--job-name={name}", str(home / SCRIPT))
+        number = re.match(r"\d+", answer)
+        if number is None:
+            raise ConfigError(f"hydra/launcher=slurm: sbatch said {answer!r} instead of a job's number")
     except ConfigError as error:
         if not isinstance(error.__cause__, subprocess.TimeoutExpired):
             (home / SENT).unlink()
         raise
-    _remember(home, jobs, name, found[0])
-    return found[0]
+    _remember(home, jobs, name, number[0])
+    return number[0]
 
 
 def _remember(home: Path, jobs: Sequence[Job], name: str, number: str | None) -> None:
@@ -135,8 +131,8 @@ def _remember(home: Path, jobs: Sequence[Job], name: str, number: str | None) ->
     write_text(home / SENT, json.dumps(content) + "\n")
 
 
-def _waiting(home: Path, jobs: Sequence[Job], left: Sequence[Job]) -> str | None:
-    """The number of an array of this sweep that is still in the queue. Args: left: those without an end."""
+def _in_queue_already(home: Path, jobs: Sequence[Job], todo: Sequence[Job]) -> str | None:
+    """The number of an array of this sweep that is still in the queue. Args: todo: jobs that are not done."""
     try:
         sent = json.loads((home / SENT).read_text(encoding="utf-8"))
         number, names = sent["array"] and str(int(sent["array"])), list(sent["jobs"])
@@ -147,10 +143,10 @@ def _waiting(home: Path, jobs: Sequence[Job], left: Sequence[Job]) -> str | None
         number = next(iter(_slurm("squeue", "--noheader", "--name", name, "--format=%F").split()), None)
     if not number or not _in_queue(number):
         return None
-    if not {job.folder.path.name for job in left} <= set(names) <= {job.folder.path.name for job in jobs}:
+    if not {job.folder.path.name for job in todo} <= set(names) <= {job.folder.path.name for job in jobs}:
         raise ConfigError(
-            f"{home}: array {number} with other jobs of this sweep is in the queue; wait, or `scancel "
-            f"{number}`"
+            f"{home}: array {number} with other jobs of this sweep is in the queue; wait for it, or "
+            f"`scancel {number}`"
         )
     return number
 
@@ -159,9 +155,9 @@ def _in_queue(number: str) -> bool:
     try:
         return bool(_slurm("squeue", "--noheader", "--jobs", number))
     except ConfigError as error:
-        if "Invalid job id" in str(error):  # it ended some minutes ago
+        if "Invalid job id" in str(error):  # Slurm forgets an array some minutes after its end
             return False
-        if isinstance(error.__cause__, FileNotFoundError):  # there never will be an answer
+        if isinstance(error.__cause__, FileNotFoundError):  # asking again cannot help
             raise
         log.warning("%s; asking again", error)
         return True
@@ -180,12 +176,10 @@ def _slurm(*command: str) -> str:
 
 
 def _code(job: Job) -> int:
-    """As the script wrote it; a job that never came to that was ended by Slurm."""
+    """The exit code that the script wrote. Without one, Slurm has ended the job."""
     code = _exit_code(job)
     if code is None and not _trained(job):
-        job.note(
-            "ended by Slurm, such as for its time or memory, or cancelled; its log is in the sweep's folder"
-        )
+        job.write_error("ended by Slurm (time limit, memory or scancel); its log is in the sweep's folder")
         return USER
     return code or DONE
 
@@ -202,47 +196,41 @@ def _exit_file(job: Job) -> Path:
 
 
 def _done(job: Job) -> bool:
-    """Whether an array has trained this very config: files of the user's own may have changed since."""
+    """Whether an array has trained exactly this config: the user's own YAML files may have changed since."""
     path = job.folder.path / _CONFIG
     return _exit_code(job) == 0 and _trained(job) and path.is_file() and path.read_text() == job.config
 
 
 def _trained(job: Job) -> bool:
-    """To its end, and that is what is asked for."""
+    """Whether it is trained to its end, and `run.resume` does not ask for a new start."""
     return value(job, "run.resume") in ("", "auto") and job.folder.summary().get("status") == "done"
 
 
-def _folder(job: Job) -> Path:
-    return job.folder.path.absolute()
-
-
 def _assigned(job: Job, keys: Sequence[str]) -> str:
-    """What the script needs of a job, as variables of the shell."""
-    folder, own = shlex.quote(str(_folder(job))), shlex.quote(told(job, keys))
-    return f"folder={folder} arguments=({shlex.join(job.arguments)}); export {OF_A_SWEEP}={own}"
+    """What the script needs of a job, as shell variables."""
+    folder, values = shlex.quote(str(job.folder.path.absolute())), shlex.quote(values_json(job, keys))
+    return f"folder={folder} arguments=({shlex.join(job.arguments)}); export {OF_A_SWEEP}={values}"
 
 
 def _list(launcher: Mapping[str, Any], key: str) -> list[str]:
-    """Raises: ConfigError: a text, which would be taken letter by letter."""
-    given = launcher.get(key) or []
-    if not isinstance(given, list):
+    """Raises: ConfigError: not a list; a string would be taken letter by letter."""
+    lines = launcher.get(key) or []
+    if not isinstance(lines, list):
         raise ConfigError(
-            f"hydra.launcher.{key} must be a list, as in hydra.launcher.{key}=[{given!r}], got {given!r}"
+            f"hydra.launcher.{key} must be a list, as in hydra.launcher.{key}=[{lines!r}], got {lines!r}"
         )
-    return [str(line) for line in given]
+    return [str(line) for line in lines]
 
 
 def _quoted(text: str) -> str:
-    """For sbatch, which ends a value at a blank or a `#`, and takes a backslash for an escape, also within
-    quotes.
-    """
+    """Quoted for sbatch: it ends a value at a blank or `#`; a backslash is an escape, even in quotes."""
     return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 
 
 def _line(text: str) -> str:
-    """Raises: ConfigError: a text that would end its line and begin another one of the script."""
+    """Raises: ConfigError: a line break, which would begin another line of the script."""
     if "\n" in text:
-        raise ConfigError(f"hydra.launcher: options are of one line each, got {text!r}")
+        raise ConfigError(f"hydra.launcher: each option must be one line, got {text!r}")
     return text
 
 

@@ -1,4 +1,4 @@
-"""What came of a sweep: a table, best first, and `sweep.csv`."""
+"""Results of a sweep: a table, best first, and `sweep.csv`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _FROM_SUMMARY = ("steps", "wall_seconds", "samples_per_second")
 
 
 def ranked(jobs: Sequence[Job]) -> list[Job]:
-    """Best first, by what each is judged by; those without a score last."""
-    found = {id(job): job.folder.summary() for job in jobs}
-    return sorted(jobs, key=lambda job: _quality(found[id(job)]), reverse=True)
+    """Best first, by the monitored metric; jobs without a score last."""
+    summaries = {id(job): job.folder.summary() for job in jobs}
+    return sorted(jobs, key=lambda job: _quality(summaries[id(job)]), reverse=True)
 
 
 def _quality(summary: Mapping[str, Any]) -> float:
-    goal = monitor.of_summary(summary)
-    score = summary.get(goal.name)
-    return -math.inf if score is None else goal.quality(score)
+    monitored = monitor.of_summary(summary)
+    score = summary.get(monitored.name)
+    return -math.inf if score is None else monitored.quality(score)
 
 
 def text(jobs: Sequence[Job]) -> str:
-    """One line per job: score, folder, what it has for itself, and why it failed."""
+    """One line per job: score, folder, the overrides in which it differs, and why it failed."""
     keys = varied(jobs)
     lines = ["sweep, best first"]
     for job in ranked(jobs):
@@ -46,7 +46,7 @@ def text(jobs: Sequence[Job]) -> str:
 
 
 def write(home: Path, jobs: Sequence[Job]) -> Path:
-    """A row per job: the overrides that differ, then what came of it. Returns: the file."""
+    """Write a row per job: the overrides that differ, then the results. Returns: the file."""
     keys = varied(jobs)
     summaries = [(job, job.folder.summary()) for job in ranked(jobs)]
     classes = list(

@@ -27,14 +27,14 @@ SPACE = "# @package hydra.sweeper\nn_trials: 2\nparams:\n  optimizer.lr: tag(log
 @pytest.fixture
 def space(tmp_path: Path) -> list[str]:
     """A user's own search space, and the options that name it."""
-    (tmp_path / "own/sweep").mkdir(parents=True)
-    (tmp_path / "own/sweep/mine.yaml").write_text(SPACE)
+    (tmp_path / "own/hparams_search").mkdir(parents=True)
+    (tmp_path / "own/hparams_search/mine.yaml").write_text(SPACE)
     return [
         "-m",
         "--config-dir",
         str(tmp_path / "own"),
         "hydra/sweeper=optuna",
-        "sweep=mine",
+        "hparams_search=mine",
         "run.name=found",
     ]
 
@@ -110,7 +110,7 @@ def storage(home: Path) -> object:
     ],
 )
 def test_hydra_s_ranges_become_optuna_s(given: str, kind: str, values: dict[str, object]) -> None:
-    (override,) = optuna_search._parsed(["x=1", given, "sweep=mine"])
+    (override,) = optuna_search._parsed(["x=1", given, "hparams_search=mine"])
     found = optuna_search._distribution(override, optuna)
     assert type(found).__name__ == kind
     assert {name: getattr(found, name) for name in values} == values
@@ -124,10 +124,13 @@ def test_the_last_of_a_key_counts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        (["run.name=x"], "hydra/sweeper=optuna has no search space: give sweep=NAME, or KEY=choice(A,B)"),
+        (
+            ["run.name=x"],
+            "hydra/sweeper=optuna has no search space: give hparams_search=NAME, or KEY=choice(A,B)",
+        ),
         (
             ["hparams_search=recipe", "hydra/sweeper=basic"],
-            "sweep=NAME is a search space for Optuna: add hydra/sweeper=optuna",
+            "hparams_search=NAME is a search space for Optuna: add hydra/sweeper=optuna",
         ),
         (["seed=interval(2,1)"], "hydra/sweeper=optuna: seed=interval(2,1): "),
         (
@@ -141,7 +144,7 @@ def test_the_last_of_a_key_counts() -> None:
         ),
         (
             ["data.fold=0,1"],
-            "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one of",
+            "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one",
         ),
         (
             ["seed=1,2", "data.fold=all"],
@@ -240,11 +243,11 @@ def states(folder: Path) -> list[str]:
 def test_a_trial_that_makes_no_config_fails_and_the_search_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    space = ["model=choice(unet,customconv)", "model.kernel_size=range(3,8,2)"]
+    space = ["model=choice(monai_unet,customconv)", "model.kernel_size=range(3,8,2)"]
     assert searched(tmp_path, monkeypatch, *space, trials=8) == DONE
     said = capsys.readouterr().out
     assert set(states(tmp_path)) == {"COMPLETE", "FAIL"} and len(states(tmp_path)) == 8
-    assert said.count("makes no config: Could not override 'model.kernel_size'") == states(tmp_path).count(
+    assert said.count("does not compose: Could not override 'model.kernel_size'") == states(tmp_path).count(
         "FAIL"
     )
     assert "model=monai_unet" not in said[said.index("sweep, best first") :]
@@ -281,11 +284,11 @@ def test_one_folder_holds_one_search(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )  # changes nothing that is trained
     assert len(states(tmp_path)) == 2
     for other, wanted in (
-        (["seed=choice(0,1)", "optimizer.lr=1e-2"], "optimizer.lr: 1e-3 there, 1e-2 now"),
-        (["seed=choice(0,1)"], "optimizer.lr: 1e-3 there, nothing now"),
-        ([*begun, "optimizer.lr=interval(0,1)"], "optimizer.lr: 1e-3 there, FloatDistribution"),
-        ([*begun, "seed=interval(0,9)"], "seed: CategoricalDistribution.* there, FloatDistribution"),
-        ([*begun, "model=a,b"], "model: nothing there, CategoricalDistribution"),
+        (["seed=choice(0,1)", "optimizer.lr=1e-2"], "optimizer.lr: 1e-3 before, 1e-2 now"),
+        (["seed=choice(0,1)"], "optimizer.lr: 1e-3 before, nothing now"),
+        ([*begun, "optimizer.lr=interval(0,1)"], "optimizer.lr: 1e-3 before, FloatDistribution"),
+        ([*begun, "seed=interval(0,9)"], "seed: CategoricalDistribution.* before, FloatDistribution"),
+        ([*begun, "model=a,b"], "model: nothing before, CategoricalDistribution"),
     ):
         with pytest.raises(
             ConfigError, match=f"^{tmp_path} holds another search; choose another run.name\n.*{wanted}"
@@ -299,7 +302,8 @@ def test_a_search_is_not_started_by_a_launcher(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with pytest.raises(
-        ConfigError, match="-m is a sweep, whose jobs start processes of their own; start it without torchrun"
+        ConfigError,
+        match="-m starts a sweep, and its jobs start their own processes; run it without torchrun",
     ):
         optuna_search.run(["seed=1,2"], {}, lambda overrides: None)  # type: ignore[arg-type,return-value]
 

@@ -199,14 +199,14 @@ def test_folds_whose_data_was_prepared_in_two_ways_are_warned_of(home: Path) -> 
 
 def rewritten(home: Path, old: str, new: str, folds: str = "012") -> None:
     for number, path in by_fold(home).items():
-        if number in cross_validation:
+        if number in folds:
             config = path / "config.yaml"
             assert old in config.read_text()
             config.write_text(config.read_text().replace(old, new))
 
 
 def test_splits_that_moved_are_said(home: Path) -> None:
-    rewritten(home, "  splits: null\n", "  splits: moved/splits.json\n")
+    rewritten(home, "  splits_file: null\n", "  splits_file: moved/splits.json\n")
     shutil.rmtree(by_fold(home)["2"])
     (found,) = cross_validation.read(home)
     assert found.warnings == (
@@ -259,7 +259,7 @@ def test_a_summary_that_is_none_is_named(content: str | bytes, tmp_path: Path) -
         (b"\xff\xfe", "not a readable config"),
         (b"data: ${", "not a readable config"),
         (
-            b"data: {fold: 0, splits: null, num_folds: null}",
+            b"data: {fold: 0, splits_file: null, num_folds: null}",
             "data.num_folds must be a number of folds, got None",
         ),
         (b"data: {fold: 0, num_folds: 100000}", "data.num_folds must be a number of folds, got 100000"),
@@ -343,9 +343,9 @@ def test_a_stopped_sweep_stops_its_job_and_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Never by a second Ctrl-C, for which a run gives up its step."""
-    monkeypatch.setattr(run, "_ALSO_TOLD", 0.2)
+    monkeypatch.setattr(run, "_CTRL_C_SECONDS", 0.2)
     told = tmp_path / "told"
-    pid = forked(lambda: os.setpgid(0, 0) or run._apart([sys.executable, "-c", JOB, str(told), "0"]))
+    pid = forked(lambda: os.setpgid(0, 0) or run._run_process([sys.executable, "-c", JOB, str(told), "0"]))
     until((tmp_path / "told.begun").exists)
     (os.killpg if all_of_them else os.kill)(pid, number)
     _, status = os.waitpid(pid, 0)
@@ -399,9 +399,9 @@ def test_only_a_failure_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     job = run.Job(("a=1",), (), tmp_path)
     composed = OmegaConf.create({"run": {"dir": str(job.folder.path)}})
     sweeps_job.note_failure(composed, signals.RunInterrupted())
-    assert not job.noted
+    assert not job.has_error
     sweeps_job.note_failure(composed, PeerLostError("another process is gone"))
-    assert job.noted and job.begin() is None and not job.noted
+    assert job.has_error and job.begin() is None and not job.has_error
 
 
 def test_equal_jobs_are_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -420,7 +420,7 @@ def test_equal_jobs_are_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_job_that_the_system_killed_is_said_to_be() -> None:
-    code = run._apart([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    code = run._run_process([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     assert run.Job((), (), Path("runs/x"), code).reason == "killed by SIGKILL"
     assert run._exit_code(code) == USER
     assert run._exit_code(-signal.SIGSEGV) == BUG
@@ -451,7 +451,7 @@ def test_a_sweep_without_a_name_has_one_by_what_it_tries(monkeypatch: pytest.Mon
         "hydra.sweeper.n_trials=3",
     ]
     assert {home(one) for one in same} == {home()}
-    assert len({home(), home("hparams_search=recipe"), home("sweep=mine")}) == 3
+    assert len({home(), home("hparams_search=recipe"), home("hparams_search=mine")}) == 3
 
 
 def test_a_job_takes_its_config_where_the_sweep_takes_it(dataset: Path, tmp_path: Path) -> None:

@@ -115,7 +115,10 @@ def test_a_sweep_that_is_stopped_leaves_its_array_and_finds_it_again(
     queued = (tmp_path / "queue").read_text()
     os.kill(first.pid, signal.SIGINT)
     code, said = first.wait()
-    assert code == INTERRUPTED and "array 7 stays in the queue; the same command waits for it" in said
+    assert (
+        code == INTERRUPTED
+        and "array 7 stays in the queue: run the same command again to wait for it" in said
+    )
     code, said = Forked(*array(dataset, "seed=3"), cwd=tmp_path, **cluster).wait()
     assert code == USER and "array 7 with other jobs of this sweep is in the queue" in said, said
     third = Forked(*arguments, cwd=tmp_path, **cluster)
@@ -137,7 +140,7 @@ def test_a_job_that_slurm_ended_is_said_to_be(
     monkeypatch.setattr(slurm, "_LATE", 0.1)
     slurm.run([job], {"poll_seconds": 0.1}, [])
     assert job.code == USER and job.status == "failed"
-    assert job.reason.startswith("exit code 1: ended by Slurm, such as for its time or memory, or cancelled")
+    assert job.reason.startswith("exit code 1: ended by Slurm (time limit, memory or scancel)")
 
 
 # Leaves what a run leaves: its folder's summary and, as the array's script, its exit code.
@@ -204,7 +207,7 @@ def test_an_exit_code_that_is_seen_late_counts(
         ),
     )
     slurm.run(three[1:2], {"poll_seconds": 0.1}, [])
-    assert three[1].code == 1 and not three[1].noted
+    assert three[1].code == 1 and not three[1].has_error
     monkeypatch.setattr(slurm, "_LATE", 0.1)
     monkeypatch.setattr(slurm, "_TEMPLATE", script.replace('echo "$code" >', ": #"))
     slurm.run(three[:1], {"poll_seconds": 0.1}, [])
@@ -326,7 +329,7 @@ def test_names_of_any_kind_reach_the_job_as_they_are(tmp_path: Path, cluster: di
     assert given[0] == job.arguments and json.loads(given[1]) == {"data.root": "'a b$(touch hit)'"}
     assert not (tmp_path / "hit").exists()
     assert (job.folder.path / "exit_code").read_text() == "0\n"
-    with pytest.raises(ConfigError, match="options are of one line each"):
+    with pytest.raises(ConfigError, match="each option must be one line"):
         slurm.script([job], {"options": ["--x\nrm -r /"]}, [])
 
 

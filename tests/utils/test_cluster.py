@@ -160,9 +160,7 @@ def test_a_sweep_starts_its_own_processes(
     launched(**TORCHRUN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "seed=0,1"])
-    with pytest.raises(
-        ConfigError, match="whose jobs start processes of their own; start it without torchrun"
-    ):
+    with pytest.raises(ConfigError, match="its jobs start their own processes; run it without torchrun"):
         sweeps_launch.run_command(["-m", "seed=0,1"])
 
 

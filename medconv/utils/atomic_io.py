@@ -1,6 +1,4 @@
-"""Writing so that a reader, and a run after a crash, meets the old file or the new one, and never a part
-of one.
-"""
+"""Atomic file writes: a reader, or a run after a crash, sees the old or the new file, never a partial one."""
 
 from __future__ import annotations
 
@@ -10,24 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-NO_ROOM = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-)  # the disk is full, or a user's share of it, or files may not grow
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota exceeded, file size limit
 NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextmanager
 def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
-    """A path in the same folder to write to; the file takes the place of `path` when the block ends well,
-    else it goes.
+    """A temporary path in the same folder; replaces `path` if the block succeeds, else it is deleted.
 
-    A killed process leaves a hidden file behind. Keeps the ending of the name, which some writers go by.
-    Args: durable: the content is on disk before the file has its name, so that no power cut leaves a name
-    without it.
-    Raises: OSError: with the name of the file, where it came without one, as a full disk's, or with that of
-    the partial one.
+    The temporary name keeps the suffix, from which some writers choose a format. A killed process leaves
+    a hidden file behind.
+    Args: durable: flush the content to disk before the rename, so that it survives a power cut.
+    Raises: OSError: always names `path`, also where the error has no file name or that of the partial file.
     """
     partial = path.with_name(f".{os.getpid()}.{path.name}")
     try:
@@ -43,9 +35,7 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """As `Path.write_text`, atomically. Of names that are no text (files' may be any bytes) the bytes are
-    spelled out.
-    """
+    """Write a UTF-8 text atomically. Bytes that are not text, as in some file names, are escaped."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
 

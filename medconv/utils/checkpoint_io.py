@@ -1,4 +1,4 @@
-"""Reading checkpoints back; nothing but tensors and plain values is ever unpickled."""
+"""Read checkpoints; only tensors and plain values are ever unpickled."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-_NETWORK = "network."  # what Lightning puts before the network's own parameter names
+_NETWORK = "network."  # Lightning's prefix of the network's parameter names
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A checkpoint's content.
+    """The content of a checkpoint of medconv.
 
-    Raises: ValueError: missing, damaged, carrying objects, or not medconv's.
+    Raises: ValueError: it is missing, damaged, holds objects, or is not medconv's.
     """
     content = unpickled(path)
     if not is_ours(content):
@@ -32,7 +32,7 @@ def is_ours(content: Any) -> bool:
 
 
 def unpickled(path: Path) -> Any:
-    """What torch saved into a file, anybody's. Raises: ValueError: missing, damaged, or carrying objects."""
+    """The content of any file of `torch.save`. Raises: ValueError: missing, damaged, or holding objects."""
     if not path.is_file():
         raise ValueError(f"{path}: no such checkpoint")
     try:
@@ -42,25 +42,23 @@ def unpickled(path: Path) -> Any:
         raise ValueError(
             f"{path}: refused, it holds more than tensors and plain values, or is no checkpoint"
         ) from error
-    except Exception as error:  # unpickling what somebody made up may raise anything
+    except Exception as error:  # unpickling a made-up file may raise anything
         raise ValueError(f"{path}: damaged or not a checkpoint ({type(error).__name__})") from error
     if broken:
-        raise ValueError(f"{path}: damaged, the checksum of {broken} in it is another one")
+        raise ValueError(f"{path}: damaged, {broken} in it does not match its checksum")
     return content
 
 
 def _broken_part(path: Path) -> str | None:
-    """The first part of an archive whose content is not that of its checksum, at which torch does not
-    look.
-    """
-    if not zipfile.is_zipfile(path):  # as torch before 1.6 wrote it
+    """The first part of the archive that does not match its checksum, which torch does not verify."""
+    if not zipfile.is_zipfile(path):  # torch before 1.6 wrote no archives
         return None
     with zipfile.ZipFile(path) as archive:
         return archive.testzip()
 
 
 def load_weights(network: nn.Module, content: dict[str, Any], path: Path) -> None:
-    """Put the network's weights of a checkpoint into a network. Raises: ValueError: they do not fit."""
+    """Load a checkpoint's weights into a network. Raises: ValueError: they do not fit."""
     state = {k.removeprefix(_NETWORK): v for k, v in content["state_dict"].items() if k.startswith(_NETWORK)}
     try:
         network.load_state_dict(state)
@@ -69,7 +67,7 @@ def load_weights(network: nn.Module, content: dict[str, Any], path: Path) -> Non
         raise ValueError(f"{path}: its weights do not fit this network: {reasons}") from error
 
 
-def names_of(derived: Mapping[str, Any]) -> list[str]:
-    """What the outputs are called, without the background; nothing where facts do not say."""
+def output_names(derived: Mapping[str, Any]) -> list[str]:
+    """The names of the outputs without the background; empty if `derived` has none."""
     targets = derived.get("image_targets") or derived.get("targets")
     return list(targets.get("names") or []) if isinstance(targets, Mapping) else []

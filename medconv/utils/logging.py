@@ -1,6 +1,4 @@
-"""What all commands share: the exit codes, which `cli/entrypoint.py` maps errors to, and where messages
-go.
-"""
+"""Messages of all commands: how errors are worded, and where log messages go."""
 
 from __future__ import annotations
 
@@ -19,16 +17,17 @@ from omegaconf.errors import OmegaConfBaseException
 from medconv.utils.atomic_io import NO_ROOM
 
 log = logging.getLogger("medconv")
-_kept = MemoryHandler(capacity=100_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
+_NEVER = logging.CRITICAL + 1
+_early = MemoryHandler(capacity=100_000, flushLevel=_NEVER, flushOnClose=False)  # until `log_into`
 
 
 def message(error: BaseException) -> str:
-    """What a user needs of an error: OmegaConf's and Hydra's without their inner types, key first."""
+    """The text of an error for users: of OmegaConf's and Hydra's errors the key first, no inner types."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), None)
     if not isinstance(error, (HydraException, OmegaConfBaseException)):
         return str(error).strip() or type(error).__name__
-    if "Config search path:" in lines:  # after the options that there are
+    if "Config search path:" in lines:  # follows the list of available options
         lines = lines[: lines.index("Config search path:")]
     useful = [
         line
@@ -39,7 +38,7 @@ def message(error: BaseException) -> str:
 
 
 def shown(text: str) -> str:
-    """A text whose names come from files, without the codes that a terminal would obey or cannot print."""
+    """A text with control and unprintable characters escaped: names in it may come from files."""
     return re.sub(
         r"[^\n\t -~\xa0-\ud7ff\ue000-\U0010ffff]",
         lambda match: match[0].encode("unicode_escape").decode(),
@@ -48,21 +47,21 @@ def shown(text: str) -> str:
 
 
 def some(items: Sequence[str], most: int = 5) -> str:
-    """The first of them in words, and how many more there are."""
+    """The first `most` items, and how many more there are."""
     return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
 def start_logging(rank_zero: bool = True) -> None:
-    """Messages to standard output on the first rank, errors and warnings from every rank to standard
-    error.
-    """
+    """Messages go to standard output on the first rank; other ranks print only errors, to standard error."""
     root = logging.getLogger()
     root.setLevel(logging.WARNING)
     log.setLevel(logging.DEBUG)
     console = logging.StreamHandler(sys.stdout if rank_zero else sys.stderr)
     console.setLevel(logging.INFO if rank_zero else logging.ERROR)
     console.setFormatter(_Plain())
-    root.handlers[:] = [console, *([_kept] if rank_zero else [])]
+    _early.setTarget(None)
+    _early.flushLevel = _NEVER
+    root.handlers[:] = [console, *([_early] if rank_zero else [])]
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
         logging.getLogger(name).handlers.clear()
@@ -75,23 +74,23 @@ def start_logging(rank_zero: bool = True) -> None:
 
 
 def log_into(path: Path) -> None:
-    """From now on messages also go to this file, those since the start first."""
+    """Write all messages since `start_logging`, and all later ones, to this file."""
     file = _Log(path)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    _kept.setTarget(file)
-    _kept.flush()
-    _kept.flushLevel = logging.NOTSET
+    _early.setTarget(file)
+    _early.flush()
+    _early.flushLevel = logging.NOTSET
 
 
 def _thread_ended(args: threading.ExceptHookArgs) -> None:
-    """Threads that write raise what went wrong in the one that trains as well."""
+    """No traceback for a full disk: the main thread reports the same error."""
     if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in NO_ROOM):
         threading.__excepthook__(args)
 
 
 class _Log(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        """A disk that is full is said by whatever needs it; by default each message would be a traceback."""
+        """Print no traceback for each message on a full disk: whatever needs the disk reports it."""
 
 
 class _Plain(logging.Formatter):
@@ -101,7 +100,7 @@ class _Plain(logging.Formatter):
 
 
 def _silence() -> None:
-    """Warnings of libraries about what we do on purpose, or cannot change."""
+    """Ignore library warnings about what is done on purpose or cannot be changed."""
     for pattern in (
         ".*does not have many workers.*",
         ".*Checkpoint directory .* exists and is not empty.*",

@@ -1,4 +1,4 @@
-"""Packages that only some image formats need; each belongs to an extra of ours."""
+"""Optional packages, which only some image formats need; each belongs to an extra of medconv."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def needed(package: str, extra: str, what: str, path: Path) -> Any:
-    """The package. Raises: ValueError: it is not installed; says what needs it, and how it is installed."""
+    """Import the package. Raises: ValueError: it is not installed; the message says how to install it."""
     try:
         return import_module(package)
     except ImportError as error:

@@ -1,6 +1,4 @@
-"""What a run is told by signals: SIGTERM and Slurm's SIGUSR1 (make room, it goes on later), Ctrl-C; and
-Slurm's requeue.
-"""
+"""Stop requests by signal (SIGTERM, Slurm's SIGUSR1, Ctrl-C), and Slurm's requeue."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class RunInterrupted(SIGTERMException):
-    """A run ended because it was told to; what it had reached is in its checkpoint.
+    """A run was stopped by a signal; its checkpoint holds the last step.
 
-    Args: number: of the signal. agreed: whether all processes of the run end with it.
+    Args: number: of the signal. agreed: whether all processes of the run stop at the same step.
     """
 
     def __init__(self, number: int = signal.SIGTERM, agreed: bool = False) -> None:
@@ -35,38 +33,35 @@ class RunInterrupted(SIGTERMException):
 
 
 class StopRequest:
-    """What this process has been told so far: the number of a signal, 0 as long as there was none."""
+    """The stop signal that this process has received; `number` is 0 while there is none."""
 
     number = 0
-    # whether the run looks at the note; before, as it waits for other machines or workers, nobody would
+    # Whether the training loop checks `number` already. Before it does, for example while the run waits for
+    # other machines or workers, a signal raises at once.
     heard = False
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, once the run looks at the note, signals are only noted. A second Ctrl-C stops it at
-        once.
-        """
+        """Inside, signals only set `number` once the loop checks it. A second Ctrl-C stops at once."""
         with handled(self._note, *PREEMPTING), handled(self._interrupt, signal.SIGINT):
             yield
 
     def _note(self, number: int, frame: Any) -> None:
         if not self.heard:
             raise RunInterrupted(number)
-        if self.number != signal.SIGUSR1:  # which asks for more, that the job is put back
+        if self.number != signal.SIGUSR1:  # SIGUSR1 also requests a requeue
             self.number = number
 
     def _interrupt(self, number: int, frame: Any) -> None:
         if self.number == signal.SIGINT or not self.heard:
             raise KeyboardInterrupt
         self.number = signal.SIGINT
-        log.info("interrupted: the run stops after this step and keeps it; once more stops it now")
+        log.info("Stopping after this step and saving a checkpoint; press Ctrl-C again to abort.")
 
 
 @contextmanager
 def raising() -> Iterator[None]:
-    """Inside, SIGTERM and SIGUSR1 raise `RunInterrupted` wherever the process is: before training there is
-    nothing to keep.
-    """
+    """Inside, SIGTERM and SIGUSR1 raise `RunInterrupted`: before training there is nothing to save."""
 
     def stop(number: int, frame: Any) -> None:
         raise RunInterrupted(number)
@@ -76,11 +71,9 @@ def raising() -> Iterator[None]:
 
 
 def requeue() -> None:
-    """Ask Slurm to start this job again; without effect outside of a job. What Slurm refuses is said, and no
-    error.
+    """Requeue this Slurm job; no effect outside of a job. If Slurm refuses, log a warning.
 
-    At most `MAX_RESTARTS` times, a variable of the environment that scripts/slurm/train.sbatch sets; 50 where
-    it is not set.
+    At most `MAX_RESTARTS` times, an environment variable that scripts/slurm/train.sbatch sets; default 50.
     """
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
@@ -88,7 +81,7 @@ def requeue() -> None:
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     if restarts >= int(os.environ.get("MAX_RESTARTS") or 50):
         log.warning(
-            "Slurm has started job %s again %d times, and is not asked once more (MAX_RESTARTS)",
+            "job %s is not requeued: Slurm has restarted it %d times (MAX_RESTARTS)",
             job,
             restarts,
         )
@@ -103,15 +96,16 @@ def requeue() -> None:
     except (OSError, subprocess.SubprocessError) as error:
         problem = str(error)
     if problem:
-        log.warning("Slurm does not requeue job %s: %s", job, problem)
+        log.warning("Slurm did not requeue job %s: %s", job, problem)
     else:
-        log.info("Slurm requeues job %s", job)
+        log.info("Slurm requeued job %s", job)
 
 
 @contextmanager
 def handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
-    """Signals go to the handler; not those that are ignored, as a shell has it for Ctrl-C in its
-    background jobs.
+    """Inside, `handler` handles these signals, except those that are ignored.
+
+    A shell ignores Ctrl-C in its background jobs.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -124,4 +118,4 @@ def handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
         yield
     finally:
         for number, old in before.items():
-            signal.signal(number, signal.SIG_DFL if old is None else old)  # None: one that Python did not set
+            signal.signal(number, signal.SIG_DFL if old is None else old)  # None: not set by Python

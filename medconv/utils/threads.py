@@ -1,7 +1,7 @@
-"""Work on many cases at once: threads, a progress bar, and an end as soon as one case fails.
+"""Process many cases in threads, with a progress bar; stop as soon as one case fails.
 
-Threads, not processes: what takes time here (unpacking, matrix products, numpy on whole volumes, writing)
-runs outside of Python's lock, and a process would first spend seconds on importing torch.
+Threads, not processes: the slow parts (decompression, matrix products, numpy on volumes, writing) release
+the GIL, and a process would first spend seconds on importing torch.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ Result = TypeVar("Result")
 
 
 def each(work: Callable[[Item], Result], items: Sequence[Item], workers: int, name: str) -> Iterator[Result]:
-    """`work` of every item, in order; at most `workers` items are in work at once.
+    """`work(item)` for every item, in order, with at most `workers` threads.
 
-    Raises: what `work` raises, without beginning further items.
+    Raises: any error of `work`; no further items are started then.
     """
-    with (
-        threadpool_limits(1, user_api="blas"),
-        ThreadPoolExecutor(workers) as pool,
-    ):  # each does its own matrix products
-        results = pool.map(work, items)  # which cancels what has not begun once one has failed
+    # One BLAS thread each: every worker does its own matrix products.
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+        results = pool.map(work, items)  # cancels pending items once one has failed
         yield from tqdm(results, total=len(items), desc=name, unit="case", leave=False, disable=None)

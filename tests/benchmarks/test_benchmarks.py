@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import tiny
-from helpers.benchmarks_harness import ManualClock, benchmark
+from helpers.benchmarks_harness import ManualClock, benchmark, commands_in_this_process
 
 from benchmark import main
 from benchmarks import convs, learning, results
@@ -83,6 +83,7 @@ def test_timing_alternates_and_gives_ratios() -> None:
 
 
 def test_learning_compares_case_by_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands_in_this_process(monkeypatch)
     dataset = tiny.write_dataset(tmp_path / "data", cases=10)
     monkeypatch.setattr(learning, "CHANNELS", "model.channels=[8,16,16]")
     arguments = [

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import tiny
-from helpers.benchmarks_harness import benchmark
+from helpers.benchmarks_harness import benchmark, commands_in_this_process
 from torch import nn
 
 from benchmark import main
+from benchmarks import scaling
 from benchmarks.memory import LiveTensors, step_memory
 
 
@@ -49,13 +50,22 @@ def test_nnunet_needs_its_own_python(
 
 
 def test_scaling_runs_the_real_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands_in_this_process(monkeypatch)
     dataset = tiny.write_dataset(tmp_path / "tiny")
     settings = [o for o in tiny.overrides(dataset) if "max_steps" not in o]
-    arguments = ["scaling", "--pairs", "1", "--steps", "4", "--overrides", *settings]
-    one, two = benchmark(monkeypatch, tmp_path, *arguments)
-    assert (one["variant"], two["variant"]) == ("trainer.devices=1", "trainer.devices=2")
-    assert one["efficiency"] == 1
-    assert two["efficiency"] == pytest.approx(two["samples_per_second"] / one["samples_per_second"] / 2)
+    arguments = ["scaling", "--devices", "1", "--pairs", "1", "--steps", "2", "--overrides", *settings]
+    (row,) = benchmark(monkeypatch, tmp_path, *arguments)
+    assert row["variant"] == "trainer.devices=1" and row["efficiency"] == 1
+    assert row["samples_per_second"] > 0
+
+
+def test_efficiency_is_the_speed_up_over_the_number_of_devices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scaling, "_speed", lambda devices, folder, options: {1: 10.0, 2: 15.0}[devices])
+    one, two = benchmark(monkeypatch, tmp_path, "scaling", "--pairs", "2")
+    assert (one["efficiency"], two["efficiency"]) == (1, pytest.approx(0.75))
+    assert (two["variant"], two["samples_per_second"]) == ("trainer.devices=2", 15.0)
 
 
 def test_live_tensors_are_counted_to_the_byte() -> None:

@@ -1,10 +1,14 @@
 """The benchmark command, run in this process, and a clock that a test turns on by hand."""
 
 import json
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from helpers import tiny
 
 from benchmark import main
 
@@ -16,6 +20,25 @@ def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) 
         main()
     assert end.value.code == 0
     return json.loads(file.read_text())
+
+
+def commands_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that a benchmark starts as `python -m medconv.cli ...` run here, without another import of
+    torch.
+    """
+
+    real = subprocess.run
+
+    def run(command: Sequence[str], **settings: Any) -> subprocess.CompletedProcess[str]:
+        if list(command[1:3]) != ["-m", "medconv.cli"]:
+            return real(command, **settings)
+        argv = sys.argv[:]
+        try:
+            return subprocess.CompletedProcess(command, tiny.call(monkeypatch, *command[3:]), "", "")
+        finally:
+            sys.argv[:] = argv
+
+    monkeypatch.setattr(subprocess, "run", run)
 
 
 class ManualClock:

@@ -268,5 +268,5 @@ def test_a_job_is_put_back_so_many_times(
         signals.requeue()
     assert (tmp_path / "said").read_text() == "requeue 12\n" * 2
     assert [m for m in caplog.messages if "MAX_RESTARTS" in m][1].startswith(
-        "Slurm has started job 12 again 3 times"
+        "job 12 is not requeued: Slurm has restarted it 3 times"
     )

@@ -68,9 +68,7 @@ def test_a_flipped_bit_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
     content[content.index(weights.numpy().tobytes())] ^= 1
     (tmp_path / "x.ckpt").write_bytes(content)
     torch.load(tmp_path / "x.ckpt", weights_only=True)  # torch does not check
-    with pytest.raises(
-        ValueError, match=r"x\.ckpt: damaged, the checksum of \S+/data/\d+ in it is another one"
-    ):
+    with pytest.raises(ValueError, match=r"x\.ckpt: damaged, \S+/data/\d+ in it does not match its checksum"):
         checkpoint_io.read(tmp_path / "x.ckpt")
 
 

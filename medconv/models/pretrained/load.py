@@ -16,7 +16,7 @@ from medconv.convs.parametrization import CONVS, TRANSPOSED
 from medconv.models.pretrained import adapt, read
 from medconv.models.pretrained.adapt import Layers, module_of
 from medconv.models.pretrained.match import COUNTER, Match, matched
-from medconv.utils.checkpoint_io import names_of
+from medconv.utils.checkpoint_io import output_names
 from medconv.utils.logging import shown, some
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def _new_axis(pairs: Pairs, record: Mapping[str, Any]) -> int:
 def _differ(record: Mapping[str, Any], derived: Mapping[str, Any]) -> bool:
     """Whether a checkpoint says that it is of other classes; another's file does not say."""
     theirs = _facts(record)
-    return bool(theirs) and names_of(theirs) != names_of(derived)
+    return bool(theirs) and output_names(theirs) != output_names(derived)
 
 
 def _facts(record: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from medconv.utils.checkpoint_io import names_of
+from medconv.utils.checkpoint_io import output_names
 
 
 def check_same_task(content: Mapping[str, Any], derived: Mapping[str, Any], given: str) -> None:
@@ -19,7 +19,7 @@ def check_same_task(content: Mapping[str, Any], derived: Mapping[str, Any], give
     """
     theirs = content["medconv"].get("config", {}).get("derived", {})
     alike = all(theirs.get(key) == derived[key] for key in ("spatial_dims", "num_channels", "num_classes"))
-    if not alike or names_of(theirs) != names_of(derived) or _kind(theirs) != _kind(derived):
+    if not alike or output_names(theirs) != output_names(derived) or _kind(theirs) != _kind(derived):
         raise ValueError(
             f"{given}: a checkpoint of another task: it is for {_words(theirs)}, this run for "
             f"{_words(derived)}"
@@ -78,7 +78,7 @@ def _kind(derived: Mapping[str, Any]) -> Any:
 
 def _words(derived: Mapping[str, Any]) -> str:
     channels, outputs = derived.get("num_channels"), derived.get("num_classes")
-    names = ", ".join(names_of(derived)) or "nothing that it names"
+    names = ", ".join(output_names(derived)) or "nothing that it names"
     kind = f"{_kind(derived)} " if _kind(derived) else ""
     images = f"{derived.get('spatial_dims')}D images of {channels} channel{'s'[: channels != 1]}"
     return f"{kind}{names} ({outputs} outputs) in {images}"

@@ -3,17 +3,18 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from helpers import tiny
+from helpers.processes import Forked
 
 from medconv.data.datasets.decathlon import msd
 from medconv.data.splits import split
-from medconv.utils.exit_codes import PREEMPTED, USER
+from medconv.utils.exit_codes import DONE, PREEMPTED, USER
+
+COUNT = 10  # cases of a dataset that is large enough to stop in the middle
 
 
 def overrides(dataset: Path, cache: Path) -> list[str]:
@@ -133,36 +134,31 @@ def test_bad_configuration(
 
 
 def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
-    """A real process and SIGKILL, some cases before its end."""
-    root, cache = tiny.write_dataset(tmp_path / "data", cases=24, shape=(64, 64, 64)), tmp_path / "cache"
+    """SIGKILL, some cases before its end."""
+    root, cache = tiny.write_dataset(tmp_path / "data", cases=COUNT, shape=(64, 64, 64)), tmp_path / "cache"
     arguments = [*overrides(root, cache), "data.spacing_mm=[0.9,1.3,1.9]", "data.prepare_workers=1"]
-    process = subprocess.Popen(
-        [sys.executable, *tiny.words("preprocess"), *arguments], stdout=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    while len(done := list(cache.glob("*/*/case_*.json"))) < 3:
-        assert process.poll() is None and time.monotonic() < deadline
+    first = Forked(*arguments, cwd=tmp_path, command="preprocess")
+    while len(list(cache.glob("*/*/case_*.json"))) < 2 and not first.ended():
         time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait(timeout=60)
+    os.kill(first.pid, signal.SIGKILL)
+    assert first.wait()[0] == -signal.SIGKILL
     done = list(cache.glob("*/*/case_*.json"))
-    assert 3 <= len(done) < 24
+    assert 2 <= len(done) < COUNT
     before = {path: path.stat().st_mtime_ns for path in done}
-    again = tiny.command("preprocess", *arguments, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert f"preparing {24 - len(done)} of 24 cases" in again.stdout
+    code, output = Forked(*arguments, cwd=tmp_path, command="preprocess").wait()
+    assert code == DONE, output
+    assert f"preparing {COUNT - len(done)} of {COUNT} cases" in output
     assert {path: path.stat().st_mtime_ns for path in done} == before
-    assert len(list(cache.glob("*/*/case_*.json"))) == 24 and not list(cache.glob("*/*/.*"))
+    assert len(list(cache.glob("*/*/case_*.json"))) == COUNT and not list(cache.glob("*/*/.*"))
 
 
 def test_two_commands_at_once_do_the_work_once(tmp_path: Path) -> None:
     root, cache = tiny.write_dataset(tmp_path / "data", cases=6), tmp_path / "cache"
-    command = [sys.executable, *tiny.words("preprocess"), *overrides(root, cache)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=120)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert sum("preparing 6 of 6 cases" in words for words in said) == 1
-    assert all("prepared  6 cases" in words for words in said)
+    both = [Forked(*overrides(root, cache), cwd=tmp_path, command="preprocess") for _ in range(2)]
+    codes, outputs = zip(*(process.wait() for process in both), strict=True)
+    assert codes == (DONE, DONE), outputs
+    assert sum("preparing 6 of 6 cases" in output for output in outputs) == 1
+    assert all("prepared  6 cases" in output for output in outputs)
 
 
 def test_spaces_and_letters_of_other_alphabets_from_end_to_end(tmp_path: Path) -> None:
@@ -174,17 +170,15 @@ def test_spaces_and_letters_of_other_alphabets_from_end_to_end(tmp_path: Path) -
     meta = (root / "dataset.json").read_text().replace("case_0.nii.gz", "Fall é 0.nii.gz")
     (root / "dataset.json").write_text(meta, encoding="utf-8")
     arguments = ["data=msd", f"data.root='{root}'", f"data.cache_dir='{home / 'der Cache'}'", *tiny.SMALL]
-    done = tiny.command("preprocess", *arguments, cwd=home)
-    assert done.returncode == 0, done.stderr
-    assert f"store     {home / 'der Cache'}" in done.stdout
-    done = tiny.command(
-        "train.py", *arguments, "data.num_workers=1", f"run.dir='{home / 'ein Lauf'}'", cwd=home
-    )
-    assert done.returncode == 0, done.stderr
+    code, output = Forked(*arguments, cwd=home, command="preprocess").wait()
+    assert code == DONE and f"store     {home / 'der Cache'}" in output, output
+    run_dir = f"run.dir='{home / 'ein Lauf'}'"
+    code, output = Forked(*arguments, "data.num_workers=1", run_dir, cwd=home).wait()
+    assert code == DONE, output
     assert json.loads((home / "ein Lauf/summary.json").read_text())["status"] == "done"
     flags = ["--checkpoint", str(home / "ein Lauf/checkpoints/best.ckpt"), "--input", str(root / "imagesTr")]
-    done = tiny.command("predict", *flags, "--output", str(home / "aus gabe"), cwd=home)
-    assert done.returncode == 0, done.stderr
+    code, output = Forked(*flags, "--output", str(home / "aus gabe"), cwd=home, command="predict").wait()
+    assert code == DONE, output
     assert (home / "aus gabe/Fall é 0.nii.gz").is_file()
 
 
@@ -220,21 +214,12 @@ def test_nothing_left_to_train_on_is_an_error(tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_preparation_as_it_ends_training(tmp_path: Path) -> None:
-    root = tiny.write_dataset(tmp_path / "data", cases=24, shape=(64, 64, 64))
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            *tiny.words("preprocess"),
-            *overrides(root, tmp_path / "cache"),
-            "data.prepare_workers=1",
-        ],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while not list((tmp_path / "cache").glob("*/.lock")) and process.poll() is None:
+    root = tiny.write_dataset(tmp_path / "data", cases=COUNT, shape=(64, 64, 64))
+    arguments = [*overrides(root, tmp_path / "cache"), "data.prepare_workers=1"]
+    process = Forked(*arguments, cwd=tmp_path, command="preprocess")
+    while not list((tmp_path / "cache").glob("*/.lock")) and not process.ended():
         time.sleep(0.001)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == PREEMPTED, err
-    assert "stopped by SIGTERM" in err and "Traceback" not in err
+    os.kill(process.pid, signal.SIGTERM)
+    code, output = process.wait()
+    assert code == PREEMPTED, output
+    assert "stopped by SIGTERM" in output and "Traceback" not in output

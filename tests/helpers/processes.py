@@ -1,4 +1,4 @@
-"""Commands in processes of their own that need not load their libraries anew, for tests that start many."""
+"""Commands in forked processes, which need not load the libraries again."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from typing import Any
 
 from helpers import tiny
 
-from medconv.cli import train
 from medconv.cli.entrypoint import guard
+from medconv.cli.main import run
 
 
 class Forked:
-    """A command as a user starts it, in the background, but without loading its libraries anew; its output
-    in `said`.
+    """A command in the background, in a fork of this process that need not load the libraries again.
+
+    Its output is in `said`. Args: command: a subcommand of `medconv`.
     """
 
-    def __init__(self, *arguments: str, cwd: Path, **environment: str) -> None:
+    def __init__(self, *arguments: str, cwd: Path, command: str = "train", **environment: str) -> None:
         self.said = cwd / f"said{time.monotonic_ns()}"
         self.said.touch()
         self.pid, self.code = os.fork(), None
@@ -35,7 +36,7 @@ class Forked:
         os.environ.update(environment, PYTHONPATH=tiny.PYTHONPATH)
         sys.argv = [str(tiny.ROOT / "train.py"), *arguments]
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        code = guard(partial(train.main, arguments))
+        code = guard(partial(run, [command, *arguments]))
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(code)
 

@@ -1,4 +1,4 @@
-"""One sentence at the end of a run: what limited it, and which switch would help."""
+"""One sentence at the end of a run: what limited its speed, and which setting would help."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from medconv.utils.hardware import resolve_precision
 
 
 def verdict(shares: Mapping[str, float], values: Mapping[str, Any], cores: int) -> str | None:
-    """In plain words; None where nothing was measured.
+    """The largest bottleneck and the setting against it; None if nothing was measured.
 
-    Args: shares: of `StepProfiler`. values: the resolved config. cores: that this process may use.
+    Args: shares: from `StepProfiler.shares`. values: the resolved config. cores: available to this process.
     """
     if not shares:
         return None
@@ -21,14 +21,22 @@ def verdict(shares: Mapping[str, float], values: Mapping[str, Any], cores: int) 
         "copy_to_device": (
             0.1,
             "copies batches to the device",
-            "a smaller patch or batch; the copies are pinned already",
+            "try a smaller patch or batch; copies already use pinned memory",
         ),
-        "augmentation": (0.15, "is augmentation on the device", "augmentation=light or augmentation=none"),
-        "logging": (0.1, "is logging and callbacks", "a larger trainer.log_every_n_steps, or callbacks=none"),
+        "augmentation": (
+            0.15,
+            "is augmentation on the device",
+            "try augmentation=light or augmentation=none",
+        ),
+        "logging": (
+            0.1,
+            "is logging and callbacks",
+            "try a larger trainer.log_every_n_steps, or callbacks=none",
+        ),
         "validation": (
             0.3,
             "is validation",
-            "a larger trainer.check_val_every_n_epoch, or a smaller task.overlap",
+            "try a larger trainer.check_val_every_n_epoch, or a smaller task.overlap",
         ),
     }
     over = {name: shares[name] for name, (limit, _, _) in limits.items() if shares[name] > limit}
@@ -41,7 +49,7 @@ def verdict(shares: Mapping[str, float], values: Mapping[str, Any], cores: int) 
 
 def _feed(values: Mapping[str, Any], cores: int) -> str:
     workers, devices = values["data"]["num_workers"], values["trainer"]["devices"]
-    shown = "left to half of the cores" if workers is None else str(workers)
+    shown = "null (half of the cores)" if workers is None else str(workers)
     local = devices if isinstance(devices, int) and devices > 0 else 1
     more = max(1, cores // local)
     if workers is not None and workers < more:
@@ -62,5 +70,5 @@ def _compute(values: Mapping[str, Any]) -> str:
     if not perf["channels_last"]:
         return "try perf.channels_last=true"
     if not perf["compile"]:
-        return "perf.compile=true repays itself in long runs; otherwise a smaller network or more devices"
-    return "a smaller network, or more devices"
+        return "try perf.compile=true in long runs, a smaller network, or more devices"
+    return "try a smaller network, or more devices"

@@ -1,9 +1,7 @@
-"""Activation activation_checkpointing: what the forward pass need not keep, because the backward pass can
-compute it again.
+"""Activation checkpointing: less memory, because the backward pass recomputes what the forward pass drops.
 
-`blocks` keeps what goes into each block and runs the whole block again. `pointwise` keeps what the
-convolutions give
-and computes again only what is cheap: norms, activations, concatenations and sums
+`blocks` keeps the input of each block and recomputes the whole block. `pointwise` keeps the outputs of
+convolutions and recomputes only cheap operations: norms, activations, concatenations and sums
 (`medconv.performance.checkpoint_pointwise`). Both give the gradients of the plain network, bit for bit where
 the library's kernels are deterministic.
 """
@@ -24,9 +22,9 @@ _MIXED: dict[tuple[type, type], type[nn.Module]] = {}
 
 
 def apply_checkpointing(network: nn.Module, mode: str) -> int:
-    """Switch a network, in place; returns how many parts of it are checkpointed.
+    """Set the mode of a network, in place; returns how many parts of it are checkpointed.
 
-    Raises: ValueError: `mode` is none of CHECKPOINTING.
+    Raises: ValueError: `mode` is not in CHECKPOINTING.
     """
     if mode not in CHECKPOINTING:
         raise ValueError(f"perf.activation_checkpointing must be one of {CHECKPOINTING}, got {mode!r}")
@@ -52,7 +50,7 @@ class _Mixin(nn.Module):
 class _Pointwise(_Mixin):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not (self.training and torch.is_grad_enabled()):
-            return super().forward(*args, **kwargs)  # the compiler weighs by itself what to keep
+            return super().forward(*args, **kwargs)  # the compiler itself chooses what to keep
         device = next((x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), "cpu")
         with Recompute(device):
             return super().forward(*args, **kwargs)
@@ -62,9 +60,7 @@ class _Checkpointed(_Mixin):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.training and torch.is_grad_enabled()):
             return super().forward(*args, **kwargs)
-        if (
-            torch.compiler.is_compiling()
-        ):  # the compiler takes no contexts, and updates statistics once by itself
+        if torch.compiler.is_compiling():  # it supports no contexts, and updates statistics only once
             return checkpoint(super().forward, *args, use_reentrant=False, **kwargs)
         # Reentrant checkpointing would mark DDP's parameters ready twice.
         return checkpoint(super().forward, *args, use_reentrant=False, context_fn=self._contexts, **kwargs)
@@ -74,7 +70,7 @@ class _Checkpointed(_Mixin):
 
 
 class _FrozenStatistics:
-    """The recomputation must not count a batch into the running statistics a second time.
+    """Keeps the recomputation from adding a batch to the running statistics a second time.
 
     Entered once per backward pass, so more than once where the graph is retained.
     """
@@ -95,20 +91,20 @@ class _FrozenStatistics:
 
 
 def _mixed(mixin: type[nn.Module], kind: type[nn.Module]) -> type[nn.Module]:
-    """Always the same class of the same two."""
+    """The class of a mixin and a module class, created once."""
     if (mixin, kind) not in _MIXED:
         _MIXED[mixin, kind] = type(f"{mixin.__name__.strip('_')}{kind.__name__}", (mixin, kind), {})
     return _MIXED[mixin, kind]
 
 
 def _blank(mixin: type[nn.Module], kind: type[nn.Module]) -> nn.Module:
-    """For copying and unpickling: the module before its state is put in."""
+    """For copying and unpickling: an empty module, whose state is set afterwards."""
     mixed = _mixed(mixin, kind)
     return mixed.__new__(mixed)
 
 
 def _blocks(network: nn.Module) -> list[nn.Module]:
-    """The smallest modules that hold two or more convolutions, each once: DynUNet has them twice."""
+    """The smallest modules with two or more convolutions, each once: DynUNet registers them twice."""
     blocks: list[nn.Module] = []
     _collect_blocks(network, blocks)
     return list(dict.fromkeys(blocks))

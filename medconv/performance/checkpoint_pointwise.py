@@ -1,12 +1,10 @@
-"""Cheap operations are computed again in the backward pass instead of being kept:
-`perf.activation_checkpointing=pointwise`.
+"""`perf.activation_checkpointing=pointwise`: recompute cheap operations in the backward pass.
 
-In the forward pass every result of a cheap operation is noted, with the operation and its arguments. Where
-autograd would keep such a result it keeps the note; the backward pass follows notes back to tensors that are
-kept anyway, mostly outputs of convolutions. It does so tensor by tensor: what was computed again is gone
-before the next layer needs its own.
+The forward pass writes a note of every cheap operation: the function and its arguments. Autograd saves the
+note instead of the result; the backward pass follows notes back to tensors that are saved anyway, mostly
+outputs of convolutions. It recomputes one tensor at a time and frees it before the next layer needs its own.
 
-Source: Chen et al. 2016, arXiv:1604.06174, who drop the results of cheap layers; there by segments of the
+Source: Chen et al. 2016, arXiv:1604.06174, who also drop the results of cheap layers, but by segments of the
 network.
 """
 
@@ -41,12 +39,12 @@ CHEAP = frozenset(
         ),
     )
 )
-_SMALL = 4096  # numbers; fewer are not worth a note
-_DEEPEST = 50  # notes in a row; sums of residual blocks refer back to one another through a whole network
+_SMALL = 4096  # elements; smaller tensors are saved as they are
+_DEEPEST = 50  # notes in a chain: sums of residual blocks form a chain through the whole network
 
 
 class Recompute(TorchFunctionMode):
-    """The context of one forward pass. Args: device_type: of the autocast that may be on."""
+    """The context of one forward pass. Args: device_type: whose autocast state is recorded."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()
@@ -64,7 +62,7 @@ class Recompute(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._hooks.close()
-        if self._last is not None:  # the backward pass begins with it: dropping it would save nothing
+        if self._last is not None:  # the backward pass starts with it: dropping it would save no memory
             self._last[0].value = self._last[1]
         self._last = None
         self._notes.clear()
@@ -74,7 +72,7 @@ class Recompute(TorchFunctionMode):
         kwargs = kwargs or {}
         if function not in CHEAP:
             return function(*args, **kwargs)
-        inputs = tree_map(self._kept, _pure(function, args, kwargs))
+        inputs = tree_map(self._note_or_tensor, _pure(function, args, kwargs))
         self._own.clear()
         self._last = None
         result = function(*args, **kwargs)
@@ -92,8 +90,8 @@ class Recompute(TorchFunctionMode):
                     saved.content = self._noted(saved.content)
         return result
 
-    def _kept(self, value: Any) -> Any:
-        """What a note holds of an argument: the note of a tensor that has one, else the tensor itself."""
+    def _note_or_tensor(self, value: Any) -> Any:
+        """What a note stores of an argument: the note of a tensor that has one, else the tensor itself."""
         if not isinstance(value, Tensor):
             return value
         return self._note_of(value) or _Held(value.detach(), value._version)
@@ -118,9 +116,7 @@ class Recompute(TorchFunctionMode):
 
 @dataclass(eq=False)
 class Note:
-    """How a tensor that was not kept is computed again; the result stays until everybody who saved it has
-    had it.
-    """
+    """How to recompute a tensor; the result is kept until each operation that saved it has read it."""
 
     function: Any
     inputs: Any
@@ -131,7 +127,7 @@ class Note:
     value: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """`depth`: how many notes have to be followed, one after the other."""
+        """`depth`: the length of the chain of notes back to saved tensors."""
         self.depth: int = 1 + max(
             (leaf.depth for leaf in tree_leaves(self.inputs) if isinstance(leaf, Note)), default=0
         )
@@ -146,12 +142,10 @@ class Note:
     def computed(self) -> Tensor:
         if self.value is not None:
             return self.value
-        args, kwargs = tree_map(_given, self.inputs)
+        args, kwargs = tree_map(_tensor_of, self.inputs)
         with torch.no_grad(), torch.autocast(**self.autocast):
             value = self.function(*args, **kwargs)
-        if (
-            self.packs
-        ):  # somebody will still ask for it: the skip of a U-Net is wanted by its decoder, then by itself
+        if self.packs:  # it will be read again: a U-Net's skip first by the decoder, then by its own block
             self.value = value
         return value
 
@@ -165,7 +159,7 @@ class _Saved:
 
 @dataclass(eq=False)
 class _Held:
-    """A tensor that a note needs, and its version when the note was taken."""
+    """A tensor that a note needs, and its version when the note was made."""
 
     tensor: Tensor
     version: int
@@ -176,9 +170,7 @@ class _Held:
 
 
 class _Identity:
-    """Tells whether a tensor is the one that was noted. The reference keeps the storage's address from
-    being used again.
-    """
+    """Tells whether a tensor is the one of the note. The reference keeps its storage's address unique."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._storage = StorageWeakRef(tensor.untyped_storage())
@@ -195,9 +187,7 @@ class _Identity:
 def _pure(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same call without side effects: not in place, and without running statistics that it would
-    update.
-    """
+    """The same call without side effects: not in place, and no update of running statistics."""
     if kwargs.get("inplace"):
         kwargs = {**kwargs, "inplace": False}
     if function in _WITH_STATISTICS and (kwargs.get("training") or kwargs.get("use_input_stats")):
@@ -207,26 +197,26 @@ def _pure(
 
 
 def _usable(inputs: Any) -> bool:
-    """Nothing was overwritten by the operation itself, and the way back to kept tensors is short."""
+    """Whether the operation overwrote no input and the chain of notes is short."""
     leaves = tree_leaves(inputs)
     intact = all(leaf.intact for leaf in leaves if isinstance(leaf, _Held))
     return intact and all(leaf.depth < _DEEPEST for leaf in leaves if isinstance(leaf, Note))
 
 
 def _autocast(device_type: str) -> dict[str, Any]:
-    """As it is now."""
+    """The present autocast state, as arguments of `torch.autocast`."""
     enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
     return {"device_type": device_type, "dtype": dtype, "enabled": enabled, "cache_enabled": False}
 
 
-def _given(value: Any) -> Any:
+def _tensor_of(value: Any) -> Any:
     if isinstance(value, Note):
         return value.computed()
     if isinstance(value, _Held):
         if not value.intact:
             raise RuntimeError(
-                "a tensor that perf.activation_checkpointing=pointwise needs was changed in place; take "
-                "blocks"
+                "a tensor that perf.activation_checkpointing=pointwise needs was changed in place; use "
+                "perf.activation_checkpointing=blocks"
             )
         return value.tensor
     return value

@@ -1,4 +1,4 @@
-"""How much memory a training step may take here, measured: coarse, so that alike machines plan alike."""
+"""The memory budget of a training step on this machine; rounded, so that similar machines plan the same."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from medconv.utils.hardware import uses_gpu
 
 _GB = 2**30
 _STEPS_GB = (0.5, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
-# Of all memory. A GPU also holds CUDA itself, the convolutions' workspace and gaps between tensors; a
-# computer's memory holds the loader's workers, the files' pages, and everybody else.
+# Share of all memory. A GPU also holds CUDA itself, convolution workspace and fragmentation; main memory
+# also holds the loader's workers, the page cache and other programs.
 _SHARE = {"gpu": 0.8, "cpu": 0.5}
-# More would plan larger patches. On a CPU time runs out long before memory: 1 GB is about a second a step. On
-# a GPU, from 23 to 37 GB nnU-Net's authors found 0.02 points of Dice in the mean of six datasets, in twice
-# the time (Isensee et al. 2024, arXiv:2404.09556).
+# Upper limits, because more memory means larger patches. On a CPU time is the limit: 1 GB is about a second
+# per step. On a GPU, going from 23 to 37 GB gave nnU-Net 0.02 points of Dice, averaged over six datasets, in
+# twice the time (Isensee et al. 2024, arXiv:2404.09556).
 _MOST_GB = {"gpu": 24.0, "cpu": 1.0}
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def measured_gb(accelerator: str, processes: int) -> tuple[float, str]:
-    """Memory for the step of one device in GiB, rounded down to a coarse step, and in words where it comes
-    from.
+    """Memory for a step on one device in GiB, rounded down, and a text that says where it comes from.
 
-    All of what there is counts, not what is free just now, so that the same command plans the same again; of
-    several GPUs the smallest. Args: processes: that share a CPU's memory.
+    It is a share of the total memory, not of the free memory, so that the same command plans the same again;
+    with several GPUs the smallest counts. Args: processes: processes that share a CPU's memory.
     """
     if uses_gpu(accelerator):
         sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
@@ -35,7 +34,7 @@ def measured_gb(accelerator: str, processes: int) -> tuple[float, str]:
 
 
 def usable_gb(kind: str, total_bytes: float, processes: int = 1) -> tuple[float, str]:
-    """As `measured_gb`, of so many bytes. Args: kind: gpu or cpu."""
+    """As `measured_gb`, for a given total. Args: kind: gpu or cpu."""
     raw = _SHARE[kind] * total_bytes / _GB / processes
     bounded = min(raw, _MOST_GB[kind])
     step_gb = max((step for step in _STEPS_GB if step <= bounded), default=_STEPS_GB[0])
@@ -45,9 +44,7 @@ def usable_gb(kind: str, total_bytes: float, processes: int = 1) -> tuple[float,
 
 
 def total_memory(cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes of this computer's memory, or what the process's control groups (containers, batch systems)
-    leave of it.
-    """
+    """Bytes of main memory, or the lowest limit of this process's control groups (containers, Slurm)."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     try:
         groups = [line.split(":", 2) for line in own.read_text().splitlines()]

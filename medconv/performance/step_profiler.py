@@ -1,7 +1,7 @@
-"""Where a step's time goes: always on, cheap, and without waiting for the device.
+"""Step profiler: the time of each phase of a step; always on, cheap, never synchronises with the device.
 
-A step is divided by marks that Lightning's hooks and the loader set. On a CPU a mark is a time; on CUDA it is
-an event in the stream, read once the device has passed it, so that no step waits for being measured.
+Lightning's hooks and the loader set marks that divide a step into phases. On a CPU a mark is a time; on CUDA
+it is an event in the stream, which is read after the device has passed it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ PHASES = (
 
 
 class StepProfiler(Callback):
-    """Shares of the training time by phase, in TensorBoard as `perf/…_share`, and their totals for the
-    summary.
+    """Share of training time per phase, in TensorBoard as `perf/…_share`, and totals for the summary.
 
-    The totals are in each checkpoint: of a run that goes on they are those of all of it, but for what a kill
-    undid.
+    Checkpoints hold the totals, so a resumed run counts all its steps, except those after its checkpoint.
     Args:
         ranges: also name the phases for torch.profiler and, on CUDA, as NVTX ranges.
-        begun: when the run began in this process, by `time.monotonic`; None: now.
+        begun: start of the run in this process by `time.monotonic`; None: now.
     """
 
     def __init__(self, ranges: bool = False, begun: float | None = None) -> None:
@@ -70,7 +68,7 @@ class StepProfiler(Callback):
 
     @property
     def wall_seconds(self) -> float:
-        """From the start of the run to now, preparation included."""
+        """From the start of the run to now, preprocessing included."""
         return self._before + time.monotonic() - self._begun
 
     @property
@@ -91,7 +89,7 @@ class StepProfiler(Callback):
         return {phase: self.seconds[phase] / total for phase in PHASES} if total else {}
 
     def mark(self, phase: str) -> None:
-        """The given phase ends here, and with it the time since the last mark is its own."""
+        """End a phase: the time since the last mark belongs to it."""
         if self._clock is not None:
             self._marks.append((phase, self._clock.now()))
             self._name_next(phase)
@@ -146,7 +144,7 @@ class StepProfiler(Callback):
         self._marks = self._marks[-1:]
 
     def _settle(self) -> None:
-        """Add up the steps that the device has passed."""
+        """Add up the steps that the device has finished."""
         while self._pending and self._clock.passed(self._pending[0][1][-1][1]):
             samples, marks = self._pending.popleft()
             self.samples += samples
@@ -165,7 +163,7 @@ class StepProfiler(Callback):
         self._recent = (self.samples, self.seconds.copy())
 
     def _name_next(self, ended: str | None) -> None:
-        """Ranges for the profilers: one ends, the next begins."""
+        """Close the present range of the profilers and open the next."""
         if not self._ranges:
             return
         if self._open is not None:
@@ -182,10 +180,9 @@ class StepProfiler(Callback):
 
 
 class Trace(Callback):
-    """A few steps under torch.profiler, written as `trace/*.pt.trace.json` for TensorBoard's profiler page
-    and Perfetto.
+    """Records a few steps by torch.profiler as `trace/*.pt.trace.json`, for TensorBoard and Perfetto.
 
-    Args: folder: where to. skip, steps: how many batches are let pass, and then recorded.
+    Args: folder: for the traces. skip: batches before recording starts. steps: recorded batches.
     """
 
     def __init__(self, folder: Path, skip: int = 5, steps: int = 5) -> None:
@@ -212,7 +209,9 @@ class Trace(Callback):
             self._profile.stop()
             self._profile = None
             if not any(self.folder.glob("*.json")):
-                log.warning("perf.profile=true wrote no trace: it lets %d batches pass first", self.skip + 2)
+                log.warning(
+                    "perf.profile=true wrote no trace: recording starts after %d batches", self.skip + 2
+                )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._profile is not None:
@@ -221,7 +220,7 @@ class Trace(Callback):
 
 
 class _Clock:
-    """Of a CPU, where what was called has been done when the call returns."""
+    """Clock of a CPU, where all work is done when a call returns."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -230,14 +229,14 @@ class _Clock:
         return True
 
     def wait(self) -> None:
-        """There is nothing to wait for."""
+        """Nothing is pending on a CPU."""
 
     def between(self, before: float, after: float) -> float:
         return after - before
 
 
 class _CudaClock:
-    """Of the current CUDA stream: a mark is passed when the device has done what was queued before it."""
+    """Clock of the current CUDA stream: a mark is passed when the device has finished all work before it."""
 
     def now(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

@@ -1,6 +1,4 @@
-"""What a config may switch on a network for speed or memory, without changing what it computes or its
-parameter names.
-"""
+"""Settings for speed and memory that change neither what a network computes nor its parameter names."""
 
 from __future__ import annotations
 
@@ -27,20 +25,19 @@ def apply_switches(
     compile: bool = False,
     cuda_graphs: bool = False,
 ) -> nn.Module:
-    """Switch a network, in place.
+    """Apply the settings of `perf` to a network, in place.
 
     Args:
         channels_last: weights in `torch.channels_last` or `channels_last_3d`; inputs follow, see
             `memory_format`.
-        fast_norm: instance norms that stay in channels-last, with the activation behind them; see
+        fast_norm: instance norms that keep channels-last, fused with the activation after them; see
             `medconv.models.layers.instance_norm`.
-        fast_depthwise: depthwise 3-D convolutions in bf16 on a CPU as blocks; see
+        fast_depthwise: depthwise 3-D convolutions in bf16 on a CPU as grouped blocks; see
             `medconv.models.layers.depthwise`.
         activation_checkpointing: `none`, `blocks` or `pointwise`; see
             `medconv.performance.checkpoint_blocks`.
         compile: `torch.compile` in place, so that parameter names stay.
-        cuda_graphs: with `compile`, replay the step's kernels as one CUDA graph; shapes must stay as they
-            are.
+        cuda_graphs: with `compile`, replay the step's kernels as one CUDA graph; shapes must not change.
     Raises: ValueError: an unknown checkpointing mode, `compile` without a compiler, `cuda_graphs` without
     `compile`.
     """
@@ -68,10 +65,9 @@ def memory_format(channels_last: bool, spatial_dims: int) -> torch.memory_format
 
 
 def _to_channels_last(network: nn.Module) -> None:
-    """Per convolution: one network may hold 2D and 3D weights.
+    """Convert each convolution by itself: one network may hold 2D and 3D weights.
 
-    A kernel of one tap is in both layouts as it is; converted, its strides would not be those that DDP's
-    buckets expect.
+    1x1 kernels are not converted: they are in both layouts already, and DDP's buckets expect their strides.
     """
     kinds = {nn.Conv2d: torch.channels_last, nn.ConvTranspose2d: torch.channels_last}
     kinds |= {nn.Conv3d: torch.channels_last_3d, nn.ConvTranspose3d: torch.channels_last_3d}

@@ -54,7 +54,7 @@ def train(config: DictConfig, folder: RunDir) -> Values:
     stop, and did.
     """
     try:
-        with signals.raising(), closing(folder), cluster.blaming(folder.path):
+        with signals.raising(), closing(folder), cluster.sharing_errors(folder.path):
             return _train(config, folder)
     except signals.RunInterrupted as stopped:
         if stopped.number == signal.SIGUSR1 and is_rank_zero():
@@ -98,7 +98,7 @@ def _train(config: DictConfig, folder: RunDir) -> Values:
     )
     with (
         folder.recording(trainer, profiler),
-        cluster.naming_lost(trainer.world_size > 1),
+        cluster.detecting_lost_peers(trainer.world_size > 1),
         naming_memory(values["data"]),
     ):
         with asked.noted():

@@ -1,6 +1,4 @@
-"""Several machines: what torchrun or Slurm's srun started, whether the config agrees, and when a process
-is gone.
-"""
+"""Runs of several processes: the launcher (torchrun or srun), its agreement with the config, lost peers."""
 
 from __future__ import annotations
 
@@ -19,24 +17,24 @@ from torch import distributed
 from medconv.utils.atomic_io import write_text
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
-# What gloo, NCCL and their stores say of a peer that ended, was cut off, or did not come
+# Messages of gloo, NCCL and their stores about a peer that ended, was cut off, or never connected.
 _GONE = re.compile(
     r"gloo/|NCCL|Connection (closed|reset|refused)|Broken pipe|No route to host|Socket Timeout|[Tt]imed out "
     r"(waiting|after)|"
     r"client socket has (timed out|failed)|TCPStore|DistStoreError"
 )
 _OWN_FAULT = re.compile(r"ncclInvalidUsage|ncclInvalidArgument|DataLoader timed out")
-_FAULT = "error.txt"  # in the run's folder: why a process failed
-_LATE = 5.0  # seconds until a file that another machine wrote is seen here
+_ERROR_FILE = "error.txt"  # in the run's folder: why a process failed
+_LATE = 5.0  # seconds until a file that another machine wrote is visible here
 
 
 class PeerLostError(ConnectionError):
-    """Another process of the run is gone or cannot be reached; the run can be started again."""
+    """Another process of the run ended or cannot be reached; retryable: rerun to resume."""
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """What started this process beside others. Args: devices: processes on each of the machines."""
+    """The program that started the processes of this run. Args: devices: processes per machine."""
 
     name: str
     nodes: int
@@ -44,11 +42,10 @@ class Launcher:
 
 
 def launcher() -> Launcher | None:
-    """None: this process was started alone, and Lightning starts one more for each further device.
+    """The launcher of this process; None: started alone, and Lightning starts one process per further device.
 
-    An srun of one task counts as none, so that `trainer.devices` works in it. So does a batch script's own
-    environment.
-    Raises: ValueError: different numbers of processes on the machines.
+    An srun of one task and a batch script without srun also count as None, so that `trainer.devices` works.
+    Raises: ValueError: the machines have different numbers of processes.
     """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env:
@@ -56,24 +53,20 @@ def launcher() -> Launcher | None:
             "torchrun", *(int(env[name]) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         )
     if _tasks() == 1:
-        if int(env.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:  # each would take itself for the first
+        if int(env.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:  # each would run as rank 0
             raise ValueError(
                 f"mpirun started {env['OMPI_COMM_WORLD_SIZE']} processes; start them by torchrun or srun "
                 "instead"
             )
         return None
-    nodes, each = (
-        int(env["SLURM_STEP_NUM_NODES"]),
-        env["SLURM_STEP_TASKS_PER_NODE"],
-    )  # such as 4(x2), or 4(x2),1
-    counts = {int(part.partition("(")[0]) for part in each.split(",")}
+    nodes = int(env["SLURM_STEP_NUM_NODES"])
+    tasks_per_node = env["SLURM_STEP_TASKS_PER_NODE"]  # such as 4(x2), or 4(x2),1
+    counts = {int(part.partition("(")[0]) for part in tasks_per_node.split(",")}
     return _even("srun", _tasks(), nodes, max(counts) if len(counts) == 1 else 0)
 
 
 def job() -> str:
-    """What a job that is started again has in common with its earlier attempts; empty where nothing starts
-    it again.
-    """
+    """The id that a job keeps when it is restarted; empty if nothing restarts this process."""
     return next(
         (
             f"{name}={os.environ[name]}"
@@ -85,28 +78,25 @@ def job() -> str:
 
 
 def restarted() -> bool:
-    """Whether this is a later attempt of a job."""
+    """Whether this is a restart of a job."""
     counts = (os.environ.get(name) or "0" for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
     return any(int(count) > 0 for count in counts)
 
 
 def is_first() -> bool:
-    """Whether this process is rank 0 of its run, however it was launched; known before there is a process
-    group.
-    """
+    """Whether this process is rank 0, for any launcher; works before the process group exists."""
     env = os.environ
-    if "TORCHELASTIC_RUN_ID" in env:  # also within srun, whose numbers then count torchruns
+    if "TORCHELASTIC_RUN_ID" in env:  # also within srun, whose ranks then count torchruns
         return env["RANK"] == "0"
     ranks = ("SLURM_PROCID",) if _tasks() > 1 else _RANKS
     return not any(int(env.get(name, "0") or 0) for name in ranks)
 
 
 def processes(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
-    """`trainer.num_nodes` and `trainer.devices`: what the config says, and what the launcher started where it
-    says nothing.
+    """`trainer.num_nodes` and `trainer.devices` of the config; null takes what the launcher started.
 
-    Raises: ValueError: the two disagree, or several machines are asked for and nothing started a process on
-    the others.
+    Raises: ValueError: config and launcher disagree, or the config has several machines and there is no
+        launcher.
     """
     launched = launcher()
     if launched is None:
@@ -128,14 +118,14 @@ def processes(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
                 else f"{launched_number} processes on each machine"
             )
             raise ValueError(
-                f"trainer.{key}={setting}, but {launched.name} started {what}; leave trainer.{key} out, and "
-                f"{launched.name} decides"
+                f"trainer.{key}={setting}, but {launched.name} started {what}; do not set trainer.{key}, so "
+                f"that {launched.name} decides"
             )
     return launched.nodes, devices if isinstance(devices, list) else launched.devices
 
 
 def timeout(perf: Any) -> timedelta:
-    """Of the process group. Raises: ValueError: `perf.timeout_seconds` is not positive."""
+    """The timeout of the process group. Raises: ValueError: `perf.timeout_seconds` is not positive."""
     seconds = perf["timeout_seconds"]
     if not seconds > 0:
         raise ValueError(f"perf.timeout_seconds must be positive, got {seconds}")
@@ -143,57 +133,57 @@ def timeout(perf: Any) -> timedelta:
 
 
 @contextmanager
-def naming_lost(several: bool = True) -> Iterator[None]:
-    """Around training. Args: several: whether the run has other processes.
+def detecting_lost_peers(several: bool = True) -> Iterator[None]:
+    """Wraps training. Args: several: whether the run has other processes.
 
-    Raises: Lost: a collective failed since another process is gone.
+    Raises: PeerLostError: a collective failed because another process ended.
     """
     try:
         yield
     except (distributed.DistError, RuntimeError) as error:
-        gone = isinstance(error, distributed.DistError) or _GONE.search(str(error))
-        if not (several and gone) or _OWN_FAULT.search(str(error)):
+        lost = isinstance(error, distributed.DistError) or _GONE.search(str(error))
+        if not (several and lost) or _OWN_FAULT.search(str(error)):
             raise
         raise PeerLostError(
-            f"another process of this run is gone or does not answer ({_said(error)}); why is among the "
-            "messages of its own machine. The same command goes on from the last checkpoint"
+            f"another process of this run ended or does not answer ({_reason(error)}); its own log says "
+            "why. Run the same command again to resume from the last checkpoint"
         ) from error
 
 
 @contextmanager
-def blaming(folder: Path) -> Iterator[None]:
-    """Around a run. A process that fails says why in the run's folder, for the others, which lose it and end
-    for that.
+def sharing_errors(folder: Path) -> Iterator[None]:
+    """Wraps a run. A process that fails writes the reason to the run's folder; the others report it.
 
-    srun returns the highest code: without this a mistake of the user's would come back as a lost machine, to
-        be tried again.
-    Raises: ValueError: in place of `PeerLostError` where another process of this step said why it failed.
+    srun returns the highest exit code: without this, a user's mistake would look like a lost machine, and the
+    job would be tried again.
+    Raises: ValueError: instead of `PeerLostError`, if another process of this step wrote why it failed.
     """
     try:
         yield
     except PeerLostError as lost:
-        why = _said_why(folder / _FAULT)
-        if why:
-            raise ValueError(f"another process of this run failed: {why}") from lost
+        reason = _written_reason(folder / _ERROR_FILE)
+        if reason:
+            raise ValueError(f"another process of this run failed: {reason}") from lost
         raise
     except Exception as error:
         if _attempt():
             folder.mkdir(parents=True, exist_ok=True)
             write_text(
-                folder / _FAULT, f"{_attempt()}\n{' '.join(str(error).split()) or type(error).__name__}\n"
+                folder / _ERROR_FILE,
+                f"{_attempt()}\n{' '.join(str(error).split()) or type(error).__name__}\n",
             )
         raise
 
 
-def _said_why(path: Path) -> str:
+def _written_reason(path: Path) -> str:
     deadline = time.monotonic() + _LATE
     while _attempt():
         try:
-            attempt, why = path.read_text(encoding="utf-8").splitlines()
+            attempt, reason = path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError):
-            attempt = why = ""
+            attempt = reason = ""
         if attempt == _attempt():
-            return why
+            return reason
         if time.monotonic() > deadline:
             break
         time.sleep(0.2)
@@ -201,7 +191,7 @@ def _said_why(path: Path) -> str:
 
 
 def _attempt() -> str:
-    """This start of a step of srun's; empty without one: torchrun starts again whatever the code."""
+    """Identifies this start of an srun step; empty without srun: torchrun restarts after any exit code."""
     if launcher() is None or "TORCHELASTIC_RUN_ID" in os.environ:
         return ""
     return " ".join(os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
@@ -216,12 +206,12 @@ def _even(name: str, total: int, nodes: int, here: int) -> Launcher:
 
 
 def _tasks() -> int:
-    """Of the step that srun started this process in."""
+    """The number of tasks of the srun step of this process."""
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
 
 
 def _count(devices: Any) -> int | None:
-    """How many a value of `trainer.devices` means; None: whatever there is."""
+    """The number of devices that `trainer.devices` means; None: all of the machine's."""
     if isinstance(devices, str) and "," in devices:
         return len(devices.split(","))
     if isinstance(devices, list):
@@ -229,7 +219,7 @@ def _count(devices: Any) -> int | None:
     return int(devices) if str(devices).isdigit() else None
 
 
-def _said(error: BaseException) -> str:
-    """A library's message without the place in its source that it begins with, and without advice."""
+def _reason(error: BaseException) -> str:
+    """The first sentence of a library's message, without the source location in front of it."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return re.sub(r"^\[[^\]]*\]\s*", "", line).partition(". ")[0].rstrip(".")

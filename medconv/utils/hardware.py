@@ -1,4 +1,4 @@
-"""What this machine can do, and what of a config it cannot, or would not notice."""
+"""What this machine can do: devices, precision, memory; and settings that fail or have no effect on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 log = logging.getLogger(__name__)
-# As torch's allocator on a CPU, CUDA, cuBLAS and cuDNN say it, where it is no error of its own kind.
+# Out-of-memory messages of torch's CPU allocator, CUDA, cuBLAS and cuDNN that have no error class.
 _NO_MEMORY = (
     "can't allocate memory",
     "CUDA error: out of memory",
@@ -45,16 +45,15 @@ def fast_bf16_cpu() -> bool:
 
 
 def autocast_dtype(precision: Any) -> torch.dtype | None:
-    """Of Lightning's mixed precisions; None where there is no autocast."""
+    """The autocast dtype of Lightning's `trainer.precision`; None without autocast."""
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(precision))
 
 
 def check_devices(trainer: Mapping[str, Any], launched: bool = False) -> Any:
-    """`trainer.devices` as a number, `auto` or a list of GPUs.
+    """`trainer.devices` as a number, `auto` or a list of GPUs. On a CPU, devices are processes.
 
-    Args: launched: the processes are there already; each may be bound to cores of its own, and sees no
-    others.
-    Raises: ValueError: what this machine has not; a CPU's devices are processes, at most one for each core.
+    Args: launched: a launcher started all processes; each may be bound to cores of its own and see no others.
+    Raises: ValueError: the machine has fewer GPUs, or a CPU has fewer cores, than configured.
     """
     setting, gpu = trainer["devices"], uses_gpu(trainer["accelerator"])
     if trainer["accelerator"] in ("gpu", "cuda") and not gpu:
@@ -83,7 +82,7 @@ def check_devices(trainer: Mapping[str, Any], launched: bool = False) -> Any:
 
 
 def apply_backends(perf: Mapping[str, Any]) -> None:
-    """Process-wide settings: TF32, and the layouts that this cuDNN is slow at."""
+    """Set TF32 for the whole process; warn about layouts that this cuDNN version is slow at."""
     precision = perf["matmul_precision"]
     if precision not in ("highest", "high", "medium"):
         raise ValueError(f"perf.matmul_precision must be highest, high or medium, got {precision!r}")
@@ -93,29 +92,27 @@ def apply_backends(perf: Mapping[str, Any]) -> None:
 
 
 def benchmark_kernels(benchmark: bool | None, accelerator: str, deterministic: Any) -> bool | None:
-    """`trainer.benchmark`, where null means: let cuDNN try its algorithms, as a patch's shape never
-    changes.
-    """
+    """`trainer.benchmark`; null lets cuDNN try its algorithms on a GPU: the patch's shape never changes."""
     if benchmark is not None or not uses_gpu(accelerator):
         return benchmark
     return not deterministic
 
 
 def without_effect(perf: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[str]:
-    """Switches that are on and do nothing here, each with the reason."""
+    """One line for each setting that is on but has no effect here, with the reason."""
     gpu = uses_gpu(trainer["accelerator"])
     reasons = {
         "trainer.benchmark=true": trainer["benchmark"] and not gpu and "cuDNN runs on NVIDIA GPUs only",
         "perf.cuda_graphs=true": perf["cuda_graphs"] and not gpu and "there is no GPU to replay them on",
         "trainer.sync_batchnorm=true": trainer["sync_batchnorm"]
         and not gpu
-        and "PyTorch has it for GPUs only",
+        and "PyTorch supports it on GPUs only",
         "perf.fast_norm=true": perf["fast_norm"]
         and not perf["channels_last"]
-        and "it is for perf.channels_last=true",
+        and "it needs perf.channels_last=true",
         "perf.activation_checkpointing=pointwise": perf["activation_checkpointing"] == "pointwise"
         and perf["compile"]
-        and "a compiled network weighs by itself what to compute again",
+        and "the compiler itself chooses what to recompute",
     }
     return [f"{switch} has no effect: {reason}" for switch, reason in reasons.items() if reason]
 
@@ -133,7 +130,7 @@ def warn_slow_cudnn() -> None:
 
 
 def compiler_missing() -> str | None:
-    """Why `torch.compile` cannot work here; None where it can."""
+    """Why `torch.compile` cannot work here; None if it can."""
     if torch.cuda.is_available():
         old = torch.cuda.get_device_capability() < (7, 0)
         return "it needs a GPU of compute capability 7.0 or later" if old else None
@@ -149,16 +146,14 @@ def need_compiler() -> None:
 
 
 def memory_advice(error: BaseException) -> str | None:
-    """What helps where memory ran out; None for any other error. Numbers: `python scripts/benchmark.py
-    step`.
-    """
+    """Advice for an out-of-memory error; None for other errors. Numbers: `scripts/benchmark.py step`."""
     full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
         text in str(error) for text in _NO_MEMORY
     )
     if not full:
         return None
     return (
-        "the step does not fit into memory. What helps, as measured on a 3D U-Net: "
+        "the step does not fit into memory. Options, measured on a 3D U-Net: "
         "perf.activation_checkpointing=pointwise (64 % of the activations kept, 12 % slower), "
         "perf.activation_checkpointing=blocks (41 %, 25 % slower), data.batch_size halved with "
         "trainer.accumulate_grad_batches doubled (half of them), a smaller data.patch_size; in a "

@@ -1,4 +1,4 @@
-"""A case as a picture: image, reference and prediction side by side, in planes through the foreground."""
+"""Pictures of a case: image, reference and prediction side by side, in planes through the foreground."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def overlay(
     spacing_mm: Sequence[float],
     focus: np.ndarray | None = None,
 ) -> np.ndarray:
-    """One row per plane, one column for the bare image, if there is one, and one per label map.
+    """One row per plane; one column for the image, if there is one, and one per label map.
 
     Shape: image (*spatial), each label (*spatial), 2 or 3 axes (right, anterior, superior) -> (height, width,
     3) uint8. The planes cross where `focus`, or else the first label map, has most foreground. Superior, or
@@ -55,12 +55,13 @@ def overlay(
 
 
 def heat(image: np.ndarray, strength: np.ndarray | None, spacing_mm: Sequence[float]) -> np.ndarray:
-    """One row per plane: the image, and the image with a map of what mattered over it, from red to yellow;
-    None: the image alone, in its middle planes.
+    """One row per plane: the image, and the image under a saliency map from red to yellow.
 
-    Shape: image (channels, *spatial), of which three of a 2D image are red, green and blue and else the first
-    is shown; strength (*spatial), from 0 to 1 -> (height, width, 3) uint8. The planes cross where the map is
-    highest.
+    Without a map (None) only the image, in its middle planes.
+
+    Shape: image (channels, *spatial), strength (*spatial) from 0 to 1 -> (height, width, 3) uint8. Three
+    channels of a 2D image are red, green and blue; otherwise the first channel is shown. The planes cross
+    where the map is highest.
     """
     rows = []
     focus = (
@@ -77,7 +78,7 @@ def heat(image: np.ndarray, strength: np.ndarray | None, spacing_mm: Sequence[fl
 
 
 def colour(value: int) -> str:
-    """What a label value is painted with, as HTML writes it; values share seven colours."""
+    """The colour of a label value in HTML notation; seven colours repeat."""
     return "#" + "".join(f"{int(part):02x}" for part in _COLOURS[(value - 1) % len(_COLOURS)])
 
 

@@ -85,14 +85,13 @@ def test_a_sweep_leaves_a_folder_per_job_and_survives_a_failed_one(dataset: Path
     assert (failed["status"], failed["reason"], failed["val/dice"]) == ("failed", reason, "")
 
 
-def test_a_sweep_over_two_processes_each(dataset: Path, tmp_path: Path) -> None:
+def test_a_sweep_of_jobs_with_two_processes(dataset: Path, tmp_path: Path) -> None:
     """Lightning starts the second process from the command line: the sweep must not start over in it."""
     arguments = tiny.overrides(dataset, "trainer.max_steps=2", "trainer.devices=2", "trainer.strategy=ddp")
-    done = tiny.command("train.py", "-m", *arguments, "seed=1,2", "run.name=pairs", cwd=tmp_path)
+    done = tiny.command("train.py", "-m", *arguments, "seed=1", "run.name=pairs", cwd=tmp_path)
     assert done.returncode == DONE, done.stderr
     summaries = [json.loads(p.read_text()) for p in (tmp_path / "runs/pairs").glob("*/summary.json")]
-    assert [s["status"] for s in summaries] == ["done", "done"]
-    assert [s["hardware"]["devices"] for s in summaries] == [2, 2]
+    assert [(s["status"], s["hardware"]["devices"]) for s in summaries] == [("done", 2)]
 
 
 def test_a_run_does_not_resume_with_other_cases(dataset: Path, tmp_path: Path) -> None:

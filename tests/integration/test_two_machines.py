@@ -29,7 +29,7 @@ from medconv.utils.exit_codes import DONE
 SBATCH = tiny.ROOT / "scripts/slurm/train.sbatch"
 SAME = ["model.norm=instance", "optimizer=sgd"]
 LONG = [*SAME, "data.samples_per_epoch=40", "trainer.max_steps=60", "run.dir=run"]
-LOST = "error: another process of this run is gone or does not answer ("
+LOST = "error: another process of this run ended or does not answer ("
 # What srun does, as far as a task sees it: the variables of a step, and the highest exit code as its own.
 SRUN = """#!{python}
 import os, subprocess, sys
@@ -177,7 +177,7 @@ def test_a_machine_that_is_lost_ends_the_job_and_the_same_command_goes_on(
         assert time.monotonic() - killed < 20
     said = (tmp_path / "err0").read_text()
     assert said.startswith(LOST)
-    assert said.count("\n") == 1 and said.endswith("The same command goes on from the last checkpoint\n")
+    assert said.count("\n") == 1 and said.endswith("again to resume from the last checkpoint\n")
     assert _summary(tmp_path)["status"] == "preempted"
     reached = torch.load(last, weights_only=True)["global_step"]
     assert 0 < reached < 60

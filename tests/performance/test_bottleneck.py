@@ -22,25 +22,28 @@ def values(**perf: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("measured", "said"),
+    ("measured", "expected"),
     [
         ({"data_wait": 0.61}, "61% of the time waits for data: data.num_workers is 2 with 16 cores; try 16"),
         (
             {"data_wait": 0.2, "validation": 0.4},
-            "40% of the time is validation: a larger trainer.check_val_every_n_epoch",
+            "40% of the time is validation: try a larger trainer.check_val_every_n_epoch",
         ),
         ({"copy_to_device": 0.15}, "15% of the time copies batches to the device"),
         ({"augmentation": 0.3}, "30% of the time is augmentation on the device"),
-        ({"logging": 0.2}, "20% of the time is logging and callbacks: a larger trainer.log_every_n_steps"),
-        ({"data_wait": 0.05}, "95% of the time is the network itself: perf.compile=true repays itself"),
+        (
+            {"logging": 0.2},
+            "20% of the time is logging and callbacks: try a larger trainer.log_every_n_steps",
+        ),
+        ({"data_wait": 0.05}, "95% of the time is the network itself: try perf.compile=true in long runs"),
     ],
 )
-def test_the_worst_limit_and_its_switch(measured: dict[str, float], said: str) -> None:
+def test_the_worst_bottleneck_and_its_setting(measured: dict[str, float], expected: str) -> None:
     sentence = verdict(shares(**measured), values(), cores=16)
-    assert sentence is not None and sentence.startswith(said)
+    assert sentence is not None and sentence.startswith(expected)
 
 
-def test_a_network_is_told_what_it_does_not_use_yet() -> None:
+def test_unused_settings_are_advised() -> None:
     assert "perf.channels_last=true" in str(verdict(shares(), values(channels_last=False), 2))
     assert "perf.activation_checkpointing=none" in str(
         verdict(shares(), values(activation_checkpointing="blocks"), 2)
@@ -48,9 +51,9 @@ def test_a_network_is_told_what_it_does_not_use_yet() -> None:
     assert "more devices" in str(verdict(shares(), values(compile=True), 2))
 
 
-def test_workers_as_many_as_cores_are_not_advised_again() -> None:
+def test_more_workers_than_cores_are_not_advised() -> None:
     assert "try augmentation=none" in str(verdict(shares(data_wait=0.5), values(), cores=2))
 
 
-def test_nothing_measured_nothing_said() -> None:
+def test_no_verdict_without_a_measurement() -> None:
     assert verdict({}, values(), 2) is None

@@ -119,7 +119,7 @@ def test_a_tensor_changed_afterwards_is_an_error_and_no_wrong_gradient() -> None
     network = _Rewrites()
     apply_checkpointing(network, "pointwise")
     loss = network(torch.randn(1, 1, 64, 64)).mean()
-    with pytest.raises(RuntimeError, match="changed in place; take blocks"):
+    with pytest.raises(RuntimeError, match="changed in place; use perf.activation_checkpointing=blocks"):
         loss.backward()
 
 

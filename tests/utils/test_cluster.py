@@ -68,11 +68,11 @@ def test_the_launcher_says_how_many_where_the_config_does_not(
     assert cluster.processes(2, [0, 1, 2, 3]) == (2, [0, 1, 2, 3])
     name = cluster.launcher().name  # type: ignore[union-attr]
     with pytest.raises(
-        ValueError, match=f"trainer.num_nodes=3, but {name} started processes on 2 machines; leave"
+        ValueError, match=f"trainer.num_nodes=3, but {name} started processes on 2 machines; do not set"
     ):
         cluster.processes(3, None)
     with pytest.raises(
-        ValueError, match=f"trainer.devices=2, but {name} started 4 processes on each machine; leave"
+        ValueError, match=f"trainer.devices=2, but {name} started 4 processes on each machine; do not set"
     ):
         cluster.processes(None, 2)
 
@@ -187,11 +187,11 @@ def test_a_timeout_is_positive_and_reaches_the_strategy() -> None:
 
 
 def test_only_lost_processes_are_called_so() -> None:
-    with pytest.raises(RuntimeError, match="shapes differ"), cluster.naming_lost():
+    with pytest.raises(RuntimeError, match="shapes differ"), cluster.detecting_lost_peers():
         raise RuntimeError("shapes differ")
     with (
         pytest.raises(cluster.PeerLostError, match=r"\(Timed out waiting 9ms for recv\)"),
-        cluster.naming_lost(),
+        cluster.detecting_lost_peers(),
     ):
         raise RuntimeError(
             "[../third_party/gloo/unbound_buffer.cc:81] Timed out waiting 9ms for recv. Ask us.\nmore"
@@ -210,22 +210,22 @@ def test_only_lost_processes_are_called_so() -> None:
 def test_a_process_without_others_loses_none_and_a_fault_of_its_own_stays_one(
     several: bool, said: str
 ) -> None:
-    with pytest.raises(RuntimeError, match="^" + said[:9]), cluster.naming_lost(several):
+    with pytest.raises(RuntimeError, match="^" + said[:9]), cluster.detecting_lost_peers(several):
         raise RuntimeError(said)
 
 
-def test_those_that_lose_a_process_end_for_its_reason(
+def test_the_reason_of_a_failed_process_is_shared(
     launched: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """srun returns the highest code: 75 would send a user's mistake into the queue again."""
+    """srun returns the highest exit code: after 75, a user's mistake would be queued again."""
     monkeypatch.setattr(cluster, "_LATE", 0.3)
     folder = tmp_path / "run"
 
     def ends(error: Exception, **more: Any) -> str:
         launched(**STEP, SLURM_STEP_ID=0, **more)
-        with pytest.raises(type(error)), cluster.blaming(folder):
+        with pytest.raises(type(error)), cluster.sharing_errors(folder):
             raise error
-        with pytest.raises((ValueError, cluster.PeerLostError)) as found, cluster.blaming(folder):
+        with pytest.raises((ValueError, cluster.PeerLostError)) as found, cluster.sharing_errors(folder):
             raise cluster.PeerLostError("gone")
         return str(found.value)
 
@@ -236,13 +236,13 @@ def test_those_that_lose_a_process_end_for_its_reason(
     )
     assert (
         ends(cluster.PeerLostError("gone"), SLURM_RESTART_COUNT=1) == "gone"
-    )  # what an earlier attempt said is of the past
+    )  # the reason of an earlier attempt does not count
     assert ends(KeyError(), SLURM_RESTART_COUNT=1) == "another process of this run failed: KeyError"
-    (folder / cluster._FAULT).unlink()
+    (folder / cluster._ERROR_FILE).unlink()
     launched()
-    with pytest.raises(ValueError), cluster.blaming(folder):
+    with pytest.raises(ValueError), cluster.sharing_errors(folder):
         raise ValueError("alone")
-    assert not (folder / cluster._FAULT).exists()
+    assert not (folder / cluster._ERROR_FILE).exists()
 
 
 @pytest.mark.parametrize("given", ["never", "PATH"])

@@ -1,25 +1,24 @@
-"""What a case is: files, and the grid that ties their voxels to the patient. The start of the way of a
-case.
-"""
+"""Cases, datasets, and the grid that relates voxels to the patient."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 
+from medconv.targets import parse
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Shape, spacing and orientation of a volume, together: `affine` maps voxel indices to millimetres
-    (RAS+).
+    """Shape, spacing and orientation of a volume: `affine` maps voxel indices to millimetres (RAS+).
 
     Args: shape: (X, Y, Z) voxels; a 2D image has Z = 1. affine: 4 x 4 rows, as nested tuples so that grids
     compare.
@@ -44,12 +43,12 @@ class Grid:
 
     @property
     def voxel_mm3(self) -> float:
-        """A voxel's volume, of sheared affines as well."""
+        """Volume of a voxel; also right for sheared affines."""
         return float(abs(np.linalg.det(self.matrix[:3, :3])))
 
     @property
     def shear(self) -> float:
-        """How far its axes are from right angles, in degrees."""
+        """Largest deviation of the axes from right angles, in degrees."""
         unit = self.matrix[:3, :3] / np.linalg.norm(self.matrix[:3, :3], axis=0)
         return float(np.rad2deg(np.arcsin(np.abs(unit.T @ unit - np.eye(3)).max().clip(0, 1))))
 
@@ -59,26 +58,23 @@ class Grid:
         return "".join(str(code) for code in nib.aff2axcodes(self.matrix))
 
     def corner_distance(self, other: Grid) -> float:
-        """How far apart the two grids put the volume's corners: the largest distance, in this grid's
-        voxels.
-        """
+        """Largest distance between the corners of the volume on the two grids, in voxels of this grid."""
         corners = np.array([(*c, 1) for c in product(*[(-0.5, n - 0.5) for n in self.shape])])
-        there = corners @ other.matrix.T @ np.linalg.inv(self.matrix).T
-        return float(np.abs(there - corners)[:, :3].max())
+        moved = corners @ other.matrix.T @ np.linalg.inv(self.matrix).T
+        return float(np.abs(moved - corners)[:, :3].max())
 
 
 @dataclass(frozen=True)
 class Case:
-    """One patient's examination: an image per channel (or one with the channels last) and what is known of
-    it.
+    """One examination: image files with a label map or image-level values.
 
     Args:
-        images: files; of DICOM, a series' folder, or a file that stands for its series.
-        label: a label map, of segmentation.
-        values: of the whole image, as `ImageLevelTargets` says.
-        group: what must not be divided between training and validation, such as a patient; empty: the case
-            alone.
-        part: where the dataset says so, `train`, `val` or `test`.
+        images: one file per channel, or one file with the channels last; for DICOM the folder of a series,
+            or one file of it.
+        label: the label map, for segmentation.
+        values: the image-level targets, see `ImageLevelTargets`.
+        group: cases of one group, such as a patient, stay in one split; empty: the case is its own group.
+        split: `train`, `val` or `test` if the dataset defines it, else empty.
     """
 
     id: str
@@ -86,7 +82,7 @@ class Case:
     label: Path | None = None
     values: tuple[float, ...] | None = None
     group: str = ""
-    part: str = ""
+    split: str = ""
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -95,29 +91,40 @@ class Case:
 
 @dataclass(frozen=True)
 class Dataset:
-    """All cases of a dataset and what their values mean.
+    """All cases of a dataset and the meaning of their labels.
 
     Args:
-        class_names: index is the label value; the first is the background.
+        class_names: the index is the label value; the first is the background.
         modalities: one per channel.
-        faults: case id to what its layout shows to be wrong with it, such as a missing channel.
-        wanted: what a network is asked for; None: each class.
-        outcome: what is asked of whole images; None: label maps.
+        errors: case id to an error that its layout shows, such as a missing channel.
+        segmentation_targets: None: every class.
+        image_targets: None: the labels are label maps.
     """
 
     name: str
     cases: tuple[Case, ...]
     class_names: tuple[str, ...]
     modalities: tuple[str, ...]
-    faults: Mapping[str, str] = field(default_factory=dict)
-    wanted: SegmentationTargets | None = None
+    errors: Mapping[str, str] = field(default_factory=dict)
+    segmentation_targets: SegmentationTargets | None = None
     image_targets: ImageLevelTargets | None = None
 
     @property
     def targets(self) -> SegmentationTargets:
-        return self.wanted or SegmentationTargets.of_classes(self.class_names)
+        return self.segmentation_targets or SegmentationTargets.of_classes(self.class_names)
 
     @property
     def num_values(self) -> int:
-        """A label map of this dataset holds values below this."""
+        """Values of this dataset's label maps are below this number."""
         return 1 + max(len(self.class_names) - 1, self.targets.ignore or 0)
+
+    def with_targets(
+        self, regions: Mapping[str, Any] | None, regions_order: Sequence[int] | None, ignore_label: Any
+    ) -> Dataset:
+        """The dataset with the segmentation targets of the config; None keeps what the dataset declares.
+
+        Args: as `data.regions`, `data.regions_order`, `data.ignore_label`; see `targets.parse.override`.
+        Raises: ValueError: names the invalid key.
+        """
+        names, targets = parse.override(self.class_names, self.targets, regions, regions_order, ignore_label)
+        return replace(self, class_names=names, segmentation_targets=targets)

@@ -1,6 +1,4 @@
-"""Left and right: which classes are each other's mirror image, and what must not be mirrored without
-knowing it.
-"""
+"""Left and right: pairs of classes that swap under mirroring, and warnings for names that look like pairs."""
 
 from __future__ import annotations
 
@@ -21,10 +19,10 @@ log = logging.getLogger(__name__)
 def flip_label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """`data.flip_label_pairs`, a list of pairs of names or null, as class numbers.
 
-    Raises: ConfigError: no pair, an unknown class, the background, or a class that has two partners.
+    Raises: ConfigError: not a pair, an unknown class, the background, or a class in two pairs.
     """
     names = list(class_names)
-    found: list[tuple[int, int]] = []
+    numbers: list[tuple[int, int]] = []
     for pair in pairs or () if isinstance(pairs, Sequence | None) and not isinstance(pairs, str) else [pairs]:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2 or pair[0] == pair[1]:
             raise ConfigError(
@@ -35,22 +33,22 @@ def flip_label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int,
             if name not in names[1:]:
                 near = difflib.get_close_matches(str(name), names[1:], n=1)
                 hint = f"did you mean {near[0]}?" if near else f"the classes are {', '.join(names[1:])}"
-                raise ConfigError(f"data.flip_label_pairs: {name} is no class of the foreground; {hint}")
-        found.append((names.index(pair[0]), names.index(pair[1])))
-    paired = [number for pair in found for number in pair]
-    if twice := [names[n] for n in dict.fromkeys(paired) if paired.count(n) > 1]:
-        raise ConfigError(f"data.flip_label_pairs: a class has one partner, {', '.join(twice)} has more")
-    return tuple(found)
+                raise ConfigError(f"data.flip_label_pairs: {name} is not a foreground class; {hint}")
+        numbers.append((names.index(pair[0]), names.index(pair[1])))
+    flat = [number for pair in numbers for number in pair]
+    if repeated := [names[n] for n in dict.fromkeys(flat) if flat.count(n) > 1]:
+        raise ConfigError(f"data.flip_label_pairs: a class has one partner, {', '.join(repeated)} has more")
+    return tuple(numbers)
 
 
 def lookalikes(class_names: Sequence[str]) -> list[tuple[str, str]]:
-    """Classes whose names differ in left and right alone."""
+    """Pairs of classes whose names differ only in left and right."""
     return [(a, b) for a, b in combinations(class_names, 2) if a != b and _unsided(a) == _unsided(b)]
 
 
 def check_equivariance(derived: dict[str, Any], equivariant: Sequence[int]) -> None:
-    """Raises: ConfigError: the network is equivariant along the axis that tells the partners of
-    `data.flip_label_pairs` apart.
+    """Raises: ConfigError: the network is equivariant along the axis that distinguishes the pairs of
+    `data.flip_label_pairs`.
     """
     axis = left_right_axis(derived.get("slice_axis"))
     if derived.get("flip_label_pairs") and axis in equivariant:
@@ -63,9 +61,7 @@ def check_equivariance(derived: dict[str, Any], equivariant: Sequence[int]) -> N
 
 
 def warn_of_lookalikes(derived: dict[str, Any], mirrored: Sequence[int], equivariant: Sequence[int]) -> None:
-    """One warning where left and right are exchanged, in training or by the network, and classes look like
-    partners.
-    """
+    """Warn if augmentation or the network swaps left and right while class names look like pairs."""
     axis, pairs = left_right_axis(derived.get("slice_axis")), _unpaired(derived)
     if not pairs or axis not in (*mirrored, *equivariant):
         return
@@ -75,36 +71,33 @@ def warn_of_lookalikes(derived: dict[str, Any], mirrored: Sequence[int], equivar
             "conv=mirror along axis %d, from left to right, makes a network that cannot tell %s", axis, named
         )
     elif derived.get("image_targets") or derived.get("overlapping"):
-        named, what = (
-            ", ".join(f"{a} and {b}" for a, b in pairs),
-            "labels" if derived.get("image_targets") else "regions",
-        )
-        advice = "augmentation.mirror_axes=%s exchanges left and right but no %s: %s; mirror along other axes"
+        named = ", ".join(f"{a} and {b}" for a, b in pairs)
+        what = "labels" if derived.get("image_targets") else "regions"
+        advice = "augmentation.mirror_axes=%s swaps left and right but no %s: %s; mirror along other axes"
         log.warning(advice, list(mirrored), what, named)
     else:
         named = ",".join(f"[{a},{b}]" for a, b in pairs)
         advice = (
-            "augmentation.mirror_axes=%s exchanges left and right but no labels; "
-            "data.flip_label_pairs=[%s] would"
+            "augmentation.mirror_axes=%s swaps left and right but no labels; data.flip_label_pairs=[%s] would"
         )
         log.warning(advice, list(mirrored), named)
 
 
 def _unpaired(derived: dict[str, Any]) -> list[tuple[str, str]]:
-    """Classes that look like partners and are none of `data.flip_label_pairs`; of regions those that some
-    region tells apart.
+    """Classes that look like pairs and are not in `data.flip_label_pairs`; of regions, those that some
+    region separates.
     """
     names = derived["class_names"]
     if derived.get("image_targets"):
         return lookalikes(names)
     if derived.get("overlapping"):
         regions = derived["targets"]
-        apart = [
+        separated = [
             (a, b)
             for a, b in lookalikes(names)
             if any((names.index(a) in values) != (names.index(b) in values) for values in regions["values"])
         ]
-        return list(dict.fromkeys([*apart, *lookalikes(regions["names"])]))
+        return list(dict.fromkeys([*separated, *lookalikes(regions["names"])]))
     paired = {n for pair in derived.get("flip_label_pairs") or () for n in pair}
     return lookalikes([name for number, name in enumerate(names) if number not in paired])
 

@@ -1,4 +1,4 @@
-"""Which cases are trained on, validated on and kept for a test: as the dataset says, else by folds."""
+"""Training, validation and test cases: from the dataset's own splits, else by folds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from medconv.data.case import Case
-from medconv.data.datasets.common import _read_json
+from medconv.data.datasets.common import read_json
 from medconv.targets.image_level import ImageLevelTargets
 
-_NAMED = 20  # cases in one line
+_MAX_NAMED = 20  # cases named in one line
 
 log = logging.getLogger(__name__)
 
@@ -28,125 +28,129 @@ class DataSplit:
     test: list[Case]
 
 
-def divide(cases: Sequence[Case], fold: int | str, num_folds: int, splits: Path | None = None) -> DataSplit:
-    """The parts that the cases name; where none is for validation, or none is named, a fold is.
+def split_cases(
+    cases: Sequence[Case], fold: int | str, num_folds: int, splits: Path | None = None
+) -> DataSplit:
+    """Splits as the cases define them; a fold if they define no validation cases.
 
-    Raises: ValueError: as `split`, or a group in two parts.
+    Args: splits: path of a splits file, see `split_fold`.
+    Raises: ValueError: as `split_fold`, or a group in two splits.
     """
-    named: dict[str, list[Case]] = {
-        part: [case for case in cases if case.part == part] for part in ("train", "val", "test", "")
+    by_split: dict[str, list[Case]] = {
+        name: [case for case in cases if case.split == name] for name in ("train", "val", "test", "")
     }
-    rest = [*named["train"], *named[""]]
-    if not named["val"] or fold == "all" or splits is not None:
-        parts = DataSplit(*split([*rest, *named["val"]], fold, num_folds, splits), named["test"])
+    train = [*by_split["train"], *by_split[""]]
+    if not by_split["val"] or fold == "all" or splits is not None:
+        data_split = DataSplit(
+            *split_fold([*train, *by_split["val"]], fold, num_folds, splits), by_split["test"]
+        )
     else:
-        parts = DataSplit(rest, named["val"], named["test"])
+        data_split = DataSplit(train, by_split["val"], by_split["test"])
         if str(fold) != "0":
             log.warning(
-                "data.fold=%s is not used: the dataset says itself what is for training and for validation",
+                "data.fold=%s is not used: the dataset defines its own training and validation cases",
                 fold,
             )
-    _check_groups(parts)
-    return parts
+    _check_groups(data_split)
+    return data_split
 
 
-def without(parts: DataSplit, skipped: Mapping[str, str]) -> DataSplit:
-    """Less some cases, by id."""
-    return DataSplit(
-        *([case for case in part if case.id not in skipped] for part in (parts.train, parts.val, parts.test))
-    )
+def drop_cases(data_split: DataSplit, skipped: Mapping[str, str]) -> DataSplit:
+    """The split without the skipped case ids."""
+    splits = (data_split.train, data_split.val, data_split.test)
+    return DataSplit(*([case for case in cases if case.id not in skipped] for cases in splits))
 
 
-def without_copies(parts: DataSplit, contents: Mapping[str, str]) -> DataSplit:
-    """Less those training cases whose image is also one of validation or test; a warning names them.
+def drop_duplicates(data_split: DataSplit, contents: Mapping[str, str]) -> DataSplit:
+    """The split without training cases whose image is also in validation or test; a warning names them.
 
     Args: contents: case id to a hash of its voxels.
     """
-    elsewhere = {contents[case.id]: case.id for case in [*parts.test, *parts.val] if case.id in contents}
-    copies = {c.id: elsewhere[contents[c.id]] for c in parts.train if contents.get(c.id) in elsewhere}
+    held_out = [*data_split.test, *data_split.val]
+    elsewhere = {contents[case.id]: case.id for case in held_out if case.id in contents}
+    copies = {c.id: elsewhere[contents[c.id]] for c in data_split.train if contents.get(c.id) in elsewhere}
     if not copies:
-        return parts
-    pairs = [f"{case} ({other})" for case, other in list(copies.items())[:_NAMED]]
-    more = f" and {len(copies) - _NAMED} more" if len(copies) > _NAMED else ""
+        return data_split
+    pairs = [f"{case} ({other})" for case, other in list(copies.items())[:_MAX_NAMED]]
+    more = f" and {len(copies) - _MAX_NAMED} more" if len(copies) > _MAX_NAMED else ""
     log.warning(
-        "%d images are both in training and in validation or test, and are left out of training: %s%s",
+        "%d images are in training and also in validation or test; skipped in training: %s%s",
         len(copies),
         ", ".join(pairs),
         more,
     )
-    return replace(parts, train=[case for case in parts.train if case.id not in copies])
+    return replace(data_split, train=[case for case in data_split.train if case.id not in copies])
 
 
-def check_examples(parts: DataSplit, image_targets: ImageLevelTargets) -> None:
-    """Raises: ValueError: a class or finding without an example in training, a class without one in
-    validation, or no finding there that some cases have and others have not."""
+def check_examples(data_split: DataSplit, image_targets: ImageLevelTargets) -> None:
+    """Raises: ValueError: a class or finding without a training example, a class without a validation
+    example, or no finding with both positive and negative validation cases."""
     if image_targets.kind == "regression":
         return
-    for part, cases in (("training", parts.train), ("validation", parts.val)):
+    for split, cases in (("training", data_split.train), ("validation", data_split.val)):
         counts = class_counts(cases, image_targets)
-        lacking = [n for n, count in zip(image_targets.names, counts, strict=True) if not count]
+        missing = [n for n, count in zip(image_targets.names, counts, strict=True) if not count]
         if (
-            part == "validation"
+            split == "validation"
             and image_targets.kind == "multilabel"
             and cases
             and not any(0 < n < len(cases) for n in counts)
         ):
             raise ValueError(
-                "no finding has validation cases with it and without it, so there is no AUC to choose a "
-                "checkpoint by; other data.fold or data.num_folds may help"
+                "no finding has both positive and negative validation cases, so there is no AUC to choose "
+                "a checkpoint by; another data.fold or data.num_folds may help"
             )
-        if part == "validation" and image_targets.kind == "multilabel" and cases and lacking:
-            log.warning("no case of validation has %s, which has no score there", ", ".join(lacking))
-        elif cases and lacking:
+        if split == "validation" and image_targets.kind == "multilabel" and cases and missing:
+            log.warning("no validation case has %s, so its AUC is undefined", ", ".join(missing))
+        elif cases and missing:
             raise ValueError(
-                f"no case of {part} has class {', '.join(lacking)}, expected at least one of each; other "
+                f"no {split} case has class {', '.join(missing)}, expected at least one of each; another "
                 "data.fold or data.num_folds, or data.class_names without it, may help"
             )
 
 
 def class_counts(cases: Sequence[Case], image_targets: ImageLevelTargets) -> list[int]:
-    """How many cases have each class or finding."""
+    """Number of cases of each class or finding."""
     values = np.array([case.values for case in cases]).reshape(len(cases), image_targets.num_values)
     if image_targets.kind == "multiclass":
         return [int((values == index).sum()) for index in range(len(image_targets.names))]
     return [int(count) for count in (values == 1).sum(0)]
 
 
-def members(cases: Sequence[Case], image_targets: ImageLevelTargets) -> list[list[int]]:
-    """The places of the cases of each class; of findings, of those that have it, and at last of those
-    without any.
-    """
+def indices_by_class(cases: Sequence[Case], image_targets: ImageLevelTargets) -> list[list[int]]:
+    """Indices of the cases of each class; for findings, of the positive cases, then of cases without any."""
     values = [case.values or () for case in cases]
     if image_targets.kind == "multiclass":
         return [
             [i for i, v in enumerate(values) if v[0] == index] for index in range(len(image_targets.names))
         ]
-    found = [[i for i, v in enumerate(values) if v[index]] for index in range(len(image_targets.names))]
-    return [*found, [i for i, v in enumerate(values) if not any(v)]]
+    positive = [[i for i, v in enumerate(values) if v[index]] for index in range(len(image_targets.names))]
+    return [*positive, [i for i, v in enumerate(values) if not any(v)]]
 
 
-def _check_groups(parts: DataSplit) -> None:
-    found: dict[str, dict[str, str]] = defaultdict(dict)
-    for name, cases in (("training", parts.train), ("validation", parts.val), ("test", parts.test)):
+def _check_groups(data_split: DataSplit) -> None:
+    splits: dict[str, dict[str, str]] = defaultdict(dict)
+    named = (("training", data_split.train), ("validation", data_split.val), ("test", data_split.test))
+    for name, cases in named:
         for case in cases:
             if case.group:
-                found[case.group].setdefault(name, case.id)
-    for group, where in found.items():
-        if len(where) > 1:
-            told = ", ".join(f"{case} in {name}" for name, case in where.items())
+                splits[case.group].setdefault(name, case.id)
+    for group, examples in splits.items():
+        if len(examples) > 1:
+            detail = ", ".join(f"{case} in {name}" for name, case in examples.items())
             raise ValueError(
-                f"group {group} is in more than one part: {told}; expected all of its cases in one"
+                f"group {group} is in more than one split: {detail}; expected all of its cases in one"
             )
 
 
-def split(
+def split_fold(
     cases: Sequence[Case], fold: int | str, num_folds: int, splits: Path | None = None
 ) -> tuple[list[Case], list[Case]]:
     """Training and validation cases of a fold; fold `all` trains on every case and validates on none.
 
-    Sorted case ids, shuffled once with seed 12345 and cut into `num_folds`: the split of nnU-Net, so that
-    fold k means the same cases there and here. A group takes the place of its cases' ids.
-    Args: splits: a `splits_final.json` (list of {"train": ids, "val": ids}) that takes the place of the rule.
+    Sorted case ids, shuffled once with seed 12345 and cut into `num_folds`, as in nnU-Net: fold k has the
+    same cases. If cases have groups, the groups are split instead of the ids.
+    Args: splits: a `splits_final.json` (list of {"train": ids, "val": ids}) to use instead.
     """
     ordered = sorted(cases, key=lambda case: case.id)
     units = sorted({case.group or case.id for case in ordered})
@@ -172,7 +176,7 @@ def split(
 
 
 def _from_file(cases: Sequence[Case], fold: int, path: Path) -> tuple[list[Case], list[Case]]:
-    folds = _read_json(path)
+    folds = read_json(path)
     if not isinstance(folds, list) or not all(
         isinstance(f, dict) and {"train", "val"} <= set(f) for f in folds
     ):
@@ -184,6 +188,7 @@ def _from_file(cases: Sequence[Case], fold: int, path: Path) -> tuple[list[Case]
     unknown = sorted({*train, *val} - set(by_id))
     if unknown or set(train) & set(val):
         raise ValueError(
-            f"{path}: unknown cases {unknown[:20]}, cases in both parts {sorted(set(train) & set(val))[:20]}"
+            f"{path}: unknown cases {unknown[:20]}, "
+            f"cases in both train and val {sorted(set(train) & set(val))[:20]}"
         )
     return [by_id[case] for case in train], [by_id[case] for case in val]

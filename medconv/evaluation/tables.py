@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from medconv.data.datasets.common import ids_of
-from medconv.data.datasets.csv_table import PARTS, read_rows
+from medconv.data.datasets.csv_table import SPLITS, read_rows
 from medconv.inference.manifest import RECORD
 from medconv.inference.output_table import OTHERS, column_of
 from medconv.targets.image_level import ImageLevelTargets
@@ -122,7 +122,7 @@ def read_truth(
     ids = [row["case"] for _, row in rows] if keyed else ids_of(files, path.parent, path)
     found: dict[str, tuple[float, ...]] = {}
     for case, (number, row) in zip(ids, rows, strict=True):
-        if part is not None and PARTS.get(row[split].lower(), row[split]) != part:
+        if part is not None and SPLITS.get(row[split].lower(), row[split]) != part:
             continue
         if case in found:
             raise ValueError(f"--labels {path}, row {number}: case {case} is there twice")
@@ -145,7 +145,7 @@ def _values(
             )
         return (float(image_targets.names.index(label)),)
     values = tuple(_number(row[column], where, column) for column in columns)
-    if fault := image_targets.fault(values):
+    if fault := image_targets.invalid_reason(values):
         raise ValueError(f"{where}: {fault}")
     return values
 

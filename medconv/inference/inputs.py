@@ -14,7 +14,7 @@ from medconv.data.datasets.common import ids_of
 from medconv.data.datasets.csv_table import read_rows
 from medconv.data.datasets.nnunet import group_channels
 from medconv.data.io import dicom_series
-from medconv.data.io.dicom_headers import is_dicom, listing
+from medconv.data.io.dicom_headers import is_dicom, list_files
 from medconv.data.io.images import KNOWN, SUFFIXES, VOLUMES, in_folder, stem
 
 _FIRST = "_0000"  # how the first channel's name ends
@@ -76,9 +76,9 @@ def _in_dicom(source: Path) -> list[Case]:
         if not is_dicom(folder):
             without.append(folder)
             continue
-        found = dicom_series.find(folder)
-        if found.left_out:
-            log.info("--input %s: left out %s", folder, dicom_series.words(found.left_out))
+        found = dicom_series.find_series(folder)
+        if found.skipped:
+            log.info("--input %s: left out %s", folder, dicom_series.summarize(found.skipped))
         for name, path, modality in dicom_series.cases(found, folder):
             case = (
                 "_".join([*folder.relative_to(source).parts, *([name] if name else [])])
@@ -104,7 +104,7 @@ def _say_without(source: Path, folders: Sequence[Path]) -> None:
     """
     for folder in folders:
         try:
-            if listing(folder):
+            if list_files(folder):
                 log.warning(
                     "--input %s: left out %s, no file there can be read as DICOM (DICM after 128 bytes)",
                     source,

@@ -65,7 +65,7 @@ def _train(composed: DictConfig, settings: Any) -> None:
 
 def result_table(summary: dict[str, Any], folder: RunDir) -> str:
     """Scores of the best checkpoint (for segmentation per class), and where everything is."""
-    per_class, monitored = summary.get("val/dice_per_class") or {}, monitor.of_summary(summary)
+    per_class, monitored = summary.get("val/dice_per_class") or {}, monitor.metric_of_summary(summary)
     rows = [(name, _score(value)) for name, value in per_class.items()]
     rows += [("mean foreground", _score(summary.get("val/dice")))] if per_class else []
     if monitored != monitor.DICE:

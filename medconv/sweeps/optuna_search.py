@@ -55,7 +55,7 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
     composed = _first_config(space, fixed, compose, optuna)
     launcher: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
     folder, target = home(composed), OmegaConf.select(composed, "task._target_")
-    monitored = monitor.of_task(str(target)) if target else monitor.DICE
+    monitored = monitor.metric_of_task(str(target)) if target else monitor.DICE
     if composed.run.dry_run:
         print(f"{settings['n_trials']} trials by Optuna for the best {monitored.name}, into {folder}, over")
         print("\n".join(f"  {o.input_line}" for o in overrides if o.is_sweep_override()))
@@ -158,7 +158,7 @@ def _tell(study: Any, trial: Any, job: Job, optuna: Any) -> None:
         study._storage.set_trial_user_attr(trial._trial_id, _LOST, True)
         return
     summary = job.folder.summary()
-    score = summary.get(monitor.of_summary(summary).name)
+    score = summary.get(monitor.metric_of_summary(summary).name)
     study._storage.set_trial_user_attr(trial._trial_id, _CODE, job.code)
     if job.code == 0 and score is not None and math.isfinite(score):
         study.tell(trial.number, score)

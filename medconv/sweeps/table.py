@@ -25,7 +25,7 @@ def ranked(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _quality(summary: Mapping[str, Any]) -> float:
-    monitored = monitor.of_summary(summary)
+    monitored = monitor.metric_of_summary(summary)
     score = summary.get(monitored.name)
     return -math.inf if score is None else monitored.quality(score)
 
@@ -36,7 +36,7 @@ def text(jobs: Sequence[Job]) -> str:
     lines = ["sweep, best first"]
     for job in ranked(jobs):
         summary = job.folder.summary()
-        score = summary.get(monitor.of_summary(summary).name)
+        score = summary.get(monitor.metric_of_summary(summary).name)
         own = [f"{key}={value(job, key)}" for key in keys if value(job, key)] or list(job.overrides)
         failed = f"  {job.status}, {job.reason}" if job.reason else ""
         lines.append(
@@ -55,7 +55,9 @@ def write(home: Path, jobs: Sequence[Job]) -> Path:
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
     names = list(
-        dict.fromkeys(monitor.of_summary(summary).name for _, summary in summaries if summary.get("score"))
+        dict.fromkeys(
+            monitor.metric_of_summary(summary).name for _, summary in summaries if summary.get("score")
+        )
     )
     names = names or [monitor.DICE.name]
     header = [

@@ -1,4 +1,4 @@
-"""What a network predicts: label maps, regions, classes, labels or values of whole images."""
+"""What a network predicts: label maps, regions, multiclass, multilabel, regression."""
 
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets

@@ -1,4 +1,4 @@
-"""What a network is asked of a whole image: one of some classes, any of some findings, or numbers."""
+"""Image-level targets: multiclass, multilabel and regression."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ KINDS = ("multiclass", "multilabel", "regression")
 
 @dataclass(frozen=True)
 class ImageLevelTargets:
-    """What each case has a value of, or several, and what a network's outputs mean.
+    """The values that each case has, and what a network's outputs mean.
 
     Args:
-        kind: `classes` exclude each other, a softmax; a case has the index of one of them. `findings` may
-            come together, a sigmoid each; a case has 0 or 1 for each. `numbers`: a case has one for each
-            name, in whatever unit.
-        names: in the order of the outputs.
+        kind: `multiclass`: exclusive classes, softmax; a case has the index of one class. `multilabel`:
+            independent findings, a sigmoid each; a case has 0 or 1 for each. `regression`: a case has a
+            number for each name, in any unit.
+        names: of the outputs, in their order.
     """
 
     kind: str
@@ -32,35 +32,35 @@ class ImageLevelTargets:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"the kind of an outcome must be one of {', '.join(KINDS)}, got {self.kind!r}")
+            raise ValueError(
+                f"the kind of image-level targets must be one of {', '.join(KINDS)}, got {self.kind!r}"
+            )
         if len(self.names) < (2 if self.kind == "multiclass" else 1):
             raise ValueError(f"too few names of {self.kind}: {list(self.names)}")
 
     @classmethod
     def from_plain(cls, content: Any) -> ImageLevelTargets:
-        """From what `plain` gave, in a file that somebody may have sent. Raises: ValueError: anything
-        else.
-        """
+        """The inverse of `plain`; the content may be untrusted. Raises: ValueError: invalid."""
         if not isinstance(content, Mapping) or not {"kind", "names"} <= set(content):
-            raise ValueError("an outcome needs kind and names")
+            raise ValueError("image-level targets need kind and names")
         return cls(str(content["kind"]), names_of(content["names"]))
 
     def plain(self) -> dict[str, Any]:
-        """Names, as YAML, JSON and checkpoints hold them."""
+        """As plain types, for YAML, JSON and checkpoints."""
         return {"kind": self.kind, "names": list(self.names)}
 
     @property
     def num_outputs(self) -> int:
-        """Of the network: one per name."""
+        """Outputs of the network: one per name."""
         return len(self.names)
 
     @property
     def num_values(self) -> int:
-        """Of a case: the index of its class, or a value for each name."""
+        """Values of a case: the index of its class, or one for each name."""
         return 1 if self.kind == "multiclass" else len(self.names)
 
-    def fault(self, values: Sequence[float]) -> str | None:
-        """What is wrong with the values of a case, in words; None: nothing."""
+    def invalid_reason(self, values: Sequence[float]) -> str | None:
+        """Why the values of a case are invalid; None if they are valid."""
         if len(values) != self.num_values:
             return f"expected {self.num_values} values, got {len(values)}"
         if self.kind == "multiclass" and values[0] not in range(len(self.names)):
@@ -72,9 +72,7 @@ class ImageLevelTargets:
         return None
 
     def decode(self, logits: Tensor) -> Tensor:
-        """What logits mean: probabilities, or the numbers themselves. Shape: (..., outputs) -> the same,
-        float32.
-        """
+        """Logits to probabilities, or to numbers for regression. Shape: (..., outputs) -> same, float32."""
         logits = logits.float()
         if self.kind == "regression":
             return logits
@@ -82,6 +80,6 @@ class ImageLevelTargets:
 
 
 def image_targets_of(derived: Values) -> ImageLevelTargets | None:
-    """What is asked of whole images; None: label maps."""
+    """The image-level targets of a run; None if it predicts label maps."""
     plain = derived["image_targets"]
     return None if plain is None else ImageLevelTargets.from_plain(plain)

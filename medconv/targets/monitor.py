@@ -1,6 +1,4 @@
-"""What a run is judged by: which number of its validations, and whether more is better. All that compares
-asks here.
-"""
+"""The monitored metric: which validation metric ranks checkpoints and runs, and in which direction."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from hydra.utils import get_object
 
 @dataclass(frozen=True)
 class MonitoredMetric:
-    """A task's class has one as its `goal`. Args: name: as it is logged and written. words: for people."""
+    """The class attribute `goal` of a task. Args: name: as logged, such as val/dice. words: for messages."""
 
     name: str
     words: str
@@ -21,11 +19,11 @@ class MonitoredMetric:
 
     @property
     def mode(self) -> str:
-        """As `stopping` and `scheduler` call it."""
+        """`max` or `min`, as early stopping and schedulers call it."""
         return "max" if self.higher_is_better else "min"
 
     def quality(self, value: float) -> float:
-        """What is larger for the better of two values."""
+        """The value with the sign that makes larger better."""
         return value if self.higher_is_better else -value
 
     def plain(self) -> dict[str, str]:
@@ -37,16 +35,16 @@ AUC = MonitoredMetric("val/auc", "AUC")
 MAE = MonitoredMetric("val/mae", "mean absolute error", higher_is_better=False)
 
 
-def of_task(target: str) -> MonitoredMetric:
-    """Of a task's class, by its dotted name; Dice where it does not say."""
+def metric_of_task(target: str) -> MonitoredMetric:
+    """The metric of a task class, by its dotted name; Dice if it declares none."""
     return getattr(get_object(target), "goal", DICE)
 
 
-def of_summary(summary: Mapping[str, Any]) -> MonitoredMetric:
-    """Of the run that wrote a `summary.json`; Dice where that does not say."""
-    said = summary.get("score")
-    if not isinstance(said, Mapping) or not all(
-        isinstance(said.get(key), str) for key in ("name", "words", "mode")
+def metric_of_summary(summary: Mapping[str, Any]) -> MonitoredMetric:
+    """The metric of the run that wrote a `summary.json`; Dice if it names none."""
+    score = summary.get("score")
+    if not isinstance(score, Mapping) or not all(
+        isinstance(score.get(key), str) for key in ("name", "words", "mode")
     ):
         return DICE
-    return MonitoredMetric(said["name"], said["words"], said["mode"] != "min")
+    return MonitoredMetric(score["name"], score["words"], score["mode"] != "min")

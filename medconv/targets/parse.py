@@ -1,28 +1,27 @@
-"""What label values mean: classes, regions that may overlap, and the value of voxels of which nothing is
-known.
-"""
+"""Segmentation targets from a dataset.json or from the config: classes, overlapping regions, ignore label."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from medconv.targets.segmentation import HIGHEST, SegmentationTargets
+from medconv.targets.segmentation import HIGHEST, SegmentationTargets, names_of
 
-IGNORE = "ignore"  # the name by which a dataset.json marks that value
+IGNORE = "ignore"  # the name that a dataset.json gives to the value of unlabelled voxels
 Regions = dict[str, tuple[int, ...]]
 
 
-def declared(labels: Any, order: Any, path: Path) -> tuple[tuple[str, ...], SegmentationTargets]:
-    """The class names, background first, and the targets that a dataset.json declares.
+def parse_labels(labels: Any, order: Any, path: Path) -> tuple[tuple[str, ...], SegmentationTargets]:
+    """The class names, background first, and the targets of a dataset.json.
 
-    Decathlon has {"0": "background"}, nnU-Net v2 {"background": 0}, where a name may have several values and
-    so be a region.
-    Args: order: what `regions_class_order` says, None where it is absent.
-    Raises: ValueError: values that leave a gap, or regions without an order.
+    Decathlon writes {"0": "background"}, nnU-Net v2 {"background": 0}; there a name with several values is a
+    region.
+    Args: order: the value of `regions_class_order`; None if absent.
+    Raises: ValueError: label values with a gap, or regions without an order.
     """
     if not isinstance(labels, dict) or len(labels) < 2:
         raise ValueError(
@@ -31,68 +30,66 @@ def declared(labels: Any, order: Any, path: Path) -> tuple[tuple[str, ...], Segm
     groups = _groups(labels, path)
     if high := {name: max(values) for name, values in groups.items() if max(values) > HIGHEST}:
         raise ValueError(f"{path}: label values must lie in 0 to {HIGHEST}, got {high}")
-    unknown = groups.pop(IGNORE, (None,))[0]
+    ignore = groups.pop(IGNORE, (None,))[0]
     if any(len(values) > 1 for values in groups.values()):
-        return _declared_regions(groups, unknown, order, path)
+        return _parse_regions(groups, ignore, order, path)
     pairs = sorted((values[0], name) for name, values in groups.items())
-    found, names = [value for value, _ in pairs], tuple(name for _, name in pairs)
-    if found != list(range(len(found))):
+    values, names = [value for value, _ in pairs], tuple(name for _, name in pairs)
+    if values != list(range(len(values))):
         raise ValueError(
-            f"{path}: label values must be 0, 1, 2, ... without a gap and each once, got {found}"
+            f"{path}: label values must be 0, 1, 2, ... without a gap and each once, got {values}"
         )
-    if unknown is not None and (unknown < len(names) or len(names) < 2):
-        raise ValueError(
-            f"{path}: `{IGNORE}` must be above all classes, 0 to {len(names) - 1}, got {unknown}"
-        )
-    return names, SegmentationTargets.of_classes(names, unknown)
+    if ignore is not None and (ignore < len(names) or len(names) < 2):
+        raise ValueError(f"{path}: `{IGNORE}` must be above all classes, 0 to {len(names) - 1}, got {ignore}")
+    return names, SegmentationTargets.of_classes(names, ignore)
 
 
 def _groups(labels: dict[str, Any], path: Path) -> Regions:
-    """Name to the values it stands for."""
+    """Name to its label values."""
     if all(str(key).isdecimal() for key in labels):
         names = [str(name) for _, name in sorted(labels.items(), key=lambda pair: int(pair[0]))]
         if len(set(names)) < len(names):
             raise ValueError(f"{path}: `labels` must give every class a name of its own, got {names}")
         return {str(name): (int(value),) for value, name in labels.items()}
     lists = {name: value if isinstance(value, list) else [value] for name, value in labels.items()}
-    odd = [
+    invalid = [
         name for name, values in lists.items() if not values or not all(str(v).isdecimal() for v in values)
     ]
-    if odd or len(lists.get(IGNORE, [0])) > 1:
-        got = {name: labels[name] for name in odd or [IGNORE]}
+    if invalid or len(lists.get(IGNORE, [0])) > 1:
+        got = {name: labels[name] for name in invalid or [IGNORE]}
         raise ValueError(
             f"{path}: `labels` must give each name a label value, or for a region a list of them, got {got}"
         )
     return {name: tuple(int(v) for v in values) for name, values in lists.items()}
 
 
-def _declared_regions(
-    groups: Regions, unknown: int | None, order: Any, path: Path
+def _parse_regions(
+    groups: Regions, ignore: int | None, order: Any, path: Path
 ) -> tuple[tuple[str, ...], SegmentationTargets]:
     regions = {name: values for name, values in groups.items() if values != (0,)}
-    alone = {values[0]: name for name, values in groups.items() if len(values) == 1}
+    single = {values[0]: name for name, values in groups.items() if len(values) == 1}
     highest = max(max(values) for values in regions.values())
     names = tuple(
-        alone.get(value, f"label {value}" if value else "background") for value in range(highest + 1)
+        single.get(value, f"label {value}" if value else "background") for value in range(highest + 1)
     )
     if order is None:
         raise ValueError(
             f"{path}: regions need the key `regions_class_order`, one label value for each of {list(regions)}"
         )
-    return names, _of_regions(
-        regions, order, names, unknown, f"{path}: labels", f"{path}: regions_class_order"
+    return names, _region_targets(
+        regions, order, names, ignore, f"{path}: labels", f"{path}: regions_class_order"
     )
 
 
-def _of_regions(
+def _region_targets(
     regions: Regions,
     order: Any,
     names: tuple[str, ...],
-    unknown: int | None,
+    ignore: int | None,
     key: str,
     order_key: str = "data.regions_order",
 ) -> SegmentationTargets:
-    _check_values(regions, names, unknown, key)
+    _check_values(regions, names, ignore, key)
     if order is None:
         shared = [f"{a} and {b}" for a, b in combinations(regions, 2) if set(regions[a]) & set(regions[b])]
         if shared:
@@ -101,13 +98,13 @@ def _of_regions(
                 "value that it writes into a prediction, later ones over earlier ones"
             )
         order = [values[0] for values in regions.values()]
-    fits = (
+    valid = (
         isinstance(order, Sequence)
         and len(order) == len(regions)
         and all(type(value) is int for value in order)
     )
     if (
-        not fits
+        not valid
         or len(set(order)) < len(order)
         or any(v not in r for v, r in zip(order, regions.values(), strict=True))
     ):
@@ -115,25 +112,21 @@ def _of_regions(
             f"{order_key} must give each of {list(regions)} a label value of its own, one that lies in it, "
             f"got {order}"
         )
-    return SegmentationTargets(tuple(regions), tuple(regions.values()), tuple(int(v) for v in order), unknown)
+    return SegmentationTargets(tuple(regions), tuple(regions.values()), tuple(int(v) for v in order), ignore)
 
 
-def _check_values(regions: Regions, names: Sequence[str], unknown: int | None, key: str) -> None:
+def _check_values(regions: Regions, names: Sequence[str], ignore: int | None, key: str) -> None:
     for region, values in regions.items():
         wrong = [v for v in values if not 0 < v < len(names)]
         if not values or wrong or len(set(values)) < len(values):
-            is_ = (
-                "the value to ignore, which is in no region"
-                if unknown in wrong
-                else "none of the foreground's"
-            )
-            told = f"{wrong[0]} is {is_}" if wrong else f"got {list(values)}"
+            what = "the value to ignore" if ignore in wrong else "not a foreground value"
+            detail = f"{wrong[0]} is {what}" if wrong else f"got {list(values)}"
             raise ValueError(
-                f"{key}: {region} must name different label values of 1 to {len(names) - 1}: {told}"
+                f"{key}: {region} must name different label values from 1 to {len(names) - 1}: {detail}"
             )
-    if unknown is not None and unknown < len(names):
+    if ignore is not None and ignore < len(names):
         raise ValueError(
-            f"{key}: the value to ignore must be above all classes, 0 to {len(names) - 1}, got {unknown}"
+            f"{key}: the value to ignore must be above all classes, 0 to {len(names) - 1}, got {ignore}"
         )
 
 
@@ -150,17 +143,47 @@ def _value_of(name: Any, names: Sequence[str], key: str) -> int:
         return list(names).index(name)
     near = difflib.get_close_matches(str(name), names[1:], n=1)
     hint = f"did you mean {near[0]}?" if near else f"the classes are {', '.join(names[1:])}"
-    raise ValueError(f"{key}: {name} is no class; {hint}")
+    raise ValueError(f"{key}: {name} is not a class; {hint}")
 
 
-def _without(names: tuple[str, ...], ignore: Any) -> tuple[tuple[str, ...], int]:
-    """The classes that are left, and the value to ignore."""
+def _drop_ignored(names: tuple[str, ...], ignore: Any) -> tuple[tuple[str, ...], int]:
+    """The remaining classes, and the value to ignore."""
     value = ignore if type(ignore) is int else _value_of(ignore, names, "data.ignore_label")
     last = len(names) - 1
     if not max(2, last) <= value <= HIGHEST:
-        named = f"class {names[value]}" if 0 <= value <= last else "no label value"
-        least = f"{last} ({names[last]}, which then is no class)" if last >= 2 else "2"
+        named = f"class {names[value]}" if 0 <= value <= last else "not a label value"
+        least = f"{last} ({names[last]}, which is then not a class)" if last >= 2 else "2"
         raise ValueError(
             f"data.ignore_label must be above all classes, from {least} to {HIGHEST}, got {ignore}, {named}"
         )
     return (names[:-1] if value == last else names), value
+
+
+def override(
+    names: Sequence[str],
+    targets: SegmentationTargets,
+    regions: Mapping[str, Any] | None,
+    order: Sequence[int] | None,
+    ignore: Any,
+) -> tuple[tuple[str, ...], SegmentationTargets]:
+    """Class names and targets of a dataset after the config's `data.regions`, `data.regions_order` and
+    `data.ignore_label`; None of all three keeps what the dataset declares.
+
+    Args:
+        names, targets: what the dataset declares; names with the background first.
+        regions: name to a class or a list of classes, each by value or by name.
+        ignore: a value above all classes; or the name or value of the last class, which is then no class.
+    Raises: ValueError: names the invalid key.
+    """
+    names, ignored_value = names_of(names), targets.ignore
+    if ignore is not None and not (ignore == IGNORE and ignored_value is not None):
+        names, ignored_value = _drop_ignored(names, ignore)
+    if regions:
+        values = {name: _values(name, classes, names) for name, classes in regions.items()}
+        return names, _region_targets(values, order, names, ignored_value, "data.regions")
+    if order:
+        raise ValueError(f"data.regions_order={list(order)} needs data.regions, which is not set")
+    if targets.overlapping:
+        _check_values(targets.by_name, names, ignored_value, "data.ignore_label")
+        return names, replace(targets, ignore=ignored_value)
+    return names, SegmentationTargets.of_classes(names, ignored_value)

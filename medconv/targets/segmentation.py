@@ -1,4 +1,4 @@
-"""What a network is asked for: classes that exclude each other, or regions that may overlap."""
+"""Segmentation targets: exclusive classes, or regions that may overlap."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-HIGHEST = torch.iinfo(torch.int16).max  # of a label value
+HIGHEST = torch.iinfo(torch.int16).max  # the largest label value
 
 
 @dataclass(frozen=True)
 class SegmentationTargets:
-    """The foreground of a task, and how a network's output becomes a label map.
+    """The foreground to segment, and how a network's output becomes a label map.
 
-    Classes that exclude each other: one channel each after the background's, a softmax. Regions: one channel
-    each, a sigmoid, since a voxel may lie in several.
+    Exclusive classes: a background channel and one channel each, softmax. Regions: one channel each, sigmoid,
+    because a voxel may lie in several.
     Args:
         names: of the foreground, in the order of the channels.
-        values: the label values that each name stands for; classes have one each, 1, 2, ... in this order.
-        order: of regions, the value that each writes into a label map, later ones over earlier ones; empty
-            for classes.
-        ignore: label value of voxels about which nothing is known; None where there is none.
+        values: the label values of each name; classes have one each, 1, 2, ... in this order.
+        order: the value that each region writes into a label map, later over earlier; empty for classes.
+        ignore: label value of unlabelled voxels; None if there is none.
     Source: regions as in nnU-Net v2's `regions_class_order`, Isensee et al. 2021,
     doi:10.1038/s41592-020-01008-z.
     """
@@ -35,18 +34,14 @@ class SegmentationTargets:
 
     @classmethod
     def of_classes(cls, class_names: Sequence[str], ignore: int | None = None) -> SegmentationTargets:
-        """Classes that exclude each other; the names' index is the label value, the first is the
-        background.
-        """
+        """Exclusive classes; the index of a name is its label value, the first is the background."""
         return cls(
             tuple(class_names[1:]), tuple((value,) for value in range(1, len(class_names))), (), ignore
         )
 
     @classmethod
     def from_plain(cls, content: Any) -> SegmentationTargets:
-        """From what `plain` gave, in a file that somebody may have sent. Raises: ValueError: anything
-        else.
-        """
+        """The inverse of `plain`; the content may be untrusted. Raises: ValueError: invalid."""
         if not isinstance(content, Mapping) or not {"names", "values", "order", "ignore"} <= set(content):
             raise ValueError("targets need names, values, order and ignore")
         names, order, ignore = names_of(content["names"]), _label_values(content["order"]), content["ignore"]
@@ -55,21 +50,21 @@ class SegmentationTargets:
             raise ValueError("each name needs its label values")
         writes = order or [value for group in groups for value in group]
         if len(writes) != len(names) or len(set(writes)) < len(writes):
-            raise ValueError("each name needs a label value of its own, which for regions `order` gives")
+            raise ValueError("each name needs a label value of its own; for regions, `order` gives it")
         if any(value not in group for value, group in zip(writes, groups, strict=True)):
-            raise ValueError("the label value that a region writes must lie in it")
+            raise ValueError("the label value that a region writes must be one of its values")
         if ignore is not None and _label_values([ignore])[0] in (v for group in groups for v in group):
-            raise ValueError("what is ignored must be no class")
+            raise ValueError("the label value to ignore must not be a class")
         return cls(names, tuple(map(tuple, groups)), tuple(order), ignore)
 
     def plain(self) -> dict[str, Any]:
-        """Lists, names and numbers, as YAML, JSON and checkpoints hold them."""
+        """As plain types, for YAML, JSON and checkpoints."""
         values = [list(group) for group in self.values]
         return {"names": list(self.names), "values": values, "order": list(self.order), "ignore": self.ignore}
 
     @property
     def by_name(self) -> dict[str, tuple[int, ...]]:
-        """Name to the label values it stands for."""
+        """Name to its label values."""
         return dict(zip(self.names, self.values, strict=True))
 
     @property
@@ -88,18 +83,17 @@ class SegmentationTargets:
 
     @property
     def num_values(self) -> int:
-        """A label map holds values below this, and `ignore`."""
+        """Label values are below this number; `ignore` is not counted."""
         return 1 + max((v for group in self.values for v in group), default=0)
 
     def known(self, label: Tensor) -> Tensor | None:
-        """Where a label map says anything; None: everywhere. Shape: any -> the same, bool."""
+        """Mask of the labelled voxels; None if all are. Shape: any -> same, bool."""
         return None if self.ignore is None else label != self.ignore
 
     def reference(self, label: Tensor) -> Tensor:
-        """What the outputs are compared with; where nothing is known it is background.
+        """What the loss compares the outputs with; unlabelled voxels become background.
 
-        Shape: label (batch, 1, *spatial) -> the same, or of regions that overlap (batch, regions, *spatial)
-        of 0 and 1.
+        Shape: label (batch, 1, *spatial) -> same; for regions (batch, regions, *spatial) of 0 and 1.
         """
         if self.overlapping:
             masks = [torch.stack([label == value for value in values]).any(0) for values in self.values]
@@ -107,10 +101,10 @@ class SegmentationTargets:
         return label if self.ignore is None else torch.where(label == self.ignore, 0, label)
 
     def decode(self, logits: Iterable[Tensor]) -> Tensor:
-        """The label map that logits mean.
+        """Logits to a label map.
 
-        Shape: (outputs, *spatial), or as many (*spatial) one after the other, of which no two need to be in
-        memory at once -> (*spatial) int16.
+        Shape: (outputs, *spatial), or an iterator of (*spatial) channels, so that only one needs to be in
+        memory -> (*spatial) int16.
         """
         if not self.overlapping:
             return highest(logits)
@@ -123,7 +117,7 @@ class SegmentationTargets:
 
 
 def names_of(content: Any) -> tuple[str, ...]:
-    """Names, from a file that somebody may have sent. Raises: ValueError: no list of different names."""
+    """Names from an untrusted file. Raises: ValueError: not a list of different names."""
     names = _listed(content)
     if not all(isinstance(name, str) and name.strip() for name in names) or len(set(names)) < len(names):
         raise ValueError(f"class names must differ from each other and not be blank, got {names!r:.200}")
@@ -144,9 +138,9 @@ def _label_values(content: Any) -> list[int]:
 
 
 def highest(channels: Iterable[Tensor]) -> Tensor:
-    """The number of the channel that is highest, the first of several; each (*spatial) -> (*spatial) int16.
+    """The index of the highest channel, the first of equals; each (*spatial) -> (*spatial) int16.
 
-    Equals `argmax(0)`, takes one channel at a time, and on a CPU a fifth of its time.
+    Equals `argmax(0)`, but holds one channel at a time and takes a fifth of the time on a CPU.
     """
     channels = iter(channels)
     best = next(channels)

@@ -114,7 +114,7 @@ def _asked(values: Values, prepared: PreparedData) -> Values:
         "targets": prepared.targets,
         "patch_size": known["patch_size"],
         "to_native": lambda logits, case: restore(
-            logits, prepared.store.placement(case), prepared.targets.decode
+            logits, prepared.store.crop_info(case), prepared.targets.decode
         ),
         "slice_axis": known["slice_axis"],
         "flip_label_pairs": configs.lists_to_tuples(known["flip_label_pairs"] or []),

@@ -23,7 +23,6 @@ from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, pre
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit
-from medconv.data.targets import asked
 from medconv.performance.memory_budget import measured_gb
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
@@ -83,7 +82,7 @@ def find_data(config: DictConfig) -> tuple[Dataset, int]:
             f"data.ignore_label={data.ignore_label}: in masks of pictures it must be below 100, as 255 is a "
             "class"
         )
-    return asked(dataset, data.regions, data.regions_order, data.ignore_label), workers
+    return dataset.with_targets(data.regions, data.regions_order, data.ignore_label), workers
 
 
 def _high(value: object) -> bool:
@@ -114,7 +113,7 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
         found, skipped = fingerprint(dataset, home, workers, skip=data.on_invalid_case == "skip")
-    divided = splits.without(divided, skipped)
+    divided = splits.drop_cases(divided, skipped)
     if skipped:
         report.left_out(skipped, len(dataset.cases))
         dataset = replace(dataset, cases=tuple(case for case in dataset.cases if case.id not in skipped))
@@ -151,7 +150,7 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
 
 def divided_cases(dataset: Dataset, data: DictConfig) -> DataSplit:
     """As the dataset or a fold of it says. Raises: ValueError: as `parts.divide`."""
-    return splits.divide(
+    return splits.split_cases(
         dataset.cases, data.fold, data.num_folds, Path(data.splits_file) if data.splits_file else None
     )
 
@@ -162,7 +161,7 @@ def checked_parts(divided: DataSplit, dataset: Dataset, found: Fingerprint, data
     Args: found: of all cases of `dataset`. Raises: ValueError: a class without examples, or mixed sizes.
     """
     assert dataset.image_targets is not None
-    divided = splits.without_copies(
+    divided = splits.drop_duplicates(
         divided, dict(zip([case.id for case in dataset.cases], found.contents, strict=True))
     )
     splits.check_examples(divided, dataset.image_targets)
@@ -285,7 +284,7 @@ def data_module(values: Values, prepared: PreparedData) -> DataModule:
         augment,
         seed=values["seed"],
         slice_axis=known["slice_axis"],
-        draw_from=splits.members(prepared.train, prepared.image_targets)
+        draw_from=splits.indices_by_class(prepared.train, prepared.image_targets)
         if prepared.image_targets and settings["balanced_sampling"]
         else None,
         **{key: settings[key] for key in keys},

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from medconv import config
 from medconv.config import compose
 from medconv.data.case import Dataset
-from medconv.data.preprocessing.fingerprint import CaseReport, complaint, measured, survey
+from medconv.data.preprocessing.fingerprint import CaseReport, error_report, examine_all, measure
 from medconv.planning import report as planning_report
 from medconv.training.data_setup import checked_parts, divided_cases, find_data, planned_for, prepare_data
 from medconv.utils.exit_codes import DONE
@@ -41,21 +41,21 @@ def _prepare(found: DictConfig, verify: bool) -> int:
 
 
 def _check(found: DictConfig) -> int:
-    """Writes nothing; the faults, if there are any, are the error."""
+    """Check all cases and write nothing. Raises: ValueError: all errors."""
     dataset, workers = find_data(found)
-    reports = survey(dataset, workers)
+    reports = examine_all(dataset, workers)
     print(table(dataset, reports))
     for report in reports:
         for warning in report.warnings:
             print(f"warning: case {report.case}: {warning}")
-    faults = {report.case: report.faults for report in reports if report.faults}
-    if faults:
-        raise ValueError(complaint(dataset, faults))
-    known = measured(reports)
+    errors = {report.case: report.errors for report in reports if report.errors}
+    if errors:
+        raise ValueError(error_report(dataset, errors))
+    known = measure(reports)
     if dataset.image_targets is not None:
         checked_parts(divided_cases(dataset, found.data), dataset, known, found.data)
     print(f"\n{planning_report.table(planned_for(found, dataset, known).rows)}")
-    print(f"\nno fault in {len(reports)} cases of {dataset.name}")
+    print(f"\nno errors in {len(reports)} cases of {dataset.name}")
     return DONE
 
 
@@ -89,7 +89,7 @@ def _row(report: CaseReport, values: list[str]) -> list[str]:
         known.append(f"{report.low:.4g} to {report.high:.4g}")
     total = sum(report.class_voxels)
     shares = [f"{100 * n / total:.2f} %" for n in report.class_voxels] or values
-    return [report.case, *known, *shares, f"{len(report.faults)} faults" if report.faults else ""]
+    return [report.case, *known, *shares, f"{len(report.errors)} errors" if report.errors else ""]
 
 
 def _by(numbers: tuple[float, ...]) -> str:

@@ -94,7 +94,7 @@ def _train(config: DictConfig, folder: RunDir) -> Values:
         check_same_optimizer(content, str(values["optimizer"].get("_target_")), given)
     folder.begin(values)
     folder.write_summary(
-        skipped_cases=prepared.skipped, score=monitor.of_task(values["task"]["_target_"]).plain()
+        skipped_cases=prepared.skipped, score=monitor.metric_of_task(values["task"]["_target_"]).plain()
     )
     with (
         folder.recording(trainer, profiler),
@@ -136,7 +136,7 @@ def _facts(config: DictConfig, prepared: PreparedData) -> Values:
     """`derived`, with what follows from them and the task for losses, networks, stopping and schedules to
     refer to.
     """
-    found, goal = derived(prepared), monitor.of_task(str(config.task._target_))
+    found, goal = derived(prepared), monitor.metric_of_task(str(config.task._target_))
     return {
         **found,
         "monitor": goal.name,

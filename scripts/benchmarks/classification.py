@@ -82,7 +82,7 @@ def _test_part(root: Path, cache: Path, output: Path) -> Path:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["case", "path", "label"])
-        rows = [case for case in dataset.cases if case.part == "test"]
+        rows = [case for case in dataset.cases if case.split == "test"]
         writer.writerows(
             [case.id, case.images[0].resolve(), f"{(case.values or (0,))[0]:g}"] for case in rows
         )

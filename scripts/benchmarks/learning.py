@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from benchmarks.results import Row, table
 from medconv.data.datasets.auto import auto
-from medconv.data.splits import split
+from medconv.data.splits import split_fold
 from medconv.training.run_dir import short_hash
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ def _write_splits(root: Path, cases: str, seeds: int, output: Path) -> None:
 
     Raises: ValueError: more cases asked for than there are, or no number.
     """
-    train, val = split(auto(root).cases, 0, 5, None)
+    train, val = split_fold(auto(root).cases, 0, 5, None)
     ids = sorted(case.id for case in train)
     if cases != "all" and not (cases.isdigit() and 0 < int(cases) <= len(ids)):
         raise ValueError(f"--cases must be `all` or numbers from 1 to {len(ids)}, got {cases}")

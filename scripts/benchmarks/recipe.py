@@ -146,7 +146,7 @@ class _Bench:
     def of(cls, options: argparse.Namespace) -> _Bench:
         _check(options)
         dataset = auto(options.root)
-        train, val = splits.split(dataset.cases, options.fold, FOLDS)
+        train, val = splits.split_fold(dataset.cases, options.fold, FOLDS)
         output = options.output.resolve()
         output.mkdir(parents=True, exist_ok=True)
         raw = (

@@ -21,7 +21,7 @@ from benchmark import main
 from benchmarks import dice_curves, recipe
 from benchmarks.peers import training
 from medconv.data.datasets.auto import auto
-from medconv.data.splits import split
+from medconv.data.splits import split_fold
 from medconv.training.callbacks.time_budget import TimeBudget
 
 SMALL = [o for o in tiny.SMALL if not o.startswith(("trainer.max_steps", "data.num_folds"))]
@@ -52,7 +52,7 @@ def test_contestants_train_for_the_same_time_on_the_same_cases(
     given = [*arguments(tmp_path, "medconv", "dynunet"), "--plot", str(drawn)]
     rows = benchmark(monkeypatch, tmp_path, *given)
     assert [row["variant"] for row in rows] == [f"medconv, {', '.join(SMALL)}", "MONAI DynUNet, plain loop"]
-    _, val = split(auto(tmp_path / "data").cases, 0, 5)
+    _, val = split_fold(auto(tmp_path / "data").cases, 0, 5)
     for row in rows:
         folder = next(
             (tmp_path / "out/0.1min").glob("medconv-*" if "medconv" in row["variant"] else "dynunet")
@@ -151,7 +151,7 @@ def test_options_that_do_not_fit(
 def test_the_split_is_that_of_nnunet(tmp_path: Path) -> None:
     """Expected: `generate_crossval_split` of nnU-Net 2.8.1 for ten sorted ids, seed 12345, five folds."""
     root = tiny.write_dataset(tmp_path / "data", cases=10)
-    train, val = split(auto(root).cases, 0, 5)
+    train, val = split_fold(auto(root).cases, 0, 5)
     assert [case.id for case in val] == ["case_0", "case_7"] and len(train) == 8
 
 

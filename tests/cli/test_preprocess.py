@@ -11,7 +11,7 @@ from helpers import tiny
 from helpers.processes import Forked
 
 from medconv.data.datasets.decathlon import msd
-from medconv.data.splits import split
+from medconv.data.splits import split_fold
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
 COUNT = 10  # cases of a dataset that is large enough to stop in the middle
@@ -80,7 +80,7 @@ def test_check_only_shows_a_table_and_writes_nothing(
     plan = {line.split("  ")[0]: line for line in out.splitlines()}
     assert plan["patch"].endswith("the median image, 16 x 18 x 12, rounded up to what the strides divide")
     assert plan["batch"].startswith("batch          2  ") and "of CPU memory" in plan["memory"]
-    assert out.endswith("no fault in 7 cases of Tiny\n") and err == ""
+    assert out.endswith("no errors in 7 cases of Tiny\n") and err == ""
     assert list(tmp_path.iterdir()) == []
 
 
@@ -94,11 +94,11 @@ def test_check_only_lists_every_fault_and_fails(
     out, err = prepares(arguments, tmp_path, monkeypatch, capsys, USER)
     rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("case_")}
     assert (
-        rows["case_1"].endswith("1 faults")
-        and rows["case_4"].endswith("1 faults")
+        rows["case_1"].endswith("1 errors")
+        and rows["case_4"].endswith("1 errors")
         and rows["case_2"].endswith("%")
     )
-    assert err.startswith("error: dataset Tiny: 2 faults in 7 cases\n  case case_1: ")
+    assert err.startswith("error: dataset Tiny: 2 errors in 7 cases\n  case case_1: ")
     assert not (tmp_path / "cache").exists()
 
 
@@ -186,11 +186,11 @@ def test_training_goes_on_without_faulty_cases_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = tiny.write_dataset(tmp_path / "data")
-    whole = split(msd(root).cases, 0, 3)
+    whole = split_fold(msd(root).cases, 0, 3)
     faulty = [whole[0][0].id, whole[1][0].id]
     for case in faulty:
         (root / f"imagesTr/{case}.nii.gz").write_bytes(b"")
-    with pytest.raises(ValueError, match="2 faults in 7 cases"):
+    with pytest.raises(ValueError, match="2 errors in 7 cases"):
         tiny.train(root, tmp_path / "raise")
     summary = tiny.train(root, tmp_path / "skip", "data.on_invalid_case=skip")
     assert summary["status"] == "done"
@@ -204,7 +204,7 @@ def test_training_goes_on_without_faulty_cases_and_says_so(
 
 def test_nothing_left_to_train_on_is_an_error(tmp_path: Path) -> None:
     root = tiny.write_dataset(tmp_path / "data")
-    train, _ = split(msd(root).cases, 1, 3)
+    train, _ = split_fold(msd(root).cases, 1, 3)
     for case in train:
         case.images[0].write_bytes(b"")
     with pytest.raises(

@@ -33,13 +33,13 @@ def test_pairs_are_class_numbers() -> None:
     [
         (
             [["left_kidny", "right_kidney"]],
-            r"data\.flip_label_pairs: left_kidny is no class.*did you mean left_kidney\?",
+            r"data\.flip_label_pairs: left_kidny is not a foreground class.*did you mean left_kidney\?",
         ),
         (
             [["liver!", "spleen"]],
-            r"data\.flip_label_pairs: liver! is no class.*the classes are left_kidney, spleen",
+            r"data\.flip_label_pairs: liver! is not a foreground class.*the classes are left_kidney, spleen",
         ),
-        ([["background", "spleen"]], r"data\.flip_label_pairs: background is no class of the foreground"),
+        ([["background", "spleen"]], r"data\.flip_label_pairs: background is not a foreground class"),
         (
             [["spleen", "spleen"]],
             r"data\.flip_label_pairs needs pairs of two different classes.*got \[\['spleen', 'spleen'\]\]",
@@ -168,7 +168,7 @@ def test_with_regions_no_pairs_are_recommended(
         []
         if said is None
         else [
-            f"augmentation.mirror_axes=[0] exchanges left and right but no regions: {said}; mirror along "
+            f"augmentation.mirror_axes=[0] swaps left and right but no regions: {said}; mirror along "
             "other axes"
         ]
     )

@@ -107,7 +107,7 @@ def tiny(root: Path, num_cases: int = 3, **settings: Any) -> Dataset:
     return msd(write_msd(root, num_cases, **settings))
 
 
-def recipe(
+def preprocessing_config(
     spacing_mm: Sequence[float] = (1.0, 1.5, 2.0), normalisation: str = "none", channels: int = 1
 ) -> PreprocessingConfig:
     """By default the native spacing of the tiny datasets and their values as they are."""

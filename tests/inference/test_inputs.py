@@ -91,7 +91,7 @@ def test_cases_of_a_folder_of_patients(tmp_path: Path, caplog: pytest.LogCapture
     assert list(found) == ["p1_se1", "p2_3_T1_mprage", "p2_4_T2_flair"]
     assert found["p1_se1"] == (root / "p1/se1",)
     assert f"{root / 'p2'}: left out 1 such as scout: a localizer" in caplog.text
-    assert f"{root / 'sr'}: left out 1 such as 1: no image (SR)" in caplog.text
+    assert f"{root / 'sr'}: left out 1 such as 1: not an image (SR)" in caplog.text
     for case in ("p2_3_T1_mprage", "p2_4_T2_flair"):
         assert read_array(found[case][0])[0].shape == (9, 7, 5)
     assert [case.id for case in find_cases(root / "p1/se1", 1)] == ["se1"]
@@ -241,7 +241,8 @@ def test_dicom_seg_where_there_is_none(
     image = made[0] / "case_0.nii.gz"
     assert call(monkeypatch, made[1], image, "--output", tmp_path / "out", "--dicom-seg") == 1
     assert (
-        f"error: {image}: a DICOM SEG refers to a DICOM series, and this is none\n" == capsys.readouterr().err
+        f"error: {image}: a DICOM SEG refers to a DICOM series, and this is not one\n"
+        == capsys.readouterr().err
     )
     series = as_series(image, tmp_path / "p1")
     monkeypatch.setitem(sys.modules, "highdicom", None)

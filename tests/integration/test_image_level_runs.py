@@ -351,13 +351,13 @@ def test_a_goal_says_which_of_two_is_better() -> None:
         1
     ) > monitor.MAE.quality(2)
     assert (
-        monitor.of_task("medconv.training.tasks.Regression")
-        == monitor.of_summary({"score": monitor.MAE.plain()})
+        monitor.metric_of_task("medconv.training.tasks.Regression")
+        == monitor.metric_of_summary({"score": monitor.MAE.plain()})
         == monitor.MAE
     )
     assert (
-        monitor.of_summary({})
-        == monitor.of_summary({"score": "x"})
-        == monitor.of_task("torch.nn.Linear")
+        monitor.metric_of_summary({})
+        == monitor.metric_of_summary({"score": "x"})
+        == monitor.metric_of_task("torch.nn.Linear")
         == monitor.DICE
     )

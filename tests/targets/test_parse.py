@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.volumes import AFFINE, edit_json, label_array, recipe, save, tiny, write_msd, write_nnunet
+from helpers.volumes import (
+    AFFINE,
+    edit_json,
+    label_array,
+    preprocessing_config,
+    save,
+    tiny,
+    write_msd,
+    write_nnunet,
+)
 
 from medconv.data.augmentation.augment import Augment
 from medconv.data.datasets.common import class_names_of, targets_of
@@ -17,7 +26,6 @@ from medconv.data.loading.patch_dataset import PatchDataset
 from medconv.data.preprocessing.fingerprint import check, examine
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare
 from medconv.data.preprocessing.store import Store
-from medconv.data.targets import asked
 from medconv.targets.segmentation import SegmentationTargets
 
 REGIONS = {"background": 0, "whole": [1, 2], "small": 2, "ignore": 3}
@@ -77,17 +85,17 @@ ASKED: list[tuple[Any, Any, Any, SegmentationTargets]] = [
 def test_what_a_config_asks_for(
     tmp_path: Path, regions: Any, order: Any, ignore: Any, wanted: SegmentationTargets
 ) -> None:
-    dataset = asked(tiny(tmp_path), regions, order, ignore)
+    dataset = tiny(tmp_path).with_targets(regions, order, ignore)
     assert dataset.targets == wanted
     assert len(dataset.class_names) == (2 if wanted.ignore == 2 else 3)
 
 
 def test_a_config_goes_before_the_dataset_and_keeps_what_it_does_not_name(tmp_path: Path) -> None:
     found = nnunet(edit_json(write_nnunet(tmp_path), labels=REGIONS, regions_class_order=[1, 2]))
-    assert asked(found, None, None, None).targets == found.targets
-    assert asked(found, None, None, "ignore").targets == found.targets
-    assert asked(found, None, None, 7).targets.ignore == 7
-    assert asked(found, {"small": [2]}, None, None).targets == SegmentationTargets(
+    assert found.with_targets(None, None, None).targets == found.targets
+    assert found.with_targets(None, None, "ignore").targets == found.targets
+    assert found.with_targets(None, None, 7).targets.ignore == 7
+    assert found.with_targets({"small": [2]}, None, None).targets == SegmentationTargets(
         ("small",), ((2,),), (2,), 3
     )
 
@@ -99,18 +107,18 @@ def test_a_config_goes_before_the_dataset_and_keeps_what_it_does_not_name(tmp_pa
             {"a": [1, 3]},
             None,
             None,
-            r"data\.regions: a must name different label values of 1 to 2: 3 is none of the fore",
+            r"data\.regions: a must name different label values from 1 to 2: 3 is not a fore",
         ),
-        ({"a": [0, 1]}, None, None, r"data\.regions: a must name .*: 0 is none of the foreground's"),
+        ({"a": [0, 1]}, None, None, r"data\.regions: a must name .*: 0 is not a foreground value"),
         ({"a": [1, 1]}, None, None, r"data\.regions: a must name different .*got \[1, 1\]"),
         ({"a": []}, None, None, r"data\.regions: a must name .*got \[\]"),
-        ({"a": ["bigg"]}, None, None, r"data\.regions: a: bigg is no class; did you mean big\?"),
-        ({"a": ["big", "small"]}, None, 2, r"data\.regions: a: small is no class; the classes are big"),
+        ({"a": ["bigg"]}, None, None, r"data\.regions: a: bigg is not a class; did you mean big\?"),
+        ({"a": ["big", "small"]}, None, 2, r"data\.regions: a: small is not a class; the classes are big"),
         (
             {"a": [1, 9]},
             None,
             9,
-            r"data\.regions: a must name .*: 9 is the value to ignore, which is in no region",
+            r"data\.regions: a must name .*: 9 is the value to ignore",
         ),
         (
             {"a": [1, 2], "b": [2]},
@@ -134,16 +142,16 @@ def test_a_config_goes_before_the_dataset_and_keeps_what_it_does_not_name(tmp_pa
         (None, [1, 2], None, r"data\.regions_order=\[1, 2\] needs data\.regions, which is not set"),
         (None, None, 1, r"data\.ignore_label must be above all classes, from 2 \(small.*got 1, class big"),
         (None, None, 0, r"data\.ignore_label must be above.*got 0, class background"),
-        (None, None, -1, r"data\.ignore_label must be above.*got -1, no label value"),
+        (None, None, -1, r"data\.ignore_label must be above.*got -1, not a label value"),
         (None, None, 40000, r"data\.ignore_label must be above.*to 32767, got 40000"),
-        (None, None, "smal", r"data\.ignore_label: smal is no class; did you mean small\?"),
+        (None, None, "smal", r"data\.ignore_label: smal is not a class; did you mean small\?"),
     ],
 )
 def test_what_a_config_cannot_ask_for(
     tmp_path: Path, regions: Any, order: Any, ignore: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        asked(tiny(tmp_path), regions, order, ignore)
+        tiny(tmp_path).with_targets(regions, order, ignore)
 
 
 def test_what_is_ignored_is_not_measured(tmp_path: Path) -> None:
@@ -151,7 +159,7 @@ def test_what_is_ignored_is_not_measured(tmp_path: Path) -> None:
     report = examine(dataset.cases[0], dataset)
     known = label_array(0)[:, :, 3:5]
     assert (
-        report.class_voxels == tuple(int((known == value).sum()) for value in range(3)) and not report.faults
+        report.class_voxels == tuple(int((known == value).sum()) for value in range(3)) and not report.errors
     )
     found, other = check(dataset, 1).fingerprint, check(whole, 1).fingerprint
     assert found.intensities[0]["mean"] == pytest.approx(other.intensities[0]["mean"], rel=0.1)
@@ -173,7 +181,8 @@ def test_a_dataset_of_which_nothing_is_known(tmp_path: Path) -> None:
     for i in range(2):
         save(root / f"labelsTr/case_{i}.nii.gz", np.full_like(label_array(i), 3), AFFINE)
     with pytest.raises(
-        ValueError, match=r"nothing is known of any case: every voxel of all label maps is to be ignored"
+        ValueError,
+        match=r"no case has a labelled voxel: every voxel of all label maps has the value to ignore",
     ):
         check(msd(root), 1)
 
@@ -203,11 +212,11 @@ def test_the_only_class_cannot_be_ignored(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"data\.ignore_label must be above all classes, from 2 to 32767, got 1, class box"
     ):
-        asked(dataset, None, None, 1)
+        dataset.with_targets(None, None, 1)
 
 
 @pytest.mark.parametrize(
-    ("value", "message"), [(3, "nothing is known, every voxel is to be ignored"), (0, "no foreground")]
+    ("value", "message"), [(3, "every voxel has the value to ignore"), (0, "no foreground")]
 )
 def test_warnings_of_labels_that_say_little(tmp_path: Path, value: int, message: str) -> None:
     root = scribbled(tmp_path)
@@ -223,7 +232,7 @@ def test_another_value_is_a_fault_that_names_what_is_expected(tmp_path: Path) ->
     save(tmp_path / "labelsTr/case_0.nii.gz", label_array(0) + 2, AFFINE)
     assert (
         "[3, 4] are not declared, expected 0 to 2, and 7 to be ignored"
-        in examine(dataset.cases[0], dataset).faults[0]
+        in examine(dataset.cases[0], dataset).errors[0]
     )
 
 
@@ -238,14 +247,16 @@ def test_the_value_survives_preparation(tmp_path: Path, ignore: int, spacing_mm:
     dataset = msd(
         edit_json(root, labels={"0": "background", "1": "big", "2": "small", str(ignore): "ignore"})
     )
-    entry = prepare(dataset, recipe(spacing_mm), tmp_path / "cache", 1).read("case_0")
+    entry = prepare(dataset, preprocessing_config(spacing_mm), tmp_path / "cache", 1).read("case_0")
     assert set(np.unique(entry.label)) == {0, 1, 2, ignore}
     assert (entry.label == ignore).mean() == pytest.approx(0.5, abs=0.08)
     assert entry.label.dtype == (np.uint8 if ignore < 256 else np.int16)
 
 
 def test_places_are_those_of_what_is_known(tmp_path: Path) -> None:
-    entry = prepare(msd(scribbled(tmp_path / "data")), recipe(), tmp_path / "cache", 1).read("case_0")
+    entry = prepare(msd(scribbled(tmp_path / "data")), preprocessing_config(), tmp_path / "cache", 1).read(
+        "case_0"
+    )
     rows, label = np.array(entry.foreground), np.array(entry.label)
     at = label[tuple(rows[:, 1:].T)]
     assert set(rows[:, 0]) == {0, 1, 2} and (np.diff(rows[:, 0]) >= 0).all()
@@ -255,7 +266,7 @@ def test_places_are_those_of_what_is_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_every_patch_of_a_sparse_annotation_holds_some_of_it(tmp_path: Path, share: float) -> None:
-    store = prepare(msd(scribbled(tmp_path / "data")), recipe(), tmp_path / "cache", 1)
+    store = prepare(msd(scribbled(tmp_path / "data")), preprocessing_config(), tmp_path / "cache", 1)
     dataset = PatchDataset(store, ["case_0", "case_1"], (3, 3, 1), 0, share)
     labels = [dataset[i]["label"].numpy()[0] for i in range(60)]
     centres = np.array([label[1, 1, 0] for label in labels])
@@ -268,11 +279,11 @@ def test_every_patch_of_a_sparse_annotation_holds_some_of_it(tmp_path: Path, sha
 def test_a_store_without_such_voxels_is_the_same_as_ever(tmp_path: Path) -> None:
     """Nothing that was prepared before there was a value to ignore is prepared again."""
     dataset = tiny(tmp_path / "data", 2)
-    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
-    regions = asked(dataset, {"all": [1, 2]}, None, None)
-    assert prepare(regions, recipe(), tmp_path / "cache", 1).folder == store.folder
-    ignoring = asked(dataset, None, None, 9)
-    assert prepare(ignoring, recipe(), tmp_path / "cache", 1).folder != store.folder
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    regions = dataset.with_targets({"all": [1, 2]}, None, None)
+    assert prepare(regions, preprocessing_config(), tmp_path / "cache", 1).folder == store.folder
+    ignoring = dataset.with_targets(None, None, 9)
+    assert prepare(ignoring, preprocessing_config(), tmp_path / "cache", 1).folder != store.folder
     assert set(store.read("case_0").foreground[:, 0]) == {1, 2}
 
 
@@ -283,14 +294,16 @@ def test_findings_are_taken_anew_once_voxels_are_to_be_ignored(tmp_path: Path) -
     assert json.loads((folder / "fingerprint.json").read_text())["fingerprint"]["class_voxels"] == [
         list(c) for c in found.class_voxels
     ]
-    again, _ = fingerprint(asked(dataset, None, None, 3), folder, 1)
+    again, _ = fingerprint(dataset.with_targets(None, None, 3), folder, 1)
     assert again == found
     with pytest.raises(ValueError, match=r"label values \[3\] are not declared"):
-        fingerprint(asked(dataset, None, None, 4), folder, 1)
+        fingerprint(dataset.with_targets(None, None, 4), folder, 1)
 
 
 def test_augmentation_moves_the_value_as_any_other(tmp_path: Path) -> None:
-    store: Store = prepare(msd(scribbled(tmp_path / "data", 255)), recipe(), tmp_path / "cache", 1)
+    store: Store = prepare(
+        msd(scribbled(tmp_path / "data", 255)), preprocessing_config(), tmp_path / "cache", 1
+    )
     dataset = PatchDataset(store, ["case_0"], (8, 8, 6), 0, 0.5)
     augment = Augment(0, (1.0, 1.5, 2.0), (8, 8, 6), p={"rotation": 1.0, "scale": 1.0}, mirror_axes="all")
     samples = [dataset[i] for i in range(8)]

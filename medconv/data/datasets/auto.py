@@ -1,18 +1,18 @@
-"""`data=auto`: tells Decathlon and nnU-Net folders apart."""
+"""`data=auto`: Decathlon or nnU-Net folders, recognised by their dataset.json."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from medconv.data.case import Dataset
-from medconv.data.datasets.common import _read_meta
+from medconv.data.datasets.common import read_dataset_json
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import nnunet
 
 
 def auto(root: str | Path) -> Dataset:
-    """Tell Medical Segmentation Decathlon and nnU-Net v2 raw folders apart by their `dataset.json`."""
-    meta = _read_meta(root)
+    """Read a Medical Segmentation Decathlon or nnU-Net v2 raw folder; its `dataset.json` tells which."""
+    meta = read_dataset_json(root)
     if "channel_names" in meta:
         return nnunet(root)
     if "training" in meta or "modality" in meta:

@@ -1,4 +1,4 @@
-"""TODO."""
+"""What the dataset layouts share: dataset.json, case ids, and the channels of files."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ from typing import Any
 from medconv.data.case import Case, Dataset
 from medconv.data.io import raster
 from medconv.data.io.images import num_channels, stem
-from medconv.targets.parse import declared
+from medconv.targets import parse
 from medconv.targets.segmentation import SegmentationTargets
 
 
 def modalities_of(files: Sequence[Path], modality: str) -> tuple[str, ...]:
-    """One per channel of the first file that can be read: colours of pictures, else as many as the file
-    has.
-    """
+    """One name per channel of the first readable file: colours for pictures, else `modality` repeated."""
     for path in files:
         try:
             count = num_channels(path)
-        except ValueError:  # which `check` will say of its case
+        except ValueError:  # `check` reports it with its case
             continue
         return raster.CHANNELS[count] if raster.is_picture(path) else (modality,) * count
     return (modality,)
 
 
 def ids_of(files: Sequence[Path], root: Path, source: Path) -> list[str]:
-    """An id for each file: its stem, or where stems repeat its path from `root`. Raises: ValueError: a
-    file twice.
+    """A case id for each file: its stem, or its path below `root` if stems repeat.
+
+    Raises: ValueError: two files with one id.
     """
     ids = [stem(path) for path in files]
     if len(set(ids)) < len(ids):
         ids = ["_".join((*_below(path, root), stem(path))) for path in files]
     if len(set(ids)) < len(ids):
         counts = Counter(ids)
-        twice = [str(path) for path, case in zip(files, ids, strict=True) if counts[case] > 1]
+        duplicates = [str(path) for path, case in zip(files, ids, strict=True) if counts[case] > 1]
         raise ValueError(
-            f"{source}: images that would be one case: {', '.join(twice[:6])}; expected one of each name"
+            f"{source}: images that would be one case: {', '.join(duplicates[:6])}; expected one of each name"
         )
     return ids
 
@@ -51,34 +50,34 @@ def _below(path: Path, root: Path) -> tuple[str, ...]:
 
 def class_names_of(root: Path) -> tuple[str, ...]:
     """The class names in a folder's `dataset.json`, background first."""
-    return _labels(_read_meta(root), root / "dataset.json")[0]
+    return parse_labels(read_dataset_json(root), root / "dataset.json")[0]
 
 
 def targets_of(root: Path) -> SegmentationTargets:
-    """What the label values in a folder's `dataset.json` stand for: classes or regions, and what to
-    ignore.
-    """
-    return _labels(_read_meta(root), root / "dataset.json")[1]
+    """The targets in a folder's `dataset.json`: classes or regions, and the value to ignore."""
+    return parse_labels(read_dataset_json(root), root / "dataset.json")[1]
 
 
-def _dataset(
+def build_dataset(
     name: str,
     cases: list[Case],
     class_names: tuple[str, ...],
     targets: SegmentationTargets | None,
     modalities: tuple[str, ...],
     path: Path,
-    faults: Mapping[str, str] | None = None,
+    errors: Mapping[str, str] | None = None,
 ) -> Dataset:
-    ids = [case.id for case in cases]
-    twice = sorted({case for case in ids if ids.count(case) > 1})
-    if twice:
-        raise ValueError(f"{path}: case ids that occur more than once: {', '.join(twice[:20])}")
+    """A dataset with its cases sorted by id. Raises: ValueError: an id twice."""
+    counts = Counter(case.id for case in cases)
+    duplicates = sorted(case for case, count in counts.items() if count > 1)
+    if duplicates:
+        raise ValueError(f"{path}: case ids that occur more than once: {', '.join(duplicates[:20])}")
     ordered = tuple(sorted(cases, key=lambda case: case.id))
-    return Dataset(name, ordered, class_names, modalities, faults or {}, targets)
+    return Dataset(name, ordered, class_names, modalities, errors or {}, targets)
 
 
-def _read_meta(root: str | Path | None) -> dict[str, Any]:
+def read_dataset_json(root: str | Path | None) -> dict[str, Any]:
+    """Raises: ValueError: no folder, no dataset.json in it, or not a JSON object."""
     if root is None or str(root) == "":
         raise ValueError(
             "data.root is not set: give the folder that holds dataset.json, such as data.root=/data/Task04"
@@ -88,17 +87,16 @@ def _read_meta(root: str | Path | None) -> dict[str, Any]:
         raise ValueError(f"data.root={folder}: no such folder")
     path = folder / "dataset.json"
     if not path.is_file():
-        found = sorted(p.name for p in folder.iterdir())[:5]
-        raise ValueError(
-            f"{folder}: no dataset.json there; the folder holds {', '.join(found) if found else 'nothing'}"
-        )
-    meta = _read_json(path)
+        content = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) or "nothing"
+        raise ValueError(f"{folder}: no dataset.json there; the folder holds {content}")
+    meta = read_json(path)
     if not isinstance(meta, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(meta).__name__}")
     return meta
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Raises: ValueError: not readable, or not JSON."""
     try:
         return json.loads(path.read_text())
     except OSError as error:
@@ -107,7 +105,7 @@ def _read_json(path: Path) -> Any:
         raise ValueError(f"{path}: not valid JSON ({error})") from error
 
 
-def _numbered(names: Any, path: Path, key: str) -> tuple[str, ...]:
+def names_by_number(names: Any, path: Path, key: str) -> tuple[str, ...]:
     """{"0": "T1", "1": "FLAIR"} to ("T1", "FLAIR")."""
     if not isinstance(names, dict) or sorted(names) != sorted(str(i) for i in range(len(names))) or not names:
         raise ValueError(
@@ -116,5 +114,6 @@ def _numbered(names: Any, path: Path, key: str) -> tuple[str, ...]:
     return tuple(str(names[str(i)]) for i in range(len(names)))
 
 
-def _labels(meta: Mapping[str, Any], path: Path) -> tuple[tuple[str, ...], SegmentationTargets]:
-    return declared(meta.get("labels"), meta.get("regions_class_order"), path)
+def parse_labels(meta: Mapping[str, Any], path: Path) -> tuple[tuple[str, ...], SegmentationTargets]:
+    """Class names and targets from the content of a `dataset.json`."""
+    return parse.parse_labels(meta.get("labels"), meta.get("regions_class_order"), path)

@@ -1,6 +1,4 @@
-"""Cases from a table: a CSV file with a path, what is known of the image, and optionally part and patient
-in each row.
-"""
+"""`data=csv`: a table with an image path, its labels, and optionally split and group in each row."""
 
 from __future__ import annotations
 
@@ -16,24 +14,24 @@ from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import ids_of, modalities_of
 from medconv.targets.image_level import KINDS, ImageLevelTargets
 
-PARTS = {
+SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-_MOST = 100  # classes; more labels than that are most likely numbers
+_MAX_CLASSES = 100  # more different labels are most likely numbers
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Args: where: file and row, for messages. labels: column to text."""
+    """Args: location: file and row, for messages. labels: column to text. error: None if the row is valid."""
 
-    where: str
+    location: str
     path: Path
     labels: Mapping[str, str]
-    part: str
+    split: str
     group: str
-    fault: str | None
+    error: str | None
 
 
 def csv(
@@ -47,24 +45,19 @@ def csv(
     modality: str = "MRI",
     task: str = "",
 ) -> Dataset:
-    """A case per row; its path is relative to the table's folder.
+    """A case per row; paths are relative to the folder of the table.
 
     Args:
-        label_columns: one with a class or a number, several with 0 or 1 or with numbers; None: `label`.
-        split_column, group_column: None takes `split` and `group` where they are there.
-        kind: of `ImageLevelTargets`; None: numbers where `task` is a regression, else classes of one column
-            and findings of several.
-        class_names: of classes, in the order of the outputs; None sorts what is there.
-    Raises: ValueError: no such file or column, no rows. What is wrong with a row is a fault of its case.
+        label_columns: one column with a class or number, or several with 0 and 1 or numbers; None: `label`.
+        split_column, group_column: None takes `split` and `group` if they exist.
+        target_type: kind of `ImageLevelTargets`; None: regression if `task` is one, else multiclass for one
+            column and multilabel for several.
+        class_names: in the order of the outputs; None sorts the labels of the table.
+    Raises: ValueError: no such file or column, or no rows. An invalid row becomes an error of its case.
     """
-    path = _file(root)
-    columns = (
-        ["label"]
-        if label_columns is None
-        else [label_columns]
-        if isinstance(label_columns, str)
-        else list(label_columns)
-    )
+    path = _need_table(root)
+    columns = ["label"] if label_columns is None else label_columns
+    columns = [columns] if isinstance(columns, str) else list(columns)
     header, lines = read_rows(path)
     split_column = split_column or ("split" if "split" in header else None)
     group_column = group_column or ("group" if "group" in header else None)
@@ -80,11 +73,11 @@ def csv(
         _row(path, number, line, path_column, columns, split_column, group_column) for number, line in lines
     ]
     kind = _kind(target_type, columns, task)
-    image_targets = _outcome(kind, columns, rows, class_names, path)
+    image_targets = _targets(kind, columns, rows, class_names, path)
     return _dataset(path, rows, image_targets, modality)
 
 
-def _file(root: str | Path | None) -> Path:
+def _need_table(root: str | Path | None) -> Path:
     if root is None or str(root) == "":
         raise ValueError("data.root is not set: give the table, such as data.root=/data/labels.csv")
     if not Path(root).is_file():
@@ -93,9 +86,7 @@ def _file(root: str | Path | None) -> Path:
 
 
 def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Column names, and each row with its number in the file. Raises: ValueError: no table, or one without
-    rows.
-    """
+    """Column names, and each row with its line number. Raises: ValueError: no table, or no rows."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             first = file.readline()
@@ -108,12 +99,11 @@ def read_rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
             lines = [(reader.line_num, {k: v.strip() for k, v in line.items() if k}) for line in reader]
     except (OSError, UnicodeDecodeError, files.Error) as error:
         raise ValueError(f"{path}: cannot be read as a table ({error})") from error
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice or not lines:
-        raise ValueError(
-            f"{path}: "
-            + (f"column {twice[0]!r} is there twice" if twice else "expected a row per image, found none")
-        )
+    duplicates = sorted({name for name in header if header.count(name) > 1})
+    if duplicates:
+        raise ValueError(f"{path}: column {duplicates[0]!r} is there twice")
+    if not lines:
+        raise ValueError(f"{path}: expected a row per image, found none")
     return header, lines
 
 
@@ -133,37 +123,37 @@ def _row(
     split: str | None,
     group: str | None,
 ) -> _Row:
-    where, file = f"{table.name}, row {number}", table.parent / line[path]
-    part = PARTS.get(line[split].lower(), "") if split else ""
-    fault = None
+    location, file = f"{table.name}, row {number}", table.parent / line[path]
+    case_split = SPLITS.get(line[split].lower(), "") if split else ""
+    error = None
     if not line[path]:
-        fault = f"column {path!r} is empty, expected an image file"
-    elif not os.path.exists(file):  # noqa: PTH110 - of a text that is no path, too
-        fault = f"{file}: no such file"
-    elif split and not part:
-        fault = f"column {split!r} must be train, val or test, got {line[split]!r}"
+        error = f"column {path!r} is empty, expected an image file"
+    elif not os.path.exists(file):  # noqa: PTH110 - also for text that is not a path
+        error = f"{file}: no such file"
+    elif split and not case_split:
+        error = f"column {split!r} must be train, val or test, got {line[split]!r}"
     elif group and not line[group]:
-        fault = f"column {group!r} is empty, expected what belongs together, such as a patient"
+        error = f"column {group!r} is empty, expected the name of a group, such as a patient"
     elif empty := [column for column in columns if not line[column]]:
-        fault = f"column {empty[0]!r} is empty, expected a label"
-    return _Row(where, file, {c: line[c] for c in columns}, part, line[group] if group else "", fault)
+        error = f"column {empty[0]!r} is empty, expected a label"
+    labels = {column: line[column] for column in columns}
+    return _Row(location, file, labels, case_split, line[group] if group else "", error)
 
 
 def _kind(target_type: str | None, columns: Sequence[str], task: str) -> str:
     if target_type is not None and target_type not in KINDS:
         raise ValueError(f"data.target_type must be one of {', '.join(KINDS)}, or null, got {target_type!r}")
-    found = target_type or (
-        "regression" if task.endswith("Regression") else "multiclass" if len(columns) == 1 else "multilabel"
-    )
-    if found == "multiclass" and len(columns) > 1:
+    default = "multiclass" if len(columns) == 1 else "multilabel"
+    kind = target_type or ("regression" if task.endswith("Regression") else default)
+    if kind == "multiclass" and len(columns) > 1:
         raise ValueError(
             f"data.target_type=multiclass takes one of data.label_columns, got {', '.join(columns)}; "
-            "findings may be several"
+            "multilabel takes several"
         )
-    return found
+    return kind
 
 
-def _outcome(
+def _targets(
     target_type: str,
     columns: Sequence[str],
     rows: Sequence[_Row],
@@ -176,12 +166,12 @@ def _outcome(
                 f"data.class_names needs a name for each of {', '.join(columns)}, got {list(class_names)}"
             )
         return ImageLevelTargets(target_type, tuple(map(str, class_names or columns)))
-    found = {row.labels[columns[0]] for row in rows} - {""}
-    names = tuple(map(str, class_names)) if class_names else tuple(sorted(found, key=_in_order))
-    if len(names) > _MOST and not class_names:
+    labels = {row.labels[columns[0]] for row in rows} - {""}
+    names = tuple(map(str, class_names)) if class_names else tuple(sorted(labels, key=_sort_key))
+    if len(names) > _MAX_CLASSES and not class_names:
         raise ValueError(
-            f"{path}: {len(names)} different labels in column {columns[0]!r}, expected some classes; of "
-            "numbers, take task=regression or data.target_type=regression"
+            f"{path}: {len(names)} different labels in column {columns[0]!r}, expected classes; for "
+            "numbers, set task=regression or data.target_type=regression"
         )
     if len(names) < 2:
         raise ValueError(
@@ -191,7 +181,7 @@ def _outcome(
     return ImageLevelTargets(target_type, names)
 
 
-def _in_order(label: str) -> tuple[float, str]:
+def _sort_key(label: str) -> tuple[float, str]:
     return (_number(label), label) if _number(label) is not None else (math.inf, label)  # type: ignore[return-value]
 
 
@@ -204,26 +194,26 @@ def _number(text: str) -> float | None:
 
 def _dataset(path: Path, rows: Sequence[_Row], image_targets: ImageLevelTargets, modality: str) -> Dataset:
     ids = ids_of([row.path for row in rows], path.parent, path)
-    cases, faults = [], {}
+    cases, errors = [], {}
     for case, row in zip(ids, rows, strict=True):
-        values, wrong = _values(row, image_targets)
-        if fault := row.fault or wrong:
-            faults[case] = f"{row.where}: {fault}"
-        cases.append(Case(case, (row.path,), values=values, group=row.group, part=row.part))
-    modalities = modalities_of([row.path for row in rows if row.fault is None], modality)
+        values, label_error = _values(row, image_targets)
+        if error := row.error or label_error:
+            errors[case] = f"{row.location}: {error}"
+        cases.append(Case(case, (row.path,), values=values, group=row.group, split=row.split))
+    modalities = modalities_of([row.path for row in rows if row.error is None], modality)
     ordered = tuple(sorted(cases, key=lambda case: case.id))
     return Dataset(
         path.parent.name or path.stem,
         ordered,
         image_targets.names,
         modalities,
-        faults,
+        errors,
         image_targets=image_targets,
     )
 
 
 def _values(row: _Row, image_targets: ImageLevelTargets) -> tuple[tuple[float, ...] | None, str | None]:
-    """The values of a row, or what is wrong with them."""
+    """The values of a row, or an error."""
     labels = list(row.labels.items())
     if image_targets.kind == "multiclass":
         column, label = labels[0]
@@ -231,7 +221,7 @@ def _values(row: _Row, image_targets: ImageLevelTargets) -> tuple[tuple[float, .
             return (float(image_targets.names.index(label)),), None
         return (
             None,
-            f"column {column!r}: {label!r} is no class; the classes are {', '.join(image_targets.names)}",
+            f"column {column!r}: {label!r} is not a class; the classes are {', '.join(image_targets.names)}",
         )
     numbers = [_number(label) for _, label in labels]
     for (column, label), number in zip(labels, numbers, strict=True):

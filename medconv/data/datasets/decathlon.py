@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.common import _dataset, _labels, _numbered, _read_meta
+from medconv.data.datasets.common import build_dataset, names_by_number, parse_labels, read_dataset_json
 from medconv.data.io.images import stem
 
 
 def msd(root: str | Path) -> Dataset:
     """Medical Segmentation Decathlon: `dataset.json` lists image and label of every training case."""
-    meta, root = _read_meta(root), Path(root)  # in this order: root may not be set
+    meta, root = read_dataset_json(root), Path(root)  # in this order: root may be None
     path = root / "dataset.json"
     entries = meta.get("training")
     if not isinstance(entries, list) or not entries:
@@ -19,5 +19,5 @@ def msd(root: str | Path) -> Dataset:
     if not all(isinstance(e, dict) and {"image", "label"} <= set(e) for e in entries):
         raise ValueError(f"{path}: every entry of `training` needs the keys `image` and `label`")
     cases = [Case(stem(Path(e["image"])), (root / e["image"],), root / e["label"]) for e in entries]
-    modalities = _numbered(meta.get("modality"), path, "modality")
-    return _dataset(str(meta.get("name", root.name)), cases, *_labels(meta, path), modalities, path)
+    modalities = names_by_number(meta.get("modality"), path, "modality")
+    return build_dataset(str(meta.get("name", root.name)), cases, *parse_labels(meta, path), modalities, path)

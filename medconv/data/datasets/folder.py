@@ -10,36 +10,31 @@ from pathlib import Path
 import numpy as np
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.common import _dataset
+from medconv.data.datasets.common import build_dataset, modalities_of
 from medconv.data.io.images import in_folder, read_label
 
 
 def folder(
     images: str, labels: str, class_names: Sequence[str] | None = None, modality: str = "MRI"
 ) -> Dataset:
-    """Pairs from two glob patterns; what the `*` of each stands for is the case's id and must be the same in
-    both. A folder that matches is a DICOM series. In the place of a pattern a folder of images, which are
-    called by their stems.
+    """Pairs from two glob patterns: the text that `*` matches is the case id. A matching folder is a DICOM
+    series. Instead of a pattern, a folder of images: their stems are the case ids.
 
-    Args: class_names: background first; None numbers as many classes as the first 20 labels show.
+    Args: class_names: background first; None numbers the classes of the first 20 labels.
     """
-    from medconv.data.datasets.common import modalities_of  # which is made of this one
-
     if not images or not labels:
         raise ValueError(
             "data=folder needs both data.images and data.labels, as glob patterns such as 'scans/*_t1.nii.gz'"
         )
     image_files, label_files = _files(images, "data.images"), _files(labels, "data.labels")
     if not set(image_files) & set(label_files):
-        stands = (
-            f"{', '.join(list(image_files)[:3])} in images, for {', '.join(list(label_files)[:3])} in labels"
-        )
-        raise ValueError(f"data=folder: no case has both an image and a label; the `*` stands for {stands}")
-    faults = {
+        ids = f"{', '.join(list(image_files)[:3])} in images, {', '.join(list(label_files)[:3])} in labels"
+        raise ValueError(f"data=folder: no case has both an image and a label; the `*` matches {ids}")
+    errors = {
         case: f"{image_files[case]}: no label matches {labels}"
         for case in set(image_files) - set(label_files)
     }
-    faults |= {
+    errors |= {
         case: f"{label_files[case]}: no image matches {images}"
         for case in set(label_files) - set(image_files)
     }
@@ -48,11 +43,10 @@ def folder(
         for case in {**image_files, **label_files}
     ]
     names = tuple(class_names) if class_names else _names_in(list(label_files.values())[:20])
-    home = (
-        Path(images) if "*" not in images else Path(images.partition("*")[0] + "x").parent
-    )  # what stands before any `*`
+    before_wildcard = Path(images.partition("*")[0] + "x").parent
+    home = before_wildcard if "*" in images else Path(images)
     modalities = modalities_of(list(image_files.values()), modality)
-    return _dataset(home.name or "folder", cases, names, None, modalities, Path(images), faults)
+    return build_dataset(home.name or "folder", cases, names, None, modalities, Path(images), errors)
 
 
 def _files(pattern: str, key: str) -> dict[str, Path]:
@@ -65,39 +59,39 @@ def _files(pattern: str, key: str) -> dict[str, Path]:
 
 def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:
     if "*" not in pattern:
-        raise ValueError(f"{key}={pattern}: needs a `*` where the case's name stands, or a folder of images")
+        raise ValueError(f"{key}={pattern}: needs a `*` in the place of the case id, or a folder of images")
     if "**" in pattern:
-        raise ValueError(f"{key}={pattern}: `**` is not supported, one `*` stands for one part of a name")
+        raise ValueError(f"{key}={pattern}: `**` is not supported, a `*` matches a part of one name")
     matcher = re.compile("([^/]*)".join(re.escape(part) for part in pattern.split("*")))
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for name in sorted(glob("*".join(escape(part) for part in pattern.split("*")))):  # noqa: PTH207 - may be absolute
         match = matcher.fullmatch(name)
         if match is None:
             continue
         case = "_".join(dict.fromkeys(match.groups()))
-        if case in found:
-            raise ValueError(f"{key}={pattern}: {found[case]} and {name} would both be case {case}")
-        found[case] = Path(name)
-    if not found:
+        if case in files:
+            raise ValueError(f"{key}={pattern}: {files[case]} and {name} would both be case {case}")
+        files[case] = Path(name)
+    if not files:
         raise ValueError(f"{key}={pattern}: no file matches")
-    return found
+    return files
 
 
 def _names_in(labels: Sequence[Path]) -> tuple[str, ...]:
-    values, fault = {0}, ""
+    values, error_text = {0}, ""
     for path in labels:
         try:
             values |= set(np.unique(read_label(path)[0]).tolist())
-        except ValueError as error:  # which `check` will say of its case
-            fault = str(error)
+        except ValueError as error:  # `check` reports it with its case
+            error_text = str(error)
     highest = max(values)
-    if fault and not highest:
+    if error_text and not highest:
         raise ValueError(
-            f"data.class_names is not set, and no label tells how many classes there are ({fault})"
+            f"data.class_names is not set, and no label tells how many classes there are ({error_text})"
         )
     if len(values) <= highest // 2:
         raise ValueError(
-            f"data=folder: labels hold {sorted(values)[:8]}, expected 0, 1, 2, ... for the classes; number "
-            "them so, or give each number a name by data.class_names"
+            f"data=folder: labels hold {sorted(values)[:8]}, expected 0, 1, 2, ... for the classes; "
+            "renumber them, or name every number in data.class_names"
         )
     return ("background", *(str(value) for value in range(1, max(highest, 1) + 1)))

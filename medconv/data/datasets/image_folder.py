@@ -7,7 +7,7 @@ from pathlib import Path
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import ids_of, modalities_of
-from medconv.data.datasets.csv_table import PARTS
+from medconv.data.datasets.csv_table import SPLITS
 from medconv.data.io.images import KNOWN, SUFFIXES
 from medconv.targets.image_level import ImageLevelTargets
 
@@ -17,9 +17,9 @@ def imagefolder(
 ) -> Dataset:
     """A case per image file; its class is the name of its folder.
 
-    Args: class_names: in the order of the outputs; None sorts the folders' names.
-    Raises: ValueError: no such folder, fewer than two classes, a folder without an image, or one that is no
-    class.
+    Args: class_names: in the order of the outputs; None sorts the names of the folders.
+    Raises: ValueError: no such folder, fewer than two classes, a folder without an image, or one that is not
+    a class.
     """
     if root is None or str(root) == "":
         raise ValueError(
@@ -29,9 +29,10 @@ def imagefolder(
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f"data.root={root}: no such folder")
-    above = {path: PARTS[path.name.lower()] for path in _folders(root) if path.name.lower() in PARTS}
-    homes = above if "train" in above.values() else {root: ""}
-    folders = [(folder, part) for home, part in homes.items() for folder in _folders(home)]
+    subfolders = [(path, path.name.lower()) for path in _folders(root)]
+    split_folders = {path: SPLITS[name] for path, name in subfolders if name in SPLITS}
+    parents = split_folders if "train" in split_folders.values() else {root: ""}
+    folders = [(folder, split) for parent, split in parents.items() for folder in _folders(parent)]
     names = (
         tuple(map(str, class_names)) if class_names else tuple(sorted({folder.name for folder, _ in folders}))
     )
@@ -40,14 +41,14 @@ def imagefolder(
             f"data.root={root}: expected a folder for each of two classes or more, found "
             f"{', '.join(names) or 'none'}"
         )
-    found = [(path, folder, part) for folder, part in folders for path in _images(folder, names)]
-    ids = ids_of([path for path, _, _ in found], root, root)
+    files = [(path, folder, split) for folder, split in folders for path in _images(folder, names)]
+    ids = ids_of([path for path, _, _ in files], root, root)
     cases = [
-        Case(case, (path,), values=(float(names.index(folder.name)),), part=part)
-        for case, (path, folder, part) in zip(ids, found, strict=True)
+        Case(case, (path,), values=(float(names.index(folder.name)),), split=split)
+        for case, (path, folder, split) in zip(ids, files, strict=True)
     ]
     image_targets = ImageLevelTargets("multiclass", names)
-    modalities = modalities_of([path for path, _, _ in found], modality)
+    modalities = modalities_of([path for path, _, _ in files], modality)
     ordered = tuple(sorted(cases, key=lambda case: case.id))
     return Dataset(root.absolute().name, ordered, names, modalities, image_targets=image_targets)
 
@@ -58,8 +59,8 @@ def _folders(root: Path) -> list[Path]:
 
 def _images(folder: Path, names: Sequence[str]) -> list[Path]:
     if folder.name not in names:
-        raise ValueError(f"{folder}: its name is no class; data.class_names has {', '.join(names)}")
+        raise ValueError(f"{folder}: its name is not a class; data.class_names has {', '.join(names)}")
     images = sorted(p for p in folder.iterdir() if p.name.endswith(SUFFIXES) and not p.name.startswith("."))
     if not images:
-        raise ValueError(f"{folder}: no image there ({KNOWN}); it should hold those of class {folder.name}")
+        raise ValueError(f"{folder}: no image there ({KNOWN}), expected those of class {folder.name}")
     return images

@@ -1,4 +1,4 @@
-"""What layouts of pictures share: pairs of pictures and masks, the channels of files, and ids for them."""
+"""`data=image_mask`: pictures and their masks, in two folders or by two glob patterns."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from medconv.data.datasets.folder import folder
 
 
 def image_mask(images: str, labels: str, class_names: Sequence[str] | None = None) -> Dataset:
-    """Pictures and their masks: two glob patterns as for `folder`, or two folders in which a pair has one
-    stem.
+    """Pairs from two glob patterns as for `folder`, or from two folders with equal file names.
 
-    Args: class_names: background first; None numbers as many classes as the first 20 masks show.
+    Args: class_names: background first; None numbers the classes of the first 20 masks.
     """
     if not images or not labels:
         raise ValueError(
             "data=image_mask needs both data.images and data.labels, as folders or as glob patterns"
         )
-    found = folder(images, labels, class_names)
-    files = [case.images[0] for case in found.cases if case.images]
-    return replace(found, modalities=modalities_of(files, "MRI"))
+    dataset = folder(images, labels, class_names)
+    files = [case.images[0] for case in dataset.cases if case.images]
+    return replace(dataset, modalities=modalities_of(files, "MRI"))

@@ -1,7 +1,7 @@
-"""MedMNIST: a file of arrays, unpacked once into images and a table, which is then read as any other.
+"""`data=medmnist`: a file of arrays, unpacked once into images and a table, which `csv` reads.
 
-Source: Yang et al. 2023, doi:10.1038/s41597-022-01721-8: keys `train_images`, `train_labels`, and so on of
-val and test.
+Source: Yang et al. 2023, doi:10.1038/s41597-022-01721-8; keys `train_images`, `train_labels`, same for val,
+test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from medconv.data.datasets.csv_table import csv
 from medconv.data.io import raster
 from medconv.data.io.images import stamp
 
-_PARTS = ("train", "val", "test")
+_SPLITS = ("train", "val", "test")
 _TABLE = "labels.csv"
 Arrays = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -38,16 +38,15 @@ def medmnist(
     target_type: str | None = None,
     task: str = "",
 ) -> Dataset:
-    """The cases of FILE.npz with its own parts; images as PNG or NIfTI under `cache`.
+    """The cases of FILE.npz with its own splits; images are written as PNG or NIfTI to `cache_dir`.
 
-    Args: class_names: of classes or findings; None numbers them. target_type, task: as for `csv`; an ordinal
-    task has classes.
-    Raises: ValueError: not such a file, or no room.
+    Args: class_names: None numbers them. target_type, task: as for `csv`; ordinal labels are classes.
+    Raises: ValueError: not a MedMNIST file, or no space left.
     """
     if root is None or not Path(root).is_file():
-        given = "is not set" if root is None else f"{root}: no such file"
+        problem = "is not set" if root is None else f"{root}: no such file"
         raise ValueError(
-            f"data.root={given}, expected a MedMNIST file, such as data.root=/data/pneumoniamnist.npz"
+            f"data.root={problem}, expected a MedMNIST file, such as data.root=/data/pneumoniamnist.npz"
         )
     path = Path(root)
     identity = sha256(repr([str(path.resolve()), *stamp(path)]).encode()).hexdigest()[:12]
@@ -55,41 +54,39 @@ def medmnist(
     if not (home / _TABLE).is_file():
         try:
             home.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(
-                home.with_name(f".{home.name}.lock")
-            ):  # of all processes that start at once one unpacks
+            with FileLock(home.with_name(f".{home.name}.lock")):  # only one process unpacks
                 if not home.exists():
                     _unpack(path, home)
         except OSError as error:
             raise ValueError(f"data.cache_dir: cannot write to {home} ({error.strerror})") from error
     columns = _columns(home)
     classes = len(columns) == 1 and target_type in (None, "multiclass") and not task.endswith("Regression")
-    numbered = _all_classes(home) if classes else None
-    found = csv(
+    numbers = _all_classes(home) if classes else None
+    dataset = csv(
         home / _TABLE,
         label_columns=columns,
         target_type=target_type,
-        class_names=numbered,
+        class_names=numbers,
         modality="grey",
         task=task,
     )
-    return _named(replace(found, name=path.stem), class_names)
+    return _with_names(replace(dataset, name=path.stem), class_names)
 
 
-def _named(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
-    """The same with these names, in the order of the numbers. Raises: ValueError: not a name for each."""
+def _with_names(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
+    """The dataset with these names, in the order of the numbers. Raises: ValueError: too few or too many."""
     if not names:
         return dataset
     assert dataset.image_targets is not None
     if len(names) != len(dataset.image_targets.names):
-        wanted = f"{len(dataset.image_targets.names)} {dataset.image_targets.kind}"
-        raise ValueError(f"data.class_names needs a name for each of {wanted}, got {list(names)}")
+        count = len(dataset.image_targets.names)
+        raise ValueError(f"data.class_names needs a name for each of {count} outputs, got {list(names)}")
     image_targets = replace(dataset.image_targets, names=tuple(map(str, names)))
     return replace(dataset, image_targets=image_targets, class_names=image_targets.names)
 
 
 def _unpack(path: Path, home: Path) -> None:
-    """Beside its place first, so that it is there whole or not at all."""
+    """Write to a sibling folder and rename it, so that the folder is complete or absent."""
     arrays = _arrays(path)
     partial = home.with_name(f".{home.name}.{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -97,21 +94,14 @@ def _unpack(path: Path, home: Path) -> None:
         (partial / "images").mkdir(parents=True)
         with (partial / _TABLE).open("w", newline="", encoding="utf-8") as file:
             table = tables.writer(file)
-            wide = arrays["train"][1].shape[1]
-            table.writerow(
-                ["path", "split", *(["label"] if wide == 1 else [f"finding_{i}" for i in range(wide)])]
-            )
-            for part, (images, labels) in arrays.items():
-                for i, image in enumerate(
-                    tqdm(images, desc=f"unpacking {part}", unit="image", leave=False, disable=None)
-                ):
-                    table.writerow(
-                        [
-                            _write(partial, f"images/{part}_{i:05d}", image),
-                            part,
-                            *labels[i].astype(np.int64).tolist(),
-                        ]
-                    )
+            num_columns = arrays["train"][1].shape[1]
+            columns = ["label"] if num_columns == 1 else [f"finding_{i}" for i in range(num_columns)]
+            table.writerow(["path", "split", *columns])
+            for split, (images, labels) in arrays.items():
+                progress = tqdm(images, desc=f"unpacking {split}", unit="image", leave=False, disable=None)
+                for i, image in enumerate(progress):
+                    name = _write(partial, f"images/{split}_{i:05d}", image)
+                    table.writerow([name, split, *labels[i].astype(np.int64).tolist()])
         partial.replace(home)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -128,22 +118,22 @@ def _write(folder: Path, name: str, image: np.ndarray) -> str:
 def _arrays(path: Path) -> Arrays:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"data.root={path}: not a MedMNIST file, expected .npz with plain arrays")
-    wanted = [f"{part}_{what}" for part in _PARTS for what in ("images", "labels")]
+    keys = [f"{split}_{what}" for split in _SPLITS for what in ("images", "labels")]
     try:
         with np.load(path, allow_pickle=False) as file:
-            if lacking := [key for key in wanted if key not in file]:
+            if missing := [key for key in keys if key not in file]:
                 raise ValueError(
-                    f"{path}: no array {lacking[0]} in it, expected those of MedMNIST: {', '.join(wanted)}"
+                    f"{path}: no array {missing[0]} in it, expected those of MedMNIST: {', '.join(keys)}"
                 )
-            arrays = {part: (file[f"{part}_images"], file[f"{part}_labels"]) for part in _PARTS}
+            arrays = {split: (file[f"{split}_images"], file[f"{split}_labels"]) for split in _SPLITS}
     except ValueError as error:
-        known = str(error).startswith(str(path))
-        raise error if known else ValueError(f"{path}: not a MedMNIST file ({error})") from error
+        ours = str(error).startswith(str(path))
+        raise error if ours else ValueError(f"{path}: not a MedMNIST file ({error})") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, AttributeError, TypeError) as error:
         raise ValueError(
             f"{path}: damaged, or not a MedMNIST file (.npz of plain arrays): {error}"
         ) from error
-    for part, (images, labels) in arrays.items():
+    for split, (images, labels) in arrays.items():
         if (
             images.dtype != np.uint8
             or images.ndim not in (3, 4)
@@ -151,12 +141,12 @@ def _arrays(path: Path) -> Arrays:
             or len(labels) != len(images)
         ):
             raise ValueError(
-                f"{path}: {part}_images must be (n, height, width), (n, height, width, 3) or (n, x, y, z) "
-                f"uint8 with a row of {part}_labels each, got {images.shape} {images.dtype} and "
+                f"{path}: {split}_images must be (n, height, width), (n, height, width, 3) or (n, x, y, z) "
+                f"uint8 with a row of {split}_labels each, got {images.shape} {images.dtype} and "
                 f"{labels.shape}"
             )
         if labels.dtype.kind not in "iub":
-            raise ValueError(f"{path}: {part}_labels must be whole numbers, got {labels.dtype}")
+            raise ValueError(f"{path}: {split}_labels must be whole numbers, got {labels.dtype}")
     return arrays
 
 
@@ -166,7 +156,7 @@ def _columns(home: Path) -> list[str]:
 
 
 def _all_classes(home: Path) -> list[str]:
-    """0 to the highest label, also those without an example."""
+    """0 to the highest label, including labels without an example."""
     with (home / _TABLE).open(newline="", encoding="utf-8") as file:
         highest = max(int(row["label"]) for row in tables.DictReader(file))
     return [str(label) for label in range(highest + 1)]

@@ -8,19 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medconv.data.case import Case, Dataset
-from medconv.data.datasets.common import _dataset, _labels, _numbered, _read_meta
+from medconv.data.datasets.common import build_dataset, names_by_number, parse_labels, read_dataset_json
 from medconv.data.io.images import VOLUMES, stem
 
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 
 
 def nnunet(root: str | Path) -> Dataset:
-    """nnU-Net v2 raw: `imagesTr/CASE_0000.nii.gz` per channel, `labelsTr/CASE.nii.gz`; regions and
-    `ignore` as there.
-    """
-    meta, root = _read_meta(root), Path(root)  # in this order: root may not be set
+    """nnU-Net v2 raw: `imagesTr/CASE_0000.nii.gz` per channel, `labelsTr/CASE.nii.gz`, regions, `ignore`."""
+    meta, root = read_dataset_json(root), Path(root)  # in this order: root may be None
     path = root / "dataset.json"
-    modalities = _numbered(meta.get("channel_names"), path, "channel_names")
+    modalities = names_by_number(meta.get("channel_names"), path, "channel_names")
     ending = str(meta.get("file_ending", ".nii.gz"))
     if ending not in VOLUMES:
         raise ValueError(f"{path}: file_ending must be one of {VOLUMES}, got {ending!r}")
@@ -29,32 +27,30 @@ def nnunet(root: str | Path) -> Dataset:
         raise ValueError(
             f"{root / 'imagesTr'}: no *{ending} file there; an nnU-Net dataset keeps CASE_0000{ending} in it"
         )
-    names, targets = _labels(meta, path)
-    groups, wrong = _grouped(images, len(modalities))
+    names, targets = parse_labels(meta, path)
+    groups, invalid = _group_channels(images, len(modalities))
     expected = f"{root / 'imagesTr'}: expected channels 0 to {len(modalities) - 1} of every case"
-    faults = {case: f"{expected}, found {found}" for case, found in wrong.items()}
+    errors = {case: f"{expected}, found {channels}" for case, channels in invalid.items()}
     cases = [Case(case, files, root / "labelsTr" / f"{case}{ending}") for case, files in groups.items()]
-    return _dataset(str(meta.get("name", root.name)), cases, names, targets, modalities, path, faults)
+    return build_dataset(str(meta.get("name", root.name)), cases, names, targets, modalities, path, errors)
 
 
 def group_channels(files: Sequence[Path], num_channels: int) -> dict[str, tuple[Path, ...]]:
     """Case id to its channel files, from names `CASE_0000`, `CASE_0001`, ...
 
-    Raises: ValueError: a case that lacks a channel or has one too many; each is named.
+    Raises: ValueError: names each case with missing or extra channels.
     """
-    groups, wrong = _grouped(files, num_channels)
-    if wrong:
-        named = "; ".join(f"{case} has {found}" for case, found in list(wrong.items())[:20])
-        raise ValueError(f"{files[0].parent}: every case needs channels 0 to {num_channels - 1}: {named}")
+    groups, invalid = _group_channels(files, num_channels)
+    if invalid:
+        cases = "; ".join(f"{case} has {channels}" for case, channels in list(invalid.items())[:20])
+        raise ValueError(f"{files[0].parent}: every case needs channels 0 to {num_channels - 1}: {cases}")
     return groups
 
 
-def _grouped(
+def _group_channels(
     files: Sequence[Path], num_channels: int
 ) -> tuple[dict[str, tuple[Path, ...]], dict[str, list[int]]]:
-    """Case id to its channel files; and the channels that were found, of those cases that have others than
-    they need.
-    """
+    """Case id to its channel files; and of cases with missing or extra channels, the channel numbers."""
     groups: dict[str, dict[int, Path]] = defaultdict(dict)
     for path in files:
         match = _CHANNEL.match(stem(path))
@@ -63,6 +59,6 @@ def _grouped(
                 f"{path}: expected a name that ends in a channel number, such as CASE_0000.nii.gz"
             )
         groups[match["case"]][int(match["channel"])] = path
-    wanted = list(range(num_channels))
-    wrong = {case: sorted(found) for case, found in groups.items() if sorted(found) != wanted}
-    return {case: tuple(path for _, path in sorted(found.items())) for case, found in groups.items()}, wrong
+    expected = list(range(num_channels))
+    invalid = {case: sorted(files) for case, files in groups.items() if sorted(files) != expected}
+    return {case: tuple(path for _, path in sorted(f.items())) for case, f in groups.items()}, invalid

@@ -1,15 +1,11 @@
 """A phantom dataset: synthetic abdomens, written as NIfTI files in Medical Segmentation Decathlon layout.
 
-It stands before the first step on the way of a case: it makes the files on disk which `layout` then finds.
-Tests, the
-quick start and benchmarks train on it, so it is small, quick to write, and worth learning from: organs of
-different size, a thin vessel, a lesion that is sometimes absent, anisotropic grids, orientations and
-intensity scales that differ from case to case.
+Tests, the quick start and benchmarks train on it: small, quick to write, and not trivial to learn. Organs of
+different sizes, a thin vessel, a lesion that is sometimes absent; anisotropic grids, orientations and
+intensity scales that differ between cases.
 
 Anatomy is analytic, in mm along (Right, Anterior, Superior) about the centre of the field of view. 2-D is the
-same
-code with the last axis dropped: an axial slice through the same body. `points_mm` is always (spatial_dims,
-    *grid).
+same code without the last axis: an axial slice through the same body. `points_mm` is (spatial_dims, *grid).
 """
 
 import json
@@ -38,8 +34,7 @@ LABELS = ("background", "large_organ", "medium_organ", "small_organ", "vessel", 
 
 # Tissues are painted into one array: 0 is air, 1..5 are the labels, the rest is anatomy without a label.
 _LARGE, _MEDIUM, _SMALL, _VESSEL, _LESION, _BODY, _BOWEL, _GAS = range(1, 9)
-# Relative signal. Medium organ, small organ and bowel share one mean: size, place and the gas tell them
-# apart.
+# Relative signal. Medium organ, small organ and bowel share one mean: only size, place and gas differ.
 _SIGNAL = np.array([0.0, 0.64, 0.84, 0.84, 1.3, 0.18, 0.3, 0.84, 0.1])
 
 _FIELD_MM = {2: (128.0, 128.0), 3: (100.0, 100.0, 90.0)}
@@ -47,10 +42,9 @@ _IN_PLANE_MM = {2: (0.9, 1.4), 3: (1.6, 2.2)}
 _THROUGH_PLANE_MM = {2: (5.0, 5.0), 3: (2.4, 3.6)}
 _ORIENTATIONS = {2: ("RAS", "LPS", "LAS", "ARS", "PLS"), 3: ("RAS", "LPS", "LAS", "PIR", "ASL", "SRA")}
 
-# Tissue: centre and semi-axes along (R, A, S), as shares of half the first field of view. Painted in this
-# order.
+# Tissue: centre and semi-axes along (R, A, S), as shares of half the first field of view. In this order.
 _PLACES = {
-    _BODY: ((0.0, 0.0, 0.0), (0.94, 0.82, np.inf)),  # an elliptic cylinder: the body goes on above and below
+    _BODY: ((0.0, 0.0, 0.0), (0.94, 0.82, np.inf)),  # an elliptic cylinder, open above and below
     _BOWEL: ((0.02, 0.60, 0.10), (0.20, 0.14, 0.24)),  # the distractor: as bright as an organ, but background
     _LARGE: ((0.40, 0.02, 0.05), (0.36, 0.46, 0.52)),
     _MEDIUM: ((-0.48, -0.18, 0.20), (0.25, 0.30, 0.32)),
@@ -78,10 +72,9 @@ def write_phantom(root: Path, *, spatial_dims: int = 3, num_cases: int = 30, see
         about 111 x 111 x 1.
     Args: spatial_dims: 2 or 3. num_cases: at least 1. seed: at least 0; the same seed gives the same bytes,
         and case i does not depend on num_cases.
-    Crash safety: written to a sibling folder `.<name>.<random>.partial`, which is then renamed; a killed
-        process leaves at most that. Of several processes writing at once one wins, and the others keep its
-        dataset.
-    A dataset of other arguments is kept, too: a warning names it.
+    Crash safety: written to a sibling folder `.<name>.<random>.partial`, then renamed; a killed process
+        leaves only that folder. If several processes write at once, the first one wins.
+    A dataset with other arguments is kept; a warning names it.
     Raises: ValueError: an argument out of range, or `root` is neither empty nor a dataset.
     """
     _check_arguments(spatial_dims, num_cases, seed)
@@ -110,33 +103,30 @@ def _check_arguments(spatial_dims: int, num_cases: int, seed: int) -> None:
 
 
 def _is_written(root: Path, description: str) -> bool:
-    """Whether a dataset is at `root`. A dataset of other arguments is kept too, with a warning."""
-    occupied = root.exists() and (
-        not root.is_dir() or any(root.iterdir())
-    )  # first: a dataset appears in one step
+    """Whether a dataset is at `root`; warns if it was written with other arguments."""
+    # Before the look for dataset.json: a dataset appears in one step.
+    occupied = root.exists() and (not root.is_dir() or any(root.iterdir()))
     dataset = root / "dataset.json"
     if dataset.exists():
         if description not in dataset.read_text(encoding="utf-8", errors="replace"):
-            _LOG.warning("%s is kept, though it is not the one asked for (%s)", dataset, description)
+            _LOG.warning("%s is kept, although other arguments were requested (%s)", dataset, description)
         return True
     if occupied:
         raise ValueError(
-            f"the phantom needs a new or empty folder, but {root} is there, is not empty and holds no "
-            "dataset.json; give another folder, or empty this one"
+            f"the phantom needs a new or empty folder, but {root} is not empty and holds no dataset.json; "
+            "choose another folder, or empty this one"
         )
     return False
 
 
 def _publish(partial: Path, root: Path) -> None:
-    """Make the finished folder appear as `root` in one step; if another process was faster, keep its
-    dataset.
-    """
+    """Rename the finished folder to `root`; if another process was faster, keep its dataset."""
     try:
         partial.replace(root)  # POSIX: also over an empty folder, never over a filled one
     except OSError:
         if not (root / "dataset.json").exists():
             raise
-        _LOG.info("another process wrote %s meanwhile: kept", root)
+        _LOG.info("another process has written %s meanwhile; it is kept", root)
 
 
 def _write_dataset(root: Path, description: str, spatial_dims: int, num_cases: int, seed: int) -> None:
@@ -160,7 +150,7 @@ def _write_dataset(root: Path, description: str, spatial_dims: int, num_cases: i
 
 
 def _write_case(root: Path, name: str, spatial_dims: int, seed: list[int]) -> None:
-    """Draw one case on its own grid, turn it to its own orientation, and save image and label."""
+    """Draw one case on a random grid, apply a random orientation, and save image and label."""
     rng = np.random.default_rng(seed)
     points_mm, affine = _draw_grid(rng, spatial_dims)
     tissue = _draw_anatomy(rng, points_mm)
@@ -179,9 +169,7 @@ def _write_case(root: Path, name: str, spatial_dims: int, seed: list[int]) -> No
 
 
 def _draw_grid(rng: np.random.Generator, spatial_dims: int) -> tuple[Array, Array]:
-    """Voxel centres about the middle of the field of view, (spatial_dims, *grid) in mm, and the RAS
-    affine, 4 x 4.
-    """
+    """Voxel centres in mm from the middle of the field, (spatial_dims, *grid); the RAS affine, 4 x 4."""
     in_plane = rng.uniform(*_IN_PLANE_MM[spatial_dims])
     spacing_mm = np.array([in_plane, in_plane, rng.uniform(*_THROUGH_PLANE_MM[spatial_dims])])
     field_mm = np.array(_FIELD_MM[spatial_dims]) * rng.uniform(0.96, 1.04, spatial_dims)
@@ -212,9 +200,7 @@ class _Ellipsoid:
 
 
 def _draw_anatomy(rng: np.random.Generator, points_mm: Array) -> NDArray[np.uint8]:
-    """Tissue of each voxel, (*grid). One warp bends body, organs and lesion together, so that they keep
-    apart.
-    """
+    """Tissue of each voxel, (*grid). One warp deforms body, organs and lesion, so that they stay separate."""
     warped = points_mm + _WARP_MM * np.stack([_draw_waves(rng, points_mm) for _ in points_mm])
     shapes = {tissue: _draw_ellipsoid(rng, tissue, len(points_mm)) for tissue in _PLACES}
     tissue = np.zeros(points_mm.shape[1:], np.uint8)
@@ -237,9 +223,7 @@ def _draw_waves(rng: np.random.Generator, points_mm: Array, count: int = 4) -> A
 
 
 def _draw_ellipsoid(rng: np.random.Generator, tissue: int, spatial_dims: int) -> _Ellipsoid:
-    """A tissue's place in _PLACES, moved by some mm, scaled by up to 12 % an axis and turned by about 10
-    degrees.
-    """
+    """A tissue of _PLACES, moved by some mm, scaled by up to 12 % per axis, rotated by about 10 degrees."""
     reach_mm = _FIELD_MM[spatial_dims][0] / 2
     centre, semi_axes = (np.array(share[:spatial_dims]) * reach_mm for share in _PLACES[tissue])
     freedom = 0.3 if tissue == _BODY else 1.0  # the body moves little: it must hold the organs
@@ -250,9 +234,7 @@ def _draw_ellipsoid(rng: np.random.Generator, tissue: int, spatial_dims: int) ->
 
 
 def _draw_vessel(rng: np.random.Generator, points_mm: Array) -> NDArray[np.bool_]:
-    """A curved tube along the last axis, right through the field of view, past the inner edge of the large
-    organ.
-    """
+    """A curved tube along the last axis, through the whole field of view, beside the large organ."""
     spatial_dims = len(points_mm)
     reach_mm = np.array(_FIELD_MM[spatial_dims]) / 2
     along = np.linspace(-1.2, 1.2, 1000)  # a step of about 0.1 mm, much below the radius
@@ -277,9 +259,7 @@ def _draw_lesion(rng: np.random.Generator, points_mm: Array, organ: _Ellipsoid) 
 
 
 def _draw_image(rng: np.random.Generator, tissue: NDArray[np.uint8], points_mm: Array) -> NDArray[np.generic]:
-    """What a scanner makes of `tissue`, (*grid): blurred edges, bias field, Rician noise and a scale of
-    its own.
-    """
+    """The simulated scan of `tissue`, (*grid): blurred edges, bias field, Rician noise, random scale."""
     signal = _SIGNAL * rng.uniform(0.95, 1.05, _SIGNAL.shape)
     bias = _draw_waves(rng, points_mm)
     clean = gaussian_filter(signal[tissue], sigma=0.5) * (
@@ -294,5 +274,5 @@ def _draw_image(rng: np.random.Generator, tissue: NDArray[np.uint8], points_mm: 
 
 
 def phantom(root: str | Path, spatial_dims: int, num_cases: int, seed: int = 0) -> Dataset:
-    """The phantom dataset, written first where it is not there."""
+    """The phantom dataset; it is written first if it is absent."""
     return msd(write_phantom(Path(root), spatial_dims=spatial_dims, num_cases=num_cases, seed=seed))

@@ -1,8 +1,7 @@
-"""DICOM headers: the frames of a file, where each lies in the patient, and what tells frames of one place
-apart.
+"""DICOM headers: the frames of a file, and their position in the patient.
 
-A classic file is one frame; an enhanced one has many, each with the elements of its functional groups. Here
-both become the same `Frame`. Which of them make a volume is the matter of `dicom`.
+A classic file has one frame; an enhanced file has many, each with the elements of its functional groups. Both
+become a `Frame`. `dicom` combines frames into volumes.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 
 from medconv.utils.optional_imports import needed
 
-# What tells frames of one place apart, the first that does: b-value, time point, echo, part of a Dixon or
-# phase image, ...
+# What separates frames at one position, first match wins: b-value, time point, echo, part of a Dixon or phase
+# image, ...
 MARKS = (
     "DiffusionBValue",
     "TemporalPositionIdentifier",
@@ -53,36 +52,26 @@ _READ = (
     *MARKS,
     *_GROUPS,
 )
-_BESIDE = (
-    ".txt",
-    ".json",
-    ".xml",
-    ".csv",
-    ".html",
-    ".md",
-    ".pdf",
-    ".png",
-    ".jpg",
-)  # what exports put beside images
-_NAMES = {"DICOMDIR", "LICENSE", "README", "VERSION", "THUMBS.DB"}
-_NO_IMAGES = ("SEG", "RTDOSE")  # have rows and columns all the same
+# What exports put next to images
+_OTHER_SUFFIXES = (".txt", ".json", ".xml", ".csv", ".html", ".md", ".pdf", ".png", ".jpg")
+_OTHER_NAMES = {"DICOMDIR", "LICENSE", "README", "VERSION", "THUMBS.DB"}
+_NO_IMAGES = ("SEG", "RTDOSE")  # not images, although they have rows and columns
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One slice: a file, or one frame of it. Lengths in mm, in the patient's axes: left, posterior, superior.
+    """One slice: a file, or one frame of a file. Lengths in mm along left, posterior, superior.
 
     Args:
         number: of the frame in its file, from 0.
         series: the UID; title: its number and description, for messages and names.
         size: columns and rows. spacing_mm: between columns and between rows.
-        position_mm: of the first voxel's centre. orientation: unit vectors along a row and down a column, six
-            numbers. None of both: a projection, which has no place.
-        thickness_mm: of the slice, from the header; what a lone slice goes by.
-        slope, intercept: from stored values to those of the modality.
-        white: the stored value that MONOCHROME1 shows black and that is to be the lowest; None: values are as
-            they should.
-        marks: values of `MARKS`, None where absent.
+        position_mm: centre of the first voxel. orientation: unit vectors along a row and down a column, six
+            numbers. Both None: a projection, which has no position.
+        thickness_mm: of the slice, from the header; used for a single slice.
+        slope, intercept: from stored to rescaled values.
+        white: MONOCHROME1 only: the highest stored value, which becomes the lowest; else None.
+        marks: values of `MARKS`, None if absent.
     """
 
     path: Path
@@ -107,135 +96,132 @@ class Frame:
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a file is DICOM, or a folder has a file that is; subfolders do not count."""
+    """Whether a file is DICOM, or a folder contains a DICOM file; subfolders are not searched."""
     try:
-        files = [path / name for name, *_ in listing(path)] if path.is_dir() else [path]
+        files = [path / name for name, *_ in list_files(path)] if path.is_dir() else [path]
     except (OSError, ValueError):
         return False
-    return any(map(_may_be, files))
+    return any(map(_has_mark_safely, files))
 
 
-def listing(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, size in bytes and time of change in ns of the files in a folder that are to be DICOM; by name.
+def list_files(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size in bytes and modification time in ns of possible DICOM files in a folder, sorted by name.
 
-    Hidden files are left out, and what exports put beside images: DICOMDIR, notes, tables, previews.
+    Skips hidden files and what exports put next to images: DICOMDIR, notes, tables, previews.
     """
     with os.scandir(folder) as entries:
-        files = [
-            (entry.name, entry.stat()) for entry in entries if not _beside(entry.name) and entry.is_file()
-        ]
-    return tuple(sorted((name, found.st_size, found.st_mtime_ns) for name, found in files))
+        files = [(e.name, e.stat()) for e in entries if not _is_other_file(e.name) and e.is_file()]
+    return tuple(sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in files))
 
 
 def frames_of(path: Path) -> tuple[list[Frame], str]:
-    """The frames of a file; or none, and why it is left out: no image, a localizer, colour.
+    """The frames of a file; or none, and why it is skipped: not an image, a localizer, colour.
 
-    Raises: ValueError: no DICOM, damaged, or of a kind that cannot be placed.
+    Raises: ValueError: not DICOM, damaged, or without a usable position.
     """
-    if not _marked(path):
+    if not _has_mark(path):
         raise ValueError(
-            f"{path}: not a DICOM file (no DICM after 128 bytes); expected slices alone in a series' folder"
+            f"{path}: not a DICOM file (no DICM after 128 bytes); expected only slices in a folder"
         )
     pydicom = needed("pydicom", "dicom", "reading DICOM", path)
     try:
         header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(_READ))
-        found = {element.keyword: element.value for element in header}
-        reason = _left_out(found)
-        return (
-            ([], reason)
-            if reason
-            else ([_frame(path, n, _of_frame(found, n)) for n in range(_count(found))], "")
-        )
+        elements = {element.keyword: element.value for element in header}
+        if reason := _skip_reason(elements):
+            return [], reason
+        count = _count_frames(elements)
+        return [_frame(path, number, _frame_elements(elements, number)) for number in range(count)], ""
     except Exception as error:  # damaged headers make pydicom raise anything
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path}: its DICOM header cannot be used ({said})") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path}: its DICOM header cannot be used ({reason})") from error
 
 
-def _left_out(found: dict[str, Any]) -> str:
-    modality, photometric = (
-        found.get("Modality") or "of no modality",
-        str(found.get("PhotometricInterpretation")),
-    )
-    if "Rows" not in found or modality in _NO_IMAGES:
-        return f"no image ({modality})"
-    if "LOCALIZER" in _strings(found.get("ImageType")):
+def _skip_reason(elements: dict[str, Any]) -> str:
+    modality = elements.get("Modality") or "no modality"
+    photometric = str(elements.get("PhotometricInterpretation"))
+    if "Rows" not in elements or modality in _NO_IMAGES:
+        return f"not an image ({modality})"
+    if "LOCALIZER" in _strings(elements.get("ImageType")):
         return "a localizer"
-    if int(found.get("SamplesPerPixel") or 1) != 1 or photometric.startswith("PALETTE"):
+    if int(elements.get("SamplesPerPixel") or 1) != 1 or photometric.startswith("PALETTE"):
         return f"a colour image ({photometric})"
     return ""
 
 
-def _count(found: dict[str, Any]) -> int:
-    if "MOSAIC" in _strings(found.get("ImageType")):
+def _count_frames(elements: dict[str, Any]) -> int:
+    if "MOSAIC" in _strings(elements.get("ImageType")):
         raise ValueError(
-            "a Siemens mosaic, whose slices lie side by side in one picture; convert it, as by dcm2niix, to "
-            "NIfTI"
+            "a Siemens mosaic, with its slices side by side in one picture; convert it to NIfTI, for example "
+            "with dcm2niix"
         )
-    count = int(found.get("NumberOfFrames") or 1)
-    places = len(found.get(_GROUPS[1]) or ())
+    count = int(elements.get("NumberOfFrames") or 1)
+    places = len(elements.get(_GROUPS[1]) or ())
     if count != (places or 1):
         raise ValueError(
-            f"{count} frames, of which {places} have a place in the patient; expected slices, not a cine"
+            f"{count} frames, of which {places} have a position in the patient; expected slices, not a cine"
         )
-    if found.get("ModalityLUTSequence"):
-        raise ValueError("values by a Modality LUT Sequence, expected RescaleSlope and RescaleIntercept")
+    if elements.get("ModalityLUTSequence"):
+        raise ValueError("values use a Modality LUT Sequence, expected RescaleSlope and RescaleIntercept")
     return count
 
 
-def _of_frame(found: dict[str, Any], number: int) -> dict[str, Any]:
-    """Elements by keyword: of the file, of the groups that all frames share, and of the frame's own."""
-    known = dict(found)
-    for groups in ((found.get(_GROUPS[0]) or ())[:1], (found.get(_GROUPS[1]) or ())[number : number + 1]):
+def _frame_elements(elements: dict[str, Any], number: int) -> dict[str, Any]:
+    """Elements by keyword: of the file, of the shared functional groups, and of the frame."""
+    elements = dict(elements)
+    for groups in (
+        (elements.get(_GROUPS[0]) or ())[:1],
+        (elements.get(_GROUPS[1]) or ())[number : number + 1],
+    ):
         for macro in (
             element for group in groups for element in group if element.VR == "SQ" and element.value
         ):
-            known |= {element.keyword: element.value for element in macro.value[0]}
-    return known
+            elements |= {element.keyword: element.value for element in macro.value[0]}
+    return elements
 
 
-def _frame(path: Path, number: int, found: dict[str, Any]) -> Frame:
-    spacing = _numbers(found, "PixelSpacing", 2) or _numbers(found, "ImagerPixelSpacing", 2)
-    distances = [_number(found, name, 0.0) for name in ("SpacingBetweenSlices", "SliceThickness")]
-    slope, intercept = _number(found, "RescaleSlope", 1.0), _number(found, "RescaleIntercept", 0.0)
+def _frame(path: Path, number: int, elements: dict[str, Any]) -> Frame:
+    spacing = _numbers(elements, "PixelSpacing", 2) or _numbers(elements, "ImagerPixelSpacing", 2)
+    distances = [_number(elements, name, 0.0) for name in ("SpacingBetweenSlices", "SliceThickness")]
+    slope, intercept = _number(elements, "RescaleSlope", 1.0), _number(elements, "RescaleIntercept", 0.0)
     if slope == 0:
-        raise ValueError("RescaleSlope is 0, so that all values are the same")
+        raise ValueError("RescaleSlope is 0, so all values are equal")
     return Frame(
         path,
         number,
-        str(found.get("SOPInstanceUID") or ""),
-        str(found.get("SeriesInstanceUID") or ""),
+        str(elements.get("SOPInstanceUID") or ""),
+        str(elements.get("SeriesInstanceUID") or ""),
         " ".join(
-            str(found[name])
+            str(elements[name])
             for name in ("SeriesNumber", "SeriesDescription")
-            if found.get(name) not in (None, "")
+            if elements.get(name) not in (None, "")
         ),
-        str(found.get("Modality") or ""),
-        (int(found["Columns"]), int(found["Rows"])),
-        _numbers(found, "ImagePositionPatient", 3),
-        _numbers(found, "ImageOrientationPatient", 6),
+        str(elements.get("Modality") or ""),
+        (int(elements["Columns"]), int(elements["Rows"])),
+        _numbers(elements, "ImagePositionPatient", 3),
+        _numbers(elements, "ImageOrientationPatient", 6),
         spacing and spacing[::-1],  # the header has rows first
         next((mm for mm in distances if mm > 0), 1.0),
         slope,
         intercept,
-        _white(found) if (slope, intercept) == (1, 0) else None,
-        tuple(_mark(found.get(name)) for name in MARKS),
+        _white(elements) if (slope, intercept) == (1, 0) else None,
+        tuple(_mark(elements.get(name)) for name in MARKS),
     )
 
 
-def _white(found: dict[str, Any]) -> int | None:
-    """Where values are no quantities, as in radiographs, bright is to be high."""
-    if found.get("PhotometricInterpretation") != "MONOCHROME1":
+def _white(elements: dict[str, Any]) -> int | None:
+    """For values without a unit, as in radiographs, bright becomes high."""
+    if elements.get("PhotometricInterpretation") != "MONOCHROME1":
         return None
-    return -1 if found.get("PixelRepresentation") else 2 ** int(found["BitsStored"]) - 1
+    return -1 if elements.get("PixelRepresentation") else 2 ** int(elements["BitsStored"]) - 1
 
 
-def _number(found: dict[str, Any], name: str, default: float) -> float:
-    return (_numbers(found, name, 1) or (default,))[0]
+def _number(elements: dict[str, Any], name: str, default: float) -> float:
+    return (_numbers(elements, name, 1) or (default,))[0]
 
 
-def _numbers(found: dict[str, Any], name: str, count: int) -> tuple[float, ...] | None:
-    """None where the element is absent or empty."""
-    value = found.get(name)
+def _numbers(elements: dict[str, Any], name: str, count: int) -> tuple[float, ...] | None:
+    """None if the element is absent or empty."""
+    value = elements.get(name)
     values = [value] if isinstance(value, (str, int, float)) and value != "" else list(value or ())
     if values and (len(values) != count or not all(isfinite(float(v)) for v in values)):
         raise ValueError(f"{name} must be {count} numbers, got {values}")
@@ -252,17 +238,18 @@ def _strings(value: Any) -> Sequence[str]:
     return [value] if isinstance(value, str) else [str(part) for part in value or ()]
 
 
-def _beside(name: str) -> bool:
-    return name.startswith(".") or name.upper() in _NAMES or name.lower().endswith(_BESIDE)
+def _is_other_file(name: str) -> bool:
+    return name.startswith(".") or name.upper() in _OTHER_NAMES or name.lower().endswith(_OTHER_SUFFIXES)
 
 
-def _may_be(path: Path) -> bool:
+def _has_mark_safely(path: Path) -> bool:
     try:
-        return _marked(path)
-    except (OSError, ValueError):  # the latter: no possible name
+        return _has_mark(path)
+    except (OSError, ValueError):  # ValueError: an impossible name
         return False
 
 
-def _marked(path: Path) -> bool:
+def _has_mark(path: Path) -> bool:
+    """Whether the file starts with 128 bytes and DICM."""
     with path.open("rb") as file:
         return file.read(132)[128:] == b"DICM"

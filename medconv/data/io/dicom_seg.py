@@ -1,4 +1,4 @@
-"""Label maps as DICOM SEG, by highdicom: a segment for each class, on the slices that it refers to."""
+"""Label maps as DICOM SEG, by highdicom: a segment per class, on the slices of the source series."""
 
 from __future__ import annotations
 
@@ -16,41 +16,33 @@ from medconv.utils.optional_imports import needed
 
 _ANATOMY = ("123037004", "SCT", "Anatomical Structure")
 _AI = ("123109", "DCM", "Artificial Intelligence")
-_OURS = "99MEDCONV"  # a coding scheme of our own: a class's code is its label value
+_SCHEME = "99MEDCONV"  # private coding scheme: the code of a class is its label value
 
 
 def check(images: Sequence[Path]) -> None:
-    """Raises: ValueError: an image that no DICOM SEG can refer to, or the package is not there."""
+    """Raises: ValueError: an image that is not DICOM, or highdicom is not installed."""
     for path in images:
         if not is_dicom(path):
-            raise ValueError(f"{path}: a DICOM SEG refers to a DICOM series, and this is none")
+            raise ValueError(f"{path}: a DICOM SEG refers to a DICOM series, and this is not one")
     needed("highdicom", "dicomseg", "writing DICOM SEG", images[0])
 
 
 def write(path: Path, label: np.ndarray, like: Path, class_names: Sequence[str]) -> None:
-    """A binary DICOM SEG, atomically. Slices without foreground are left out of it.
+    """Write a binary DICOM SEG, atomically. It has no slices without foreground.
 
     Shape: label (X, Y, Z), on the grid of the series `like`. Args: class_names: index is the label value,
     background first.
-    Raises: OSError: no room. ValueError: a series that lacks what SEG asks for.
+    Raises: OSError: no space left. ValueError: the series lacks elements that SEG requires.
     """
     highdicom = needed("highdicom", "dicomseg", "writing DICOM SEG", like)
     try:
-        found = _segmentation(highdicom, label, like, class_names)
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        IndexError,
-        ValueError,
-    ) as error:  # what lacks in headers raises these
+        segmentation = _segmentation(highdicom, label, like, class_names)
+    except (AttributeError, KeyError, TypeError, IndexError, ValueError) as error:  # missing header elements
         raise ValueError(f"{like}: no DICOM SEG can refer to it ({' '.join(str(error).split())})") from error
-    found.SpecificCharacterSet = (
-        "ISO_IR 192"  # UTF-8, in the place of the source's: a class may have any name
-    )
+    segmentation.SpecificCharacterSet = "ISO_IR 192"  # UTF-8: a class may have any name
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, durable=True) as partial:
-        found.save_as(partial)
+        segmentation.save_as(partial)
 
 
 def _segmentation(highdicom: Any, label: np.ndarray, like: Path, class_names: Sequence[str]) -> Any:
@@ -59,11 +51,11 @@ def _segmentation(highdicom: Any, label: np.ndarray, like: Path, class_names: Se
     volume = dicom.volumes(like)[0]
     slices = np.ascontiguousarray(label.transpose(2, 1, 0))  # (slices, rows, columns)
     files = list(dict.fromkeys(frame.path for frame in volume))
-    if len(files) < len(volume):  # one file of many frames, in whose order SEG counts them
+    if len(files) < len(volume):  # one file with many frames: SEG expects the order of the file
         slices = slices[np.argsort([frame.number for frame in volume])]
     uid, step_mm = highdicom.UID, float(np.linalg.norm(dicom.affine(volume)[:3, 2]))
-    assert volume[0].spacing_mm is not None  # `affine` has asked for it
-    measures = highdicom.PixelMeasuresSequence(  # those of the places, not what headers say of them
+    assert volume[0].spacing_mm is not None  # checked by `affine`
+    measures = highdicom.PixelMeasuresSequence(  # from the positions, not from the headers
         pixel_spacing=volume[0].spacing_mm[::-1],
         slice_thickness=volume[0].thickness_mm,
         spacing_between_slices=step_mm,
@@ -90,9 +82,9 @@ def _segment(highdicom: Any, number: int, name: str) -> Any:
     concept = highdicom.sr.CodedConcept
     return highdicom.seg.SegmentDescription(
         segment_number=number,
-        segment_label=name[:64],  # as long as a DICOM text of this kind may be
+        segment_label=name[:64],  # the limit of this DICOM text type
         segmented_property_category=concept(*_ANATOMY),
-        segmented_property_type=concept(str(number), _OURS, name[:64]),
+        segmented_property_type=concept(str(number), _SCHEME, name[:64]),
         algorithm_type=highdicom.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
         algorithm_identification=highdicom.AlgorithmIdentificationSequence(
             name="medconv", family=concept(*_AI), version=medconv.__version__

@@ -1,7 +1,6 @@
-"""Which DICOM series a folder holds: files by their headers, what is left out of them, and what cannot be
-read.
+"""The DICOM series of a folder: frames by their headers, skipped files and unreadable files.
 
-A path is a series' folder, or a file, which stands for all of its series in that folder.
+A path is the folder of a series, or one file, which means its whole series in that folder.
 """
 
 from __future__ import annotations
@@ -14,34 +13,31 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from medconv.data.io.dicom_headers import Frame, frames_of, listing
+from medconv.data.io.dicom_headers import Frame, frames_of, list_files
 from medconv.utils.optional_imports import needed
 
 
-class Found(NamedTuple):
-    """What a folder holds.
-
-    Args: series: the frames of each. left_out: file name to why. broken: file to what is wrong with it.
-    """
+class FolderContent(NamedTuple):
+    """Args: series: the frames of each series. skipped: file name to reason. broken: file to error."""
 
     series: tuple[tuple[Frame, ...], ...]
-    left_out: dict[str, str]
+    skipped: dict[str, str]
     broken: dict[Path, str]
 
 
-def find(folder: Path) -> Found:
-    """Read all headers; what is remembered of a folder holds until one of its files changes.
+def find_series(folder: Path) -> FolderContent:
+    """Read all headers; the result is cached until a file in the folder changes.
 
     Raises: ValueError: pydicom is not installed.
     """
     needed("pydicom", "dicom", "reading DICOM", folder)
-    return _find(folder, listing(folder))
+    return _find_series(folder, list_files(folder))
 
 
 @lru_cache(maxsize=8)
-def _find(folder: Path, files: tuple[tuple[str, int, int], ...]) -> Found:
+def _find_series(folder: Path, files: tuple[tuple[str, int, int], ...]) -> FolderContent:
     series: dict[str, list[Frame]] = defaultdict(list)
-    left_out, broken = {}, {}
+    skipped, broken = {}, {}
     for name, *_ in files:
         try:
             frames, reason = frames_of(folder / name)
@@ -52,89 +48,83 @@ def _find(folder: Path, files: tuple[tuple[str, int, int], ...]) -> Found:
             broken[folder / name] = f"{folder / name}: cannot be read ({error.strerror})"
             continue
         if reason:
-            left_out[name] = reason
+            skipped[name] = reason
         for frame in frames:
             series[frame.series].append(frame)
-    return Found(tuple(map(tuple, series.values())), left_out, broken)
+    return FolderContent(tuple(map(tuple, series.values())), skipped, broken)
 
 
-def cases(found: Found, folder: Path) -> list[tuple[str, Path, str]]:
-    """The series of a folder: what each is called beside the others ("" of a single one), a path that stands
-    for it, and its modality. A file that is broken is one of them, so that it is named when it is read."""
-    if len(found.series) < 2:
-        modality = found.series[0][0].modality if found.series else ""
-        return [("", folder, modality)] if found.series or found.broken else []
-    named = [(_name(frames), frames[0].path, frames[0].modality) for frames in found.series]
-    return named + [(_stem(path), path, "") for path in found.broken]
+def cases(content: FolderContent, folder: Path) -> list[tuple[str, Path, str]]:
+    """The series of a folder: a name ("" for a single series), a path, and the modality. Broken files are
+    included, so that reading them gives an error that names them."""
+    if len(content.series) < 2:
+        modality = content.series[0][0].modality if content.series else ""
+        return [("", folder, modality)] if content.series or content.broken else []
+    named = [(_name(frames), frames[0].path, frames[0].modality) for frames in content.series]
+    return named + [(_stem(path), path, "") for path in content.broken]
 
 
 def _name(frames: Sequence[Frame]) -> str:
-    """Of a series of one file that file's, as with radiographs; else number and description."""
+    """The name of the file if there is only one, as with radiographs; else number and description."""
     if len({frame.path for frame in frames}) == 1:
         return _stem(frames[0].path)
     return re.sub(r"[^\w.-]+", "_", frames[0].title).strip("_.") or "series"
 
 
 def _stem(path: Path) -> str:
-    """Names are often UIDs, whose last number is no ending."""
+    """File names are often UIDs; their last number is not a suffix."""
     return path.stem if path.suffix.lower() in (".dcm", ".dicom", ".ima") else path.name
 
 
 def stamp(path: Path) -> list[int]:
-    """Of the files that a path stands for: how many bytes, and a checksum of names, sizes and times of
-    change.
+    """Of the files of a series: total bytes, and a checksum of names, sizes and modification times.
 
-    Of a folder no file is opened. Raises: OSError.
+    For a folder no file is opened. Raises: OSError.
     """
     folder = path if path.is_dir() else path.parent
-    files = listing(folder)
+    files = list_files(folder)
     if folder != path:
         ours = {
             path.name,
-            *(f.path.name for s in find(folder).series if any(f.path == path for f in s) for f in s),
+            *(f.path.name for s in find_series(folder).series if any(f.path == path for f in s) for f in s),
         }
         files = tuple(file for file in files if file[0] in ours)
     return [sum(size for _, size, _ in files), zlib.crc32(repr(files).encode())]
 
 
-def words(left_out: dict[str, str]) -> str:
-    """Such as `3 files, such as IM1: a localizer`."""
+def summarize(skipped: dict[str, str]) -> str:
+    """Skipped files by reason, such as `3 such as IM1: a localizer`."""
     by_reason: dict[str, list[str]] = defaultdict(list)
-    for name, reason in left_out.items():
+    for name, reason in skipped.items():
         by_reason[reason].append(name)
     return "; ".join(f"{len(names)} such as {names[0]}: {reason}" for reason, names in by_reason.items())
 
 
 def frames_at(path: Path) -> tuple[Frame, ...]:
-    """All frames of the series that a path stands for.
+    """All frames of the series at a path.
 
-    Raises: ValueError: it is none, one of several in its folder, or one that may lack a slice that cannot be
-    read.
+    Raises: ValueError: not a series, one of several in its folder, or a slice may be unreadable.
     """
     if path.name.upper() == "DICOMDIR" and not path.is_dir():
-        raise ValueError(f"{path}: a list of files, expected an image or a series; give its folder")
+        raise ValueError(f"{path}: a list of files, expected an image or a series; pass its folder")
     folder = path if path.is_dir() else path.parent
-    found = find(folder)
-    if path in found.broken:
-        raise ValueError(found.broken[path])
-    if path.name in found.left_out and folder != path:
-        raise ValueError(f"{path}: {found.left_out[path.name]}, expected grey values")
-    here = [
-        frames for frames in found.series if folder == path or any(frame.path == path for frame in frames)
-    ]
-    if found.broken and (
-        folder == path or any(len(frames) > 1 for frames in here)
-    ):  # it may be one of the slices
-        raise ValueError(next(iter(found.broken.values())))
+    content = find_series(folder)
+    if path in content.broken:
+        raise ValueError(content.broken[path])
+    if path.name in content.skipped and folder != path:
+        raise ValueError(f"{path}: {content.skipped[path.name]}, expected grey values")
+    here = [s for s in content.series if folder == path or any(frame.path == path for frame in s)]
+    if content.broken and (folder == path or any(len(frames) > 1 for frames in here)):
+        raise ValueError(next(iter(content.broken.values())))  # it may be one of the slices
     if len(here) > 1:
         titles = ", ".join(
             f"{s[0].title or 'unnamed'} ({s[0].modality}, {len(s)} slices, {s[0].path.name})" for s in here
         )
         raise ValueError(
-            f"{path}: {len(here)} series in one folder, expected one: {titles}; a file stands for its series"
+            f"{path}: {len(here)} series in one folder, expected one: {titles}; a file selects its series"
         )
     if not here:
         raise ValueError(
-            f"{path}: no slice of a volume there, expected one series; left out: {words(found.left_out)}"
+            f"{path}: no slice of a volume there, expected one series; skipped: {summarize(content.skipped)}"
         )
     return here[0]

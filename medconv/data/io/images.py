@@ -1,8 +1,7 @@
-"""Reading and writing of images: NIfTI and MGH by nibabel, NRRD, DICOM series, pictures; all that touches
-their files starts here.
+"""Reading and writing of images in any format: NIfTI, MGH, NRRD, DICOM series, pictures.
 
-What is written is NIfTI, on the grid of the image it belongs to; PNG for pictures; of DICOM see `dicomseg`,
-too.
+Results are written as NIfTI on the grid of the source image, or as PNG for pictures; `dicom_seg` writes DICOM
+SEG.
 """
 
 from __future__ import annotations
@@ -23,53 +22,45 @@ from medconv.data.io.dicom_headers import is_dicom
 from medconv.data.io.nifti import read_header
 from medconv.utils.atomic_io import replacing
 
-VOLUMES = (
-    ".nii.gz",
-    ".nii",
-    ".hdr",
-    ".mgz",
-    ".mgh",
-    nrrd.SUFFIX,
-)  # of a pair, the header stands for both files
+VOLUMES = (".nii.gz", ".nii", ".hdr", ".mgz", ".mgh", nrrd.SUFFIX)  # .hdr: the header of a NIfTI pair
 SUFFIXES = (*VOLUMES, *raster.SUFFIXES)
 _STEMS = (*SUFFIXES, ".img")
 KNOWN = ", ".join(suffix for suffix in SUFFIXES if suffix.islower())
-WHOLE = 1e-3  # how far a label value may be from a whole number: scaled integers read as 0.99999997
+WHOLE = 1e-3  # largest distance of a label value from a whole number; scaled integers read as 0.99999997
 
 
 def stem(path: Path) -> str:
-    """The file's name without the ending of its format; that of a folder, or a UID, as it is."""
+    """The file name without the suffix of its format; folder names and UIDs stay unchanged."""
     for suffix in _STEMS:
         if path.name.endswith(suffix):
             return path.name[: -len(suffix)]
-    return (
-        path.name if path.is_dir() or path.suffix[1:].isdecimal() else path.stem
-    )  # a UID's last number is no ending
+    is_uid = path.suffix[1:].isdecimal()  # the last number of a UID is not a suffix
+    return path.name if path.is_dir() or is_uid else path.stem
 
 
 def stamp(path: Path) -> list[int]:
-    """What tells that an image was replaced: size in bytes and time of change in ns; of several files, a
-    checksum of them.
+    """Detects that an image was replaced: size in bytes and modification time in ns; of several files, a
+    checksum.
 
-    Raises: OSError: not there. ValueError: a DICOM file, and its series cannot be told.
+    Raises: OSError: absent. ValueError: a DICOM file whose series cannot be determined.
     """
     if not path.name.endswith(_STEMS) and is_dicom(path):
         return dicom_series.stamp(path)
-    found = path.stat()
-    beside = path.with_suffix(nifti.PAIR.get(path.suffix, path.suffix))
-    if beside == path or not beside.exists():
-        return [found.st_size, found.st_mtime_ns]
-    other = beside.stat()
-    times = sorted([(path.name, found.st_mtime_ns), (beside.name, other.st_mtime_ns)])
-    return [found.st_size + other.st_size, zlib.crc32(repr(times).encode())]
+    stat = path.stat()
+    partner = path.with_suffix(nifti.PAIR.get(path.suffix, path.suffix))
+    if partner == path or not partner.exists():
+        return [stat.st_size, stat.st_mtime_ns]
+    other = partner.stat()
+    times = sorted([(path.name, stat.st_mtime_ns), (partner.name, other.st_mtime_ns)])
+    return [stat.st_size + other.st_size, zlib.crc32(repr(times).encode())]
 
 
 def in_folder(folder: Path, option: str) -> dict[str, Path]:
-    """The image files of a folder, DICOM apart, by their stems, in order; hidden files are left out, and
-    pictures beside volumes.
+    """The image files of a folder, without DICOM, by stem, sorted. Skips hidden files, and pictures if there
+    are volumes.
 
-    Args: option: what the user gave the folder by, for messages.
-    Raises: ValueError: no such folder, no such file in it, or two files of one stem.
+    Args: option: the option or key of the folder, for messages.
+    Raises: ValueError: no such folder, no image in it, or two files with one stem.
     """
     if not folder.is_dir():
         raise ValueError(f"{option} {folder}: no such folder")
@@ -77,25 +68,23 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
     if not files:
         raise ValueError(f"{option} {folder}: no image there ({KNOWN})")
     files = [path for path in files if not raster.is_picture(path)] or files
-    found = {stem(path): path for path in files}
-    if len(found) < len(files):
-        twice = sorted({stem(path) for path in files if found[stem(path)] != path})
-        raise ValueError(f"{option} {folder}: more than one file for {', '.join(twice[:20])}")
-    return found
+    by_stem = {stem(path): path for path in files}
+    if len(by_stem) < len(files):
+        duplicates = sorted({stem(path) for path in files if by_stem[stem(path)] != path})
+        raise ValueError(f"{option} {folder}: more than one file for {', '.join(duplicates[:20])}")
+    return by_stem
 
 
 def nifti_header(path: Path) -> Any:
-    """Its header, of a NIfTI file or pair; None: another format. Raises: ValueError: as `read_header`."""
+    """The header of a NIfTI file or pair; None for other formats. Raises: ValueError: as `read_header`."""
     image = read_header(path) if _format(path) == "nibabel" else None
     return image.header if isinstance(image, Nifti1Pair) else None
 
 
 def read_array(path: Path) -> tuple[np.ndarray, Grid]:
-    """Voxels as stored (scaled if the header says so) and their grid; of DICOM, a folder or a file of its
-    series.
+    """Voxels as stored (scaled if the header says so) and their grid; for DICOM, a folder or a file.
 
-    Raises: ValueError: missing, truncated, of no known format, not real numbers, or with an affine that maps
-    nowhere.
+    Raises: ValueError: missing, truncated, of an unknown format, not real numbers, or with a singular affine.
     """
     array, affine = _read(path)
     if array.dtype.kind not in "iufb":
@@ -112,7 +101,7 @@ def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
     """All channels of a case.
 
     Shape: (channels, X, Y, Z) float32; one file may hold several channels along its fourth axis.
-    Raises: ValueError: as `read_array`, or channels that do not lie on one grid.
+    Raises: ValueError: as `read_array`, or channels on different grids.
     """
     channels: list[np.ndarray] = []
     first: Grid | None = None
@@ -129,8 +118,7 @@ def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
 def read_label(path: Path) -> tuple[np.ndarray, Grid]:
     """A label map; values within `WHOLE` of whole numbers are rounded. Shape: (X, Y, Z) int16.
 
-    Raises: ValueError: as `read_array`, or values that are no whole numbers; the worst one and its place are
-    named.
+    Raises: ValueError: as `read_array`, or a value that is not a whole number; names the worst and its voxel.
     """
     array, grid = _read_mask(path) if raster.is_picture(path) else read_array(path)
     if array.size != np.prod(grid.shape):
@@ -141,10 +129,10 @@ def read_label(path: Path) -> tuple[np.ndarray, Grid]:
         whole = np.rint(array)
         off = np.abs(array - whole)
         if off.max() > WHOLE:
-            place = tuple(map(int, np.unravel_index(off.argmax(), off.shape)))
+            voxel = tuple(map(int, np.unravel_index(off.argmax(), off.shape)))
             raise ValueError(
-                f"{path}: label values must be whole numbers, found {float(array[place]):.9g} at voxel "
-                f"{place}; within {WHOLE} of one they are rounded"
+                f"{path}: label values must be whole numbers, found {float(array[voxel]):.9g} at voxel "
+                f"{voxel}; within {WHOLE} of one they are rounded"
             )
         array = whole
     if array.min() < 0 or array.max() > np.iinfo(np.int16).max:
@@ -167,11 +155,10 @@ def check_same_grid(path: Path, grid: Grid, other_path: Path, other: Grid, toler
 
 def write_label(path: Path, label: np.ndarray, like: Path) -> None:
     """Write a label map as NIfTI, atomically, with shape, affine and header (sform, qform, units) of the
-    image `like`,
-    which may be of another format: then sform and qform say its place. Where `path` ends in .png, as a
-        picture.
+    image `like`; if that has another format, sform and qform are set from its grid. A path that ends in
+    .png gives a picture.
 
-    Shape: label (X, Y, Z). Raises: OSError: no room, or no permission.
+    Shape: label (X, Y, Z). Raises: OSError: no space left, or no permission.
     """
     if raster.is_picture(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,14 +170,14 @@ def write_label(path: Path, label: np.ndarray, like: Path) -> None:
     header = _header_like(source, dtype)
     image = Nifti1Image(label.reshape(source.shape[:3]).astype(dtype), source.affine, header)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, durable=True) as partial:  # a label map that has its name counts as done
+    with replacing(path, durable=True) as partial:  # an existing file counts as done
         nib.save(image, partial)
 
 
 def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like: Path) -> None:
-    """Write volumes as one 4D NIfTI of float32, one after the other as they come, else as `write_label`.
+    """Write volumes as one 4D float32 NIfTI, one at a time as the iterator gives them; else as `write_label`.
 
-    Shape: `count` times (X, Y, Z); a 2D image becomes 4D, too, with Z = 1.
+    Shape: `count` times (X, Y, Z); a 2D image also becomes 4D, with Z = 1.
     """
     source = _template(like)
     header = _header_like(source, np.float32)
@@ -208,14 +195,12 @@ def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like:
 
 
 def num_channels(path: Path) -> int:
-    """How many channels an image file holds; of a picture, from its header. Raises: ValueError: as
-    `read_array`.
-    """
+    """Channels of an image file; for a picture from its header. Raises: ValueError: as `read_array`."""
     return raster.channels(path) if raster.is_picture(path) else len(read_image([path])[0])
 
 
 def _format(path: Path) -> str:
-    """By the name where that says it, else by the content."""
+    """By the suffix of the file, else by its content."""
     if raster.is_picture(path):
         return "picture"
     if path.name.endswith(nrrd.SUFFIX):
@@ -244,7 +229,7 @@ def _read_mask(path: Path) -> tuple[np.ndarray, Grid]:
 
 
 def _template(like: Path) -> Nifti1Image:
-    """A NIfTI image with the grid of any image; its voxels are not read."""
+    """A NIfTI image with the grid of an image of any format; its voxels are not read."""
     kind = _format(like)
     if kind == "nibabel" and isinstance(source := read_header(like), Nifti1Image):
         return source

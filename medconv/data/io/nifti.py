@@ -1,6 +1,4 @@
-"""NIfTI, as one file or a pair, and MGH, by nibabel: headers, voxels, and what is wrong with them in
-words.
-"""
+"""NIfTI (one file or a pair) and MGH, by nibabel: headers, voxels and clear errors."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ _DAMAGED = (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib
 def read_header(path: Path) -> SpatialImage:
     """Open NIfTI (one file, or a pair) or MGH without reading the voxels.
 
-    Raises: ValueError: missing, empty, or of another kind.
+    Raises: ValueError: missing, empty, or of another format.
     """
     check_readable(path)
     try:
@@ -33,15 +31,13 @@ def read_header(path: Path) -> SpatialImage:
     except _DAMAGED as error:
         raise ValueError(f"{path}: not a readable NIfTI file ({_reason(error)})") from error
     if not isinstance(image, (Nifti1Pair, MGHImage)):
-        hint = ", which does not say where left and right are" if path.suffix in PAIR else ""
+        hint = ", which does not store left and right" if path.suffix in PAIR else ""
         raise ValueError(f"{path}: expected NIfTI or MGH, got {type(image).__name__}{hint}")
     return image
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Voxels as stored (scaled if the header says so), and the affine. Raises: ValueError: named, with
-    what is wrong.
-    """
+    """Voxels as stored (scaled if the header says so), and the affine. Raises: ValueError: damaged."""
     image = read_header(path)
     check_shape(path, image.shape)
     try:
@@ -63,7 +59,7 @@ def check_readable(path: Path) -> None:
             raise ValueError(f"{path}: no such file")
         if path.stat().st_size == 0:
             raise ValueError(f"{path}: the file is empty (0 bytes)")
-        path.open("rb").close()  # of a lack of permission nibabel does not speak
+        path.open("rb").close()  # nibabel does not report missing permission
     except PermissionError as error:
         raise ValueError(f"{path}: no permission to read it") from error
 
@@ -75,9 +71,7 @@ def check_shape(path: Path, shape: Sequence[int]) -> None:
 
 
 def _voxels(path: Path, image: SpatialImage) -> np.ndarray:
-    """As `image.dataobj`, but a compressed file is read to its end, where its checksum stands; nibabel
-    stops before.
-    """
+    """As `image.dataobj`, but reads a compressed file to its end, which verifies its checksum."""
     if path.suffix not in (".gz", ".mgz") or not isinstance(image, SerializableImage):
         return np.asanyarray(image.dataobj)
     with gzip.open(path) as file:
@@ -88,8 +82,8 @@ def _voxels(path: Path, image: SpatialImage) -> np.ndarray:
 
 
 def _check_spacing(path: Path, image: SpatialImage) -> None:
-    """Where the affine comes from `pixdim`, nibabel turns 0 into 1 mm and drops a minus; one slice may
-    have no thickness.
+    """If the affine comes from `pixdim`, nibabel turns 0 into 1 mm and drops a minus sign; a single slice may
+    have no thickness. Raises: ValueError: a spacing that is not positive, or not in mm.
     """
     if not isinstance(image, Nifti1Pair):
         return
@@ -105,8 +99,8 @@ def _check_spacing(path: Path, image: SpatialImage) -> None:
         if n > 1 and not mm > 0
     ]
     if wrong:
-        found = ", ".join(f"{stored[axis]:g} mm along axis {axis}" for axis in wrong)
-        raise ValueError(f"{path}: its spacing is {found}, expected more than 0")
+        spacing = ", ".join(f"{stored[axis]:g} mm along axis {axis}" for axis in wrong)
+        raise ValueError(f"{path}: its spacing is {spacing}, expected more than 0")
 
 
 def _reason(error: BaseException) -> str:

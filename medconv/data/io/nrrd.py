@@ -1,4 +1,4 @@
-"""NRRD files (3D Slicer's) by pynrrd: voxels and affine; what has no place in the patient is refused."""
+"""NRRD files (3D Slicer), by pynrrd: voxels and affine. Files without patient coordinates are refused."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _ORDER = ({"right", "left"}, {"anterior", "posterior"}, {"superior", "inferior"}
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Voxels, the axis without a direction last, and the affine to mm (right, anterior, superior).
+    """Voxels, the channel axis last, and the affine to mm (right, anterior, superior).
 
-    Raises: ValueError: damaged, or without a known space.
+    Raises: ValueError: damaged, or in an unknown space.
     """
     return _placed(path, *_opened(path, "read"))
 
 
 def grid(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
-    """Shape and affine. Raises: ValueError: as `read`, but for the voxels."""
+    """Shape and affine, without the voxels. Raises: ValueError: as `read`."""
     header = _opened(path, "read_header")
     array, matrix = _placed(path, np.broadcast_to(np.uint8(0), tuple(header["sizes"])), header)
     return array.shape, matrix
@@ -37,8 +37,8 @@ def _opened(path: Path, function: str) -> Any:
         if not {"data file", "datafile"} & header.keys():
             return header if function == "read_header" else nrrd.read(str(path))
     except Exception as error:  # a damaged file makes pynrrd raise anything
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path}: not a readable NRRD file ({said})") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{path}: not a readable NRRD file ({reason})") from error
     raise ValueError(f"{path}: its voxels are in another file, expected them in this one")
 
 
@@ -68,16 +68,12 @@ def _placed(path: Path, array: np.ndarray, header: dict[str, Any]) -> tuple[np.n
 
 
 def _signs(path: Path, header: dict[str, Any]) -> list[float]:
-    """From the file's axes to right, anterior, superior. Raises: ValueError: they are others, or not in
-    mm.
-    """
-    space, units = (
-        str(header.get("space", "")),
-        {str(unit).strip('"') for unit in header.get("space units", ["mm"])},
-    )
+    """Signs from the axes of the file to right, anterior, superior. Raises: ValueError: others, or not mm."""
+    space = str(header.get("space", ""))
+    units = {str(unit).strip('"') for unit in header.get("space units", ["mm"])}
     names = [_SHORT.get(letter, "") for letter in space] if space.isupper() else space.lower().split("-")
     if len(names) != 3 or any(name not in pair for name, pair in zip(names, _ORDER, strict=True)):
-        raise ValueError(f"{path}: its `space` must be left-posterior-superior or alike, got {space!r}")
+        raise ValueError(f"{path}: its `space` must be left-posterior-superior or similar, got {space!r}")
     if units != {"mm"}:
         raise ValueError(f"{path}: its `space units` must be mm, got {', '.join(sorted(units))}")
     return [_SIGNS[name] for name in names]

@@ -1,8 +1,7 @@
-"""PNG, JPEG and TIFF, by Pillow: pictures, masks, and what is wrong with them in words.
+"""PNG, JPEG and TIFF, by Pillow: pictures, masks and clear errors.
 
-A picture is an image of one slice whose pixels are 1 mm wide: nothing else is known of its place. The first
-axis goes from left to right, the second from the bottom to the top, as in a slice whose right and anterior
-are to the right and up.
+A picture is an image of one slice with 1 mm pixels; its position is unknown. The first axis goes from left to
+right, the second from bottom to top, like an axial slice with right to the right and anterior up.
 """
 
 from __future__ import annotations
@@ -20,15 +19,8 @@ from medconv.data.io import nifti
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".PNG", ".JPG", ".JPEG", ".TIF", ".TIFF")
 CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
 _FORMATS = ("PNG", "JPEG", "TIFF")
-_DAMAGED = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    struct.error,
-    zlib.error,
-)  # what Pillow raises
+# What Pillow raises for damaged files
+_DAMAGED = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
 _GREY = {
     "1": np.uint8,
     "L": np.uint8,
@@ -38,17 +30,16 @@ _GREY = {
     "I": np.int32,
     "F": np.float32,
 }
-# a value from here on, alone beside 0, is what programs write for the one class there is, such as 255
-_ALONE = 100
-_CLASSES = 64  # a mask with more values than that is a photograph
+_MIN_SINGLE_VALUE = 100  # a mask with 0 and one such value, for example 255, has one class
+_MAX_CLASSES = 64  # a mask with more values is a photograph
 
 
 def is_picture(path: Path) -> bool:
     return path.name.endswith(SUFFIXES)
 
 
-def pictures(modalities: tuple[str, ...]) -> bool:
-    """Whether these channels are those of pictures."""
+def are_picture_channels(modalities: tuple[str, ...]) -> bool:
+    """Whether these modalities are the channels of pictures: grey, or red, green, blue."""
     return tuple(modalities) in CHANNELS.values()
 
 
@@ -59,25 +50,24 @@ def channels(path: Path) -> int:
 
 
 def size(path: Path) -> tuple[int, int]:
-    """(X, Y) as it is seen, from the header. Raises: ValueError: as `read`."""
+    """(X, Y) after EXIF rotation, from the header. Raises: ValueError: as `read`."""
     with _opened(path) as image:
         turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
         return (image.height, image.width) if turned else (image.width, image.height)
 
 
 def read(path: Path) -> np.ndarray:
-    """Pixels as they are seen: upright where a camera noted how it was held, a palette's colours, no alpha.
+    """Pixels as displayed: EXIF rotation and palette applied, no alpha.
 
-    Shape: (X, Y, 1) of grey, (X, Y, 1, 3) of colours.
-    Raises: ValueError: no PNG, JPEG or TIFF, damaged, several pages, or partly transparent.
+    Shape: (X, Y, 1) for grey, (X, Y, 1, 3) for colours.
+    Raises: ValueError: not PNG, JPEG or TIFF, damaged, several pages, or partly transparent.
     """
     pixels = _pixels(path, _upright(path))
     return _turned(pixels)[:, :, None]
 
 
 def read_mask(path: Path) -> np.ndarray:
-    """Label values: those of grey pixels, or a palette's indices; one value alone beside 0, such as 255, is
-    class 1.
+    """Label values: grey values or palette indices; a single value besides 0, such as 255, is class 1.
 
     Shape: (X, Y, 1) integers. Raises: ValueError: as `read`; colours, or a photograph.
     """
@@ -92,18 +82,18 @@ def read_mask(path: Path) -> np.ndarray:
         pixels = pixels[..., 0]
     values = np.unique(pixels)
     blurred = path.suffix.lower() in (".jpg", ".jpeg")
-    if len(values) > (2 if blurred else _CLASSES):
+    if len(values) > (2 if blurred else _MAX_CLASSES):
         also = "; JPEG blurs the values of a mask, PNG keeps them" if blurred else ""
         raise ValueError(
             f"{path}: {len(values)} different values, expected a mask of label values, not a photograph{also}"
         )
-    if values[-1] >= _ALONE and not (values[:-1] != 0).any():
+    if values[-1] >= _MIN_SINGLE_VALUE and not (values[:-1] != 0).any():
         pixels = (pixels == values[-1]).astype(np.uint8)
     return _turned(pixels)[:, :, None]
 
 
 def write_mask(path: Path, label: np.ndarray) -> None:
-    """A PNG of label values, 8 bits where they fit. Shape: label (X, Y, 1)."""
+    """A PNG of label values, with 8 bits if they fit. Shape: label (X, Y, 1)."""
     dtype = np.uint8 if label.max(initial=0) < 256 else np.uint16
     Image.fromarray(np.ascontiguousarray(label.reshape(label.shape[:2]).T[::-1]).astype(dtype)).save(
         path, format="PNG"
@@ -111,7 +101,7 @@ def write_mask(path: Path, label: np.ndarray) -> None:
 
 
 def write_picture(path: Path, pixels: np.ndarray) -> None:
-    """Rows of pixels as they are seen, (height, width) or (height, width, 3) uint8, as PNG."""
+    """Write displayed rows of pixels, (height, width) or (height, width, 3) uint8, as PNG."""
     Image.fromarray(pixels).save(path, format="PNG", compress_level=1)
 
 
@@ -170,7 +160,7 @@ def _turned(pixels: np.ndarray) -> np.ndarray:
 
 def _colours(pixels: np.ndarray) -> str:
     count = len(np.unique(pixels.reshape(-1, 3), axis=0))
-    return f"a photograph of {count} colours" if count > _CLASSES else f"{count} colours"
+    return f"a photograph of {count} colours" if count > _MAX_CLASSES else f"{count} colours"
 
 
 def _reason(error: BaseException) -> str:

@@ -118,7 +118,7 @@ class CaseDataset(monai.data.Dataset):
         assert case.label is not None
         entry = self.store.read(case.id)
         return {
-            "spacing_mm": entry.placement.spacing_mm(entry.label.shape),
+            "spacing_mm": entry.crop_info.spacing_mm(entry.label.shape),
             "image": torch.from_numpy(np.array(entry.image))[None],
             "label": torch.from_numpy(np.array(entry.label))[None, None],
             "reference": torch.from_numpy(read_label(case.label)[0]),

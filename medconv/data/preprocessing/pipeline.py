@@ -21,13 +21,13 @@ from filelock import FileLock
 
 from medconv.data.case import Case, Dataset
 from medconv.data.io.images import check_same_grid, read_image, read_label
-from medconv.data.preprocessing.fingerprint import Checked, Fingerprint, check, still_faulty
+from medconv.data.preprocessing.fingerprint import CheckResult, Fingerprint, check, still_invalid
 from medconv.data.preprocessing.preprocess import OF_ALL, PreprocessingConfig, preprocess, preprocess_label
 from medconv.data.preprocessing.store import Entry, Store, signature
 from medconv.utils.atomic_io import write_text
 from medconv.utils.threads import each
 
-_VERSION = 3  # part of every recipe's hash: raise it when preprocessing changes what it writes
+_VERSION = 3  # part of every config's hash: raise it when preprocessing changes what it writes
 _LOCATIONS = 5_000  # foreground voxels kept per class and case
 
 log = logging.getLogger(__name__)
@@ -57,19 +57,19 @@ def fingerprint(
     with _lock(folder):
         sources = _sources(dataset)
         kept = _kept(path, sources)
-        if kept is None or (kept.faults and not (skip and still_faulty(dataset, kept.faults))):
+        if kept is None or (kept.errors and not (skip and still_invalid(dataset, kept.errors))):
             kept = check(dataset, workers, skip)
             for warning in kept.warnings:
                 log.warning(warning)
             with _naming(folder):
                 write_text(path, json.dumps({**_described(dataset, kept), "sources": sources}, indent=1))
-        return kept.fingerprint, {case: "; ".join(found) for case, found in kept.faults.items()}
+        return kept.fingerprint, {case: "; ".join(found) for case, found in kept.errors.items()}
 
 
 def prepare(
-    dataset: Dataset, recipe: PreprocessingConfig, folder: Path, workers: int, verify: bool = False
+    dataset: Dataset, config: PreprocessingConfig, folder: Path, workers: int, verify: bool = False
 ) -> Store:
-    """Fill the store of this recipe; cases that are there, whole and unchanged are left alone.
+    """Fill the store of this config; cases that are there, whole and unchanged are left alone.
 
     At most `workers` cases are in memory at once, each about six times its image in float32, all channels
     together.
@@ -77,7 +77,7 @@ def prepare(
     Raises: ValueError: a file at fault, or no room; what was prepared stays.
     """
     meant = [] if dataset.image_targets else [dataset.class_names, *_ignored(dataset)]
-    store = Store(folder / _hash([_VERSION, _decisive(recipe), *meant]))
+    store = Store(folder / _hash([_VERSION, _decisive(config), *meant]))
     with _lock(folder):
         whole = each(
             lambda case: store.has(case, verify), dataset.cases, workers, "verifying" if verify else "looking"
@@ -86,13 +86,13 @@ def prepare(
         if missing:
             log.info("preparing %d of %d cases into %s", len(missing), len(dataset.cases), store.folder)
             store.sweep()
-            for _ in each(lambda case: _add(store, case, recipe, dataset), missing, workers, "preparing"):
+            for _ in each(lambda case: _add(store, case, config, dataset), missing, workers, "preparing"):
                 pass
     return store
 
 
 def prepare_case(
-    case: Case, recipe: PreprocessingConfig, num_classes: int, ignore: int | None = None
+    case: Case, config: PreprocessingConfig, num_classes: int, ignore: int | None = None
 ) -> Entry:
     """One case from its files to what the store holds.
 
@@ -100,21 +100,21 @@ def prepare_case(
     Raises: ValueError: files that were replaced since they were checked, and are at fault now.
     """
     if case.label is None:
-        return _prepare_whole(case, recipe)
+        return _prepare_whole(case, config)
     (native, grid), (native_label, label_grid) = read_image(case.images), read_label(case.label)
     check_same_grid(case.images[0], grid, case.label, label_grid)
     if not np.isfinite(native).all() or native_label[native_label != ignore].max(initial=0) >= num_classes:
         raise _changed(case)
-    image, placement = preprocess(native, grid, recipe)
-    label = preprocess_label(native_label, placement, recipe, max(num_classes, 1 + (ignore or 0)))
-    return Entry(image, label, _places(label, num_classes, ignore), placement)
+    image, crop_info = preprocess(native, grid, config)
+    label = preprocess_label(native_label, crop_info, config, max(num_classes, 1 + (ignore or 0)))
+    return Entry(image, label, _places(label, num_classes, ignore), crop_info)
 
 
-def _prepare_whole(case: Case, recipe: PreprocessingConfig) -> Entry:
+def _prepare_whole(case: Case, config: PreprocessingConfig) -> Entry:
     native, grid = read_image(case.images)
     if not np.isfinite(native).all():
         raise _changed(case)
-    return Entry.whole(*preprocess(native, grid, recipe))
+    return Entry.whole(*preprocess(native, grid, config))
 
 
 def _changed(case: Case) -> ValueError:
@@ -123,13 +123,13 @@ def _changed(case: Case) -> ValueError:
     )
 
 
-def _decisive(recipe: PreprocessingConfig) -> dict[str, Any]:
+def _decisive(config: PreprocessingConfig) -> dict[str, Any]:
     """What a prepared case depends on: intensities of the dataset only where they are used."""
     used = [
         known if name in OF_ALL else None
-        for name, known in zip(recipe.normalisation, recipe.intensities, strict=True)
+        for name, known in zip(config.normalisation, config.intensities, strict=True)
     ]
-    return {**asdict(recipe), "intensities": used}
+    return {**asdict(config), "intensities": used}
 
 
 def _ignored(dataset: Dataset) -> list[int]:
@@ -137,11 +137,11 @@ def _ignored(dataset: Dataset) -> list[int]:
     return [] if dataset.image_targets or dataset.targets.ignore is None else [dataset.targets.ignore]
 
 
-def _add(store: Store, case: Case, recipe: PreprocessingConfig, dataset: Dataset) -> None:
+def _add(store: Store, case: Case, config: PreprocessingConfig, dataset: Dataset) -> None:
     sources = signature(
         case
     )  # from before the files are read: if they change meanwhile, the entry is made anew
-    store.write(case, prepare_case(case, recipe, len(dataset.class_names), dataset.targets.ignore), sources)
+    store.write(case, prepare_case(case, config, len(dataset.class_names), dataset.targets.ignore), sources)
 
 
 def _places(label: np.ndarray, num_classes: int, ignore: int | None) -> np.ndarray:
@@ -161,11 +161,11 @@ def _places(label: np.ndarray, num_classes: int, ignore: int | None) -> np.ndarr
 def _sources(dataset: Dataset) -> list[Any]:
     """As JSON gives it back; a file that cannot be looked at has no signature, and `check` says so."""
     files = [_signature(case) for case in dataset.cases]
-    of_dataset = [dataset.class_names, dataset.modalities, dict(dataset.faults), files, *_ignored(dataset)]
+    of_dataset = [dataset.class_names, dataset.modalities, dict(dataset.errors), files, *_ignored(dataset)]
     if dataset.image_targets:
         of_dataset.append([dataset.image_targets.plain(), [case.values for case in dataset.cases]])
-    if any(case.part for case in dataset.cases):
-        of_dataset.append([case.part for case in dataset.cases])
+    if any(case.split for case in dataset.cases):
+        of_dataset.append([case.split for case in dataset.cases])
     return json.loads(json.dumps([_VERSION, *of_dataset]))
 
 
@@ -176,26 +176,26 @@ def _signature(case: Case) -> list[list[Any]] | None:
         return None
 
 
-def _described(dataset: Dataset, found: Checked) -> dict[str, Any]:
+def _described(dataset: Dataset, found: CheckResult) -> dict[str, Any]:
     """What `fingerprint.json` says: the fingerprint, and what makes it readable by itself."""
     millilitres = [np.prod(spacing) / 1000 for spacing in found.fingerprint.spacings_mm]
     volumes = zip(millilitres, found.fingerprint.class_voxels, strict=True)
     return {
         "fingerprint": asdict(found.fingerprint),
-        "cases": [case.id for case in dataset.cases if case.id not in found.faults],
+        "cases": [case.id for case in dataset.cases if case.id not in found.errors],
         "class_names": dataset.class_names,
         "modalities": dataset.modalities,
         "class_volumes_ml": [[round(float(n * size), 4) for n in counts] for size, counts in volumes],
-        "faults": found.faults,
+        "errors": found.errors,
     }
 
 
-def _kept(path: Path, sources: list[Any]) -> Checked | None:
+def _kept(path: Path, sources: list[Any]) -> CheckResult | None:
     """What a file says that was found, if it is of these sources."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        known = Checked(_from_json(content["fingerprint"]), [], content["faults"])
-        return known if content["sources"] == sources and isinstance(known.faults, dict) else None
+        known = CheckResult(_from_json(content["fingerprint"]), [], content["errors"])
+        return known if content["sources"] == sources and isinstance(known.errors, dict) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):  # absent, or cut by a power failure
         return None
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medconv.data.case import Grid
-from medconv.data.io.raster import pictures
+from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.resampling import zoom, zoom_label
 from medconv.targets.segmentation import highest
 
@@ -84,7 +84,7 @@ def normalisation_for(wanted: str | Sequence[str] | None, modalities: Sequence[s
     Raises: ValueError: not as many names as channels, or unknown ones.
     """
     if wanted is None:
-        if pictures(tuple(modalities)):
+        if are_picture_channels(tuple(modalities)):
             return ("dataset",) * len(modalities)
         return tuple("ct" if name.strip().lower() == "ct" else "zscore" for name in modalities)
     names = (
@@ -154,25 +154,25 @@ def content_box(image: np.ndarray) -> Box:
     )
 
 
-def preprocess(image: np.ndarray, grid: Grid, recipe: PreprocessingConfig) -> tuple[np.ndarray, CropInfo]:
+def preprocess(image: np.ndarray, grid: Grid, config: PreprocessingConfig) -> tuple[np.ndarray, CropInfo]:
     """Native voxels to network input.
 
     Shape: (channels, X, Y, Z) -> (channels, *spatial) float32, spatial being 2 or 3 axes.
     """
     canonical, spacing = to_canonical(image, grid)
-    box = content_box(canonical) if recipe.frame is None else tuple(slice(0, n) for n in canonical.shape[1:])
+    box = content_box(canonical) if config.frame is None else tuple(slice(0, n) for n in canonical.shape[1:])
     cropped = canonical[(slice(None), *box)]
-    placement = CropInfo(grid, canonical.shape[1:], tuple((s.start, s.stop) for s in box))
-    normalised = np.stack([_normalise(c, i, recipe) for i, c in enumerate(cropped)])
-    if recipe.resize is not None:
-        prepared = np.stack([_scaled(c, (*recipe.resize, 1)[: c.ndim]) for c in normalised])
+    crop_info = CropInfo(grid, canonical.shape[1:], tuple((s.start, s.stop) for s in box))
+    normalised = np.stack([_normalise(c, i, config) for i, c in enumerate(cropped)])
+    if config.resize is not None:
+        prepared = np.stack([_scaled(c, (*config.resize, 1)[: c.ndim]) for c in normalised])
     else:
-        shape = resampled_shape(cropped.shape[1:], spacing, recipe.target_mm(spacing))
+        shape = resampled_shape(cropped.shape[1:], spacing, config.target_mm(spacing))
         prepared = np.stack([zoom(c, shape) for c in normalised])
-    prepared = _drop_slice(prepared, recipe.image_dims)
-    return (prepared if recipe.frame is None else framed(prepared, recipe.frame)).astype(
+    prepared = _drop_slice(prepared, config.image_dims)
+    return (prepared if config.frame is None else framed(prepared, config.frame)).astype(
         np.float32
-    ), placement
+    ), crop_info
 
 
 def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
@@ -193,22 +193,22 @@ def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
 
 def preprocess_label(
-    label: np.ndarray, placement: CropInfo, recipe: PreprocessingConfig, num_classes: int
+    label: np.ndarray, crop_info: CropInfo, config: PreprocessingConfig, num_classes: int
 ) -> np.ndarray:
     """A native label map on the grid of its prepared image; no value appears that was not there before.
 
     Shape: (X, Y, Z) -> (*spatial) uint8 or int16.
     """
-    canonical, spacing = to_canonical(label[None], placement.grid)
-    cropped = canonical[(slice(None), *placement.slices)]
-    shape = resampled_shape(cropped.shape[1:], spacing, recipe.target_mm(spacing))
+    canonical, spacing = to_canonical(label[None], crop_info.grid)
+    cropped = canonical[(slice(None), *crop_info.slices)]
+    shape = resampled_shape(cropped.shape[1:], spacing, config.target_mm(spacing))
     resampled = zoom_label(cropped[0], shape, num_classes)[None]
     dtype = np.uint8 if num_classes <= 256 else np.int16
-    return _drop_slice(resampled, recipe.image_dims)[0].astype(dtype)
+    return _drop_slice(resampled, config.image_dims)[0].astype(dtype)
 
 
 def restore(
-    logits: Tensor, placement: CropInfo, decode: Callable[[Iterable[Tensor]], Tensor] = highest
+    logits: Tensor, crop_info: CropInfo, decode: Callable[[Iterable[Tensor]], Tensor] = highest
 ) -> np.ndarray:
     """The label map that a prediction means, on the native grid; outside the content it is background.
 
@@ -216,16 +216,16 @@ def restore(
     Args: decode: logits, one (*spatial) after the other, to label values (*spatial); by default the number of
     the highest.
     """
-    return to_native(decode(on_content_grid(logits, placement)).cpu().numpy(), placement)
+    return to_native(decode(on_content_grid(logits, crop_info)).cpu().numpy(), crop_info)
 
 
-def on_content_grid(logits: Tensor, placement: CropInfo) -> Iterator[Tensor]:
+def on_content_grid(logits: Tensor, crop_info: CropInfo) -> Iterator[Tensor]:
     """The channels of a prediction, one after the other, on the grid of the native content: one native
     channel in memory and not all of them, which of 100 classes and 512 x 512 x 600 voxels would be 63 GB.
 
     Shape: (outputs, *spatial) -> each (R, A, S) float32.
     """
-    size = [b - a for a, b in placement.box]
+    size = [b - a for a, b in crop_info.box]
     for channel in logits:
         scores = channel.float().reshape(*channel.shape, *(1,) * (3 - channel.ndim))
         if list(scores.shape) != size:
@@ -233,11 +233,11 @@ def on_content_grid(logits: Tensor, placement: CropInfo) -> Iterator[Tensor]:
         yield scores
 
 
-def to_native(content: np.ndarray, placement: CropInfo, outside: float = 0) -> np.ndarray:
+def to_native(content: np.ndarray, crop_info: CropInfo, outside: float = 0) -> np.ndarray:
     """Values of the native content, in canonical axes, back in their place: (R, A, S) -> (X, Y, Z)."""
-    whole = np.full(placement.shape, outside, content.dtype)
-    whole[placement.slices] = content
-    back = nib.orientations.ornt_transform(_identity(), _orientation(placement.grid))
+    whole = np.full(crop_info.shape, outside, content.dtype)
+    whole[crop_info.slices] = content
+    back = nib.orientations.ornt_transform(_identity(), _orientation(crop_info.grid))
     return np.ascontiguousarray(_reorient(whole[None], back)[0])
 
 
@@ -261,19 +261,19 @@ def _scaled(channel: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     return zoom(gaussian_filter(channel, sigma, mode="nearest") if any(sigma) else channel, shape)
 
 
-def _normalise(channel: np.ndarray, index: int, recipe: PreprocessingConfig) -> np.ndarray:
-    name = recipe.normalisation[index]
+def _normalise(channel: np.ndarray, index: int, config: PreprocessingConfig) -> np.ndarray:
+    name = config.normalisation[index]
     if name == "zscore":
         return (channel - channel.mean()) / max(float(channel.std()), 1e-8)
     if name == "rescale":
         low, high = float(channel.min()), float(channel.max())
         return (channel - low) / max(high - low, 1e-8)
     if name == "ct":
-        known = recipe.intensities[index]
+        known = config.intensities[index]
         clipped = channel.clip(known["percentile_00_5"], known["percentile_99_5"])
         return (clipped - known["mean"]) / max(known["std"], 1e-8)
     if name == "dataset":
-        return (channel - recipe.intensities[index]["mean"]) / max(recipe.intensities[index]["std"], 1e-8)
+        return (channel - config.intensities[index]["mean"]) / max(config.intensities[index]["std"], 1e-8)
     return channel
 
 

@@ -1,4 +1,4 @@
-"""The store of prepared cases: memory-mapped arrays in one folder per recipe, each case committed by its
+"""The store of prepared cases: memory-mapped arrays in one folder per config, each case committed by its
 record.
 
 Reading a patch touches the pages of that patch only, and all workers and ranks of a node share the page
@@ -49,18 +49,18 @@ class Entry:
     image: np.ndarray
     label: np.ndarray
     foreground: np.ndarray
-    placement: CropInfo
+    crop_info: CropInfo
 
     @classmethod
-    def whole(cls, image: np.ndarray, placement: CropInfo) -> Entry:
-        return cls(image, _NONE, _NONE, placement)
+    def whole(cls, image: np.ndarray, crop_info: CropInfo) -> Entry:
+        return cls(image, _NONE, _NONE, crop_info)
 
 
 class Store:
-    """Prepared cases under `folder`, whose name is the recipe's hash.
+    """Prepared cases under `folder`, whose name is the config's hash.
 
     An entry exists once its record, `CASE.json`, does, which is renamed into place last. The record knows the
-    recipe, the files that the case was made from, and size, time of change and CRC-32 of each array.
+    config, the files that the case was made from, and size, time of change and CRC-32 of each array.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +74,7 @@ class Store:
         """
         try:
             record = self._record(case.id)
-            if record["recipe"] != self.folder.name or record["sources"] != signature(case):
+            if record["config"] != self.folder.name or record["sources"] != signature(case):
                 return False
             known = record["arrays"]
             names = _ARRAYS[:1] if case.label is None else _ARRAYS
@@ -109,10 +109,10 @@ class Store:
                 for name, array in arrays.items()
             }
             record = {
-                "recipe": self.folder.name,
+                "config": self.folder.name,
                 "sources": sources or signature(case),
                 "arrays": written,
-                "placement": asdict(entry.placement),
+                "crop_info": asdict(entry.crop_info),
             }
             self._commit(case.id, record)
         except OSError as error:
@@ -135,18 +135,18 @@ class Store:
                 if n in _ARRAYS
             }
             if list(arrays) == ["image"]:
-                return Entry.whole(arrays["image"], _placement(record))
+                return Entry.whole(arrays["image"], _crop_info(record))
             if arrays["image"].shape[1:] != arrays["label"].shape or arrays["foreground"].ndim != 2:
                 raise ValueError("image, label and places do not belong together")
-            return Entry(**arrays, placement=_placement(record))
+            return Entry(**arrays, crop_info=_crop_info(record))
         except _BROKEN as error:
             raise ValueError(
                 f"case {case_id}: its prepared files in {self.folder} cannot be read ({error}); start "
                 "again, and what is damaged is prepared anew"
             ) from error
 
-    def placement(self, case_id: str) -> CropInfo:
-        return _placement(self._record(case_id))
+    def crop_info(self, case_id: str) -> CropInfo:
+        return _crop_info(self._record(case_id))
 
     def size(self) -> int:
         """Bytes on disk."""
@@ -184,8 +184,8 @@ class _Summing:
         return self.file.write(content)
 
 
-def _placement(record: dict[str, Any]) -> CropInfo:
-    known = record["placement"]
+def _crop_info(record: dict[str, Any]) -> CropInfo:
+    known = record["crop_info"]
     shape, affine = known["grid"]["shape"], known["grid"]["affine"]
     return CropInfo(
         Grid(tuple(shape), tuple(tuple(row) for row in affine)),

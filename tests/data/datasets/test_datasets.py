@@ -29,7 +29,7 @@ from medconv.data.datasets.folder import folder
 from medconv.data.datasets.nnunet import group_channels, nnunet
 from medconv.data.datasets.phantom import phantom
 from medconv.data.preprocessing.fingerprint import check
-from medconv.data.splits import split
+from medconv.data.splits import split_fold
 
 # The validation indices of `sklearn.model_selection.KFold(5, shuffle=True,
 # random_state=12345).split(range(n))`, which is what nnU-Net uses, as scikit-learn 1.9.1 gave them.
@@ -120,7 +120,7 @@ def test_nnunet_missing_channel_is_named(tmp_path: Path, missing: str) -> None:
     dataset = nnunet(root)  # a fault of one case, which `check` lists with all others
     assert [case.id for case in dataset.cases] == ["case_0", "case_1", "case_2"]
     expected = f"{root / 'imagesTr'}: expected channels 0 to 1 of every case, found [{has}]"
-    assert dataset.faults == {"case_1": expected}
+    assert dataset.errors == {"case_1": expected}
 
 
 def test_group_channels_names_every_wrong_case() -> None:
@@ -305,7 +305,7 @@ def test_folder_has_as_many_channels_as_its_first_image(tmp_path: Path) -> None:
         save(tmp_path / f"i/{name}.nii.gz", np.stack([image_array(0), image_array(1)], axis=-1))
     dataset = folder(str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz"), modality="CT")
     assert dataset.modalities == ("CT", "CT")
-    with pytest.raises(ValueError, match="1 faults in 3 cases\n  case a: "):
+    with pytest.raises(ValueError, match="1 errors in 3 cases\n  case a: "):
         check(dataset, workers=1)
 
 
@@ -321,7 +321,7 @@ def test_folder_names_cases_without_a_partner(tmp_path: Path) -> None:
     images, labels = str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz")
     dataset = folder(images, labels)
     assert [case.id for case in dataset.cases] == ["a", "b", "c", "d"]
-    assert dataset.faults == {
+    assert dataset.errors == {
         "b": f"{tmp_path / 'l/b.nii.gz'}: no image matches {images}",
         "d": f"{tmp_path / 'i/d.nii.gz'}: no label matches {labels}",
     }
@@ -329,7 +329,7 @@ def test_folder_names_cases_without_a_partner(tmp_path: Path) -> None:
         (tmp_path / f"i/{case}.nii.gz").unlink()
     with pytest.raises(
         ValueError,
-        match=r"no case has both an image and a label; the `\*` stands for d in images, for a, b, c",
+        match=r"no case has both an image and a label; the `\*` matches d in images, a, b, c",
     ):
         folder(images, labels)
 
@@ -379,7 +379,7 @@ def test_phantom_is_written_where_it_is_not(tmp_path: Path) -> None:
 def test_split_is_that_of_nnunet(folds: list[list[int]]) -> None:
     cases = some_cases(sum(map(len, folds)))
     for fold, held_out in enumerate(folds):
-        train, val = split(cases[::-1], fold, 5)
+        train, val = split_fold(cases[::-1], fold, 5)
         assert ids(val) == [f"case_{i:03d}" for i in held_out]
         assert ids(train) == [case.id for i, case in enumerate(cases) if i not in held_out]
 
@@ -387,7 +387,7 @@ def test_split_is_that_of_nnunet(folds: list[list[int]]) -> None:
 @pytest.mark.parametrize(("count", "num_folds"), [(13, 5), (10, 3), (5, 5), (2, 2)])
 def test_folds_hold_each_case_once(count: int, num_folds: int) -> None:
     cases = some_cases(count)
-    parts = [split(cases, fold, num_folds) for fold in range(num_folds)]
+    parts = [split_fold(cases, fold, num_folds) for fold in range(num_folds)]
     assert sorted(c for _, val in parts for c in ids(val)) == ids(cases)
     sizes = [len(val) for _, val in parts]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
@@ -397,24 +397,24 @@ def test_folds_hold_each_case_once(count: int, num_folds: int) -> None:
 
 
 def test_fold_all_trains_on_every_case() -> None:
-    train, val = split(some_cases(4)[::-1], "all", 5)
+    train, val = split_fold(some_cases(4)[::-1], "all", 5)
     assert ids(train) == ids(some_cases(4)) and val == []
 
 
 @pytest.mark.parametrize("fold", [-1, 5, "-1", "first", 1.5])
 def test_fold_out_of_range(fold: Any) -> None:
     with pytest.raises(ValueError, match=rf"data\.fold must be `all` or lie in 0\.\.4, got {fold}"):
-        split(some_cases(10), fold, 5)
+        split_fold(some_cases(10), fold, 5)
 
 
 def test_fold_as_text_is_a_number() -> None:
-    assert split(some_cases(10), "3", 5) == split(some_cases(10), 3, 5)
+    assert split_fold(some_cases(10), "3", 5) == split_fold(some_cases(10), 3, 5)
 
 
 @pytest.mark.parametrize("num_folds", [0, 1, 4])
 def test_number_of_folds_out_of_range(num_folds: int) -> None:
     with pytest.raises(ValueError, match=rf"data\.num_folds must lie between 2 and .* 3, got {num_folds}"):
-        split(some_cases(3), 0, num_folds)
+        split_fold(some_cases(3), 0, num_folds)
 
 
 def write_splits(path: Path, content: Any) -> Path:
@@ -425,17 +425,20 @@ def write_splits(path: Path, content: Any) -> Path:
 def test_splits_file_takes_the_place_of_the_rule(tmp_path: Path) -> None:
     folds = [{"train": ["case_003", "case_000"], "val": ["case_001"]}, {"train": ["case_001"], "val": []}]
     path = write_splits(tmp_path / "splits_final.json", folds)
-    train, val = split(some_cases(4), 0, 5, path)
+    train, val = split_fold(some_cases(4), 0, 5, path)
     assert (ids(train), ids(val)) == (["case_003", "case_000"], ["case_001"])
-    assert ids(split(some_cases(4), "1", 5, path)[0]) == ["case_001"]
-    assert len(split(some_cases(4), "all", 5, path)[0]) == 4
+    assert ids(split_fold(some_cases(4), "1", 5, path)[0]) == ["case_001"]
+    assert len(split_fold(some_cases(4), "all", 5, path)[0]) == 4
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ([{"train": ["case_000", "who"], "val": ["what"]}], r"unknown cases \['what', 'who'\]"),
-        ([{"train": ["case_000", "case_001"], "val": ["case_001"]}], r"cases in both parts \['case_001'\]"),
+        (
+            [{"train": ["case_000", "case_001"], "val": ["case_001"]}],
+            r"cases in both train and val \['case_001'\]",
+        ),
         ([], "got 1"),
         ([{"train": [], "val": []}], r"data\.fold must be `all` or lie in 0\.\.0, got 1"),
         ([{"train": []}], "a list of folds, each with the keys `train` and `val`"),
@@ -445,16 +448,16 @@ def test_splits_file_takes_the_place_of_the_rule(tmp_path: Path) -> None:
 def test_splits_file_at_fault(tmp_path: Path, content: Any, message: str) -> None:
     path = write_splits(tmp_path / "splits_final.json", content)
     with pytest.raises(ValueError, match=message) as error:
-        split(some_cases(3), 0 if "case" in message else 1, 5, path)
+        split_fold(some_cases(3), 0 if "case" in message else 1, 5, path)
     assert str(error.value).startswith(f"{path}: ")
 
 
 def test_splits_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"gone\.json: cannot be read \(No such file"):
-        split(some_cases(3), 0, 5, tmp_path / "gone.json")
+        split_fold(some_cases(3), 0, 5, tmp_path / "gone.json")
     (tmp_path / "splits.json").write_text("[{")
     with pytest.raises(ValueError, match=r"splits\.json: not valid JSON"):
-        split(some_cases(3), 0, 5, tmp_path / "splits.json")
+        split_fold(some_cases(3), 0, 5, tmp_path / "splits.json")
 
 
 def test_class_names_of_both_layouts(tmp_path: Path) -> None:
@@ -474,7 +477,7 @@ def test_real_decathlon_dataset(realdata: Path) -> None:
     assert dataset.class_names == ("background", "Anterior", "Posterior")
     assert all(path.is_file() for case in dataset.cases for path in case.files)
     if len(dataset.cases) == 208:
-        assert ids(split(dataset.cases, 0, 5)[1]) == [dataset.cases[i].id for i in KFOLD_208[0]]
+        assert ids(split_fold(dataset.cases, 0, 5)[1]) == [dataset.cases[i].id for i in KFOLD_208[0]]
 
 
 def test_shape_of_the_makers() -> None:

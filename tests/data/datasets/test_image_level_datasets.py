@@ -16,7 +16,14 @@ from medconv.data.datasets.medmnist import medmnist
 from medconv.data.io.images import read_image
 from medconv.data.io.raster import write_picture
 from medconv.data.preprocessing.fingerprint import check
-from medconv.data.splits import DataSplit, check_examples, class_counts, divide, members, without_copies
+from medconv.data.splits import (
+    DataSplit,
+    check_examples,
+    class_counts,
+    drop_duplicates,
+    indices_by_class,
+    split_cases,
+)
 from medconv.targets.image_level import ImageLevelTargets
 
 
@@ -46,14 +53,14 @@ def test_a_table(tmp_path: Path) -> None:
     assert (
         found.image_targets == ImageLevelTargets("multiclass", ("a", "b"))
         and found.class_names == ("a", "b")
-        and not found.faults
+        and not found.errors
     )
     assert [case.id for case in found.cases] == list("012345") and found.modalities == ("grey",)
     assert [case.values for case in found.cases] == [(0.0,), (1.0,), (1.0,), (0.0,), (1.0,), (0.0,)]
-    assert [case.part for case in found.cases] == ["train"] * 4 + ["val", "test"]
+    assert [case.split for case in found.cases] == ["train"] * 4 + ["val", "test"]
     assert [case.group for case in found.cases] == ["p0", "p0", "p1", "p1", "p2", "p2"]
     assert csv(tmp_path / "labels.csv", class_names=["b", "a"]).cases[0].values == (1.0,)
-    assert check(found, 1).faults == {}
+    assert check(found, 1).errors == {}
 
 
 def test_kinds(tmp_path: Path) -> None:
@@ -69,7 +76,7 @@ def test_kinds(tmp_path: Path) -> None:
     assert csv(path, label_columns="x").image_targets == ImageLevelTargets("multiclass", ("0", "1"))
     findings = csv(path, label_columns=["x", "y"])
     assert findings.image_targets == ImageLevelTargets("multilabel", ("x", "y"))
-    assert findings.faults == {
+    assert findings.errors == {
         "0": "labels.csv, row 2: column 'y' must hold 0 or 1, got '0.5'; data.target_type=regression takes "
         "any number",
         "1": "labels.csv, row 3: column 'y' must hold 0 or 1, got '-2'; data.target_type=regression takes "
@@ -95,22 +102,22 @@ def test_a_stem_that_repeats_takes_the_folder_along(tmp_path: Path) -> None:
         (",a,train,p", "column 'path' is empty, expected an image file"),
         ("images/0.png,,train,p", "column 'label' is empty, expected a label"),
         ("images/0.png,a,later,p", "column 'split' must be train, val or test, got 'later'"),
-        ("images/0.png,a,train,", "column 'patient' is empty, expected what belongs together"),
-        ("images/0.png,c,train,p", "column 'label': 'c' is no class; the classes are a, b"),
+        ("images/0.png,a,train,", "column 'patient' is empty, expected the name of a group"),
+        ("images/0.png,c,train,p", "column 'label': 'c' is not a class; the classes are a, b"),
     ],
 )
 def test_a_row_at_fault_is_named_by_its_number(tmp_path: Path, row: str, fault: str) -> None:
     text = "path,label,split,patient\nimages/1.png,a,train,q\nimages/2.png,b,val,r\n" + row
     found = csv(table(tmp_path, text), group_column="patient", class_names=["a", "b"])
-    (said,) = found.faults.values()
+    (said,) = found.errors.values()
     assert said.startswith("labels.csv, row 4: ") and fault in said
-    with pytest.raises(ValueError, match="1 faults in 3 cases"):
+    with pytest.raises(ValueError, match="1 errors in 3 cases"):
         check(found, 1)
 
 
 def test_a_label_that_is_no_number(tmp_path: Path) -> None:
     found = csv(table(tmp_path, "path,label\nimages/0.png,61\nimages/1.png,old\n"), target_type="regression")
-    assert found.faults == {"1": "labels.csv, row 3: column 'label' must hold numbers, got 'old'"}
+    assert found.errors == {"1": "labels.csv, row 3: column 'label' must hold numbers, got 'old'"}
 
 
 @pytest.mark.parametrize(
@@ -142,7 +149,7 @@ def test_a_label_that_is_no_number(tmp_path: Path) -> None:
         (
             "path,label\n" + "".join(f"images/{i}.png,{i}.5\n" for i in range(101)),
             {},
-            "101 different labels .* take task=regression",
+            "101 different labels .* set task=regression",
         ),
         ("path,label,label\nimages/0.png,a,b\n", {}, "column 'label' is there twice"),
     ],
@@ -191,17 +198,19 @@ def test_a_folder_per_class(tmp_path: Path) -> None:
         "sick_2": (1.0,),
     }
     assert imagefolder(tmp_path, ["sick", "healthy"]).cases[0].values == (1.0,)
-    with pytest.raises(ValueError, match=r"healthy: its name is no class; data\.class_names has sick, ill"):
+    with pytest.raises(
+        ValueError, match=r"healthy: its name is not a class; data\.class_names has sick, ill"
+    ):
         imagefolder(tmp_path, ["sick", "ill"])
     (tmp_path / "other").mkdir()
-    with pytest.raises(ValueError, match="other: no image there .* should hold those of class other"):
+    with pytest.raises(ValueError, match="other: no image there .* expected those of class other"):
         imagefolder(tmp_path)
 
 
 def test_parts_above_the_classes(tmp_path: Path) -> None:
     class_folder(tmp_path, "train/a/1.png", "train/b/2.png", "valid/a/3.png", "test/b/4.png")
     found = imagefolder(tmp_path)
-    assert [(case.id, case.part, case.values) for case in found.cases] == [
+    assert [(case.id, case.split, case.values) for case in found.cases] == [
         ("1", "train", (0.0,)),
         ("2", "train", (1.0,)),
         ("3", "val", (0.0,)),
@@ -230,7 +239,7 @@ def test_medmnist(tmp_path: Path, shape: tuple[int, ...], channels: int) -> None
         and found.image_targets == ImageLevelTargets("multiclass", ("0", "1"))
         and len(found.modalities) == channels
     )
-    assert [case.part for case in found.cases] == ["test"] * 2 + ["train"] * 6 + ["val"] * 3
+    assert [case.split for case in found.cases] == ["test"] * 2 + ["train"] * 6 + ["val"] * 3
     first = next(case for case in found.cases if case.id == "train_00001")
     image, original = read_image(first.images)[0], np.load(path)["train_images"][1]
     assert first.values == (1.0,)
@@ -240,7 +249,7 @@ def test_medmnist(tmp_path: Path, shape: tuple[int, ...], channels: int) -> None
         np.testing.assert_array_equal(image[:, :, ::-1, 0].transpose(2, 1, 0), original)
     else:
         np.testing.assert_array_equal(image[0], original)
-    assert check(found, 1).faults == {}
+    assert check(found, 1).errors == {}
     before = first.images[0].stat().st_mtime_ns
     assert medmnist(path, tmp_path / "cache") == found and first.images[0].stat().st_mtime_ns == before
     assert [p.name[:5] for p in (tmp_path / "cache").iterdir() if p.suffix != ".lock"] == ["tiny-"]
@@ -249,14 +258,14 @@ def test_medmnist(tmp_path: Path, shape: tuple[int, ...], channels: int) -> None
 def test_medmnist_of_findings_and_of_classes_without_an_example(tmp_path: Path) -> None:
     found = medmnist(npz(tmp_path / "f.npz", wide=3), tmp_path / "cache")
     assert found.image_targets == ImageLevelTargets("multilabel", ("finding_0", "finding_1", "finding_2"))
-    assert [c.values for c in found.cases if c.part == "train"][:2] == [(0.0, 1.0, 0.0), (1.0, 0.0, 1.0)]
+    assert [c.values for c in found.cases if c.split == "train"][:2] == [(0.0, 1.0, 0.0), (1.0, 0.0, 1.0)]
     path = npz(tmp_path / "c.npz", val_labels=np.full((3, 1), 4, np.uint8))
     ordinal = medmnist(path, tmp_path / "cache")
     assert ordinal.image_targets == ImageLevelTargets("multiclass", ("0", "1", "2", "3", "4"))
     named = medmnist(path, tmp_path / "cache", class_names=list("abcde"))
-    assert named.class_names == named.image_targets.names == tuple("abcde") and not named.faults
+    assert named.class_names == named.image_targets.names == tuple("abcde") and not named.errors
     with pytest.raises(
-        ValueError, match=r"data\.class_names needs a name for each of 5 classes, got \['a'\]"
+        ValueError, match=r"data\.class_names needs a name for each of 5 outputs, got \['a'\]"
     ):
         medmnist(path, tmp_path / "cache", class_names=["a"])
     assert medmnist(
@@ -293,8 +302,8 @@ def test_what_is_no_medmnist_file(tmp_path: Path, make: Callable[[Path], Path], 
     assert not any((tmp_path / "cache").glob("*/labels.csv"))
 
 
-def case(name: str, value: float = 0, part: str = "", group: str = "") -> Case:
-    return Case(name, (Path(name),), values=(value,), group=group, part=part)
+def case(name: str, value: float = 0, split: str = "", group: str = "") -> Case:
+    return Case(name, (Path(name),), values=(value,), group=group, split=split)
 
 
 def ids(cases: list[Case]) -> str:
@@ -302,81 +311,81 @@ def ids(cases: list[Case]) -> str:
 
 
 def test_the_parts_of_the_dataset_count(caplog: pytest.LogCaptureFixture) -> None:
-    cases = [case(str(i), part=part) for i, part in enumerate(["train"] * 4 + ["val", "test"])]
+    cases = [case(str(i), split=part) for i, part in enumerate(["train"] * 4 + ["val", "test"])]
     with caplog.at_level(logging.WARNING):
-        assert divide(cases, 0, 5) == DataSplit(cases[:4], cases[4:5], cases[5:]) and not caplog.records
-        assert divide(cases, 3, 5) == divide(cases, 0, 5)
+        assert split_cases(cases, 0, 5) == DataSplit(cases[:4], cases[4:5], cases[5:]) and not caplog.records
+        assert split_cases(cases, 3, 5) == split_cases(cases, 0, 5)
     assert "data.fold=3 is not used" in caplog.text
-    assert divide(cases, "all", 5) == DataSplit(cases[:5], [], cases[5:])
+    assert split_cases(cases, "all", 5) == DataSplit(cases[:5], [], cases[5:])
 
 
 def test_a_fold_of_the_training_part_where_none_is_for_validation() -> None:
-    cases = [case(str(i), part="train") for i in range(8)] + [case("8", part="test")]
-    parts = divide(cases, 1, 4)
+    cases = [case(str(i), split="train") for i in range(8)] + [case("8", split="test")]
+    parts = split_cases(cases, 1, 4)
     assert len(parts.train) == 6 and len(parts.val) == 2 and ids(parts.test) == "8"
 
 
 def test_folds_keep_groups_together() -> None:
     cases = [case(f"{i:02d}", group=f"p{i % 4}") for i in range(12)]
-    held = [{c.group for c in divide(cases, fold, 4).val} for fold in range(4)]
+    held = [{c.group for c in split_cases(cases, fold, 4).val} for fold in range(4)]
     assert sorted(map(len, held)) == [1, 1, 1, 1] and set.union(*held) == {"p0", "p1", "p2", "p3"}
     for fold in range(4):
-        parts = divide(cases, fold, 4)
+        parts = split_cases(cases, fold, 4)
         assert len(parts.val) == 3 and len(parts.train) == 9
     with pytest.raises(ValueError, match="number of groups, 4, got 5"):
-        divide(cases, 0, 5)
+        split_cases(cases, 0, 5)
 
 
 def test_a_group_in_two_parts_is_refused(tmp_path: Path) -> None:
     cases = [
-        case("a", part="train", group="p"),
-        case("b", part="val", group="p"),
-        case("c", part="train", group="q"),
+        case("a", split="train", group="p"),
+        case("b", split="val", group="p"),
+        case("c", split="train", group="q"),
     ]
-    with pytest.raises(ValueError, match="group p is in more than one part: a in training, b in validation"):
-        divide(cases, 0, 5)
+    with pytest.raises(ValueError, match="group p is in more than one split: a in training, b in validation"):
+        split_cases(cases, 0, 5)
     (tmp_path / "s.json").write_text('[{"train": ["a", "c"], "val": ["b"]}]')
-    with pytest.raises(ValueError, match="group p is in more than one part"):
-        divide([case(n, group="q" if n == "c" else "p") for n in "abc"], 0, 5, tmp_path / "s.json")
+    with pytest.raises(ValueError, match="group p is in more than one split"):
+        split_cases([case(n, group="q" if n == "c" else "p") for n in "abc"], 0, 5, tmp_path / "s.json")
 
 
 def test_a_class_without_an_example_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     image_targets = ImageLevelTargets("multiclass", ("no", "yes"))
     check_examples(DataSplit([case("a", 0), case("b", 1)], [case("c", 0), case("d", 1)], []), image_targets)
-    with pytest.raises(ValueError, match="no case of training has class yes"):
+    with pytest.raises(ValueError, match="no training case has class yes"):
         check_examples(DataSplit([case("a", 0)], [case("c", 0), case("d", 1)], []), image_targets)
-    with pytest.raises(ValueError, match="no case of validation has class no"):
+    with pytest.raises(ValueError, match="no validation case has class no"):
         check_examples(DataSplit([case("a", 0), case("b", 1)], [case("d", 1)], []), image_targets)
     check_examples(DataSplit([case("a", 0), case("b", 1)], [], []), image_targets)
     findings = ImageLevelTargets("multilabel", ("x", "y"))
     neither, both, second = (Case(str(v), (), values=v) for v in ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0)))
     check_examples(DataSplit([both], [neither, second], []), findings)
-    assert "no case of validation has x" in caplog.text
-    with pytest.raises(ValueError, match="no case of training has class x"):
+    assert "no validation case has x" in caplog.text
+    with pytest.raises(ValueError, match="no training case has class x"):
         check_examples(DataSplit([second], [neither, second], []), findings)
     for held in ([neither, neither], [second, second]):  # nothing there has an AUC
-        with pytest.raises(ValueError, match="no finding has validation cases with it and without it"):
+        with pytest.raises(ValueError, match="no finding has both positive and negative validation cases"):
             check_examples(DataSplit([both], held, []), findings)
 
 
 def test_counts_and_members() -> None:
     two = [case("a", 0), case("b", 1), case("c", 1)]
     assert class_counts(two, ImageLevelTargets("multiclass", ("x", "y", "z"))) == [1, 2, 0]
-    assert members(two, ImageLevelTargets("multiclass", ("x", "y", "z"))) == [[0], [1, 2], []]
+    assert indices_by_class(two, ImageLevelTargets("multiclass", ("x", "y", "z"))) == [[0], [1, 2], []]
     found = [Case(str(i), (), values=v) for i, v in enumerate([(1.0, 1.0), (0.0, 1.0), (0.0, 0.0)])]
     assert class_counts(found, ImageLevelTargets("multilabel", ("x", "y"))) == [1, 2]
-    assert members(found, ImageLevelTargets("multilabel", ("x", "y"))) == [[0], [0, 1], [2]]
+    assert indices_by_class(found, ImageLevelTargets("multilabel", ("x", "y"))) == [[0], [0, 1], [2]]
 
 
 def test_copies_of_validation_are_left_out_of_training(caplog: pytest.LogCaptureFixture) -> None:
     parts = DataSplit([case("a"), case("b"), case("c")], [case("v")], [case("t")])
-    left = without_copies(parts, {"a": "1", "b": "2", "c": "3", "v": "2", "t": "3"})
+    left = drop_duplicates(parts, {"a": "1", "b": "2", "c": "3", "v": "2", "t": "3"})
     assert ids(left.train) == "a" and ids(left.val) == "v" and ids(left.test) == "t"
     assert (
-        "2 images are both in training and in validation or test, and are left out of training: b (v), c (t)"
+        "2 images are in training and also in validation or test; skipped in training: b (v), c (t)"
         in caplog.text
     )
-    assert without_copies(parts, {}) == parts
+    assert drop_duplicates(parts, {}) == parts
 
 
 def test_volumes_may_stand_in_a_table(tmp_path: Path) -> None:

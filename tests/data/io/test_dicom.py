@@ -117,7 +117,7 @@ def test_series_with_b_values_are_channels_of_a_dataset(tmp_path: Path) -> None:
             save(change_uid(path), tmp_path / "dwi/a" / f"{b_value}{path.name}")
     write_label(tmp_path / "labels/a.nii.gz", (voxels > 0).astype(np.int16), tmp_path / "dwi/a")
     dataset = folder_layout(str(tmp_path / "dwi/*"), str(tmp_path / "labels/*.nii.gz"))
-    assert dataset.modalities == ("MRI", "MRI") and not check(dataset, workers=1).faults
+    assert dataset.modalities == ("MRI", "MRI") and not check(dataset, workers=1).errors
 
 
 def test_a_lone_slice(tmp_path: Path) -> None:
@@ -330,11 +330,11 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "other size": (
         lambda f: first(f, Rows=9, Columns=7, PixelData=bytes(126)),
-        r"columns and rows \(7, 9\), but \(9, 7\) in IM.*expected a series to be alike",
+        r"columns and rows \(7, 9\), but \(9, 7\) in IM.*expected one value in a series",
     ),
     "other orientation": (
         lambda f: first(f, ImageOrientationPatient=[0, 1, 0, 0, 0, -1]),
-        r"ImageOrientationPatient \(0, 1, 0, 0, 0, -1\), but \(1, 0, 0, 0, 1, 0\) in IM.*alike",
+        r"ImageOrientationPatient \(0, 1, 0, 0, 0, -1\), but \(1, 0, 0, 0, 1, 0\) in IM.*one value in a series",
     ),
     "other spacing": (
         lambda f: first(f, PixelSpacing=[0.8, 0.9]),
@@ -342,7 +342,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "other modality": (
         lambda f: first(f, Modality="CT"),
-        r"Modality 'CT', but 'MR' in IM.*expected a series to be alike",
+        r"Modality 'CT', but 'MR' in IM.*expected one value in a series",
     ),
     "no orthogonal orientation": (
         lambda f: everywhere(f, ImageOrientationPatient=[1, 0, 0, 1, 0, 0]),
@@ -350,15 +350,15 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "no place": (
         lambda f: first(f, ImagePositionPatient=None),
-        r"has no place \(ImagePositionPatient.*" + PLACE,
+        r"has no position \(ImagePositionPatient.*" + PLACE,
     ),
     "no spacing": (lambda f: everywhere(f, PixelSpacing=None), "has no PixelSpacing"),
-    "slope of 0": (lambda f: first(f, RescaleSlope=0), "RescaleSlope is 0, so that all values are the same"),
-    "text": (written_text, r"not a DICOM file \(no DICM after 128 bytes\); expected slices alone"),
+    "slope of 0": (lambda f: first(f, RescaleSlope=0), "RescaleSlope is 0, so all values are equal"),
+    "text": (written_text, r"not a DICOM file \(no DICM after 128 bytes\); expected only slices"),
     "two series": (
         two_series,
-        r"2 series in one folder, expected one: (4 T2 \(CT, 2|3 T1 mprage \(MR, 3) slices, IM.*a file stands "
-        r"for its series",
+        r"2 series in one folder, expected one: (4 T2 \(CT, 2|3 T1 mprage \(MR, 3) slices, IM.*a file "
+        r"selects its series",
     ),
     "a missing slice": (
         without_a_slice,
@@ -371,26 +371,26 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a slice twice": (copied, r"the same image as IM\d+\.dcm \(SOPInstanceUID\), expected it once"),
     "one place twice": (
         twice_at_one_place,
-        r"2 slices at the place of IM\d+\.dcm, 1 at that of IM\d+\.dcm; expected as many",
+        r"2 slices at the position of IM\d+\.dcm, 1 at that of IM\d+\.dcm; expected the same number",
     ),
     "all places twice": (
         all_twice,
-        r"2 slices at each place, such as .* nothing tells them apart; expected one, or different",
+        r"2 slices at each position, such as .* no header separates them; expected one, or different",
     ),
-    "a cine": (cine, r"3 frames, of which 0 have a place in the patient; expected slices, not a cine"),
+    "a cine": (cine, r"3 frames, of which 0 have a position in the patient; expected slices, not a cine"),
     "colour": (coloured, r"no slice of a volume there, .*1 such as screen\.dcm: a colour image \(RGB\)"),
     "no decoder": (
         unreadable_codec,
-        r"compressed as High-Throughput JPEG 2000.* which no decoder here reads; pip install "
-        r"'medconv\[dicom\]' brings",
+        r"compressed as High-Throughput JPEG 2000.* and no decoder for it is installed; pip install "
+        r"'medconv\[dicom\]' installs",
     ),
     "a film": (
         lambda f: unreadable_codec(f, "1.2.840.10008.1.2.4.100"),
-        "compressed as MPEG2 Main Profile .* which no decoder here reads",
+        "compressed as MPEG2 Main Profile .* and no decoder for it is installed",
     ),
     "a mosaic": (
         lambda f: first(f, ImageType=["ORIGINAL", "PRIMARY", "M", "MOSAIC"]),
-        r"\(a Siemens mosaic, .* to NIfTI\)",
+        r"\(a Siemens mosaic, .* with dcm2niix\)",
     ),
 }
 
@@ -419,7 +419,7 @@ def test_a_folder_of_input_without_permission(open_folder: Path) -> None:
 def test_a_list_of_files_is_no_series(tmp_path: Path) -> None:
     (series(tmp_path, array()) / "DICOMDIR").write_bytes(bytes(128) + b"DICM")
     with pytest.raises(
-        ValueError, match="DICOMDIR: a list of files, expected an image or a series; give its folder"
+        ValueError, match="DICOMDIR: a list of files, expected an image or a series; pass its folder"
     ):
         read_array(tmp_path / "DICOMDIR")
 
@@ -468,9 +468,9 @@ def test_series_are_prepared_and_a_changed_one_anew(tmp_path: Path) -> None:
     dataset = folder_layout(str(tmp_path / "scans/*/t1"), str(tmp_path / "labels/*.nii.gz"))
     assert [case.id for case in dataset.cases] == ["p0", "p1", "p2"] and is_dicom(dataset.cases[0].images[0])
     found = check(dataset, workers=1)
-    assert not found.faults and not found.warnings and found.fingerprint.spatial_dims == 3
-    recipe = PreprocessingConfig(3, (6.5, 0.8, 0.7), ("none",), ({},))
-    store = prepare(dataset, recipe, tmp_path / "cache", workers=1)
+    assert not found.errors and not found.warnings and found.fingerprint.spatial_dims == 3
+    config = PreprocessingConfig(3, (6.5, 0.8, 0.7), ("none",), ({},))
+    store = prepare(dataset, config, tmp_path / "cache", workers=1)
     assert isinstance(store, Store) and all(store.has(case) for case in dataset.cases)
     os.utime(next((tmp_path / "scans/p1/t1").iterdir()), ns=(1, 1))
     assert [store.has(case) for case in dataset.cases] == [True, False, True]

@@ -175,7 +175,7 @@ def in_units(path: Path, code: int) -> Path:
 FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "Analyze": (
         analyze,
-        "expected NIfTI or MGH, got .*Analyze.*, which does not say where left and right are",
+        "expected NIfTI or MGH, got .*Analyze.*, which does not store left and right",
     ),
     "half a pair": (half_a_pair, "damaged or truncated, its voxels cannot be read|not a readable NIfTI file"),
     "cut MGH": (
@@ -189,11 +189,11 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "cut NRRD": (lambda p: truncate(nrrd(p, image_array(0))), r"not a readable NRRD file \(.*\)"),
     "NRRD without space": (
         lambda p: nrrd(p, image_array(0), **{"space": None, "space dimension": 3}),
-        "its `space` must be left-posterior-superior or alike, got ''",
+        "its `space` must be left-posterior-superior or similar, got ''",
     ),
     "NRRD in scanner axes": (
         lambda p: nrrd(p, image_array(0), space="scanner-xyz"),
-        "its `space` must be left-posterior-superior or alike, got 'scanner-xyz'",
+        "its `space` must be left-posterior-superior or similar, got 'scanner-xyz'",
     ),
     "NRRD in metres": (
         lambda p: nrrd(p, image_array(0), **{"space units": ["m", "m", "m"]}),

@@ -217,13 +217,13 @@ def test_pairs_of_pictures_and_masks_are_a_dataset(tmp_path: Path) -> None:
     assert again == found
     known, faults = fingerprint(found, tmp_path / "cache", 1)
     assert known.spatial_dims == 2 and not faults and known.shapes[0] == (6, 4)
-    recipe = PreprocessingConfig(2, (1.0, 1.0), ("dataset",) * 3, known.intensities)
-    entry = prepare(found, recipe, tmp_path / "cache", 1).read("case0")
+    config = PreprocessingConfig(2, (1.0, 1.0), ("dataset",) * 3, known.intensities)
+    entry = prepare(found, config, tmp_path / "cache", 1).read("case0")
     mean, std = known.intensities[0]["mean"], known.intensities[0]["std"]
     image = read_image(found.cases[0].images)[0]
     np.testing.assert_allclose(entry.image[0], (image[0, :, :, 0] - mean) / std, atol=1e-4)
     logits = np.stack([entry.label == 0, entry.label == 1]).astype(np.float32)
-    assert (restore(torch.from_numpy(logits), entry.placement) == read_label(found.cases[0].label)[0]).all()
+    assert (restore(torch.from_numpy(logits), entry.crop_info) == read_label(found.cases[0].label)[0]).all()
 
 
 def test_a_folder_of_pictures_is_a_folder_of_cases(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.volumes import recipe, tiny
+from helpers.volumes import preprocessing_config, tiny
 
 from medconv.data.augmentation.augment import Augment
 from medconv.data.case import Dataset
@@ -24,7 +24,7 @@ PreparedData = tuple[Dataset, Store]
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
     folder = tmp_path_factory.mktemp("datamodule")
     dataset = tiny(folder / "data", 4)
-    return dataset, prepare(dataset, recipe(), folder / "cache", 1)
+    return dataset, prepare(dataset, preprocessing_config(), folder / "cache", 1)
 
 
 def add_100(batch: Batch) -> Batch:
@@ -118,7 +118,7 @@ def test_validation_cases(prepared: PreparedData, workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_names_the_case(tmp_path: Path, workers: int) -> None:
     dataset = tiny(tmp_path / "data", 2)
-    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     (store.folder / "case_1.image.npy").write_bytes(b"")
     data = module((dataset, store), train=dataset.cases, val=dataset.cases, num_workers=workers)
     for loader in (data.train_dataloader(), data.val_dataloader()):

@@ -62,10 +62,10 @@ def known(found: Dataset, folder: Path, **settings: Any) -> tuple[PreprocessingC
     measured, _ = fingerprint(found, folder, 1)
     names = ("dataset",) * len(found.modalities)
     given = {"frame": measured.shapes[0], **settings}
-    recipe = PreprocessingConfig(
+    config = PreprocessingConfig(
         measured.spatial_dims, (1.0,) * measured.spatial_dims, names, measured.intensities, **given
     )
-    return recipe, prepare(found, recipe, folder, 1)
+    return config, prepare(found, config, folder, 1)
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +81,9 @@ def test_a_whole_image_keeps_its_borders_and_is_normalised_by_the_dataset(tmp_pa
     black[:3] = 0
     write_picture(tmp_path / "data/0.png", black)
     found = csv(table)
-    recipe, store = known(found, tmp_path / "cache")
+    config, store = known(found, tmp_path / "cache")
     everything = np.stack([black, *[pixels(i) for i in range(1, COUNT)]]).astype(float)
-    assert recipe.intensities[0]["mean"] == pytest.approx(everything.mean(), rel=1e-5)
+    assert config.intensities[0]["mean"] == pytest.approx(everything.mean(), rel=1e-5)
     expected = (black[::-1].T - everything.mean()) / everything.std()
     entry = store.read("0")
     np.testing.assert_allclose(entry.image[0], expected, atol=1e-4)
@@ -103,15 +103,15 @@ def test_frame(size: tuple[int, int], inside: str) -> None:
 
 
 def test_pictures_are_scaled_without_patterns_of_their_own(tmp_path: Path) -> None:
-    recipe = PreprocessingConfig(2, (1.0, 1.0), ("none",), ({},), frame=(10, 20), resize=(10, 20))
+    config = PreprocessingConfig(2, (1.0, 1.0), ("none",), ({},), frame=(10, 20), resize=(10, 20))
     ramp = np.linspace(0, 1, 80)[None, :, None, None] * np.ones((1, 80, 40, 1))
-    out, _ = preprocess(ramp.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), recipe)
+    out, _ = preprocess(ramp.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), config)
     assert out.shape == (1, 10, 20)
     np.testing.assert_allclose(
         out[0, 1:-1, 10], np.linspace(0, 1, 80).reshape(10, 8).mean(1)[1:-1], atol=0.02
     )
     stripes = np.tile([0.0, 1.0, 1.0], 40)[:80][None, :, None, None] * np.ones((1, 80, 40, 1))
-    out, _ = preprocess(stripes.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), recipe)
+    out, _ = preprocess(stripes.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), config)
     assert np.abs(out[0, 1:-1] - 2 / 3).max() < 0.06
 
 
@@ -124,8 +124,8 @@ def test_a_volume_is_resampled_then_cut_or_padded(tmp_path: Path) -> None:
         ("MRI",),
         image_targets=csv(write(tmp_path / "d")).image_targets,
     )
-    recipe = PreprocessingConfig(3, (1.0, 1.5, 2.0), ("zscore",), ({},), frame=(20, 20, 8))
-    image = prepare(found, recipe, tmp_path / "cache", 1).read("v").image
+    config = PreprocessingConfig(3, (1.0, 1.5, 2.0), ("zscore",), ({},), frame=(20, 20, 8))
+    image = prepare(found, config, tmp_path / "cache", 1).read("v").image
     assert (
         image.shape == (1, 20, 20, 8)
         and (image[0, :, :3] == 0).all()
@@ -136,15 +136,15 @@ def test_a_volume_is_resampled_then_cut_or_padded(tmp_path: Path) -> None:
 def test_only_what_changed_is_prepared_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = write(tmp_path / "data")
     found = csv(table)
-    recipe, store = known(found, tmp_path / "cache")
+    config, store = known(found, tmp_path / "cache")
     with caplog.at_level(logging.INFO):
-        prepare(found, recipe, tmp_path / "cache", 1)
+        prepare(found, config, tmp_path / "cache", 1)
         assert "preparing" not in caplog.text
         table.write_text(table.read_text().replace("0.png,b", "0.png,a").replace("5.png,b", "5.png,c"))
         again = csv(table)
         assert (
             again.cases[0].values == (0.0,)
-            and prepare(again, recipe, tmp_path / "cache", 1).folder == store.folder
+            and prepare(again, config, tmp_path / "cache", 1).folder == store.folder
         )
         assert "preparing" not in caplog.text  # the images are the same
         path = store.folder / "3.image.npy"
@@ -155,7 +155,7 @@ def test_only_what_changed_is_prepared_anew(tmp_path: Path, caplog: pytest.LogCa
         os.utime(
             path, ns=(stat.st_atime_ns, stat.st_mtime_ns)
         )  # a small one that was not flushed before a power cut
-        prepare(again, recipe, tmp_path / "cache", 1)
+        prepare(again, config, tmp_path / "cache", 1)
     assert "preparing 1 of 10 cases" in caplog.text
 
 
@@ -333,7 +333,7 @@ def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptu
     held = {case.id for case in found.val}
     assert ("1" in held) != ("2" in held), "or the next line tests nothing"
     assert (
-        "1 images are both in training and in validation" in caplog.text
+        "1 images are in training and also in validation" in caplog.text
         and len(found.train) + len(found.val) == 19
     )
     assert derived["class_counts"] == [sum(c.values == (v,) for c in found.train) for v in (0.0, 1.0)]
@@ -367,7 +367,7 @@ def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptu
             ["data.balanced_sampling=true", "task=regression", "data.label_columns=age"],
             r"data\.balanced_sampling=true draws each class",
         ),
-        ({}, ["data.num_folds=10"], "no case of validation has class"),
+        ({}, ["data.num_folds=10"], "no validation case has class"),
     ],
 )
 def test_what_a_config_may_not_ask(tmp_path: Path, odd: Any, more: list[str], message: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.volumes import CLASSES, image_array, label_array, recipe, save, tiny
+from helpers.volumes import CLASSES, image_array, label_array, preprocessing_config, save, tiny
 from monai.data import DataLoader
 
 from medconv.data.augmentation.augment import centre
@@ -26,7 +26,7 @@ PATCH = (6, 5, 4)
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Store]:
     folder = tmp_path_factory.mktemp("patches")
     dataset = tiny(folder / "data", 5)
-    return dataset, prepare(dataset, recipe(), folder / "cache", 1)
+    return dataset, prepare(dataset, preprocessing_config(), folder / "cache", 1)
 
 
 def patches(
@@ -131,8 +131,8 @@ def synthetic(store: Store, label: np.ndarray, tmp_path: Path) -> PatchDataset:
         np.column_stack([np.full(np.count_nonzero(label == v), v), np.argwhere(label == v)]) for v in (1, 2)
     ]
     foreground = np.concatenate(rows).astype(np.int32)
-    placement = CropInfo(Grid.of(label.shape, np.eye(4)), label.shape, tuple((0, n) for n in label.shape))
-    store.write(case, Entry(label[None].astype(np.float32), label, foreground, placement))
+    crop_info = CropInfo(Grid.of(label.shape, np.eye(4)), label.shape, tuple((0, n) for n in label.shape))
+    store.write(case, Entry(label[None].astype(np.float32), label, foreground, crop_info))
     return PatchDataset(store, [case.id], (4,) * label.ndim, 0, 1.0)
 
 
@@ -194,7 +194,7 @@ def test_padding_along_one_axis_leaves_the_others_random(prepared: tuple[Dataset
 def test_case_without_foreground_gives_random_places(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 1)
     save(dataset.cases[0].files[-1], np.zeros((12, 14, 10), np.uint8))
-    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     found = PatchDataset(store, ["case_0"], PATCH, 0, 1.0)
     assert len({found[n]["image"].sum().item() for n in range(10)}) > 5
 
@@ -254,7 +254,7 @@ def test_whole_cases_for_validation(prepared: tuple[Dataset, Store]) -> None:
 def test_validation_reference_is_native(tmp_path: Path) -> None:
     """Prepared at another spacing, compared at its own."""
     dataset = tiny(tmp_path / "data", 1, affine=np.diag([-1, 1.5, 2, 1]))
-    store = prepare(dataset, recipe((2, 1.5, 2)), tmp_path / "cache", 1)
+    store = prepare(dataset, preprocessing_config((2, 1.5, 2)), tmp_path / "cache", 1)
     item = CaseDataset(store, dataset.cases)[0]
     assert item["image"].shape == (1, 1, 6, 14, 10)
     np.testing.assert_array_equal(item["reference"], label_array(0))

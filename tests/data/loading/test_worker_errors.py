@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from helpers import tiny
-from helpers.volumes import recipe
+from helpers.volumes import preprocessing_config
 from helpers.volumes import tiny as tiny_dataset
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from threadpoolctl import threadpool_limits
@@ -57,7 +57,7 @@ class FailingRead(Failing):
 
 def module(folder: Path, augment: Any, workers: int) -> DataModule:
     dataset = tiny_dataset(folder / "data", 3)
-    store = prepare(dataset, recipe(), folder / "cache", 1)
+    store = prepare(dataset, preprocessing_config(), folder / "cache", 1)
     settings: dict[str, Any] = {
         "seed": 0,
         "batch_size": 2,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.volumes import recipe, tiny
+from helpers.volumes import preprocessing_config, tiny
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from benchmarks import workers as benchmark
@@ -34,7 +34,7 @@ def threads(batch: dict[str, Any]) -> dict[str, Any]:
 def store(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("workers")
     dataset = tiny(folder / "data", 4)
-    return prepare(dataset, recipe(), folder / "cache", 1)
+    return prepare(dataset, preprocessing_config(), folder / "cache", 1)
 
 
 def module(store: Any, cases: int, workers: int, augment: Any = collecting) -> DataModule:

@@ -130,7 +130,7 @@ FAULTS: dict[str, tuple[Make, str, str]] = {
     "four_axes": (
         lambda i, m: save(i, np.stack([image_array(0)] * 3, axis=-1)),
         "image",
-        "expected as many channels as are declared, 1, found 3",
+        "expected 1 channels as declared, found 3",
     ),
     "label_gone": (lambda i, m: m.unlink(), "label", "no such file"),
     "image_gone": (lambda i, m: i.unlink(), "image", "no such file"),
@@ -196,7 +196,7 @@ def write_faulty(root: Path, names: tuple[str, ...]) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def complaint(tmp_path_factory: pytest.TempPathFactory) -> str:
+def error_report(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What `check` says of a dataset with every fault there is, in a folder with spaces and other letters."""
     dataset = write_faulty(tmp_path_factory.mktemp("data") / "Größe 患者", (GOOD[0], *FAULTS, GOOD[1]))
     with pytest.raises(ValueError) as error:
@@ -205,18 +205,18 @@ def complaint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_is_named_with_case_and_file(complaint: str, fault: str) -> None:
+def test_every_fault_is_named_with_case_and_file(error_report: str, fault: str) -> None:
     _, file, message = FAULTS[fault]
-    (line,) = [line for line in complaint.splitlines() if line.startswith(f"  case {fault}: ")]
+    (line,) = [line for line in error_report.splitlines() if line.startswith(f"  case {fault}: ")]
     folder = {"image": "imagesTr", "label": "labelsTr"}[file]
     assert re.search(rf"Größe 患者/{folder}/{fault}\.nii\.gz: .*({message})", line), line
 
 
-def test_faults_come_all_at_once(complaint: str) -> None:
-    first, *lines = complaint.splitlines()
-    assert first == f"dataset Faulty: {len(FAULTS)} faults in {len(FAULTS) + 2} cases"
+def test_faults_come_all_at_once(error_report: str) -> None:
+    first, *lines = error_report.splitlines()
+    assert first == f"dataset Faulty: {len(FAULTS)} errors in {len(FAULTS) + 2} cases"
     assert len(lines) == len(FAULTS)
-    assert "good" not in complaint
+    assert "good" not in error_report
 
 
 def test_unreadable_permission(open_folder: Path) -> None:
@@ -225,7 +225,7 @@ def test_unreadable_permission(open_folder: Path) -> None:
     dataset.cases[0].label.chmod(0)
     said = unprivileged(check, dataset, 1)
     assert re.search(
-        r"1 faults in 2 cases\n  case good_a: .*labelsTr/good_a\.nii\.gz: no permission to read it$", said
+        r"1 errors in 2 cases\n  case good_a: .*labelsTr/good_a\.nii\.gz: no permission to read it$", said
     ), said
 
 
@@ -234,8 +234,8 @@ def test_several_faults_of_one_case(tmp_path: Path) -> None:
     image, label = dataset.cases[0].files
     save(image, np.stack([with_value(image_array(0), np.nan)] * 2, axis=-1))
     save(label, with_value(label_array(0), 9))
-    assert [fault.split(": ", 1)[1] for fault in examine(dataset.cases[0], dataset).faults] == [
-        "expected as many channels as are declared, 1, found 2",
+    assert [fault.split(": ", 1)[1] for fault in examine(dataset.cases[0], dataset).errors] == [
+        "expected 1 channels as declared, found 2",
         "2 voxels are NaN or infinite, expected finite numbers",
         "label values [9] are not declared, expected 0 to 2",
     ]
@@ -253,7 +253,7 @@ def test_channels_on_different_grids(tmp_path: Path) -> None:
 def test_case_without_a_label(tmp_path: Path) -> None:
     image = save(tmp_path / "a.nii.gz", image_array(0))
     dataset = Dataset("x", (Case("a", (image,)),), ("background", "one"), ("MRI",))
-    with pytest.raises(ValueError, match="case a: has no label, which training needs"):
+    with pytest.raises(ValueError, match="case a: has no label, but training needs one"):
         check(dataset, 1)
 
 
@@ -267,7 +267,7 @@ def test_mixed_2d_and_3d(tmp_path: Path) -> None:
     dataset = tiny(tmp_path)
     flatten(dataset, 1)
     with pytest.raises(
-        ValueError, match=r"1 faults in 3 cases\n  case case_1: one slice only, while most cases are volumes"
+        ValueError, match=r"1 errors in 3 cases\n  case case_1: one slice only, while most cases are volumes"
     ):
         check(dataset, 1)
 
@@ -275,7 +275,7 @@ def test_mixed_2d_and_3d(tmp_path: Path) -> None:
 def test_a_damaged_file_does_not_make_slices_a_fault(tmp_path: Path) -> None:
     dataset = tiny(tmp_path, shape=(12, 14, 1))
     truncate(dataset.cases[2].images[0])
-    with pytest.raises(ValueError, match=r"1 faults in 3 cases\n  case case_2: ") as error:
+    with pytest.raises(ValueError, match=r"1 errors in 3 cases\n  case case_2: ") as error:
         check(dataset, 1)
     assert "one slice only" not in str(error.value)
 
@@ -402,7 +402,7 @@ def test_the_odd_one_out_is_at_fault_whichever_it_is(tmp_path: Path) -> None:
     save(root / "imagesTr/case_2.nii.gz", image_array(2))
     save(root / "labelsTr/case_2.nii.gz", label_array(2))
     with pytest.raises(
-        ValueError, match=r"1 faults in 4 cases\n  case case_2: a volume, while most cases are one slice"
+        ValueError, match=r"1 errors in 4 cases\n  case case_2: a volume, while most cases are one slice"
     ):
         check(msd(root), 1)
-    assert list(check(msd(root), 1, skip=True).faults) == ["case_2"]
+    assert list(check(msd(root), 1, skip=True).errors) == ["case_2"]

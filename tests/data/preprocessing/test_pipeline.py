@@ -14,7 +14,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.volumes import image_array, recipe, save, tiny, truncate, unprivileged, write_msd, write_nnunet
+from helpers.tiny import ROOT
+from helpers.volumes import (
+    image_array,
+    preprocessing_config,
+    save,
+    tiny,
+    truncate,
+    unprivileged,
+    write_msd,
+    write_nnunet,
+)
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.decathlon import msd
@@ -49,7 +59,7 @@ def rot(path: Path) -> None:
 
 def assert_as_new(store: Store, dataset: Dataset) -> None:
     for case in dataset.cases:
-        wanted = preparing.prepare_case(case, recipe(), len(dataset.class_names))
+        wanted = preparing.prepare_case(case, preprocessing_config(), len(dataset.class_names))
         np.testing.assert_array_equal(store.read(case.id).image, wanted.image)
         np.testing.assert_array_equal(store.read(case.id).label, wanted.label)
 
@@ -62,11 +72,11 @@ def test_a_damaged_entry_is_noticed_at_the_next_start_and_redone(
     tmp_path: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
-    store = prepare(dataset, recipe(), cache, 2)
+    store = prepare(dataset, preprocessing_config(), cache, 2)
     before = times(store)
     damage(store.folder / f"case_1.{name}")
     assert [store.has(case) for case in dataset.cases] == [True, False, True]
-    prepare(dataset, recipe(), cache, 2)
+    prepare(dataset, preprocessing_config(), cache, 2)
     assert redone(store, before) == {"case_1"}
     assert_as_new(store, dataset)
 
@@ -74,12 +84,12 @@ def test_a_damaged_entry_is_noticed_at_the_next_start_and_redone(
 @pytest.mark.parametrize("name", ["image.npy", "label.npy", "foreground.npy"])
 def test_damage_that_leaves_no_trace_is_found_on_request(tmp_path: Path, name: str) -> None:
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
-    store = prepare(dataset, recipe(), cache, 1)
+    store = prepare(dataset, preprocessing_config(), cache, 1)
     before = times(store)
     rot(store.folder / f"case_2.{name}")
-    prepare(dataset, recipe(), cache, 1)
+    prepare(dataset, preprocessing_config(), cache, 1)
     assert redone(store, before) == set()
-    prepare(dataset, recipe(), cache, 1, verify=True)
+    prepare(dataset, preprocessing_config(), cache, 1, verify=True)
     assert redone(store, before) == {"case_2"}
     assert_as_new(store, dataset)
 
@@ -87,28 +97,28 @@ def test_damage_that_leaves_no_trace_is_found_on_request(tmp_path: Path, name: s
 def test_a_copied_store_is_good_and_is_read_only_once(tmp_path: Path) -> None:
     """Tools that copy give files a new time; then the checksum decides, and the new time is remembered."""
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
-    store = prepare(dataset, recipe(), cache, 1)
+    store = prepare(dataset, preprocessing_config(), cache, 1)
     shutil.copytree(cache, tmp_path / "copy", copy_function=shutil.copyfile)
     for path in (tmp_path / "copy").rglob("*.npy"):
         os.utime(path, ns=(1, 1_000_000_000))
     copy = Store(tmp_path / "copy" / store.folder.name)
     before = times(copy)
-    assert prepare(dataset, recipe(), tmp_path / "copy", 1).folder == copy.folder
+    assert prepare(dataset, preprocessing_config(), tmp_path / "copy", 1).folder == copy.folder
     assert {name for name, when in times(copy).items() if before[name] != when} == {
         f"case_{i}.json" for i in range(3)
     }
     before = times(copy)
-    prepare(dataset, recipe(), tmp_path / "copy", 1)
+    prepare(dataset, preprocessing_config(), tmp_path / "copy", 1)
     assert redone(copy, before) == set()
     change_a_byte(copy.folder / "case_0.image.npy")
-    prepare(dataset, recipe(), tmp_path / "copy", 1)
+    prepare(dataset, preprocessing_config(), tmp_path / "copy", 1)
     assert redone(copy, before) == {"case_0"}
     assert_as_new(copy, dataset)
 
 
 def test_a_copied_store_that_may_only_be_read_is_used_as_it_is(open_folder: Path) -> None:
     dataset = tiny(open_folder / "data", 1)
-    store = prepare(dataset, recipe(), open_folder / "cache", 1)
+    store = prepare(dataset, preprocessing_config(), open_folder / "cache", 1)
     os.utime(store.folder / "case_0.image.npy", ns=(1, 1))
 
     def look() -> None:
@@ -120,13 +130,13 @@ def test_a_copied_store_that_may_only_be_read_is_used_as_it_is(open_folder: Path
 def test_an_entry_of_another_recipe_is_none_of_this(tmp_path: Path) -> None:
     dataset, cache = tiny(tmp_path / "data", 1), tmp_path / "cache"
     one, other = (
-        prepare(dataset, recipe(), cache, 1),
-        prepare(dataset, recipe(normalisation="zscore"), cache, 1),
+        prepare(dataset, preprocessing_config(), cache, 1),
+        prepare(dataset, preprocessing_config(normalisation="zscore"), cache, 1),
     )
     for path in other.folder.iterdir():
         shutil.copy2(path, one.folder / path.name)
     assert not one.has(dataset.cases[0])
-    prepare(dataset, recipe(), cache, 1)
+    prepare(dataset, preprocessing_config(), cache, 1)
     assert_as_new(one, dataset)
 
 
@@ -143,15 +153,15 @@ def test_a_file_that_changes_while_it_is_prepared_is_prepared_anew(
         return entry
 
     monkeypatch.setattr(preparing, "prepare_case", replaced_meanwhile)
-    store = prepare(dataset, recipe(), cache, 1)
+    store = prepare(dataset, preprocessing_config(), cache, 1)
     assert not store.has(dataset.cases[0])
     monkeypatch.undo()
-    prepare(dataset, recipe(), cache, 1)
+    prepare(dataset, preprocessing_config(), cache, 1)
     assert_as_new(store, dataset)
 
 
 def test_a_damaged_entry_in_a_worker_names_case_and_remedy(tmp_path: Path) -> None:
-    store = prepare(tiny(tmp_path / "data", 1), recipe(), tmp_path / "cache", 1)
+    store = prepare(tiny(tmp_path / "data", 1), preprocessing_config(), tmp_path / "cache", 1)
     truncate(store.folder / "case_0.image.npy")
     with pytest.raises(
         ValueError,
@@ -180,7 +190,7 @@ def test_faulty_cases_are_left_out_on_request(tmp_path: Path, monkeypatch: pytes
     dataset, folder = tiny(tmp_path / "three", 3), tmp_path / "b"
     kept = dataset.cases[2].images[0].read_bytes()
     dataset.cases[2].images[0].write_bytes(b"")
-    with pytest.raises(ValueError, match="1 faults in 3 cases"):
+    with pytest.raises(ValueError, match="1 errors in 3 cases"):
         fingerprint(dataset, folder, 1)
     found, skipped = fingerprint(dataset, folder, 1, skip=True)
     assert found == whole
@@ -188,7 +198,7 @@ def test_faulty_cases_are_left_out_on_request(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(preparing, "check", None)  # nothing is checked again
         assert fingerprint(dataset, folder, 1, skip=True) == (found, skipped)
-    with pytest.raises(ValueError, match="1 faults in 3 cases"):
+    with pytest.raises(ValueError, match="1 errors in 3 cases"):
         fingerprint(dataset, folder, 1)
     dataset.cases[2].images[0].write_bytes(kept)
     found, skipped = fingerprint(dataset, folder, 1, skip=True)
@@ -217,7 +227,7 @@ def test_what_a_layout_shows_is_a_fault_among_others(tmp_path: Path) -> None:
     (root / "labelsTr/case_2.nii.gz").unlink()
     dataset = nnunet(root)
     with pytest.raises(
-        ValueError, match=r"2 faults in 4 cases\n  case case_1: .*found \[0\]\n  case case_2: .*no such file"
+        ValueError, match=r"2 errors in 4 cases\n  case case_1: .*found \[0\]\n  case case_2: .*no such file"
     ):
         fingerprint(dataset, tmp_path / "cache", 1)
     found, skipped = fingerprint(dataset, tmp_path / "cache", 1, skip=True)
@@ -228,7 +238,7 @@ def test_no_good_case_is_an_error_also_with_skip(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 2)
     for case in dataset.cases:
         case.images[0].write_bytes(b"")
-    with pytest.raises(ValueError, match="2 faults in 2 cases"):
+    with pytest.raises(ValueError, match="2 errors in 2 cases"):
         fingerprint(dataset, tmp_path / "cache", 1, skip=True)
 
 
@@ -271,18 +281,18 @@ PREPARE = """
 import resource, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from helpers.volumes import msd, recipe
+from helpers.volumes import msd, preprocessing_config
 from medconv.data.preprocessing.pipeline import prepare
 {before}
 try:
-    prepare(msd({root!r}), recipe(), Path({cache!r}), 1)
+    prepare(msd({root!r}), preprocessing_config(), Path({cache!r}), 1)
 except ValueError as error:
     print(error)
 """
 
 
 def prepare_apart(root: Path, cache: Path, before: str = "", launcher: tuple[str, ...] = ()) -> str:
-    code = PREPARE.format(tests=str(tiny.ROOT / "tests"), root=str(root), cache=str(cache), before=before)
+    code = PREPARE.format(tests=str(ROOT / "tests"), root=str(root), cache=str(cache), before=before)
     done = subprocess.run(
         [*launcher, sys.executable, "-c", code],
         capture_output=True,
@@ -309,7 +319,7 @@ def test_a_full_disk_is_named_and_the_next_start_goes_on(tmp_path: Path) -> None
     (store,) = [Store(p) for p in (tmp_path / "saved").iterdir() if p.is_dir()]
     assert not list(store.folder.glob(".*"))  # what did not fit is gone
     before = times(store)
-    prepare(msd(root), recipe(), tmp_path / "saved", 1)
+    prepare(msd(root), preprocessing_config(), tmp_path / "saved", 1)
     assert redone(store, before) >= {f"case_{i}" for i in range(int(found[1]), 5)}
     arrays = {f"case_{i}.image.npy" for i in range(int(found[1]))}
     assert {name: when for name, when in times(store).items() if name in arrays} == {
@@ -337,10 +347,10 @@ def test_a_cache_that_may_not_be_written_is_named(open_folder: Path) -> None:
     assert said == f"ValueError: data.cache_dir: cannot write to {open_folder / 'cache'} (Permission denied)"
     fingerprint(dataset, open_folder / "cache", 1)
     (open_folder / "cache").chmod(0o777)
-    store = prepare(dataset, recipe(), open_folder / "cache", 1)
+    store = prepare(dataset, preprocessing_config(), open_folder / "cache", 1)
     (store.folder / "case_0.json").write_text("")
     (open_folder / "cache/.lock").chmod(0o666)
-    said = unprivileged(prepare, dataset, recipe(), open_folder / "cache", 1)
+    said = unprivileged(prepare, dataset, preprocessing_config(), open_folder / "cache", 1)
     assert said.endswith(
         f"cannot write to {store.folder} (Permission denied); data.cache_dir names another place"
     )
@@ -349,12 +359,12 @@ def test_a_cache_that_may_not_be_written_is_named(open_folder: Path) -> None:
 def test_no_room_for_the_findings_is_named_too(tmp_path: Path) -> None:
     root, cache = write_msd(tmp_path / "data", 2), tmp_path / "cache"
     code = PREPARE.replace("import prepare\n", "import fingerprint\n").replace(
-        "prepare(msd({root!r}), recipe(),", "fingerprint(msd({root!r}),"
+        "prepare(msd({root!r}), preprocessing_config(),", "fingerprint(msd({root!r}),"
     )
     limit = (
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100,) * 2)"
     )
-    code = code.format(tests=str(tiny.ROOT / "tests"), root=str(root), cache=str(cache), before=limit)
+    code = code.format(tests=str(ROOT / "tests"), root=str(root), cache=str(cache), before=limit)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
     )

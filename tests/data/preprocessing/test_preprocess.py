@@ -10,7 +10,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.volumes import ORIENTATIONS, affine_of, dice, recipe, rotation
+from helpers.volumes import ORIENTATIONS, affine_of, dice, preprocessing_config, rotation
 
 from medconv.data.case import Grid
 from medconv.data.io.images import read_image, read_label
@@ -54,9 +54,9 @@ def canonical_spacing(axes: tuple[int, ...]) -> tuple[float, ...]:
 def test_round_trip_in_every_orientation(axes: tuple[int, ...], signs: tuple[int, ...]) -> None:
     affine = affine_of(axes, signs, SPACING_MM, (-50, 20, 1000))
     image, label = with_border()
-    grid, known = Grid.of(SHAPE, affine), recipe(canonical_spacing(axes))
-    array, placement = preprocess(image, grid, known)
-    prepared = preprocess_label(label, placement, known, 4)
+    grid, known = Grid.of(SHAPE, affine), preprocessing_config(canonical_spacing(axes))
+    array, crop_info = preprocess(image, grid, known)
+    prepared = preprocess_label(label, crop_info, known, 4)
 
     canonical = nib.as_closest_canonical(nib.Nifti1Image(image[0], affine))
     reference = np.asanyarray(canonical.dataobj)
@@ -64,9 +64,9 @@ def test_round_trip_in_every_orientation(axes: tuple[int, ...], signs: tuple[int
     box = tuple(slice(a, b + 1) for a, b in zip(where.min(0), where.max(0), strict=True))
     np.testing.assert_array_equal(array[0], reference[box])
     assert to_canonical(image, grid)[1] == pytest.approx(canonical.header.get_zooms())
-    assert placement.slices == box and placement.shape == reference.shape
+    assert crop_info.slices == box and crop_info.shape == reference.shape
 
-    back = restore(one_hot(prepared, 4), placement)
+    back = restore(one_hot(prepared, 4), crop_info)
     assert back.dtype == np.int16 and back.flags.c_contiguous
     np.testing.assert_array_equal(back, label)
 
@@ -94,11 +94,11 @@ def test_resampled_round_trip_keeps_a_smooth_shape(
     label = (distance < 1).astype(np.int16) + (distance < 0.7)
     image = np.ones((1, *shape), np.float32)
     image[:, :2] = 0
-    known = recipe(target_mm)
-    array, placement = preprocess(image, Grid.of(shape, affine), known)
-    prepared = preprocess_label(label, placement, known, 3)
-    assert array.shape[1:] == prepared.shape != placement.shape
-    back = restore(one_hot(prepared, 3), placement)
+    known = preprocessing_config(target_mm)
+    array, crop_info = preprocess(image, Grid.of(shape, affine), known)
+    prepared = preprocess_label(label, crop_info, known, 3)
+    assert array.shape[1:] == prepared.shape != crop_info.shape
+    back = restore(one_hot(prepared, 3), crop_info)
     assert back.shape == shape
     for value in (1, 2):
         assert dice(back >= value, label >= value) > 0.9
@@ -117,19 +117,19 @@ def test_a_point_stays_where_it_is_in_mm(axes: tuple[int, ...], signs: tuple[int
     image[:, :3] = 0
     image[..., -2:] = 0
     label = (weight > 0.4).astype(np.int16)
-    known = recipe(tuple(target_mm))
-    array, placement = preprocess(image, Grid.of(shape, affine), known)
-    prepared = preprocess_label(label, placement, known, 2)
+    known = preprocessing_config(tuple(target_mm))
+    array, crop_info = preprocess(image, Grid.of(shape, affine), known)
+    prepared = preprocess_label(label, crop_info, known, 2)
 
     canonical = nib.as_closest_canonical(nib.Nifti1Image(image[0], affine)).affine
-    edge_mm = canonical[:3] @ [*(a - 0.5 for a, _ in placement.box), 1]
+    edge_mm = canonical[:3] @ [*(a - 0.5 for a, _ in crop_info.box), 1]
     wanted = (centre - edge_mm) / target_mm - 0.5
     for mass in (array[0] - 1, prepared):
         found = np.array([(np.indices(mass.shape)[i] * mass).sum() / mass.sum() for i in range(3)])
         np.testing.assert_allclose(found, wanted, atol=0.5)
     # exact with the spacing that the new shape really has: whole voxels make it differ a little from the
     # target
-    extent_mm = np.diff(placement.box)[:, 0] * np.diag(canonical)[:3]
+    extent_mm = np.diff(crop_info.box)[:, 0] * np.diag(canonical)[:3]
     mass = array[0] - 1
     found = np.array([(np.indices(mass.shape)[i] * mass).sum() / mass.sum() for i in range(3)])
     np.testing.assert_allclose(edge_mm + (found + 0.5) * extent_mm / mass.shape, centre, atol=0.02)
@@ -138,7 +138,7 @@ def test_a_point_stays_where_it_is_in_mm(axes: tuple[int, ...], signs: tuple[int
 def test_resampling_keeps_the_outer_edges() -> None:
     """A ramp over twice as many voxels: new centres lie at quarters of the old voxels."""
     ramp = np.broadcast_to(np.arange(1, 17, dtype=np.float32)[:, None, None], (16, 4, 4))[None]
-    array, _ = preprocess(ramp, Grid.of((16, 4, 4), np.eye(4)), recipe((0.5, 1, 1)))
+    array, _ = preprocess(ramp, Grid.of((16, 4, 4), np.eye(4)), preprocessing_config((0.5, 1, 1)))
     assert array.shape == (1, 32, 4, 4)
     np.testing.assert_allclose(array[0, 6:-6, 0, 0], 1 + (np.arange(32)[6:-6] + 0.5) / 2 - 0.5, atol=0.01)
 
@@ -154,11 +154,11 @@ def test_resampled_label_has_no_new_values() -> None:
     label = np.zeros((12, 12, 12), np.int16)
     label[2:6], label[6:10] = 1, 4
     for target in ((0.6, 1.7, 1.3), (2.5, 0.7, 1)):
-        known = recipe(target)
-        _, placement = preprocess(
+        known = preprocessing_config(target)
+        _, crop_info = preprocess(
             np.ones((1, 12, 12, 12), np.float32), Grid.of((12, 12, 12), np.eye(4)), known
         )
-        prepared = preprocess_label(label, placement, known, 5)
+        prepared = preprocess_label(label, crop_info, known, 5)
         assert prepared.shape != label.shape
         assert set(np.unique(prepared)) == {0, 1, 4}
 
@@ -167,10 +167,10 @@ def test_resampled_label_has_no_new_values() -> None:
 def test_prepared_label_is_as_small_as_it_can_be(num_classes: int, dtype: type) -> None:
     label = np.zeros((4, 4, 4), np.int16)
     label[0, 0, 0] = num_classes - 1
-    _, placement = preprocess(
-        np.ones((1, 4, 4, 4), np.float32), Grid.of((4, 4, 4), np.eye(4)), recipe((1, 1, 1))
+    _, crop_info = preprocess(
+        np.ones((1, 4, 4, 4), np.float32), Grid.of((4, 4, 4), np.eye(4)), preprocessing_config((1, 1, 1))
     )
-    prepared = preprocess_label(label, placement, recipe((1, 1, 1)), num_classes)
+    prepared = preprocess_label(label, crop_info, preprocessing_config((1, 1, 1)), num_classes)
     assert prepared.dtype == dtype and prepared.max() == num_classes - 1
 
 
@@ -179,15 +179,15 @@ def test_content_of_several_channels() -> None:
     image[0, 2, 3, 4], image[1, 5, 3, 1] = 1, -1
     assert content_box(image) == (slice(2, 6), slice(3, 4), slice(1, 5))
     assert content_box(np.zeros((1, 3, 4, 5), np.float32)) == (slice(0, 3), slice(0, 4), slice(0, 5))
-    array, _ = preprocess(image, Grid.of((8, 8, 8), np.eye(4)), recipe((1, 1, 1), channels=2))
+    array, _ = preprocess(image, Grid.of((8, 8, 8), np.eye(4)), preprocessing_config((1, 1, 1), channels=2))
     np.testing.assert_array_equal(array, image[:, 2:6, 3:4, 1:5])
 
 
 def test_outside_the_content_is_background() -> None:
     image = np.zeros((1, 6, 6, 6), np.float32)
     image[0, 1:4, 2:5, 0:2] = 1
-    _, placement = preprocess(image, Grid.of((6, 6, 6), np.eye(4)), recipe((1, 1, 1)))
-    back = restore(one_hot(np.ones((3, 3, 2)), 2), placement)
+    _, crop_info = preprocess(image, Grid.of((6, 6, 6), np.eye(4)), preprocessing_config((1, 1, 1)))
+    back = restore(one_hot(np.ones((3, 3, 2)), 2), crop_info)
     np.testing.assert_array_equal(back, image[0])
 
 
@@ -202,23 +202,23 @@ def test_a_slice_stays_as_it_is(tmp_path: Path, shape: tuple[int, ...], signs: t
     for name, array in (("image", image), ("label", label)):
         nib.save(nib.Nifti1Image(array, affine), tmp_path / f"{name}.nii")
     read, grid = read_image([tmp_path / "image.nii"])
-    array, placement = preprocess(read, grid, recipe((0.5, 0.8)))
+    array, crop_info = preprocess(read, grid, preprocessing_config((0.5, 0.8)))
     np.testing.assert_array_equal(array[0], image.reshape(9, 11)[2:])
     native = read_label(tmp_path / "label.nii")[0]
-    prepared = preprocess_label(native, placement, recipe((0.5, 0.8)), 3)
+    prepared = preprocess_label(native, crop_info, preprocessing_config((0.5, 0.8)), 3)
     assert prepared.shape == (7, 11)
-    np.testing.assert_array_equal(restore(one_hot(prepared, 3), placement), native)
+    np.testing.assert_array_equal(restore(one_hot(prepared, 3), crop_info), native)
 
 
 def test_a_resampled_slice() -> None:
     grid = Grid.of((40, 30, 1), np.diag([1, 1, 9, 1]))
     distance = np.hypot(*np.meshgrid(np.arange(40) - 18, np.arange(30) - 15, indexing="ij"))
     label = (distance < 9).astype(np.int16)[..., None]
-    known = recipe((1.4, 0.8))
-    array, placement = preprocess(np.ones((1, 40, 30, 1), np.float32), grid, known)
+    known = preprocessing_config((1.4, 0.8))
+    array, crop_info = preprocess(np.ones((1, 40, 30, 1), np.float32), grid, known)
     assert array.shape == (1, 29, 38)
-    prepared = preprocess_label(label, placement, known, 2)
-    back = restore(one_hot(prepared, 2), placement)
+    prepared = preprocess_label(label, crop_info, known, 2)
+    back = restore(one_hot(prepared, 2), crop_info)
     assert back.shape == (40, 30, 1) and dice(back > 0, label > 0) > 0.95
 
 
@@ -298,10 +298,10 @@ def test_oblique_grids_turn_to_their_nearest_axes() -> None:
     turned, spacing = to_canonical(image, grid)
     np.testing.assert_array_equal(turned[0], np.asanyarray(canonical.dataobj))
     assert spacing == pytest.approx(canonical.header.get_zooms()[:3])
-    known = recipe(spacing)
-    _, placement = preprocess(image, grid, known)
+    known = preprocessing_config(spacing)
+    _, crop_info = preprocess(image, grid, known)
     np.testing.assert_array_equal(
-        restore(one_hot(preprocess_label(label, placement, known, 4), 4), placement), label
+        restore(one_hot(preprocess_label(label, crop_info, known, 4), 4), crop_info), label
     )
 
 
@@ -309,11 +309,11 @@ def test_restore_takes_logits_of_any_precision_and_size() -> None:
     """Four times finer: the step after the first of 4 voxels comes after the fourth of 16, for outer edges
     stay.
     """
-    placement = CropInfo(Grid.of((16, 8, 8), np.eye(4)), (16, 8, 8), ((0, 16), (2, 6), (0, 8)))
+    crop_info = CropInfo(Grid.of((16, 8, 8), np.eye(4)), (16, 8, 8), ((0, 16), (2, 6), (0, 8)))
     logits = torch.full((3, 4, 2, 4), -5.0, dtype=torch.bfloat16)
     logits[0] = 0
     logits[2, 1:] = 5
-    back = restore(logits, placement)
+    back = restore(logits, crop_info)
     wanted = np.zeros((16, 8, 8))
     wanted[4:, 2:6] = 2
     np.testing.assert_array_equal(back, wanted)
@@ -332,20 +332,20 @@ def test_restore_takes_channel_after_channel_with_the_result_of_all_at_once(
     whole = torch.nn.functional.interpolate(
         logits[None], size=(9, 10, 11), mode="trilinear", align_corners=False
     )[0]
-    placement = CropInfo(grid, grid.shape, ((0, 9), (0, 10), (0, 11)))
-    for channel, wanted in zip(on_content_grid(logits, placement), whole, strict=True):
+    crop_info = CropInfo(grid, grid.shape, ((0, 9), (0, 10), (0, 11)))
+    for channel, wanted in zip(on_content_grid(logits, crop_info), whole, strict=True):
         assert torch.equal(channel, wanted)
-    found = restore(logits, placement)
+    found = restore(logits, crop_info)
     np.testing.assert_array_equal(found, whole.argmax(0).numpy())
     assert set(np.unique(found)) == {0, 1, 2, 3}
     np.testing.assert_array_equal(
-        restore(logits, placement, SegmentationTargets.of_classes("abcde").decode), found
+        restore(logits, crop_info, SegmentationTargets.of_classes("abcde").decode), found
     )
     regions = SegmentationTargets(tuple("abcde"), ((1,),) * 5, (3, 1, 5, 2, 4))
     wanted = np.zeros(grid.shape, np.int16)
     for value, region in zip(regions.order, whole.numpy(), strict=True):
         wanted[region > 0] = value
-    np.testing.assert_array_equal(restore(logits, placement, regions.decode), wanted)
+    np.testing.assert_array_equal(restore(logits, crop_info, regions.decode), wanted)
 
 
 def test_restore_does_not_hold_all_channels_on_the_native_grid() -> None:
@@ -353,14 +353,14 @@ def test_restore_does_not_hold_all_channels_on_the_native_grid() -> None:
     code = """
 import resource, sys, numpy as np, torch
 from medconv.data.case import Grid
-from medconv.data.preprocessing.preprocess import Placement, restore
+from medconv.data.preprocessing.preprocess import CropInfo, restore
 torch.set_num_threads(1)
 grid = Grid.of((80, 80, 80), np.eye(4))
-placement = Placement(grid, grid.shape, ((0, 80),) * 3)
-restore(torch.randn(30, 4, 4, 4), Placement(Grid.of((8, 8, 8), np.eye(4)), (8, 8, 8), ((0, 8),) * 3))
+crop_info = CropInfo(grid, grid.shape, ((0, 80),) * 3)
+restore(torch.randn(30, 4, 4, 4), CropInfo(Grid.of((8, 8, 8), np.eye(4)), (8, 8, 8), ((0, 8),) * 3))
 logits = torch.randn(30, 20, 20, 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-restore(logits, placement)
+restore(logits, crop_info)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run(

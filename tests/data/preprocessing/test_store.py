@@ -22,7 +22,7 @@ from helpers.volumes import (
     edit_json,
     image_array,
     label_array,
-    recipe,
+    preprocessing_config,
     save,
     tiny,
     truncate,
@@ -67,16 +67,16 @@ def changed(before: dict[str, int], after: dict[str, int]) -> set[str]:
 def assert_complete(store: Store, dataset: Dataset) -> None:
     for case in dataset.cases:
         assert store.has(case)
-        wanted, found = prepare_case(case, recipe(), len(CLASSES)), store.read(case.id)
+        wanted, found = prepare_case(case, preprocessing_config(), len(CLASSES)), store.read(case.id)
         for name in ARRAYS:
             np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
-        assert found.placement == wanted.placement
+        assert found.crop_info == wanted.crop_info
 
 
 def test_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 1)
     (case,) = dataset.cases
-    store, entry = Store(tmp_path / "store"), prepare_case(case, recipe(), 3)
+    store, entry = Store(tmp_path / "store"), prepare_case(case, preprocessing_config(), 3)
     assert not store.has(case)
     store.write(case, entry)
     assert store.has(case)
@@ -85,9 +85,9 @@ def test_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
         array = getattr(found, name)
         assert isinstance(array.base, mmap) and not array.flags.writeable
         np.testing.assert_array_equal(array, getattr(entry, name))
-    assert found.placement == entry.placement == store.placement(case.id)
-    assert hash(found.placement)  # tuples all the way down, as they were
-    np.testing.assert_array_equal(restore(_one_hot(found.label), found.placement), label_array(0))
+    assert found.crop_info == entry.crop_info == store.crop_info(case.id)
+    assert hash(found.crop_info)  # tuples all the way down, as they were
+    np.testing.assert_array_equal(restore(_one_hot(found.label), found.crop_info), label_array(0))
 
 
 def _one_hot(label: np.ndarray) -> "object":
@@ -101,7 +101,7 @@ def test_what_a_prepared_case_holds(tmp_path: Path) -> None:
     voxels.
     """
     (case,) = nnunet(write_nnunet(tmp_path, 1)).cases
-    entry = prepare_case(case, recipe(channels=2), 3)
+    entry = prepare_case(case, preprocessing_config(channels=2), 3)
     np.testing.assert_array_equal(entry.image, [image_array(0), image_array(0) + 100])
     assert entry.image.dtype == np.float32 and entry.label.dtype == np.uint8
     np.testing.assert_array_equal(entry.label, label_array(0))
@@ -119,7 +119,7 @@ def test_foreground_is_spread_over_a_large_class(tmp_path: Path) -> None:
     label[0, 0, :3] = 2
     save(case.files[0], image_array(0, (30, 30, 30)))
     save(case.files[1], label)
-    found = prepare_case(case, recipe(), 3).foreground
+    found = prepare_case(case, preprocessing_config(), 3).foreground
     big, small = found[found[:, 0] == 1], found[found[:, 0] == 2]
     assert len(big) == 5_000 and len(small) == 3
     assert big[:, 1].min() == 0 and big[:, 1].max() > 25 and abs(big[:, 1].mean() - 14.5) < 3
@@ -128,26 +128,26 @@ def test_foreground_is_spread_over_a_large_class(tmp_path: Path) -> None:
 def test_case_without_foreground(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 1)
     save(dataset.cases[0].files[-1], np.zeros(SHAPE, np.uint8))
-    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     assert store.read("case_0").foreground.shape == (0, 4)
 
 
 def test_entries_are_made_once_and_used_again(tmp_path: Path) -> None:
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
-    store = prepare(dataset, recipe(), cache, 2)
+    store = prepare(dataset, preprocessing_config(), cache, 2)
     before = times(store)
     assert set(before) == {
         f"case_{i}.{end}" for i in range(3) for end in ("json", *(f"{n}.npy" for n in ARRAYS))
     }
     assert_complete(store, dataset)
-    again = prepare(msd(tmp_path / "data"), recipe(), cache, 2)
+    again = prepare(msd(tmp_path / "data"), preprocessing_config(), cache, 2)
     assert again.folder == store.folder and times(again) == before
 
 
 @pytest.mark.parametrize("which", ["images", "labels", "time alone"])
 def test_a_changed_file_redoes_its_case_alone(tmp_path: Path, which: str) -> None:
     dataset = tiny(tmp_path / "data")
-    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     before = times(store)
     case = dataset.cases[1]
     if which == "images":
@@ -156,18 +156,18 @@ def test_a_changed_file_redoes_its_case_alone(tmp_path: Path, which: str) -> Non
         save(case.files[-1], label_array(2))
     touch(case.files[-1 if which == "labels" else 0])
     assert not store.has(case)
-    prepare(dataset, recipe(), tmp_path / "cache", 1)
+    prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     assert changed(before, times(store)) == {"case_1"}
     assert_complete(store, dataset)
 
 
 def test_a_new_case_is_added(tmp_path: Path) -> None:
-    """Of another recipe folder or not: the other cases are untouched."""
+    """In another folder of the cache or not: the other cases are untouched."""
     dataset = tiny(tmp_path / "data", 3)
     two = Dataset(dataset.name, dataset.cases[:2], dataset.class_names, dataset.modalities)
-    store = prepare(two, recipe(), tmp_path / "cache", 1)
+    store = prepare(two, preprocessing_config(), tmp_path / "cache", 1)
     before = times(store)
-    prepare(dataset, recipe(), tmp_path / "cache", 1)
+    prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     after = times(store)
     assert {name: after[name] for name in before} == before
     assert_complete(store, dataset)
@@ -175,10 +175,14 @@ def test_a_new_case_is_added(tmp_path: Path) -> None:
 
 def test_another_recipe_is_another_store(tmp_path: Path) -> None:
     dataset, cache = tiny(tmp_path / "data", 1), tmp_path / "cache"
-    made = [recipe(), recipe((1, 1.5, 2.1)), recipe(normalisation="zscore")]
+    made = [
+        preprocessing_config(),
+        preprocessing_config((1, 1.5, 2.1)),
+        preprocessing_config(normalisation="zscore"),
+    ]
     stores = [prepare(dataset, r, cache, 1) for r in made]
     renamed = Dataset(dataset.name, dataset.cases, ("background", "one", "two"), dataset.modalities)
-    stores.append(prepare(renamed, recipe(), cache, 1))
+    stores.append(prepare(renamed, preprocessing_config(), cache, 1))
     assert len({store.folder for store in stores}) == 4
     assert stores[2].read("case_0").image.mean() == pytest.approx(0, abs=1e-5)
     assert all(store.has(dataset.cases[0]) for store in stores)
@@ -224,7 +228,7 @@ def test_fingerprint_of_a_faulty_dataset_is_not_kept(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(
             ValueError,
-            match=r"2 faults in 3 cases\n  case case_0: .*no such file\n  case case_1: .*truncated",
+            match=r"2 errors in 3 cases\n  case case_0: .*no such file\n  case case_1: .*truncated",
         ):
             fingerprint(dataset, folder, 1)
     save(dataset.cases[0].images[0], image_array(0))
@@ -244,11 +248,11 @@ def test_warnings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 def test_a_record_cut_by_a_power_failure_is_made_anew(tmp_path: Path, content: str) -> None:
     dataset, folder = tiny(tmp_path / "data", 2), tmp_path / "cache"
     first = fingerprint(dataset, folder, 1)
-    store = prepare(dataset, recipe(), folder, 1)
+    store = prepare(dataset, preprocessing_config(), folder, 1)
     (store.folder / "case_1.json").write_text(content)
     (folder / "fingerprint.json").write_text(content)
     assert fingerprint(dataset, folder, 1) == first
-    assert_complete(prepare(dataset, recipe(), folder, 1), dataset)
+    assert_complete(prepare(dataset, preprocessing_config(), folder, 1), dataset)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -262,7 +266,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", ["image.npy", "label.npy", "foreground.npy", "json"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_unreadable_entry_names_its_case(tmp_path: Path, damage: str, name: str) -> None:
-    store = prepare(tiny(tmp_path / "data", 1), recipe(), tmp_path / "cache", 1)
+    store = prepare(tiny(tmp_path / "data", 1), preprocessing_config(), tmp_path / "cache", 1)
     DAMAGES[damage](store.folder / f"case_0.{name}")
     with pytest.raises(
         ValueError, match=rf"^case case_0: its prepared files in {store.folder} cannot be read \("
@@ -274,7 +278,7 @@ def test_a_file_that_breaks_after_the_check_is_named(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data")
     truncate(dataset.cases[1].images[0])
     with pytest.raises(ValueError, match=r"case_1\.nii\.gz: damaged or truncated"):
-        prepare(dataset, recipe(), tmp_path / "cache", 1)
+        prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
 
 
 def _prepare_and_report(root: Path, cache: Path, log: Path, start: "object", answers: "object") -> None:
@@ -300,7 +304,7 @@ def _prepare_and_report(root: Path, cache: Path, log: Path, start: "object", ans
     dataset = msd(root)
     start.wait(timeout=60)  # type: ignore[attr-defined]
     found = fingerprint(dataset, cache, 1)
-    store = prepare(dataset, recipe(), cache, 1)
+    store = prepare(dataset, preprocessing_config(), cache, 1)
     answers.put((found, all(store.has(case) for case in dataset.cases)))  # type: ignore[attr-defined]
 
 
@@ -343,7 +347,7 @@ def before_each_file(act: Callable[[Path], None]) -> Iterator[None]:
 def _prepare_until(root: Path, cache: Path, fatal: str) -> None:
     """Dies by SIGKILL."""
     with before_each_file(lambda path: os.kill(os.getpid(), signal.SIGKILL) if path.name == fatal else None):
-        prepare(msd(root), recipe(), cache, 1)
+        prepare(msd(root), preprocessing_config(), cache, 1)
 
 
 @pytest.mark.parametrize("fatal", ["case_1.json", "case_1.label.npy", "case_2.image.npy"])
@@ -358,7 +362,7 @@ def test_a_killed_preparation_is_taken_up_again(tmp_path: Path, fatal: str) -> N
     done = int(fatal[5])
     assert [store.has(case) for case in dataset.cases] == [i < done for i in range(3)]
     before = times(store)
-    assert prepare(dataset, recipe(), cache, 1).folder == store.folder
+    assert prepare(dataset, preprocessing_config(), cache, 1).folder == store.folder
     after = times(store)
     assert all(after[name] == before[name] for name in before if int(name[5]) < done)
     assert_complete(store, dataset)
@@ -370,10 +374,10 @@ def test_a_reader_never_sees_half_an_entry(tmp_path: Path) -> None:
     """
     dataset = tiny(tmp_path / "data", 1)
     (case,) = dataset.cases
-    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     seen: list[tuple[str, bool]] = []
     with before_each_file(lambda path: seen.append((path.name, store.has(case)))):
-        store.write(case, prepare_case(case, recipe(), 3))
+        store.write(case, prepare_case(case, preprocessing_config(), 3))
     assert seen == [(f"case_0.{n}", False) for n in ("image.npy", "label.npy", "foreground.npy", "json")]
     assert store.has(case)
 
@@ -381,18 +385,20 @@ def test_a_reader_never_sees_half_an_entry(tmp_path: Path) -> None:
 def test_renamed_classes_do_not_touch_the_labels(tmp_path: Path) -> None:
     root = write_msd(tmp_path / "data", 1)
     dataset = msd(edit_json(root, labels={"0": "background", "1": "one", "2": "two", "3": "three"}))
-    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
-    label, placement = label_array(0).astype(np.int16), store.placement("case_0")
-    np.testing.assert_array_equal(store.read("case_0").label, preprocess_label(label, placement, recipe(), 4))
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    label, crop_info = label_array(0).astype(np.int16), store.crop_info("case_0")
+    np.testing.assert_array_equal(
+        store.read("case_0").label, preprocess_label(label, crop_info, preprocessing_config(), 4)
+    )
     json.loads((store.folder / "case_0.json").read_text())
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     dataset = msd(write_msd(tmp_path / "raw"))
-    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     (store.folder / ".4711.case_1.image.npy").write_bytes(b"half")
     next(store.folder.glob("*.json")).unlink()
-    prepare(dataset, recipe(), tmp_path / "cache", 1)
+    prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     assert not list(store.folder.glob(".*"))
     assert_complete(store, dataset)
 
@@ -417,7 +423,7 @@ def test_a_record_is_not_trusted_with_memory(tmp_path: Path, change: dict[str, o
     the file.
     """
     (case,) = (dataset := tiny(tmp_path / "data", 1)).cases
-    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     record = store._record(case.id)
     record["arrays"]["image"] |= change
     store._commit(case.id, record)
@@ -427,7 +433,7 @@ def test_a_record_is_not_trusted_with_memory(tmp_path: Path, change: dict[str, o
 
 def test_parts_of_different_cases_are_no_entry(tmp_path: Path) -> None:
     (case,) = (dataset := tiny(tmp_path / "data", 1)).cases
-    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     record = store._record(case.id)
     record["arrays"]["label"] = storing._save(
         store._path(case.id, "label.npy"), np.zeros((4, 4, 4), np.uint8)
@@ -445,7 +451,10 @@ def test_one_changed_file_is_one_case_to_prepare(tmp_path: Path, name: str) -> N
     def prepared() -> Store:
         found, _ = fingerprint(dataset, tmp_path / "cache", 1)
         return prepare(
-            dataset, replace(recipe(normalisation=name), intensities=found.intensities), tmp_path / "cache", 1
+            dataset,
+            replace(preprocessing_config(normalisation=name), intensities=found.intensities),
+            tmp_path / "cache",
+            1,
         )
 
     before = prepared()
@@ -483,7 +492,7 @@ def test_files_that_were_replaced_since_the_check_do_not_enter(
     fingerprint(dataset, tmp_path / "cache", 1)
     damage(dataset.cases[1])
     with pytest.raises(ValueError, match=r"case_1"):
-        prepare(dataset, recipe(), tmp_path / "cache", 1)
+        prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     (store,) = (Store(path) for path in (tmp_path / "cache").iterdir() if path.is_dir())
     assert not store.has(dataset.cases[1])
 
@@ -491,7 +500,7 @@ def test_files_that_were_replaced_since_the_check_do_not_enter(
 def test_a_complete_store_that_may_only_be_read_is_used(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 2)
     found, _ = fingerprint(dataset, tmp_path / "cache", 1)
-    ours = replace(recipe(), intensities=found.intensities)
+    ours = replace(preprocessing_config(), intensities=found.intensities)
     store = prepare(dataset, ours, tmp_path / "cache", 1)
 
     def read() -> None:
@@ -509,10 +518,10 @@ def test_a_complete_store_that_may_only_be_read_is_used(tmp_path: Path) -> None:
 
 def test_what_is_not_ours_stays_in_the_store(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 2)
-    store = prepare(dataset, recipe(), tmp_path / "cache", 1)
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     (store.folder / ".snapshot.of.today").mkdir()
     (store.folder / ".77.case_0.json").write_text("left behind")
     store._path("case_0", "json").unlink()
-    prepare(dataset, recipe(), tmp_path / "cache", 1)
+    prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     assert (store.folder / ".snapshot.of.today").is_dir() and not (store.folder / ".77.case_0.json").exists()
     assert store.has(dataset.cases[0])

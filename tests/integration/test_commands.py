@@ -47,7 +47,7 @@ def test_all_errors_of_a_dataset_are_listed_at_once(
     errors = fails(
         "train", [*tiny.overrides(root), f"run.dir={tmp_path / 'run'}"], tmp_path, monkeypatch, capsys
     )
-    assert "3 faults in 7 cases" in errors
+    assert "3 errors in 7 cases" in errors
     for case, file in (
         ("case_1", "imagesTr/case_1"),
         ("case_3", "labelsTr/case_3"),

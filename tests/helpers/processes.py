@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from helpers import tiny
+from hydra.core.global_hydra import GlobalHydra
 
 from medconv.cli.entrypoint import guard
 from medconv.cli.main import run
@@ -50,6 +54,58 @@ class Forked:
         """Exit code, and what it said."""
         until(self.ended)
         return int(self.code or 0), self.said.read_text()
+
+
+class ForkedJob:
+    """In the place of `subprocess.Popen` for the jobs of a sweep: `medconv` in a fork of this process.
+
+    Its process id is appended to the file `job_pids` in the working directory.
+    """
+
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+        assert command[1:3] == ["-m", "medconv.cli"], command
+        self.pid = os.fork()
+        if self.pid:
+            with Path("job_pids").open("a") as file:
+                file.write(f"{self.pid}\n")
+            return
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.clear()
+        os.environ.update(env)
+        GlobalHydra.instance().clear()  # a search starts its jobs inside Hydra
+        sys.argv = ["medconv", *command[3:]]
+        code = guard(partial(run, command[3:]))
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises: subprocess.TimeoutExpired: it has not ended after so many seconds."""
+        deadline = time.monotonic() + (timeout if timeout is not None else math.inf)
+        while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("medconv", timeout or 0)
+            time.sleep(0.02)
+        return os.waitstatus_to_exitcode(ended[1])
+
+
+# to be put in the place of the module `subprocess` in `medconv.sweeps.run`
+FORKED = SimpleNamespace(Popen=ForkedJob, TimeoutExpired=subprocess.TimeoutExpired)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def until(found: Callable[[], Any], seconds: float = 400) -> Any:

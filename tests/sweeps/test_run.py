@@ -1,6 +1,4 @@
-"""Sweeps and cross-validation: stopping and going on, the summary over folds, post-processing decided by
-it.
-"""
+"""Sweeps and cross-validation: stopping and resuming, the summary over folds, choice of post-processing."""
 
 import csv
 import json
@@ -16,7 +14,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers import tiny
-from helpers.processes import Forked, until
+from helpers.processes import FORKED, Forked, is_running, until
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -32,11 +30,12 @@ from medconv.utils import signals
 from medconv.utils.cluster import PeerLostError
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 
-STEPS = 12
+STEPS = 8
 SLOW = [
     f"trainer.max_steps={STEPS}",
-    "augmentation._target_=helpers.tiny.SlowAugment",
-]  # a tenth of a second each, and more
+    "augmentation._target_=helpers.tiny.SlowAugment",  # a tenth of a second for each step
+    "callbacks=none",
+]
 
 
 def by_fold(home: Path) -> dict[str, Path]:
@@ -50,17 +49,24 @@ def swept(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     """
     cwd = tmp_path_factory.mktemp("sweep")
     home = cwd / "runs/cv"
-    small = [
-        o for o in tiny.overrides(dataset) if not o.startswith("trainer.max_steps=")
-    ]  # no key twice: the last would win
+    # No key twice: in another order another one would be the last, which counts.
+    small = [o for o in tiny.overrides(dataset) if not o.startswith("trainer.max_steps=")]
     arguments = [*small, *SLOW, "run.name=cv", "data.fold=0,1,2"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "subprocess", FORKED)
+        said = _stopped_and_resumed(arguments, cwd, home)
+    return home, said
+
+
+def _stopped_and_resumed(arguments: list[str], cwd: Path, home: Path) -> str:
     first = Forked("-m", *arguments, cwd=cwd)
     until(lambda: len(list(home.glob("*/checkpoints/last.ckpt"))) == 2 or first.ended())
     os.kill(first.pid, signal.SIGTERM)
     code, said = first.wait()
     assert code == PREEMPTED, said
     assert "stopped by SIGTERM" in said
-    assert running(home) == []  # the job has ended, and the third has not begun
+    jobs = (cwd / "job_pids").read_text().split()
+    assert len(jobs) == 2 and not any(is_running(int(pid)) for pid in jobs)  # the third has not begun
     done, stopped = by_fold(home)["0"], by_fold(home)["1"]
     assert set(by_fold(home)) == {"0", "1"}
     assert json.loads((stopped / "summary.json").read_text())["status"] == "preempted"
@@ -71,25 +77,9 @@ def swept(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     assert code == DONE, said
     assert (done / "checkpoints/last.ckpt").stat().st_mtime_ns == before
     assert by_fold(home)["1"] == stopped
-    assert (
-        STEPS <= len(tiny.losses(stopped)) <= STEPS + steps
-    )  # went on from its checkpoint, in the same metrics.csv
-    return home, said
-
-
-def running(home: Path) -> list[str]:
-    """Processes of a run in a folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found.append(path.read_bytes().decode())
-        except OSError:
-            continue
-    return [
-        line
-        for line in found
-        if "medconv.cli" in line and home.name in line and "run.dir" in line and str(os.getpid()) not in line
-    ]
+    # It resumed from its checkpoint, in the same metrics.csv.
+    assert STEPS <= len(tiny.losses(stopped)) <= STEPS + steps
+    return said
 
 
 @pytest.fixture

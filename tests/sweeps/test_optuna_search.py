@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from helpers import tiny
-from helpers.processes import Forked, until
+from helpers.processes import FORKED, Forked, until
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
 from medconv.config import ConfigError
-from medconv.sweeps import optuna_search
+from medconv.sweeps import optuna_search, run
 from medconv.sweeps.job import Job
 from medconv.targets.monitor import DICE
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
@@ -39,7 +39,10 @@ def space(tmp_path: Path) -> list[str]:
     ]
 
 
-def test_a_search_goes_on_where_it_was_stopped(dataset: Path, tmp_path: Path, space: list[str]) -> None:
+def test_a_search_resumes_where_it_was_stopped(
+    dataset: Path, tmp_path: Path, space: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "subprocess", FORKED)
     arguments = [*space, *tiny.overrides(dataset), "callbacks=none", "model.norm=choice(batch,instance)"]
     home = tmp_path / "runs/found"
     first = Forked(*arguments, cwd=tmp_path)

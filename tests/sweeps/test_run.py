@@ -444,10 +444,11 @@ def test_a_sweep_without_a_name_has_one_by_what_it_tries(monkeypatch: pytest.Mon
     assert len({home(), home("hparams_search=recipe"), home("hparams_search=mine")}) == 3
 
 
-def test_a_job_takes_its_config_where_the_sweep_takes_it(dataset: Path, tmp_path: Path) -> None:
-    """`--config-name`, `--config-dir` and a search path of the user's own; what it asks for fails at once,
-    in the job.
-    """
+def test_a_job_takes_its_config_where_the_sweep_takes_it(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--config-name`, `--config-dir` and a search path of the user's own, whose option fails in the job."""
+    monkeypatch.setattr(run, "subprocess", FORKED)
     own, more = tmp_path / "own", tmp_path / "more"
     (more / "perf").mkdir(parents=True)
     (more / "perf/mine.yaml").write_text("matmul_precision: low\n")

@@ -1,1 +1,1 @@
-"""Scores of folders of predictions, reports, cross-validation."""
+"""Evaluation: scores and reports of predictions, cross-validation, and the choice of post-processing."""

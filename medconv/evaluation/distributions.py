@@ -11,11 +11,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-# CSS variable of report.css: the colour drawn, which becomes that variable, so that charts follow dark mode.
+# CSS variable of report.css: the colour that matplotlib draws; `_svg` replaces it by the variable, for
+# dark mode.
 _THEME = {"a": "#0072b2", "b": "#d55e00", "ink": "#1b1f24", "soft": "#5b6470", "line": "#d8dde3"}
-_WIDTH, _ROW, _FOOT = 645, 25, 20  # points; what is below the rows holds the axis' numbers
-_ALL_DOTS = 200  # with more cases than this only those beyond the whiskers are drawn
-_LETTERS = 24  # of a class name
+_WIDTH, _ROW, _FOOT = 645, 25, 20  # points; the foot holds the axis' numbers
+_ALL_DOTS = 200  # with more cases than this, only those beyond the whiskers are drawn
+_MAX_LETTERS = 24  # of a class name
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,10 @@ class Series:
 def distribution(rows: Sequence[Series], unit: str) -> str:
     """SVG; "" if no row has a value. Box: quartiles and median; whiskers: cases within 1.5 box lengths.
 
-    One outlier must not squeeze all other cases into a line: the axis ends one whisker span beyond the
-    whiskers, and cases farther off are counted at its edge.
+    The axis ends one whisker span beyond the whiskers, so that an outlier does not squeeze all other cases
+    into a line; cases beyond the axis are counted at its edge.
     """
-    from matplotlib.cbook import boxplot_stats  # half a second, which a command without charts need not wait
+    from matplotlib.cbook import boxplot_stats  # takes half a second, which commands without charts can save
     from matplotlib.figure import Figure
 
     boxes = {y: boxplot_stats(list(row.values.values()))[0] for y, row in enumerate(rows) if row.values}
@@ -61,7 +62,7 @@ def distribution(rows: Sequence[Series], unit: str) -> str:
 
 
 def _ticks(boxes: Any, values: Sequence[float]) -> np.ndarray:
-    """About six round numbers that enclose what is shown."""
+    """About six round numbers from the lower to the upper end of the axis."""
     from matplotlib.ticker import MaxNLocator
 
     low, high = min(box["whislo"] for box in boxes), max(box["whishi"] for box in boxes)
@@ -83,7 +84,8 @@ def _draw(axes: Any, y: int, row: Series, box: Mapping[str, Any], tooltips: dict
         for c, v in row.values.items()
         if left <= v <= right and not (inner and inner[0] <= v <= inner[1])
     }
-    jitter = [y + 0.35 * ((i * 0.618034) % 1 - 0.5) for i in range(len(dots))]  # evenly, and always the same
+    # Evenly spread, without random numbers.
+    jitter = [y + 0.35 * ((i * 0.618034) % 1 - 0.5) for i in range(len(dots))]
     axes.scatter(list(dots.values()), jitter, s=22, alpha=0.55, gid=f"dots{y}", color=colour, linewidths=0)
     tooltips[f"dots{y}"] = [f"{case}: {value:.4g}" for case, value in dots.items()]
     for edge, sign, marker, align in ((left, -1, "<", "left"), (right, 1, ">", "right")):
@@ -98,15 +100,15 @@ def _draw(axes: Any, y: int, row: Series, box: Mapping[str, Any], tooltips: dict
 
 
 def _svg(figure: Any, tooltips: Mapping[str, Sequence[str]]) -> str:
-    """The figure for a page, the same at every run. Args: tooltips: group id to a text for each mark in
-    it.
+    """The figure as SVG for an HTML page, reproducible. Args: tooltips: group id to a text for each of its
+    marks.
     """
     from matplotlib import rc_context
 
     text = StringIO()
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "medconv", "font.sans-serif": ["DejaVu Sans"]}
     with rc_context(settings), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a letter that matplotlib's font lacks: the browser has it
+        warnings.simplefilter("ignore")  # letters that matplotlib's font lacks; the browser has them
         figure.savefig(
             text, format="svg", dpi=72, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
         )
@@ -127,6 +129,6 @@ def _svg(figure: Any, tooltips: Mapping[str, Sequence[str]]) -> str:
 
 
 def _short(name: str) -> str:
-    """On one line, not too long, with its end (A or B), and nothing that XML forbids."""
+    """On one line, shortened in the middle to keep its end (A or B), without characters that XML forbids."""
     line = "".join(letter if letter.isprintable() else " " for letter in name)
-    return line if len(line) <= _LETTERS else line[: _LETTERS - 3] + "…" + line[-2:]
+    return line if len(line) <= _MAX_LETTERS else line[: _MAX_LETTERS - 3] + "…" + line[-2:]

@@ -1,4 +1,4 @@
-"""Decide by cross-validation which post-processing of the predictions helps."""
+"""`medconv find-postprocessing`: find by cross-validation which post-processing improves the predictions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from medconv.data.case import Case, Dataset
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.phantom import phantom
 from medconv.data.io.images import check_same_grid, read_label
-from medconv.evaluation import cross_validation, postprocessing_search
+from medconv.evaluation import cross_validation, cross_validation_report, postprocessing_search
 from medconv.evaluation.cross_validation import CrossValidation, Fold
 from medconv.evaluation.postprocessing_search import Decision, Sample
-from medconv.inference.predict import digest, predict, usable_device
+from medconv.inference.exported.metadata import digest
+from medconv.inference.predict import predict, usable_device
 from medconv.inference.predictor import Predictor
 from medconv.metrics.dice import dice
 from medconv.targets.segmentation import SegmentationTargets
@@ -32,12 +33,12 @@ from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, some, start_logging
 
-_LAYOUTS = tuple(  # each by its full name: other functions beside them write files
+_LAYOUTS = tuple(  # each by its full name, since other functions beside them write files
     f"medconv.data.datasets.{name}"
     for name in ("auto.auto", "decathlon.msd", "folder.folder", "nnunet.nnunet", "phantom.phantom")
 )
-_IN_MEMORY = 2**31  # bytes of label maps that are read only once
-_APART = 0.02  # Dice; what another device may change
+_CACHE_BYTES = 2**31  # of label maps that stay in memory
+_TOLERANCE = 0.02  # Dice; differences that another device may cause
 
 log = logging.getLogger(__name__)
 
@@ -46,20 +47,21 @@ def run_command(options: argparse.Namespace) -> int:
     """`medconv find-postprocessing` with these options. Returns: the exit code."""
     start_logging()
     device = usable_device(options.device)
-    everything = cross_validation.read(options.runs)
-    found = _chosen(everything, options.runs, options.select)
-    if found.image_targets is not None:
+    crossvals = cross_validation.read(options.runs)
+    crossval = _chosen(crossvals, options.runs, options.select)
+    if crossval.image_targets is not None:
         raise ValueError(
-            f"{options.runs}: its networks answer for whole images, and post-processing is of label maps"
+            f"{options.runs}: post-processing is for segmentation, these runs are image-level "
+            f"{crossval.image_targets.kind}"
         )
-    ending = f"-{found.key}" if len(everything) > 1 else ""
-    labelled = _cases(found, options.runs, options.trust_package)
+    ending = f"-{crossval.key}" if len(crossvals) > 1 else ""
+    labelled = _cases(crossval, options.runs, options.trust_package)
     with signals.raising():
         predictions, targets = _predicted(
-            found, labelled, options.runs / f"validation{ending}", options.trust_package, device
+            crossval, labelled, options.runs / f"validation{ending}", options.trust_package, device
         )
         load = Loader(predictions, {case: labelled[case].label for case in labelled})
-        _compare_with_training(found, load, targets)
+        _compare_with_training(crossval, load, targets)
         ids = list(predictions)
         tried = postprocessing_search.candidates(
             postprocessing_search.volumes(load, ids, targets, _bar), targets
@@ -67,19 +69,19 @@ def run_command(options: argparse.Namespace) -> int:
         decision = postprocessing_search.decide(load, ids, targets, tried, _bar)
     print(f"Dice over {len(ids)} cases, each predicted by the network that was not trained on it")
     print(
-        "(1 where prediction and reference are both without the "
+        "(1 where neither prediction nor reference has the "
         f"class)\n\n{shown(postprocessing_search.table(decision))}\n"
     )
     for name, before in decision.before.items():
         print(shown(f"  {name:<20} {before:.4f} -> {decision.after[name]:.4f}"))
     path = options.runs / f"postprocessing{ending}.json"
-    _write(path, decision, targets, found)
-    print(f"\nsteps kept: {len(decision.kept)}, in {path}")
+    _write(path, decision, targets, crossval)
+    print(f"\nsteps kept: {len(decision.accepted)}, in {path}")
     words = [
         "medconv",
         "predict",
         "--checkpoint",
-        *(str(fold.folder.best) for fold in found.folds),
+        *(str(fold.folder.best) for fold in crossval.folds),
         "--postprocess",
         str(path),
     ]
@@ -95,64 +97,70 @@ class Loader:
 
     def __init__(self, predictions: Mapping[str, Path], references: Mapping[str, Path | None]) -> None:
         self.predictions, self.references = predictions, references
-        self._kept: dict[str, Sample] = {}
+        self._cache: dict[str, Sample] = {}
         self._bytes = 0
 
     def __call__(self, name: str) -> Sample:
-        if name in self._kept:
-            return self._kept[name]
+        if name in self._cache:
+            return self._cache[name]
         path, label = self.predictions[name], self.references[name.split("/", 1)[1]]
         assert label is not None
-        (prediction, grid), (reference, wanted) = read_label(path), read_label(label)
-        check_same_grid(label, wanted, path, grid)
+        (prediction, grid), (reference, reference_grid) = read_label(path), read_label(label)
+        check_same_grid(label, reference_grid, path, grid)
         sample = Sample(prediction, reference, grid).cropped()
         self._bytes += sample.prediction.nbytes + sample.reference.nbytes
-        if self._bytes <= _IN_MEMORY:
-            self._kept[name] = sample
+        if self._bytes <= _CACHE_BYTES:
+            self._cache[name] = sample
         return sample
 
 
-def _chosen(found: Sequence[CrossValidation], home: Path, only: str | None) -> CrossValidation:
+def _chosen(crossvals: Sequence[CrossValidation], home: Path, select: str | None) -> CrossValidation:
     """Raises: ValueError: no cross-validation there, more than one, or one that is not complete."""
-    if not found:
+    if not crossvals:
         raise ValueError(
-            f"--runs {home}: no folds of a cross-validation there; medconv train -m data.fold=0,1,2,3,4 "
-            "leaves them"
+            f"--runs {home}: no folds of a cross-validation there; train them by medconv train -m "
+            "data.fold=0,1,2,3,4"
         )
-    names = " or ".join(repr(one.label or one.key) for one in found)
-    chosen = [one for one in found if only is None or only in (one.label, one.key)]
+    names = " or ".join(repr(crossval.label or crossval.key) for crossval in crossvals)
+    chosen = [
+        crossval for crossval in crossvals if select is None or select in (crossval.label, crossval.key)
+    ]
     if len(chosen) != 1:
-        said = (
-            "more than one cross-validation there" if only is None else f"none of them is --select {only!r}"
+        reason = (
+            "more than one cross-validation there"
+            if select is None
+            else f"none of them is --select {select!r}"
         )
-        raise ValueError(f"--runs {home}: {said}; choose by --select {names}")
-    print(shown(cross_validation.table(chosen[0])) + "\n")
+        raise ValueError(f"--runs {home}: {reason}; choose by --select {names}")
+    print(shown(cross_validation_report.table(chosen[0])) + "\n")
     if chosen[0].missing:
-        said = ", ".join(f"{number} ({state})" for number, state in chosen[0].missing.items())
+        missing = ", ".join(f"{number} ({state})" for number, state in chosen[0].missing.items())
         raise ValueError(
-            f"--runs {home}: fold {said} is missing; each must be trained to its end, on the same classes"
+            f"--runs {home}: fold {missing} is missing; each must be trained to its end, on the same classes"
         )
     for fold in chosen[0].folds:
         if not fold.folder.best.is_file():
             raise ValueError(
-                f"{fold.folder.best}: no such checkpoint, which fold {fold.number} is to be predicted by"
+                f"{fold.folder.best}: no such checkpoint; it is needed to predict fold {fold.number}"
             )
     return chosen[0]
 
 
-def _cases(found: CrossValidation, home: Path, trusted: Sequence[str]) -> dict[str, Case]:
-    """The validated cases, as the config's dataset has them now. Raises: ValueError: some are not there
-    any more.
+def _cases(crossval: CrossValidation, home: Path, trusted: Sequence[str]) -> dict[str, Case]:
+    """The validated cases, from the dataset that the config names. Raises: ValueError: the dataset no
+    longer has all of them.
     """
-    by_id = {case.id: case for case in _layout(found.folds[0].values, trusted).cases}
-    wanted = [case for _, case, _ in found.cases]
-    lost = [case for case in wanted if case not in by_id or by_id[case].label is None]
-    if lost:
-        root = found.folds[0].values.get("data.root") or found.folds[0].values.get("data.images")
+    values = crossval.folds[0].values
+    by_id = {case.id: case for case in _layout(values, trusted).cases}
+    validated = [case for _, case, _ in crossval.cases]
+    missing = [case for case in validated if case not in by_id or by_id[case].label is None]
+    if missing:
+        root = values.get("data.root") or values.get("data.images")
         raise ValueError(
-            f"{root}: not the dataset of {home}, it lacks {len(lost)} of {len(wanted)} cases: {some(lost)}"
+            f"{root}: not the dataset of {home}, it lacks {len(missing)} of {len(validated)} cases: "
+            f"{some(missing)}"
         )
-    return {case: by_id[case] for case in wanted}
+    return {case: by_id[case] for case in validated}
 
 
 def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
@@ -180,30 +188,30 @@ def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
     if function is phantom:  # is there, or was not what was trained on: nothing is written here
         function, arguments = msd, {"root": arguments.get("root")}
     try:
-        found = function(**arguments)
+        dataset = function(**arguments)
     except (TypeError, AttributeError) as error:
         raise configs.ConfigError(
             f"data.layout: {target} cannot be called with {arguments!r:.200} ({error})"
         ) from error
-    if not isinstance(found, Dataset):
+    if not isinstance(dataset, Dataset):
         raise configs.ConfigError(
-            f"data.layout._target_={target} is no layout: it gives {type(found).__name__}"
+            f"data.layout._target_={target} is not a layout: it returns {type(dataset).__name__}"
         )
-    return found
+    return dataset
 
 
 def _predicted(
-    found: CrossValidation, cases: Mapping[str, Case], home: Path, trusted: Sequence[str], device: str
+    crossval: CrossValidation, cases: Mapping[str, Case], home: Path, trusted: Sequence[str], device: str
 ) -> tuple[dict[str, Path], SegmentationTargets]:
-    """Every fold's cases, predicted by its best checkpoint where that is not done yet: `FOLD/CASE` to the
-    file.
+    """Predict every fold's cases by its best checkpoint, if that is not done yet. Returns: `FOLD/CASE` to the
+    label map, and the targets.
     """
     predictions: dict[str, Path] = {}
     targets: SegmentationTargets | None = None
-    for fold in found.folds:
+    for fold in crossval.folds:
         predictor = Predictor.load([fold.folder.best], device, trusted)
         if targets is not None and predictor.targets != targets:
-            raise ValueError(f"{fold.folder.best}: gives other classes than the other folds' checkpoints")
+            raise ValueError(f"{fold.folder.best}: its classes differ from those of the other folds")
         targets = predictor.targets
         folder = _folder(home, fold)
         log.info("fold %s: %s", fold.number, fold.folder.best)
@@ -214,38 +222,37 @@ def _predicted(
 
 
 def _folder(home: Path, fold: Fold) -> Path:
-    """Where a fold's predictions go; those of an earlier checkpoint of the same fold are removed."""
+    """The folder for a fold's predictions; removes predictions of an earlier checkpoint of the same fold."""
     name = f"fold{int(fold.number)}-{digest(fold.folder.best)[:8]}"
-    ours = re.compile(f"fold{int(fold.number)}-[0-9a-f]{{8}}")
+    same_fold = re.compile(f"fold{int(fold.number)}-[0-9a-f]{{8}}")
     for other in home.iterdir() if home.is_dir() else ():
-        if ours.fullmatch(other.name) and other.name != name and not other.is_symlink():
+        if same_fold.fullmatch(other.name) and other.name != name and not other.is_symlink():
             shutil.rmtree(other)
     return home / name
 
 
-def _compare_with_training(found: CrossValidation, load: Loader, targets: SegmentationTargets) -> None:
-    """A warning where the files, or the networks, are no longer what was validated."""
-    other = []
-    for number, case, row in found.cases:
+def _compare_with_training(crossval: CrossValidation, load: Loader, targets: SegmentationTargets) -> None:
+    """Warn if the files or the networks are no longer those that were validated."""
+    differing = []
+    for number, case, row in crossval.cases:
         sample = load(f"{number}/{case}")
         now = dice(sample.prediction, sample.reference, targets)
-        if any(abs((now.get(name) or 0) - (value or 0)) > _APART for name, value in row.items()):
-            other.append(case)
-    if other:
-        names = some(other)
+        if any(abs((now.get(name) or 0) - (value or 0)) > _TOLERANCE for name, value in row.items()):
+            differing.append(case)
+    if differing:
         log.warning(
-            "Dice of %d cases is not what training found: %s; were their files replaced since?",
-            len(other),
-            names,
+            "Dice of %d cases differs from that in training: %s; have their files changed since?",
+            len(differing),
+            some(differing),
         )
 
 
-def _write(path: Path, decision: Decision, targets: SegmentationTargets, found: CrossValidation) -> None:
+def _write(path: Path, decision: Decision, targets: SegmentationTargets, crossval: CrossValidation) -> None:
     content = {
-        "steps": [{**verdict.step.plain(), "evidence": verdict.plain()} for verdict in decision.kept],
+        "steps": [{**verdict.step.plain(), "evidence": verdict.plain()} for verdict in decision.accepted],
         "targets": targets.plain(),
         "dice": {"before": decision.before, "after": decision.after},
-        "folds": {fold.number: fold.name for fold in found.folds},
+        "folds": {fold.number: fold.name for fold in crossval.folds},
         "rejected": [
             {**v.step.plain(), "reason": v.reason, "evidence": v.plain()} for v in decision.rejected
         ],

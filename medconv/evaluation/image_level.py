@@ -1,5 +1,5 @@
-"""Answers for whole images against the truth: scores with bootstrap intervals, per class, per case, and
-compared.
+"""PredictionTable for whole images against the truth: scores with bootstrap intervals, per class, per
+case, and compared.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from medconv.evaluation.tables import Answers, Truth, kind_of, read_answers, read_truth
+from medconv.evaluation.tables import PredictionTable, Truth, read_predictions, read_truth, targets_of
 from medconv.metrics import image_level
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.atomic_io import write_text
@@ -28,19 +28,20 @@ def evaluate(
     part: str | None = None,
     split: str = "split",
 ) -> dict[str, Any]:
-    """Args: as of `answers.read_truth`; compare: other answers to the same cases.
+    """Scores of a table of predictions.
 
-    Returns: `mean` (metric to value, as `scoring.measure`), `intervals` (metric to its 95 % interval),
-        `per_class` (name to metric to value), `cases` (a row each), `without_prediction` (cases of the table
-        of labels that have no answer), `image_targets`, `part`, `images`; of a comparison `comparison`
-        (metric to what `scoring.paired` gives).
-    Raises: ValueError: files at fault, or answers without a label.
+    Args: as in `tables.read_truth`; compare: other predictions for the same cases.
+    Returns: `mean` (metric to value, as `metrics.image_level.measure`), `intervals` (metric to its 95 %
+        interval), `per_class` (name to metric to value), `cases` (a row each), `without_prediction` (cases
+        with a label but no prediction), `image_targets`, `part`, `images`; with `compare` also
+        `comparison` (metric to what `metrics.image_level.paired` returns).
+    Raises: ValueError: tables that cannot be read, or predictions without a label.
     """
-    answers = read_answers(predictions, "--predictions")
-    image_targets = kind_of(answers, labels, columns)
+    table = read_predictions(predictions, "--predictions")
+    image_targets = targets_of(table, labels, columns)
     truth = read_truth(labels, image_targets, columns, part, split)
-    cases = _common(answers, truth, labels, part)
-    outputs, values = _arrays(answers, truth, cases)
+    cases = _common(table, truth, labels, part)
+    outputs, values = _arrays(table, truth, cases)
     result = {
         "predictions": str(predictions),
         "labels": str(labels),
@@ -52,10 +53,10 @@ def evaluate(
         },
         "per_class": image_level.per_name(image_targets, outputs, values),
         "cases": _rows(image_targets, cases, outputs, values),
-        "without_prediction": sorted(case for case in truth.values if case not in answers.outputs),
+        "without_prediction": sorted(case for case in truth.values if case not in table.outputs),
         "images": {case: str(truth.images[case]) for case in cases if case in truth.images},
     }
-    return result if compare is None else result | _compared(compare, image_targets, answers, truth, cases)
+    return result if compare is None else result | _compared(compare, image_targets, table, truth, cases)
 
 
 def write(result: Mapping[str, Any], path: Path) -> None:
@@ -70,7 +71,7 @@ def write(result: Mapping[str, Any], path: Path) -> None:
         [
             "case",
             "error",
-            *(f"truth/{name}" for name in _of_truth(result)),
+            *(f"truth/{name}" for name in _truth_columns(result)),
             *(f"output/{name}" for name in names),
         ]
     )
@@ -80,7 +81,7 @@ def write(result: Mapping[str, Any], path: Path) -> None:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Each score with its interval, then each class, finding or number."""
+    """Each metric with its interval, then each class, label or number."""
     lines = [f"{len(result['cases'])} cases" + (f" of {result['part']}" if result["part"] else "")]
     for name, value in result["mean"].items():
         low, high = result["intervals"].get(name, (None, None))
@@ -90,10 +91,10 @@ def table(result: Mapping[str, Any]) -> str:
         lines.append(
             f"  {name}: " + ", ".join(f"{words(key)} {_number(value)}" for key, value in row.items())
         )
-    if lacking := result["without_prediction"]:
-        total = len(lacking) + len(result["cases"])
+    if missing := result["without_prediction"]:
+        total = len(missing) + len(result["cases"])
         lines.append(
-            f"{len(lacking)} of {total} cases have no prediction and are in no number: {some(lacking)}"
+            f"{len(missing)} of {total} cases have no prediction and are not counted: {some(missing)}"
         )
     for name, row in result.get("comparison", {}).items():
         cells = (f"{key} {_number(row[key])}" for key in ("difference", "low", "high", "p"))
@@ -102,14 +103,14 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def words(name: str) -> str:
-    """A metric for people."""
+    """The display name of a metric."""
     return {"auc": "AUC", "f1": "F1", "mae": "mean absolute error", "rmse": "RMSE", "r2": "R2"}.get(
         name, name.replace("_", " ")
     )
 
 
 def arrays(result: Mapping[str, Any]) -> tuple[ImageLevelTargets, np.ndarray, np.ndarray]:
-    """Outcome, outputs and values of a result's cases, in their order."""
+    """Targets, outputs and true values of a result's cases, in their order."""
     image_targets = ImageLevelTargets.from_plain(result["image_targets"])
     truth = [
         [image_targets.names.index(v) for v in r["truth"]]
@@ -120,21 +121,26 @@ def arrays(result: Mapping[str, Any]) -> tuple[ImageLevelTargets, np.ndarray, np
     return image_targets, np.array([row["outputs"] for row in result["cases"]], float), np.array(truth, float)
 
 
-def _common(answers: Answers, truth: Truth, labels: Path, part: str | None) -> list[str]:
-    """The cases that are measured. Raises: ValueError: there is none, or, of a whole table, one without a
-    label.
+def _common(predictions: PredictionTable, truth: Truth, labels: Path, part: str | None) -> list[str]:
+    """The cases with a prediction and a label. Raises: ValueError: there are none; or, without `part`, a
+    prediction has no label.
     """
-    lacking = [case for case in answers.outputs if case not in truth.values]
-    cases = [case for case in answers.outputs if case in truth.values]
+    unlabelled = [case for case in predictions.outputs if case not in truth.values]
+    cases = [case for case in predictions.outputs if case in truth.values]
     if not cases:
-        raise ValueError(f"--labels {labels}: none of the cases of {answers.path}, such as {lacking[0]}")
-    if lacking and part is None:
-        raise ValueError(f"--labels {labels}: no row for {some(lacking, 20)}")
+        raise ValueError(
+            f"--labels {labels}: none of the cases of {predictions.path}, such as {unlabelled[0]}"
+        )
+    if unlabelled and part is None:
+        raise ValueError(f"--labels {labels}: no row for {some(unlabelled, 20)}")
     return cases
 
 
-def _arrays(answers: Answers, truth: Truth, cases: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    return np.stack([answers.outputs[case] for case in cases]), np.array(
+def _arrays(
+    predictions: PredictionTable, truth: Truth, cases: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs and true values of these cases."""
+    return np.stack([predictions.outputs[case] for case in cases]), np.array(
         [truth.values[case] for case in cases], float
     )
 
@@ -142,31 +148,36 @@ def _arrays(answers: Answers, truth: Truth, cases: Sequence[str]) -> tuple[np.nd
 def _rows(
     image_targets: ImageLevelTargets, cases: Sequence[str], outputs: np.ndarray, values: np.ndarray
 ) -> list[dict[str, Any]]:
-    off = image_level.errors(image_targets, outputs, values)
+    errors = image_level.errors(image_targets, outputs, values)
     rows = []
-    for case, output, value, error in zip(cases, outputs, values, off, strict=True):
+    for case, output, value, error in zip(cases, outputs, values, errors, strict=True):
         truth = [image_targets.names[int(value[0])]] if image_targets.kind == "multiclass" else value.tolist()
         rows.append({"case": case, "truth": truth, "outputs": output.tolist(), "error": float(error)})
     return rows
 
 
 def _compared(
-    path: Path, image_targets: ImageLevelTargets, answers: Answers, truth: Truth, cases: Sequence[str]
+    path: Path,
+    image_targets: ImageLevelTargets,
+    predictions: PredictionTable,
+    truth: Truth,
+    cases: Sequence[str],
 ) -> dict[str, Any]:
-    others = read_answers(path, "--compare")
-    if others.names != answers.names:
+    others = read_predictions(path, "--compare")
+    if others.names != predictions.names:
         raise ValueError(
-            f"--compare {path}: its names differ from those of {answers.path}: {some(others.names)}"
+            f"--compare {path}: its names differ from those of {predictions.path}: {some(others.names)}"
         )
     shared = [case for case in cases if case in others.outputs]
     if not shared:
-        raise ValueError(f"--compare {path}: no case that {answers.path} has too")
-    (outputs, values), (theirs, _) = (_arrays(one, truth, shared) for one in (answers, others))
-    comparison = image_level.paired(image_targets, outputs, theirs, values)
+        raise ValueError(f"--compare {path}: no case that {predictions.path} has too")
+    outputs, values = _arrays(predictions, truth, shared)
+    other_outputs, _ = _arrays(others, truth, shared)
+    comparison = image_level.paired(image_targets, outputs, other_outputs, values)
     return {"compare": {"predictions": str(path), "cases": len(shared)}, "comparison": comparison}
 
 
-def _of_truth(result: Mapping[str, Any]) -> list[str]:
+def _truth_columns(result: Mapping[str, Any]) -> list[str]:
     return (
         ["class"]
         if result["image_targets"]["kind"] == "multiclass"

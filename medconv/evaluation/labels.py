@@ -1,6 +1,4 @@
-"""What the values of label maps mean, and how far off each class's surface may be: read from files and
-options.
-"""
+"""The classes of label maps, from files, and the surface tolerance of each class, from options."""
 
 from __future__ import annotations
 
@@ -14,23 +12,20 @@ from typing import Any
 import numpy as np
 
 from medconv.data.datasets import common
-from medconv.inference.output_dir import RECORD
+from medconv.inference.manifest import MANIFEST
 from medconv.targets.segmentation import SegmentationTargets, names_of
 
-_RECORD_BYTES = (
-    100_000_000  # a record names every image of every case; anything beyond this is something else
-)
+_MAX_BYTES = 100_000_000  # of a manifest; a larger file is something else
 
 
 def targets_of(predictions: Path, references: Path) -> SegmentationTargets | None:
-    """From what `predict` left beside its output, else the references' dataset.json; None where neither is
-    there.
+    """From the manifest beside the predictions, else from the references' dataset.json; None: neither exists.
 
-    Raises: ValueError: a file that does not say it, named.
+    Raises: ValueError: such a file without the classes; names it.
     """
-    record = predictions / RECORD
-    if record.is_file():
-        return _of_record(record)
+    manifest = predictions / MANIFEST
+    if manifest.is_file():
+        return _from_manifest(manifest)
     root = references.absolute().parent  # of `.`, too
     if (root / "dataset.json").is_file():
         return common.targets_of(root)
@@ -38,27 +33,28 @@ def targets_of(predictions: Path, references: Path) -> SegmentationTargets | Non
 
 
 def agreed_targets(predictions: Sequence[Path], references: Path) -> SegmentationTargets | None:
-    """`targets_of` several folders of predictions. Raises: ValueError: they mean different things."""
-    found = [targets_of(folder, references) for folder in predictions]
-    for folder, targets in zip(predictions, found, strict=True):
-        if targets != found[0]:
-            said = " and ".join(", ".join(each.names) if each else "numbers" for each in (found[0], targets))
+    """`targets_of` several folders of predictions. Raises: ValueError: their classes differ."""
+    by_folder = [targets_of(folder, references) for folder in predictions]
+    first = by_folder[0]
+    for folder, targets in zip(predictions, by_folder, strict=True):
+        if targets != first:
+            names = " and ".join(", ".join(each.names) if each else "numbers" for each in (first, targets))
             raise ValueError(
-                f"{folder}: its classes differ from those of {predictions[0]}: {said}, or their label values"
+                f"{folder}: its classes differ from those of {predictions[0]}: {names}, or their label values"
             )
-    return found[0]
+    return first
 
 
 def numbered(values: Collection[int] | Collection[str]) -> SegmentationTargets:
-    """Each label value that occurs is a class, named by its number."""
-    known = sorted({int(value) for value in values} - {0})
-    return SegmentationTargets(tuple(map(str, known)), tuple((value,) for value in known))
+    """A class for each label value that occurs, named by its number."""
+    foreground = sorted({int(value) for value in values} - {0})
+    return SegmentationTargets(tuple(map(str, foreground)), tuple((value,) for value in foreground))
 
 
 def check_declared(
     path: Path, label: np.ndarray, targets: SegmentationTargets, ignore: int | None = None
 ) -> None:
-    """Raises: ValueError: a value above those of all classes that is not `ignore` either."""
+    """Raises: ValueError: a label value above those of all classes, other than `ignore`."""
     highest = int(label.max(initial=0, where=label != (-1 if ignore is None else ignore)))
     if highest >= targets.num_values:
         raise ValueError(
@@ -67,12 +63,12 @@ def check_declared(
 
 
 def tolerances(options: Sequence[str]) -> dict[str | None, float]:
-    """From `2` (every class) and `NAME=5` (one class) to millimetres by class; None stands for every other
-    one.
+    """From `2` (all classes) and `NAME=5` (one class) to millimetres by class; None stands for all other
+    classes.
 
-    Raises: ValueError: no number of millimetres, 0 or more.
+    Raises: ValueError: not a number of millimetres, 0 or more.
     """
-    found: dict[str | None, float] = {}
+    by_class: dict[str | None, float] = {}
     for option in options:
         name, equals, number = option.rpartition("=")
         try:
@@ -83,59 +79,57 @@ def tolerances(options: Sequence[str]) -> dict[str | None, float]:
             raise ValueError(
                 f"--tolerance-mm {option}: expected millimetres, such as 2, or NAME=MM for one class"
             )
-        found[name if equals else None] = mm
-    return found
+        by_class[name if equals else None] = mm
+    return by_class
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far off a surface may be. Args: given_mm: by class; None stands for every class without an own
-    one, 1 mm.
+    """The tolerance of surface Dice. Args: by_name_mm: of some classes; None stands for all others, 1 mm
+    without it.
     """
 
-    given_mm: Mapping[str | None, float]
+    by_name_mm: Mapping[str | None, float]
 
-    def of(self, names: Sequence[str]) -> dict[str, float]:
-        rest = self.given_mm.get(None, 1.0)
-        return {name: self.given_mm.get(name, rest) for name in names}
+    def for_classes(self, names: Sequence[str]) -> dict[str, float]:
+        """The tolerance of each class in mm."""
+        default = self.by_name_mm.get(None, 1.0)
+        return {name: self.by_name_mm.get(name, default) for name in names}
 
-    def by_class(self, names: Sequence[str]) -> dict[str, float]:
-        """As `of`, for the names of all classes. Raises: ValueError: a tolerance for a class that there is
-        not.
+    def checked(self, names: Sequence[str]) -> dict[str, float]:
+        """As `for_classes`, for the names of all classes. Raises: ValueError: a tolerance for an unknown
+        class.
         """
-        unknown = [name for name in self.given_mm if name is not None and name not in names]
+        unknown = [name for name in self.by_name_mm if name is not None and name not in names]
         if unknown:
             raise ValueError(
                 f"--tolerance-mm: no class {', '.join(map(repr, unknown))}; there are {', '.join(names)}"
             )
-        return self.of(names)
+        return self.for_classes(names)
 
 
 def recorded_images(predictions: Path) -> dict[str, Path]:
-    """Case to its (first) image, as the record beside the predictions names it, where that file is still
-    there.
-    """
+    """Case to its (first) image, from the manifest beside the predictions, if that file still exists."""
     try:
-        cases = _read(predictions / RECORD)["cases"]
-        found = {case: Path(entry["images"][0]) for case, entry in cases.items() if entry["images"]}
-        return {case: path for case, path in found.items() if path.is_file()}
+        cases = _read(predictions / MANIFEST)["cases"]
+        images = {case: Path(entry["images"][0]) for case, entry in cases.items() if entry["images"]}
+        return {case: path for case, path in images.items() if path.is_file()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}  # no record, or one of before images were in it; pictures do without
+        return {}  # no manifest, or not one of ours; the report is made without images
 
 
-def _read(record: Path) -> Any:
-    if record.stat().st_size > _RECORD_BYTES:
+def _read(manifest: Path) -> Any:
+    if manifest.stat().st_size > _MAX_BYTES:
         raise ValueError("too large")
-    return json.loads(record.read_text(encoding="utf-8"))
+    return json.loads(manifest.read_text(encoding="utf-8"))
 
 
-def _of_record(path: Path) -> SegmentationTargets:
+def _from_manifest(path: Path) -> SegmentationTargets:
     try:
         content = _read(path)
-        plain = "targets" in content
         targets = (
             SegmentationTargets.from_plain(content["targets"])
-            if plain
+            if "targets" in content
             else SegmentationTargets.of_classes(names_of(content["class_names"]))
         )
         if not targets.names:

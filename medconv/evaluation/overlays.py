@@ -1,4 +1,4 @@
-"""A case as a PNG: image, reference and predictions, cut where they disagree most."""
+"""A case as a PNG: image, reference and predictions, in planes where they differ most."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from medconv.data.preprocessing.preprocess import content_box, to_canonical
 from medconv.evaluation.labels import recorded_images
 from medconv.utils import visualization
 
-_MARGIN_MM = 10.0  # of surroundings around all that is labelled
+_MARGIN_MM = 10.0  # around the foreground
 
 
 def case_png(paths: Sequence[Path], image: Path | None, ignore: int | None = None) -> bytes:
     """One row per plane; columns: the image (if there is one), and each label map.
 
-    Args: paths: the reference, then predictions. ignore: the reference's value of voxels that no prediction
-    is shown in.
+    Args: paths: the reference, then predictions. ignore: the reference's label value of voxels where
+        nothing is shown.
     Raises: ValueError: a file that cannot be read, or an image on another grid.
     """
     (reference, grid), *others = (read_label(path) for path in paths)
-    known = reference != (-1 if ignore is None else ignore)
-    arrays = [np.where(known, label, 0)[None] for label in (reference, *(label for label, _ in others))]
+    is_labelled = reference != (-1 if ignore is None else ignore)
+    arrays = [np.where(is_labelled, label, 0)[None] for label in (reference, *(label for label, _ in others))]
     if image is not None:
         voxels, image_grid = read_image([image])
         check_same_grid(paths[0], grid, image, image_grid)
         arrays.append(voxels[:1])
-    turned = [to_canonical(array, grid) for array in arrays]
-    spacing = turned[0][1][:2] if grid.shape[2] == 1 else turned[0][1]
-    flat = [array[0, ..., 0] if grid.shape[2] == 1 else array[0] for array, _ in turned]
+    canonical = [to_canonical(array, grid) for array in arrays]
+    spacing = canonical[0][1][:2] if grid.shape[2] == 1 else canonical[0][1]
+    flat = [array[0, ..., 0] if grid.shape[2] == 1 else array[0] for array, _ in canonical]
     box = _surroundings(np.stack(flat[: len(paths)]), spacing)
     labels = [array[box] for array in flat[: len(paths)]]
     wrong = np.any([label != labels[0] for label in labels[1:]], axis=0)
@@ -45,35 +45,35 @@ def case_png(paths: Sequence[Path], image: Path | None, ignore: int | None = Non
 def images_of(
     predictions: Path, references: Path, folder: Path | None, cases: Sequence[str]
 ) -> dict[str, Path]:
-    """Case to its image, CASE.nii.gz or its first channel CASE_0000.nii.gz, of those that have one.
+    """Case to its image, CASE.nii.gz or its first channel CASE_0000.nii.gz, for cases that have one.
 
-    Args: folder: None takes what the record beside the predictions names, else `imagesTr` beside `labelsTr`
-        (or `imagesTs` beside `labelsTs`), if it is there.
-    Raises: ValueError: `folder` has the image of no case.
+    Args: folder: None: the images that the manifest beside the predictions names, else `imagesTr` beside
+        `labelsTr` (or `imagesTs` beside `labelsTs`), if it exists.
+    Raises: ValueError: `folder` holds no image of these cases.
     """
     if folder is None and (recorded := recorded_images(predictions)):
         return recorded
     if folder is not None:
-        known = _paired(in_folder(folder, "--images"), cases)
-        if not known:
+        images = _paired(in_folder(folder, "--images"), cases)
+        if not images:
             raise ValueError(f"--images {folder}: no image of any case there, such as {cases[0]}.nii.gz")
-        return known
+        return images
     labels = references.absolute()  # of `.`, too
     beside = labels.with_name(labels.name.replace("labels", "images"))
     try:
         return {} if beside == labels else _paired(in_folder(beside, "--images"), cases)
     except ValueError:
-        return {}  # nothing there: pictures do without
+        return {}  # no such folder: the report is made without images
 
 
-def _paired(found: Mapping[str, Path], cases: Sequence[str]) -> dict[str, Path]:
-    pairs = {case: found.get(case) or found.get(f"{case}_0000") for case in cases}
+def _paired(images: Mapping[str, Path], cases: Sequence[str]) -> dict[str, Path]:
+    pairs = {case: images.get(case) or images.get(f"{case}_0000") for case in cases}
     return {case: path for case, path in pairs.items() if path}
 
 
 def _surroundings(labels: np.ndarray, spacing_mm: Sequence[float]) -> tuple[slice, ...]:
-    """The box of all foreground with a margin; (labels, *spatial) -> slices; everything where there is
-    none.
+    """The box of all foreground with a margin, or the whole image if there is no foreground; (labels,
+    *spatial) -> slices.
     """
     margins = [round(_MARGIN_MM / mm) for mm in spacing_mm]
     return tuple(

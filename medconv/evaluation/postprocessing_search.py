@@ -1,6 +1,4 @@
-"""Which post-processing helps: every candidate against going without it, on cases that the networks were
-not trained on.
-"""
+"""Search for post-processing that improves Dice, on cases that the networks were not trained on."""
 
 from __future__ import annotations
 
@@ -12,38 +10,38 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Grid
-from medconv.inference.postprocessing import WHOLE, Step, bounding_box, component_volumes
+from medconv.inference.postprocessing import FOREGROUND, Step, bounding_box, component_volumes
 from medconv.metrics.dice import Row, dice
 from medconv.metrics.statistics import holm, paired
 from medconv.targets.segmentation import SegmentationTargets
 
-LEVEL = 0.05  # of the test, over all candidates of a round together
+LEVEL = 0.05  # significance level of a round's tests together
 _PERCENTILES = (5, 25)  # of the references' component volumes, as candidates for remove_small
-_WORSE = 1e-9  # Dice; what rounding does
+_ROUNDING = 1e-9  # Dice; smaller differences are rounding errors
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A prediction and its reference. Shape: (X, Y, Z), or the part of `grid` that holds all foreground of
-    both.
-    """
+    """A prediction and its reference. Shape: (X, Y, Z), or the crop of `grid` with all foreground of both."""
 
     prediction: np.ndarray
     reference: np.ndarray
     grid: Grid
 
     def cropped(self) -> Sample:
-        """The part that holds all foreground, which is all that steps and Dice look at."""
+        """The crop with all foreground of both; steps and Dice depend on nothing else."""
         box = bounding_box((self.prediction != 0) | (self.reference != 0)) or (slice(0, 1),) * 3
         return Sample(self.prediction[box].copy(), self.reference[box].copy(), self.grid)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a step did. Dice of its class or region, or, of the whole foreground, the mean over all.
+    """The effect of a step. Before and after are Dice of its class or region; for the whole foreground,
+    the mean over all classes.
 
-    Args: changed: cases. low, high: 95 % interval of the difference. p: of the test, corrected for the number
-        of candidates. gain: of the mean over all classes. worse: classes whose mean falls.
+    Args: changed: number of cases that it changed. low, high: 95 % interval of the difference. p: of the
+        test, corrected for the number of candidates. gain: in mean Dice over all classes. worse: classes
+        whose mean Dice falls.
     """
 
     step: Step
@@ -56,7 +54,7 @@ class Verdict:
     p: float
     gain: float
     worse: tuple[str, ...] = ()
-    kept: bool = False
+    accepted: bool = False
 
     @property
     def difference(self) -> float:
@@ -68,7 +66,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        if self.kept:
+        if self.accepted:
             return "kept"
         if not self.changed:
             return "no: changes nothing"
@@ -85,11 +83,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """Args: kept: in the order of the steps. rejected: beside all of these. before, after: mean Dice per
-    class.
+    """Args: accepted: in the order of the steps. rejected: their effect on top of the accepted ones. before,
+    after: mean Dice per class.
     """
 
-    kept: tuple[Verdict, ...]
+    accepted: tuple[Verdict, ...]
     rejected: tuple[Verdict, ...]
     before: Row
     after: Row
@@ -107,30 +105,29 @@ def volumes(
     load: Load, cases: Sequence[str], targets: SegmentationTargets, progress: Progress = silent
 ) -> dict[str, np.ndarray]:
     """The volumes in mm^3 of all references' components, by class or region, and of the whole foreground."""
-    found: dict[str, list[np.ndarray]] = {}
+    by_label: dict[str, list[np.ndarray]] = {}
     for case in progress(cases, "measuring references"):
         sample = load(case)
-        for of, values in _parts(targets).items():
-            found.setdefault(of, []).append(component_volumes(np.isin(sample.reference, values), sample.grid))
-    return {of: np.sort(np.concatenate(parts)) for of, parts in found.items()}
+        for label, values in _labels(targets).items():
+            components = component_volumes(np.isin(sample.reference, values), sample.grid)
+            by_label.setdefault(label, []).append(components)
+    return {label: np.sort(np.concatenate(arrays)) for label, arrays in by_label.items()}
 
 
 def candidates(volumes: Mapping[str, np.ndarray], targets: SegmentationTargets) -> list[Step]:
-    """What is tried: of every class or region, and of the whole foreground where that is something else.
+    """The steps to try, for every class or region, and for the whole foreground if none of them covers it.
 
-    Components are removed below half the smallest component of the references, below that, and below their
-    5th and 25th percentile.
+    Thresholds of `remove_small`: half the volume of the references' smallest component, that volume, and
+    the 5th and 25th percentile of the volumes.
     """
     steps = []
-    for of in _parts(targets):
-        steps.append(Step("keep_largest", of))
-        if len(known := volumes[of]):
-            sizes = {
-                _rounded_down(mm3) for mm3 in (known[0] / 2, known[0], *np.percentile(known, _PERCENTILES))
-            }
-            steps += [Step("remove_small", of, mm3) for mm3 in sorted(sizes)]
-        if of != WHOLE:
-            steps.append(Step("fill_holes", of))
+    for label in _labels(targets):
+        steps.append(Step("keep_largest", label))
+        if len(sizes := volumes[label]):
+            thresholds = (sizes[0] / 2, sizes[0], *np.percentile(sizes, _PERCENTILES))
+            steps += [Step("remove_small", label, mm3) for mm3 in sorted({*map(_rounded_down, thresholds)})]
+        if label != FOREGROUND:
+            steps.append(Step("fill_holes", label))
     return steps
 
 
@@ -141,40 +138,39 @@ def decide(
     tried: Sequence[Step],
     progress: Progress = silent,
 ) -> Decision:
-    """Add the step that helps most, again and again until none does.
+    """Greedy forward selection: add the step that helps most, until none helps.
 
-    A step helps where its mean difference over the cases is positive, the bootstrap interval of it and a
-    signed-rank test, corrected for the number of candidates, say that this is no chance, and no class's mean
-    falls.
+    A step helps if its mean difference over the cases is positive, its bootstrap interval lies above 0, a
+    signed-rank test corrected for the number of candidates is significant, and no class's mean falls.
     """
-    kept: list[Verdict] = []
+    accepted: list[Verdict] = []
     first: np.ndarray | None = None
     while True:
-        left = [step for step in tried if step not in [verdict.step for verdict in kept]]
-        scores, changed = _scores(
-            load, progress(cases, f"trying step {len(kept) + 1}"), targets, [v.step for v in kept], left
-        )
+        steps = [verdict.step for verdict in accepted]
+        remaining = [step for step in tried if step not in steps]
+        bar = progress(cases, f"trying step {len(accepted) + 1}")
+        scores, changed = _scores(load, bar, targets, steps, remaining)
         first = scores[0] if first is None else first
-        verdicts = _judged(scores, changed, left, targets)
+        verdicts = _verdicts(scores, changed, remaining, targets)
         best = max((v for v in verdicts if v.helps), key=lambda v: v.gain, default=None)
         if best is None:
-            return Decision(tuple(kept), tuple(verdicts), _means(first, targets), _means(scores[0], targets))
-        kept.append(replace(best, kept=True))
+            before, after = _means(first, targets), _means(scores[0], targets)
+            return Decision(tuple(accepted), tuple(verdicts), before, after)
+        accepted.append(replace(best, accepted=True))
 
 
 def table(decision: Decision) -> str:
-    """A line for each step that was kept, in their order, then for those that were not, beside all of
-    them.
-    """
+    """A line for each accepted step, in their order, then for each rejected one."""
     lines = [
-        f"{'operation':<32} {'of':<20} {'changed':>8} {'before':>7} {'after':>7} {'change':>8}  "
+        f"{'operation':<32} {'label':<20} {'changed':>8} {'before':>7} {'after':>7} {'change':>8}  "
         f"{'95 % interval':<19} kept"
     ]
-    for v in (*decision.kept, *decision.rejected):
+    for v in (*decision.accepted, *decision.rejected):
         interval = "-" if v.low is None else f"{v.low:+.4f} to {v.high:+.4f}"
         numbers = f"{v.changed:>8} {v.before:7.4f} {v.after:7.4f} {v.difference:+8.4f}  {interval:<19}"
         lines.append(
-            f"{v.step!s:<32} {'whole foreground' if v.step.of == WHOLE else v.step.of:<20} {numbers} "
+            f"{v.step!s:<32} {'whole foreground' if v.step.label == FOREGROUND else v.step.label:<20} "
+            f"{numbers} "
             f"{v.reason}"
         )
     return "\n".join(lines)
@@ -184,20 +180,20 @@ def _scores(
     load: Load,
     cases: Iterable[str],
     targets: SegmentationTargets,
-    taken: Sequence[Step],
+    accepted: Sequence[Step],
     tried: Sequence[Step],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Dice after the steps taken and, of row 1 + i, step i on top; and which steps changed which cases.
+    """Dice after the accepted steps (row 0) and after step i on top of them (row 1 + i); and which steps
+    changed which cases.
 
-    Shape: (1 + steps, cases, classes), (steps, cases). Where prediction and reference are both without a
-    class Dice is 1
-    here: to take a false finding away counts in full.
+    Shape: (1 + steps, cases, classes), (steps, cases). If neither prediction nor reference has a class,
+    Dice is 1 here, so that removing a false positive counts fully.
     """
     scores, changed = [], []
     for case in cases:
         sample = load(case)
         label = sample.prediction
-        for step in taken:
+        for step in accepted:
             label = step.apply(label, sample.grid, targets)
         labels = [label, *(step.apply(label, sample.grid, targets) for step in tried)]
         base = _dice(label, sample.reference, targets)
@@ -208,20 +204,23 @@ def _scores(
     return np.moveaxis(np.array(scores, float), 0, 1), np.array(changed, bool).reshape(len(scores), -1).T
 
 
-def _judged(
+def _verdicts(
     scores: np.ndarray, changed: np.ndarray, tried: Sequence[Step], targets: SegmentationTargets
 ) -> list[Verdict]:
-    """A verdict on each step. Shape: as `_scores` gives them."""
+    """A verdict on each step. Shape: as `_scores` returns them."""
     before, compared = scores[0], []
     for step, after in zip(tried, scores[1:], strict=True):
-        of = slice(None) if step.of == WHOLE else slice(i := targets.names.index(step.of), i + 1)
-        compared.append((before[:, of].mean(1), after[:, of].mean(1)))
+        index = None if step.label == FOREGROUND else targets.names.index(step.label)
+        classes = slice(None) if index is None else slice(index, index + 1)
+        compared.append((before[:, classes].mean(1), after[:, classes].mean(1)))
     tests = [paired(after.tolist(), before.tolist()) for before, after in compared]
     p = holm({str(i): test["p"] if changed[i].any() else None for i, test in enumerate(tests)})
     verdicts = []
     for i, (step, (own_before, own_after), test) in enumerate(zip(tried, compared, tests, strict=True)):
         per_class = (scores[1 + i] - before).mean(0)
-        worse = tuple(name for name, change in zip(targets.names, per_class, strict=True) if change < -_WORSE)
+        worse = tuple(
+            name for name, change in zip(targets.names, per_class, strict=True) if change < -_ROUNDING
+        )
         corrected = p[str(i)]
         verdicts.append(
             Verdict(
@@ -241,7 +240,7 @@ def _judged(
 
 
 def _rounded_down(value: float) -> float:
-    """To three digits; the component of just this size stays."""
+    """Rounded down to three digits, so that a component of exactly this size is not removed."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return float(f"{math.floor(value / unit * (1 + 1e-9)) * unit:.3g}")
 
@@ -254,10 +253,9 @@ def _means(scores: np.ndarray, targets: SegmentationTargets) -> Row:
     return dict(zip(targets.names, scores.mean(0).tolist(), strict=True))
 
 
-def _parts(targets: SegmentationTargets) -> dict[str, tuple[int, ...]]:
-    """Classes or regions, and the whole foreground where none of them is all of it; with their label
-    values.
-    """
-    parts = targets.by_name
-    whole = tuple(sorted({value for values in targets.values for value in values}))
-    return parts if any(set(values) == set(whole) for values in targets.values) else {**parts, WHOLE: whole}
+def _labels(targets: SegmentationTargets) -> dict[str, tuple[int, ...]]:
+    """Classes or regions with their label values, and the whole foreground if none of them covers it."""
+    foreground = tuple(sorted({value for values in targets.values for value in values}))
+    if any(set(values) == set(foreground) for values in targets.values):
+        return targets.by_name
+    return {**targets.by_name, FOREGROUND: foreground}

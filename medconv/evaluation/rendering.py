@@ -1,7 +1,7 @@
-"""Reports as HTML files that need nothing else, from the Jinja2 templates in `templates/`.
+"""Self-contained HTML reports from the Jinja2 templates in `templates/`.
 
-Case ids, class names and paths come from files, so autoescape is on. The only value that a template marks as
-safe is a chart, in which ElementTree has escaped all text.
+Case ids, class names and paths come from files, so autoescape is on. The only values that a template marks as
+safe are charts, in which ElementTree has escaped all text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TEMPLATES.globals["version"] = medconv.__version__
 
 
 def render(template: str, **values: Any) -> str:
-    """The page. Args: template: a file name in `templates/`; values: what it names."""
+    """The HTML page. Args: template: a file name in `templates/`; values: its variables."""
     return _TEMPLATES.get_template(template).render(values)
 
 

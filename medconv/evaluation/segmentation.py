@@ -1,6 +1,6 @@
-"""Predicted against reference label maps, or answers for whole images against a table of labels.
+"""`medconv evaluate`: predicted against reference label maps, or image-level predictions against labels.
 
-A table, all as JSON, cases as CSV, a report as HTML.
+Prints a table, and writes all results as JSON, the cases as CSV, and a report as HTML.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from medconv.data.io.images import check_same_grid, in_folder, read_label
 from medconv.evaluation import image_level, labels
-from medconv.evaluation.image_level_report import write_report as write_whole_report
+from medconv.evaluation.image_level_report import write_report as write_image_level_report
 from medconv.evaluation.labels import recorded_images
 from medconv.evaluation.overlays import images_of
 from medconv.evaluation.segmentation_report import write_report
@@ -34,7 +34,7 @@ from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, start_logging
 from medconv.utils.threads import each
 
-_OF_TABLES = ("label_columns", "split", "split_column")  # options
+_IMAGE_LEVEL_OPTIONS = ("label_columns", "split", "split_column")
 _COLUMNS = (*(metric.name for metric in METRICS), *VOLUMES)
 
 
@@ -48,16 +48,17 @@ def run_command(options: argparse.Namespace) -> int:
     if options.workers < 1:
         raise ValueError(f"--workers must be at least 1, got {options.workers}")
     if options.labels is not None or options.predictions.suffix == ".csv":
-        return _of_whole_images(options)
+        return _run_image_level(options)
     if options.references is None:
         raise ValueError(
-            "--references is needed: the folder of reference label maps; of whole images --labels, a table"
+            "--references is needed: the folder of reference label maps; for classification and regression, "
+            "--labels: a table"
         )
-    if wrong := [f"--{name.replace('_', '-')}" for name in _OF_TABLES if getattr(options, name)]:
+    if wrong := [f"--{name.replace('_', '-')}" for name in _IMAGE_LEVEL_OPTIONS if getattr(options, name)]:
         raise ValueError(
-            f"{wrong[0]} is for answers about whole images, whose --predictions is a table (.csv)"
+            f"{wrong[0]} is for classification and regression, whose --predictions is a table (.csv)"
         )
-    if options.images:  # says what is wrong with them before the work
+    if options.images:  # fail before the work
         cases = list(in_folder(options.predictions, "--predictions"))
         images_of(options.predictions, options.references, options.images, cases)
     tolerance_mm = labels.tolerances(options.tolerance_mm)
@@ -66,14 +67,14 @@ def run_command(options: argparse.Namespace) -> int:
     write(result, options.output)
     print(shown(table(result)))
     write_text(options.output.with_suffix(".html"), report(result, options.images))
-    _say_where(options.output)
+    _print_paths(options.output)
     return DONE
 
 
-def _of_whole_images(options: argparse.Namespace) -> int:
+def _run_image_level(options: argparse.Namespace) -> int:
     if options.labels is None or options.references is not None or options.tolerance_mm:
         raise ValueError(
-            f"--predictions {options.predictions}: answers about whole images are measured against "
+            f"--predictions {options.predictions}: image-level predictions are measured against "
             "--labels, a table (.csv), without --references and --tolerance-mm"
         )
     if options.predictions.is_dir():
@@ -87,14 +88,14 @@ def _of_whole_images(options: argparse.Namespace) -> int:
         options.predictions.parent
     )
     if options.images:
-        known = in_folder(options.images, "--images")
-        images = {row["case"]: known[row["case"]] for row in result["cases"] if row["case"] in known}
-    write_text(options.output.with_suffix(".html"), write_whole_report(result, images))
-    _say_where(options.output)
+        in_images = in_folder(options.images, "--images")
+        images = {row["case"]: in_images[row["case"]] for row in result["cases"] if row["case"] in in_images}
+    write_text(options.output.with_suffix(".html"), write_image_level_report(result, images))
+    _print_paths(options.output)
     return DONE
 
 
-def _say_where(output: Path) -> None:
+def _print_paths(output: Path) -> None:
     print(f"\nper case: {output} and {output.with_suffix('.csv')}")
     print(f"report:   {output.with_suffix('.html')}")
 
@@ -106,37 +107,37 @@ def evaluate(
     tolerance_mm: Mapping[str | None, float] | None = None,
     workers: int = 1,
 ) -> dict[str, Any]:
-    """Every prediction against the reference of the same name; with `compare`, a second folder of predictions
-    too.
+    """Measure every prediction against the reference of the same name; with `compare`, those of a second
+    folder too.
 
-    Args: tolerance_mm: of the surface Dice, by class; None stands for every other one. workers: cases
-    measured at once.
+    Args: tolerance_mm: of the surface Dice, by class; None stands for all other classes. workers: cases
+        measured at once.
     Returns: `mean` (metric to value), `per_class` (class to metric to mean), `statistics` (class to metric to
-        what `statistics.describe` gives), `cases` (one row each: metric to class to value),
-        `without_prediction` (references that nothing was predicted for), `tolerance_mm`; of a comparison
-        `compare` (the same of the others) and `comparison`.
-    Raises: ValueError: a folder without label maps, predictions without a reference, or files at fault, all
-    named.
+        what `statistics.describe` returns), `cases` (one row each: metric to class to value),
+        `without_prediction` (references without a prediction), `tolerance_mm`; with `compare` also `compare`
+        (the same for the other predictions) and `comparison`.
+    Raises: ValueError: a folder without label maps, predictions without a reference, or label maps that
+        cannot be measured; names all.
     """
     sets = [(predictions, "--predictions")] + ([(compare, "--compare")] if compare else [])
-    found = [in_folder(folder, option) for folder, option in sets]
-    known = in_folder(references, "--references")
-    lacking = sorted({case for paths in found for case in paths} - set(known))
-    if lacking:
-        raise ValueError(f"--references {references}: no label map there for {', '.join(lacking[:20])}")
+    predicted = [in_folder(folder, option) for folder, option in sets]
+    reference_paths = in_folder(references, "--references")
+    missing = sorted({case for paths in predicted for case in paths} - set(reference_paths))
+    if missing:
+        raise ValueError(f"--references {references}: no label map there for {', '.join(missing[:20])}")
     targets = labels.agreed_targets([folder for folder, _ in sets], references)
     tolerance = labels.Tolerance(tolerance_mm or {})
     if targets:
-        tolerance.by_class(targets.names)  # names what is wrong before the work
-    rows = [_measured(paths, known, targets, tolerance, workers) for paths in found]
+        tolerance.checked(targets.names)  # fail before the work
+    rows = [_measured(paths, reference_paths, targets, tolerance, workers) for paths in predicted]
     targets = targets or labels.numbered({name for cases in rows for row in cases for name in row["dice"]})
     summaries = [
         _summary(folder, cases, targets.names) for (folder, _), cases in zip(sets, rows, strict=True)
     ]
     result = {**summaries[0], "references": str(references), "targets": targets.plain()}
     result |= {
-        "tolerance_mm": tolerance.by_class(targets.names),
-        "without_prediction": sorted(set(known) - set(found[0])),
+        "tolerance_mm": tolerance.checked(targets.names),
+        "without_prediction": sorted(set(reference_paths) - set(predicted[0])),
     }
     return result | ({"compare": summaries[1], "comparison": _compared(*summaries)} if compare else {})
 
@@ -158,21 +159,21 @@ def write(result: dict[str, Any], path: Path) -> None:
 
 
 def report(result: dict[str, Any], images: Path | None = None) -> str:
-    """The HTML page of what `evaluate` returned; it reads the worst cases' files again.
+    """The HTML report of what `evaluate` returned; reads the worst cases' files again.
 
-    Args: images: their folder; None takes those that the predictions were made from, or `imagesTr` beside
-    `labelsTr`.
+    Args: images: their folder; None: the images that the predictions were made from, or `imagesTr` beside
+        `labelsTr`.
     """
     references = Path(result["references"])
     folders = [Path(part["predictions"]) for part in (result, result.get("compare")) if part]
-    found = [in_folder(folder, "") for folder in (references, *folders)]
-    paths = {row["case"]: tuple(f[row["case"]] for f in found if row["case"] in f) for row in result["cases"]}
+    files = [in_folder(folder, "") for folder in (references, *folders)]
+    paths = {row["case"]: tuple(f[row["case"]] for f in files if row["case"] in f) for row in result["cases"]}
     return write_report(result, paths, images_of(folders[0], references, images, list(paths)))
 
 
 def table(result: dict[str, Any]) -> str:
-    """Per class: mean and standard deviation of Dice, the other means, and the number of cases in which it
-    is there.
+    """Per class: mean and standard deviation of Dice, the means of the other metrics, and the number of cases
+    where Dice is defined.
     """
     width = max([20, *(len(name) for name in result["per_class"])])
     lines = [
@@ -185,10 +186,10 @@ def table(result: dict[str, Any]) -> str:
             f"{values['dice']['n']:>6}"
         )
     lines.append(f"{'mean foreground':<{width}} {_cells(result['mean'], None)}".rstrip())
-    if lacking := result["without_prediction"]:
-        named = ", ".join(lacking[:5]) + (", ..." if len(lacking) > 5 else "")
-        total = len(lacking) + len(result["cases"])
-        lines.append(f"{len(lacking)} of {total} references have no prediction and are in no number: {named}")
+    if missing := result["without_prediction"]:
+        names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        total = len(missing) + len(result["cases"])
+        lines.append(f"{len(missing)} of {total} references have no prediction and are not counted: {names}")
     for name, values in result.get("comparison", {}).items():
         dice = values["dice"]
         difference, p = (_number(dice[key], 4, 0) for key in ("difference", "p_holm"))
@@ -200,7 +201,7 @@ def table(result: dict[str, Any]) -> str:
 
 def _measured(
     paths: Mapping[str, Path],
-    known: Mapping[str, Path],
+    references: Mapping[str, Path],
     targets: SegmentationTargets | None,
     tolerance: labels.Tolerance,
     workers: int,
@@ -209,31 +210,31 @@ def _measured(
 
     def work(case: str) -> dict[str, Any] | str:
         try:
-            return {"case": case, **_one(paths[case], known[case], targets, tolerance)}
+            return {"case": case, **_measure_case(paths[case], references[case], targets, tolerance)}
         except ValueError as error:
             return f"  case {case}: {error}"
 
     results = list(each(work, list(paths), workers, "evaluating"))
-    faults = [result for result in results if isinstance(result, str)]
-    if faults:
-        raise ValueError(f"{len(faults)} of {len(paths)} cases cannot be evaluated\n" + "\n".join(faults))
+    errors = [result for result in results if isinstance(result, str)]
+    if errors:
+        raise ValueError(f"{len(errors)} of {len(paths)} cases cannot be evaluated\n" + "\n".join(errors))
     return [result for result in results if not isinstance(result, str)]
 
 
-def _one(
+def _measure_case(
     prediction: Path, reference: Path, targets: SegmentationTargets | None, tolerance: labels.Tolerance
 ) -> dict[str, Row]:
-    (found, grid), (wanted, wanted_grid) = read_label(prediction), read_label(reference)
-    check_same_grid(reference, wanted_grid, prediction, grid)
+    (predicted, grid), (label, label_grid) = read_label(prediction), read_label(reference)
+    check_same_grid(reference, label_grid, prediction, grid)
     if targets is None:
-        targets = labels.numbered(set(np.union1d(found, wanted).tolist()))
-    labels.check_declared(prediction, found, targets)
-    labels.check_declared(reference, wanted, targets, targets.ignore)
-    return measure(found, wanted, wanted_grid, targets, tolerance.of(targets.names))
+        targets = labels.numbered(set(np.union1d(predicted, label).tolist()))
+    labels.check_declared(prediction, predicted, targets)
+    labels.check_declared(reference, label, targets, targets.ignore)
+    return measure(predicted, label, label_grid, targets, tolerance.for_classes(targets.names))
 
 
 def _summary(predictions: Path, rows: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """What is said of a set of predictions; a class that a case's numbers do not have is undefined there."""
+    """The results of one set of predictions; a class that a case's row does not have is undefined there."""
     cases = [
         {"case": row["case"], **{c: {n: row[c].get(n) for n in names} for c in _COLUMNS}} for row in rows
     ]
@@ -250,8 +251,8 @@ def _summary(predictions: Path, rows: list[dict[str, Any]], names: Sequence[str]
 
 
 def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Class to metric to what `statistics.paired` gives, `p_holm` over the classes, and both means over
-    the same cases.
+    """Class to metric to what `statistics.paired` returns, over the cases of both, with `p_holm`:
+    corrected over the classes.
     """
     rows = [{row["case"]: row for row in part["cases"]} for part in (first, second)]
     shared = [case for case in rows[0] if case in rows[1]]
@@ -259,12 +260,12 @@ def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"--compare {second['predictions']}: no case that {first['predictions']} has too")
     result: dict[str, Any] = {name: {} for name in first["per_class"]}
     for metric in METRICS:
-        for name, found in result.items():
+        for name, by_metric in result.items():
             values = [[metric.error(part[case][metric.name][name]) for case in shared] for part in rows]
-            found[metric.name] = statistics.paired(*values)
-        corrected = statistics.holm({name: found[metric.name]["p"] for name, found in result.items()})
-        for name, found in result.items():
-            found[metric.name]["p_holm"] = corrected[name]
+            by_metric[metric.name] = statistics.paired(*values)
+        corrected = statistics.holm({name: tests[metric.name]["p"] for name, tests in result.items()})
+        for name, by_metric in result.items():
+            by_metric[metric.name]["p_holm"] = corrected[name]
     return result
 
 
@@ -285,12 +286,14 @@ def _number(value: float | None, digits: int, width: int) -> str:
 
 
 def _check_writable(path: Path) -> None:
-    """Before the work, not after it. Raises: ValueError: nothing can be written there, or beside it."""
+    """Fail before the work, not after it. Raises: ValueError: the path, or one beside it, cannot be
+    written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for one in (path, path.with_suffix(".csv"), path.with_suffix(".html")):
-            if one.is_dir():
-                raise ValueError(f"--output {one}: cannot be written ({os.strerror(errno.EISDIR)})")
+        for file in (path, path.with_suffix(".csv"), path.with_suffix(".html")):
+            if file.is_dir():
+                raise ValueError(f"--output {file}: cannot be written ({os.strerror(errno.EISDIR)})")
         probe = path.with_name(f".{os.getpid()}.{path.name}")
         probe.touch()
         probe.unlink()

@@ -1,4 +1,4 @@
-"""An evaluation of label maps as one HTML file: tables, distributions, the worst cases as pictures."""
+"""HTML report of a segmentation evaluation: tables, distributions, and pictures of the worst cases."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from medconv.metrics.segmentation import METRICS, Metric
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import visualization
 
-_WORST = 6  # cases shown
-_CLASSES = 8  # of each
-_NAMED = 40  # label values in the legend
+_WORST_CASES = 6
+_WORST_CLASSES = 8  # of each worst case
+_MAX_LEGEND = 40  # label values
 _DEFINITIONS = {
-    "Dice": "twice the common volume over the sum of both volumes.",
+    "Dice": "twice the volume of the overlap over the sum of both volumes.",
     "Surface Dice": "the share of both surfaces' area within the tolerance of the other one (Nikolov et al. "
     "2018).",
     "HD95": "the 95th percentile of the distances between the boundary voxels, the larger one of the two "
     "directions.",
     "ASD": "average symmetric surface distance: the mean over the boundary voxels of both.",
     "Volume error": "prediction minus reference; in per cent of the reference.",
-    "A class that is missing": "in both: no value, the case is not counted (n). In one of the two: Dice "
+    "Missing class": "in both label maps: no value, the case is not counted (n). In one of the two: Dice "
     "and surface Dice are 0, distances are the length of the image from corner to corner.",
     "sd, interval": "standard deviation over cases (n - 1); 95 % bootstrap interval of the mean.",
 }
@@ -34,20 +34,19 @@ _DEFINITIONS = {
 def write_report(
     result: Mapping[str, Any], paths: Mapping[str, tuple[Path, ...]], images: Mapping[str, Path]
 ) -> str:
-    """The page.
+    """The HTML page.
 
-    Args: result: as `evaluate` returns it. paths: for each case the reference, the prediction, and the one to
-    compare.
-        images: case to image, of those that have one.
+    Args: result: as `evaluate` returns it. paths: for each case the reference, the prediction, and that of
+        `--compare`. images: case to image, where known.
     """
     targets = SegmentationTargets.from_plain(result["targets"])
     return rendering.render(
-        "report.html.j2",
+        "segmentation_report.html.j2",
         result=result,
         metrics=METRICS,
         tolerance=_tolerance(result["tolerance_mm"]),
         charts=[(metric, distribution(_series(result, metric), metric.unit)) for metric in METRICS],
-        painted=_painted(targets),
+        legend=_legend(targets),
         worst=_worst(result, paths, images, targets.ignore),
         definitions=_DEFINITIONS,
         number=_number,
@@ -75,8 +74,8 @@ def _series(result: Mapping[str, Any], metric: Metric) -> list[Series]:
     rows = []
     for name in result["per_class"]:
         for style, cases in sets:
-            found = {row["case"]: row[metric.name][name] for row in cases}
-            values = {case: scale * value for case, value in found.items() if value is not None}
+            by_case = {row["case"]: row[metric.name][name] for row in cases}
+            values = {case: scale * value for case, value in by_case.items() if value is not None}
             rows.append(Series(f"{name} {style.upper()}" if len(sets) > 1 else name, values, style))
     return rows
 
@@ -88,14 +87,16 @@ def _worst(
     ignore: int | None,
 ) -> list[dict[str, Any]]:
     scored = [(mean(row["dice"]), row["case"], row) for row in result["cases"]]
-    worst = sorted((entry for entry in scored if entry[0] is not None), key=lambda entry: entry[:2])[:_WORST]
+    worst = sorted((entry for entry in scored if entry[0] is not None), key=lambda entry: entry[:2])[
+        :_WORST_CASES
+    ]
     return [{"dice": dice, **_case(row, paths[case], images.get(case), ignore)} for dice, case, row in worst]
 
 
 def _case(
     row: Mapping[str, Any], labels: tuple[Path, ...], image: Path | None, ignore: int | None
 ) -> dict[str, Any]:
-    """What the template shows of a case: its picture, and its worst classes."""
+    """A case for the template: its picture, and its worst classes."""
     error = ""
     try:
         png = case_png(labels, image, ignore)
@@ -104,14 +105,18 @@ def _case(
     columns = (
         ["reference", "prediction"] if len(labels) == 2 else ["reference", "prediction A", "prediction B"]
     )
-    classes = sorted(row["dice"], key=lambda name: (row["dice"][name] is None, row["dice"][name]))[:_CLASSES]
+    classes = sorted(row["dice"], key=lambda name: (row["dice"][name] is None, row["dice"][name]))[
+        :_WORST_CLASSES
+    ]
     caption = ", ".join((["image"] if image else []) + columns) + error
     return {"name": row["case"], "row": row, "png": png, "caption": caption, "classes": classes}
 
 
-def _painted(targets: SegmentationTargets) -> list[tuple[str, str]]:
-    """Colour and what it means, as the pictures show label values; more than seven share colours."""
-    values = sorted({value for group in targets.values for value in group})[:_NAMED]
+def _legend(targets: SegmentationTargets) -> list[tuple[str, str]]:
+    """Colour and class names of each label value in the pictures; with more than seven values, colours
+    repeat.
+    """
+    values = sorted({value for group in targets.values for value in group})[:_MAX_LEGEND]
     names = targets.by_name.items()
     return [
         (visualization.colour(v), " + ".join(name for name, group in names if v in group)) for v in values

@@ -1,5 +1,5 @@
-"""Tables for the evaluation of whole images: answers as `predict` wrote them, and what is true of the same
-cases.
+"""Tables for image-level evaluation: predictions as `medconv predict` writes them, and the cases' true
+labels.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from medconv.data.datasets.common import ids_of
 from medconv.data.datasets.csv_table import SPLITS, read_rows
-from medconv.inference.manifest import RECORD
-from medconv.inference.output_table import OTHERS, column_of
+from medconv.inference.manifest import MANIFEST
+from medconv.inference.output_table import CASE_COLUMNS, column_of
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.logging import some
 
@@ -23,8 +23,11 @@ Rows = list[tuple[int, dict[str, str]]]  # number in the file, and column to tex
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Args: outputs: case to its probabilities or numbers, in the order of the names."""
+class PredictionTable:
+    """The predictions to evaluate. Args: outputs: case to its probabilities or numbers, in the order of
+    the names.
+    image_targets: None: unknown until the labels are read.
+    """
 
     path: Path
     image_targets: ImageLevelTargets | None
@@ -34,15 +37,15 @@ class Answers:
 
 @dataclass(frozen=True)
 class Truth:
-    """Args: values: case to its values. images: case to the file that its row names."""
+    """The true labels. Args: values: case to its values. images: case to the file that its row names."""
 
     values: Mapping[str, tuple[float, ...]]
     images: Mapping[str, Path]
 
 
-def read_answers(path: Path, option: str) -> Answers:
-    """What the columns mean is in the record beside the table; without one, a column `predicted` means
-    classes, and else the truth tells it.
+def read_predictions(path: Path, option: str) -> PredictionTable:
+    """Read a table of predictions. The manifest beside it says what the columns mean; without one, a column
+    `predicted` means multiclass, and otherwise `targets_of` decides by the labels.
 
     Raises: ValueError: no such file, or not such a table; names the row.
     """
@@ -52,10 +55,10 @@ def read_answers(path: Path, option: str) -> Answers:
             f"{option} {path}: no column 'case', expected a table as medconv predict writes it: "
             f"{', '.join(header)}"
         )
-    columns = [name for name in header if name not in OTHERS]
-    own = {column_of(name): name for name in OTHERS}
-    names = tuple(own.get(name, name) for name in columns)
-    image_targets = _recorded(path, names) or (
+    columns = [name for name in header if name not in CASE_COLUMNS]
+    renamed = {column_of(name): name for name in CASE_COLUMNS}
+    names = tuple(renamed.get(name, name) for name in columns)
+    image_targets = _from_manifest(path, names) or (
         ImageLevelTargets("multiclass", names) if "predicted" in header and len(names) > 1 else None
     )
     outputs: dict[str, np.ndarray] = {}
@@ -71,21 +74,24 @@ def read_answers(path: Path, option: str) -> Answers:
             and not ((outputs[row["case"]] >= 0) & (outputs[row["case"]] <= 1)).all()
         ):
             raise ValueError(f"{option} {path}, row {number}: expected probabilities, from 0 to 1")
-    return Answers(path, image_targets, names, outputs)
+    return PredictionTable(path, image_targets, names, outputs)
 
 
-def kind_of(answers: Answers, path: Path, columns: Sequence[str]) -> ImageLevelTargets:
-    """The outcome of a table that does not say: findings where each value is 0 or 1 and each answer a
-    probability.
+def targets_of(predictions: PredictionTable, path: Path, columns: Sequence[str]) -> ImageLevelTargets:
+    """The targets of the predictions. If these do not say: multilabel if all labels are 0 or 1 and all
+    outputs are probabilities, else regression.
+
+    Args: path, columns: of the labels.
     """
-    if answers.image_targets is not None:
-        return answers.image_targets
+    if predictions.image_targets is not None:
+        return predictions.image_targets
     _, rows = _table(path, "--labels")
-    values = {row.get(column, "") for _, row in rows for column in columns or answers.names}
-    probable = all((output >= 0).all() and (output <= 1).all() for output in answers.outputs.values())
-    return ImageLevelTargets(
-        "multilabel" if probable and values <= {"0", "1", "0.0", "1.0", ""} else "regression", answers.names
+    values = {row.get(column, "") for _, row in rows for column in columns or predictions.names}
+    probabilities = all(
+        (output >= 0).all() and (output <= 1).all() for output in predictions.outputs.values()
     )
+    binary = probabilities and values <= {"0", "1", "0.0", "1.0", ""}
+    return ImageLevelTargets("multilabel" if binary else "regression", predictions.names)
 
 
 def read_truth(
@@ -95,11 +101,13 @@ def read_truth(
     part: str | None = None,
     split: str = "split",
 ) -> Truth:
-    """Args: columns: of the labels; none: `label` of classes, else the outcome's names. part: only such rows.
+    """Read a table of true labels.
 
-    A row is of the case in its column `case`, or of the image that its column `path` names (relative to the
-    table's folder).
-    Raises: ValueError: no such file or column, or a label that is none; names the row.
+    A row is for the case in its column `case`, or for the image in its column `path` (relative to the table's
+    folder).
+    Args: columns: of the labels; none: `label` for multiclass, else the names of the targets. part: read only
+        rows with this value in the column `split`.
+    Raises: ValueError: no such file or column, or a label that does not fit; names the row.
     """
     header, rows = _table(path, "--labels")
     columns = list(columns) or (
@@ -115,23 +123,24 @@ def read_truth(
             raise ValueError(f"--labels {path}: no column {column!r}; it has {', '.join(header)}")
     if not {"case", "path"} & set(header):
         raise ValueError(
-            f"--labels {path}: a column 'case' or 'path' is needed, to tell which case a row is of"
+            f"--labels {path}: a column 'case' or 'path' is needed, to tell which case a row is for"
         )
     files = [path.parent / row["path"] for _, row in rows] if "path" in header else []
-    keyed = "case" in header and ("path" not in header or "case" not in columns)  # a finding may be called so
-    ids = [row["case"] for _, row in rows] if keyed else ids_of(files, path.parent, path)
-    found: dict[str, tuple[float, ...]] = {}
+    # A label may be called `case`; then `path` tells the case.
+    has_ids = "case" in header and ("path" not in header or "case" not in columns)
+    ids = [row["case"] for _, row in rows] if has_ids else ids_of(files, path.parent, path)
+    values: dict[str, tuple[float, ...]] = {}
     for case, (number, row) in zip(ids, rows, strict=True):
         if part is not None and SPLITS.get(row[split].lower(), row[split]) != part:
             continue
-        if case in found:
+        if case in values:
             raise ValueError(f"--labels {path}, row {number}: case {case} is there twice")
-        found[case] = _values(row, columns, image_targets, f"--labels {path}, row {number}")
-    if not found:
+        values[case] = _values(row, columns, image_targets, f"--labels {path}, row {number}")
+    if not values:
         raise ValueError(
             f"--labels {path}: no row" + (f" whose column {split!r} is {part}" if part is not None else "")
         )
-    return Truth(found, dict(zip(ids, files, strict=True)) if files else {})
+    return Truth(values, dict(zip(ids, files, strict=True)) if files else {})
 
 
 def _values(
@@ -141,7 +150,8 @@ def _values(
         label = row[columns[0]]
         if label not in image_targets.names:
             raise ValueError(
-                f"{where}: {label!r} is no class of the predictions; they are {some(image_targets.names, 20)}"
+                f"{where}: {label!r} is not a class of the predictions; they are "
+                f"{some(image_targets.names, 20)}"
             )
         return (float(image_targets.names.index(label)),)
     values = tuple(_number(row[column], where, column) for column in columns)
@@ -150,21 +160,23 @@ def _values(
     return values
 
 
-def _recorded(path: Path, names: tuple[str, ...]) -> ImageLevelTargets | None:
-    """Raises: ValueError: the record beside the table speaks of another one."""
-    record = path.with_name(RECORD)
+def _from_manifest(path: Path, names: tuple[str, ...]) -> ImageLevelTargets | None:
+    """The targets in the manifest beside the table, if any. Raises: ValueError: it is the manifest of another
+    table.
+    """
+    manifest = path.with_name(MANIFEST)
     try:
-        content = json.loads(record.read_text(encoding="utf-8"))
+        content = json.loads(manifest.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{record}: cannot be read ({error})") from error
+        raise ValueError(f"{manifest}: cannot be read ({error})") from error
     if not isinstance(content, dict) or "image_targets" not in content:
         return None
     image_targets = ImageLevelTargets.from_plain(content["image_targets"])
     if image_targets.names != names:
         raise ValueError(
-            f"{path}: its columns are {some(names)}; {record.name} beside it speaks of "
+            f"{path}: its columns are {some(names)}, but {manifest.name} beside it has "
             f"{some(image_targets.names)}"
         )
     return image_targets

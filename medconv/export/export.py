@@ -1,4 +1,4 @@
-"""A trained network as a TorchScript, ONNX or torch.export file, or as a MONAI bundle, with its card."""
+"""A trained network as a TorchScript, ONNX or torch.export file, or as a MONAI bundle, with its metadata."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from medconv.export.graph import Captured, capture
 from medconv.export.metadata import describe, in_words
 from medconv.export.monai_bundle import MODEL, check_bundle, write_bundle
 from medconv.export.parity import on_case, on_patches
-from medconv.inference.exported.metadata import Card, as_trained, metadata_path
+from medconv.inference.exported.metadata import Metadata, as_loaded_model, metadata_path
 from medconv.inference.load import LoadedModel, load
 from medconv.utils import checkpoint_io
 from medconv.utils.atomic_io import replacing, write_text
@@ -52,7 +52,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def export(source: Path, output: Path, wanted: ExportOptions, trusted: Sequence[str] = ()) -> None:
-    """Write the network of a checkpoint, compare it with the checkpoint, and put a card beside it.
+    """Write the network of a checkpoint, compare it with the checkpoint, and put a metadata beside it.
 
     Args: trusted: packages of your own that the network may come from.
     Raises: ValueError: it cannot be exported, or its logits differ; then nothing is left behind.
@@ -77,9 +77,9 @@ def _file(
 ) -> None:
     with replacing(output, durable=True) as partial:
         write_network(captured, wanted.format, partial, wanted.opset)
-        card = _compared(source, partial, wanted, network, captured, reference)
-    _write_card(card, output)
-    log.info("%s, with its card %s", output, metadata_path(output).name)
+        metadata = _compared(source, partial, wanted, network, captured, reference)
+    _write_metadata(metadata, output)
+    log.info("%s, with its metadata %s", output, metadata_path(output).name)
 
 
 def _bundle(
@@ -94,9 +94,9 @@ def _bundle(
         model = partial / MODEL
         model.parent.mkdir(parents=True)
         write_network(captured, "torchscript", model, wanted.opset)
-        card = _compared(source, model, wanted, network, captured, reference)
-        _write_card(card, model)
-        write_bundle(partial, network, card, output.name)
+        metadata = _compared(source, model, wanted, network, captured, reference)
+        _write_metadata(metadata, model)
+        write_bundle(partial, network, metadata, output.name)
     log.info("%s, a MONAI bundle; docs/README.md in it has the command", output)
 
 
@@ -107,12 +107,12 @@ def _compared(
     network: LoadedModel,
     captured: Captured,
     reference: LoadedModel,
-) -> Card:
-    """The card of a file, once it says what the checkpoint says. Raises: ValueError: it does not."""
+) -> Metadata:
+    """The metadata of a file, once it says what the checkpoint says. Raises: ValueError: it does not."""
     format = "torchscript" if wanted.format == "bundle" else wanted.format
     content = checkpoint_io.read(source)
-    card = describe(content, network, captured, file, format, {"largest_difference": 0.0, "of": ""})
-    read = as_trained(card, read_written(file, format), file, None)
+    metadata = describe(content, network, captured, file, format, {"largest_difference": 0.0, "of": ""})
+    read = as_loaded_model(metadata, read_written(file, format), file, None)
     largest, of = on_patches(reference, read, captured), "random patches"
     if wanted.case is not None:
         of_case, shape = on_case(reference, read, wanted.case)
@@ -130,12 +130,12 @@ def _compared(
         log.info("--case IMAGE compares them on a real case, too")
     parity = {"largest_difference": largest, "tolerance": wanted.tolerance, "of": of}
     opset = {"opset": wanted.opset} if format == "onnx" else {}
-    return {**card, **opset, "parity": tuples_to_lists(parity)}
+    return {**metadata, **opset, "parity": tuples_to_lists(parity)}
 
 
-def _write_card(card: Card, model: Path) -> None:
-    write_text(model.with_name(model.name + ".md"), in_words(card, model.name))
-    write_text(metadata_path(model), json.dumps(card, indent=2) + "\n")
+def _write_metadata(metadata: Metadata, model: Path) -> None:
+    write_text(model.with_name(model.name + ".md"), in_words(metadata, model.name))
+    write_text(metadata_path(model), json.dumps(metadata, indent=2) + "\n")
 
 
 def _check_output(output: Path, format: str, source: Path) -> None:

@@ -1,4 +1,4 @@
-"""The card of an exported file: what its checkpoint says of input, output, training and validation, as
+"""The metadata of an exported file: what its checkpoint says of input, output, training and validation, as
 plain values.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import medconv
 from medconv.config import tuples_to_lists
 from medconv.export.graph import Captured
-from medconv.inference.exported.metadata import VERSION, Card, digest
+from medconv.inference.exported.metadata import VERSION, Metadata, digest
 from medconv.inference.load import LoadedModel
 from medconv.metrics import image_level
 from medconv.metrics.dice import mean, mean_per_class
@@ -49,16 +49,16 @@ def describe(
     file: Path,
     format: str,
     parity: Mapping[str, Any],
-) -> Card:
+) -> Metadata:
     """Args: content: the checkpoint's. file: as it lies now. parity: what was compared, and the largest
     difference.
 
-    Returns: what `exported.card` reads; numbers, names, lists and nothing else.
+    Returns: what `exported.metadata` reads; numbers, names, lists and nothing else.
     """
     assert model.path is not None
     packages = ("torch", "monai", *(("onnx", "onnxruntime") if format == "onnx" else ()))
-    card = {
-        "medconv_card": VERSION,
+    metadata = {
+        "medconv_metadata": VERSION,
         "format": format,
         "sha256": digest(file),
         "inputs": _inputs(model, captured),
@@ -74,36 +74,36 @@ def describe(
             **{name: version(name) for name in packages},
         },
     }
-    return dict(json.loads(json.dumps(tuples_to_lists(card))))
+    return dict(json.loads(json.dumps(tuples_to_lists(metadata))))
 
 
-def _inputs(model: LoadedModel, captured: Captured) -> Card:
-    recipe = model.recipe
-    turned = recipe.image_dims == 3  # pictures and lone slices are not
+def _inputs(model: LoadedModel, captured: Captured) -> Metadata:
+    preprocessing = model.preprocessing
+    turned = preprocessing.image_dims == 3  # pictures and lone slices are not
     return {
         "name": "image",
         "layout": "(batch, channels, *spatial) float32, axes "
         + ("towards right, anterior, superior" if turned else "as stored"),
         "channels": model.modalities,
-        "spatial_dims": recipe.spatial_dims,
-        "slice_axis": recipe.slice_axis,
+        "spatial_dims": preprocessing.spatial_dims,
+        "slice_axis": preprocessing.slice_axis,
         "orientation": "RAS" if turned else "as stored",
-        "crop": "to the voxels that are not 0 in some channel" if recipe.frame is None else _FRAMED,
-        "frame": recipe.frame,
-        "resize": recipe.resize,
+        "crop": "to the voxels that are not 0 in some channel" if preprocessing.frame is None else _FRAMED,
+        "frame": preprocessing.frame,
+        "resize": preprocessing.resize,
         "rounding": model.rounding,
-        "spacing_mm": recipe.spacing_mm,
+        "spacing_mm": preprocessing.spacing_mm,
         "resampling": "cubic splines, after normalisation; the outer edges of the first and last voxels stay "
         "where they are",
-        "normalisation": recipe.normalisation,
-        "intensities": recipe.intensities,
+        "normalisation": preprocessing.normalisation,
+        "intensities": preprocessing.intensities,
         "spacing_range_mm": model.spacing_range_mm,
         "divisor": captured.divisor,
         "dynamic": {"batch": True, "spatial": captured.dynamic},
     }
 
 
-def _windows(model: LoadedModel) -> Card:
+def _windows(model: LoadedModel) -> Metadata:
     window = model.window
     return {
         "patch_size": window.patch_size,
@@ -117,7 +117,7 @@ def _windows(model: LoadedModel) -> Card:
     }
 
 
-def _outputs(model: LoadedModel) -> Card:
+def _outputs(model: LoadedModel) -> Metadata:
     if (image_targets := model.image_targets) is not None:
         asked = {"image_targets": image_targets.plain(), "decode": _OF_WHOLE[image_targets.kind]}
         return {"name": "logits", "channels": image_targets.names, "class_names": model.class_names, **asked}
@@ -134,7 +134,7 @@ def _outputs(model: LoadedModel) -> Card:
     }
 
 
-def _training(record: Mapping[str, Any]) -> Card:
+def _training(record: Mapping[str, Any]) -> Metadata:
     values = record["config"]
     root = values["data"].get("root")
     cases = str(values["derived"].get("train_cases", "")).partition(" ")[0]
@@ -147,7 +147,7 @@ def _training(record: Mapping[str, Any]) -> Card:
     }
 
 
-def _validation(record: Mapping[str, Any]) -> Card:
+def _validation(record: Mapping[str, Any]) -> Metadata:
     rows = list(record.get("validation", {}).values())
     if (plain := record.get("image_targets")) is not None:
         return {"cases": len(rows), "scores": _scores(ImageLevelTargets.from_plain(plain), rows)}
@@ -155,34 +155,34 @@ def _validation(record: Mapping[str, Any]) -> Card:
     return {"cases": len(rows), "dice": mean(per_class), "dice_per_class": per_class}
 
 
-def _scores(image_targets: ImageLevelTargets, rows: Sequence[Mapping[str, Any]]) -> Card:
+def _scores(image_targets: ImageLevelTargets, rows: Sequence[Mapping[str, Any]]) -> Metadata:
     outputs, values = (np.array([row[key] for row in rows], float) for key in ("outputs", "values"))
     shapes = (len(rows), image_targets.num_outputs), (len(rows), image_targets.num_values)
     return image_level.measure(image_targets, outputs.reshape(shapes[0]), values.reshape(shapes[1]))
 
 
-def in_words(card: Card, name: str) -> str:
-    """The card as Markdown. Args: name: of the file."""
+def in_words(metadata: Metadata, name: str) -> str:
+    """The metadata as Markdown. Args: name: of the file."""
     inputs, windows, outputs, valid, trained = (
-        card[k] for k in ("inputs", "windows", "outputs", "validation", "training")
+        metadata[k] for k in ("inputs", "windows", "outputs", "validation", "training")
     )
     sizes = ["any multiple" if free else "the patch's size" for free in inputs["dynamic"]["spatial"]]
     rows = {
-        "file": f"`{name}`, {card['format']}, SHA-256 `{card['sha256']}`",
+        "file": f"`{name}`, {metadata['format']}, SHA-256 `{metadata['sha256']}`",
         "channels": ", ".join(inputs["channels"]),
         "orientation": f"{inputs['orientation']}; {inputs['layout']}",
         "spacing": f"{_by(inputs['spacing_mm'])} mm; {inputs['resampling']}",
         "crop": inputs["crop"],
         "normalisation": "; ".join(_normalisation(*pair) for pair in _pairs(inputs)),
-        **_of_windows(card),
+        **_of_windows(metadata),
         "sizes": f"any batch; along the axes: {', '.join(sizes)} of {_by(inputs['divisor'])}",
         "flips": str(windows["mirror_axes"] or "none"),
         "output": "; ".join([f"{_meaning(outputs)} {', '.join(outputs['channels'])}", *_how(outputs)]),
         "trained on": f"{trained['dataset']}, {trained['cases']} cases",
         **_validated(valid),
-        "parity": f"logits differ by at most {card['parity']['largest_difference']:.2g} "
-        f"({card['parity']['of']})",
-        "versions": ", ".join(f"{package} {number}" for package, number in card["versions"].items()),
+        "parity": f"logits differ by at most {metadata['parity']['largest_difference']:.2g} "
+        f"({metadata['parity']['of']})",
+        "versions": ", ".join(f"{package} {number}" for package, number in metadata["versions"].items()),
     }
     if inputs["slice_axis"] is not None:
         rows["slices"] = (
@@ -192,7 +192,7 @@ def in_words(card: Card, name: str) -> str:
     return "\n".join([f"# {name}", "", "| | |", "|---|---|", *lines, ""])
 
 
-def _meaning(outputs: Card) -> str:
+def _meaning(outputs: Metadata) -> str:
     return (
         f"{outputs['image_targets']['kind']} of the whole image:"
         if "image_targets" in outputs
@@ -200,13 +200,13 @@ def _meaning(outputs: Card) -> str:
     )
 
 
-def _how(outputs: Card) -> list[str]:
+def _how(outputs: Metadata) -> list[str]:
     return [outputs[key] for key in ("decode", "restore") if key in outputs]
 
 
-def _of_windows(card: Card) -> dict[str, str]:
+def _of_windows(metadata: Metadata) -> dict[str, str]:
     """Windows, or the size of whole images; and which value of a label map means what."""
-    windows, outputs = card["windows"], card["outputs"]
+    windows, outputs = metadata["windows"], metadata["outputs"]
     if "image_targets" in outputs:
         return {"image": f"{_by(windows['patch_size'])} voxels, as a whole"}
     values = ", ".join(
@@ -218,7 +218,7 @@ def _of_windows(card: Card) -> dict[str, str]:
     return {"windows": size, "label values": values}
 
 
-def _validated(valid: Card) -> dict[str, str]:
+def _validated(valid: Metadata) -> dict[str, str]:
     if "scores" in valid:
         named = "; ".join(f"{name} {_number(value)}" for name, value in valid["scores"].items())
         return {"validation": f"{valid['cases']} cases; {named}"}
@@ -226,7 +226,7 @@ def _validated(valid: Card) -> dict[str, str]:
     return {"Dice, validation": f"{_number(valid['dice'])} over {valid['cases']} cases{named}"}
 
 
-def _pairs(inputs: Card) -> list[tuple[str, str, dict[str, float]]]:
+def _pairs(inputs: Metadata) -> list[tuple[str, str, dict[str, float]]]:
     return list(zip(inputs["channels"], inputs["normalisation"], inputs["intensities"], strict=True))
 
 

@@ -1,7 +1,7 @@
 """A MONAI bundle: a folder that MONAI runs by itself, with its own transforms in the place of ours.
 
-The network is a TorchScript file with its card, so `medconv predict` takes it, too. Where MONAI's transforms
-differ from `data.preprocess`, the bundle's README says so.
+The network is a TorchScript file with its metadata, so `medconv predict` takes it, too. Where MONAI's
+transforms differ from `data.preprocess`, the bundle's README says so.
 Source: https://docs.monai.io/en/latest/mb_specification.html; the schema is the one of 2024-07-25.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import medconv
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
-from medconv.inference.exported.metadata import Card
+from medconv.inference.exported.metadata import Metadata
 from medconv.inference.load import LoadedModel
 from medconv.targets.segmentation import SegmentationTargets
 
@@ -40,20 +40,20 @@ def check_bundle(model: LoadedModel) -> None:
             f"{model.path}: a bundle makes label maps, this network is for whole images; take another "
             "--format"
         )
-    if model.recipe.image_dims == 2:
+    if model.preprocessing.image_dims == 2:
         raise ValueError(
             f"{model.path}: a bundle takes volumes, this network images of one slice; take another --format"
         )
 
 
-def write_bundle(folder: Path, model: LoadedModel, card: Card, name: str) -> None:
+def write_bundle(folder: Path, model: LoadedModel, metadata: Metadata, name: str) -> None:
     """Everything but the network, which lies at `MODEL` already.
 
-    Args: folder: there. card: of the network. name: of the bundle.
+    Args: folder: there. metadata: of the network. name: of the bundle.
     """
     (folder / "configs").mkdir()
     (folder / "docs").mkdir()
-    for path, content in (("inference", inference(model)), ("metadata", _metadata(model, card, name))):
+    for path, content in (("inference", inference(model)), ("metadata", _metadata(model, metadata, name))):
         (folder / "configs" / f"{path}.json").write_text(
             json.dumps(content, indent=2) + "\n", encoding="utf-8"
         )
@@ -81,7 +81,7 @@ def inference(model: LoadedModel) -> Node:
         "datalist": _datalist(len(model.modalities)),
         "network_def": f"$torch.jit.load(@bundle_root + '/{MODEL.as_posix()}', map_location=@device)",
         "network": "$@network_def.to(@device)",
-        "preprocessing": {"_target_": "Compose", "transforms": _preprocessing(model.recipe)},
+        "preprocessing": {"_target_": "Compose", "transforms": _preprocessing(model.preprocessing)},
         "dataset": {
             "_target_": "Dataset",
             "data": "$[{'image': i} for i in @datalist]",
@@ -119,41 +119,41 @@ def _datalist(channels: int) -> str:
     return f"$[{names} for f in sorted(glob.glob(@dataset_dir + '/*_0000.nii*'))]"
 
 
-def _preprocessing(recipe: PreprocessingConfig) -> list[Node]:
-    mm = list(recipe.spacing_mm)
-    if recipe.slice_axis is not None:
-        mm.insert(recipe.slice_axis, -1.0)  # MONAI's word for the image's own
+def _preprocessing(preprocessing: PreprocessingConfig) -> list[Node]:
+    mm = list(preprocessing.spacing_mm)
+    if preprocessing.slice_axis is not None:
+        mm.insert(preprocessing.slice_axis, -1.0)  # MONAI's word for the image's own
     return [
         {"_target_": "LoadImaged", **_KEY, "ensure_channel_first": True},
         {"_target_": "Orientationd", **_KEY, "axcodes": "RAS"},
         {"_target_": "CropForegroundd", **_KEY, "source_key": "image", "select_fn": "$lambda x: x != 0"},
-        *_normalisation(recipe),
+        *_normalisation(preprocessing),
         {"_target_": "Spacingd", **_KEY, "pixdim": mm, **_SPLINES},
     ]
 
 
-def _normalisation(recipe: PreprocessingConfig) -> list[Node]:
-    names = set(recipe.normalisation)
+def _normalisation(preprocessing: PreprocessingConfig) -> list[Node]:
+    names = set(preprocessing.normalisation)
     if names == {"none"}:
         return []
     if names == {"zscore"}:
         return [{"_target_": "NormalizeIntensityd", **_KEY, "channel_wise": True}]
     if names == {"rescale"}:
         return [{"_target_": "ScaleIntensityd", **_KEY, "minv": 0.0, "maxv": 1.0, "channel_wise": True}]
-    channels = ", ".join(_channel(recipe, index) for index in range(len(recipe.normalisation)))
+    channels = ", ".join(_channel(preprocessing, index) for index in range(len(preprocessing.normalisation)))
     return [{"_target_": "Lambdad", **_KEY, "func": f"$lambda x: torch.cat([{channels}])"}]
 
 
-def _channel(recipe: PreprocessingConfig, index: int) -> str:
+def _channel(preprocessing: PreprocessingConfig, index: int) -> str:
     """One channel, where they differ or have a range, as an expression of `x`."""
-    x, name = f"x[{index}:{index + 1}]", recipe.normalisation[index]
+    x, name = f"x[{index}:{index + 1}]", preprocessing.normalisation[index]
     if name == "zscore":
         return f"({x} - {x}.mean()) / {x}.std(correction=0).clamp(min=1e-8)"
     if name == "rescale":
         return f"({x} - {x}.min()) / ({x}.max() - {x}.min()).clamp(min=1e-8)"
     if name == "none":
         return x
-    known = recipe.intensities[index]
+    known = preprocessing.intensities[index]
     mean, std = float(known["mean"]), max(float(known["std"]), 1e-8)
     low, high = (float(known[key]) for key in ("percentile_00_5", "percentile_99_5"))
     clipped = x if name == "dataset" else f"{x}.clamp({low!r}, {high!r})"
@@ -181,11 +181,11 @@ def _postprocessing(targets: SegmentationTargets) -> list[Node]:
     ]
 
 
-def _metadata(model: LoadedModel, card: Card, name: str) -> Node:
-    inputs, outputs = card["inputs"], card["outputs"]
+def _metadata(model: LoadedModel, metadata: Metadata, name: str) -> Node:
+    inputs, outputs = metadata["inputs"], metadata["outputs"]
     sizes = [
         f"{d} * n" if free else n
-        for d, n, free in zip(*_sizes(card), inputs["dynamic"]["spatial"], strict=True)
+        for d, n, free in zip(*_sizes(metadata), inputs["dynamic"]["spatial"], strict=True)
     ]
     common = {"type": "image", "dtype": "float32", "is_patch_data": True, "spatial_shape": sizes}
     values = outputs["targets"]
@@ -193,24 +193,24 @@ def _metadata(model: LoadedModel, card: Card, name: str) -> Node:
         "schema": _SCHEMA,
         "version": "0.1.0",
         "changelog": {"0.1.0": "exported"},
-        "monai_version": card["versions"]["monai"],
-        "pytorch_version": card["versions"]["torch"].partition("+")[0],
+        "monai_version": metadata["versions"]["monai"],
+        "pytorch_version": metadata["versions"]["torch"].partition("+")[0],
         "numpy_version": version("numpy"),
         "required_packages_version": _NEEDS,
         "name": name,
         "task": f"segmentation of {', '.join(values['names'])}",
-        "description": f"Trained by medconv {medconv.__version__} on {card['training']['dataset']}; see "
+        "description": f"Trained by medconv {medconv.__version__} on {metadata['training']['dataset']}; see "
         "docs/README.md",
         "authors": "not stated",
         "copyright": "not stated",
-        "data_source": str(card["training"]["dataset"]),
+        "data_source": str(metadata["training"]["dataset"]),
         "data_type": "nibabel",
         "image_classes": ", ".join(inputs["channels"]),
         "label_classes": model.targets.words,
         "pred_classes": ", ".join(outputs["channels"]),
         "eval_metrics": {}
-        if card["validation"]["dice"] is None
-        else {"mean_dice": card["validation"]["dice"]},
+        if metadata["validation"]["dice"] is None
+        else {"mean_dice": metadata["validation"]["dice"]},
         "network_data_format": {
             "inputs": {
                 "image": {
@@ -234,8 +234,8 @@ def _metadata(model: LoadedModel, card: Card, name: str) -> Node:
     }
 
 
-def _sizes(card: Card) -> tuple[list[int], list[int]]:
-    return card["inputs"]["divisor"], card["windows"]["patch_size"]
+def _sizes(metadata: Metadata) -> tuple[list[int], list[int]]:
+    return metadata["inputs"]["divisor"], metadata["windows"]["patch_size"]
 
 
 def _readme(model: LoadedModel, name: str) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from medconv.data.case import Case
 from medconv.export.graph import Captured
-from medconv.inference.image_predictor import ImagePredictor
+from medconv.inference.image_level_predictor import ImageLevelPredictor
 from medconv.inference.inputs import find_cases
 from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Predictor
@@ -54,9 +54,9 @@ def on_case(reference: LoadedModel, exported: LoadedModel, case: Path) -> tuple[
 
 def _of_whole(reference: LoadedModel, exported: LoadedModel, case: Case) -> tuple[float, tuple[int, ...]]:
     """Of probabilities, or numbers."""
-    both = [ImagePredictor([replace(member, precision="32-true")]) for member in (reference, exported)]
+    both = [ImageLevelPredictor([replace(member, precision="32-true")]) for member in (reference, exported)]
     read = both[0].read(case)
-    wanted, got = (torch.from_numpy(one.answers([read])) for one in both)
+    wanted, got = (torch.from_numpy(one.predict_batch([read])) for one in both)
     return float((got - wanted).abs().max() / _unit(reference, wanted)), tuple(read.arrays[0].shape[1:])
 
 

@@ -1,4 +1,4 @@
-"""Why a case could not be predicted, in words; and what ends the work on all of them."""
+"""Error messages of prediction: why a case failed, and errors that stop all cases."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ log = logging.getLogger(__name__)
 
 
 class UnwritableError(ValueError):
-    """No further case could be written either."""
+    """The output folder cannot be written, so that all further cases would fail, too."""
 
 
 def unwritable(path: Path, case: str, error: OSError) -> UnwritableError:
-    """Args: path: the folder."""
+    """The error to raise when a result cannot be written. Args: path: the output folder."""
     if error.errno not in NO_ROOM:
         return UnwritableError(f"case {case}: cannot write to {path} ({error.strerror or error})")
     free = shutil.disk_usage(path).free
     return UnwritableError(
-        f"case {case}: no room in {path} ({error.strerror}), {free / 1e6:.1f} MB are free. What was written "
-        "stays; make room, and the same command goes on from there"
+        f"case {case}: no room in {path} ({error.strerror}), {free / 1e6:.1f} MB are free. Finished cases "
+        "are kept; free some space and rerun the command to resume"
     )
 
 
-def need_none(failed: Mapping[str, str], number: int) -> None:
-    """Raises: ValueError: some of so many cases failed; names each with its reason."""
+def check_all_predicted(failed: Mapping[str, str], number: int) -> None:
+    """Raises: ValueError: some of `number` cases failed; names each with its reason."""
     if failed:
         lines = "\n".join(f"  case {case}: {reason}" for case, reason in failed.items())
         raise ValueError(f"{len(failed)} of {number} cases could not be predicted\n{lines}")
 
 
 def reason(error: Exception) -> str:
-    """Why a case failed, on one line; of an error that is ours, the traceback goes to the log."""
+    """Why a case failed, on one line; the traceback of an unexpected error goes to the log."""
     if isinstance(error, ValueError):
         return str(error)
     first = str(error).strip().splitlines()[0] if str(error).strip() else ""
     text = f"{type(error).__name__}: {first}"
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
-        return f"memory ran out ({text}); what helps: --sw-batch-size 1, --device cpu, fewer --workers"
+        return f"out of memory ({text}); try --sw-batch-size 1, --device cpu, or fewer --workers"
     log.error("%s", "".join(traceback.format_exception(error)))
     return f"{text} (a bug in medconv, please report it with the lines above)"

@@ -1,4 +1,4 @@
-"""Which cases `--input` means: a file, a folder of images or of DICOM, or a list of files."""
+"""The cases of `--input`: a file, a folder of images or of DICOM, or a list of files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from medconv.data.io import dicom_series
 from medconv.data.io.dicom_headers import is_dicom, list_files
 from medconv.data.io.images import KNOWN, SUFFIXES, VOLUMES, in_folder, stem
 
-_FIRST = "_0000"  # how the first channel's name ends
-_LONGEST = (
-    200  # bytes of an id; most file systems allow names of 255, and a file being written has a longer one
-)
+_FIRST = "_0000"  # the ending of the first channel's name
+_MAX_BYTES = 200  # of a case id; most file systems allow names of 255, and temporary files have longer ones
+Entry = tuple[str | None, tuple[str, ...]]  # a case id, or None, and its files
 log = logging.getLogger(__name__)
 
 
@@ -28,27 +27,27 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     """The cases in a file, a folder or a list; channels are files CASE_0000, CASE_0001, ... or one file has
     them all.
 
-    A folder with some name that ends in `_0000` holds such channels and nothing else. One without volumes of
-    another format, but with DICOM in it or below it, has a case in each series. Pictures count where there is
-    nothing else.
+    In a folder where some name ends in `_0000`, all files must be such channels. In a folder of DICOM,
+    without volumes of another format, each series is a case, in subfolders too. Pictures (PNG, JPEG and
+    the like) are read only if there are no volumes and no DICOM.
 
-    Lists: `.csv` has a row for each image, whose column `path` names its file; `.txt` has a case in each
-    line, its channels divided by tabs; `.json` is an array of such cases (a path, or an array of paths), or
-    an object of case id to them. Paths are relative to the list's folder.
-    Raises: ValueError: nothing there, channels missing, or two cases of one name.
+    Lists: `.csv` has a row for each image, with its file in the column `path`; `.txt` has a case in each
+    line, its channels separated by tabs; `.json` is an array of cases (a path, or an array of paths), or
+    an object of case id to such cases. Paths are relative to the list's folder.
+    Raises: ValueError: no images, missing channels, or two cases with the same name.
     """
     if not source.exists():
         raise ValueError(f"--input {source}: no such file or folder")
     if source.is_file():
-        lists = {".txt": _lines, ".json": _json, ".csv": _table}
+        readers = {".txt": _lines, ".json": _json, ".csv": _table}
         return (
-            _named(source, lists[source.suffix](source))
-            if source.suffix in lists
+            _named(source, readers[source.suffix](source))
+            if source.suffix in readers
             else [_single(source, num_channels)]
         )
     if not any(path.name.endswith(VOLUMES) for path in source.iterdir()):
-        if found := _in_dicom(source):
-            return found
+        if cases := _in_dicom(source):
+            return cases
         if not any(path.name.endswith(SUFFIXES) for path in source.iterdir()):
             raise ValueError(f"--input {source}: no image there ({KNOWN}), nor DICOM below")
     files = list(in_folder(source, "--input").values())
@@ -60,13 +59,13 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
 
 
 def _in_dicom(source: Path) -> list[Case]:
-    """A case for each series, called as its folder below `source`; of several in one folder, by number and
-    description.
+    """A case for each series, named after its folder below `source`; several in one folder are named by
+    series number and description, too.
 
-    Localizers, colour images and what is no image are left out.
-    Raises: ValueError: series of several modalities, or two that would be called the same.
+    Localizers, colour images and files that are not images are skipped.
+    Raises: ValueError: series of several modalities, or two with the same name.
     """
-    entries: list[tuple[str | None, tuple[str, ...]]] = []
+    entries: list[Entry] = []
     modalities: dict[str, list[str]] = {}
     below = sorted(path for path in source.rglob("*") if path.is_dir())
     without: list[Path] = []
@@ -76,10 +75,10 @@ def _in_dicom(source: Path) -> list[Case]:
         if not is_dicom(folder):
             without.append(folder)
             continue
-        found = dicom_series.find_series(folder)
-        if found.skipped:
-            log.info("--input %s: left out %s", folder, dicom_series.summarize(found.skipped))
-        for name, path, modality in dicom_series.cases(found, folder):
+        series = dicom_series.find_series(folder)
+        if series.skipped:
+            log.info("--input %s: skipped %s", folder, dicom_series.summarize(series.skipped))
+        for name, path, modality in dicom_series.cases(series, folder):
             case = (
                 "_".join([*folder.relative_to(source).parts, *([name] if name else [])])
                 or source.resolve().name
@@ -91,22 +90,22 @@ def _in_dicom(source: Path) -> list[Case]:
         kinds = ", ".join(f"{name} (such as {cases[0]})" for name, cases in modalities.items())
         raise ValueError(
             f"--input {source}: series of several modalities, {kinds}; expected one, or a list (.txt, .json) "
-            "of those meant"
+            "of one modality"
         )
     if entries:
-        _say_without(source, without)
+        _warn_skipped(source, without)
     return _named(source, entries) if entries else []
 
 
-def _say_without(source: Path, folders: Sequence[Path]) -> None:
-    """That files in these folders are left out. Raises: ValueError: a folder beside DICOM cannot be looked
-    into.
+def _warn_skipped(source: Path, folders: Sequence[Path]) -> None:
+    """Warn that files in these folders, which hold no DICOM, are skipped. Raises: ValueError: one of them
+    cannot be read.
     """
     for folder in folders:
         try:
             if list_files(folder):
                 log.warning(
-                    "--input %s: left out %s, no file there can be read as DICOM (DICM after 128 bytes)",
+                    "--input %s: skipped %s, no file there can be read as DICOM (DICM after 128 bytes)",
                     source,
                     folder,
                 )
@@ -117,24 +116,24 @@ def _say_without(source: Path, folders: Sequence[Path]) -> None:
 
 
 def _single(path: Path, num_channels: int) -> Case:
-    """A file; of `CASE_0000` also the other channels beside it."""
+    """The case of one file; for `CASE_0000`, with the other channels beside it."""
     case, ending = _checked(_name(path), path), path.name.removeprefix(stem(path))
     if not stem(path).endswith(_FIRST):
         return Case(case, (path,))
     channels = tuple(path.with_name(f"{case}_{number:04d}{ending}") for number in range(num_channels))
-    if lacking := [channel.name for channel in channels if not channel.is_file()]:
+    if missing := [channel.name for channel in channels if not channel.is_file()]:
         raise ValueError(
-            f"--input {path}: the network takes {num_channels} channels, {', '.join(lacking)} is not there"
+            f"--input {path}: the network takes {num_channels} channels, {', '.join(missing)} is not there"
         )
     return Case(case, channels)
 
 
-def _lines(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:
+def _lines(source: Path) -> list[Entry]:
     lines = [line.strip() for line in _text(source).splitlines()]
     return [(None, tuple(line.split("\t"))) for line in lines if line and not line.startswith("#")]
 
 
-def _table(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:
+def _table(source: Path) -> list[Entry]:
     """A row for each image, as `data=csv` reads them."""
     header, rows = read_rows(source)
     if "path" not in header:
@@ -146,11 +145,9 @@ def _table(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:
     return [(case, (row["path"],)) for case, (_, row) in zip(ids, rows, strict=True)]
 
 
-def _json(source: Path) -> list[tuple[str | None, tuple[str, ...]]]:
-    try:
-        content = json.loads(
-            _text(source), object_pairs_hook=tuple
-        )  # a dict would lose a key that comes twice
+def _json(source: Path) -> list[Entry]:
+    try:  # tuples of pairs, since a dict would lose a key that occurs twice
+        content = json.loads(_text(source), object_pairs_hook=tuple)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"--input {source}: not JSON ({error})") from error
     entries = content if isinstance(content, tuple) else ((None, item) for item in _array(content, source))
@@ -179,12 +176,12 @@ def _text(source: Path) -> str:
         raise ValueError(f"--input {source}: cannot be read as text ({error})") from error
 
 
-def _named(source: Path, entries: Sequence[tuple[str | None, tuple[str, ...]]]) -> list[Case]:
+def _named(source: Path, entries: Sequence[Entry]) -> list[Case]:
     cases: dict[str, Case] = {}
-    for given, paths in entries:
-        case = _checked(_name(source.parent / paths[0]) if given is None else given, source)
+    for case_id, paths in entries:
+        case = _checked(_name(source.parent / paths[0]) if case_id is None else case_id, source)
         if case in cases:
-            advice = "; a JSON object gives them ids" if given is None or source.is_dir() else ""
+            advice = "; a JSON object gives them ids" if case_id is None or source.is_dir() else ""
             raise ValueError(f"--input {source}: two cases are called {case}{advice}")
         cases[case] = Case(case, tuple(source.parent / path for path in paths))
     if not cases:
@@ -193,9 +190,7 @@ def _named(source: Path, entries: Sequence[tuple[str | None, tuple[str, ...]]]) 
 
 
 def _name(first: Path) -> str:
-    """Of a case without an id: that of its first file, without `_0000`, as the files of a dataset are
-    called.
-    """
+    """The id of a case from its first file's name, without `_0000`, as for the files of a dataset."""
     return stem(first).removesuffix(_FIRST)
 
 
@@ -204,9 +199,9 @@ def _checked(case: str, source: Path) -> str:
         size = len(os.fsencode(case))
     except UnicodeEncodeError:
         size = 0
-    if not 0 < size <= _LONGEST or Path(case).name != case or case[0] == "." or min(case) < " ":
-        shown = repr(case) if len(case) <= _LONGEST else f"one of {size} bytes, {case[:20]!r}..."
+    if not 0 < size <= _MAX_BYTES or Path(case).name != case or case[0] == "." or min(case) < " ":
+        shown = repr(case) if len(case) <= _MAX_BYTES else f"one of {size} bytes, {case[:20]!r}..."
         raise ValueError(
-            f"--input {source}: a case id names a file, of at most {_LONGEST} bytes, and cannot be {shown}"
+            f"--input {source}: a case id names a file, of at most {_MAX_BYTES} bytes, and cannot be {shown}"
         )
     return case

@@ -1,4 +1,4 @@
-"""A checkpoint read back: the network, folded, and what its input must look like."""
+"""Load a checkpoint: the network, with its convolutions folded, and the preprocessing that it needs."""
 
 from __future__ import annotations
 
@@ -28,30 +28,32 @@ from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import checkpoint_io
 
 _TASKS = ("Segmentation", "Classification", "Regression")
-# What a record that somebody made up brings about in whatever is built from it.
+# Errors that a damaged or forged file can cause in the objects that are built from it.
 DAMAGED = (LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError, MemoryError)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A network as a checkpoint holds it, folded, in evaluation mode, with what its input must look like.
+    """A network from a checkpoint or an exported model, in evaluation mode, and all that prediction needs
+    to know.
 
     Args:
+        network: its convolutions are folded.
+        targets: of label maps; empty for an image-level network.
         spacing_range_mm: smallest and largest spacing of the training cases along each axis (right, anterior,
-            superior); empty where a checkpoint does not say.
-        path: the checkpoint, or the exported file.
-        seen_axes: along which the network saw mirrored images.
-        equivariant_axes: along which it gives them mirrored logits by construction.
-        card: beside an exported file, what says all of this.
-        outcome: what it is asked of whole images; None: label maps. There are no targets then, all images
-            have the size `window.patch_size`, and over flips along `window.mirror_axes` what the outputs mean
-            is averaged.
-        rounding: of pictures that all had one size, what it was rounded up to a multiple of; empty: of any
-            size.
+            superior).
+        path: the checkpoint, or the exported model.
+        seen_axes: axes along which the network saw mirrored images in training.
+        equivariant_axes: axes along which a mirrored image gives mirrored logits by construction.
+        metadata_path: the file beside an exported model that holds all of this; None: a checkpoint.
+        image_targets: of an image-level network; None: it predicts label maps. All images then have the size
+            `window.patch_size`, and flips along `window.mirror_axes` average the decoded outputs.
+        rounding: if all training images were 2D and of one size, that size was rounded up to a multiple of
+            this; else empty.
     """
 
     network: nn.Module
-    recipe: PreprocessingConfig
+    preprocessing: PreprocessingConfig
     window: SlidingWindow
     class_names: tuple[str, ...]
     targets: SegmentationTargets
@@ -62,7 +64,7 @@ class LoadedModel:
     path: Path | None = None
     seen_axes: tuple[int, ...] = ()
     equivariant_axes: tuple[int, ...] = ()
-    card: Path | None = None
+    metadata_path: Path | None = None
     image_targets: ImageLevelTargets | None = None
     rounding: tuple[int, ...] = ()
 
@@ -74,16 +76,14 @@ def load(
     mirror_axes: Sequence[int] | None = None,
     plain: bool = False,
 ) -> LoadedModel:
-    """Read a checkpoint back: its network, priors folded, and its preprocessing.
+    """Load a checkpoint: its network, with folded convolutions, and its preprocessing.
 
     Args:
         trusted: packages of your own that its network may come from.
-        mirror_axes: of test-time augmentation, in the place of those that it was validated with; spatial
-            axes.
-        plain: without the fast layers and layouts of `perf`, which are this package's own, so that it can be
-            exported.
-    Raises: ValueError: missing, damaged, not medconv's, of another task, naming a class that is not allowed,
-        or axes along which the network never saw a mirrored image.
+        mirror_axes: spatial axes of test-time augmentation; None: those that it was validated with.
+        plain: without the fast layers and memory layouts of `perf`, which only medconv has; for export.
+    Raises: ValueError: missing, damaged, not a checkpoint of medconv, of another task, a class that is not
+        allowed, or axes along which the network never saw a mirrored image.
     """
     content = checkpoint_io.read(path)
     try:
@@ -91,7 +91,7 @@ def load(
     except DAMAGED as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
-            f"{path}: damaged, or of another version: its record cannot be read ({reason})"
+            f"{path}: damaged, or of another version: its metadata cannot be read ({reason})"
         ) from error
     model.network.to(device)
     return model
@@ -104,7 +104,7 @@ def _built(
     mirror_axes: Sequence[int] | None,
     plain: bool,
 ) -> LoadedModel:
-    record, values = content["medconv"], content["medconv"]["config"]
+    metadata, values = content["medconv"], content["medconv"]["config"]
     task = str(values["task"]["_target_"])
     if not task.endswith(_TASKS):
         raise ValueError(
@@ -122,15 +122,15 @@ def _built(
     return LoadedModel(
         network,
         PreprocessingConfig(
-            **{key: configs.lists_to_tuples(value) for key, value in record["preprocessing"].items()}
+            **{key: configs.lists_to_tuples(value) for key, value in metadata["preprocessing"].items()}
         ),
         _window(values, axes),
-        tuple(record["class_names"]),
-        _targets(record),
-        tuple(record["modalities"]),
+        tuple(metadata["class_names"]),
+        _targets(metadata),
+        tuple(metadata["modalities"]),
         str(values["trainer"]["precision"]),
         switches.memory_format(channels_last, dims),
-        tuple((float(low), float(high)) for low, high in record["spacing_range_mm"]),
+        tuple((float(low), float(high)) for low, high in metadata["spacing_range_mm"]),
         path,
         training_axes(values),
         equivariant,
@@ -142,8 +142,8 @@ def _built(
 def with_window(
     model: LoadedModel, overlap: float | None = None, batch_size: int | None = None
 ) -> LoadedModel:
-    """The same network with other windows; None keeps what it was validated with. Raises: ValueError: not
-    possible.
+    """The same network with other windows; None keeps what it was validated with. Raises: ValueError: a value
+    that is out of range.
     """
     window = model.window
     window = window if overlap is None else replace(window, overlap=overlap)
@@ -151,42 +151,42 @@ def with_window(
     return replace(model, window=window)
 
 
-def _mirror_axes(values: Values, network: nn.Module, wanted: Sequence[int] | None) -> tuple[int, ...]:
-    if wanted is None:
+def _mirror_axes(values: Values, network: nn.Module, axes: Sequence[int] | None) -> tuple[int, ...]:
+    if axes is None:
         return test_time_axes(values, network)
     try:
-        return test_time_axes({**values, "task": {**values["task"], "mirror_axes": list(wanted)}}, network)
+        return test_time_axes({**values, "task": {**values["task"], "mirror_axes": list(axes)}}, network)
     except ValueError as error:
         raise ConfigError(str(error).replace("task.mirror_axes", "--mirror-axes")) from error
 
 
 def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
-    task, known = values["task"], values["derived"]
+    task, derived = values["task"], values["derived"]
     return SlidingWindow(
-        tuple(known["patch_size"]),
-        task.get("overlap", 0.5),  # these two are none of whole images'
+        tuple(derived["patch_size"]),
+        task.get("overlap", 0.5),  # image-level tasks have neither of these two
         task.get("sw_batch_size", 4),
         axes,
-        known["slice_axis"],
-        configs.lists_to_tuples(known["flip_label_pairs"] or []),
+        derived["slice_axis"],
+        configs.lists_to_tuples(derived["flip_label_pairs"] or []),
     )
 
 
 def _rounding(values: Values) -> tuple[int, ...]:
-    data, known = values["data"], values["derived"]
+    data, derived = values["data"], values["derived"]
     if (
-        image_targets_of(known) is None
-        or known["spatial_dims"] != 2
+        image_targets_of(derived) is None
+        or derived["spatial_dims"] != 2
         or data.get("resize")
         or data.get("patch_size")
     ):
         return ()
-    return tuple(prod(step[axis] for step in known["strides"]) for axis in range(2))
+    return tuple(prod(step[axis] for step in derived["strides"]) for axis in range(2))
 
 
-def _targets(record: Values) -> SegmentationTargets:
+def _targets(metadata: Values) -> SegmentationTargets:
     return (
         SegmentationTargets((), ())
-        if record["image_targets"] is not None
-        else SegmentationTargets.from_plain(record["targets"])
+        if metadata["image_targets"] is not None
+        else SegmentationTargets.from_plain(metadata["targets"])
     )

@@ -1,5 +1,5 @@
-"""What the record of a folder of predictions says: of which images, by which settings; and why that may
-not fit.
+"""The manifest of an output folder, `prediction.json`: the settings and the images of its predictions, and
+why new predictions may not fit beside them.
 """
 
 from __future__ import annotations
@@ -12,80 +12,80 @@ from typing import Any
 
 from medconv.data.io.images import stamp
 
-RECORD = "prediction.json"  # beside the predictions: what made them
-Entry = dict[str, Any]  # a case's images, as the record has them
+MANIFEST = "prediction.json"  # its name, beside the predictions
+Entry = dict[str, Any]  # a case's images, as the manifest lists them
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a folder holds when a process begins.
+class OutputState:
+    """What an output folder holds when a process starts.
 
     Args:
-        before: the record's cases.
-        overwriting: what an `--overwrite` is to replace that has not ended; of these, what has a label map is
-            new.
-        differences: of the record's settings from the wanted ones.
-        there: cases with a label map.
-        busy: another process is at work.
+        listed: the manifest's cases.
+        overwriting: cases that an unfinished `--overwrite` replaces; those with a label map are done.
+        differences: between the manifest's settings and the present ones.
+        existing: cases with a result.
+        busy: another process works there.
     """
 
-    before: dict[str, Entry]
+    listed: dict[str, Entry]
     overwriting: list[str]
     differences: list[str]
-    there: list[str]
+    existing: list[str]
     busy: bool
 
-    def moved(self, cases: dict[str, Entry]) -> list[str]:
-        """Those that were, or are being, predicted from other images."""
-        known = (
-            self.before
+    def changed(self, cases: dict[str, Entry]) -> list[str]:
+        """Cases that were, or are being, predicted from other images."""
+        predicted = (
+            self.listed
             if self.busy
-            else {case: self.before[case] for case in self.there if case in self.before}
+            else {case: self.listed[case] for case in self.existing if case in self.listed}
         )
-        return [case for case, entry in cases.items() if case in known and known[case] != entry]
+        return [case for case, entry in cases.items() if case in predicted and predicted[case] != entry]
 
     def renewed(self, cases: dict[str, Entry]) -> set[str]:
-        """Whose old results an `--overwrite` that was stopped, or goes on, has removed already."""
-        return set() if self.differences else {*self.overwriting} - {*self.moved(cases)}
+        """Cases whose old results an unfinished `--overwrite` has removed already."""
+        return set() if self.differences else {*self.overwriting} - {*self.changed(cases)}
 
-    def fault(self, cases: dict[str, Entry], replaced: Sequence[str]) -> str | None:
-        """Why it cannot stay as it is beside new results of `cases`, of which `replaced` are to be made
-        anew.
+    def conflict(self, cases: dict[str, Entry], replaced: Sequence[str]) -> str | None:
+        """Why new results of `cases`, of which `replaced` exist and are made again, do not fit; None: they
+        fit.
         """
-        if self.differences and (self.there or self.busy):
-            return f"holds results that were made otherwise ({'; '.join(self.differences)})"
-        if moved := self.moved(cases):
-            return _other_image(moved[0], self.before[moved[0]], cases[moved[0]])
-        if self.busy and {*replaced} & {*self.there}:
+        if self.differences and (self.existing or self.busy):
+            return f"holds results made with other settings ({'; '.join(self.differences)})"
+        if changed := self.changed(cases):
+            return _other_image(changed[0], self.listed[changed[0]], cases[changed[0]])
+        if self.busy and {*replaced} & {*self.existing}:
             return "holds results that --overwrite would replace"
         return None
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Empty where there is none, or one of an earlier version, or none that can be read."""
+    """The folder's manifest; empty where there is none, or where it is damaged or of another version."""
     try:
-        known = dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
-        assert isinstance(known["settings"], dict) and _names(known["overwriting"])
-        for one in known["cases"].values():
-            assert _names(one["images"]) and 0 < len(one["images"]) == len(one["stamps"])
+        manifest = dict(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+        assert isinstance(manifest["settings"], dict) and _names(manifest["overwriting"])
+        for case in manifest["cases"].values():
+            assert _names(case["images"]) and 0 < len(case["images"]) == len(case["stamps"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
         return {}
-    return known
+    return manifest
 
 
 def entry(images: Sequence[Path]) -> Entry:
-    """A case's images, with what tells that a file was replaced by another of its name."""
+    """A case's images, with stamps that show when a file was replaced by another of the same name."""
     return {"images": [str(path.absolute()) for path in images], "stamps": [_stamp(path) for path in images]}
 
 
 def _stamp(path: Path) -> list[int] | None:
     try:
         return stamp(path)
-    except (OSError, ValueError):  # not there, or no possible name; such a case fails when it is read
+    except (OSError, ValueError):  # missing, or not a possible file name; such a case fails when it is read
         return None
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """The settings of the manifest (there) that differ from those of this command (here), in words."""
     keys = dict.fromkeys([*here, *there])
     return [
         f"{key}: {there.get(key)} there, {here.get(key)} now"
@@ -101,8 +101,5 @@ def _names(value: Any) -> bool:
 def _other_image(case: str, before: Entry, now: Entry) -> str:
     for old, new in zip(before["images"], now["images"], strict=False):
         if old != new:
-            return f"holds a case {case} of another image, {old}, not {new}"
-    return (
-        f"holds a case {case} of an image that was replaced since, or has other channels now: "
-        f"{now['images'][0]}"
-    )
+            return f"holds case {case} predicted from another image, {old}, not {new}"
+    return f"holds case {case} predicted from an image that has changed since: {now['images'][0]}"

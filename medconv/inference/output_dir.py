@@ -1,8 +1,8 @@
-"""The folder of predictions: what made them, which are done, and which another process has in hand.
+"""The output folder of a segmentation: which cases are done, and which another process works on.
 
-A case is done once its label map has its name, and the folder's record says that the same networks and
-settings made it. Who works on a case holds a lock on a file, which the system lets go when its process ends,
-in whatever way.
+A case is done once its label map exists and the folder's manifest says that the same networks and settings
+made it. A process that works on a case holds a file lock, which the operating system releases when the
+process ends, even if it is killed.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from filelock import FileLock, Timeout
 
 from medconv.data.case import Case
 from medconv.data.io.raster import is_picture
-from medconv.inference.manifest import RECORD, Entry, Found, differences, entry, read
+from medconv.inference.manifest import MANIFEST, Entry, OutputState, differences, entry, read
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import some
 
 PROBABILITIES = "probabilities"
 DICOM_SEG = "dicomseg"
 _VOLUME, _PICTURE = ".nii.gz", ".png"
-_PARTIAL = re.compile(r"\.\d+\..*")  # what `atomic.replacing` leaves of a killed process
+_PARTIAL = re.compile(r"\.\d+\..*")  # a temporary file of `atomic_io.replacing`, left by a killed process
 
 
-class Folder:
-    """Where predictions go.
+class OutputDir:
+    """Where label maps go.
 
     Args:
-        settings: what decides the results, by name; a folder has one set of them.
-        about: what else its record says.
+        settings: what determines the results, by name; they are the same for all results of a folder.
+        about: what else the manifest says.
         probabilities, dicom_seg: whether they are written, too.
     """
 
@@ -54,13 +54,13 @@ class Folder:
             probabilities,
             dicom_seg,
         )
-        also = {"dicom_seg": True} if dicom_seg else {}  # records from before it was there have none
-        self.settings = json.loads(json.dumps({**settings, "probabilities": probabilities, **also}))
-        self._ending = _VOLUME  # of label maps, until the cases are known
+        extra = {"dicom_seg": True} if dicom_seg else {}
+        self.settings = json.loads(json.dumps({**settings, "probabilities": probabilities, **extra}))
+        self._ending = _VOLUME  # of label maps; `open` chooses it by the cases
         self.skipped: list[str] = []
         self.elsewhere: list[str] = []
         self._claims, self._lock = path / ".claims", FileLock(path / ".lock")
-        self._mine = FileLock(
+        self._process_lock = FileLock(
             self._claims / f"{socket.gethostname()}-{os.getpid()}-{id(self)}.process", thread_local=False
         )
 
@@ -75,11 +75,11 @@ class Folder:
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
-        """Inside, this process is one of those that work here. Label maps are PNG where all images are
-        pictures.
+        """Register this process as working here, until the context ends. Label maps are PNG files if all
+        images are pictures (PNG, JPEG and the like).
 
-        Raises: ValueError: it holds other results, which `overwrite` removes as far as they belong to `cases`
-            and the record accounts for them; it is where the images are; or it cannot be written.
+        Raises: ValueError: it holds other results (`overwrite` removes those of `cases` that the manifest
+            lists); it holds the images themselves; or it cannot be written.
         """
         self._ending = (
             _PICTURE if all(is_picture(path) for case in cases for path in case.images) else _VOLUME
@@ -89,123 +89,126 @@ class Folder:
             self._check_apart(cases)
             with self._lock:
                 self._begin({case.id: entry(case.images) for case in cases}, overwrite)
-        except (OSError, NotImplementedError) as error:  # the latter: no locks there
-            raise ValueError(f"--output {self.path}: cannot be written ({_reason(error)})") from error
-        whole = False
+        except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+            raise self._refusal(f"cannot be written ({getattr(error, 'strerror', None) or error})") from error
+        completed = False
         try:
             yield
-            whole = True
+            completed = True
         finally:
             with self._lock:
-                self._end(whole)
+                self._end(completed)
 
     def claims(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Callable[[], None]]]:
-        """Cases to do, one after the other, each with a function to call when it is done or has failed.
+        """Cases to predict, one after the other, each with a function to call when it is done or has failed.
 
-        Those in another process's hands are tried again at the end, and then left to it.
+        Cases that another process works on are tried again at the end, and then left to it.
         """
-        late: list[Case] = []
-        for last, several in ((False, cases), (True, late)):
-            for case in several:
+        postponed: list[Case] = []
+        for is_second_pass, remaining in ((False, cases), (True, postponed)):
+            for case in remaining:
                 lock = FileLock(self._claims / f"{case.id}.lock", thread_local=False)
-                if self._free(case, lock):
+                if self._claimed(case, lock):
                     yield case, lock.release
                 elif self.label(case.id).exists():
                     self.skipped.append(case.id)
-                elif last:
+                elif is_second_pass:
                     self.elsewhere.append(case.id)
                 else:
-                    late.append(case)
+                    postponed.append(case)
 
-    def _free(self, case: Case, lock: FileLock) -> bool:
+    def _claimed(self, case: Case, lock: FileLock) -> bool:
+        """Whether this process now holds the case's lock, and the case is not done."""
         if self.label(case.id).exists() or not _acquired(lock):
             return False
-        if self.label(case.id).exists():  # by now
+        if self.label(case.id).exists():  # written by another process in between
             lock.release()
             return False
         return True
 
     def _check_apart(self, cases: Sequence[Case]) -> None:
-        """Raises: ValueError: results would come to lie among the images; folders are told apart by what they
-        are, not by how they are called."""
-        ours = {
+        """Raises: ValueError: results would be written into a folder of images. Folders are compared by
+        identity, not by path, since links give one folder several paths."""
+        outputs = {
             _identity(self.path),
             *(_identity(self.path / name) for name in (PROBABILITIES, DICOM_SEG)),
         } - {None}
         for path in (path for case in cases for path in case.images):
-            if ours & _homes(path):
+            if outputs & _folders_of(path):
                 raise ValueError(
                     f"--output {self.path}: holds the images themselves, such as {path}; take another folder"
                 )
 
     def _begin(self, cases: dict[str, Entry], overwrite: bool) -> None:
-        found = self._found()
-        renewed = found.renewed(cases)
+        state = self._state()
+        renewed = state.renewed(cases)
         replaced = [case for case in cases if case not in renewed] if overwrite else []
-        self._check(found, cases, overwrite, replaced)
+        self._check(state, cases, overwrite, replaced)
         self._claims.mkdir(exist_ok=True)
-        if not found.busy:
+        if not state.busy:
             self._clean(replaced)
-        kept = {} if found.differences else found.before
-        self._write_record({**kept, **cases}, sorted({*renewed, *replaced}))
-        self._mine.acquire()
+        previous = {} if state.differences else state.listed
+        self._write_manifest({**previous, **cases}, sorted({*renewed, *replaced}))
+        self._process_lock.acquire()
 
-    def _check(self, found: Found, cases: dict[str, Entry], overwrite: bool, replaced: Sequence[str]) -> None:
-        """Raises: ValueError: what is here cannot stay beside new results, nor be replaced."""
-        if unknown := [case for case in found.there if case not in found.before]:
+    def _check(
+        self, state: OutputState, cases: dict[str, Entry], overwrite: bool, replaced: Sequence[str]
+    ) -> None:
+        """Raises: ValueError: existing results do not fit beside new ones, and must not be replaced."""
+        if unlisted := [case for case in state.existing if case not in state.listed]:
             raise self._refusal(
-                f"holds label maps that no {RECORD} accounts for, such as {unknown[0]}{self._ending}; take "
+                f"holds label maps that {MANIFEST} does not list, such as {unlisted[0]}{self._ending}; take "
                 "another folder, or remove them"
             )
-        fault = found.fault(cases, replaced)
-        if fault and (found.busy or not overwrite):
+        conflict = state.conflict(cases, replaced)
+        if conflict and (state.busy or not overwrite):
             advice = (
                 "another process is at work there"
-                if found.busy
+                if state.busy
                 else "take another folder, or --overwrite to replace them"
             )
-            raise self._refusal(f"{fault}; {advice}")
-        if found.differences and (strangers := [case for case in found.there if case not in cases]):
+            raise self._refusal(f"{conflict}; {advice}")
+        if state.differences and (others := [case for case in state.existing if case not in cases]):
             raise self._refusal(
-                "--overwrite would leave results there that were made otherwise, of cases that --input "
-                f"does not name: {some(strangers)}; take another folder"
+                "--overwrite would keep results made with other settings, of cases that are not in --input: "
+                f"{some(others)}; take another folder"
             )
 
     def _refusal(self, reason: str) -> ValueError:
         return ValueError(f"--output {self.path}: {reason}")
 
-    def _end(self, whole: bool) -> None:
-        """Args: whole: this process came to its end, so that if it was the last one nothing is left to be
-        replaced.
+    def _end(self, completed: bool) -> None:
+        """Args: completed: this process did all its cases; if it was the last one, `--overwrite` is
+        finished.
         """
-        self._mine.release()
-        Path(self._mine.lock_file).unlink(missing_ok=True)
+        self._process_lock.release()
+        Path(self._process_lock.lock_file).unlink(missing_ok=True)
         if not self._others():
             shutil.rmtree(self._claims, ignore_errors=True)
-            known = read(self.path) if whole else {}
-            if known.get("overwriting"):
-                with suppress(OSError):  # no room: all is done none the less
-                    self._write_record(known["cases"], [])
+            manifest = read(self.path) if completed else {}
+            if manifest.get("overwriting"):
+                with suppress(OSError):  # the disk is full: all cases are done nevertheless
+                    self._write_manifest(manifest["cases"], [])
 
-    def _write_record(self, cases: dict[str, Entry], overwriting: Sequence[str]) -> None:
-        record = {**self.about, "settings": self.settings, "cases": cases, "overwriting": list(overwriting)}
-        write_text(self.path / RECORD, json.dumps(record, indent=2) + "\n")
+    def _write_manifest(self, cases: dict[str, Entry], overwriting: Sequence[str]) -> None:
+        manifest = {**self.about, "settings": self.settings, "cases": cases, "overwriting": list(overwriting)}
+        write_text(self.path / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
-    def _found(self) -> Found:
-        known = read(self.path)
+    def _state(self) -> OutputState:
+        manifest = read(self.path)
         names = sorted(
             p.name.removesuffix(self._ending) for p in self.path.glob(f"*{self._ending}") if p.name[0] != "."
         )
-        return Found(
-            known.get("cases", {}),
-            known.get("overwriting", []),
-            differences(known["settings"], self.settings) if known else [],
+        return OutputState(
+            manifest.get("cases", {}),
+            manifest.get("overwriting", []),
+            differences(manifest["settings"], self.settings) if manifest else [],
             names,
             self._others(),
         )
 
     def _others(self) -> bool:
-        """Whether another process is at work here; locks of dead ones are removed."""
+        """Whether another process works here; removes the locks of processes that have ended."""
         alive = False
         for path in self._claims.glob("*.process"):
             lock = FileLock(path)
@@ -237,24 +240,20 @@ def _acquired(lock: FileLock) -> bool:
     return True
 
 
-def _homes(image: Path) -> set[tuple[int, int] | None]:
-    """The folder that a path names, and the one that its file lies in, should it be a link; of a series,
-    itself as well.
+def _folders_of(image: Path) -> set[tuple[int, int] | None]:
+    """Identities of the folder in the path, of the real folder if the path is a link, and of the path itself,
+    which is a folder for a DICOM series.
     """
     try:
         return {_identity(image.parent), _identity(Path(os.path.realpath(image)).parent), _identity(image)}
-    except ValueError:  # no possible name; such a case fails when it is read
+    except ValueError:  # not a possible file name; such a case fails when it is read
         return set()
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
-    """What tells a folder from all others, in whatever way it is called; None: it is not there."""
+    """Device and inode, which are the same for all paths of a folder; None: it does not exist."""
     try:
-        found = folder.stat()
+        stat = folder.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error)
+    return stat.st_dev, stat.st_ino

@@ -1,8 +1,7 @@
-"""The folder of answers for whole images: `predictions.csv`, a row per case, and the record of what made
-them.
+"""The output folder of an image-level network: `predictions.csv`, one row per case, and its manifest.
 
-Rows are added as they are made, so that a command that was stopped goes on; at the end they stand in the
-order of the cases.
+Rows are appended as cases are predicted, so that a stopped command can resume; at the end the table is
+written again in the order of the cases.
 """
 
 from __future__ import annotations
@@ -19,22 +18,21 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from medconv.data.case import Case
-from medconv.inference.manifest import RECORD, Found, entry, read
-from medconv.inference.manifest import differences as differing
+from medconv.inference.manifest import MANIFEST, OutputState, differences, entry, read
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import some
 
 TABLE = "predictions.csv"
 SALIENCY = "saliency"
-OTHERS = ("case", "predicted")  # columns that are no output
+CASE_COLUMNS = ("case", "predicted")  # all other columns are outputs
 
 
-class Answers:
-    """Where answers go.
+class OutputTable:
+    """Where predictions of image-level networks go.
 
-    Args: settings: what decides them, by name; a folder has one set of them. about: what else its record
-    says.
+    Args: settings: what determines the predictions, by name; they are the same for all rows of a table.
+    about: what else the manifest says.
     """
 
     def __init__(
@@ -59,10 +57,10 @@ class Answers:
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[list[Case]]:
-        """Gives the cases that are still to be done.
+        """Gives the cases that are still to be predicted.
 
-        Raises: ValueError: it holds other results, which `overwrite` removes as far as they belong to
-            `cases`; another process is at work there; or it cannot be written.
+        Raises: ValueError: it holds other results (`overwrite` removes those of `cases`); another process
+            writes there; or it cannot be written.
         """
         lock = FileLock(self.path / ".lock")
         try:
@@ -70,11 +68,9 @@ class Answers:
             lock.acquire(blocking=False)
             self._begin(cases, overwrite)
         except Timeout as error:
-            raise ValueError(f"--output {self.path}: another process writes its answers there") from error
-        except (OSError, NotImplementedError) as error:  # the latter: no locks there
-            raise ValueError(
-                f"--output {self.path}: cannot be written ({getattr(error, 'strerror', None) or error})"
-            ) from error
+            raise self._refusal("another process writes its predictions there") from error
+        except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+            raise self._refusal(f"cannot be written ({getattr(error, 'strerror', None) or error})") from error
         try:
             yield [case for case in cases if case.id not in self.rows]
             self._write(cases)
@@ -82,68 +78,69 @@ class Answers:
             lock.release()
 
     def add(self, cases: Sequence[Case], outputs: np.ndarray) -> None:
-        """Raises: OSError: no room, or no permission."""
+        """Append a row per case. Raises: OSError: the disk is full, or no permission."""
         text = io.StringIO(newline="")
         for case, values in zip(cases, outputs, strict=True):
-            called = (
+            predicted = (
                 [self.image_targets.names[int(values.argmax())]]
                 if self.image_targets.kind == "multiclass"
                 else []
             )
-            self.rows[case.id] = [case.id, *called, *(f"{value:.8g}" for value in values)]
+            self.rows[case.id] = [case.id, *predicted, *(f"{value:.8g}" for value in values)]
             csv.writer(text, lineterminator="\n").writerow(self.rows[case.id])
         with (self.path / TABLE).open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:
             file.write(text.getvalue())
 
-    def picture(self, case: str) -> Path:
+    def saliency(self, case: str) -> Path:
+        """Where the picture of a case's saliency map goes."""
         return self.path / SALIENCY / f"{case}.png"
 
     def _begin(self, cases: Sequence[Case], overwrite: bool) -> None:
-        known, entries = read(self.path), {case.id: entry(case.images) for case in cases}
+        manifest, entries = read(self.path), {case.id: entry(case.images) for case in cases}
         rows = self._read()
-        if strange := [case for case in rows if case not in known.get("cases", {})]:
+        if unlisted := [case for case in rows if case not in manifest.get("cases", {})]:
             raise self._refusal(
-                f"holds answers that no {RECORD} accounts for, such as {strange[0]}; take another folder"
+                f"holds predictions that {MANIFEST} does not list, such as {unlisted[0]}; take another folder"
             )
-        if known and not (self.path / TABLE).exists():
+        if manifest and not (self.path / TABLE).exists():
             raise self._refusal("holds label maps; take another folder")
-        unlike = differing(known["settings"], self.settings) if known else []
-        found = Found(known.get("cases", {}), [], unlike, list(rows), False)
-        if not overwrite and (fault := found.fault(entries, [])):
-            raise self._refusal(f"{fault}; take another folder, or --overwrite to replace them")
+        differing = differences(manifest["settings"], self.settings) if manifest else []
+        state = OutputState(manifest.get("cases", {}), [], differing, list(rows), False)
+        if not overwrite and (conflict := state.conflict(entries, [])):
+            raise self._refusal(f"{conflict}; take another folder, or --overwrite to replace them")
         others = [case for case in rows if case not in entries]
-        if unlike and others:
+        if differing and others:
             raise self._refusal(
-                "--overwrite would leave answers there that were made otherwise, of cases that --input "
-                f"does not name: {some(others)}; take another folder"
+                "--overwrite would keep predictions made with other settings, of cases that are not in "
+                f"--input: {some(others)}; take another folder"
             )
         self.rows = {case: row for case, row in rows.items() if not (overwrite and case in entries)}
-        record = {
+        manifest = {
             **self.about,
             "settings": self.settings,
-            "cases": {**found.before, **entries},
+            "cases": {**state.listed, **entries},
             "overwriting": [],
         }
         self._write([])
-        write_text(self.path / RECORD, json.dumps(record, indent=2) + "\n")
+        write_text(self.path / MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
     def _refusal(self, reason: str) -> ValueError:
         return ValueError(f"--output {self.path}: {reason}")
 
     def _read(self) -> dict[str, list[str]]:
-        """Whole rows of this kind; a last one that was being written when the process ended is none."""
+        """The complete rows; a last line without an end was cut off when its process was killed."""
         try:
             text = (self.path / TABLE).read_text(encoding="utf-8")
         except FileNotFoundError:
             return {}
         except UnicodeDecodeError as error:
-            raise self._refusal(f"{TABLE} there is no text; take another folder") from error
-        whole = text[: text.rfind("\n") + 1]
-        rows = list(csv.reader(io.StringIO(whole)))
+            raise self._refusal(f"{TABLE} there is not a text file; take another folder") from error
+        complete = text[: text.rfind("\n") + 1]
+        rows = list(csv.reader(io.StringIO(complete)))
         return {row[0]: row for row in rows[1:] if row}
 
     def _write(self, cases: Sequence[Case]) -> None:
-        """The whole table: these cases first, in their order, then the others that it has."""
+        """The table: these cases first, in their order, then the others that it has."""
         text = io.StringIO(newline="")
         order = dict.fromkeys([*(case.id for case in cases if case.id in self.rows), *self.rows])
         csv.writer(text, lineterminator="\n").writerows([self.header, *(self.rows[case] for case in order)])
@@ -151,5 +148,5 @@ class Answers:
 
 
 def column_of(name: str) -> str:
-    """Of an output by this name."""
-    return f"output/{name}" if name in OTHERS else name
+    """The column of the output with this name."""
+    return f"output/{name}" if name in CASE_COLUMNS else name

@@ -1,8 +1,7 @@
 """Three stages at once: the next case is loaded while one is predicted and one is written.
 
-Threads, not processes: unpacking, matrix products, the network and writing all run outside of Python's lock.
-A case is in memory from the start of its loading to the end of its writing, so `workers + 2` cases are, at
-most.
+Threads, not processes: unpacking, matrix products, the network and writing all release Python's lock (GIL).
+A case is in memory from the start of its loading to the end of its writing: at most `workers + 2` cases.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ def stream(
     write: Callable[[Item, Predicted], None],
     workers: int = 1,
 ) -> Iterator[tuple[Item, Exception | None]]:
-    """Each item when it is through, with the error that ended it; an error ends no other item.
+    """Yields each item when it is finished, with its error or None; an error does not stop other items.
 
-    Args: workers: items that are loaded at once. `predict` runs in the caller's thread, as do the steps of
-    `items`.
+    Args: items: iterated in the caller's thread, as late as possible. predict: runs in the caller's thread.
+        workers: items that are loaded at once.
     """
     upcoming, loading = iter(items), deque[tuple[Item, Future[Loaded]]]()
     writing: tuple[Item, Future[None]] | None = None
@@ -45,8 +44,8 @@ def stream(
                 wait([future])
                 refill()
                 predicted, error = _attempt(predict, future)
-                _let_go(error)
-                del future  # it holds the case
+                _clear_frames(error)
+                del future  # which references the case
                 if writing is not None:
                     yield writing[0], _error(writing[1])
                     writing = None
@@ -74,12 +73,12 @@ def _attempt(
 def _error(future: Future[None]) -> Exception | None:
     error = future.exception()
     assert error is None or isinstance(error, Exception)
-    _let_go(error)
+    _clear_frames(error)
     return error
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Of the case that an error's frames hold; lines and names, for a traceback, stay."""
+def _clear_frames(error: BaseException | None) -> None:
+    """Free the case, which an error's frames reference; the traceback can still be printed."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

@@ -1,8 +1,6 @@
-"""Post-processing of label maps: which components stay, which holes are filled; and the file that says which
-steps to take.
+"""Post-processing of label maps: remove components, fill holes; and the JSON file that lists the steps.
 
-Components are connected through faces, edges and corners (26 neighbours, 8 in 2D); holes, their counterpart,
-through faces.
+Components are connected through faces, edges and corners (26 neighbours, 8 in 2D), holes through faces only.
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ from medconv.data.case import Grid
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.targets.segmentation import SegmentationTargets
 
-WHOLE = "*"  # stands for the whole foreground, in the place of a class or region
-_AROUND = np.ones((3, 3, 3), bool)
+FOREGROUND = "*"  # stands for the whole foreground, in place of a class or region
+_26_NEIGHBOURS = np.ones((3, 3, 3), bool)
 _FACES = ndimage.generate_binary_structure(3, 1)
-_KEYS = {"operation", "of", "min_mm3", "evidence"}
+_KEYS = {"operation", "label", "min_mm3", "evidence"}
 
 
 @dataclass(frozen=True)
@@ -33,38 +31,40 @@ class Step:
 
     Args:
         operation: a key of `OPERATIONS`.
-        of: the class's or region's name, or `WHOLE`.
-        min_mm3: of `remove_small`: components of a smaller volume go. In 2D it is the area times the slice's
+        label: the class's or region's name, or `FOREGROUND`.
+        min_mm3: for `remove_small`: smaller components are removed. In 2D it is the area times the slice's
             thickness.
     """
 
     operation: str
-    of: str
+    label: str
     min_mm3: float | None = None
 
     def __str__(self) -> str:
         return self.operation + (f" below {self.min_mm3:g} mm^3" if self.min_mm3 is not None else "")
 
     def plain(self) -> dict[str, Any]:
-        """As the file holds it."""
+        """As a JSON file holds it."""
         volume = {} if self.min_mm3 is None else {"min_mm3": self.min_mm3}
-        return {"operation": self.operation, "of": self.of, **volume}
+        return {"operation": self.operation, "label": self.label, **volume}
 
     @classmethod
     def from_plain(cls, content: Any) -> Step:
         """From what `plain` gave. Raises: ValueError: anything else."""
-        if not isinstance(content, Mapping) or not {"operation", "of"} <= set(content) <= _KEYS:
+        if not isinstance(content, Mapping) or not {"operation", "label"} <= set(content) <= _KEYS:
             raise ValueError(
-                "expected an object with the keys `operation`, `of` and perhaps `min_mm3`, got "
+                "expected an object with the keys `operation`, `label` and perhaps `min_mm3`, got "
                 f"{content!r:.200}"
             )
-        operation, of, volume = content["operation"], content["of"], content.get("min_mm3")
+        operation, label, volume = content["operation"], content["label"], content.get("min_mm3")
         if not isinstance(operation, str) or operation not in OPERATIONS:
             raise ValueError(f"`operation` must be one of {', '.join(OPERATIONS)}, got {operation!r:.80}")
-        if not isinstance(of, str):
-            raise ValueError(f"`of` must be the name of a class or region, or {WHOLE}, got {of!r:.80}")
-        if operation == "fill_holes" and of == WHOLE:
-            raise ValueError(f"fill_holes needs the class or region that fills them, got {WHOLE}")
+        if not isinstance(label, str):
+            raise ValueError(
+                f"`label` must be the name of a class or region, or {FOREGROUND}, got {label!r:.80}"
+            )
+        if operation == "fill_holes" and label == FOREGROUND:
+            raise ValueError(f"fill_holes needs the class or region that fills them, got {FOREGROUND}")
         if operation != "remove_small":
             if volume is not None:
                 raise ValueError(f"`min_mm3` belongs to remove_small, not to {operation}")
@@ -74,13 +74,13 @@ class Step:
             or not 0 < volume <= sys.float_info.max
         ):
             raise ValueError(f"`min_mm3` must be a positive number, got {volume!r:.80}")
-        return cls(operation, of, None if volume is None else float(volume))
+        return cls(operation, label, None if volume is None else float(volume))
 
     def apply(self, label: np.ndarray, grid: Grid, targets: SegmentationTargets) -> np.ndarray:
-        """As `Steps.apply`, for this step alone. `label` may be a part of the grid that holds all of the
+        """As `Steps.apply`, for this step alone. `label` may be a crop of the grid that holds all
         foreground.
         """
-        values = _values(self.of, targets)
+        values = _values(self.label, targets)
         box = bounding_box(np.isin(label, values))
         if box is None:
             return label
@@ -95,9 +95,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps, to be taken one after another.
+    """Steps, which are applied one after another.
 
-    Args: targets: what they were decided for. source: the file, for messages.
+    Args: targets: those that the steps were chosen for. source: the file, for messages.
     """
 
     steps: tuple[Step, ...]
@@ -105,20 +105,20 @@ class Steps:
     source: Path | None = None
 
     def check(self, targets: SegmentationTargets) -> None:
-        """Raises: ValueError: they were decided for other classes than these."""
+        """Raises: ValueError: the steps were chosen for other classes."""
         if (self.targets.names, self.targets.values, self.targets.order) != (
             targets.names,
             targets.values,
             targets.order,
         ):
             name = self.source or "post-processing"
-            raise ValueError(f"{name}: was decided for {self.targets.words}; the network has {targets.words}")
+            raise ValueError(f"{name}: was made for {self.targets.words}; the network has {targets.words}")
 
     def apply(self, label: np.ndarray, grid: Grid, targets: SegmentationTargets) -> np.ndarray:
-        """The label map after all steps; the one given is left as it is.
+        """The label map after all steps; `label` is not changed.
 
         Shape: label (X, Y, Z); a 2D image has Z = 1.
-        Raises: ValueError: the steps were decided for other classes.
+        Raises: ValueError: the steps were chosen for other classes.
         """
         self.check(targets)
         for step in self.steps:
@@ -127,8 +127,8 @@ class Steps:
 
 
 def read(path: Path) -> Steps:
-    """The steps that a file holds; nothing in it chooses code. Raises: ValueError: missing, damaged, or
-    not such a file.
+    """The steps of a file, which can name only known operations. Raises: ValueError: missing, damaged, or not
+    such a file.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -138,22 +138,21 @@ def read(path: Path) -> Steps:
         raise ValueError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(content, dict) or not isinstance(content.get("steps"), list):
         raise ValueError(
-            f"{path}: expected a JSON object whose `steps` is a list, as medconv find-postprocessing writes "
-            "it"
+            f"{path}: expected a JSON object with a list `steps`, as medconv find-postprocessing writes it"
         )
     targets = _targets(content.get("targets"), path)
     steps = []
     for number, item in enumerate(content["steps"], 1):
         try:
             steps.append(Step.from_plain(item))
-            _values(steps[-1].of, targets)
+            _values(steps[-1].label, targets)
         except ValueError as error:
             raise ValueError(f"{path}: step {number}: {error}") from error
     return Steps(tuple(steps), targets, path)
 
 
 def bounding_box(mask: np.ndarray) -> tuple[slice, ...] | None:
-    """The smallest box that holds all true voxels; None: there is none."""
+    """The smallest box that holds all true voxels; None: no voxel is true."""
     return content_box(mask[None]) if mask.any() else None
 
 
@@ -165,7 +164,7 @@ def component_volumes(mask: np.ndarray, grid: Grid) -> np.ndarray:
 def _keep_largest(
     label: np.ndarray, values: Sequence[int], step: Step, grid: Grid, targets: SegmentationTargets
 ) -> np.ndarray:
-    """Of components equally large all stay, so that no orientation of the array matters."""
+    """If several components are largest, all are kept, so that the result is the same in any orientation."""
     components = _components(np.isin(label, values))
     sizes = np.bincount(components.ravel())[1:]
     return _without(label, components, sizes < sizes.max(), values, targets)
@@ -184,20 +183,21 @@ def _remove_small(
 def _fill_holes(
     label: np.ndarray, values: Sequence[int], step: Step, grid: Grid, targets: SegmentationTargets
 ) -> np.ndarray:
-    """A hole is of background, encloses nothing else, and every neighbour of it belongs to the class.
+    """A hole is a component of background all of whose neighbours belong to the class.
 
-    Of a region, voxels of regions around it count as background: those that lose nothing by becoming part of
-    it.
+    For a region, voxels of the regions that contain it count as background, too, if filling takes them out of
+    no region.
     """
-    value = _value(step.of, targets)
-    kept = _holding(value, targets)
-    fillable = np.isin(label, [0, *(v for v in range(1, targets.num_values) if _holding(v, targets) < kept)])
+    value = _value(step.label, targets)
+    regions = _holding(value, targets)
+    fillable = np.isin(
+        label, [0, *(v for v in range(1, targets.num_values) if _holding(v, targets) < regions)]
+    )
     fillable &= ~np.isin(label, values)
     holes, count = ndimage.label(fillable, _FACES)
     outer = ndimage.binary_dilation(~fillable & ~np.isin(label, values), _FACES)
-    for axis in (
-        axis for axis in range(3) if grid.shape[axis] > 1
-    ):  # what lies outside of the box is none of the class
+    # `label` is the box around the class, so what touches its border is not enclosed.
+    for axis in (axis for axis in range(3) if grid.shape[axis] > 1):
         np.moveaxis(outer, axis, 0)[[0, -1]] = True
     enclosed = np.ones(count + 1, bool)
     enclosed[0] = False
@@ -205,9 +205,8 @@ def _fill_holes(
     return np.where(enclosed[holes], np.asarray(value, label.dtype), label) if enclosed.any() else label
 
 
-Operation = Callable[
-    [np.ndarray, Sequence[int], Step, Grid, SegmentationTargets], np.ndarray
-]  # of the box that holds the class
+# Takes the part of the label map inside the box around the class, and the class's label values.
+Operation = Callable[[np.ndarray, Sequence[int], Step, Grid, SegmentationTargets], np.ndarray]
 OPERATIONS: dict[str, Operation] = {
     "keep_largest": _keep_largest,
     "remove_small": _remove_small,
@@ -216,23 +215,21 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def _components(mask: np.ndarray) -> np.ndarray:
-    components, _ = ndimage.label(mask, _AROUND)
+    components, _ = ndimage.label(mask, _26_NEIGHBOURS)
     return components
 
 
 def _without(
     label: np.ndarray,
     components: np.ndarray,
-    goes: np.ndarray,
+    is_removed: np.ndarray,
     values: Sequence[int],
     targets: SegmentationTargets,
 ) -> np.ndarray:
-    """The components that go, a flag each, become what remains without them: background, or the region
-    around.
-    """
-    if not goes.any():
+    """Remove components, by a flag for each: their voxels become background, or the region around them."""
+    if not is_removed.any():
         return label
-    removed = np.concatenate([[False], goes])[components]
+    removed = np.concatenate([[False], is_removed])[components]
     result = label.copy()
     for value in values:
         result[removed & (label == value)] = _remaining(value, values, targets)
@@ -240,9 +237,11 @@ def _without(
 
 
 def _remaining(value: int, values: Sequence[int], targets: SegmentationTargets) -> int:
-    """What a voxel of `value` becomes that no longer belongs to `values`."""
+    """The new value of a voxel of `value` that no longer belongs to `values`."""
     others = (
-        v for v, held in zip(targets.order, targets.values, strict=False) if value in held and v not in values
+        v
+        for v, region_values in zip(targets.order, targets.values, strict=False)
+        if value in region_values and v not in values
     )
     return max(others, key=targets.order.index, default=0)
 
@@ -258,12 +257,15 @@ def _value(name: str, targets: SegmentationTargets) -> int:
     return targets.order[index] if targets.overlapping else targets.values[index][0]
 
 
-def _values(of: str, targets: SegmentationTargets) -> tuple[int, ...]:
-    if of == WHOLE:
+def _values(name: str, targets: SegmentationTargets) -> tuple[int, ...]:
+    """The label values of a class, a region or the whole foreground."""
+    if name == FOREGROUND:
         return tuple(sorted({value for values in targets.values for value in values}))
-    if of not in targets.names:
-        raise ValueError(f"`of` is {of!r:.80}, which is none of {', '.join(targets.names)}, nor {WHOLE}")
-    return targets.by_name[of]
+    if name not in targets.names:
+        raise ValueError(
+            f"`label` is {name!r:.80}, expected one of {', '.join(targets.names)}, or {FOREGROUND}"
+        )
+    return targets.by_name[name]
 
 
 def _targets(content: Any, path: Path) -> SegmentationTargets:

@@ -1,4 +1,4 @@
-"""Label maps on the grids of the inputs, or a table of answers for whole images."""
+"""`medconv predict`: label maps on the grids of the inputs, or a table of image-level predictions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from medconv.data.case import Case
 from medconv.data.io import dicom_seg as data_dicom_seg
 from medconv.data.io.images import write_channels, write_label
 from medconv.inference import postprocessing
-from medconv.inference.errors import UnwritableError, need_none, reason, unwritable
-from medconv.inference.exported.metadata import digest as digest
-from medconv.inference.image_predictor import ImagePredictor
+from medconv.inference.errors import UnwritableError, check_all_predicted, reason, unwritable
+from medconv.inference.exported.metadata import digest
+from medconv.inference.image_level_predictor import ImageLevelPredictor
 from medconv.inference.inputs import find_cases
 from medconv.inference.load import LoadedModel, with_window
-from medconv.inference.output_dir import RECORD as RECORD
-from medconv.inference.output_dir import Folder
+from medconv.inference.output_dir import OutputDir
 from medconv.inference.pipeline import stream
-from medconv.inference.predict_images import predict_whole
-from medconv.inference.predictor import Input, Predictor, Scores, load_members, with_room
+from medconv.inference.predict_image_level import predict_image_level
+from medconv.inference.predictor import Input, Predictor, Scores, load_members, with_cpu_fallback
 from medconv.utils import signals
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
@@ -52,9 +51,11 @@ def run_command(options: argparse.Namespace) -> int:
         options.checkpoint, device, options.trust_package, options.mirror_axes, options.exported_model
     )
     if members[0].image_targets is not None:
-        return _of_whole_images(members, device, options)
+        return _run_image_level(members, device, options)
     if options.saliency:
-        raise ValueError(f"--saliency: is for answers about whole images; {members[0].path} makes label maps")
+        raise ValueError(
+            f"--saliency is for classification and regression; {members[0].path} predicts label maps"
+        )
     members = [with_window(member, options.overlap, options.sw_batch_size) for member in members]
     predictor = Predictor(members, device, steps.apply if steps else None)
     if steps:
@@ -62,31 +63,40 @@ def run_command(options: argparse.Namespace) -> int:
     cases = find_cases(options.input, len(predictor.modalities))
     if options.dicom_seg:
         data_dicom_seg.check([case.images[0] for case in cases])
-    made = {"postprocess": digest(options.postprocess) if options.postprocess else None}
-    also = (options.save_probabilities, options.overwrite, options.workers, made, options.dicom_seg)
-    return predict(predictor, cases, options.output, *also)
+    return predict(
+        predictor,
+        cases,
+        options.output,
+        probabilities=options.save_probabilities,
+        overwrite=options.overwrite,
+        workers=options.workers,
+        settings={"postprocess": digest(options.postprocess) if options.postprocess else None},
+        dicom_seg=options.dicom_seg,
+    )
 
 
-def _of_whole_images(members: Sequence[LoadedModel], device: str, options: argparse.Namespace) -> int:
-    """Raises: ValueError: as `predict_whole`; options of label maps."""
-    given = {
+def _run_image_level(members: Sequence[LoadedModel], device: str, options: argparse.Namespace) -> int:
+    """Raises: ValueError: as `predict_image_level`; an option that is for label maps."""
+    segmentation_options = {
         "--save-probabilities": options.save_probabilities,
         "--dicom-seg": options.dicom_seg,
         "--postprocess": options.postprocess,
         "--overlap": options.overlap is not None,
     }
-    if wrong := [name for name, value in given.items() if value]:
+    if wrong := [name for name, value in segmentation_options.items() if value]:
         raise ValueError(
-            f"{wrong[0]}: is for label maps; {members[0].path} answers for whole images, into predictions.csv"
+            f"{wrong[0]} is for label maps; {members[0].path} is an image-level network, whose "
+            f"predictions go "
+            "into predictions.csv"
         )
     if options.sw_batch_size is not None and options.sw_batch_size < 1:
         raise ValueError(f"--sw-batch-size must be at least 1, got {options.sw_batch_size}")
-    predictor = ImagePredictor(members, device, options.sw_batch_size)
+    predictor = ImageLevelPredictor(members, device, options.sw_batch_size)
     cases = find_cases(options.input, len(predictor.modalities))
     settings = {key: value for key, value in _settings(predictor).items() if key != "overlap"}
     about = {key: value for key, value in _about(predictor).items() if key != "targets"}
-    also = (options.overwrite, options.workers, options.saliency)
-    return predict_whole(predictor, cases, options.output, settings, about, *also)
+    work = (options.overwrite, options.workers, options.saliency)
+    return predict_image_level(predictor, cases, options.output, settings, about, *work)
 
 
 def predict(
@@ -99,21 +109,20 @@ def predict(
     settings: dict[str, Any] | None = None,
     dicom_seg: bool = False,
 ) -> int:
-    """Write one label map per case that has none yet and is in no other process's hands; a case that fails is
-    named at the end, the rest is done.
+    """Write one label map per case that has none yet and that no other process works on. Cases that fail are
+    named at the end, and do not stop the others.
 
     Args: probabilities, dicom_seg: written, too. workers: cases that are loaded at once. settings: what else
-        decides the results.
+        determines the results.
     Returns: the exit code.
     Raises: ValueError: `output` holds other results, cases failed, or the disk is full.
     """
-    folder = Folder(
+    folder = OutputDir(
         output, {**_settings(predictor), **(settings or {})}, _about(predictor), probabilities, dicom_seg
     )
     failed: dict[str, str] = {}
-    limits = threadpool_limits(
-        1, user_api="blas"
-    )  # loading beside the network; each does its own matrix products
+    # One thread per matrix product in NumPy and SciPy: `workers` of them load beside the network.
+    limits = threadpool_limits(1, user_api="blas")
     with signals.raising(), folder.open(cases, overwrite), limits, tqdm(total=len(cases), **_BAR) as bar:
         done = stream(
             folder.claims(cases),
@@ -129,7 +138,7 @@ def predict(
                 raise error
             if error is not None:
                 failed[case.id] = reason(error)
-        bar.update(len(cases) - len(folder.elsewhere) - bar.n)  # those found done after the last
+        bar.update(len(cases) - len(folder.elsewhere) - bar.n)  # those that were done already
     return _report(folder, len(cases), failed)
 
 
@@ -137,21 +146,25 @@ _BAR: dict[str, Any] = {"desc": "predicting", "unit": "case", "disable": None}
 
 
 def _load(predictor: Predictor, claimed: Claimed) -> Input:
-    given = predictor.read(claimed[0])
-    if given.warning:
-        log.warning("case %s: %s", claimed[0].id, given.warning)
-    return given
+    case_input = predictor.read(claimed[0])
+    if case_input.warning:
+        log.warning("case %s: %s", claimed[0].id, case_input.warning)
+    return case_input
 
 
 @torch.inference_mode()
-def _write(predictor: Predictor, folder: Folder, claimed: Claimed, scores: Scores) -> None:
-    """The label map comes last: with it the case is done. Raises: Unwritable: no room, or no permission."""
+def _write(predictor: Predictor, folder: OutputDir, claimed: Claimed, scores: Scores) -> None:
+    """The label map is written last: a case with a label map is done. Raises: UnwritableError: the disk is
+    full, or no permission.
+    """
     case = claimed[0]
     label = predictor.label(scores)
     try:
         if folder.writes_probabilities:
             path, count = folder.probabilities(case.id), predictor.targets.num_outputs
-            with_room(scores, lambda kept: write_channels(path, kept.probabilities(), count, case.images[0]))
+            with_cpu_fallback(
+                scores, lambda placed: write_channels(path, placed.probabilities(), count, case.images[0])
+            )
         if folder.writes_dicom_seg:
             data_dicom_seg.write(folder.dicom_seg(case.id), label, case.images[0], predictor.class_names)
         write_label(folder.label(case.id), label, case.images[0])
@@ -159,9 +172,9 @@ def _write(predictor: Predictor, folder: Folder, claimed: Claimed, scores: Score
         raise unwritable(folder.path, case.id, error) from error
 
 
-def _report(folder: Folder, number: int, failed: dict[str, str]) -> int:
-    left, before = len(folder.elsewhere), len(folder.skipped)
-    now = number - left - before - len(failed)
+def _report(folder: OutputDir, number: int, failed: dict[str, str]) -> int:
+    elsewhere, before = len(folder.elsewhere), len(folder.skipped)
+    now = number - elsewhere - before - len(failed)
     log.info(
         "%d of %d predictions are in %s: %d made now, %d before or by others",
         now + before,
@@ -170,18 +183,18 @@ def _report(folder: Folder, number: int, failed: dict[str, str]) -> int:
         now,
         before,
     )
-    if left:
-        log.info("%d cases are in the hands of other processes, such as %s", left, folder.elsewhere[0])
-    need_none(failed, number)
+    if elsewhere:
+        log.info("other processes still work on %d cases, such as %s", elsewhere, folder.elsewhere[0])
+    check_all_predicted(failed, number)
     return DONE
 
 
 def _settings(predictor: Predictor) -> dict[str, Any]:
-    """What decides the results, and so must be the same for all cases of a folder."""
+    """What determines the results, and so must be the same for all cases of a folder."""
     windows = [member.window for member in predictor.members]
     return {
         "checkpoints": [
-            digest(member.card or member.path)[:16] for member in predictor.members if member.path
+            digest(member.metadata_path or member.path)[:16] for member in predictor.members if member.path
         ],
         "overlap": [window.overlap for window in windows],
         "mirror_axes": [list(window.mirror_axes) for window in windows],
@@ -199,9 +212,11 @@ def _about(predictor: Predictor) -> dict[str, Any]:
     }
 
 
-def usable_device(wanted: str | None) -> str:
-    """Raises: ValueError: there is no such device here."""
-    device = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
+def usable_device(name: str | None) -> str:
+    """The device with this name; None: the GPU if there is one, else the CPU. Raises: ValueError: this
+    machine has no such device.
+    """
+    device = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter: torch was built without it

@@ -20,60 +20,60 @@ from medconv.data.preprocessing.preprocess import (
     preprocess,
     to_native,
 )
-from medconv.inference.exported import load as inference_load
+from medconv.inference.exported import load as exported_load
 from medconv.inference.load import LoadedModel, load, with_window
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.hardware import autocast_dtype
 
 _SHEARED = 0.5  # degrees, as in training's checks
-_FAR = 2.0  # a spacing this many times below or above all of training is warned of
+_FAR = 2.0  # a spacing this many times below or above that of all training cases causes a warning
 Finish = Callable[[np.ndarray, Grid, SegmentationTargets], np.ndarray]
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Input:
-    """A case as the networks take it. Args: arrays: one per preprocessing. warning: what is odd about it."""
+    """A case as the networks take it. Args: arrays: one per preprocessing. warning: unusual properties."""
 
     case: Case
     arrays: list[np.ndarray]
-    placement: CropInfo
+    crop: CropInfo
     warning: str | None = None
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What the networks say of a case.
+    """The networks' outputs for a case.
 
     Args:
         logits: (outputs, *spatial) per preprocessing: the mean over the members that share it.
-        weights: their shares of the members.
+        weights: per preprocessing, its share of the members.
     """
 
     logits: list[Tensor]
     weights: list[float]
-    placement: CropInfo
+    crop: CropInfo
     targets: SegmentationTargets
 
     def label(self) -> np.ndarray:
-        """The label map on the image's own grid, (X, Y, Z) int16; of one preprocessing, exactly
-        validation's `restore`.
+        """The label map on the image's own grid, (X, Y, Z) int16; with one preprocessing, the same as
+        `restore` in validation.
         """
         if len(self.logits) == 1:
-            values = self.targets.decode(on_content_grid(self.logits[0], self.placement))
+            values = self.targets.decode(on_content_grid(self.logits[0], self.crop))
         else:  # a region is where the mean is above one half, and `decode` looks above 0
             values = self.targets.decode(channel - 0.5 for channel in self._mean())
-        return to_native(values.cpu().numpy(), self.placement)
+        return to_native(values.cpu().numpy(), self.crop)
 
     def probabilities(self) -> Iterator[np.ndarray]:
-        """One after the other, each (X, Y, Z) float32: of the background and each class, which add up to 1,
-        or of each region. Outside the content all is background."""
+        """One channel after the other, each (X, Y, Z) float32: background and classes, which add up to 1, or
+        regions. Outside the crop all is background."""
         for number, channel in enumerate(self._mean()):
             outside = float(number == 0 and not self.targets.overlapping)
-            yield to_native(channel.cpu().numpy(), self.placement, outside)
+            yield to_native(channel.cpu().numpy(), self.crop, outside)
 
     def on_cpu(self) -> Scores:
-        return Scores([logits.cpu() for logits in self.logits], self.weights, self.placement, self.targets)
+        return Scores([logits.cpu() for logits in self.logits], self.weights, self.crop, self.targets)
 
     def _mean(self) -> Iterator[Tensor]:
         for channels in zip(*map(self._each_probability, self.logits), strict=True):
@@ -82,25 +82,25 @@ class Scores:
             )
 
     def _each_probability(self, logits: Tensor) -> Iterator[Tensor]:
-        """Channel by channel, so that not all of them lie in memory on the native grid."""
+        """Channel by channel, so that not all of them are in memory on the native grid."""
         if self.targets.overlapping:
-            yield from (channel.sigmoid() for channel in on_content_grid(logits, self.placement))
+            yield from (channel.sigmoid() for channel in on_content_grid(logits, self.crop))
             return
-        channels = on_content_grid(logits, self.placement)
+        channels = on_content_grid(logits, self.crop)
         total = next(channels)
         for channel in channels:
             total = torch.logaddexp(total, channel)
-        yield from ((channel - total).exp() for channel in on_content_grid(logits, self.placement))
+        yield from ((channel - total).exp() for channel in on_content_grid(logits, self.crop))
 
 
 class Predictor:
-    """One trained network, or several whose mean is taken.
+    """One trained network, or the mean of several.
 
-    Members of the same preprocessing, such as the folds of one configuration: the mean of their logits, on
+    Members with the same preprocessing, such as the folds of one configuration: the mean of their logits, on
     the prepared grid. Where preprocessing differs, such as 2D and 3D, logits have no common grid and scale:
     the mean of the probabilities on the image's own grid, each member having the same weight.
     Args: finish: post-processing of the label map, (label, grid, targets) -> label.
-    Raises: ValueError: members that were not trained for the same.
+    Raises: ValueError: members that were not trained for the same targets, channels or dimensions.
     Source: means over folds as in Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
 
@@ -112,10 +112,10 @@ class Predictor:
         for other in self.members[1:]:
             _check_same(first, other)
         self.targets, self.class_names, self.modalities = first.targets, first.class_names, first.modalities
-        self.recipes: list[PreprocessingConfig] = []
+        self.preprocessings: list[PreprocessingConfig] = []
         for member in self.members:
-            if member.recipe not in self.recipes:
-                self.recipes.append(member.recipe)
+            if member.preprocessing not in self.preprocessings:
+                self.preprocessings.append(member.preprocessing)
 
     @classmethod
     def load(
@@ -129,9 +129,9 @@ class Predictor:
         finish: Finish | None = None,
         models: Sequence[Path | str] = (),
     ) -> Predictor:
-        """From checkpoints and exported files; None keeps what each was validated with.
+        """From checkpoints and exported models; None keeps what each was validated with.
 
-        Raises: ValueError: as `trained.load` and `exported.load`.
+        Raises: ValueError: as `inference.load.load` and `inference.exported.load.load`.
         """
         members = load_members(checkpoints, device, trusted, mirror_axes, models)
         return cls([with_window(member, overlap, sw_batch_size) for member in members], device, finish)
@@ -139,49 +139,46 @@ class Predictor:
     def __call__(self, *images: Path | str) -> np.ndarray:
         """The label map of a case, (X, Y, Z) int16, from its files: one per channel, or one with all of them.
 
-        Raises: ValueError: its files are at fault.
+        Raises: ValueError: its files cannot be read, or do not fit the network.
         """
         paths = tuple(Path(path) for path in images)
         return self.label(self.scores(self.read(Case(paths[0].name, paths))))
 
     def read(self, case: Case) -> Input:
-        """Raises: ValueError: its files are at fault, or do not fit the network."""
+        """Raises: ValueError: its files cannot be read, or do not fit the network."""
         image, grid = read_image(case.images)
         self._check(case.images[0], image, grid)
-        prepared = [preprocess(image, grid, recipe) for recipe in self.recipes]
-        placement = prepared[0][1]  # the same for all: what is cropped does not depend on the recipe
-        odd = [self._odd_spacing(placement)]
-        odd += (
-            [f"its axes are {grid.shear:.1f} degrees off a right angle; it is used as it is"]
-            if grid.shear > _SHEARED
-            else []
-        )
-        return Input(case, [array for array, _ in prepared], placement, "; ".join(filter(None, odd)) or None)
+        prepared = [preprocess(image, grid, preprocessing) for preprocessing in self.preprocessings]
+        crop = prepared[0][1]  # the same for all: the crop does not depend on the preprocessing
+        warnings = [self._spacing_warning(crop)]
+        if grid.shear > _SHEARED:
+            warnings.append(f"its axes are {grid.shear:.1f} degrees off a right angle; it is used as it is")
+        return Input(case, [array for array, _ in prepared], crop, "; ".join(filter(None, warnings)) or None)
 
     @torch.inference_mode()
-    def scores(self, given: Input) -> Scores:
-        """Raises: ValueError: the networks' numbers are not finite."""
+    def scores(self, case_input: Input) -> Scores:
+        """Raises: ValueError: the networks' logits are not finite."""
         logits, weights = [], []
-        for recipe, array in zip(self.recipes, given.arrays, strict=True):
-            alike = [member for member in self.members if member.recipe == recipe]
+        for preprocessing, array in zip(self.preprocessings, case_input.arrays, strict=True):
+            sharing = [member for member in self.members if member.preprocessing == preprocessing]
             image = torch.from_numpy(array)[None].to(self.device)
-            logits.append(self._mean(alike, image))
-            weights.append(len(alike) / len(self.members))
+            logits.append(self._mean(sharing, image))
+            weights.append(len(sharing) / len(self.members))
             if not finite(logits[-1]):
                 raise ValueError(
-                    f"the network's logits are not finite (trainer.precision={alike[0].precision})"
+                    f"the network's logits are not finite (trainer.precision={sharing[0].precision})"
                 )
-        return Scores(logits, weights, given.placement, self.targets)
+        return Scores(logits, weights, case_input.crop, self.targets)
 
     @torch.inference_mode()
     def label(self, scores: Scores) -> np.ndarray:
         """After post-processing; (X, Y, Z) int16."""
-        label = with_room(scores, Scores.label)
-        return label if self.finish is None else self.finish(label, scores.placement.grid, self.targets)
+        label = with_cpu_fallback(scores, Scores.label)
+        return label if self.finish is None else self.finish(label, scores.crop.grid, self.targets)
 
     @torch.inference_mode()
     def probabilities(self, scores: Scores) -> Iterator[np.ndarray]:
-        """As `Scores.probabilities`; of regions or classes, before post-processing."""
+        """As `Scores.probabilities`, before post-processing."""
         yield from scores.probabilities()
 
     def _mean(self, members: Sequence[LoadedModel], image: Tensor) -> Tensor:
@@ -199,26 +196,26 @@ class Predictor:
         return logits[0].float()
 
     def _check(self, path: Path, image: np.ndarray, grid: Grid) -> None:
-        recipe = self.recipes[0]
+        preprocessing = self.preprocessings[0]
         if len(image) != len(self.modalities):
             names = f"{len(self.modalities)} channels ({', '.join(self.modalities)})"
             raise ValueError(f"{path}: the network was trained on {names}, found {len(image)}")
-        if (grid.shape[2] == 1) != (recipe.image_dims == 2):
-            kind = f"{recipe.spatial_dims}D" + (
-                " on slices of volumes" if recipe.slice_axis is not None else ""
+        if (grid.shape[2] == 1) != (preprocessing.image_dims == 2):
+            dims = f"{preprocessing.spatial_dims}D" + (
+                " on slices of volumes" if preprocessing.slice_axis is not None else ""
             )
-            raise ValueError(f"{path}: the network is {kind}, the image has shape {grid.shape}")
+            raise ValueError(f"{path}: the network is {dims}, the image has shape {grid.shape}")
         if not np.isfinite(image).all():
             raise ValueError(f"{path}: has voxels that are NaN or infinite, expected finite numbers")
 
-    def _odd_spacing(self, placement: CropInfo) -> str | None:
+    def _spacing_warning(self, crop: CropInfo) -> str | None:
         for member in self.members:
-            spacing, known = placement.native_spacing_mm, member.spacing_range_mm
+            spacing, ranges = crop.native_spacing_mm, member.spacing_range_mm
             if any(
-                mm * _FAR < low or mm > _FAR * high for mm, (low, high) in zip(spacing, known, strict=False)
+                mm * _FAR < low or mm > _FAR * high for mm, (low, high) in zip(spacing, ranges, strict=False)
             ):
-                trained = " x ".join(f"{low:.3g} to {high:.3g}" for low, high in known)
-                here = " x ".join(f"{mm:.3g}" for mm in spacing[: len(known)])
+                trained = " x ".join(f"{low:.3g} to {high:.3g}" for low, high in ranges)
+                here = " x ".join(f"{mm:.3g}" for mm in spacing[: len(ranges)])
                 return (
                     f"its spacing, {here} mm (right, anterior, superior), is far from that of "
                     f"training, {trained} mm"
@@ -233,29 +230,29 @@ def load_members(
     mirror_axes: Sequence[int] | None = None,
     models: Sequence[Path | str] = (),
 ) -> list[LoadedModel]:
-    """From checkpoints and exported files. Raises: ValueError: as `trained.load` and `exported.load`, or
-    not of one kind.
+    """From checkpoints and exported models. Raises: ValueError: as `inference.load.load` and
+    `inference.exported.load.load`, or no mean can be taken over them.
     """
     members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
-    members += [inference_load.load(Path(path), device, mirror_axes) for path in models]
+    members += [exported_load.load(Path(path), device, mirror_axes) for path in models]
     for other in members[1:]:
         _check_same(members[0], other)
     return members
 
 
 def autocast(precision: str, device: str) -> torch.autocast:
-    """The autocast that Lightning's `trainer.precision` means."""
+    """The autocast that Lightning uses for this `trainer.precision`."""
     dtype = autocast_dtype(precision)
     return torch.autocast(torch.device(device).type, dtype, enabled=dtype is not None)
 
 
 def finite(logits: Tensor) -> bool:
-    """Whether all numbers are; channel by channel, since the test takes copies of what it looks at."""
+    """Whether all logits are finite; tested channel by channel, since the test copies its input."""
     return bool(torch.stack([channel.isfinite().all() for channel in logits]).all())
 
 
-def with_room(scores: Scores, work: Callable[[Scores], Result]) -> Result:
-    """`work`, in main memory where a GPU has no room left."""
+def with_cpu_fallback(scores: Scores, work: Callable[[Scores], Result]) -> Result:
+    """`work(scores)`, on the CPU if the GPU runs out of memory."""
     try:
         return work(scores)
     except torch.OutOfMemoryError:
@@ -265,21 +262,21 @@ def with_room(scores: Scores, work: Callable[[Scores], Result]) -> Result:
 
 def _check_same(first: LoadedModel, other: LoadedModel) -> None:
     """Raises: ValueError: no mean can be taken over the two."""
-    for name, of in (
-        ("outputs", _asked),
+    for name, property_of in (
+        ("outputs", _target_type),
         ("classes", _names),
         ("channels", lambda m: f"{len(m.modalities)}: {', '.join(m.modalities)}"),
-        ("images", lambda m: f"{m.recipe.image_dims}D"),
+        ("images", lambda m: f"{m.preprocessing.image_dims}D"),
     ):
-        if of(first) != of(other):
+        if property_of(first) != property_of(other):
             raise ValueError(
-                f"{other.path}: cannot be averaged with {first.path}, its {name} are other ones: "
-                f"{of(other)}; there {of(first)}"
+                f"{other.path}: cannot be averaged with {first.path}, its {name} differ: "
+                f"{property_of(other)}; there {property_of(first)}"
             )
 
 
-def _asked(member: LoadedModel) -> str:
-    return "label maps" if member.image_targets is None else f"{member.image_targets.kind} of whole images"
+def _target_type(member: LoadedModel) -> str:
+    return "label maps" if member.image_targets is None else f"image-level {member.image_targets.kind}"
 
 
 def _names(member: LoadedModel) -> str:

@@ -1,6 +1,6 @@
-"""Where in an image a network's answer comes from: Grad-CAM maps, by MONAI, and pictures of them.
+"""Saliency maps: which places of an image support a network's output. Grad-CAM by MONAI, and pictures of it.
 
-Works on a copy of the network, so that no hook, gradient or changed layer is left behind.
+Works on a copy of the network, so that no hook, gradient or changed layer remains in it.
 Source: Selvaraju et al. 2017, arXiv:1610.02391.
 """
 
@@ -17,45 +17,44 @@ from torch import Tensor, nn
 
 from medconv.utils import visualization
 
-_LEAST = 4  # places along each axis that a map has, at least, where the network has such a layer
+_MIN_SIZE = 4  # of the preferred layer's output along each axis
 
 
 def saliency(network: nn.Module, image: Tensor, target: Sequence[int] | int | None = None) -> np.ndarray:
-    """What speaks for an output, from 0 to 1, the place that speaks most being 1; all 0 where nothing does.
+    """How much each voxel supports an output, from 0 to 1, its maximum; all 0 if no voxel supports it.
 
-    The map is that of the last layer with at least four places along each axis, enlarged to the image.
+    The map is that of the last layer with at least four positions along each axis, interpolated to the image.
     Shape: (batch, channels, *spatial) -> (batch, *spatial) float32.
-    Args: target: number of the output, one for all or one for each; None: the highest one of each. Of a
-        number it is what makes it larger.
+    Args: target: index of the output, one for all images or one for each; None: the highest output of
+        each. In regression, the map shows what makes the number larger.
     Raises: ValueError: no layer whose output has the image's axes.
     """
     with torch.inference_mode(False), torch.enable_grad():
         copy, image = _copied(network), image.detach().clone().to(_dtype(network)).requires_grad_()
         layer = _layer(copy, image[:1])
-        cam = GradCAM(nn_module=copy, target_layers=layer, postprocessing=lambda found: found)
+        cam = GradCAM(nn_module=copy, target_layers=layer, postprocessing=lambda maps: maps)
         if target is None:
             with torch.no_grad():
                 target = copy(image).argmax(1).tolist()
         targets = [target] * len(image) if isinstance(target, int) else [int(number) for number in target]
-        maps = [
-            cam(one[None], class_idx=number) for one, number in zip(image, targets, strict=True)
-        ]  # it mixes a batch's
+        # One by one, since MONAI mixes the maps of a batch.
+        maps = [cam(single[None], class_idx=index) for single, index in zip(image, targets, strict=True)]
     return _scaled(torch.cat(maps)[:, 0].detach().float().cpu().numpy())
 
 
 def overlay(
     network: nn.Module, image: Tensor, spacing_mm: Sequence[float], target: int | None = None
 ) -> np.ndarray:
-    """One image with its map beside it, in planes through the map's highest place. Shape: (channels,
+    """One image with its map beside it, in planes through the map's maximum. Shape: (channels,
     *spatial) -> (height, width, 3) uint8. Args: spacing_mm: of each axis."""
-    found = saliency(network, image[None], target)[0]
-    return visualization.heat(image.detach().float().cpu().numpy(), found, spacing_mm)
+    heat = saliency(network, image[None], target)[0]
+    return visualization.heat(image.detach().float().cpu().numpy(), heat, spacing_mm)
 
 
 def _copied(network: nn.Module) -> nn.Module:
     copy = deepcopy(network).eval()
     for module in copy.modules():
-        if getattr(module, "inplace", False):  # what Grad-CAM looks at must not be written over
+        if getattr(module, "inplace", False):  # it would overwrite the activations that Grad-CAM needs
             module.inplace = False  # type: ignore[assignment]
     return copy
 
@@ -65,8 +64,8 @@ def _dtype(network: nn.Module) -> torch.dtype:
 
 
 def _layer(network: nn.Module, image: Tensor) -> str:
-    """The last layer that still knows where it looks. One that is used several times has several maps, and
-    is none.
+    """The last layer whose output still has spatial positions. A layer that is called several times has
+    several maps, and is not used.
     """
     seen: list[tuple[str, Any]] = []
     handles = [
@@ -81,14 +80,14 @@ def _layer(network: nn.Module, image: Tensor) -> str:
     names = [name for name, _ in seen]
     once = [(n, o) for n, o in seen if names.count(n) == 1 and isinstance(o, Tensor) and o.ndim == image.ndim]
     sizes = {name: output.shape[2:] for name, output in once}
-    for least in (_LEAST, 2):
-        found = [
-            n
-            for n, size in sizes.items()
-            if all(s >= min(least, i) for s, i in zip(size, image.shape[2:], strict=True))
+    for minimum in (_MIN_SIZE, 2):
+        spatial = [
+            name
+            for name, size in sizes.items()
+            if all(s >= min(minimum, i) for s, i in zip(size, image.shape[2:], strict=True))
         ]
-        if found:
-            return found[-1]
+        if spatial:
+            return spatial[-1]
     raise ValueError("saliency needs a layer whose output has the image's axes, and this network has none")
 
 

@@ -1,4 +1,6 @@
-"""Whole images through a network that takes patches; used by validation and prediction alike."""
+"""Sliding-window inference: run a network that takes patches on a full image; in validation and
+prediction.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Windows of the training patch's size, overlapping, weighted by a Gaussian.
+    """Overlapping windows of the training patch's size, weighted by a Gaussian.
 
     Args:
-        patch_size: voxels. overlap: share of a window, from 0 to below 1. batch_size: windows per forward.
-        mirror_axes: spatial axes of mirror test-time augmentation: the logits are a mean over all their
-            flips.
-        slice_axis: of a volume, across the slices that the network, which is 2D, takes one by one; None: it
-            takes images.
-        flip_label_pairs: classes that are each other's mirror image from left to right, such as the two
-            kidneys: a flip along that axis exchanges their logits.
+        patch_size: voxels. overlap: share of a window, from 0 to below 1. batch_size: windows per forward
+            pass.
+        mirror_axes: spatial axes of mirror test-time augmentation: the logits are the mean over all flips
+            along them.
+        slice_axis: the axis of a volume that a 2D network takes slice by slice; None: the network takes the
+            image as it is.
+        flip_label_pairs: channels of classes that are mirror images of each other, such as left and right
+            kidney: a left-right flip exchanges their logits.
     """
 
     patch_size: tuple[int, ...]
@@ -54,20 +57,17 @@ class SlidingWindow:
         """Shape: (1, channels, *spatial) -> logits (1, classes, *spatial)."""
         if self.slice_axis is None:
             return self._over_windows(network, image)
-        slices = image[0].movedim(
-            1 + self.slice_axis, 0
-        )  # a batch, so that a forward pass takes windows of several
+        # Slices become the batch, so that a forward pass takes windows of several slices.
+        slices = image[0].movedim(1 + self.slice_axis, 0)
         return self._over_windows(network, slices).movedim(0, 1 + self.slice_axis)[None]
 
     def _over_windows(self, network: Callable[[Tensor], Any], images: Tensor) -> Tensor:
-        """Sums of all windows; they lie in main memory where a GPU has no room for them, with the same
-        result.
-        """
+        """The sum of all windows, on the CPU if the GPU runs out of memory, with the same result."""
         try:
             return self._summed(network, images, images.device)
-        except torch.OutOfMemoryError:  # a CPU's own is another one
+        except torch.OutOfMemoryError:  # of the GPU; the CPU raises another class
             torch.cuda.empty_cache()
-        log.info("the GPU has no room for the logits of this image; they are summed in main memory")
+        log.info("the logits of this image do not fit into GPU memory; summing them on the CPU")
         return self._summed(network, images, torch.device("cpu"))
 
     def _summed(self, network: Callable[[Tensor], Any], images: Tensor, device: torch.device) -> Tensor:

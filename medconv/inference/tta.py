@@ -1,4 +1,4 @@
-"""Mirror test-time augmentation: which axes, and swapping the logits of left and right."""
+"""Mirror test-time augmentation: which axes to flip, and swapping the logits of left and right."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ log = logging.getLogger(__name__)
 
 
 def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
-    """Axes of mirror test-time augmentation that can change something.
+    """The axes of `task.mirror_axes` without those along which the network is equivariant.
 
-    Raises: ConfigError: an axis along which the network never saw a mirrored image, so that a mean over flips
-    would harm.
+    Raises: ConfigError: an axis along which the network never saw a mirrored image in training, so that
+        averaging over flips would make predictions worse.
     """
     axes, dims = values["task"].get("mirror_axes"), values["derived"]["spatial_dims"]
-    wanted = range(dims) if axes == "all" else () if axes is None else axes
-    return usable_axes(wanted, dims, training_axes(values), mirror_axes(network))
+    requested = range(dims) if axes == "all" else () if axes is None else axes
+    return usable_axes(requested, dims, training_axes(values), mirror_axes(network))
 
 
 def usable_axes(
-    wanted: Sequence[int], dims: int, seen: Sequence[int], equivariant: Sequence[int]
+    requested: Sequence[int], dims: int, seen: Sequence[int], equivariant: Sequence[int]
 ) -> tuple[int, ...]:
-    """Of the axes wanted for mirror test-time augmentation, those that can change something.
+    """The requested axes of mirror test-time augmentation without the equivariant ones, which change nothing.
 
-    Args: seen: axes along which the network saw mirrored images in training. equivariant: by construction.
+    Args: seen: axes along which the network saw mirrored images in training. equivariant: axes along which
+        a mirrored image gives mirrored logits by construction.
     Raises: ConfigError: an axis that is neither.
     """
-    axes = check_axes("task.mirror_axes", wanted, dims)
+    axes = check_axes("task.mirror_axes", requested, dims)
     if skipped := [axis for axis in axes if axis in equivariant]:
         log.info("task.mirror_axes: %s skipped, the network is equivariant along them", skipped)
     unseen = [axis for axis in axes if axis not in (*seen, *equivariant)]
     if unseen:
         raise ConfigError(
-            f"task.mirror_axes={list(axes)} needs a network that knows mirrored images: add {unseen} to "
-            f"augmentation.mirror_axes (now {list(seen)}), or take conv=mirror along them"
+            f"task.mirror_axes={list(axes)} needs a network trained on mirrored images: add {unseen} to "
+            f"augmentation.mirror_axes (now {list(seen)}), or use conv=mirror along them"
         )
     return tuple(axis for axis in axes if axis not in equivariant)
 
@@ -63,21 +64,21 @@ def swapped(logits: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
 
 def flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
     """All sets of the axes, the empty one first."""
-    return [chosen for count in range(len(axes) + 1) for chosen in combinations(sorted(axes), count)]
+    return [subset for count in range(len(axes) + 1) for subset in combinations(sorted(axes), count)]
 
 
 def mean_over_flips(
     network: Callable[[Tensor], Tensor],
     image: Tensor,
     image_targets: ImageLevelTargets,
-    over: Sequence[tuple[int, ...]] = ((),),
+    axes_sets: Sequence[tuple[int, ...]] = ((),),
 ) -> Tensor:
-    """What the outputs mean, averaged over flips along these sets of spatial axes.
+    """The decoded outputs, averaged over flips along these sets of spatial axes.
 
     Shape: (batch, channels, *spatial) -> (batch, image_targets.num_outputs), float32.
     """
-    found = [
+    outputs = [
         image_targets.decode(network(image.flip([2 + axis for axis in axes]) if axes else image))
-        for axes in over
+        for axes in axes_sets
     ]
-    return torch.stack(found).mean(0)
+    return torch.stack(outputs).mean(0)

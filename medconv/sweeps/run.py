@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv import config
-from medconv.evaluation import cross_validation
+from medconv.evaluation import cross_validation, cross_validation_report
 from medconv.sweeps import slurm, table
 from medconv.sweeps.job import Job, unique, value, values_json, varied
 from medconv.training.report import OF_A_SWEEP
@@ -101,8 +101,8 @@ def plan(jobs: Sequence[Job], launcher: Mapping[str, Any]) -> str:
 def _over_folds(home: Path, labels: Mapping[Path, str], least: int) -> None:
     results = cross_validation.read(home, labels, least)
     if results:
-        print("\n" + shown("\n\n".join(cross_validation.table(result) for result in results)))
-        print(f"\nper case: {cross_validation.write(home, results)} and {cross_validation.CSV}")
+        print("\n" + shown("\n\n".join(cross_validation_report.table(result) for result in results)))
+        print(f"\nper case: {cross_validation_report.write(home, results)} and {cross_validation.CSV}")
 
 
 def _run(job: Job, values: str) -> None:

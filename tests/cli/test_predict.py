@@ -71,7 +71,7 @@ def test_post_processing_is_applied_and_remembered(
     )
     path, output = images / "case_0.nii.gz", tmp_path / "out"
     assert call(monkeypatch, checkpoint, path, "--output", output, "--postprocess", file) == 0
-    plain, grid = predictor(path), predictor.read(find_cases(path, 1)[0]).placement.grid
+    plain, grid = predictor(path), predictor.read(find_cases(path, 1)[0]).crop.grid
     wanted = steps.apply(plain, grid, predictor.targets)
     np.testing.assert_array_equal(voxels(output / path.name), wanted)
     assert (wanted != plain).any()
@@ -156,7 +156,7 @@ def test_odd_lists(tmp_path: Path, name: str, content: str, wanted: str) -> None
         (["--overlap", "1"], "error: --overlap must be at least 0 and below 1, got 1.0"),
         (
             ["--mirror-axes", "2"],
-            "error: --mirror-axes=[2] needs a network that knows mirrored images: add [2] to",
+            "error: --mirror-axes=[2] needs a network trained on mirrored images: add [2] to",
         ),
         (["--mirror-axes", "5"], "error: --mirror-axes must be different spatial axes from 0 to 2, got [5]"),
         (["--device", "quantum"], "error: --device quantum: cannot be used here"),
@@ -215,8 +215,8 @@ def test_cases_that_fail_are_named_and_the_rest_is_done(
         "  case case_1: ",
         f"  case case_2: {images}/case_2.nii.gz: the network was trained on 1 channels (MRI), found 2",
         f"  case case_3: {images}/case_3.nii.gz: the network is 3D, the image has shape (16, 18, 1)",
-        "  case case_4: memory ran out (MemoryError: Unable to allocate 9 TiB); what helps: --sw-batch-size "
-        "1, --device cpu, fewer --workers",
+        "  case case_4: out of memory (MemoryError: Unable to allocate 9 TiB); try --sw-batch-size "
+        "1, --device cpu, or fewer --workers",
         "  case case_5: TypeError: what? (a bug in medconv, please report it with the lines above)",
     ):
         assert line in err

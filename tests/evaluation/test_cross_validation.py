@@ -1,4 +1,4 @@
-"""medconv/evaluation/image_level_folds.py, through medconv/evaluation/cross_validation.py: a
+"""medconv/evaluation/cross_validation_image_level.py, through medconv/evaluation/cross_validation.py: a
 cross-validation on whole images, from what runs leave in a folder.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from medconv.evaluation import cross_validation
+from medconv.evaluation import cross_validation, cross_validation_report
 from medconv.metrics import image_level
 from medconv.targets.image_level import ImageLevelTargets
 
@@ -54,21 +54,21 @@ def write_runs(
 def test_scores_are_over_all_cases_together(image_targets: ImageLevelTargets, tmp_path: Path) -> None:
     outputs, values = write_runs(tmp_path, image_targets)
     (found,) = cross_validation.read(tmp_path)
-    assert not any("prepared in two ways" in warning for warning in found.warnings)
+    assert not any("preprocessed differently" in warning for warning in found.warnings)
     assert found.missing == {"2": "failed"} and found.image_targets == image_targets
-    summary = cross_validation.plain(found)
+    summary = cross_validation_report.plain(found)
     assert summary["mean"] == pytest.approx(image_level.measure(image_targets, outputs, values))
     assert [one["cases"] for one in summary["folds"]] == [4, 4]
     name = image_level.METRICS[image_targets.kind][0]
     of_folds = [one["scores"][name] for one in summary["folds"]]
     assert summary["mean_of_folds"][name] == pytest.approx(np.mean(of_folds))
-    shown = cross_validation.table(found)
+    shown = cross_validation_report.table(found)
     assert (
         "2 of 3 folds" in shown
         and f"{summary['mean'][name]:.4f}" in shown
         and "without fold 2 (failed)" in shown
     )
-    content = json.loads(cross_validation.write(tmp_path, [found]).read_text())["crossvalidations"]
+    content = json.loads(cross_validation_report.write(tmp_path, [found]).read_text())["crossvalidations"]
     assert content[0]["image_targets"] == image_targets.plain()
     with (tmp_path / cross_validation.CSV).open(newline="") as file:
         rows = list(csv.DictReader(file))

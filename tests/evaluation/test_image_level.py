@@ -17,7 +17,7 @@ from medconv.data.case import Case
 from medconv.evaluation import image_level as evaluation_image_level
 from medconv.evaluation import tables as evaluation_tables
 from medconv.evaluation.image_level_report import write_report
-from medconv.inference.output_table import Answers
+from medconv.inference.output_table import OutputTable
 from medconv.metrics import image_level
 from medconv.targets.image_level import ImageLevelTargets
 
@@ -83,12 +83,12 @@ def test_names_that_are_columns_already(tmp_path: Path, kind: str) -> None:
     """What `predict` writes of classes `case` and `control` is read as it was."""
     image_targets = ImageLevelTargets(kind, ("case", "control", "predicted"))  # type: ignore[arg-type]
     outputs = np.array([[0.2, 0.7, 0.1], [0.5, 0.3, 0.2]])
-    folder = Answers(tmp_path, image_targets, {}, {})
+    folder = OutputTable(tmp_path, image_targets, {}, {})
     (tmp_path / "a.png").touch()
     cases = [Case(name, (tmp_path / "a.png",)) for name in ("x", "y")]
     with folder.open(cases):
         folder.add(cases, outputs)
-    found = evaluation_tables.read_answers(tmp_path / "predictions.csv", "--predictions")
+    found = evaluation_tables.read_predictions(tmp_path / "predictions.csv", "--predictions")
     assert found.image_targets == image_targets and list(found.outputs) == ["x", "y"]
     np.testing.assert_allclose(np.stack(list(found.outputs.values())), outputs)
     if kind == "multilabel":
@@ -137,7 +137,7 @@ def test_the_page_stands_alone_and_names_cannot_become_html(tmp_path: Path) -> N
                                                                                             "to 1"),
         (lambda p, q: write(p, ["case", "predicted", "cat", "dog"], *[["c0", "cat", 1, 0]] * 2), "row 3: case c0 is there "
                                                                                                  "twice"),
-        (lambda p, q: write(q, ["path", "label"], ["c0.png", "mouse"]), "labels.csv, row 2: 'mouse' is no class "
+        (lambda p, q: write(q, ["path", "label"], ["c0.png", "mouse"]), "labels.csv, row 2: 'mouse' is not a class "
                                                                         "of the predictions; they are cat"),
         (lambda p, q: write(q, ["path", "kind"], ["c0.png", "cat"]), "no column 'label'; it has path, kind"),
         (lambda p, q: write(q, ["label"], ["cat"]), "a column 'case' or 'path' is needed"),
@@ -146,8 +146,8 @@ def test_the_page_stands_alone_and_names_cannot_become_html(tmp_path: Path) -> N
                                                                          "such as c0"),
         (lambda p, q: (p.parent / "prediction.json").write_text('{"image_targets": {"kind": "multiclass", '
                                                                 '"names": ["a", '
-                                                                '"b"]}}'), "its columns are cat, .*; "
-                                                                           "prediction.json beside it speaks of a, "
+                                                                '"b"]}}'), "its columns are cat, .*, "
+                                                                           "but prediction.json beside it has a, "
                                                                            "b"),
     ],
 )  # fmt: skip
@@ -188,6 +188,6 @@ def test_the_command(
     assert call("--predictions", predictions) == 1
     assert "are measured against --labels" in capsys.readouterr().err
     assert call("--predictions", tmp_path, "--references", tmp_path, "--split", "test") == 1
-    assert "--split is for answers about whole images" in capsys.readouterr().err
+    assert "--split is for classification and regression" in capsys.readouterr().err
     assert call("--predictions", tmp_path) == 1
     assert "--references is needed" in capsys.readouterr().err

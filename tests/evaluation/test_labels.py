@@ -18,7 +18,7 @@ from medconv.evaluation.labels import (
     targets_of,
     tolerances,
 )
-from medconv.inference.predict import RECORD
+from medconv.inference.manifest import MANIFEST
 from medconv.targets.segmentation import SegmentationTargets
 
 REGIONS = SegmentationTargets(("whole", "core"), ((1, 2, 3), (2, 3)), (1, 2), ignore=4)
@@ -27,7 +27,7 @@ REGIONS = SegmentationTargets(("whole", "core"), ((1, 2, 3), (2, 3)), (1, 2), ig
 def folders(tmp_path: Path, record: Any = None, labels: Any = None) -> tuple[Path, Path]:
     (tmp_path / "out").mkdir(exist_ok=True)
     if record is not None:
-        (tmp_path / "out" / RECORD).write_text(record if isinstance(record, str) else json.dumps(record))
+        (tmp_path / "out" / MANIFEST).write_text(record if isinstance(record, str) else json.dumps(record))
     if labels is not None:
         (tmp_path / "dataset.json").write_text(json.dumps(labels))
     return tmp_path / "out", tmp_path / "labelsTr"
@@ -97,17 +97,17 @@ def changed(**changes: Any) -> dict[str, Any]:
 def test_a_damaged_record_is_named(tmp_path: Path, record: Any) -> None:
     predictions, references = folders(tmp_path, record)
     with pytest.raises(
-        ValueError, match=rf"^{predictions}/{RECORD}: expected a JSON object whose `class_names` is a list"
+        ValueError, match=rf"^{predictions}/{MANIFEST}: expected a JSON object whose `class_names` is a list"
     ):
         targets_of(predictions, references)
 
 
 def test_a_record_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation_labels, "_RECORD_BYTES", 1000)
+    monkeypatch.setattr(evaluation_labels, "_MAX_BYTES", 1000)
     predictions, references = folders(tmp_path, '{"class_names": ["background", "' + "x" * 2000 + '"]}')
     with pytest.raises(ValueError, match="expected a JSON object"):
         targets_of(predictions, references)
-    (predictions / RECORD).write_bytes(b"\xff\xfe\x00")
+    (predictions / MANIFEST).write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="expected a JSON object"):
         targets_of(predictions, references)
 
@@ -119,7 +119,7 @@ def test_two_folders_must_mean_the_same(tmp_path: Path) -> None:
         ("c", ["background", "x", "y"]),
     ):
         (tmp_path / name).mkdir()
-        (tmp_path / name / RECORD).write_text(json.dumps({"class_names": classes}))
+        (tmp_path / name / MANIFEST).write_text(json.dumps({"class_names": classes}))
     assert agreed_targets(
         [tmp_path / "a", tmp_path / "b"], tmp_path / "labelsTr"
     ) == SegmentationTargets.of_classes(("background", "x"))
@@ -143,10 +143,10 @@ def test_values_that_are_not_declared() -> None:
 
 
 def test_tolerances() -> None:
-    assert Tolerance(tolerances([])).by_class(["a", "b=c"]) == {"a": 1.0, "b=c": 1.0}
-    assert Tolerance(tolerances(["2", "b=c=0.5"])).by_class(["a", "b=c"]) == {"a": 2.0, "b=c": 0.5}
+    assert Tolerance(tolerances([])).checked(["a", "b=c"]) == {"a": 1.0, "b=c": 1.0}
+    assert Tolerance(tolerances(["2", "b=c=0.5"])).checked(["a", "b=c"]) == {"a": 2.0, "b=c": 0.5}
     with pytest.raises(ValueError, match=r"^--tolerance-mm: no class 'livr'; there are liver, spleen$"):
-        Tolerance(tolerances(["livr=3"])).by_class(["liver", "spleen"])
+        Tolerance(tolerances(["livr=3"])).checked(["liver", "spleen"])
 
 
 @pytest.mark.parametrize("option", ["", "wide", "liver=", "=3", "-1", "nan", "inf", "liver=-2"])

@@ -6,7 +6,7 @@ import pytest
 from medconv.data.case import Grid
 from medconv.evaluation import postprocessing_search
 from medconv.evaluation.postprocessing_search import Decision, Sample
-from medconv.inference.postprocessing import WHOLE, Step
+from medconv.inference.postprocessing import FOREGROUND, Step
 from medconv.targets.segmentation import SegmentationTargets
 
 CLASSES = SegmentationTargets.of_classes(("background", "a", "b"))
@@ -50,7 +50,7 @@ def strays(count: int, value: int = 1) -> dict[str, np.ndarray]:
 def test_what_helps_is_kept_with_its_evidence() -> None:
     known = samples(strays(14))
     decision = decide(known, Step("keep_largest", "a"), Step("keep_largest", "b"), Step("fill_holes", "a"))
-    (kept,) = decision.kept
+    (kept,) = decision.accepted
     assert kept.step == Step("keep_largest", "a")
     before = [2 * 180 / (360 + np.count_nonzero(known[case].prediction == 1) - 180) for case in CASES]
     assert kept.before == pytest.approx(np.mean(before)) and kept.after == 1
@@ -69,8 +69,10 @@ def test_what_harms_is_not_kept() -> None:
     two = reference()
     two[3:6, 12:17, 2:7] = 1
     everywhere = dict.fromkeys(CASES, two)
-    decision = decide(samples(everywhere, everywhere), Step("keep_largest", "a"), Step("keep_largest", WHOLE))
-    assert not decision.kept
+    decision = decide(
+        samples(everywhere, everywhere), Step("keep_largest", "a"), Step("keep_largest", FOREGROUND)
+    )
+    assert not decision.accepted
     assert [v.reason for v in decision.rejected] == ["no: does not help"] * 2
     assert decision.before == decision.after == {"a": 1.0, "b": 1.0}
 
@@ -78,7 +80,7 @@ def test_what_harms_is_not_kept() -> None:
 @pytest.mark.parametrize(("count", "kept"), [(1, False), (4, False), (5, False), (8, True)])
 def test_what_could_be_chance_is_not_kept(count: int, kept: bool) -> None:
     decision = decide(samples(strays(count)), Step("keep_largest", "a"), Step("fill_holes", "b"))
-    assert bool(decision.kept) == kept
+    assert bool(decision.accepted) == kept
     if not kept:
         assert decision.rejected[0].difference > 0
         assert decision.rejected[0].reason.startswith("no: could be chance (p = ")
@@ -90,10 +92,12 @@ def test_the_more_is_tried_the_more_is_asked() -> None:
     """
     known = samples(strays(7))
     steps = [
-        Step("remove_small", of, mm3) for of in ("a", WHOLE) for mm3 in (100.0, 101.0, 102.0, 103.0, 104.0)
+        Step("remove_small", of, mm3)
+        for of in ("a", FOREGROUND)
+        for mm3 in (100.0, 101.0, 102.0, 103.0, 104.0)
     ]
-    assert decide(known, steps[0]).kept
-    assert not decide(known, *steps).kept
+    assert decide(known, steps[0]).accepted
+    assert not decide(known, *steps).accepted
 
 
 def test_a_step_that_helps_on_the_whole_and_harms_a_class_is_not_kept() -> None:
@@ -102,11 +106,11 @@ def test_a_step_that_helps_on_the_whole_and_harms_a_class_is_not_kept() -> None:
     parts[0, 0, :2] = 2
     spoilt = {case: np.maximum(label, parts) for case, label in strays(16).items()}
     known = samples(spoilt, dict.fromkeys(CASES, parts))
-    (verdict,) = decide(known, Step("remove_small", WHOLE, 80.0)).rejected
+    (verdict,) = decide(known, Step("remove_small", FOREGROUND, 80.0)).rejected
     assert verdict.difference > 0 and verdict.low is not None and verdict.low > 0 and verdict.p < 0.001
     assert verdict.worse == ("b",) and verdict.reason == "no: harms b"
-    helps = decide(known, Step("remove_small", "a", 80.0), Step("remove_small", WHOLE, 80.0))
-    assert [v.step.of for v in helps.kept] == ["a"]
+    helps = decide(known, Step("remove_small", "a", 80.0), Step("remove_small", FOREGROUND, 80.0))
+    assert [v.step.label for v in helps.accepted] == ["a"]
 
 
 def test_a_false_finding_where_there_is_nothing_counts_in_full() -> None:
@@ -116,7 +120,7 @@ def test_a_false_finding_where_there_is_nothing_counts_in_full() -> None:
     for i, label in enumerate(spoilt.values()):
         label[15, 15, : 1 + i % 5] = 2
     known = samples(spoilt, dict.fromkeys(CASES, absent))
-    (kept,) = decide(known, Step("remove_small", "b", 20.0)).kept
+    (kept,) = decide(known, Step("remove_small", "b", 20.0)).accepted
     assert (kept.before, kept.after) == (0, 1)
 
 
@@ -127,7 +131,7 @@ def test_steps_are_added_one_after_another_the_best_first() -> None:
     decision = decide(
         samples(spoilt), Step("fill_holes", "b"), Step("remove_small", "a", 100.0), Step("keep_largest", "a")
     )
-    assert [str(v.step) for v in decision.kept] == ["remove_small below 100 mm^3", "fill_holes"]
+    assert [str(v.step) for v in decision.accepted] == ["remove_small below 100 mm^3", "fill_holes"]
     (rejected,) = decision.rejected
     assert rejected.reason == "no: changes nothing"  # any more
     assert decision.after == {"a": 1.0, "b": 1.0}
@@ -154,17 +158,17 @@ def test_candidates_come_from_the_references() -> None:
     volumes = postprocessing_search.volumes(known.__getitem__, CASES, CLASSES)
     assert volumes["a"].tolist() == pytest.approx([540] * 16)
     assert sorted(set(volumes["b"].round(6))) == [3, 6, 9, 450]
-    assert len(volumes[WHOLE]) == 48
+    assert len(volumes[FOREGROUND]) == 48
     steps = postprocessing_search.candidates(volumes, CLASSES)
-    assert [str(s) for s in steps if s.of == "a"] == [
+    assert [str(s) for s in steps if s.label == "a"] == [
         *("keep_largest", "remove_small below 270 mm^3", "remove_small below 540 mm^3", "fill_holes")
     ]
-    assert [s.min_mm3 for s in steps if s.of == "b" and s.min_mm3] == [
+    assert [s.min_mm3 for s in steps if s.label == "b" and s.min_mm3] == [
         1.5,
         3.0,
         6.0,
     ]  # half, smallest and 5 %, 25 %
-    assert not [s for s in steps if s.of == WHOLE and s.operation == "fill_holes"]
+    assert not [s for s in steps if s.label == FOREGROUND and s.operation == "fill_holes"]
 
 
 @pytest.mark.parametrize("mm3", [209.7, 0.012345, 99999.0, 3.0, 0.3])
@@ -183,9 +187,9 @@ def test_a_threshold_is_not_above_the_component_it_stands_for(mm3: float) -> Non
 def test_the_whole_foreground_is_tried_where_no_class_or_region_is_all_of_it() -> None:
     one = SegmentationTargets.of_classes(("background", "a"))
     regions = SegmentationTargets(("whole", "core"), ((1, 2), (2,)), (1, 2))
-    for targets, names in ((one, {"a"}), (regions, {"whole", "core"}), (CLASSES, {"a", "b", WHOLE})):
+    for targets, names in ((one, {"a"}), (regions, {"whole", "core"}), (CLASSES, {"a", "b", FOREGROUND})):
         volumes = postprocessing_search.volumes(samples({}).__getitem__, CASES[:1], targets)
-        assert {step.of for step in postprocessing_search.candidates(volumes, targets)} == names
+        assert {step.label for step in postprocessing_search.candidates(volumes, targets)} == names
 
 
 def test_of_an_absent_class_no_threshold_is_tried() -> None:
@@ -205,7 +209,7 @@ def test_a_crop_changes_nothing() -> None:
     whole = Sample(label, np.zeros_like(label), grid)
     cropped = whole.cropped()
     assert cropped.prediction.shape[2] == 1
-    for step in (Step("fill_holes", "a"), Step("keep_largest", "b"), Step("remove_small", WHOLE, 7.0)):
+    for step in (Step("fill_holes", "a"), Step("keep_largest", "b"), Step("remove_small", FOREGROUND, 7.0)):
         ours, theirs = (step.apply(s.prediction, s.grid, CLASSES) for s in (cropped, whole))
         assert np.array_equal(
             Sample(theirs, whole.reference, grid).cropped().prediction,

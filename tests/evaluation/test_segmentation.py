@@ -15,7 +15,8 @@ import pytest
 from helpers import tiny
 
 from medconv.evaluation.segmentation import evaluate, table, write
-from medconv.inference.predict import RECORD, find_cases
+from medconv.inference.inputs import find_cases
+from medconv.inference.manifest import MANIFEST
 
 SHAPE = (6, 5, 4)
 
@@ -87,7 +88,7 @@ def test_mean_is_over_cases_then_over_classes(tmp_path: Path) -> None:
 
 
 def with_names(predictions: Path, *names: str) -> None:
-    (predictions / RECORD).write_text(json.dumps({"checkpoint": "x", "class_names": names}))
+    (predictions / MANIFEST).write_text(json.dumps({"checkpoint": "x", "class_names": names}))
 
 
 def test_absent_class_is_none_and_null(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_references_without_a_prediction_are_said(tmp_path: Path) -> None:
     result = evaluate(predictions, references)
     assert [row["case"] for row in result["cases"]] == ["a"]
     assert result["without_prediction"] == ["b"]
-    assert table(result).splitlines()[-1] == "1 of 2 references have no prediction and are in no number: b"
+    assert table(result).splitlines()[-1] == "1 of 2 references have no prediction and are not counted: b"
 
 
 def test_two_sets_of_predictions(tmp_path: Path) -> None:

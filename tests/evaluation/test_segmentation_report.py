@@ -15,7 +15,7 @@ from PIL import Image
 
 from medconv.evaluation.overlays import case_png, images_of
 from medconv.evaluation.segmentation import evaluate, report
-from medconv.inference.predict import RECORD
+from medconv.inference.manifest import MANIFEST
 from medconv.utils.visualization import png
 
 NASTY = '<script>alert("x")</script>&\'"'
@@ -111,7 +111,7 @@ def test_names_cannot_become_html(tmp_path: Path) -> None:
     predictions, references = dataset(tmp_path / "<img src=q onerror=alert(2)>", (case,))
     other = predictions.with_name("other")
     for folder in (predictions, other):
-        (folder / RECORD).write_text(json.dumps({"class_names": ["background", NASTY, "two"]}))
+        (folder / MANIFEST).write_text(json.dumps({"class_names": ["background", NASTY, "two"]}))
     page = Page(report(evaluate(predictions, references, other, {NASTY: 2.0})))
     assert not [tag for tag, attrs in page.tags if tag == "script" or "onerror" in attrs]
     for name in (NASTY, case, str(predictions), str(references), str(other)):
@@ -135,7 +135,7 @@ def test_without_images_and_with_one_that_is_damaged(tmp_path: Path) -> None:
 def test_nothing_to_show(tmp_path: Path) -> None:
     for name in ("labelsTr", "out"):
         save(tmp_path / name / "a.nii.gz", 0 * label(1))
-    (tmp_path / "out" / RECORD).write_text('{"class_names": ["background", "one"]}')
+    (tmp_path / "out" / MANIFEST).write_text('{"class_names": ["background", "one"]}')
     page = Page(report(evaluate(tmp_path / "out", tmp_path / "labelsTr")))
     assert "no case has a defined Dice" in page.text and "undefined in every case" in page.text
 
@@ -165,8 +165,8 @@ def test_images_of(tmp_path: Path) -> None:
     assert images_of(out, references, None, ["a", "z"]) == {"a": image}
     assert images_of(out, tmp_path / "other", None, ["a"]) == {}
     entries = {"a": {"images": [str(image)]}, "b": {"images": ["gone.nii.gz"]}, "c": {"images": []}}
-    (out / RECORD).write_text(json.dumps({"cases": entries}))
+    (out / MANIFEST).write_text(json.dumps({"cases": entries}))
     assert images_of(out, tmp_path / "other", None, ["a", "b", "c"]) == {"a": image}
     for odd in ("{", "[]", '{"cases": [1]}', '{"cases": {"a": {"images": [5]}}}'):
-        (out / RECORD).write_text(odd)
+        (out / MANIFEST).write_text(odd)
         assert images_of(out, tmp_path / "other", None, ["a"]) == {}

@@ -60,37 +60,47 @@ def test_the_file_says_what_the_checkpoint_says_for_any_batch_and_size(made: Mad
 
 
 @pytest.mark.parametrize("format", exports.FORMATS)
-def test_the_card_is_all_that_prediction_needs(made: Made, format: str) -> None:
+def test_the_metadata_is_all_that_prediction_needs(made: Made, format: str) -> None:
     path = made[2][format]
-    card, model, other = (
+    metadata, model, other = (
         json.loads(metadata_path(path).read_text()),
         inference_load.load(made[1]),
         exports.read_back(path, format),
     )
-    assert (other.recipe, other.window, other.targets) == (model.recipe, model.window, model.targets)
+    assert (other.preprocessing, other.window, other.targets) == (
+        model.preprocessing,
+        model.window,
+        model.targets,
+    )
     assert (other.class_names, other.modalities) == (model.class_names, model.modalities)
     assert (other.spacing_range_mm, other.seen_axes) == (model.spacing_range_mm, (0, 1))
-    assert card["sha256"] == digest(path) and card["format"] == format
-    assert card["inputs"]["orientation"] == "RAS" and card["inputs"]["dynamic"] == {
+    assert metadata["sha256"] == digest(path) and metadata["format"] == format
+    assert metadata["inputs"]["orientation"] == "RAS" and metadata["inputs"]["dynamic"] == {
         "batch": True,
         "spatial": [True] * 3,
     }
-    assert card["inputs"]["divisor"] == [2, 2, 2] and ("opset" in card) == (format == "onnx")
-    assert (card["training"]["dataset"], card["training"]["cases"], card["validation"]["cases"]) == (
+    assert metadata["inputs"]["divisor"] == [2, 2, 2] and ("opset" in metadata) == (format == "onnx")
+    assert (
+        metadata["training"]["dataset"],
+        metadata["training"]["cases"],
+        metadata["validation"]["cases"],
+    ) == (
         "Tiny",
         4,
         3,
     )
-    assert set(card["validation"]["dice_per_class"]) == {"box", "hole"}
-    assert 0 <= card["parity"]["largest_difference"] <= 1e-4 and "case_1.nii.gz" in card["parity"]["of"]
+    assert set(metadata["validation"]["dice_per_class"]) == {"box", "hole"}
+    assert (
+        0 <= metadata["parity"]["largest_difference"] <= 1e-4 and "case_1.nii.gz" in metadata["parity"]["of"]
+    )
     words = path.with_name(path.name + ".md").read_text()
     assert (
-        card["sha256"] in words
+        metadata["sha256"] in words
         and "Tiny, 4 cases" in words
         and "zscore" in words
         and "1 x 1.5 x 2 mm" in words
     )
-    assert str(made[1].parent) not in json.dumps(card) + words  # no path of the machine that trained it
+    assert str(made[1].parent) not in json.dumps(metadata) + words  # no path of the machine that trained it
 
 
 def test_files_hold_plain_convolutions_alone(made: Made) -> None:
@@ -162,19 +172,19 @@ def test_predict_takes_an_onnx_file_as_it_takes_a_checkpoint(
 def test_files_and_checkpoints_make_one_mean(made: Made, tmp_path: Path) -> None:
     image = made[0] / "case_0.nii.gz"
     several = Predictor.load([made[1]], models=[made[2]["onnx"]])
-    assert len(several.members) == 2 and len(several.recipes) == 1
+    assert len(several.members) == 2 and len(several.preprocessings) == 1
     assert (several(image) != Predictor.load([made[1]])(image)).mean() < 1e-3
 
 
-def test_another_card_is_another_setting(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_other_metadata_is_another_setting(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
     path = tmp_path / "m.onnx"
     shutil.copy(made[2]["onnx"], path)
     common = ("--input", made[0], "--device", "cpu", "--output", tmp_path / "out", "--exported-model", path)
     exports.sealed(made[2]["onnx"], path)
     assert tiny.call(monkeypatch, "predict", *common) == 0
-    card = json.loads(metadata_path(path).read_text())
-    exports.sealed(made[2]["onnx"], path, inputs={**card["inputs"], "spacing_mm": [1.2, 1.5, 2.0]})
-    assert "holds results that were made otherwise" in refusal(monkeypatch, capsys, "predict", *common)
+    metadata = json.loads(metadata_path(path).read_text())
+    exports.sealed(made[2]["onnx"], path, inputs={**metadata["inputs"], "spacing_mm": [1.2, 1.5, 2.0]})
+    assert "holds results made with other settings" in refusal(monkeypatch, capsys, "predict", *common)
 
 
 def test_the_command_as_a_user_starts_it(made: Made, tmp_path: Path) -> None:
@@ -186,13 +196,14 @@ def test_the_command_as_a_user_starts_it(made: Made, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"m.ts", "m.ts.json", "m.ts.md"}
 
 
-def test_the_card_says_which_images_are_turned(made: Made) -> None:
+def test_the_metadata_says_which_images_are_turned(made: Made) -> None:
     """Lone slices and pictures keep their axes; slices of volumes lie in volumes, which are turned."""
     model = inference_load.load(made[1])
     for dims, axis, wanted in ((2, None, "as stored"), (2, 2, "RAS"), (3, None, "RAS")):
-        recipe = PreprocessingConfig(dims, (1.0,) * dims, ("zscore",), ({},), axis)
+        preprocessing = PreprocessingConfig(dims, (1.0,) * dims, ("zscore",), ({},), axis)
         inputs = _inputs(
-            replace(model, recipe=recipe), SimpleNamespace(divisor=(8,) * dims, dynamic=(True,) * dims)
+            replace(model, preprocessing=preprocessing),
+            SimpleNamespace(divisor=(8,) * dims, dynamic=(True,) * dims),
         )
         assert inputs["orientation"] == wanted and ("anterior" in inputs["layout"]) == (wanted == "RAS")
 
@@ -217,7 +228,9 @@ def test_what_differs_is_not_written(made: Made, tmp_path: Path, monkeypatch, ca
 
 def test_bad_input_of_export(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
     branching = exports.variant(
-        made[1], tmp_path / "b.ckpt", lambda r: r["config"]["model"].update(_target_="exports.Branching")
+        made[1],
+        tmp_path / "b.ckpt",
+        lambda r: r["config"]["model"].update(_target_="helpers.exports.Branching"),
     )
     good = ("--checkpoint", made[1], "--output", tmp_path / "m.ts")
     for words, wanted in (
@@ -239,7 +252,7 @@ def test_bad_input_of_export(made: Made, tmp_path: Path, monkeypatch, capsys) ->
         ),
         ((*good, "--format", "pt2", "--case", made[0]), "expected one case, found 7"),
         (
-            ("--checkpoint", branching, *good[2:], "--format", "pt2", "--trust-package", "exports"),
+            ("--checkpoint", branching, *good[2:], "--format", "pt2", "--trust-package", "helpers"),
             "Branching, cannot be exported",
         ),
     ):
@@ -258,18 +271,20 @@ def test_missing_packages_have_names(made: Made, tmp_path: Path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({"sha256": "0" * 64}, "the card of another file"),
-        ({"medconv_card": 2}, "a card of version 2"),
+        ({"sha256": "0" * 64}, "the metadata of another file"),
+        ({"medconv_metadata": 2}, "metadata of version 2"),
         ({"format": "os.system"}, "its format must be onnx, got 'os.system'"),
         ({"inputs": {}}, "damaged, it cannot be read (KeyError: "),
         ({"windows": []}, "damaged, it cannot be read"),
         ({"outputs": {"class_names": ["a"], "targets": {"names": 3}}}, "damaged, it cannot be read"),
-        (None, "its card, m.onnx.json, is not beside it"),
-        ("{", "damaged, or no card of an exported network"),
-        ("[]", "damaged, or no card of an exported network"),
+        (None, "its metadata file m.onnx.json is not beside it"),
+        ("{", "damaged, or not the metadata of an exported model"),
+        ("[]", "damaged, or not the metadata of an exported model"),
     ],
 )
-def test_cards_that_do_not_fit(made: Made, tmp_path: Path, changes, wanted: str, monkeypatch, capsys) -> None:
+def test_metadata_that_does_not_fit(
+    made: Made, tmp_path: Path, changes, wanted: str, monkeypatch, capsys
+) -> None:
     path = Path(shutil.copy(made[2]["onnx"], tmp_path / "m.onnx"))
     if isinstance(changes, str):
         metadata_path(path).write_text(changes)
@@ -285,7 +300,7 @@ def test_cards_that_do_not_fit(made: Made, tmp_path: Path, changes, wanted: str,
 def test_files_of_torch_are_written_but_not_read(
     made: Made, tmp_path: Path, format: str, name: str, monkeypatch, capsys
 ) -> None:
-    """With their card or without."""
+    """With their metadata or without."""
     path = Path(shutil.copy(made[2][format], tmp_path / name))
     words = ("--exported-model", path, "--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
     for _ in range(2):
@@ -301,7 +316,7 @@ def test_other_bad_input_of_predict(made: Made, tmp_path: Path, monkeypatch, cap
     said = refusal(
         monkeypatch, capsys, "predict", *words, "--exported-model", made[2]["onnx"], "--mirror-axes", "2"
     )
-    assert "--mirror-axes=[2] needs a network that knows mirrored images" in said
+    assert "--mirror-axes=[2] needs a network trained on mirrored images" in said
     assert "no such file" in refusal(
         monkeypatch, capsys, "predict", *words, "--exported-model", tmp_path / "no.onnx"
     )
@@ -316,8 +331,8 @@ def test_a_mirror_network_and_one_of_batch_norms(tmp_path: Path) -> None:
     )
     model = load(tmp_path / "m.onnx", mirror_axes=[0, 1])
     assert model.equivariant_axes == (0,) and model.window.mirror_axes == (1,)
-    card = json.loads(metadata_path(tmp_path / "m.onnx").read_text())
-    assert card["inputs"]["divisor"] == [2, 2, 1] and isinstance(model.recipe, PreprocessingConfig)
+    metadata = json.loads(metadata_path(tmp_path / "m.onnx").read_text())
+    assert metadata["inputs"]["divisor"] == [2, 2, 1] and isinstance(model.preprocessing, PreprocessingConfig)
 
 
 @pytest.mark.slow

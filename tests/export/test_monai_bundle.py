@@ -122,15 +122,15 @@ def test_normalisation_is_ours(names: tuple[str, str]) -> None:
     from monai.bundle import ConfigParser
 
     known = {"percentile_00_5": -1.0, "percentile_99_5": 1.5, "mean": 0.2, "std": 0.7}
-    recipe = PreprocessingConfig(3, (1.0, 1.0, 1.0), names, (known, known))
+    preprocessing = PreprocessingConfig(3, (1.0, 1.0, 1.0), names, (known, known))
     image = np.random.default_rng(0).normal(0, 2, (2, 6, 5, 4)).astype(np.float32)
     config = {
         "imports": ["$import torch"],
-        "all": {"_target_": "Compose", "transforms": _normalisation(recipe)},
+        "all": {"_target_": "Compose", "transforms": _normalisation(preprocessing)},
     }
     from medconv.data.case import Grid
 
-    wanted, _ = preprocess(image, Grid.of(image.shape[1:], np.eye(4)), recipe)
+    wanted, _ = preprocess(image, Grid.of(image.shape[1:], np.eye(4)), preprocessing)
     found = ConfigParser(config).get_parsed_content("all")({"image": __import__("torch").from_numpy(image)})[
         "image"
     ]

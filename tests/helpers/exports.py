@@ -12,7 +12,7 @@ from helpers import tiny
 from torch import Tensor
 
 from medconv.export.formats import read_written
-from medconv.inference.exported.metadata import as_trained, digest, metadata_path
+from medconv.inference.exported.metadata import as_loaded_model, digest, metadata_path
 from medconv.inference.load import LoadedModel
 from medconv.models.unet import UNet
 
@@ -49,13 +49,13 @@ def variant(source: Path, path: Path, edit: Callable[[dict[str, Any]], Any]) -> 
 
 
 def read_back(path: Path, format: str) -> LoadedModel:
-    """An exported file of any format with its card, as export itself reads what it has written."""
-    card = json.loads(metadata_path(path).read_text())
-    return as_trained(card, read_written(path, format), path, None)
+    """An exported file of any format with its metadata, as export itself reads what it has written."""
+    metadata = json.loads(metadata_path(path).read_text())
+    return as_loaded_model(metadata, read_written(path, format), path, None)
 
 
 def sealed(source: Path, path: Path, **changes: Any) -> Path:
-    """A card for `path`, which is that of `source` otherwise."""
-    card = json.loads(metadata_path(source).read_text())
-    metadata_path(path).write_text(json.dumps({**card, "sha256": digest(path), **changes}))
+    """A metadata for `path`, which is that of `source` otherwise."""
+    metadata = json.loads(metadata_path(source).read_text())
+    metadata_path(path).write_text(json.dumps({**metadata, "sha256": digest(path), **changes}))
     return path

@@ -90,8 +90,8 @@ def test_cases_of_a_folder_of_patients(tmp_path: Path, caplog: pytest.LogCapture
     found = {case.id: case.images for case in find_cases(root, 1)}
     assert list(found) == ["p1_se1", "p2_3_T1_mprage", "p2_4_T2_flair"]
     assert found["p1_se1"] == (root / "p1/se1",)
-    assert f"{root / 'p2'}: left out 1 such as scout: a localizer" in caplog.text
-    assert f"{root / 'sr'}: left out 1 such as 1: not an image (SR)" in caplog.text
+    assert f"{root / 'p2'}: skipped 1 such as scout: a localizer" in caplog.text
+    assert f"{root / 'sr'}: skipped 1 such as 1: not an image (SR)" in caplog.text
     for case in ("p2_3_T1_mprage", "p2_4_T2_flair"):
         assert read_array(found[case][0])[0].shape == (9, 7, 5)
     assert [case.id for case in find_cases(root / "p1/se1", 1)] == ["se1"]
@@ -122,7 +122,7 @@ def test_folders_without_dicom_beside_others_are_named(
     (said,) = caplog.messages
     assert (
         said
-        == f"--input {tmp_path}: left out {tmp_path / 'b'}, no file there can be read as DICOM (DICM after "
+        == f"--input {tmp_path}: skipped {tmp_path / 'b'}, no file there can be read as DICOM (DICM after "
         "128 bytes)"
     )
 
@@ -281,7 +281,7 @@ def test_results_are_kept_apart_from_slices_and_of_changed_ones(
     assert call(monkeypatch, made[1], series, "--output", tmp_path / "out") == 0
     os.utime(next(series.iterdir()), ns=(1, 1))
     assert call(monkeypatch, made[1], series, "--output", tmp_path / "out") == 1
-    assert "holds a case p1 of an image that was replaced since" in capsys.readouterr().err
+    assert "holds case p1 predicted from an image that has changed since" in capsys.readouterr().err
     assert call(monkeypatch, made[1], series, "--output", tmp_path / "out", "--overwrite", "--dicom-seg") == 0
     assert (tmp_path / "out/dicomseg/p1.dcm").is_file()
     shutil.rmtree(tmp_path / "out")

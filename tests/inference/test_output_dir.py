@@ -11,18 +11,20 @@ import pytest
 from helpers import members
 
 from medconv.data.case import Case
-from medconv.inference.output_dir import RECORD, Folder
+from medconv.inference.output_dir import MANIFEST, OutputDir
 
 
 def cases(*names: str, root: str = "images") -> list[Case]:
     return [Case(name, (Path(root).absolute() / f"{name}.nii.gz",)) for name in names]
 
 
-def folder(path: Path, probabilities: bool = False, **settings: Any) -> Folder:
-    return Folder(path, {"overlap": 0.5, **settings}, {"class_names": ["background", "box"]}, probabilities)
+def folder(path: Path, probabilities: bool = False, **settings: Any) -> OutputDir:
+    return OutputDir(
+        path, {"overlap": 0.5, **settings}, {"class_names": ["background", "box"]}, probabilities
+    )
 
 
-def fill(work: Folder, found: Sequence[Case], overwrite: bool = False) -> list[str]:
+def fill(work: OutputDir, found: Sequence[Case], overwrite: bool = False) -> list[str]:
     """Do all cases that are free; returns their names."""
     done = []
     with work.open(found, overwrite):
@@ -34,7 +36,7 @@ def fill(work: Folder, found: Sequence[Case], overwrite: bool = False) -> list[s
 
 
 def record(path: Path) -> dict[str, Any]:
-    return json.loads((path / RECORD).read_text())
+    return json.loads((path / MANIFEST).read_text())
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
@@ -42,7 +44,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     again = folder(tmp_path)
     assert fill(again, cases("a", "b", "c")) == ["c"]
     assert again.skipped == ["a", "b"] and again.elsewhere == []
-    assert {p.name for p in tmp_path.iterdir()} == {"a.nii.gz", "b.nii.gz", "c.nii.gz", RECORD, ".lock"}
+    assert {p.name for p in tmp_path.iterdir()} == {"a.nii.gz", "b.nii.gz", "c.nii.gz", MANIFEST, ".lock"}
     content = record(tmp_path)
     assert content["class_names"] == ["background", "box"] and list(content["cases"]) == ["a", "b", "c"]
     assert content["cases"]["b"]["images"] == [str(Path("images/b.nii.gz").absolute())]
@@ -85,7 +87,7 @@ def test_a_case_that_failed_or_was_left_is_free_again(tmp_path: Path) -> None:
 def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     fill(folder(tmp_path), cases("a", "b"))
     changed = (
-        r"^--output \S+: holds results that were made otherwise \(overlap: 0\.5 there, 0\.25 "
+        r"^--output \S+: holds results made with other settings \(overlap: 0\.5 there, 0\.25 "
         r"now\); .* --overwrite"
     )
     with members.refused(changed):
@@ -109,7 +111,7 @@ def test_overwrite_replaces_all(tmp_path: Path) -> None:
 def test_overwrite_leaves_no_result_of_other_settings_behind(tmp_path: Path) -> None:
     fill(folder(tmp_path), cases("a", "b"))
     with members.refused(
-        "--overwrite would leave results there that were made otherwise.*does not name: b; take another"
+        "--overwrite would keep results made with other settings, .* not in --input: b; take another"
     ):
         fill(folder(tmp_path, overlap=0.25), cases("a"), overwrite=True)
     assert (tmp_path / "a.nii.gz").is_file()
@@ -118,7 +120,9 @@ def test_overwrite_leaves_no_result_of_other_settings_behind(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_what_no_record_accounts_for_is_never_replaced(tmp_path: Path, overwrite: bool) -> None:
+def test_label_maps_that_the_manifest_does_not_list_are_never_replaced(
+    tmp_path: Path, overwrite: bool
+) -> None:
     (tmp_path / "z.nii.gz").write_text("")
     rest = '"settings": {}, "overwriting": []'
     entries = (
@@ -130,9 +134,9 @@ def test_what_no_record_accounts_for_is_never_replaced(tmp_path: Path, overwrite
     strange = [f'{{{rest}, "cases": {{"z": {entry}}}}}' for entry in entries]
     for content in (None, "{", "[]", '{"class_names": ["background"]}', *strange):
         if content is not None:
-            (tmp_path / RECORD).write_text(content)
+            (tmp_path / MANIFEST).write_text(content)
         with members.refused(
-            rf"holds label maps that no {RECORD} accounts for, such as z\.nii\.gz; take another"
+            rf"holds label maps that {MANIFEST} does not list, such as z\.nii\.gz; take another"
         ):
             fill(folder(tmp_path), cases("a", "z"), overwrite)
     assert (tmp_path / "z.nii.gz").exists()
@@ -141,7 +145,7 @@ def test_what_no_record_accounts_for_is_never_replaced(tmp_path: Path, overwrite
 def test_one_name_of_two_images_is_refused(tmp_path: Path) -> None:
     fill(folder(tmp_path), cases("a", "b"))
     with members.refused(
-        r"holds a case a of another image, \S+/images/a\.nii\.gz, not \S+/elsewhere/a\.nii\.gz"
+        r"holds case a predicted from another image, \S+/images/a\.nii\.gz, not \S+/elsewhere/a\.nii\.gz"
     ):
         fill(folder(tmp_path), cases("a", "c", root="elsewhere"))
 
@@ -152,7 +156,7 @@ def test_an_image_that_was_replaced_is_not_done(tmp_path: Path) -> None:
     assert fill(folder(out), found) == ["a"] and fill(folder(out), found) == []
     (tmp_path / "a.nii.gz").write_text("another")
     with members.refused(
-        r"holds a case a of an image that was replaced since, .*a\.nii\.gz; take another .* --overwrite"
+        r"holds case a predicted from an image that has changed since: .*a\.nii\.gz; take another .* --overwrite"
     ):
         fill(folder(out), found)
     assert fill(folder(out), found, overwrite=True) == ["a"]
@@ -163,7 +167,7 @@ def test_an_image_that_was_replaced_is_not_done(tmp_path: Path) -> None:
     "way", ["same", "link", "..", "another's name", "other ending", "image is a link", "probabilities"]
 )
 def test_the_folder_of_an_image_is_refused(tmp_path: Path, overwrite: bool, way: str) -> None:
-    """Whatever it is called; here with a record that accounts for the image as if it were a label map."""
+    """Whatever it is called; here with a manifest that lists the image as if it were a label map."""
     images = tmp_path / "out/probabilities" if way == "probabilities" else tmp_path / "images"
     fill(folder(images.parent if way == "probabilities" else images), cases("a"))
     (image := images / ("b.nii" if way == "other ending" else "a.nii.gz")).parent.mkdir(exist_ok=True)

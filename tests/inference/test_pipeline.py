@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 import weakref
 from itertools import count
 from typing import ClassVar
@@ -11,9 +10,11 @@ import pytest
 
 from medconv.inference.pipeline import stream
 
+TIMEOUT = 60  # seconds until a deadlock fails the test
+
 
 class Big:
-    """Something of which we count how many there are."""
+    """Counts its instances."""
 
     alive: ClassVar[weakref.WeakSet] = weakref.WeakSet()
 
@@ -22,46 +23,62 @@ class Big:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("slow", ["load", "predict", "write", None])
-def test_items_in_memory_are_bounded(workers: int, slow: str | None) -> None:
-    """One in each stage, whichever is the slow one; and none is kept by an error."""
+def test_items_in_memory_are_bounded(workers: int) -> None:
+    """All stages are full when item 0 is written, `workers` are loaded and one is predicted; errors keep none."""
     Big.alive.clear()
     gc.collect()
-    most, lock, numbers = 0, threading.Lock(), count()
+    highest, lock, numbers = 0, threading.Lock(), count()
+    loaded = [threading.Event() for _ in range(12)]
 
     def load(item: int) -> Big:
-        nonlocal most
+        nonlocal highest
         content = Big()
         with lock:
-            most = max(most, len(Big.alive))
-        time.sleep(0.02 if slow == "load" else 0.001)
+            highest = max(highest, len(Big.alive))
+        loaded[item].set()
         return content
 
-    def predict(loaded: Big) -> Big:
-        time.sleep(0.02 if slow == "predict" else 0.001)
-        if next(numbers) % 4 == 1:
-            raise ValueError("an error holds its frames")
-        return loaded
+    def predict(content: Big) -> Big:
+        if next(numbers) % 4 == 3:
+            raise ValueError("the traceback of an error references its frames")
+        return content
 
     def write(item: int, predicted: Big) -> None:
-        time.sleep(0.02 if slow == "write" else 0.001)
+        if item == 0:  # while it is being written, the next ones are loaded
+            assert loaded[workers + 1].wait(TIMEOUT)
 
-    done = [item for item, _ in stream(range(12), load, predict, write, workers)]
-    assert sorted(done) == list(range(12))
-    assert 2 <= most <= workers + 2
+    finished = dict(stream(range(12), load, predict, write, workers))
+    assert sorted(finished) == list(range(12))
+    assert [item for item, error in finished.items() if isinstance(error, ValueError)] == [3, 7, 11]
+    assert [item for item, error in finished.items() if isinstance(error, AssertionError)] == []
+    assert highest == workers + 2
 
 
 def test_the_stages_overlap() -> None:
-    """Three times 10 items of 20 ms each take little more than 10 times 20 ms."""
-    begin = time.perf_counter()
-    for _, error in stream(
-        range(10), lambda i: time.sleep(0.02), lambda _: time.sleep(0.02), lambda i, _: time.sleep(0.02)
-    ):
-        assert error is None
-    assert time.perf_counter() - begin < 0.4  # one after the other: 0.6
+    """Each stage of one item waits for another stage of its neighbour; one after the other, that never ends."""
+    began = {stage: [threading.Event() for _ in range(10)] for stage in ("load", "predict")}
+
+    def wait(event: threading.Event) -> None:
+        assert event.wait(TIMEOUT)
+
+    def load(item: int) -> int:
+        began["load"][item].set()
+        return item
+
+    def predict(item: int) -> int:
+        began["predict"][item].set()
+        if item + 1 < 10:
+            wait(began["load"][item + 1])  # the next item is loaded during this one's prediction
+        return item
+
+    def write(item: int, predicted: int) -> None:
+        if item + 1 < 10:
+            wait(began["predict"][item + 1])  # the next item is predicted during this one's writing
+
+    assert list(stream(range(10), load, predict, write)) == [(item, None) for item in range(10)]
 
 
-def test_an_error_ends_its_item_alone() -> None:
+def test_an_error_does_not_stop_other_items() -> None:
     def load(item: int) -> int:
         return 1 // (item != 1) + item - 1
 
@@ -75,28 +92,27 @@ def test_an_error_ends_its_item_alone() -> None:
         if item == 3:
             raise OSError("three")
 
-    found = {item: type(error) for item, error in stream(range(5), load, predict, write)}
-    assert found == {0: type(None), 1: ZeroDivisionError, 2: ValueError, 3: OSError, 4: type(None)}
+    errors = {item: type(error) for item, error in stream(range(5), load, predict, write)}
+    assert errors == {0: type(None), 1: ZeroDivisionError, 2: ValueError, 3: OSError, 4: type(None)}
 
 
-def test_items_are_taken_as_late_as_they_can_be() -> None:
+def test_items_are_requested_as_late_as_possible() -> None:
     """Another process may do them instead."""
-    taken: list[int] = []
+    requested: list[int] = []
 
     def items():
         for item in range(6):
-            taken.append(item)
+            requested.append(item)
             yield item
 
-    ahead = [len(taken) - i for i, _ in enumerate(stream(items(), lambda i: i, lambda i: i, lambda *_: None))]
-    assert max(ahead) <= 3
+    done = enumerate(stream(items(), lambda i: i, lambda i: i, lambda *_: None))
+    assert max(len(requested) - number for number, _ in done) <= 3
 
 
-def test_a_stop_does_not_wait_for_what_has_not_begun() -> None:
+def test_a_stop_does_not_wait_for_items_that_are_not_loaded_yet() -> None:
     loaded = []
 
     def load(item: int) -> int:
-        time.sleep(0.05)
         loaded.append(item)
         return item
 
@@ -108,13 +124,18 @@ def test_a_stop_does_not_wait_for_what_has_not_begun() -> None:
     assert len(loaded) <= 5
 
 
-def test_what_was_loaded_goes_once_it_is_predicted() -> None:
+def test_a_loaded_item_is_freed_once_it_is_predicted() -> None:
     Big.alive.clear()
-    left = []
+    alive: list[int] = []
+    predicted_is_dropped = threading.Event()
+
+    class Content(Big):
+        def __del__(self) -> None:
+            predicted_is_dropped.set()
 
     def write(item: int, predicted: str) -> None:
-        time.sleep(0.05)
-        left.append(len(Big.alive))
+        predicted_is_dropped.wait(TIMEOUT)
+        alive.append(len(Big.alive))
 
-    assert list(stream([0], lambda item: Big(), lambda loaded: "scores", write)) == [(0, None)]
-    assert left == [0]
+    assert list(stream([0], lambda item: Content(), lambda loaded: "scores", write)) == [(0, None)]
+    assert alive == [0]

@@ -12,7 +12,7 @@ from helpers.volumes import ORIENTATIONS, affine_of
 from reference import components as oracle
 
 from medconv.data.case import Grid
-from medconv.inference.postprocessing import WHOLE, Step, Steps, component_volumes, read
+from medconv.inference.postprocessing import FOREGROUND, Step, Steps, component_volumes, read
 from medconv.targets.segmentation import SegmentationTargets
 
 CLASSES = SegmentationTargets.of_classes(("background", "a", "b"))
@@ -36,7 +36,7 @@ def random_label(seed: int, shape: tuple[int, ...], values: int = 3, background:
 def test_components_are_those_of_flood_fill(shape: tuple[int, ...], seed: int) -> None:
     label = random_label(seed, shape, background=0.75)
     before, volume = label.copy(), math.prod(SPACING)
-    for of, values in (("a", (1,)), ("b", (2,)), (WHOLE, (1, 2))):
+    for of, values in (("a", (1,)), ("b", (2,)), (FOREGROUND, (1, 2))):
         found = Step("keep_largest", of).apply(label, grid(label), CLASSES)
         assert np.array_equal(found, oracle.keep_largest(label, values))
         for smallest in (1, 2, 3.5):  # voxels
@@ -108,7 +108,7 @@ def test_what_a_region_loses_falls_to_the_region_around_it() -> None:
 
 def test_an_empty_label_map_stays_so() -> None:
     label = np.zeros((4, 4, 4), np.int16)
-    for step in (Step("keep_largest", WHOLE), Step("remove_small", "a", 5.0), Step("fill_holes", "b")):
+    for step in (Step("keep_largest", FOREGROUND), Step("remove_small", "a", 5.0), Step("fill_holes", "b")):
         assert step.apply(label, grid(label), CLASSES) is label
 
 
@@ -119,9 +119,9 @@ def test_steps_are_taken_in_their_order(tmp_path: Path) -> None:
     content = {
         "targets": CLASSES.plain(),
         "steps": [
-            {"operation": "remove_small", "of": "b", "min_mm3": 4, "evidence": {"any": "thing"}},
-            {"operation": "fill_holes", "of": "a"},
-            {"operation": "keep_largest", "of": WHOLE},
+            {"operation": "remove_small", "label": "b", "min_mm3": 4, "evidence": {"any": "thing"}},
+            {"operation": "fill_holes", "label": "a"},
+            {"operation": "keep_largest", "label": FOREGROUND},
         ],
         "anything": "else",
     }
@@ -131,20 +131,20 @@ def test_steps_are_taken_in_their_order(tmp_path: Path) -> None:
     found = steps.apply(label, grid(label), CLASSES)
     assert found[3, 3] == 1 and found[8, 8] == 0 and found.sum() == 25
     assert Steps(steps.steps[::-1], CLASSES).apply(label, grid(label), CLASSES)[3, 3] == 0
-    assert [step.plain() for step in steps.steps][1] == {"operation": "fill_holes", "of": "a"}
+    assert [step.plain() for step in steps.steps][1] == {"operation": "fill_holes", "label": "a"}
 
 
-def test_steps_decided_for_other_classes_are_refused() -> None:
+def test_steps_made_for_other_classes_are_refused() -> None:
     label = np.zeros((4, 4, 4), np.int16)
     other = SegmentationTargets.of_classes(("background", "b", "a"))
-    with pytest.raises(ValueError, match=r"decided for a=1, b=2; the network has b=1, a=2"):
+    with pytest.raises(ValueError, match=r"made for a=1, b=2; the network has b=1, a=2"):
         Steps((), CLASSES).apply(label, grid(label), other)
     Steps((), CLASSES).apply(
         label, grid(label), SegmentationTargets.of_classes(("background", "a", "b"), ignore=255)
     )
 
 
-GOOD = {"operation": "remove_small", "of": "a", "min_mm3": 4.0}
+GOOD = {"operation": "remove_small", "label": "a", "min_mm3": 4.0}
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ GOOD = {"operation": "remove_small", "of": "a", "min_mm3": 4.0}
     [
         ("{", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
-        ([], "whose `steps` is a list"),
-        ({"steps": {}}, "whose `steps` is a list"),
+        ([], "a list `steps`"),
+        ({"steps": {}}, "a list `steps`"),
         ({"steps": [], "targets": None}, "`targets` must give names, values and order"),
         ({"steps": [], "targets": {**CLASSES.plain(), "values": [[1]]}}, "`targets` must give"),
         ({"steps": [], "targets": {**CLASSES.plain(), "values": [[1], [70000]]}}, "`targets` must give"),
@@ -182,15 +182,15 @@ GOOD = {"operation": "remove_small", "of": "a", "min_mm3": 4.0}
             "`operation` must be one of keep_largest, remove_small, fill_holes",
         ),
         ({"steps": [{**GOOD, "operation": ["keep_largest"]}]}, "`operation` must be one of"),
-        ({"steps": [{**GOOD, "of": "c"}]}, "step 1: `of` is 'c', which is none of a, b, nor *"),
-        ({"steps": [{**GOOD, "of": 1}]}, "`of` must be the name of a class or region"),
+        ({"steps": [{**GOOD, "label": "c"}]}, "step 1: `label` is 'c', expected one of a, b, or *"),
+        ({"steps": [{**GOOD, "label": 1}]}, "`label` must be the name of a class or region"),
         ({"steps": [{**GOOD, "min_mm3": -1}]}, "`min_mm3` must be a positive number, got -1"),
         ({"steps": [{**GOOD, "min_mm3": 10**400}]}, "`min_mm3` must be a positive number, got 1000"),
         ({"steps": [{**GOOD, "min_mm3": True}]}, "`min_mm3` must be a positive number, got True"),
         ({"steps": [{**GOOD, "min_mm3": math.nan}]}, "`min_mm3` must be a positive number, got nan"),
         ({"steps": [{**GOOD, "min_mm3": math.inf}]}, "`min_mm3` must be a positive number, got inf"),
         (
-            {"steps": [{"operation": "remove_small", "of": "a"}]},
+            {"steps": [{"operation": "remove_small", "label": "a"}]},
             "`min_mm3` must be a positive number, got None",
         ),
         (
@@ -198,7 +198,7 @@ GOOD = {"operation": "remove_small", "of": "a", "min_mm3": 4.0}
             "`min_mm3` belongs to remove_small, not to keep_largest",
         ),
         (
-            {"steps": [{"operation": "fill_holes", "of": "*"}]},
+            {"steps": [{"operation": "fill_holes", "label": "*"}]},
             "fill_holes needs the class or region that fills them",
         ),
     ],

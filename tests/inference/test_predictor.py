@@ -36,7 +36,7 @@ def logits_of(predictor: Predictor, image: Path) -> list[torch.Tensor]:
     """Of each member by itself."""
     found = []
     for member in predictor.members:
-        array, _ = preprocess(*read_image([image]), member.recipe)
+        array, _ = preprocess(*read_image([image]), member.preprocessing)
         with torch.inference_mode():
             found.append(member.window(member.network, torch.from_numpy(array)[None])[0])
     return found
@@ -50,10 +50,10 @@ def stacked(predictor: Predictor, image: Path) -> np.ndarray:
 def test_one_member_is_what_validation_does(trained: tuple[Path, Path], image: Path) -> None:
     predictor = Predictor.load([trained[1]])
     (logits,) = logits_of(predictor, image)
-    placement = predictor.read(Case("x", (image,))).placement
+    crop = predictor.read(Case("x", (image,))).crop
     label = predictor(image)
     assert label.shape == nib.load(image).shape and label.dtype == np.int16 and len(np.unique(label)) > 1
-    np.testing.assert_array_equal(label, restore(logits, placement, predictor.targets.decode))
+    np.testing.assert_array_equal(label, restore(logits, crop, predictor.targets.decode))
 
 
 @pytest.mark.parametrize("edit", [None, members.regions])
@@ -93,7 +93,7 @@ def test_members_of_one_preprocessing_give_the_mean_of_their_logits(
     assert len(scores.logits) == 1
     torch.testing.assert_close(scores.logits[0], (a + b) / 2)
     np.testing.assert_array_equal(
-        predictor(image), restore((a + b) / 2, scores.placement, predictor.targets.decode)
+        predictor(image), restore((a + b) / 2, scores.crop, predictor.targets.decode)
     )
     assert any((predictor(image) != Predictor.load([path])(image)).any() for path in (trained[1], other))
 
@@ -131,15 +131,15 @@ def test_members_of_other_preprocessings_give_the_mean_of_their_probabilities(
     [
         (
             lambda r: r.update(modalities=["T1", "FLAIR"]),
-            r"its channels are other ones: 2: T1, FLAIR; there 1: MRI$",
+            r"its channels differ: 2: T1, FLAIR; there 1: MRI$",
         ),
         (
             lambda r: r["targets"].update(names=["box", "cyst"]),
-            r"its classes are other ones: .*cyst=2\); there .*hole=2\)$",
+            r"its classes differ: .*cyst=2\); there .*hole=2\)$",
         ),
         (
             members.regions,
-            r"its classes are other ones: .*in order \[1, 2, 3\]\); there .*\(box=1, hole=2\)$",
+            r"its classes differ: .*in order \[1, 2, 3\]\); there .*\(box=1, hole=2\)$",
         ),
     ],
 )
@@ -160,7 +160,7 @@ def test_mirror_axes_and_windows_can_be_other_than_validated(trained: tuple[Path
     assert not torch.allclose(
         *(p.scores(p.read(Case("x", (image,)))).logits[0] for p in (plain, other)), atol=1e-3
     )
-    with members.refused(r"--mirror-axes=\[2\] needs a network that knows mirrored images: add \[2\]"):
+    with members.refused(r"--mirror-axes=\[2\] needs a network trained on mirrored images: add \[2\]"):
         Predictor.load([trained[1]], mirror_axes=[2])
     with members.refused("overlap must be at least 0 and below 1"):
         Predictor.load([trained[1]], overlap=1.5)
@@ -212,7 +212,7 @@ def test_numbers_that_are_not_finite_are_no_prediction(trained: tuple[Path, Path
             lambda r: r["config"]["task"].update(_target_="somewhere.Detection"),
             "its task is somewhere.Detection",
         ),
-        (lambda r: r.pop("preprocessing"), "damaged, or of another version.*recipe"),
+        (lambda r: r.pop("preprocessing"), "damaged, or of another version.*preprocessing"),
         (lambda r: r.update(config={}), "damaged, or of another version.*task"),
     ],
 )

@@ -225,7 +225,7 @@ def train(composed: DictConfig) -> int:
         ),
         (
             "task.mirror_axes=[0]",
-            "task.mirror_axes=[0] needs a network that knows mirrored images: add [0] to augmentation.mirror_axes",
+            "task.mirror_axes=[0] needs a network trained on mirrored images: add [0] to augmentation.mirror_axes",
         ),
         (
             "task.mirror_axes=[0,0] augmentation.mirror_axes=[0]",

@@ -16,9 +16,9 @@ from PIL import Image
 
 from medconv.data.case import Case
 from medconv.export import export
-from medconv.inference.image_predictor import ImagePredictor
+from medconv.inference.image_level_predictor import ImageLevelPredictor
 from medconv.inference.load import _rounding, load
-from medconv.inference.predict_images import predict_whole
+from medconv.inference.predict_image_level import predict_image_level
 from medconv.inference.predictor import Input
 
 
@@ -105,13 +105,13 @@ def test_several_networks_are_the_mean_of_what_they_mean(
 def test_mirrored_images_count_as_much(
     made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]
 ) -> None:
-    predictor = ImagePredictor([load(made["multiclass"], mirror_axes=[0, 1])])
+    predictor = ImageLevelPredictor([load(made["multiclass"], mirror_axes=[0, 1])])
     picture = np.asarray(Image.open(made["table"].parent / "3.png"))
     for number, flipped in enumerate((picture, picture[::-1], picture[:, ::-1], picture[::-1, ::-1])):
         Image.fromarray(np.ascontiguousarray(flipped)).save(tmp_path / f"{number}.png")
-    alone = ImagePredictor([load(made["multiclass"], mirror_axes=[])])
-    each = [alone.answer(tmp_path / f"{number}.png") for number in range(4)]
-    np.testing.assert_allclose(predictor.answer(tmp_path / "0.png"), np.mean(each, 0), atol=1e-6)
+    alone = ImageLevelPredictor([load(made["multiclass"], mirror_axes=[])])
+    each = [alone.predict(tmp_path / f"{number}.png") for number in range(4)]
+    np.testing.assert_allclose(predictor.predict(tmp_path / "0.png"), np.mean(each, 0), atol=1e-6)
     assert np.ptp(each, 0).max() > 1e-6
 
 
@@ -144,7 +144,7 @@ def test_a_case_that_fails_takes_no_other_with_it(
     capsys.readouterr()
     assert predicting(*command, "--mirror-axes", "0", source=images) == 1
     assert (
-        "holds results that were made otherwise (mirror_axes: [[]] there, [[0]] now)"
+        "holds results made with other settings (mirror_axes: [[]] there, [[0]] now)"
         in capsys.readouterr().err
     )
     assert predicting(*command, "--mirror-axes", "0", "--overwrite", source=images) == 0
@@ -155,30 +155,32 @@ def test_pictures_of_another_size_are_refused(made: dict[str, Path], tmp_path: P
     """Not predicted from their middle; training took one size, which is rounded up to a multiple of 4."""
     for size in (14, 20):
         Image.fromarray(np.full((size, size), 90, np.uint8)).save(tmp_path / f"{size}.png")
-    predictor = ImagePredictor([model := load(made["multiclass"])])
-    assert model.rounding == (4, 4) and predictor.answer(tmp_path / "14.png").sum() == pytest.approx(1)
+    predictor = ImageLevelPredictor([model := load(made["multiclass"])])
+    assert model.rounding == (4, 4) and predictor.predict(tmp_path / "14.png").sum() == pytest.approx(1)
     with pytest.raises(
         ValueError, match=r"20\.png: 20 x 20 pixels, the network was trained on .* and takes 16 x 16"
     ):
-        predictor.answer(tmp_path / "20.png")
+        predictor.predict(tmp_path / "20.png")
     values = torch.load(made["multiclass"], weights_only=True)["medconv"]["config"]
     values["data"]["patch_size"] = [16, 16]  # trained on several sizes
     assert _rounding(values) == ()
 
 
-class Forgetful(ImagePredictor):
+class Forgetful(ImageLevelPredictor):
     """Memory runs out in one picture."""
 
-    def overlay(self, given: Input, answer: np.ndarray) -> np.ndarray:
-        if given.case.id == "1":
+    def overlay(self, case_input: Input, outputs: np.ndarray) -> np.ndarray:
+        if case_input.case.id == "1":
             raise torch.OutOfMemoryError("no room")
-        return super().overlay(given, answer)
+        return super().overlay(case_input, outputs)
 
 
 def test_a_picture_that_fails_takes_no_other_case_with_it(made: dict[str, Path], tmp_path: Path) -> None:
     cases = [Case(str(number), (made["table"].parent / f"{number}.png",)) for number in range(3)]
-    with pytest.raises(ValueError, match="1 of 3 cases could not be predicted\n  case 1: memory ran out"):
-        predict_whole(Forgetful([load(made["multiclass"])]), cases, tmp_path / "out", {}, {}, saliency=True)
+    with pytest.raises(ValueError, match="1 of 3 cases could not be predicted\n  case 1: out of memory"):
+        predict_image_level(
+            Forgetful([load(made["multiclass"])]), cases, tmp_path / "out", {}, {}, saliency=True
+        )
     assert [row["case"] for row in rows(tmp_path / "out")] == ["0", "2"]
 
 
@@ -189,9 +191,9 @@ def test_what_is_refused(
     for words, said in (
         (
             (*both, made["regression"]),
-            "its outputs are other ones: numbers of whole images; there classes of whole images",
+            "its outputs differ: image-level regression; there image-level multiclass",
         ),
-        ((*both, "--save-probabilities"), "--save-probabilities: is for label maps; "),
+        ((*both, "--save-probabilities"), "--save-probabilities is for label maps; "),
         ((*both, "--sw-batch-size", 0), "--sw-batch-size must be at least 1, got 0"),
     ):
         assert predicting(*words, "--output", tmp_path / "out") == 1
@@ -228,12 +230,12 @@ def test_exported_networks_answer_alike(
 ) -> None:
     file = tmp_path / "model.onnx"
     export.export(made[kind], file, export.ExportOptions("onnx", case=made["table"].parent / "1.png"))
-    card = json.loads((tmp_path / "model.onnx.json").read_text())
-    assert card["outputs"]["image_targets"]["kind"] == kind and card["inputs"]["frame"] == [16, 16]
+    metadata = json.loads((tmp_path / "model.onnx.json").read_text())
+    assert metadata["outputs"]["image_targets"]["kind"] == kind and metadata["inputs"]["frame"] == [16, 16]
     assert kind in (tmp_path / "model.onnx.md").read_text()
     Image.new("L", (20, 20)).save(tmp_path / "large.png")
     with pytest.raises(ValueError, match="20 x 20 pixels"):
-        ImagePredictor.load([], models=[file]).answer(tmp_path / "large.png")  # type: ignore[attr-defined]
+        ImageLevelPredictor.load([], models=[file]).predict(tmp_path / "large.png")  # type: ignore[attr-defined]
     assert predicting("--exported-model", file, "--output", tmp_path / "a") == 0
     assert predicting("--checkpoint", made[kind], "--output", tmp_path / "b") == 0
     for ours, theirs in zip(rows(tmp_path / "a"), rows(tmp_path / "b"), strict=True):

@@ -163,7 +163,11 @@ def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_prediction_equals_validation(trained: Path, dataset: Path) -> None:
     path = trained / "checkpoints/best.ckpt"
     model = run.load(path)
-    assert (model.recipe.slice_axis, model.recipe.spatial_dims, model.window.slice_axis) == (2, 2, 2)
+    assert (model.preprocessing.slice_axis, model.preprocessing.spatial_dims, model.window.slice_axis) == (
+        2,
+        2,
+        2,
+    )
     rows = checkpoint_io.read(path)["medconv"]["validation"]
     assert rows
     for case, row in rows.items():

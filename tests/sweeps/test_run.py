@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from medconv.cli.entrypoint import guard
-from medconv.evaluation import cross_validation
+from medconv.evaluation import cross_validation, cross_validation_report
 from medconv.inference import postprocessing
 from medconv.sweeps import job as sweeps_job
 from medconv.sweeps import run
@@ -128,7 +128,7 @@ def test_the_summary_over_folds_is_that_of_all_cases(swept: tuple[Path, str]) ->
     )
     assert (
         "cross-validation, 3 of 3 folds" in said
-        and cross_validation.table(cross_validation.read(home)[0]) in said
+        and cross_validation_report.table(cross_validation.read(home)[0]) in said
     )
 
 
@@ -141,9 +141,9 @@ def test_a_fold_that_is_missing_is_said_with_the_cases_that_count(home: Path) ->
     count = len(summaries(home)["1"]["val/cases"])
     assert (
         f"warning: without fold 0 (not there), 2 (failed): means are over {count} cases of fold 1"
-        in cross_validation.table(found)
+        in cross_validation_report.table(found)
     )
-    assert "1 of 3 folds" in cross_validation.table(found)
+    assert "1 of 3 folds" in cross_validation_report.table(found)
     edit(runs["1"] / "summary.json", status="running")
     assert cross_validation.read(home) == []
 
@@ -183,7 +183,7 @@ def test_folds_whose_data_was_prepared_in_two_ways_are_warned_of(home: Path) -> 
     path.write_text(path.read_text().replace("  num_channels: 1\n", "  num_channels: 2\n"))
     (found,) = cross_validation.read(home)
     assert found.warnings == (
-        "fold 0 and fold 1: the data was prepared in two ways: derived.num_channels=1 and 2",
+        "fold 0 and fold 1: the data was preprocessed differently: derived.num_channels=1 and 2",
     )
 
 
@@ -200,8 +200,8 @@ def test_splits_that_moved_are_said(home: Path) -> None:
     shutil.rmtree(by_fold(home)["2"])
     (found,) = cross_validation.read(home)
     assert found.warnings == (
-        "data.splits_file=moved/splits.json cannot be read, so that folds may be missing that nothing here "
-        "tells of",
+        "data.splits_file=moved/splits.json cannot be read, so the number of folds is unknown; some may be "
+        "missing",
     )
 
 
@@ -214,7 +214,9 @@ def test_folds_of_other_classes_are_not_averaged(home: Path, names: tuple[str, .
     )
     (found,) = cross_validation.read(home)
     assert found.missing == {"1": f"other classes: {', '.join(names)}"}
-    assert f"warning: without fold 1 (other classes: {', '.join(names)})" in cross_validation.table(found)
+    assert f"warning: without fold 1 (other classes: {', '.join(names)})" in cross_validation_report.table(
+        found
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_a_config_that_is_none_is_named(content: bytes, wanted: str, tmp_path: P
 def test_cases_left_out_are_named(home: Path) -> None:
     edit(by_fold(home)["1"] / "summary.json", skipped_cases={"case_8": "broken"})
     assert cross_validation.read(home)[0].warnings == (
-        "case_8: left out as faulty by data.on_invalid_case=skip, and so not validated",
+        "case_8: skipped by data.on_invalid_case=skip, so not validated",
     )
 
 
@@ -283,10 +285,10 @@ def test_cross_validations_side_by_side(home: Path) -> None:
     found = cross_validation.read(home, labels)
     assert sorted(one.label for one in found) == ["", "seed=7"]
     assert not any(one.warnings for one in found)
-    cross_validation.write(home, found)
+    cross_validation_report.write(home, found)
     assert sorted(one.label for one in cross_validation.read(home)) == ["", "seed=7"]  # remembered
     assert "cross-validation, 3 of 3 folds: seed=7" in [
-        cross_validation.table(one).splitlines()[0] for one in found
+        cross_validation_report.table(one).splitlines()[0] for one in found
     ]
 
 
@@ -538,7 +540,7 @@ def test_predictions_of_an_earlier_checkpoint_are_not_taken(
     edit(runs["0"] / "summary.json", **{"val/cases": {case: {"box": 0.999, "hole": 0.999}}})
     assert postprocess(monkeypatch, "--runs", str(home)) == DONE
     assert not stale.exists()
-    assert f"warning: Dice of 1 cases is not what training found: {case}" in capsys.readouterr().out
+    assert f"warning: Dice of 1 cases differs from that in training: {case}" in capsys.readouterr().out
 
 
 def test_a_run_folder_names_no_code_and_no_folder_to_delete(
@@ -594,7 +596,7 @@ def test_what_postprocessing_needs_is_named(
     assert "no folds of a cross-validation there" in fails("--runs", str(tmp_path / "nowhere"))
     best = runs["1"] / "checkpoints/best.ckpt"
     best.rename(best.with_suffix(".away"))
-    assert f"{best}: no such checkpoint, which fold 1 is to be predicted by" in fails("--runs", str(home))
+    assert f"{best}: no such checkpoint; it is needed to predict fold 1" in fails("--runs", str(home))
     best.with_suffix(".away").rename(best)
     edit(runs["1"] / "summary.json", status="failed")
     assert "fold 1 (failed) is missing; each must be trained to its end" in fails("--runs", str(home))

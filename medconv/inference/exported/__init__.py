@@ -1,1 +1,1 @@
-"""Exported ONNX files read back, with their metadata."""
+"""Load exported ONNX models with their metadata."""

@@ -1,4 +1,4 @@
-"""A network from an ONNX file, as a module like any other.
+"""Load exported ONNX models.
 
 The other formats of `export` are not read: TorchScript and torch.export files are programs, and PyTorch has
 no safe way to load them.
@@ -18,38 +18,39 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medconv.inference.exported import metadata as inference_metadata
+from medconv.inference.exported import metadata as exported_metadata
 from medconv.inference.load import LoadedModel
 
-INPUT, OUTPUT = "image", "logits"  # what they are called in an ONNX file
+INPUT, OUTPUT = "image", "logits"  # their names in an ONNX file
 _TORCH = (".pt", ".pth", ".ts", ".pt2")
-_ZIP = b"PK\x03\x04"  # what torch's files begin with
+_ZIP = b"PK\x03\x04"  # the first bytes of torch's files
 log = logging.getLogger(__name__)
 
 
 def load(path: Path, device: str = "cpu", mirror_axes: Sequence[int] | None = None) -> LoadedModel:
-    """An exported ONNX file with its card.
+    """Load an exported ONNX model with its metadata.
 
-    Args: mirror_axes: of test-time augmentation, in the place of the card's; spatial axes.
-    Raises: ValueError: the file or its card is missing, damaged, another's or not ONNX; a package is missing.
+    Args: mirror_axes: spatial axes of test-time augmentation; None: those of the metadata.
+    Raises: ValueError: the model or its metadata is missing, damaged, of another file or not ONNX; a
+        package is missing.
     """
     _need_onnx(path)
-    metadata = inference_metadata.read(path)
+    metadata = exported_metadata.read(path)
     if metadata.get("format") != "onnx":
         raise ValueError(
-            f"{inference_metadata.metadata_path(path)}: its format must be onnx, got "
+            f"{exported_metadata.metadata_path(path)}: its format must be onnx, got "
             f"{metadata.get('format')!r:.40}"
         )
-    return inference_metadata.as_trained(metadata, read_onnx(path, device), path, mirror_axes)
+    return exported_metadata.as_loaded_model(metadata, read_onnx(path, device), path, mirror_axes)
 
 
 def _need_onnx(path: Path) -> None:
-    """Raises: ValueError: a file of torch, by its name or its first bytes; says how to export ONNX."""
+    """Raises: ValueError: a TorchScript or torch.export file, by its name or its first bytes."""
     if not path.is_file():
         return
     with path.open("rb") as file:
-        begins = file.read(len(_ZIP))
-    if path.suffix in _TORCH or begins == _ZIP:
+        first_bytes = file.read(len(_ZIP))
+    if path.suffix in _TORCH or first_bytes == _ZIP:
         command = (
             f"medconv export --checkpoint CHECKPOINT --format onnx --output {path.with_suffix('.onnx').name}"
         )
@@ -59,7 +60,7 @@ def _need_onnx(path: Path) -> None:
 
 
 def need(packages: Sequence[str], purpose: str) -> list[Any]:
-    """Packages of the extra `onnx`. Raises: ValueError: one is missing."""
+    """Import packages of the extra `onnx`. Raises: ValueError: one is missing."""
     try:
         return [import_module(name) for name in packages]
     except ImportError as error:
@@ -70,31 +71,27 @@ def _attempt(path: Path, read: Callable[[], Any]) -> Any:
     try:
         with quiet():
             return read()
-    except (
-        Exception
-    ) as error:  # whatever a damaged file brings about; torch, protobuf and the runtime have no common class
+    except Exception as error:  # torch, protobuf and the runtime have no common class for damaged files
         raise ValueError(f"{path}: damaged, or of another version ({first_line(error)})") from error
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch says of formats that it will not develop further, and of its progress."""
+    """Without torch's deprecation warnings and progress output."""
     before = logging.root.manager.disable
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             logging.disable(logging.ERROR)
-            with (
-                redirect_stdout(io.StringIO()),
-                redirect_stderr(io.StringIO()),
-            ):  # some of it is printed, whole graphs too
+            # Some of it is printed, graphs too.
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 yield
     finally:
         logging.disable(before)
 
 
 def first_line(error: Exception) -> str:
-    """Kind and first line of an error that is not ours, for a message of one line."""
+    """Class and first line of another package's error, for a message of one line."""
     line = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {line:.200}".removesuffix(": ")
 
@@ -110,7 +107,7 @@ def read_onnx(path: Path, device: str) -> nn.Module:
         for tensor in _tensors(part)
     ):
         raise ValueError(
-            f"{path}: refused, its weights lie in other files; a network that export writes is one file"
+            f"{path}: refused, its weights are in other files; medconv export writes a single file"
         )
     settings = runtime.SessionOptions()
     settings.intra_op_num_threads, settings.log_severity_level = torch.get_num_threads(), 3
@@ -124,26 +121,24 @@ def _providers(runtime: Any, device: str) -> list[Any]:
     if not device.startswith("cuda"):
         return ["CPUExecutionProvider"]
     if "CUDAExecutionProvider" not in runtime.get_available_providers():
-        log.warning(
-            "this onnxruntime has no CUDA (pip install onnxruntime-gpu): an ONNX network runs on the CPU"
-        )
+        log.warning("this onnxruntime has no CUDA (pip install onnxruntime-gpu); ONNX models run on the CPU")
         return ["CPUExecutionProvider"]
     return [("CUDAExecutionProvider", {"device_id": torch.device(device).index or 0}), "CPUExecutionProvider"]
 
 
 def _tensors(graph: Any) -> list[Any]:
-    """All constants of a graph, or of a function, and of those inside it."""
-    found, sparse = list(getattr(graph, "initializer", ())), list(getattr(graph, "sparse_initializer", ()))
+    """All constants of a graph or a function, and of the graphs inside it."""
+    dense, sparse = list(getattr(graph, "initializer", ())), list(getattr(graph, "sparse_initializer", ()))
     for attribute in (attribute for node in graph.node for attribute in node.attribute):
-        found += [attribute.t, *attribute.tensors]
+        dense += [attribute.t, *attribute.tensors]
         sparse += [attribute.sparse_tensor, *attribute.sparse_tensors]
         for inner in [attribute.g, *attribute.graphs]:
-            found += _tensors(inner) if inner.ByteSize() else []
-    return found + [part for one in sparse for part in (one.values, one.indices)]
+            dense += _tensors(inner) if inner.ByteSize() else []
+    return dense + [part for tensor in sparse for part in (tensor.values, tensor.indices)]
 
 
 class OnnxNetwork(nn.Module):
-    """A session of the ONNX runtime as a module; on its own threads, and without gradients.
+    """A session of the ONNX runtime as a module. It has its own threads, and no gradients.
 
     Shape: (batch, channels, *spatial) -> (batch, outputs, *spatial) float32, on the device of the input.
     """
@@ -153,6 +148,6 @@ class OnnxNetwork(nn.Module):
         self.session = session
 
     def forward(self, image: Tensor) -> Tensor:
-        given = image.detach().float().cpu().contiguous().numpy()
-        (logits,) = self.session.run([OUTPUT], {INPUT: given})
+        array = image.detach().float().cpu().contiguous().numpy()
+        (logits,) = self.session.run([OUTPUT], {INPUT: array})
         return torch.from_numpy(logits).to(image.device)

@@ -28,7 +28,7 @@ from medconv.data.io.images import (
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, restore
 from medconv.inference.inputs import find_cases
-from medconv.inference.output_dir import Folder
+from medconv.inference.output_dir import OutputDir
 from medconv.utils.visualization import overlay
 
 GREY = np.arange(6 * 4, dtype=np.uint8).reshape(4, 6) * 10  # four rows of six pixels, from the top
@@ -239,7 +239,7 @@ def test_a_folder_of_pictures_is_a_folder_of_cases(tmp_path: Path) -> None:
 
 def test_predictions_of_pictures_are_pictures(tmp_path: Path) -> None:
     cases = [Case("a", (save(tmp_path / "in/a.png", GREY),))]
-    folder = Folder(tmp_path / "out", {"network": 1}, {})
+    folder = OutputDir(tmp_path / "out", {"network": 1}, {})
     with folder.open(cases):
         for case, release in folder.claims(cases):
             write_label(folder.label(case.id), np.ones((6, 4, 1)), case.images[0])
@@ -248,11 +248,11 @@ def test_predictions_of_pictures_are_pictures(tmp_path: Path) -> None:
         "a.png",
         "prediction.json",
     ]
-    again = Folder(tmp_path / "out", {"network": 1}, {})
+    again = OutputDir(tmp_path / "out", {"network": 1}, {})
     with again.open(cases):
         assert list(again.claims(cases)) == [] and again.skipped == ["a"]
     with (
-        pytest.raises(ValueError, match="holds label maps|made otherwise|other"),
-        Folder(tmp_path / "out", {"network": 2}, {}).open(cases),
+        pytest.raises(ValueError, match="holds label maps|made with other settings|other"),
+        OutputDir(tmp_path / "out", {"network": 2}, {}).open(cases),
     ):
         pass

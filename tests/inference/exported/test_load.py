@@ -33,7 +33,7 @@ def test_an_onnx_file_refers_to_no_other(file: Path, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     model = onnx.load(file)
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="weights", size_threshold=0)
-    with pytest.raises(ValueError, match=r"m\.onnx: refused, its weights lie in other files"):
+    with pytest.raises(ValueError, match=r"m\.onnx: refused, its weights are in other files"):
         load(exports.sealed(file, tmp_path / "m.onnx"))
 
 
@@ -43,7 +43,7 @@ def test_an_onnx_function_refers_to_no_other(file: Path, tmp_path: Path) -> None
     node = onnx.helper.make_node("Constant", [], ["x"], value=tensor)
     model.functions.append(onnx.helper.make_function("own", "f", [], ["x"], [node], model.opset_import))
     onnx.save(model, tmp_path / "m.onnx")
-    with pytest.raises(ValueError, match=r"m\.onnx: refused, its weights lie in other files"):
+    with pytest.raises(ValueError, match=r"m\.onnx: refused, its weights are in other files"):
         load(exports.sealed(file, tmp_path / "m.onnx"))
 
 

@@ -1,38 +1,25 @@
-"""What the folds of a cross-validation on whole images say together: scores of each, and of all their
-cases at once.
-"""
+"""Cross-validation of classification and regression: scores of each fold, and of all cases together."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from medconv.evaluation.cross_validation import Fold
 from medconv.metrics import image_level
 from medconv.metrics.statistics import describe
 from medconv.targets.image_level import ImageLevelTargets
 
 
-class Fold(Protocol):
-    """A run. Args: rows: case to `outputs` and `values`."""
-
-    @property
-    def number(self) -> str: ...
-
-    @property
-    def rows(self) -> dict[str, Any]: ...
-
-    @property
-    def name(self) -> str: ...
-
-
 def plain(image_targets: ImageLevelTargets, runs: Sequence[Fold]) -> dict[str, Any]:
-    """`mean` and `intervals` are those of all cases together, each answered by the network that was not
-    trained on it; `mean_of_folds` the mean of the folds' scores."""
-    folds, folders = {run.number: run.rows for run in runs}, {run.number: run.name for run in runs}
+    """`mean` and `intervals` are over all cases together, each predicted by the network that was not
+    trained on it; `mean_of_folds` is the mean of the folds' scores."""
+    folds: dict[str, dict[str, Any]] = {run.number: run.rows for run in runs}
+    folders = {run.number: run.name for run in runs}
     outputs, values = _arrays(image_targets, [row for rows in folds.values() for row in rows.values()])
     scores = {
         number: image_level.measure(image_targets, *_arrays(image_targets, list(rows.values())))
@@ -49,7 +36,7 @@ def plain(image_targets: ImageLevelTargets, runs: Sequence[Fold]) -> dict[str, A
             name: list(ends) for name, ends in image_level.intervals(image_targets, outputs, values).items()
         },
         "mean_of_folds": {
-            name: describe([one[name] for one in scores.values()])["mean"]
+            name: describe([fold_scores[name] for fold_scores in scores.values()])["mean"]
             for name in image_level.METRICS[image_targets.kind]
         },
         "per_class": image_level.per_name(image_targets, outputs, values),
@@ -61,18 +48,19 @@ def plain(image_targets: ImageLevelTargets, runs: Sequence[Fold]) -> dict[str, A
     }
 
 
-def lines(image_targets: ImageLevelTargets, runs: Sequence[Fold]) -> list[str]:
-    """A row for each fold, for all cases together with the interval, and for the mean of the folds."""
-    found = plain(image_targets, runs)
-    names = list(found["mean"])
+def table(image_targets: ImageLevelTargets, runs: Sequence[Fold]) -> list[str]:
+    """Lines: the folds, all cases together, the mean of the folds, and the interval over all cases."""
+    summary = plain(image_targets, runs)
+    names = list(summary["mean"])
     width = max(map(len, names)) + 2
-    rows = [(f"fold {one['fold']}", one["cases"], one["scores"]) for one in found["folds"]]
-    rows += [("all cases", len(found["cases"]), found["mean"]), ("mean of folds", "", found["mean_of_folds"])]
-    for place, end in enumerate(("from", "to")):
-        rows.append((f"95 % {end}", "", {name: ends[place] for name, ends in found["intervals"].items()}))
-    head = f"  {'':<16}{'cases':>6}" + "".join(f"{name:>{width}}" for name in names)
+    rows = [(f"fold {fold['fold']}", fold["cases"], fold["scores"]) for fold in summary["folds"]]
+    rows.append(("all cases", len(summary["cases"]), summary["mean"]))
+    rows.append(("mean of folds", "", summary["mean_of_folds"]))
+    for index, end in enumerate(("from", "to")):
+        rows.append((f"95 % {end}", "", {name: ends[index] for name, ends in summary["intervals"].items()}))
+    header = f"  {'':<16}{'cases':>6}" + "".join(f"{name:>{width}}" for name in names)
     return [
-        head,
+        header,
         *(
             f"  {n:<16}{count:>6}" + "".join(f"{_number(s.get(k)):>{width}}" for k in names)
             for n, count, s in rows
@@ -80,23 +68,23 @@ def lines(image_targets: ImageLevelTargets, runs: Sequence[Fold]) -> list[str]:
     ]
 
 
-def table_of(content: Sequence[Mapping[str, Any]]) -> str:
-    """`folds.csv`: a row per case, its values and outputs; of those of the first such outcome. Empty:
-    there is none.
+def csv_text(entries: Sequence[Mapping[str, Any]]) -> str:
+    """`folds.csv`: a row per case, with its true values and outputs. Entries whose targets differ from
+    those of the first image-level entry are skipped. Empty: no entry is image-level.
     """
-    content = [one for one in content if "image_targets" in one]
-    content = [one for one in content if one["image_targets"] == content[0]["image_targets"]]
-    if not content:
+    entries = [entry for entry in entries if "image_targets" in entry]
+    entries = [entry for entry in entries if entry["image_targets"] == entries[0]["image_targets"]]
+    if not entries:
         return ""
-    text, names = io.StringIO(newline=""), content[0]["image_targets"]["names"]
-    values = ["class"] if content[0]["image_targets"]["kind"] == "multiclass" else names
+    text, names = io.StringIO(newline=""), entries[0]["image_targets"]["names"]
+    values = ["class"] if entries[0]["image_targets"]["kind"] == "multiclass" else names
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         ["crossvalidation", "fold", "case", *(f"truth/{n}" for n in values), *(f"output/{n}" for n in names)]
     )
-    for one in content:
-        for row in one["cases"]:
-            writer.writerow([one["label"], row["fold"], row["case"], *row["values"], *row["outputs"]])
+    for entry in entries:
+        for row in entry["cases"]:
+            writer.writerow([entry["label"], row["fold"], row["case"], *row["values"], *row["outputs"]])
     return text.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""The network of a config (`model`, with its `conv`, and its first weights), its loss and its optimizer."""
+"""Build the network of a config: `model`, its `conv`, and pretrained weights."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ def build_network(
     build: Builder = configs.build,
     load: Callable[[nn.Module], Any] | None = None,
 ) -> nn.Module:
-    """The `model` with its `conv`, tried once on an empty patch.
+    """Build `model` with its `conv` and run it once on an empty patch.
 
     Args:
-        build: `trust.build_trusted` for a config that came with a file.
-        load: puts first weights into the plain network where `conv.init_from_weights` projects them into the
-            convolution, else into the network as it is.
-    Raises: ConfigError: arguments that do not fit, or a network that cannot take the patch or returns another
-    shape.
+        build: `trusted.build_trusted` for the config of a checkpoint.
+        load: loads pretrained weights; before the convolutions are swapped if `conv.init_from_weights`
+            projects them, else afterwards.
+    Raises: ConfigError: wrong arguments, or a network that cannot take the patch or returns another shape.
     """
     network = build(values["model"], "model")
     _probe(network, values["derived"], patch_size)
@@ -61,7 +60,7 @@ def build_network(
 
 
 def model_of(values: Values) -> Values:
-    """The `model` node; of whole images our U-Net is its encoder, whose arguments are the same."""
+    """The `model` node; for image-level targets our U-Net becomes `Encoder`, which has the same arguments."""
     node = values["model"]
     without = values["derived"].get("image_targets") is not None and node.get("_target_") == _WITH_DECODER
     return {**node, "_target_": _WITHOUT} if without else node

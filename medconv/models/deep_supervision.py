@@ -1,4 +1,4 @@
-"""Deep supervision: heads on the coarser stages of our U-Net's decoder, which training alone needs."""
+"""Deep supervision: heads on the coarser stages of our U-Net's decoder, used only in training."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from medconv.models.unet import UNet
 
 
 class DeepSupervision(nn.Module):
-    """Calls a network and adds the logits of its coarser stages; the network itself stays a function of
-    images to logits.
+    """Runs a network and adds the logits of its coarser stages; the network itself has no such heads.
 
-    So what is validated, exported and measured has no heads, and they cost nothing there. Every stage of the
-    decoder has one but the coarsest; with fewer than four stages there are none. For a network that
-    `conv=mirror` made equivariant the heads are so too.
+    So validation, export and benchmarks use the network without heads. Every stage of the decoder has one
+    except the coarsest; with fewer than four stages there are none. For a network that `conv=mirror` made
+    equivariant, the heads are equivariant too.
 
     Shape: (network, image (batch, channels, *spatial)) -> list of (batch, outputs, *spatial of the stage),
     finest first.

@@ -1,6 +1,4 @@
-"""The encoder that our networks share, and the network for whole images that is made of it
-(`model=encoder`).
-"""
+"""The encoder that our networks share, and the image-level network made of it (`model=encoder`)."""
 
 from __future__ import annotations
 
@@ -16,9 +14,9 @@ from medconv.models.layers.blocks import ConvBlock, conv_nd
 class Stages(nn.Module):
     """Blocks of `convs_per_stage` convolutions, joined by convolutions whose kernel is their stride.
 
-    Unlike a 3-kernel with stride 2 on an even grid those keep mirror symmetry. All convolutions with a wider
-    kernel are the `conv` group's to replace. The weights are as torch draws them: `initialise` is the whole
-    network's to call.
+    Unlike a 3-kernel with stride 2 on an even grid, these keep mirror symmetry. The `conv` group may replace
+    all convolutions with a wider kernel. Weights have torch's default initialisation; the subclass applies
+    `initialise`.
     Args:
         channels: one number per stage, finest first; the attribute keeps them.
         strides: one per step between stages: int, or one int per axis (1 along an axis that is not pooled).
@@ -58,8 +56,9 @@ class Stages(nn.Module):
         )
 
     def features(self, x: Tensor) -> list[Tensor]:
-        """What each stage gives, finest first. Shape: (batch, in_channels, *spatial) -> (batch,
-        channels[i], *spatial).
+        """The output of each stage, finest first.
+
+        Shape: (batch, in_channels, *spatial) -> (batch, channels[i], *spatial).
         """
         self._check(x)
         outputs = [self.encoder[0](x)]
@@ -74,9 +73,9 @@ class Stages(nn.Module):
 
 
 class Encoder(Stages):
-    """The encoder of our U-Net, the mean over all places, and a linear layer.
+    """The encoder of our U-Net, global average pooling, and a linear layer.
 
-    That layer is a convolution with a kernel of 1, which `conv=mirror` can make indifferent to flips.
+    The linear layer is a 1x1 convolution, which `conv=mirror` can make invariant to flips.
 
     Shape: (batch, in_channels, *spatial) -> (batch, out_channels), logits.
     Args: as of `UNet`. Raises: ValueError: as of `Stages`.
@@ -103,7 +102,7 @@ class Encoder(Stages):
 
 
 def initialise(layer: nn.Module) -> None:
-    """First weights of our own networks' convolutions, for `Module.apply`."""
+    """Initialise the convolutions of our own networks, for `Module.apply`."""
     if isinstance(layer, (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         nn.init.kaiming_normal_(layer.weight, a=0.01)
         if layer.bias is not None:

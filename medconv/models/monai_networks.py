@@ -1,6 +1,4 @@
-"""MONAI's networks for whole images with a beginning that fits their size: `model=densenet`,
-`efficientnet` and `senet`.
-"""
+"""MONAI's image-level networks with a stem for the image size: `model=densenet`, `efficientnet`, `senet`."""
 
 from __future__ import annotations
 
@@ -13,23 +11,21 @@ from torch import nn
 
 from medconv.models.layers.blocks import conv_nd
 
-_KEPT = 4096  # places that later layers work on at the finest, more or less: 64 x 64, 16 x 16 x 16
+_MOST_VOXELS = 4096  # after the stem, about: 64 x 64 or 16 x 16 x 16
 
 
 def stem_for(patch_size: Sequence[int]) -> dict[str, Any]:
-    """How a network for images of this size should begin: with as little loss of resolution as leaves 4096
-    places.
+    """The stem for images of this size: downsample only as far as needed for about 4096 voxels.
 
-    The usual beginning, a convolution of 7 with stride 2 and a pooling with stride 2, leaves 7 x 7 of 28 x
-    28.
-    Returns: kernel_size, stride, no_pool of the pooling after it.
+    The usual stem, a 7-kernel with stride 2 and a pooling with stride 2, leaves 7 x 7 of 28 x 28.
+    Returns: kernel_size and stride of the first convolution; no_pool: without the pooling after it.
     """
-    large, middle = (prod(n / step for n in patch_size) > _KEPT for step in (2, 1))
+    large, middle = (prod(n / step for n in patch_size) > _MOST_VOXELS for step in (2, 1))
     return {"kernel_size": 7 if large else 3, "stride": 2 if large else 1, "no_pool": not (large or middle)}
 
 
 class DenseNet(nets.DenseNet):
-    """MONAI's DenseNet. Args: stem: as of `stem_for`; None: the usual one. The others as MONAI's."""
+    """MONAI's DenseNet. Args: stem: from `stem_for`; None: the usual one. Others: as MONAI's."""
 
     def __init__(
         self, spatial_dims: int, *args: Any, stem: Mapping[str, Any] | None = None, **settings: Any
@@ -41,21 +37,17 @@ class DenseNet(nets.DenseNet):
 
 
 class EfficientNet(nets.EfficientNetBN):
-    """MONAI's EfficientNet, its weights drawn. Args: stem: as of `stem_for`; None: the usual one. The
-    others as MONAI's.
-    """
+    """MONAI's EfficientNet, randomly initialised. Args: stem: as of `DenseNet`. Others: as MONAI's."""
 
     def __init__(self, model_name: str, *, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(model_name, pretrained=False, **settings)
-        if stem is not None and stem["stride"] == 1:  # it has a kernel of 3, and no pooling
+        if stem is not None and stem["stride"] == 1:  # the usual stem has a 3-kernel and no pooling
             self._conv_stem.stride = self._conv_stem.padding = (1,) * self._conv_stem.weight[0, 0].ndim
-            self._conv_stem_padding = nn.Identity()  # it was that of stride 2
+            self._conv_stem_padding = nn.Identity()  # the padding was for stride 2
 
 
 class SEResNet(nets.SEResNet50):
-    """MONAI's SE-ResNet, its weights drawn. Args: stem: as of `stem_for`; None: the usual one. The others
-    as MONAI's.
-    """
+    """MONAI's SE-ResNet, randomly initialised. Args: stem: as of `DenseNet`. Others: as MONAI's."""
 
     def __init__(self, *, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(**{**settings, "pretrained": False})
@@ -65,7 +57,7 @@ class SEResNet(nets.SEResNet50):
 
 
 def _restarted(conv: Any, stem: Mapping[str, Any]) -> nn.Module:
-    """The same convolution with another kernel and stride; as it is where they are the same."""
+    """The convolution with another kernel and stride; unchanged if they are equal already."""
     size, stride, dims = stem["kernel_size"], stem["stride"], len(conv.kernel_size)
     if conv.kernel_size == (size,) * dims and conv.stride == (stride,) * dims:
         return conv

@@ -1,6 +1,4 @@
-"""Outputs in their own units: a network that has learned standardised numbers gives millimetres, years or
-percent.
-"""
+"""Regression outputs in physical units (mm, years, percent) from a network trained on standardised values."""
 
 from __future__ import annotations
 
@@ -14,12 +12,11 @@ _KINDS: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def in_units(network: nn.Module, means: Sequence[float], stds: Sequence[float]) -> nn.Module:
-    """The same network, in place, whose outputs are `stds * what it gave + means`; float32, whatever the
-    precision.
+    """Change a network in place so that it returns `stds * output + means`, always in float32.
 
-    It gets a subclass of its own class, so that its parameters keep their names; means and stds are no part
-    of its state.
-    Shape: of the outputs (batch, numbers), a mean and a standard deviation for each.
+    The network gets a subclass of its own class, so parameter names stay; means and stds are not in its state
+    dict.
+    Shape: outputs (batch, values); one mean and one standard deviation per value.
     """
     network.register_buffer("value_means", torch.tensor(means, dtype=torch.float32), persistent=False)
     network.register_buffer("value_stds", torch.tensor(stds, dtype=torch.float32), persistent=False)
@@ -39,13 +36,13 @@ class _InUnits(nn.Module):
 
 
 def _with_units(kind: type[nn.Module]) -> type[nn.Module]:
-    """Always the same class of the same one."""
+    """The subclass of a module class, created once."""
     if kind not in _KINDS:
         _KINDS[kind] = type(kind.__name__, (_InUnits, kind), {})
     return _KINDS[kind]
 
 
 def _blank(kind: type[nn.Module]) -> nn.Module:
-    """For copying and unpickling: the module before its state is put in."""
+    """For copying and unpickling: an empty module, whose state is set afterwards."""
     mixed = _with_units(kind)
     return mixed.__new__(mixed)

@@ -18,8 +18,8 @@ class UNet(Stages):
     """Encoder, decoder and skips; each stage is one block of `convs_per_stage` convolutions.
 
     Stages are joined by convolutions whose kernel is their stride, down and up: unlike a 3-kernel with stride
-    2 on an even grid they keep mirror symmetry. All convolutions with a wider kernel are the `conv` group's
-    to replace.
+    2 on an even grid, these keep mirror symmetry. The `conv` group may replace all convolutions with a wider
+    kernel.
 
     Shape: (batch, in_channels, *spatial) -> (batch, out_channels, *spatial), logits.
     Args:

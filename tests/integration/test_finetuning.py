@@ -51,7 +51,7 @@ def test_on_other_classes_with_frozen_layers_and_rates_of_their_own(
         tiny.train(dataset, tmp_path / "run", *regions)
     assert f"init.pretrained={first}: " in caplog.text
     assert (
-        "2 stay as drawn (head.weight, head.bias); 4 of the file not used (network.head.weight, "
+        "2 randomly initialised (head.weight, head.bias); 4 of the file not used (network.head.weight, "
         "network.head.bias, " in caplog.text
     )
     assert (

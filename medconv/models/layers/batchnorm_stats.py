@@ -1,4 +1,4 @@
-"""Running statistics of batch norms: to be taken back where a step is not, or to stay as they are."""
+"""Running statistics of batch norms: restore them after a skipped step, or keep them fixed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 
 class RunningStatistics:
-    """Those of batch norms, which a forward pass changes before anybody knows whether its numbers are
-    finite.
-    """
+    """A forward pass changes them before it is known whether the loss is finite."""
 
     def __init__(self, module: nn.Module) -> None:
         norms: list[Any] = [
@@ -23,11 +21,11 @@ class RunningStatistics:
         self._groups: list[list[Tensor]] = [group for group in values if group]
 
     def now(self) -> list[Tensor]:
-        """A copy of them all."""
+        """A copy of all running statistics."""
         return [_flat(group) for group in self._groups]
 
     def restore(self, saved: Sequence[Tensor], where: Tensor | None = None) -> None:
-        """Make them what `now` returned. Args: where: on the device, whether to; None: yes."""
+        """Restore what `now` returned. Args: where: a bool tensor on the device, whether to; None: yes."""
         for group, old in zip(self._groups, saved, strict=True):
             restored = old if where is None else torch.where(where, old, _flat(group))
             parts = restored.split([one.numel() for one in group])
@@ -39,16 +37,14 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class _Fixed(nn.Module):
-    """Mixed into a norm's class: it stays in evaluation mode, whatever is asked of it."""
+    """Mixed into a norm's class: it always stays in evaluation mode."""
 
     def train(self, mode: bool = True) -> Any:
         return super().train(False)
 
 
 def fix_statistics(norm: nn.Module) -> None:
-    """Let a norm use its running statistics in training as well, so that they stay; in place, name and
-    parameters stay.
-    """
+    """Make a norm use its running statistics in training too, in place; its parameters stay."""
     if not isinstance(norm, _Fixed):
         norm.__class__ = type(f"Fixed{type(norm).__name__}", (_Fixed, type(norm)), {})
     norm.eval()

@@ -2,8 +2,7 @@
 channels.
 
 PyTorch has no fast depthwise `Conv3d` (pytorch#110885, #37406), while matrix units multiply sixteen channels
-at the
-price of one: as a grouped convolution with blocks that are mostly zeros it is exact, and many times faster.
+in the time of one: a grouped convolution whose blocks are mostly zeros is exact and many times faster.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ BLOCK = 16  # channels; `python scripts/benchmark.py layers --parts depthwise` c
 
 
 class BlockDepthwiseConv3d(nn.Conv3d):
-    """A depthwise `nn.Conv3d` that takes the faster of two routes: blocks in bf16 on a CPU, else the
-    library's own.
+    """A depthwise `nn.Conv3d`: dense blocks for bf16 on a CPU, else torch's own convolution.
 
     Shape: (batch, channels, D, H, W) -> (batch, multiplier * channels, D', H', W').
     """
@@ -32,9 +30,7 @@ class BlockDepthwiseConv3d(nn.Conv3d):
 
 
 def swap_depthwise(network: nn.Module) -> int:
-    """Make every depthwise `nn.Conv3d` a BlockDepthwiseConv3d, in place; returns how many. Parameters
-    stay.
-    """
+    """Make every depthwise `nn.Conv3d` a BlockDepthwiseConv3d, in place; returns their number."""
     layers = [layer for layer in network.modules() if type(layer) is nn.Conv3d and _suits(layer)]
     for layer in layers:
         layer.__class__ = BlockDepthwiseConv3d
@@ -42,7 +38,7 @@ def swap_depthwise(network: nn.Module) -> int:
 
 
 def block_size(channels: int) -> int:
-    """The most channels up to BLOCK that divide them."""
+    """The largest divisor of `channels` up to BLOCK."""
     return max(size for size in range(1, BLOCK + 1) if channels % size == 0)
 
 
@@ -63,5 +59,5 @@ def _suits(layer: nn.Conv3d) -> bool:
 
 
 def _dtype(x: Tensor) -> torch.dtype:
-    """That the convolution computes in."""
+    """The dtype that the convolution computes in."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype

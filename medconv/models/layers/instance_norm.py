@@ -1,5 +1,4 @@
-"""Instance norm that stays in channels-last, with a (leaky) ReLU if wanted, and the swap that puts it into a
-network.
+"""Instance norm that keeps channels-last, optionally fused with a (leaky) ReLU, and its swap in networks.
 
 `nn.InstanceNorm2d/3d` return a contiguous tensor for a channels-last one (pytorch#59168): every convolution
 around them then copies its input. Triton does the work on a GPU, batch norm sample by sample elsewhere.
@@ -73,9 +72,9 @@ def norm_by_sample(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: f
 def triton_instance_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, negative_slope: float | None
 ) -> Tensor:
-    """`instance_norm` by the kernels of `norm_kernels`: channels-last out, whatever x was.
+    """`instance_norm` by Triton kernels (`instance_norm_triton`); the output is always channels-last.
 
-    Keeps x and its statistics for the backward, not the output. CPU tensors only under TRITON_INTERPRET=1.
+    Saves x and its statistics for the backward, not the output. CPU tensors only under TRITON_INTERPRET=1.
     """
     if not torch.compiler.is_compiling() and has_torch_function((x,)):
         return handle_torch_function(triton_instance_norm, (x,), x, weight, bias, eps, negative_slope)
@@ -128,13 +127,13 @@ _SWAPS: dict[type, type] = {
 
 
 def swap_norms(network: nn.Module, fuse: bool = True) -> int:
-    """Let every `nn.InstanceNorm2d/3d` of a network keep channels-last, in place: how many were changed.
+    """Make every `nn.InstanceNorm2d/3d` of a network keep channels-last, in place; returns their number.
 
-    Parameters, state dict and training flags stay. Those with running statistics or a forward of their own
-    are left.
-    Args: fuse: a ReLU or leaky ReLU that follows such a norm in an `nn.Sequential` moves into it, and leaves
-        an `nn.Identity` in its place; only in blocks, classes derived from `nn.Sequential`: a plain one may
-        be walked through from outside. Not if either stands elsewhere too or has hooks.
+    Parameters, state dict and training flags stay. Norms with running statistics or a forward of their own
+    are not changed.
+    Args: fuse: move a ReLU or leaky ReLU that follows such a norm into it and replace it by `nn.Identity`;
+        only in subclasses of `nn.Sequential`, because others may iterate over a plain one, and only if
+        neither layer is used elsewhere or has hooks.
     """
     norms = [
         m for m in network.modules() if type(m) in _SWAPS and not m.track_running_stats and _is_untouched(m)

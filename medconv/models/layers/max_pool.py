@@ -1,4 +1,4 @@
-"""Max pooling whose backward pass is the same every time: CUDA has none for `nn.MaxPool3d`."""
+"""Max pooling with a deterministic backward pass, which `nn.MaxPool3d` lacks on CUDA."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 
 class WindowMaxPool3d(nn.MaxPool3d):
-    """`nn.MaxPool3d` of windows that do not overlap, as a maximum over an axis; of equal values the first
-    counts.
+    """`nn.MaxPool3d` without overlap, as a maximum over an axis; the first of equal values gets the gradient.
 
     Shape: (batch, channels, D, H, W) -> (batch, channels, D // d, H // h, W // w) for a kernel of (d, h, w).
     """
@@ -25,7 +24,7 @@ class WindowMaxPool3d(nn.MaxPool3d):
 
 
 def swap_pools(network: nn.Module) -> int:
-    """Make every `nn.MaxPool3d` that can be one a WindowMaxPool3d, in place; returns how many."""
+    """Make every suitable `nn.MaxPool3d` a WindowMaxPool3d, in place; returns their number."""
     pools = [layer for layer in network.modules() if type(layer) is nn.MaxPool3d and _plain(layer)]
     for layer in pools:
         layer.__class__ = WindowMaxPool3d

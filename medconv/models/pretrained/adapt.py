@@ -1,4 +1,4 @@
-"""Making a tensor of a file fit a network: other input channels, and 2D kernels in 3D."""
+"""Adapt pretrained tensors to a network: another number of input channels, 2D kernels in 3D."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class Layers:
-    """Which layers a dataset decides the size of; dotted names of modules.
+    """Layers whose size depends on the dataset; dotted names of modules.
 
-    Args: image: that see the images' channels. head: that make the outputs.
+    Args: image: layers whose input is the image. head: layers that make the outputs.
     """
 
     image: frozenset[str] = frozenset()
@@ -30,18 +30,18 @@ class Layers:
 def layers_of(
     model: Mapping[str, Any], more_channels: Mapping[str, Any], more_outputs: Mapping[str, Any]
 ) -> Layers:
-    """Those of a `model` node, from the same node for one channel more and for one output more.
+    """Find them in any network: build the `model` node with one more channel and with one more output.
 
-    Whichever network it is, and whatever its layers are called: what changes its size is what is meant.
+    The layers whose parameters change their shape are the ones.
     """
     return Layers(_changed(model, more_channels), _changed(model, more_outputs))
 
 
 def _changed(model: Mapping[str, Any], other: Mapping[str, Any]) -> frozenset[str]:
-    """Modules with parameters of another size; none where the other network cannot be built."""
+    """Modules with parameters of another size; none if the other network cannot be built."""
     try:
         sizes, others = _sizes(model), _sizes(other)
-    except Exception:  # whatever a network raises that has no such version
+    except Exception:  # a network without such a version may raise anything
         return frozenset()
     return frozenset(module_of(name) for name, shape in sizes.items() if others.get(name, shape) != shape)
 
@@ -58,25 +58,24 @@ def _sizes(model: Mapping[str, Any]) -> dict[str, torch.Size]:
 
 
 def module_of(name: str) -> str:
-    """The layer that a parameter belongs to, also where the layer computes its weight from it."""
+    """The layer of a parameter, also if a parametrization computes the weight from it."""
     return (
         name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
     )
 
 
 def within(name: str, modules: frozenset[str]) -> bool:
-    """Whether a parameter belongs to one of these modules, or to what was put in its place."""
+    """Whether a parameter belongs to one of these modules, or to a module that replaced one."""
     module = module_of(name)
     return any(module == one or (one and module.startswith(f"{one}.")) for one in modules)
 
 
 def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None:
-    """Weights of a layer that sees the image, for another number of channels: all the same, W' = sum of W /
-    channels.
+    """Weights of an input layer for another number of channels, all equal: W' = sum of W / num_channels.
 
-    An image whose channels are all alike gives the same response as before; of one channel it is the sum, so
-    that a grey image gives what it gave in all channels.
-    Returns: None: this is not what differs.
+    An image with equal channels gives the same response as before. For one channel W' is the sum, so a grey
+    image gives the response that it gave when copied to all channels.
+    Returns: None: the shapes differ elsewhere.
     """
     if value.ndim != len(shape):
         return None
@@ -87,10 +86,9 @@ def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None
 
 
 def new_axis(shapes: Sequence[tuple[Shape, Shape]], first: int = 2) -> int:
-    """The spatial axis (0 to 2) that 2D kernels lack, the same for all layers: that along which most of them
-    fit.
+    """The spatial axis (0 to 2) that 2D kernels lack: the one for which most kernels fit, for all layers.
 
-    Args: shapes: 2D and 3D, of kernels. first: what is taken where several fit as well.
+    Args: shapes: pairs of a 2D and a 3D kernel shape. first: the choice if several fit equally well.
     """
 
     def fits(axis: int) -> int:
@@ -124,7 +122,7 @@ def inflate_2d(value: Tensor, layer: Any, how: str, axis: int) -> Tensor | None:
 
 
 def _planes(value: Tensor, size: int) -> Tensor:
-    """As `conv=acs` has them."""
+    """The kernel of `conv=acs`."""
     with torch.random.fork_rng([]):
         conv: Any = acs(nn.Conv3d(value.shape[1], len(value), size, bias=False), weight_2d=value.float())
     return conv.weight.detach().to(value.dtype)

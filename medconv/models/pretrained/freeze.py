@@ -1,6 +1,4 @@
-"""What of a network stays as it is, and what learns at another rate: by regular expressions on parameter
-names.
-"""
+"""Frozen parameters and learning-rate multipliers, by regular expressions on parameter names."""
 
 from __future__ import annotations
 
@@ -16,10 +14,9 @@ from medconv.models.layers.batchnorm_stats import fix_statistics
 
 
 def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
-    """Parameters whose name a pattern matches (`re.search`) get no gradient; returns a line that says how
-    many.
+    """Freeze parameters whose name a pattern matches (`re.search`); returns a line with their number.
 
-    A batch norm whose parameters are all frozen uses and keeps its running statistics, in training as well.
+    A batch norm whose parameters are all frozen uses its running statistics in training too.
     Raises: ConfigError: a pattern is no regular expression or matches nothing, or nothing is left to train.
     """
     if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
@@ -54,27 +51,27 @@ def _is_fixed(name: str, module: Any, patterns: Sequence[str]) -> bool:
 
 
 def check_factors(factors: Mapping[str, float], network: nn.Module) -> None:
-    """Of `optimizers.with_factors`.
+    """Check `init.lr_multipliers`.
 
-    Raises: ConfigError: a pattern is no regular expression or matches no parameter that learns, or a factor
-    is not positive.
+    Raises: ConfigError: a pattern is no regular expression or matches no trainable parameter, or a factor is
+        not positive.
     """
     names = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
     for pattern, factor in factors.items():
         if not 0 < factor < float("inf"):
             raise ConfigError(
-                f"init.lr_multipliers: {pattern!r} must have a positive factor, got {factor}; to keep it, "
-                "init.freeze"
+                f"init.lr_multipliers: {pattern!r} must have a positive factor, got {factor}; to freeze it, "
+                "use init.freeze"
             )
         _found("init.lr_multipliers", pattern, names)
 
 
 def _found(key: str, pattern: str, names: Iterable[str]) -> list[str]:
-    """The names that a pattern matches. Raises: ConfigError: none, naming those that look most like it."""
+    """The names that a pattern matches. Raises: ConfigError: none; names the most similar ones."""
     try:
         matches = [name for name in names if re.search(pattern, name)]
     except re.error as error:
-        raise ConfigError(f"{key}: {pattern!r} is no regular expression: {error}") from error
+        raise ConfigError(f"{key}: {pattern!r} is not a regular expression: {error}") from error
     if not matches:
         nearest = ", ".join(_nearest(pattern, names))
         raise ConfigError(f"{key}: {pattern!r} matches no parameter to train; there are {nearest}")
@@ -82,7 +79,7 @@ def _found(key: str, pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def _nearest(pattern: str, names: Iterable[str]) -> list[str]:
-    """Names of modules or parameters like a pattern, else the first modules."""
+    """Names of modules or parameters similar to a pattern, else the first modules."""
     parts: dict[str, None] = {}
     for name in names:
         pieces = name.split(".")

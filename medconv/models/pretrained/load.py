@@ -1,4 +1,4 @@
-"""First weights of a network, from a file: what fits is taken, and everything is accounted for."""
+"""Load pretrained weights from a file: all tensors that fit, with a report of all others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from medconv.utils.checkpoint_io import output_names
 from medconv.utils.logging import shown, some
 
 log = logging.getLogger(__name__)
-# what a convolution that computes its weight has in place of `.weight`
+# the name that replaces `.weight` in a convolution with a computed weight
 _COMPUTED = ".parametrizations.weight.original"
 _ROWS = 12  # of each kind, in the log
 Pairs = Mapping[str, tuple[Tensor, Tensor]]  # by name in the network: the file's tensor, the network's
@@ -28,27 +28,26 @@ Pairs = Mapping[str, tuple[Tensor, Tensor]]  # by name in the network: the file'
 
 @dataclass
 class Report:
-    """What became of a network's tensors and of a file's; `str()` is one line, `table()` the first of each
-    kind.
+    """Which tensors were loaded and which were not; `str()` is one line, `table()` the first of each kind.
 
-    Args: loaded: names in the network. reshaped: to what was done. drawn: that stay random, to the reason.
-        unused: names in the file, to the reason. share: of the network's weights, without its head, that came
-        from the file.
+    Args: loaded: names in the network. reshaped: name in the network to what was done. random: name of a
+        randomly initialised tensor to the reason. unused: name in the file to the reason. share: share of the
+        network's weights, without its head, that came from the file.
     """
 
     loaded: list[str] = field(default_factory=list)
     reshaped: dict[str, str] = field(default_factory=dict)
-    drawn: dict[str, str] = field(default_factory=dict)
+    random: dict[str, str] = field(default_factory=dict)
     unused: dict[str, str] = field(default_factory=dict)
     share: float = 0.0
 
     def __str__(self) -> str:
-        whole, changed = len(self.loaded) + len(self.drawn), len(self.reshaped)
+        whole, changed = len(self.loaded) + len(self.random), len(self.reshaped)
         line = f"{len(self.loaded)} of {whole} tensors loaded" + (
             f", {changed} of them reshaped" if changed else ""
         )
-        if self.drawn:
-            line += f"; {len(self.drawn)} stay as drawn ({some(list(self.drawn), 3)})"
+        if self.random:
+            line += f"; {len(self.random)} randomly initialised ({some(list(self.random), 3)})"
         if self.unused:
             line += f"; {len(self.unused)} of the file not used ({some(list(self.unused), 3)})"
         return line
@@ -56,7 +55,7 @@ class Report:
     def table(self) -> str:
         kinds = {
             "reshaped": self.reshaped,
-            "as drawn": self.drawn,
+            "random": self.random,
             "not used": self.unused,
             "loaded": dict.fromkeys(self.loaded, ""),
         }
@@ -75,18 +74,16 @@ def load(
     layers: Layers | None = None,
     inflate_2d: str | None = None,
 ) -> Report:
-    """Put what fits of a file's weights into a network, in place, and say what came of each.
+    """Load the weights of a file that fit into a network, in place, and report all of them.
 
-    Tensors are matched by name (`matching`), and loaded where they have one size. A layer that sees the image
-    is adapted to the number of its channels, 2D kernels to 3D (`fitting`). A head of another size, or of
-    other classes, stays random.
+    Tensors are matched by name (`match`) and loaded if the shapes agree. The input layer is adapted to the
+    number of channels, 2D kernels to 3D (`adapt`). A head of another size or of other classes stays random.
     Args:
-        facts: of this run: `num_channels`, and what its classes are called.
-        layers: those that see the image, and the head; None: there are none to heed.
-        inflate_2d: one of `fitting.TO_3D`, or None.
-    Raises: ValueError: the file cannot be read, holds numbers that are not finite, or nothing that fits.
-        ConfigError: it has another number of dimensions or another convolution, and no key says what to do
-        about it.
+        derived: of this run: `num_channels` and the names of its classes.
+        layers: the input layers and the head; None: no layer is treated differently.
+        inflate_2d: one of `adapt.TO_3D`, or None.
+    Raises: ValueError: the file cannot be read, holds numbers that are not finite, or nothing in it fits.
+        ConfigError: it has another number of dimensions or another convolution, and no key allows that.
     """
     if inflate_2d not in (None, *adapt.TO_3D):
         raise ConfigError(
@@ -119,14 +116,14 @@ def load(
 
 
 def _new_axis(pairs: Pairs, record: Mapping[str, Any]) -> int:
-    """Across which a 2D checkpoint of ours saw slices, else the one that fits."""
+    """The slice axis of a 2D checkpoint of ours, else the axis along which most kernels fit."""
     seen = _facts(record).get("slice_axis")
     shapes = [(value.shape, own.shape) for value, own in pairs.values() if (value.ndim, own.ndim) == (4, 5)]
     return adapt.new_axis(shapes, seen if seen in (0, 1, 2) else 2)
 
 
 def _differ(record: Mapping[str, Any], derived: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint says that it is of other classes; another's file does not say."""
+    """Whether a checkpoint of ours names other classes; other files name none."""
     theirs = _facts(record)
     return bool(theirs) and output_names(theirs) != output_names(derived)
 
@@ -138,12 +135,12 @@ def _facts(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _taken(own: Mapping[str, Tensor], pairs: Pairs, fit: _Fit) -> tuple[Report, dict[str, Tensor]]:
-    """What there is to load, by names in the network."""
+    """The tensors to load, by name in the network."""
     report, values = Report(), {}
     for name in own:
         value, words = fit(name, *pairs[name]) if name in pairs else (None, "no such name in the file")
         if value is None:
-            report.drawn[name] = words
+            report.random[name] = words
             continue
         values[name] = value
         report.loaded.append(name)
@@ -189,7 +186,7 @@ class _Fit:
 
 
 def _convolution(network: nn.Module, name: str) -> nn.Module | None:
-    """The plain one that a tensor of the state dict belongs to; None: to something else."""
+    """The plain convolution that a tensor of the state dict belongs to; None: another layer."""
     try:
         layer = network.get_submodule(name.rpartition(".")[0])
     except AttributeError:  # a network may name what it saves as it likes
@@ -200,7 +197,7 @@ def _convolution(network: nn.Module, name: str) -> nn.Module | None:
 def _need_same_convolution(
     match: Match, theirs: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str
 ) -> None:
-    """Raises: ConfigError: the one has plain weights where the other computes its own."""
+    """Raises: ConfigError: only one of file and network has computed weights."""
     for name in own:
         layer = module_of(name)
         plain, computed = (str(match.name(f"{layer}{end}")) for end in (".weight", _COMPUTED))
@@ -254,7 +251,7 @@ def _need_some(
 
 
 def _both(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
-    """What the file holds and what the network wants."""
+    """What the file holds and what the network needs, for messages."""
 
     def first(tensors: Mapping[str, Tensor]) -> str:
         kernels = [f"{name} {tuple(value.shape)}" for name, value in tensors.items() if value.ndim > 1]
@@ -271,14 +268,14 @@ def _finish(
     body: Sequence[str],
     own: Mapping[str, Tensor],
 ) -> None:
-    """The file's side of it, and how much of the network's body came from there."""
+    """Complete the report: unused tensors of the file, and the loaded share of the network's body."""
     own_names = {there: name for name, there in names.items()}
     for there in theirs:
         name = own_names.get(there)
         if name not in values:
-            report.unused[there] = report.drawn.get(name, "") if name else "no such name in the network"
-    for name in [name for name in report.drawn if name.endswith(COUNTER)]:  # older files have none
-        del report.drawn[name]
+            report.unused[there] = report.random.get(name, "") if name else "no such name in the network"
+    for name in [name for name in report.random if name.endswith(COUNTER)]:  # older files have none
+        del report.random[name]
     report.share = sum(own[name].numel() for name in body if name in values) / max(
         1, sum(own[n].numel() for n in body)
     )

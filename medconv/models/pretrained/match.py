@@ -1,6 +1,4 @@
-"""Whose name in a file is whose in a network: found from all names together, not from a list of known
-prefixes.
-"""
+"""Match tensor names of a file with those of a network, from all names together, without known prefixes."""
 
 from __future__ import annotations
 
@@ -15,27 +13,26 @@ COUNTER = "num_batches_tracked"  # of batch norms; says nothing of a network
 
 @dataclass(frozen=True)
 class Match:
-    """How names in a file follow from a network's own: another beginning, the same end.
+    """Maps a network's names to a file's names: another prefix, the same rest.
 
-    Args: before: what they begin with in the file, such as `state_dict.module.`. own: what the network's
-        begin with there, such as `encoder.` where the file is of an encoder alone. Both may be empty.
+    Args: before: the prefix in the file, such as `state_dict.module.`. own: the prefix in the network, such
+        as `encoder.` for a file of an encoder. Both may be empty.
     """
 
     before: str
     own: str
 
     def name(self, own: str) -> str | None:
-        """In the file, whether it is there or not; None: of a part of the network that the file is not of."""
+        """The name in the file, which may not have it; None: outside of the part that the file covers."""
         return self.before + own.removeprefix(self.own) if own.startswith(self.own) else None
 
 
 def matched(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Match | None:
-    """The beginnings that let the most tensors of a network have a namesake with as many outputs in the file.
+    """The prefixes for which most tensors have a tensor of the same name and number of outputs in the file.
 
-    So `module.` of DataParallel, `network.` of Lightning, `state_dict`, `model` or any other wrapping is
-    found, and so is an encoder within a larger network. Of two that are as good the one that comes first in
-    the file counts.
-    Returns: None: no tensor has a namesake.
+    This finds `module.` of DataParallel, `network.` of Lightning, `state_dict`, `model` or any other wrapper,
+    and an encoder within a larger network. Of two equally good ones, the first in the file is used.
+    Returns: None: no name matches.
     """
     ends: dict[str, list[str]] = {}  # of names in the file, at any dot, to what stands before
     for name in theirs:
@@ -54,9 +51,7 @@ def matched(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Match | 
 
 
 def _wrappers(own: Mapping[str, Tensor]) -> Iterator[str]:
-    """Beginnings that at least half of a network's names share: with fewer, chance finds namesakes
-    anywhere.
-    """
+    """Prefixes that at least half of a network's names share: shorter parts would match by chance."""
     counts: Counter[str] = Counter()
     for name in own:
         parts = name.split(".")

@@ -1,4 +1,4 @@
-"""Reading files of weights, ours and others': tensors by name, and nothing that could be run."""
+"""Read files of weights, ours and others': tensors by name; no code in a file is run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from medconv.utils import checkpoint_io
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Every tensor of a file by its dotted name, and what a checkpoint of ours says of itself (else nothing).
+    """Every tensor of a file by its dotted name, and the metadata of a checkpoint of ours (else empty).
 
-    A mapping within a mapping, such as the `state_dict` of a checkpoint, is a part of the name; where a
-    network's own names begin is for `matching` to find. Of our checkpoints it is the state dict alone: what a
-    run is validated with.
-    Raises: ValueError: missing, damaged, carrying objects, or without tensors.
+    Nested mappings, such as the `state_dict` of a checkpoint, become part of the name; `match` finds where
+    the network's own names begin. Of our checkpoints only the state dict is read.
+    Raises: ValueError: the file is missing, damaged, holds objects, or holds no tensors.
     """
     content: Any = _safetensors(path) if path.suffix == ".safetensors" else checkpoint_io.unpickled(path)
     record: Any = {}
@@ -43,14 +42,14 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path}: no such checkpoint")
     try:
         return load_file(path)
-    except Exception as error:  # what somebody made up may raise anything
+    except Exception as error:  # a made-up file may raise anything
         raise ValueError(
             f"{path}: damaged or not a safetensors file ({' '.join(str(error).split())})"
         ) from error
 
 
 def _tensors(node: Mapping[Any, Any], prefix: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
-    """Dense tensors below a mapping. Args: seen: mappings that were looked into: one may hold itself."""
+    """Dense tensors in a nested mapping. Args: seen: visited mappings, because one may hold itself."""
     seen.add(id(node))
     for key, value in node.items():
         if not isinstance(key, str):

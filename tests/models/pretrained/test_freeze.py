@@ -75,7 +75,7 @@ def test_norms_without_parameters_are_known_by_their_statistics() -> None:
         (["backbone"], "there are encoder, down, up, decoder, head"),
         ([r"^decoder\.4"], r"there are decoder\.0"),
         ("encoder", r"init\.freeze must be a list of regular expressions, such as \[encoder\], got encoder"),
-        (["("], r"init\.freeze: '\(' is no regular expression"),
+        (["("], r"init\.freeze: '\(' is not a regular expression"),
         (["encoder", "e", "up", "down", "head"], "freezes the whole network, nothing is left to train"),
     ],
 )
@@ -88,7 +88,7 @@ def test_patterns_that_are_wrong(patterns: list[str], words: str) -> None:
     ("factors", "words"),
     [
         ({"encodr": 0.1}, r"init\.lr_multipliers: 'encodr' matches no parameter to train; there are encoder"),
-        ({"encoder": 0.0}, "must have a positive factor, got 0.0; to keep it, init.freeze"),
+        ({"encoder": 0.0}, "must have a positive factor, got 0.0; to freeze it, use init.freeze"),
         ({"encoder": float("nan")}, "must have a positive factor, got nan"),
         ({"down": 0.1}, "matches no parameter to train"),
     ],

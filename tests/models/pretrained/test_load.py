@@ -96,7 +96,7 @@ def test_names_are_found_however_they_are_wrapped(how: str, tmp_path: Path) -> N
     source, network = unet(seed=1), unet(seed=2)
     report = load(network, save(tmp_path / "file.pth", WRAPPINGS[how](dict(source.state_dict()))), FACTS)
     same(network, source)
-    assert report.share == 1 and not report.drawn and not report.reshaped
+    assert report.share == 1 and not report.random and not report.reshaped
 
 
 class Wrapped(nn.Module):
@@ -113,7 +113,7 @@ def test_the_encoder_of_a_larger_network(tmp_path: Path) -> None:
     report = load(network, save(tmp_path / "file.pt", {"module": source.state_dict()}), FACTS)
     same(network.backbone, source)
     assert torch.equal(network.classifier.weight, before)
-    assert list(report.drawn) == ["classifier.weight", "classifier.bias"]
+    assert list(report.random) == ["classifier.weight", "classifier.bias"]
 
 
 @pytest.mark.parametrize("file", ["file.safetensors", "file.pth"])
@@ -130,7 +130,7 @@ def test_monais_networks_from_their_own_files(
         torch.save(state, tmp_path / file)
     report = load(network, tmp_path / file, {**FACTS, "num_channels": 3})
     same(network, source)
-    assert not report.drawn and not report.unused
+    assert not report.random and not report.unused
 
 
 def test_torchvisions_resnet_in_monais(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_torchvisions_resnet_in_monais(tmp_path: Path) -> None:
     report = load(
         resnet_like(source), path, FACTS, Layers(frozenset({"conv1"}), frozenset({"fc"})), "inflate"
     )
-    assert sorted(report.drawn) == ["fc.bias", "fc.weight"] and report.share == 1
+    assert sorted(report.random) == ["fc.bias", "fc.weight"] and report.share == 1
     assert report.reshaped["conv1.weight"].startswith(
         "(64, 3, 7, 7) to (64, 1, 7, 7, 7): 2D to 3D by inflate, axis 2, other"
     )
@@ -181,19 +181,19 @@ def test_what_does_not_fit_is_said_and_stays_as_drawn(tmp_path: Path) -> None:
     same(network, source_with_head(source, network), ("layer1.0.conv1.weight",))
     assert torch.equal(network.state_dict()["layer1.0.conv1.weight"], fresh)
     sizes = "(10, 32) in the file, here (2, 32)"
-    assert report.drawn == {
+    assert report.random == {
         "layer1.0.conv1.weight": "no such name in the file",
         "fc.weight": sizes,
         "fc.bias": "(10,) in the file, here (2,)",
     }
     assert report.unused == {
         "fc.weight": sizes,
-        "fc.bias": report.drawn["fc.bias"],
+        "fc.bias": report.random["fc.bias"],
         "extra.weight": "no such name in the network",
     }
     assert 0.5 < report.share < 1
     line = str(report)
-    assert "3 stay as drawn (layer1.0.conv1.weight, fc.weight, fc.bias)" in line
+    assert "3 randomly initialised (layer1.0.conv1.weight, fc.weight, fc.bias)" in line
     assert "3 of the file not used (fc.weight, fc.bias, extra.weight)" in line
     assert (
         f"  not used  fc.weight  {sizes}\n" in report.table()
@@ -220,7 +220,7 @@ def test_an_image_whose_channels_are_alike_gets_the_same_response(
         "state_dict": {f"network.{k}": v for k, v in source.state_dict().items()},
     }
     report = load(network, save(tmp_path / "ours.ckpt", content), {**FACTS, "num_channels": new}, CHANNELS)
-    assert len(report.reshaped) == 1 and not report.drawn
+    assert len(report.reshaped) == 1 and not report.random
     image = torch.rand(1, 1, 16, 16)
     with torch.no_grad():
         ours, theirs = network(image.expand(-1, new, -1, -1)), source(image.expand(-1, old, -1, -1))
@@ -233,7 +233,8 @@ def test_only_layers_that_see_the_image_change_their_inputs(tmp_path: Path) -> N
         unet(widths=(1, 8)), save(tmp_path / "file.pth", unet(seed=1).state_dict()), FACTS, CHANNELS
     )
     assert (
-        report.drawn["down.0.weight"] == "(8, 4, 2, 2) in the file, here (8, 1, 2, 2)" and not report.reshaped
+        report.random["down.0.weight"] == "(8, 4, 2, 2) in the file, here (8, 1, 2, 2)"
+        and not report.reshaped
     )
 
 
@@ -258,7 +259,7 @@ def test_inflated_weights_give_what_the_2d_network_gives(file_axis: int | None, 
         "state_dict": {f"network.{k}": v for k, v in flat.state_dict().items()},
     }
     report = load(solid, save(tmp_path / "ours.ckpt", content), FACTS, CHANNELS, "inflate")
-    assert not report.drawn and all("2D to 3D by inflate" in words for words in report.reshaped.values())
+    assert not report.random and all("2D to 3D by inflate" in words for words in report.reshaped.values())
     axis = 2 if file_axis is None else file_axis
     image = torch.rand(1, 1, 16, 16)
     with torch.no_grad():
@@ -271,7 +272,7 @@ def test_the_new_axis_is_the_one_that_fits(tmp_path: Path) -> None:
     flat = unet(2, seed=1)
     solid = UNet(3, 1, 3, (4, 8), strides=[(1, 2, 2)], kernel_size=[(1, 3, 3), (3, 3, 3)])
     report = load(solid, save(tmp_path / "flat.pth", flat.state_dict()), FACTS, None, "inflate")
-    assert not report.drawn and all("axis 0" in words for words in report.reshaped.values())
+    assert not report.random and all("axis 0" in words for words in report.reshaped.values())
     assert torch.equal(solid.encoder[0][0].weight[:, :, 0], flat.encoder[0][0].weight)
 
 
@@ -303,7 +304,7 @@ def test_a_head_of_other_classes_is_not_taken_even_if_it_fits(tmp_path: Path) ->
     source.head.bias.data.fill_(8.0)
     report = load(network, save(tmp_path / "ours.ckpt", content), FACTS, CHANNELS)
     same(network, source, ("head.",))
-    assert report.drawn == dict.fromkeys(["head.weight", "head.bias"], "head of other classes")
+    assert report.random == dict.fromkeys(["head.weight", "head.bias"], "head of other classes")
     assert report.unused["supervision.heads.0.weight"] == "no such name in the network" and report.share == 1
 
 
@@ -378,7 +379,8 @@ def test_another_architecture_with_names_in_common_is_refused_or_warned_of(
         load(unet(), save(tmp_path / "some.pth", some), FACTS)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert re.search(
-        r"6 of \d+ tensors loaded; .* stay as drawn .*; \d % of the weights are the file's", caplog.text
+        r"6 of \d+ tensors loaded; .* randomly initialised .*; \d % of the weights are the file's",
+        caplog.text,
     )
 
 
@@ -472,7 +474,7 @@ def test_a_half_precision_file_of_older_torch(tmp_path: Path) -> None:
     state = {k: v.half() for k, v in source.state_dict().items() if "num_batches" not in k}
     torch.save(state, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     report = load(network, tmp_path / "old.pth", FACTS)
-    assert not report.drawn and network.head.weight.dtype == torch.float32
+    assert not report.random and network.head.weight.dtype == torch.float32
     torch.testing.assert_close(network.head.weight, source.head.weight, rtol=1e-3, atol=1e-3)
 
 
@@ -483,4 +485,4 @@ def test_monais_u_net_between_labels(tmp_path: Path) -> None:
     report = load(
         network, save(tmp_path / "file.pt", source.state_dict()), FACTS, Layers(head=frozenset({"model.2"}))
     )
-    assert all(name.startswith("model.2.") for name in report.drawn) and report.share == 1
+    assert all(name.startswith("model.2.") for name in report.random) and report.share == 1

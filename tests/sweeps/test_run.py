@@ -15,19 +15,14 @@ import numpy as np
 import pytest
 from helpers import tiny
 from helpers.processes import FORKED, Forked, is_running, until
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from medconv.cli.entrypoint import guard
 from medconv.evaluation import cross_validation, cross_validation_report
 from medconv.inference import postprocessing
-from medconv.sweeps import job as sweeps_job
 from medconv.sweeps import run
 from medconv.training.run_dir import RunDir
-from medconv.utils import signals
-from medconv.utils.cluster import PeerLostError
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 
 STEPS = 8
@@ -385,17 +380,6 @@ def test_a_job_that_lost_a_process_leaves_the_others_alone(
     assert run.finish(both) == PREEMPTED and "failed, exit code 75: gone\n" in capsys.readouterr().out
 
 
-def test_only_a_failure_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By this a sweep tells a job that lost a process from one that was stopped; both end with 75."""
-    monkeypatch.setenv("MEDCONV_SWEEP", "")
-    job = run.Job(("a=1",), (), tmp_path)
-    composed = OmegaConf.create({"run": {"dir": str(job.folder.path)}})
-    sweeps_job.note_failure(composed, signals.RunInterrupted())
-    assert not job.has_error
-    sweeps_job.note_failure(composed, PeerLostError("another process is gone"))
-    assert job.has_error and job.begin() is None and not job.has_error
-
-
 def test_equal_jobs_are_run_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They share a folder."""
     count = "import sys; open(sys.argv[1] + '.count', 'a').write('x')"
@@ -416,34 +400,6 @@ def test_a_job_that_the_system_killed_is_said_to_be() -> None:
     assert run.Job((), (), Path("runs/x"), code).reason == "killed by SIGKILL"
     assert run._exit_code(code) == USER
     assert run._exit_code(-signal.SIGSEGV) == BUG
-
-
-def test_a_job_has_its_folder_by_its_overrides_in_any_order() -> None:
-    one = run.Job(("a=1", "data.fold=0"), (), Path("runs/x"))
-    assert one.folder.path == run.Job(("data.fold=0", "a=1"), (), Path("runs/x")).folder.path
-    assert one.folder.path != run.Job(("a=1", "data.fold=1"), (), Path("runs/x")).folder.path
-
-
-@pytest.mark.parametrize("name", ["it's", "a\\b", "a\\", "a\\'b", 'a "b"', "a b,c=[1]"])
-def test_a_folder_of_any_name_reaches_the_job(name: str) -> None:
-    job = run.Job(("a=1",), (), Path(name))
-    (given,) = [one for one in job.arguments if one.startswith("run.dir=")]
-    assert OverridesParser.create().parse_override(given).value() == str(job.folder.path)
-
-
-def test_a_sweep_without_a_name_has_one_by_what_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    def home(*arguments: str) -> Path:
-        monkeypatch.setattr(sys, "argv", ["train.py", "-m", "seed=1,2", *arguments])
-        return sweeps_job.home(OmegaConf.create({"run": {"dir": None, "name": None}}))
-
-    same = [
-        "hydra/launcher=slurm",
-        "hydra.launcher.time='01:00:00'",
-        "data.fold=0,1",
-        "hydra.sweeper.n_trials=3",
-    ]
-    assert {home(one) for one in same} == {home()}
-    assert len({home(), home("hparams_search=recipe"), home("hparams_search=mine")}) == 3
 
 
 def test_a_job_takes_its_config_where_the_sweep_takes_it(

@@ -45,10 +45,10 @@ def _main() -> int:
         part.add_arguments(chosen)
     options = parser.parse_args()
     start_logging()
-    found = parts[options.name].run(options)
+    rows = parts[options.name].run(options)
     if options.json:
-        results.write(found, options.json)
-    print(parts[options.name].show(found))
+        results.write(rows, options.json)
+    print(parts[options.name].show(rows))
     return DONE
 
 

@@ -1,6 +1,4 @@
-"""Dice of label maps in validation, and means where some classes are undefined; `evaluation/` has all
-other metrics.
-"""
+"""Dice of label maps in validation, and means that skip undefined classes; `segmentation` has all metrics."""
 
 from __future__ import annotations
 
@@ -10,14 +8,14 @@ import numpy as np
 
 from medconv.metrics.protocols import LabelValues
 
-Row = dict[str, float | None]  # class name to value; None where undefined
+Row = dict[str, float | None]  # class name to value; None if undefined
 
 
 def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) -> Row:
-    """Dice of each class or region of the foreground, where the reference is not `targets.ignore`.
+    """Dice of each foreground class or region; voxels whose reference is `targets.ignore` do not count.
 
-    Shape: two label maps of the same shape. A class that neither holds is undefined (None); one that only one
-    of them holds is 0.
+    A class in neither label map is undefined (None); a class in only one of them has 0.
+    Shape: two label maps of the same shape.
     """
     if targets.ignore is not None:
         labelled = reference != targets.ignore
@@ -34,13 +32,13 @@ def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) ->
 
 
 def mean_per_class(rows: Sequence[Mapping[str, float | None]]) -> Row:
-    """Mean over the cases in which a class is defined; None if it is in no case."""
+    """Mean of each class over the cases in which it is defined; None if there are none."""
     names = list(rows[0]) if rows else []
     defined = {name: [row[name] for row in rows if row[name] is not None] for name in names}
     return {name: float(np.mean(values)) if values else None for name, values in defined.items()}  # type: ignore[arg-type]
 
 
 def mean(row: Mapping[str, float | None]) -> float | None:
-    """Mean over classes, of those that are defined."""
+    """Mean over the defined classes; None if there are none."""
     values = [value for value in row.values() if value is not None]
     return float(np.mean(values)) if values else None

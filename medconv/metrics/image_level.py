@@ -1,7 +1,7 @@
-"""Numbers of a network's answers for whole images, against the truth, each with its bootstrap interval.
+"""Metrics of image-level predictions (classification, regression) with bootstrap confidence intervals.
 
-Every number is a function of how often each case counts: once, or as often as a bootstrap sample drew it. So
-a thousand samples are a few matrix products, and a number and its interval come from the same lines.
+Each metric is a function of per-case weights: 1, or how often a bootstrap sample drew the case. So a thousand
+samples are a few matrix products, and a metric and its interval come from the same code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from medconv.metrics.protocols import Outputs
 
 BINS = 15  # of the calibration error
-THRESHOLD = 0.5  # above which a finding counts as found
+THRESHOLD = 0.5  # multilabel: a label with a probability above it is predicted
 METRICS = {
     "multiclass": ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error"),
     "multilabel": ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error"),
@@ -30,22 +30,21 @@ HIGHER_IS_BETTER = {
     "specificity",
     "precision",
 }
-_AT_ONCE = 4_000_000  # counts of cases drawn at a time: 32 MB
-_CONSTANT = 1e-12  # a spread below this share of the largest number is rounding
+_AT_ONCE = 4_000_000  # weights of cases per chunk: 32 MB
+_CONSTANT = 1e-12  # a spread below this share of the largest value is rounding error
 Columns = dict[str, np.ndarray]  # metric to one value for each sample
 
 
 def measure(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
-    """What `METRICS` names; None where it is undefined.
+    """The metrics of `METRICS`; None if undefined.
 
-    Classes: `auc`, of two classes that of the second, of more the mean of each against the rest; `accuracy`;
-    `balanced_accuracy`, the mean sensitivity of the classes; `f1`, the mean over classes;
-    `calibration_error`, expected, of the highest probability, in 15 bins. Classes that are in no case have no
-    part in a mean (of `f1`: if none is called so, either); without two of them there is no `auc`. Findings:
-    the same of each (`f1` of its presence, `calibration_error` of its probability), found above 0.5; means
-    over findings. Numbers: means over names of the absolute error, its root mean square, R2 and Pearson's
-    correlation.
-    Shape: outputs (cases, image_targets.num_outputs), what the outputs mean; truth (cases,
+    Multiclass: `auc`, one against the rest, mean over classes (of two classes, that of the second);
+    `accuracy`; `balanced_accuracy`, the mean sensitivity of the classes; `f1`, the mean over classes;
+    `calibration_error`, the expected one of the highest probability, in 15 bins. Means skip classes without a
+    case (`f1`: without a case or a prediction); `auc` needs cases of two classes.
+    Multilabel: the same metrics per label, predicted above 0.5, and their mean over labels.
+    Regression: `mae`, `rmse`, `r2` and `pearson`, each the mean over values.
+    Shape: outputs (cases, image_targets.num_outputs), probabilities or values; truth (cases,
     image_targets.num_values).
     Source: Naeini et al. 2015, doi:10.1609/aaai.v29i1.9602; Guo et al. 2017, arXiv:1706.04599 (calibration).
     """
@@ -58,9 +57,12 @@ def measure(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> d
 def per_name(
     image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray
 ) -> dict[str, dict[str, float | None]]:
-    """For each class or finding its `auc`, `sensitivity`, `specificity` and `precision`, and in how many
-    `cases` it is; for each number what `measure` gives. A case's class is the one of the highest probability.
-    Shapes: as of `measure`."""
+    """Metrics per class, label or value.
+
+    For a class or label: `auc`, `sensitivity`, `specificity`, `precision` and `cases`, the number of cases
+    that have it; for a value of a regression, the metrics of `measure`. The class with the highest
+    probability is predicted. Shape: as in `measure`.
+    """
     outputs, truth = _checked(image_targets, outputs, truth)
     if image_targets.kind == "regression":
         pairs = zip(image_targets.names, outputs.T, truth.T, strict=True)
@@ -87,10 +89,10 @@ def per_name(
 def intervals(
     image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int = 1000, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
-    """The 95 % interval of each number that is defined: percentiles over bootstrap samples of the cases.
+    """The 95 % confidence interval of each defined metric: percentiles over bootstrap samples of the cases.
 
-    A sample in which a number is undefined (of a rare class, no case) has no part. Fewer than two cases have
-    no interval.
+    Samples in which a metric is undefined (no case of a rare class) are skipped. Fewer than two cases have no
+    interval.
     Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
     values = measure(image_targets, outputs, truth)
@@ -107,9 +109,12 @@ def paired(
     samples: int = 1000,
     seed: int = 0,
 ) -> dict[str, dict[str, float | None]]:
-    """Two sets of answers to the same cases, by the same bootstrap samples: `value` and `value_compare`,
-    their `difference` with `low` and `high` (95 %), and `p`, twice the share of samples in which it is not of
-    its own sign, at least 2 / (samples + 1). None where a number is undefined in one of both."""
+    """Compare two sets of predictions of the same cases, by the same bootstrap samples.
+
+    Returns: for each metric `value` and `value_compare`, their `difference` with `low` and `high` (95 %), and
+        `p`, twice the share of samples in which the difference has the other sign, at least
+        2 / (samples + 1). None if the metric is undefined in one of them.
+    """
     first, second = measure(image_targets, outputs, truth), measure(image_targets, others, truth)
     resampled = [_bootstrap(image_targets, part, truth, samples, seed) for part in (outputs, others)]
     rows = {}
@@ -137,14 +142,14 @@ def paired(
 
 
 def decided(image_targets: Outputs, outputs: np.ndarray) -> np.ndarray:
-    """Which classes or findings are called present; (cases, outputs) -> the same, bool."""
+    """Predicted classes or labels; (cases, outputs) -> the same shape, bool."""
     if image_targets.kind == "multilabel":
         return outputs > THRESHOLD
     return np.arange(outputs.shape[1]) == outputs.argmax(1)[:, None] if len(outputs) else outputs > 0
 
 
 def positives(image_targets: Outputs, truth: np.ndarray) -> np.ndarray:
-    """Which classes or findings are there; (cases, values) -> (cases, outputs), bool."""
+    """True classes or labels; (cases, values) -> (cases, outputs), bool."""
     return (
         truth > 0
         if image_targets.kind == "multilabel"
@@ -153,9 +158,11 @@ def positives(image_targets: Outputs, truth: np.ndarray) -> np.ndarray:
 
 
 def errors(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """How wrong each case is, to find the worst: the probability that was not given to the truth, of findings
-    the largest such; of numbers the absolute errors in standard deviations of the truth, their mean. Shape:
-    -> (cases,)."""
+    """The error of each case, to find the worst ones.
+
+    Multiclass: 1 - probability of the true class; multilabel: the largest such error over labels; regression:
+    the mean absolute error in standard deviations of the truth. Shape: -> (cases,).
+    """
     outputs, truth = _checked(image_targets, outputs, truth)
     if not len(truth):
         return np.zeros(0)
@@ -171,16 +178,14 @@ def errors(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np
 
 
 def bins(probabilities: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean probability, share that is right, and number of cases of each of 15 bins; NaN in empty ones."""
+    """Mean probability, share of correct predictions and number of cases per bin; NaN in empty bins."""
     member = _membership(probabilities)
     counts = member.sum(0)
     return _ratio(probabilities @ member, counts), _ratio(right @ member, counts), counts
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
-    """The share of pairs of one with and one without in which the former has the higher score; a tie
-    counts half.
-    """
+    """Area under the ROC curve: the share of ordered (positive, negative) pairs; ties count 1/2."""
     value = float(_auc(scores, positive, np.ones((1, len(scores))))[0])
     return None if np.isnan(value) else value
 
@@ -197,7 +202,7 @@ def _checked(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> 
 def _bootstrap(
     image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int, seed: int
 ) -> Columns:
-    """The same samples of as many cases, whatever the outputs are; none of fewer than two cases."""
+    """Metrics of bootstrap samples, the same samples for any outputs; none for fewer than two cases."""
     outputs, truth = _checked(image_targets, outputs, truth)
     resamples = _resamples(len(truth), samples if len(truth) > 1 else 0, seed)
     parts = [_columns(image_targets, outputs, truth, counts) for counts in resamples]
@@ -208,7 +213,7 @@ def _bootstrap(
 
 
 def _middle(values: np.ndarray) -> tuple[float, float] | None:
-    """What 95 % of them lie between; None where none is defined."""
+    """The 2.5th and 97.5th percentile; None if no value is defined."""
     values = values[~np.isnan(values)]
     return tuple(float(end) for end in np.percentile(values, [2.5, 97.5])) if len(values) else None  # type: ignore[return-value]
 
@@ -219,7 +224,7 @@ def _plain(columns: Columns, names: tuple[str, ...]) -> dict[str, float | None]:
 
 
 def _resamples(cases: int, samples: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each case counts; (some samples, cases), until there are `samples`."""
+    """Chunks of weights, (samples of the chunk, cases): how often each sample drew each case."""
     rng, at_once = np.random.default_rng(seed), max(1, _AT_ONCE // max(1, cases))
     for start in range(0, samples, at_once):
         size = min(at_once, samples - start)
@@ -286,14 +291,12 @@ def _of_a_number(output: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> C
 
 
 def _spread(variance: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """A variance that is rounding alone is 0."""
+    """The variance; 0 if it is only rounding error."""
     return np.where(variance <= (_CONSTANT * np.abs(values).max()) ** 2, 0, variance)
 
 
 def _auc(scores: np.ndarray, positive: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Cases in order of their scores, equal ones together: each pair with a lower one counts 1, with an
-    equal one 1/2.
-    """
+    """Sort cases by score: a pair counts 1 if the negative has the lower score, 1/2 if both are equal."""
     if not len(scores):
         return np.full(len(counts), np.nan)
     order = np.argsort(scores, kind="stable")
@@ -307,24 +310,24 @@ def _auc(scores: np.ndarray, positive: np.ndarray, counts: np.ndarray) -> np.nda
 
 
 def _calibration(probabilities: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The mean over cases of how far their bin's mean probability is from its share of right ones."""
+    """Mean over cases of |mean probability - share of correct predictions| of their bin."""
     member = _membership(probabilities)
     return np.abs(counts @ (member * (right - probabilities)[:, None])).sum(1) / counts.sum(1)
 
 
 def _membership(probabilities: np.ndarray) -> np.ndarray:
-    """(cases,) -> (cases, 15), 1 in the bin of each, of equal width; the last one has its upper edge."""
+    """(cases,) -> (cases, 15), one-hot over bins of equal width; the last includes its upper edge."""
     index = np.searchsorted(np.linspace(0, 1, BINS + 1), probabilities, side="right") - 1
     return (index.clip(0, BINS - 1)[:, None] == np.arange(BINS)).astype(float)
 
 
 def _ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
-    """NaN where the whole is 0."""
+    """part / whole; NaN if the whole is 0."""
     part, whole = np.atleast_1d(part).astype(float), np.atleast_1d(whole).astype(float)
     return np.divide(part, whole, out=np.full(np.broadcast(part, whole).shape, np.nan), where=whole != 0)
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
-    """Over the second axis, without NaN; (samples, several) -> (samples,)."""
+    """Mean over the second axis, without NaN; (samples, names) -> (samples,)."""
     defined = ~np.isnan(values)
     return _ratio(np.where(defined, values, 0).sum(1), defined.sum(1))

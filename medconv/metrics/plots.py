@@ -1,8 +1,7 @@
-"""What a network says of whole images, as pictures: confusion, ROC, reliability, and numbers against the
-truth.
+"""Plots of image-level predictions: confusion matrix, ROC, reliability, scatter plots of regressions.
 
-matplotlib's objects alone, without its global state, so that they may be drawn in any thread. Each picture is
-(height, width, 3) uint8. Names come from files: nothing in them is read as a formula.
+Only matplotlib's objects, not its global state, so that any thread may draw. Each picture is (height, width,
+3) uint8. Names come from files, so no text is parsed as a formula.
 """
 
 from __future__ import annotations
@@ -27,8 +26,9 @@ _LETTERS = 24  # of a name
 
 
 def confusion(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Classes: how many cases of each were called what. Findings: right and wrong ones of each. Shares
-    colour a row.
+    """Multiclass: true against predicted classes. Multilabel: right and wrong predictions per label.
+
+    Cells show counts; the colour is the share of the row.
     """
     predicted = image_level.decided(image_targets, outputs)
     positive = image_level.positives(image_targets, truth)
@@ -36,16 +36,16 @@ def confusion(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) ->
         table, columns, across, title = (
             positive.T.astype(int) @ predicted,
             image_targets.names,
-            "called",
+            "predicted",
             "cases of each class",
         )
     else:
         parts = (predicted & positive, ~predicted & positive, predicted & ~positive, ~predicted & ~positive)
         table = np.stack([part.sum(0) for part in parts], 1)
         columns, across, title = (
-            ("found", "missed", "false alarm", "rightly absent"),
+            ("true positive", "false negative", "false positive", "true negative"),
             "",
-            f"found above {image_level.THRESHOLD}",
+            f"predicted above {image_level.THRESHOLD}",
         )
     figure, axes = _figure(_size(len(columns)), _size(len(image_targets.names)))
     axes.imshow(
@@ -74,9 +74,7 @@ def confusion(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) ->
 
 
 def roc(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """A curve for each class against the rest, or each finding; of two classes for the second; the first
-    ten.
-    """
+    """A curve per class (against the rest) or label, at most ten; of two classes only the second."""
     figure, axes = _figure()
     positive = image_level.positives(image_targets, truth)
     shown = (
@@ -103,11 +101,9 @@ def roc(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.nd
 
 
 def reliability(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """What a probability was worth: in 15 bins, their mean probability and the share of cases in which it
-    came true.
+    """Reliability diagram: mean probability and share of correct predictions in 15 bins; below, a histogram.
 
-    Of classes the highest probability of each case; of findings a curve for each, the first ten. Below: how
-    many cases.
+    Multiclass: the highest probability of each case. Multilabel: a curve per label, at most ten.
     """
     figure, (axes, below) = _figure(rows=(3, 1))
     positive = image_level.positives(image_targets, truth)
@@ -121,14 +117,14 @@ def reliability(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) 
         axes.plot(mean[counts > 0], share[counts > 0], marker="o", markersize=4, label=f" {_text(name)}")
     below.hist([curve[1] for curve in curves[:_CURVES]], bins=image_level.BINS, range=(0, 1), stacked=True)
     axes.plot([0, 1], [0, 1], color="0.7", linestyle=":", linewidth=1)
-    axes.set(ylabel="came true", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), title="Reliability")
+    axes.set(ylabel="share correct", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), title="Reliability")
     below.set(xlabel="probability", ylabel="cases", xlim=(-0.01, 1.01))
     _legend(axes, len(curves) - _CURVES, [])
     return _pixels(figure)
 
 
 def scatter(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Each number against the truth, a panel for each name, the first six; a dot is a case."""
+    """Predicted against true values, a panel per name, at most six; a dot is a case."""
     names = image_targets.names[:_PANELS]
     figure, panels = _figure(4.0 * min(3, len(names)), 4.0 * (1 + (len(names) - 1) // 3), columns=len(names))
     for axes, name, predicted, reference in zip(panels, names, outputs.T, truth.T, strict=False):
@@ -144,14 +140,14 @@ def scatter(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> n
 
 
 def pictures(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
-    """All that an outcome has, by name."""
+    """All plots for a kind of targets, by name."""
     makers = (scatter,) if image_targets.kind == "regression" else (confusion, roc, reliability)
     outputs, truth = np.asarray(outputs, np.float64), np.asarray(truth, np.float64)
     return {make.__name__: make(image_targets, outputs, truth) for make in makers}
 
 
 def _steps(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """False and true positive rate at each threshold, from the highest; cases of one score come together."""
+    """False and true positive rate at each threshold, from the highest; equal scores share a threshold."""
     order = np.argsort(-scores, kind="stable")
     ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
     true, false = (np.concatenate([[0], np.cumsum(mask[order])[ends]]) for mask in (positive, ~positive))
@@ -161,10 +157,11 @@ def _steps(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.nda
 def _figure(
     width: float = 5.0, height: float = 4.6, rows: Sequence[int] = (), columns: int = 0
 ) -> tuple[Figure, Any]:
-    """Inches; one panel, several below each other with these shares of the height, or `columns` of them,
-    three in a row.
+    """A figure with one panel, with `rows` (height ratios) below each other, or with `columns`, three a row.
+
+    Args: width, height: inches.
     """
-    from matplotlib.figure import Figure  # half a second, which a command without pictures need not wait
+    from matplotlib.figure import Figure  # takes half a second: only commands with plots import it
 
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     if rows:
@@ -181,7 +178,7 @@ def _pixels(figure: Figure) -> np.ndarray:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)
-    with warnings.catch_warnings():  # a letter that the font lacks becomes a box
+    with warnings.catch_warnings():  # a letter that the font lacks is drawn as a box
         warnings.simplefilter("ignore")
         canvas.draw()
     return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
@@ -201,7 +198,7 @@ def _size(names: int) -> float:
 
 
 def _text(name: str) -> str:
-    """A name from a file: on one line, not too long, and no formula."""
+    """A name from a file: on one line, shortened, and not parsed as a formula."""
     line = " ".join(str(name).split())
     short = line if len(line) <= _LETTERS else line[: _LETTERS - 1] + "…"
     return short.replace("$", r"\$")

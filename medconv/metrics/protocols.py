@@ -1,4 +1,4 @@
-"""What metrics need to know of targets and grids; `targets/` and `data/` implement it."""
+"""Protocols for the targets and grids that metrics need; `targets/` and `data/` implement them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Protocol
 
 
 class LabelValues(Protocol):
-    """The foreground of label maps: the values that each class or region stands for, and the value to
-    ignore.
-    """
+    """The foreground of label maps: the label values of each class or region, and the value to ignore."""
 
     @property
     def ignore(self) -> int | None: ...
@@ -22,7 +20,7 @@ class LabelValues(Protocol):
 
 
 class Outputs(Protocol):
-    """What the outputs for a whole image are: their kind and their names."""
+    """Image-level outputs: their kind (multiclass, multilabel, regression) and names."""
 
     @property
     def kind(self) -> str: ...

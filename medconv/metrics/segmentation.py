@@ -1,8 +1,7 @@
-"""All metrics of one case: what is measured of each class, and what holds where a class is missing.
+"""All segmentation metrics of one case, per class, with a rule for missing classes.
 
-A class that neither label map holds has no value (None). One that only one of them holds has Dice and surface
-Dice 0 and, as distance, the length of the image from corner to corner, so that a class which was missed
-cannot improve a mean.
+A class in neither label map is undefined (None). A class in only one of them has Dice and surface Dice 0 and,
+as distance, the diagonal of the image, so that a missed class cannot improve a mean.
 Source: Reinke et al. 2024, doi:10.1038/s41592-023-02150-0 (missing values: the worst possible one);
 Maier-Hein et al. 2024, doi:10.1038/s41592-023-02151-z.
 """
@@ -20,12 +19,12 @@ from medconv.metrics.dice import Row
 from medconv.metrics.protocols import LabelValues, VoxelGrid
 
 MetricValues = dict[str, float | None]  # metric name to value
-_ML = 1e-3  # of a mm^3
+_ML = 1e-3  # ml per mm^3
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What one column means. Args: better: 1 the higher, -1 the lower; 0 the closer to 0 (a signed error)."""
+    """A metric. Args: better: 1 higher is better, -1 lower, 0 closer to 0 (a signed error)."""
 
     name: str
     title: str
@@ -38,7 +37,7 @@ class Metric:
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
     def error(self, value: float | None) -> float | None:
-        """What two sets of predictions are compared by: a signed error without its sign."""
+        """The value for comparisons: the absolute value of a signed error."""
         return abs(value) if value is not None and self.better == 0 else value
 
 
@@ -50,7 +49,7 @@ METRICS = (
     Metric("volume_error", "Volume error", 0, "%"),  # a share of the reference's volume; shown in per cent
     Metric("volume_error_ml", "Volume error", 0, "ml"),
 )
-VOLUMES = ("volume_ml", "reference_volume_ml")  # are no error, but belong into the CSV
+VOLUMES = ("volume_ml", "reference_volume_ml")  # no metrics, but columns of the CSV
 
 
 def measure(
@@ -60,12 +59,10 @@ def measure(
     targets: LabelValues,
     tolerance_mm: Mapping[str, float],
 ) -> dict[str, Row]:
-    """Metric to class to value. Voxels where the reference is `targets.ignore` belong to no class in either
-    label map.
+    """Metric to class to value. Voxels whose reference is `targets.ignore` count as background in both.
 
-    Shape: two label maps (X, Y, Z) of whole numbers; one slice, whichever way it lies, is measured as the
-    plane that it is.
-    Args: grid: of both. tolerance_mm: of the surface Dice, for each class.
+    Shape: two integer label maps (X, Y, Z); a single slice along any axis is measured in 2D.
+    Args: grid: of both label maps. tolerance_mm: of the surface Dice, per class.
     """
     if targets.ignore is not None:
         labelled = reference != targets.ignore
@@ -116,7 +113,7 @@ def _one_class(
 
 
 def _around(boxes: Sequence[tuple[slice, ...] | None]) -> tuple[slice, ...] | None:
-    """The smallest box around some; surfaces do not depend on what lies outside of both masks."""
+    """The smallest box around all boxes; voxels outside of both masks do not change surfaces."""
     present = [box for box in boxes if box is not None]
     if not present:
         return None

@@ -1,6 +1,4 @@
-"""Over cases: mean, sd, median and a bootstrap interval; and two sets of predictions compared, case by
-case.
-"""
+"""Statistics over cases: mean, sd, median, bootstrap interval; paired comparison of predictions."""
 
 from __future__ import annotations
 
@@ -11,15 +9,14 @@ import numpy as np
 from scipy.stats import wilcoxon
 
 _RESAMPLES = 10_000
-_AT_ONCE = 1_000_000  # numbers drawn at a time: 8 MB
+_AT_ONCE = 1_000_000  # random numbers per chunk: 8 MB
 
 
 def describe(values: Sequence[float | None]) -> dict[str, float | int | None]:
-    """`n` cases in which the value is defined; their `mean`, `sd` (of a sample, n - 1), `median`, and `low`
-    to `high`.
+    """`n` defined values, their `mean`, `sd` (with n - 1), `median`, and `low` to `high`.
 
-    `low` to `high` is the 95 % interval of the mean. What is not defined is None: all of it without a case,
-    the sd and the interval with one.
+    `low` to `high` is the 95 % confidence interval of the mean. Undefined results are None: all of them
+    without a value, `sd` and the interval with one value.
     """
     defined = np.array([value for value in values if value is not None], float)
     if not len(defined):
@@ -38,11 +35,10 @@ def describe(values: Sequence[float | None]) -> dict[str, float | int | None]:
 
 
 def interval(values: np.ndarray) -> tuple[float | None, float | None]:
-    """95 % interval of the mean: percentiles of the means of 10,000 resamples, always the same ones for as
-    many values.
+    """95 % interval of the mean: percentiles of the means of 10,000 resamples, with a fixed seed.
 
-    Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13. With few values it is too
-    narrow.
+    With few values it is too narrow.
+    Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
     n = len(values)
     if n < 2:
@@ -56,8 +52,7 @@ def interval(values: np.ndarray) -> tuple[float | None, float | None]:
 
 
 def paired(first: Sequence[float | None], second: Sequence[float | None]) -> dict[str, Any]:
-    """The difference `first` - `second`, over the `n` cases in which both are defined; a case has one place
-    in both.
+    """The difference `first` - `second` over the `n` cases in which both are defined, in the same order.
 
     Returns: `n`; `mean`, `mean_compare`: of both, over these cases; `difference`: its mean; `low`, `high`:
         the 95 % interval of that; `p`: of the two-sided Wilcoxon signed-rank test, 1 where no case differs.
@@ -68,7 +63,7 @@ def paired(first: Sequence[float | None], second: Sequence[float | None]) -> dic
         return {"n": 0, **dict.fromkeys(("mean", "mean_compare", "difference", "low", "high", "p"))}
     means = dict(zip(("mean", "mean_compare"), np.mean(both, axis=0).tolist(), strict=True))
     difference = np.array([a - b for a, b in both])
-    difference[np.abs(difference) < 1e-12] = 0  # the same value, but for its last bits
+    difference[np.abs(difference) < 1e-12] = 0  # equal up to rounding
     low, high = interval(difference)
     return {
         "n": len(both),
@@ -81,15 +76,13 @@ def paired(first: Sequence[float | None], second: Sequence[float | None]) -> dic
 
 
 def signed_rank(difference: np.ndarray) -> float:
-    """Two-sided p of Wilcoxon's test, exact for few pairs; 1 where all are equal. Pairs that do not differ
-    drop out.
-    """
-    differing = difference[difference != 0]  # with zeros SciPy would approximate, too small a p for few pairs
+    """Two-sided p of Wilcoxon's test without the equal pairs, exact for few pairs; 1 if all are equal."""
+    differing = difference[difference != 0]  # with zeros SciPy approximates: p is too small for few pairs
     return float(wilcoxon(differing).pvalue) if len(differing) else 1.0
 
 
 def holm(p_values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """p-values corrected for being several; None stays None and is not counted.
+    """p-values corrected for multiple comparisons; None stays None and does not count.
 
     Source: Holm 1979, Scandinavian Journal of Statistics 6:65-70.
     """

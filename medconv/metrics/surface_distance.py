@@ -1,9 +1,9 @@
-"""Distances between the surfaces of two binary masks, in mm, and what they are condensed to.
+"""Distances between the surfaces of two binary masks in mm, and metrics computed from them.
 
-Two definitions of a surface, as in the literature and in MONAI. HD95 and the average distance take the
-boundary voxels: those of the mask that share a face with what is not in it. The surface Dice takes the
-elements between voxel centres, each with its area, since counting voxels would weigh a slanted surface, and
-one across thick slices, too little.
+There are two definitions of a surface, as in the literature and in MONAI. HD95 and the average distance use
+boundary voxels: voxels of the mask that share a face with the background. The surface Dice uses surface
+elements between voxel centres, weighted by area: counting voxels would underweight slanted surfaces and
+surfaces across thick slices.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from scipy.spatial import KDTree
 
 @dataclass(frozen=True)
 class Distances:
-    """From every place of each of two surfaces to the nearest place of the other one.
+    """From every point of each of two surfaces to the nearest point of the other.
 
-    Args: there, back: mm; from the first mask's surface to the second's, and from the second's to the
-    first's.
-        there_area, back_area: what each place stands for: mm^2 (mm in 2D), or 1 for a voxel.
+    Args: there, back: mm; from the first mask's surface to the second's, and back.
+        there_area, back_area: weight of each point: mm^2 (mm in 2D), or 1 for a voxel.
     """
 
     there: np.ndarray
@@ -33,7 +32,7 @@ class Distances:
 
 
 def hd95(voxels: Distances) -> float:
-    """95th percentile of the distances, in mm: the larger one of the two directions.
+    """95th percentile of the distances in mm: the maximum of the two directions.
 
     Source: Maier-Hein et al. 2024, doi:10.1038/s41592-023-02151-z; percentiles interpolate linearly, as in
     MONAI.
@@ -42,8 +41,7 @@ def hd95(voxels: Distances) -> float:
 
 
 def average_distance(voxels: Distances) -> float:
-    """Average symmetric surface distance in mm: the mean over the boundary voxels of both masks, taken
-    together.
+    """Average symmetric surface distance in mm: the mean over the boundary voxels of both masks.
 
     Source: Heimann et al. 2009, doi:10.1109/TMI.2009.2013851.
     """
@@ -55,9 +53,7 @@ def surface_dice(elements: Distances, tolerance_mm: float) -> float:
 
     Source: Nikolov et al. 2018, arXiv:1809.04430.
     """
-    allowed = tolerance_mm * (
-        1 + 1e-6
-    )  # a distance that is as long as the tolerance counts, whatever its last bit
+    allowed = tolerance_mm * (1 + 1e-6)  # a distance equal to the tolerance counts in spite of rounding
     near = (
         elements.there_area[elements.there <= allowed].sum()
         + elements.back_area[elements.back <= allowed].sum()
@@ -66,7 +62,7 @@ def surface_dice(elements: Distances, tolerance_mm: float) -> float:
 
 
 def voxel_distances(first: np.ndarray, second: np.ndarray, spacing_mm: Sequence[float]) -> Distances:
-    """Between the boundary voxels of two masks. What lies beyond the array's edge is in neither mask.
+    """Distances between the boundary voxels of two masks. Outside of the array is background.
 
     Shape: two bool arrays of 2 or 3 axes, neither empty; spacing for each axis.
     """
@@ -76,10 +72,9 @@ def voxel_distances(first: np.ndarray, second: np.ndarray, spacing_mm: Sequence[
 
 
 def element_distances(first: np.ndarray, second: np.ndarray, spacing_mm: Sequence[float]) -> Distances:
-    """Between the surface elements of two masks, which lie at the corners of voxels. As `voxel_distances`.
+    """Distances between the surface elements of two masks, at voxel corners. Shape: as `voxel_distances`.
 
-    Each element stands for the area of the marching-cubes triangles within the 2 x 2 (x 2) voxels around its
-    corner.
+    The weight of an element is the area of the marching-cubes triangles in the 2 x 2 (x 2) voxels around it.
     """
     table, weights = (np.asarray(part) for part in get_code_to_measure_table(tuple(spacing_mm)))
     codes = [_codes(mask, weights[0, 0].astype(np.uint8)) for mask in (first, second)]
@@ -98,9 +93,7 @@ def _boundary(mask: np.ndarray) -> np.ndarray:
 
 
 def _codes(mask: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Which of the voxels around each corner are in the mask, as a number. Shape: n voxels -> n + 1
-    corners per axis.
-    """
+    """A bit code of the voxels around each corner. Shape: n voxels -> n + 1 corners per axis."""
     padded = np.pad(mask, 1).astype(np.uint8)
     codes = np.zeros([n + 1 for n in mask.shape], np.uint8)
     for place in np.ndindex(weights.shape):
@@ -116,11 +109,9 @@ def _shifted(length: int, start: int) -> slice:
 
 
 def _nearest(here: np.ndarray, there: np.ndarray, spacing_mm: Sequence[float]) -> np.ndarray:
-    """Euclidean distance in mm from each place of `here` to the nearest one of `there`, in the array's
-    order.
-    """
+    """Euclidean distance in mm from each voxel of `here` to the nearest of `there`, in array order."""
     distances = np.zeros(int(here.sum()))
-    apart = ~there[here]  # what both surfaces share is 0 mm away: most of a good prediction
+    apart = ~there[here]  # shared voxels are 0 mm apart: most of a good prediction
     if apart.any():
         tree = KDTree(np.argwhere(there) * spacing_mm, leafsize=32, balanced_tree=False, compact_nodes=False)
         distances[apart] = tree.query(np.argwhere(here)[apart] * spacing_mm)[0]
@@ -128,5 +119,5 @@ def _nearest(here: np.ndarray, there: np.ndarray, spacing_mm: Sequence[float]) -
 
 
 def diagonal_mm(shape: Sequence[int], spacing_mm: Sequence[float]) -> float:
-    """The length of an image from corner to corner: no distance within it is longer."""
+    """The diagonal of an image: the longest possible distance in it."""
     return math.dist([0.0] * len(shape), [n * mm for n, mm in zip(shape, spacing_mm, strict=True)])

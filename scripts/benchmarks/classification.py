@@ -57,11 +57,11 @@ def run(options: argparse.Namespace) -> list[Row]:
     jobs = list(product(options.variants, range(options.seeds)))
     with ThreadPoolExecutor(options.jobs) as pool:
         work = [pool.submit(_scores, *job, options, output, test) for job in jobs]
-        found = [future.result() for future in tqdm(work, desc="training", unit="run", disable=None)]
+        rows = [future.result() for future in tqdm(work, desc="training", unit="run", disable=None)]
     return [
         _row(
             variant,
-            [scores for (name, _), scores in zip(jobs, found, strict=True) if name == variant],
+            [scores for (name, _), scores in zip(jobs, rows, strict=True) if name == variant],
             options,
         )
         for variant in options.variants

@@ -32,24 +32,24 @@ class Contestant:
 
 def contestants(options: argparse.Namespace, mode: str) -> dict[str, Contestant]:
     """By name, the reference first; those whose environment is not given are left out."""
-    found: dict[str, Contestant] = {}
+    entries: dict[str, Contestant] = {}
     if options.nnunet_python:
-        found[NNUNET] = Contestant(options.nnunet_python, NNUNET_DATA)
+        entries[NNUNET] = Contestant(options.nnunet_python, NNUNET_DATA)
         if mode != "prepare":
-            found[NEAREST] = Contestant(options.nnunet_python, NNUNET_DATA, ("--labels", "nearest"))
+            entries[NEAREST] = Contestant(options.nnunet_python, NNUNET_DATA, ("--labels", "nearest"))
     if mode == "prepare":
-        return {**found, OURS: Contestant(sys.executable, MEDCONV_DATA)}
-    found[MONAI] = Contestant(sys.executable, MONAI_DATA)
+        return {**entries, OURS: Contestant(sys.executable, MEDCONV_DATA)}
+    entries[MONAI] = Contestant(sys.executable, MONAI_DATA)
     if options.torchio_python:
-        found[TORCHIO] = Contestant(options.torchio_python, TORCHIO_DATA)
+        entries[TORCHIO] = Contestant(options.torchio_python, TORCHIO_DATA)
     if mode == "loader":
-        return {**found, OURS: Contestant(sys.executable, MEDCONV_DATA)}
+        return {**entries, OURS: Contestant(sys.executable, MEDCONV_DATA)}
     for device in ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]:
         name = OURS if device == "cpu" else f"{OURS}, on the GPU"
         for size in options.batches:
             settings = ("--batch", str(size), "--device", device)
-            found[f"{name}, batch {size}"] = Contestant(sys.executable, MEDCONV_DATA, settings)
-    return found
+            entries[f"{name}, batch {size}"] = Contestant(sys.executable, MEDCONV_DATA, settings)
+    return entries
 
 
 def held(options: argparse.Namespace, mode: str, dataset: Dataset) -> list[Row]:
@@ -146,12 +146,14 @@ def _processes(rivals: Mapping[str, Contestant], common: Sequence[str]) -> Itera
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with ExitStack() as stack:
-            found = {}
+            processes = {}
             for name, rival in rivals.items():
                 start = time.perf_counter()
                 arguments = [*rival.script, *common, *rival.settings]
-                found[name] = stack.enter_context(PeerProcess(rival.python, arguments, _LIMIT_S, frozen=True))
+                processes[name] = stack.enter_context(
+                    PeerProcess(rival.python, arguments, _LIMIT_S, frozen=True)
+                )
                 log.info("%s is ready after %.0f s", name, time.perf_counter() - start)
-            yield found
+            yield processes
     finally:
         signal.signal(signal.SIGTERM, previous)

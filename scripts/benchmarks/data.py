@@ -155,9 +155,9 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError(
             f"--large-patch {options.large_patch} must fit into --large-shape {options.large_shape}"
         )
-    known = sorted(path.stem for path in (config.conf_dir() / "augmentation").glob("*.yaml"))
-    if options.augment not in known:
-        raise ValueError(f"--augment must be one of {', '.join(known)}, got {options.augment}")
+    options_there = sorted(path.stem for path in (config.conf_dir() / "augmentation").glob("*.yaml"))
+    if options.augment not in options_there:
+        raise ValueError(f"--augment must be one of {', '.join(options_there)}, got {options.augment}")
     _check_peers(options)
 
 

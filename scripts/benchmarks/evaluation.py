@@ -39,15 +39,15 @@ def run(options: argparse.Namespace) -> list[results.Row]:
     """
     sets = {f"{results.by(options.shape)}, 6 organs": [_organs(options.shape, 6)]}
     if options.labels:
-        found = [read_label(path) for path in in_folder(options.labels, "--labels").values()]
-        sets[f"{options.labels.name}, {len(found)} cases"] = [
-            (_moved(a), a, grid.spacing_mm) for a, grid in found
+        rows = [read_label(path) for path in in_folder(options.labels, "--labels").values()]
+        sets[f"{options.labels.name}, {len(rows)} cases"] = [
+            (_moved(a), a, grid.spacing_mm) for a, grid in rows
         ]
     return [row for name, pairs in sets.items() for row in _compared(name, pairs, options.pairs)]
 
 
-def show(found: Sequence[results.Row]) -> str:
-    return results.table(found, _SHOWN)
+def show(rows: Sequence[results.Row]) -> str:
+    return results.table(rows, _SHOWN)
 
 
 def _compared(name: str, pairs: Sequence[Pair], times: int) -> list[results.Row]:
@@ -76,10 +76,12 @@ def _ours(
 ) -> list[list[float | None]]:
     names = tuple(str(v) for v in range(int(reference.max()) + 1))
     grid = Grid.of(reference.shape, np.diag([*spacing, 1.0]))
-    found = measure(
+    distances = measure(
         prediction, reference, grid, SegmentationTargets.of_classes(names), dict.fromkeys(names, 1.0)
     )
-    return [[found[metric][name] for name in names[1:]] for metric in ("dice", "nsd", "hd95_mm", "asd_mm")]
+    return [
+        [distances[metric][name] for name in names[1:]] for metric in ("dice", "nsd", "hd95_mm", "asd_mm")
+    ]
 
 
 def _monais(prediction: np.ndarray, reference: np.ndarray, spacing: tuple[float, ...]) -> list[list[float]]:
@@ -88,13 +90,13 @@ def _monais(prediction: np.ndarray, reference: np.ndarray, spacing: tuple[float,
         a, b = (torch.from_numpy(label == value)[None, None] for label in (prediction, reference))
         plain: Any = {"include_background": True}
         in_mm: Any = {**plain, "spacing": spacing}
-        found = (
+        distances = (
             monai.compute_dice(a, b, **plain),
             monai.compute_surface_dice(a, b, [1.0], use_subvoxels=True, **in_mm),
             monai.compute_hausdorff_distance(a, b, percentile=95, **in_mm),
             monai.compute_average_surface_distance(a, b, symmetric=True, **in_mm),
         )
-        values.append([float(number) for number in found])
+        values.append([float(number) for number in distances])
     return [list(column) for column in zip(*values, strict=True)]
 
 

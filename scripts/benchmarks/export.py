@@ -46,8 +46,8 @@ def run(options: argparse.Namespace) -> list[results.Row]:
     with TemporaryDirectory() as folder:
         for name, network, size in _files(plain, options.formats, Path(folder)):
             calls[name], sizes[name] = partial(_forward, network, image), size
-        wanted = calls[REFERENCE]()
-        differences = {name: float((call() - wanted).abs().max()) for name, call in calls.items()}
+        expected = calls[REFERENCE]()
+        differences = {name: float((call() - expected).abs().max()) for name, call in calls.items()}
         timed = results.alternate(calls, REFERENCE, options.pairs)
     case = f"{type(plain.network).__name__}, {results.by(patch)} voxels, batch {batch}"
     kind = {
@@ -69,24 +69,24 @@ def run(options: argparse.Namespace) -> list[results.Row]:
     ]
 
 
-def show(found: Sequence[results.Row]) -> str:
-    return results.table(found, _SHOWN)
+def show(rows: Sequence[results.Row]) -> str:
+    return results.table(rows, _SHOWN)
 
 
 def _files(plain: LoadedModel, formats: Sequence[str], folder: Path) -> list[tuple[str, nn.Module, float]]:
-    captured, found = capture(plain), []
+    captured, files = capture(plain), []
     for name in formats:
         path = folder / name
         write_network(captured, name, path, OPSETS[0])
         network = read_written(path, name)
-        found.append(
+        files.append(
             (
                 f"{name}, by {'ONNX runtime' if name == 'onnx' else 'PyTorch'}",
                 network,
                 path.stat().st_size / 1e6,
             )
         )
-    return found
+    return files
 
 
 def _forward(network: Callable[[Tensor], Any], image: Tensor) -> Tensor:

@@ -113,8 +113,8 @@ def compare(folder: Path, cases: str, options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def show(found: Sequence[Row]) -> str:
-    return table(found, ("case", "variant", "million_weights", "seeds", "dice", "difference", "low", "high"))
+def show(rows: Sequence[Row]) -> str:
+    return table(rows, ("case", "variant", "million_weights", "seeds", "dice", "difference", "low", "high"))
 
 
 def _folder(output: Path, cases: str, options: argparse.Namespace) -> Path:
@@ -187,15 +187,15 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 def _scores(folder: Path) -> dict[int, dict[str, float]]:
     """Seed to case to Dice, mean over its foreground classes, of a variant's finished trainings."""
-    found = {}
+    scores_by_seed = {}
     for run_folder in sorted(folder.glob("*")):
         summary, seed = _summary(run_folder), int(run_folder.name)
         if summary.get("status") == "done":
             rows = {
                 case: [v for v in row.values() if v is not None] for case, row in summary["val/cases"].items()
             }
-            found[seed] = {case: float(np.mean(values)) for case, values in rows.items() if values}
-    return found
+            scores_by_seed[seed] = {case: float(np.mean(values)) for case, values in rows.items() if values}
+    return scores_by_seed
 
 
 def _paired(

@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> list[results.Row]:
     ]
 
 
-def show(found: Sequence[results.Row]) -> str:
-    return results.table(found, _SHOWN)
+def show(rows: Sequence[results.Row]) -> str:
+    return results.table(rows, _SHOWN)
 
 
 @torch.inference_mode()

@@ -67,22 +67,22 @@ def _copy_first_case(raw: Path, packed: Path, plain: Path) -> None:
 
 
 def _whole(folder: Path, size: Sequence[int], start: Sequence[int]) -> list[np.ndarray]:
-    found = []
+    patches = []
     for kind, dtype in (("images", np.float32), ("labels", np.uint8)):
         (path,) = folder.glob(f"{kind}.*")
         image: Any = nib.load(path)
-        found.append(crop(np.asarray(image.dataobj, dtype)[None], start, size))
-    return found
+        patches.append(crop(np.asarray(image.dataobj, dtype)[None], start, size))
+    return patches
 
 
 def _mapped(folder: Path, size: Sequence[int], start: Sequence[int]) -> list[np.ndarray]:
     """nibabel reads an uncompressed file by memory map, so that slicing it reads few pages."""
-    found = []
+    patches = []
     for kind, dtype in (("images", np.float32), ("labels", np.uint8)):
         image: Any = nib.load(folder / f"{kind}.nii")
         inside = [max(0, min(s, n - p)) for s, n, p in zip(start, image.shape, size, strict=True)]
         raw = np.asanyarray(image.dataobj.get_unscaled())[None]
-        found.append(
+        patches.append(
             box_of(raw, inside, [min(p, n) for p, n in zip(size, image.shape, strict=True)]).astype(dtype)
         )
-    return found
+    return patches

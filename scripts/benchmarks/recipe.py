@@ -213,16 +213,16 @@ def scored(entry: Entry, val: Sequence[Case], targets: SegmentationTargets) -> R
             cases[case] = dice.dice(read_label(folder / f"{case}.nii.gz")[0], read_label(label)[0], targets)
         first = [cases[case] for case in entry.job.val[: entry.job.score_cases]]
         per_class = mean_per_class(first)
-        found = {"dice": mean(per_class), "dice_per_class": per_class, "cases": len(first)}
-        curve.append({"seconds": snapshot["seconds"], "steps": snapshot["steps"], **found})
+        scores = {"dice": mean(per_class), "dice_per_class": per_class, "cases": len(first)}
+        curve.append({"seconds": snapshot["seconds"], "steps": snapshot["steps"], **scores})
     per_class = mean_per_class(list(cases.values()))
     whole = {"dice": mean(per_class), "dice_per_class": per_class, "cases": cases, "curve": curve}
     return {"about": content["about"], "git_commit": git_commit(), "conditions": conditions(), **whole}
 
 
 def _row(entry: Entry, bench: _Bench, cores: int) -> Row:
-    found, dataset = entry.result(), bench.dataset
-    assert found is not None
+    result, dataset = entry.result(), bench.dataset
+    assert result is not None
     on = f"{cores} CPU core{'s' if cores > 1 else ''}"
     parts = f"fold {bench.options.fold}: {len(bench.train)} cases to train on, {len(bench.val)} to validate"
     return {
@@ -230,14 +230,14 @@ def _row(entry: Entry, bench: _Bench, cores: int) -> Row:
         "case": f"{dataset.name}, {parts}; {on}",
         "variant": entry.name,
         "seconds": entry.job.seconds,
-        "training_seconds": found["curve"][-1]["seconds"],
-        "steps": found["curve"][-1]["steps"],
-        **{key: found[key] for key in ("dice", "dice_per_class", "curve", "about", "git_commit")},
-        "million_weights": found["about"]["parameters"] / 1e6,
-        **found["conditions"],
+        "training_seconds": result["curve"][-1]["seconds"],
+        "steps": result["curve"][-1]["steps"],
+        **{key: result[key] for key in ("dice", "dice_per_class", "curve", "about", "git_commit")},
+        "million_weights": result["about"]["parameters"] / 1e6,
+        **result["conditions"],
         "cores": cores,
         "threads": entry.job.threads,
-        "torch": found["about"]["torch"],
+        "torch": result["about"]["torch"],
     }
 
 
@@ -255,8 +255,8 @@ def _earlier(files: Sequence[Path]) -> list[Row]:
     rows: list[Row] = []
     for path in files:
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            rows += [{key: row[key] for key in ("variant", "curve", "dice")} for row in found]
+            earlier = json.loads(path.read_text(encoding="utf-8"))
+            rows += [{key: row[key] for key in ("variant", "curve", "dice")} for row in earlier]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(f"--beside {path}: no rows of this benchmark ({error})") from error
     return rows

@@ -104,7 +104,7 @@ def _variants(options: argparse.Namespace) -> dict[str, tuple[Choice, bool]]:
     """Name to switches and whether the optimizer is fused."""
     fast = _fast()
     half = fast.precision
-    found = {
+    variants = {
         REFERENCE: (Choice(), False),
         f"precision={half} alone": (Choice(half), False),
         "channels_last alone": (Choice(channels_last=True), False),
@@ -122,9 +122,9 @@ def _variants(options: argparse.Namespace) -> dict[str, tuple[Choice, bool]]:
         ),
     }
     if options.compile:
-        found["compile alone"] = (Choice(compile=True), False)
-        found["perf=fast, compile"] = (replace(fast, compile=True), True)
-    return found
+        variants["compile alone"] = (Choice(compile=True), False)
+        variants["perf=fast, compile"] = (replace(fast, compile=True), True)
+    return variants
 
 
 def _fast() -> Choice:
@@ -177,11 +177,11 @@ def _peers(options: argparse.Namespace) -> Iterator[dict[str, PeerProcess]]:
         str(torch.get_num_threads()),
     ]
     with ExitStack() as stack:
-        found = {}
+        peers = {}
         if "dynunet" in options.peers:
-            found["MONAI DynUNet, plain Lightning"] = stack.enter_context(
+            peers["MONAI DynUNet, plain Lightning"] = stack.enter_context(
                 PeerProcess(sys.executable, [*DYNUNET, *sizes])
             )
         if "nnunet" in options.peers:
-            found["nnU-Net"] = stack.enter_context(PeerProcess(options.nnunet_python, [*NNUNET, *sizes]))
-        yield found
+            peers["nnU-Net"] = stack.enter_context(PeerProcess(options.nnunet_python, [*NNUNET, *sizes]))
+        yield peers

@@ -45,45 +45,47 @@ def run(options: argparse.Namespace) -> list[Row]:
     """One generated CT-like volume in every format; all read the same boxes in the same rounds."""
     image = _normalised(options.large_shape)
     with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
-        found = {name: (format, Path(folder) / f"{i}") for i, (name, format) in enumerate(formats().items())}
+        files = {name: (format, Path(folder) / f"{i}") for i, (name, format) in enumerate(formats().items())}
         written = {
-            name: _timed(partial(f.write, path, image.astype(f.dtype))) for name, (f, path) in found.items()
+            name: _timed(partial(f.write, path, image.astype(f.dtype))) for name, (f, path) in files.items()
         }
         size = options.large_patch
         boxes = _boxes(image.shape[1:], size, options.reads)
-        for name, (format, path) in found.items():
+        for name, (format, path) in files.items():
             assert (
                 np.abs(format.read(path, boxes[0], size) - box_of(image, boxes[0], size)).max() < _PRECISION
             ), name
         readers = {
-            name: (path, partial(_at, format.read, path, size)) for name, (format, path) in found.items()
+            name: (path, partial(_at, format.read, path, size)) for name, (format, path) in files.items()
         }
         times = reads(readers, boxes, REFERENCE)
-        megabytes = {name: size_of(path) / 1e6 for name, (_, path) in found.items()}
+        megabytes = {name: size_of(path) / 1e6 for name, (_, path) in files.items()}
     case = f"{by(image.shape)} normalised CT, patch {by(size)}"
     kind = {"benchmark": "store", "case": case, "reference": REFERENCE, **conditions(), "threads": 1}
-    own = {n: {"MB": megabytes[n], "write_seconds": written[n], "needs": found[n][0].needs} for n in found}
-    return [{**kind, "variant": name, **times[name], **own[name]} for name in found]
+    own = {n: {"MB": megabytes[n], "write_seconds": written[n], "needs": files[n][0].needs} for n in files}
+    return [{**kind, "variant": name, **times[name], **own[name]} for name in files]
 
 
 def formats() -> dict[str, Format]:
     """All that can be had here; what is not installed is left out with a word."""
-    found: dict[str, Format] = {}
+    available: dict[str, Format] = {}
     for dtype in ("float32", "float16"):
-        found[f"npy {dtype}"] = Format(dtype, _write_npy, _read_npy, "numpy")
-        found[f"npy in blocks of {_BLOCK} {dtype}"] = Format(dtype, _write_blocks, _read_blocks, "numpy")
+        available[f"npy {dtype}"] = Format(dtype, _write_npy, _read_npy, "numpy")
+        available[f"npy in blocks of {_BLOCK} {dtype}"] = Format(dtype, _write_blocks, _read_blocks, "numpy")
         if _installed("blosc2"):
             for codec, level in (("LZ4", 1), ("ZSTD", 1), ("ZSTD", 5)):
                 write = partial(_write_blosc2, codec, level)
-                found[f"blosc2 {codec} {level} {dtype}"] = Format(
+                available[f"blosc2 {codec} {level} {dtype}"] = Format(
                     dtype, write, _read_blosc2, "blosc2: C, numexpr, msgpack"
                 )
         if _installed("zarr"):
             for packed in (False, True):
                 write = partial(_write_zarr, packed)
                 name = f"zarr 3 {'zstd' if packed else 'plain'} {dtype}"
-                found[name] = Format(dtype, write, _read_zarr, "zarr: numcodecs, a thread for its event loop")
-    return found
+                available[name] = Format(
+                    dtype, write, _read_zarr, "zarr: numcodecs, a thread for its event loop"
+                )
+    return available
 
 
 def reads(

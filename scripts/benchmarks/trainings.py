@@ -56,8 +56,8 @@ class Entry:
         path = self.folder / "result.json"
         if not path.is_file():
             return None
-        found: Row = json.loads(path.read_text())
-        made = found["settings"]
+        result: Row = json.loads(path.read_text())
+        made = result["settings"]
         other = [key for key in sorted({*made, *self.settings}) if made.get(key) != self.settings.get(key)]
         if other:
             told = ", ".join(
@@ -66,7 +66,7 @@ class Entry:
             raise ValueError(
                 f"{path} was made with other settings ({told}); give another --output, or remove it"
             )
-        return found
+        return result
 
     def trained(self) -> bool:
         """Whether this very job has been trained; predictions may be lacking."""

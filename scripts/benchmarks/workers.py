@@ -77,11 +77,11 @@ def generate(folder: Path, cases: int, shape: Sequence[int]) -> tuple[Store, lis
     source = folder / "source"
     folder.mkdir(parents=True, exist_ok=True)
     source.touch()
-    found = [Case(f"case{i:03d}", (source,), source) for i in range(cases)]
-    for number, case in enumerate(found):
+    generated = [Case(f"case{i:03d}", (source,), source) for i in range(cases)]
+    for number, case in enumerate(generated):
         if not store.has(case):
             store.write(case, _entry(number, shape))
-    return store, found
+    return store, generated
 
 
 def memory(pid: int) -> dict[str, float]:
@@ -106,11 +106,11 @@ def measured(loader: Any, batches: int, settle_seconds: float = 1.0) -> list[dic
     for _ in range(batches):
         next(iterator)
     time.sleep(settle_seconds)
-    found = [memory(worker.pid) for worker in loader._iterator._workers]
+    memories = [memory(worker.pid) for worker in loader._iterator._workers]
     del iterator
     loader._iterator._shutdown_workers()
     loader._iterator = None
-    return found
+    return memories
 
 
 class Nothing(Dataset):
@@ -128,7 +128,9 @@ class Nothing(Dataset):
 
 def _row(options: argparse.Namespace, store: Store, cases: Sequence[Case], workers: int) -> Row:
     data = DataModule(store, cases, [], options.patch, _augment(options), **_settings(options, workers))
-    found = measured(_started(data.train_dataloader(), options.start), -(-options.samples // options.batch))
+    memories = measured(
+        _started(data.train_dataloader(), options.start), -(-options.samples // options.batch)
+    )
     size, patch = ("x".join(map(str, numbers)) for numbers in (options.shape, options.patch))
     case = (
         f"{len(cases)} cases of {size}, patch {patch}, batch {options.batch}, "
@@ -139,8 +141,8 @@ def _row(options: argparse.Namespace, store: Store, cases: Sequence[Case], worke
         "case": case,
         "variant": f"{workers} workers",
         "workers": workers,
-        **{key: max(one[key] for one in found) for key in (*_PARTS, "peak_rss_MB")},
-        "all_pss_MB": sum(one["pss_MB"] for one in found),
+        **{key: max(one[key] for one in memories) for key in (*_PARTS, "peak_rss_MB")},
+        "all_pss_MB": sum(one["pss_MB"] for one in memories),
         **conditions(),
     }
 
@@ -175,8 +177,8 @@ def _augment(options: argparse.Namespace) -> Callable[[Batch], Batch]:
         OmegaConf.load(config.conf_dir() / "augmentation" / f"{options.augment}.yaml")
     )
     assert isinstance(node, dict)
-    given = {"seed": 0, "spacing_mm": [1.0] * 3, "patch_size": options.patch}
-    return config.build({str(k): v for k, v in node.items()}, "augmentation", **given)  # type: ignore[no-any-return]
+    arguments = {"seed": 0, "spacing_mm": [1.0] * 3, "patch_size": options.patch}
+    return config.build({str(k): v for k, v in node.items()}, "augmentation", **arguments)  # type: ignore[no-any-return]
 
 
 def _only(items: list[Any]) -> Any:
@@ -197,8 +199,10 @@ def _entry(seed: int, shape: Sequence[int]) -> Entry:
     image = rng.standard_normal((1, *shape), np.float32)
     label = (image[0] > 1).astype(np.uint8) + (image[0] > 2)
     rows = [np.argwhere(label == value) for value in (1, 2)]
-    kept = [places[:: max(1, len(places) // _ROWS)][:_ROWS] for places in rows]
-    foreground = np.concatenate([np.insert(places, 0, value, axis=1) for value, places in enumerate(kept, 1)])
+    thinned = [places[:: max(1, len(places) // _ROWS)][:_ROWS] for places in rows]
+    foreground = np.concatenate(
+        [np.insert(places, 0, value, axis=1) for value, places in enumerate(thinned, 1)]
+    )
     sizes = tuple(int(n) for n in shape)
     placement = CropInfo(Grid.of(sizes, np.eye(4)), sizes, tuple((0, n) for n in sizes))
     return Entry(image, label.astype(np.uint8), foreground.astype(np.int32), placement)

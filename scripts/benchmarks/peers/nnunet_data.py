@@ -123,9 +123,9 @@ def _trainer(options: argparse.Namespace, home: Path) -> Any:
     class Nearest(nnUNetTrainer):
         @staticmethod
         def get_training_transforms(*args: Any, **settings: Any) -> Any:
-            found = nnUNetTrainer.get_training_transforms(*args, **settings)
-            found.transforms[0].mode_seg = "nearest"
-            return found
+            transforms = nnUNetTrainer.get_training_transforms(*args, **settings)
+            transforms.transforms[0].mode_seg = "nearest"
+            return transforms
 
     torch.set_num_threads(1)
     folder = home / options.raw.name

@@ -42,31 +42,35 @@ DATASET, CONFIGURATION = "Dataset001_Random", "fullres"
 
 def parser(about: str | None) -> argparse.ArgumentParser:
     """The options that all peers share."""
-    found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument(
+    step_parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    step_parser.add_argument(
         "--patch", type=int, nargs="+", default=[40, 56, 40], help="voxels per axis, two axes or three"
     )
-    found.add_argument("--batch", type=int, default=2)
-    found.add_argument(
+    step_parser.add_argument("--batch", type=int, default=2)
+    step_parser.add_argument(
         "--features", type=int, nargs="+", default=[32, 64, 128, 256], help="channels per stage"
     )
-    found.add_argument("--classes", type=int, default=3, help="background is one of them")
-    found.add_argument("--channels", type=int, default=1, help="of the image")
-    found.add_argument("--threads", type=int, help="of torch; the peer's own default where it is not given")
-    found.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    return found
+    step_parser.add_argument("--classes", type=int, default=3, help="background is one of them")
+    step_parser.add_argument("--channels", type=int, default=1, help="of the image")
+    step_parser.add_argument(
+        "--threads", type=int, help="of torch; the peer's own default where it is not given"
+    )
+    step_parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    return step_parser
 
 
 def parse(options: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Exits with code 2 and a message where the patch does not fit the stages."""
-    found = options.parse_args(argv)
-    divisor = 2 ** (len(found.features) - 1)
-    if len(found.patch) not in (2, 3) or any(size < 1 or size % divisor for size in found.patch):
+    parsed = options.parse_args(argv)
+    divisor = 2 ** (len(parsed.features) - 1)
+    if len(parsed.patch) not in (2, 3) or any(size < 1 or size % divisor for size in parsed.patch):
         options.error(
-            f"--patch needs 2 or 3 sizes that {divisor} divides, for {len(found.features)} stages, got "
-            f"{found.patch}"
+            f"--patch needs 2 or 3 sizes that {divisor} divides, for {len(parsed.features)} stages, got "
+            f"{parsed.patch}"
         )
-    return found
+    return parsed
 
 
 def random_batch(options: argparse.Namespace) -> tuple[Tensor, Tensor]:

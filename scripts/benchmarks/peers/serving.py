@@ -24,25 +24,25 @@ FOREGROUND_SHARE = 0.33  # of the patches, for every contestant; nnU-Net rounds 
 
 
 def parse(about: str | None) -> argparse.Namespace:
-    found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--mode", choices=MODES, required=True)
-    found.add_argument(
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=MODES, required=True)
+    parser.add_argument(
         "--raw", type=Path, required=True, help="a dataset in nnU-Net's raw layout, .../DatasetXXX_Name"
     )
-    found.add_argument("--scratch", type=Path, required=True, help="what is prepared is kept there")
-    found.add_argument("--patch", type=int, nargs=3, required=True, help="voxels; axes as in the files")
-    found.add_argument(
+    parser.add_argument("--scratch", type=Path, required=True, help="what is prepared is kept there")
+    parser.add_argument("--patch", type=int, nargs=3, required=True, help="voxels; axes as in the files")
+    parser.add_argument(
         "--spacing", type=float, nargs=3, required=True, help="mm to resample to; axes as in the files"
     )
-    found.add_argument("--batch", type=int, default=2)
-    found.add_argument("--workers", type=int, default=2, help="of `prepare`")
-    found.add_argument("--core", type=int, help="the only one that this peer and its worker run on")
-    found.add_argument(
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="of `prepare`")
+    parser.add_argument("--core", type=int, help="the only one that this peer and its worker run on")
+    parser.add_argument(
         "--labels", choices=("linear", "nearest"), default="linear", help="how labels are resampled; nnU-Net"
     )
-    found.add_argument("--augment", default="strong", help="an option of conf/augmentation; ours")
-    found.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of `transforms`; ours")
-    return found.parse_args()
+    parser.add_argument("--augment", default="strong", help="an option of conf/augmentation; ours")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of `transforms`; ours")
+    return parser.parse_args()
 
 
 def one_thread() -> None:

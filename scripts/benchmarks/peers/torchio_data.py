@@ -56,11 +56,11 @@ def _subjects(options: argparse.Namespace) -> Any:
     import torchio as tio
 
     prepare = tio.Compose([tio.ZNormalization(), _Padding(options.patch)])
-    found = [
+    subjects = [
         prepare(tio.Subject(image=tio.ScalarImage(case["image"]), label=tio.LabelMap(case["label"])))
         for case in serving.files(options.raw)
     ]
-    return tio.SubjectsDataset(found, load_getitem=False)
+    return tio.SubjectsDataset(subjects, load_getitem=False)
 
 
 class _Padding:

@@ -64,8 +64,10 @@ class Job:
         """Of a training that is through: `file`, `seconds`, `steps`, and `cases` that it is scored on; the
         last one last.
         """
-        found = json.loads((Path(self.folder) / DONE).read_text())["snapshots"]
-        return [{**s, "cases": self.val[: None if s is found[-1] else self.score_cases]} for s in found]
+        snapshots = json.loads((Path(self.folder) / DONE).read_text())["snapshots"]
+        return [
+            {**s, "cases": self.val[: None if s is snapshots[-1] else self.score_cases]} for s in snapshots
+        ]
 
     def predictions(self, snapshot: Mapping[str, Any]) -> Path:
         return Path(self.folder) / "predictions" / Path(snapshot["file"]).stem

@@ -11,7 +11,7 @@ from hydra.utils import get_object
 
 @dataclass(frozen=True)
 class MonitoredMetric:
-    """The class attribute `goal` of a task. Args: name: as logged, such as val/dice. words: for messages."""
+    """The class attribute `monitored` of a task. Args: name: as logged, such as val/dice. words: for messages."""
 
     name: str
     words: str
@@ -37,7 +37,7 @@ MAE = MonitoredMetric("val/mae", "mean absolute error", higher_is_better=False)
 
 def metric_of_task(target: str) -> MonitoredMetric:
     """The metric of a task class, by its dotted name; Dice if it declares none."""
-    return getattr(get_object(target), "goal", DICE)
+    return getattr(get_object(target), "monitored", DICE)
 
 
 def metric_of_summary(summary: Mapping[str, Any]) -> MonitoredMetric:

@@ -88,9 +88,9 @@ def hyperparameters(trainer: L.Trainer, values: Values, folder: RunDir) -> None:
     }
     in_sweep = {k: _number(v) for k, v in json.loads(os.environ.get(OF_A_SWEEP) or "{}").items()}
     summary = folder.summary()
-    goal = monitor.metric_of_summary(summary)
-    final = summary.get(goal.name)
-    scored = {} if final is None else {f"hparams/{goal.name.replace('/', '_')}": final}
+    monitored = monitor.metric_of_summary(summary)
+    final = summary.get(monitored.name)
+    scored = {} if final is None else {f"hparams/{monitored.name.replace('/', '_')}": final}
     for logger in trainer.loggers:
         if isinstance(logger, L.pytorch.loggers.TensorBoardLogger):
             logger.log_hyperparams(in_sweep or params, scored)

@@ -168,17 +168,16 @@ def test_a_step_is_taken_where_half_of_it_fits() -> None:
     assert taken == [6.0, 2.0, 1.0] + [1.0]  # 6 + 3 fit into 10, 10 + 0.5 do not
 
 
-def test_time_left_out_is_not_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excluded_time_is_not_of_the_budget() -> None:
     clock = ManualClock()
-    monkeypatch.setattr(time, "monotonic", clock)
-    budget = TimeBudget(10.0)
+    budget = TimeBudget(10.0, clock)
     loops = SimpleNamespace(epoch_loop=None)
     trainer = SimpleNamespace(
         global_step=0, estimated_stepping_batches=9, lr_scheduler_configs=[], fit_loop=loops
     )
     budget.on_train_start(trainer, None)
     clock.wait(3.0)
-    budget.leave_out(1.0)
+    budget.exclude(1.0)
     assert budget.state_dict()["spent"] == pytest.approx(2.0)
 
 

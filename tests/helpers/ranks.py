@@ -1,4 +1,4 @@
-"""Several processes of one run, forked from a server that has loaded the libraries: they begin at once.
+"""The processes of a run, forked from a server that has loaded the libraries: they begin at once.
 
 One test in tests/training/distributed and those in test_two_machines.py start processes as a user does.
 """
@@ -11,9 +11,8 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,8 +34,7 @@ SERVER.set_forkserver_preload(
 )
 
 
-@dataclass
-class Ended:
+class Ended(NamedTuple):
     """What the processes of a run ended with, by rank."""
 
     codes: list[int | None]
@@ -50,19 +48,25 @@ def call(function: Callable[..., None], *arguments: Any) -> None:
 
 
 def start(*arguments: str, cwd: Path, number: int = 2) -> list[Any]:
-    """The processes of `medconv train ARGUMENTS`, with the environment that torchrun gives them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test", "NODE_RANK": 0}
-    shared |= {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "GROUP_WORLD_SIZE": 1, "GROUP_RANK": 0}
-    shared |= {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"}
+    """The processes of `medconv train ARGUMENTS`; several have the environment that torchrun gives them."""
+    shared: dict[str, Any] = {"OMP_NUM_THREADS": 1}
+    if number > 1:
+        shared |= _torchrun(number)
     processes = []
     for rank in range(number):
         variables = {key: str(value) for key, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}
         processes.append(SERVER.Process(target=_train, args=(arguments, cwd, variables)))
         processes[-1].start()
     return processes
+
+
+def _torchrun(number: int) -> dict[str, Any]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test", "NODE_RANK": 0}
+    sizes = {"WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number, "GROUP_WORLD_SIZE": 1, "GROUP_RANK": 0}
+    return {**group, **sizes, "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def run(*arguments: str, cwd: Path, number: int = 2, timeout: float = 300) -> Ended:

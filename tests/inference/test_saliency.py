@@ -155,7 +155,7 @@ class Uncopied(Corner):
 def test_a_network_that_cannot_be_copied_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     image_targets, worst = ImageLevelTargets("multiclass", ("a", "b")), WorstCases(1)
     batch = {"image": torch.randn(2, 1, 8, 8), "label": torch.tensor([[0.0], [1.0]]), "case": ["x", "y"]}
-    worst.see(image_targets, batch, torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
+    worst.update(image_targets, batch, torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
     shown = [
         list(
             worst.pictures(
@@ -167,4 +167,4 @@ def test_a_network_that_cannot_be_copied_is_a_warning(caplog: pytest.LogCaptureF
     assert [len(visualization) for visualization in shown] == [1, 0] and shown[0][0][
         0
     ] == "worst/y (b, predicted a 0.70)"
-    assert "no picture of the cases that are most wrong: AssertionError" in caplog.text
+    assert "no saliency maps of the worst cases: AssertionError" in caplog.text

@@ -328,7 +328,7 @@ def test_a_checkpoint_of_another_task_is_refused(folder: Path, numbers: Path, tm
     smallruns.train(numbers, tmp_path / "first", "task=regression", *OURS, *QUIET, "trainer.max_steps=1")
     path = tmp_path / "first/checkpoints/last.ckpt"
     with pytest.raises(
-        ValueError, match=r"another task: it is for numbers label .*this run for classes bright, dark"
+        ValueError, match=r"another task: it is for regression label .*this run for multiclass bright, dark"
     ):
         smallruns.train(folder, tmp_path / "run", *OURS, *QUIET, f"run.resume={path}")
 

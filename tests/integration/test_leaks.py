@@ -2,13 +2,14 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny
+from helpers import ranks, tiny
 from lightning import Callback
+
+from medconv.utils.exit_codes import DONE
 
 BEGIN = 50  # epochs until libraries have grown their caches
 
@@ -61,10 +62,9 @@ def rows(folder: Path, epochs: int, *more: str) -> list[dict[str, int]]:
         f"+callbacks.resources.path={folder / 'rows'}",
         *more,
     ]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     arguments = [*tiny.overrides(dataset, *settings), f"run.dir={folder / 'run'}"]
-    done = tiny.command("train.py", *arguments, cwd=folder, timeout=1800, env=environment)
-    assert done.returncode == 0, done.stderr
+    ended = ranks.run(*arguments, cwd=folder, number=1, timeout=1800)
+    assert ended.codes == [DONE], ended.stderr
     return [json.loads(line) for line in (folder / "rows").read_text().splitlines()]
 
 

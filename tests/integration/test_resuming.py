@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny
+from helpers import resuming, tiny
 from helpers.resuming import STEPS, assert_the_same_run, last, start, status, train, wait_for
 from lightning import Callback, Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -78,10 +78,9 @@ def test_told_to_stop_while_it_validates(dataset: Path, whole: Path, tmp_path: P
     process = start(dataset, folder, [*STEPS, "+callbacks.beat.pause=1"], **environment)
     wait_for(process, folder, 7, "v")  # the first case of the third validation, after steps 7, 14 and 17
     os.kill(process.pid, signal.SIGUSR1)
-    begun = time.monotonic()
     process.join(60)
-    assert time.monotonic() - begun < 10
     assert process.exitcode == PREEMPTED
+    assert resuming.beats(folder).read_text().count("v") < 9  # the last validation was not completed
     assert said.read_text().split() == ["requeue", "4711"]
     assert json.loads((tmp_path / "then.json").read_text())["status"] == status(folder) == "preempted"
     assert last(folder)["global_step"] == 17
@@ -101,15 +100,13 @@ def test_ctrl_c_keeps_the_step_and_a_second_one_does_not_wait(
     reached = last(folder)["global_step"]
     assert 3 <= reached <= 5  # no other checkpoint was due
     twice = start(
-        dataset, folder, [*STEPS, "run.checkpoint_interval=00:01:00:00", "+callbacks.beat.pause=20"]
+        dataset, folder, [*STEPS, "run.checkpoint_interval=00:01:00:00", "+callbacks.beat.pause=300"]
     )
     wait_for(twice, folder, 1, "v")
     os.kill(twice.pid, signal.SIGINT)
     time.sleep(0.3)
     os.kill(twice.pid, signal.SIGINT)
-    begun = time.monotonic()
-    twice.join(60)
-    assert time.monotonic() - begun < 10
+    twice.join(60)  # less than the pause
     assert (twice.exitcode, status(folder)) == (INTERRUPTED, "interrupted")
     assert last(folder)["global_step"] == reached
     train(dataset, folder, STEPS)

@@ -6,17 +6,17 @@ import csv
 import dataclasses
 import json
 import math
+import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers import clock, tiny
+from helpers import clock, ranks, tiny
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from medconv.config import ConfigError
@@ -24,6 +24,7 @@ from medconv.evaluation.segmentation import evaluate
 from medconv.inference import predict
 from medconv.inference.predictor import Predictor
 from medconv.training import run
+from medconv.utils.exit_codes import INTERRUPTED
 
 GOLDEN = Path(__file__).parent / "golden.json"
 
@@ -166,8 +167,15 @@ def test_two_dimensions(tmp_path: Path) -> None:
     assert nib.load(tmp_path / "out/case_0.nii.gz").shape == (16, 20, 1)
 
 
-@pytest.mark.parametrize("model", ["monai_unet", "dynunet", "segresnet"])
-@pytest.mark.parametrize("conv", ["none", "transform"])
+@pytest.mark.parametrize(
+    ("model", "conv"),
+    [
+        ("monai_unet", "none"),
+        ("monai_unet", "transform"),
+        ("dynunet", "transform"),
+        ("segresnet", "transform"),
+    ],
+)
 def test_other_networks_take_the_same_convolutions(
     dataset: Path, tmp_path: Path, model: str, conv: str
 ) -> None:
@@ -270,6 +278,13 @@ def test_the_same_run_twice_is_the_same_bit_for_bit(dataset: Path, tmp_path: Pat
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
+@pytest.fixture(scope="module")
+def instance_norm(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "instance_norm"
+    tiny.train(dataset, folder, "model.norm=instance")
+    return folder
+
+
 @pytest.mark.parametrize(
     "switch",
     [
@@ -286,14 +301,15 @@ def test_the_same_run_twice_is_the_same_bit_for_bit(dataset: Path, tmp_path: Pat
         ),
     ],
 )
-def test_a_switch_does_not_change_the_training(dataset: Path, tmp_path: Path, switch: str) -> None:
-    tiny.train(dataset, tmp_path / "plain", "model.norm=instance")
+def test_a_switch_does_not_change_the_training(
+    instance_norm: Path, dataset: Path, tmp_path: Path, switch: str
+) -> None:
     again = [] if switch.startswith("perf.") else ["trainer.precision=32-true"]
     tiny.train(dataset, tmp_path / "switched", "model.norm=instance", *switch.split(), *again)
-    assert tiny.losses(tmp_path / "switched") == pytest.approx(tiny.losses(tmp_path / "plain"), rel=1e-4)
+    assert tiny.losses(tmp_path / "switched") == pytest.approx(tiny.losses(instance_norm), rel=1e-4)
     keys = [
-        set(torch.load(tmp_path / n / "checkpoints/last.ckpt", weights_only=True)["state_dict"])
-        for n in ("plain", "switched")
+        set(torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"])
+        for folder in (instance_norm, tmp_path / "switched")
     ]
     assert keys[0] == keys[1]
 
@@ -397,18 +413,19 @@ def test_weights_of_a_checkpoint_are_the_start_of_another_run(
     )  # though no better
 
 
+def wait_for_checkpoint(process: Any, folder: Path) -> None:
+    while process.is_alive() and not (folder / "checkpoints/last.ckpt").is_file():
+        time.sleep(0.02)
+
+
 def test_a_killed_run_continues(dataset: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = ["trainer.max_steps=150", "data.samples_per_epoch=20"]
     arguments = [*tiny.overrides(dataset, *settings), f"run.dir={folder}"]
-    process = subprocess.Popen(
-        [sys.executable, str(tiny.ROOT / "train.py"), *arguments], cwd=tmp_path, stdout=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    while not (folder / "checkpoints/last.ckpt").is_file() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    (process,) = ranks.start(*arguments, cwd=tmp_path, number=1)
+    wait_for_checkpoint(process, folder)
+    process.kill()
+    process.join()
     assert json.loads((folder / "summary.json").read_text())["status"] == "running"
     assert "global batch 2" in (folder / "train.log").read_text()
     reached = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"]
@@ -422,27 +439,12 @@ def test_a_killed_run_continues(dataset: Path, tmp_path: Path) -> None:
 def test_ctrl_c_ends_with_130_and_says_interrupted(dataset: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     arguments = [*tiny.overrides(dataset, "trainer.max_steps=100000"), f"run.dir={folder}"]
-    process = subprocess.Popen(
-        [sys.executable, str(tiny.ROOT / "train.py"), *arguments],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        preexec_fn=_heed_ctrl_c,
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while not (folder / "checkpoints/last.ckpt").is_file() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-    finally:
-        process.kill()
+    processes = ranks.start(*arguments, cwd=tmp_path, number=1)
+    wait_for_checkpoint(processes[0], folder)
+    os.kill(processes[0].pid, signal.SIGINT)
+    assert ranks.wait(processes, tmp_path).codes == [INTERRUPTED]
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     assert (folder / "checkpoints/last.ckpt").is_file()
-
-
-def _heed_ctrl_c() -> None:
-    """A shell starts background jobs with SIGINT ignored, and what the tests start would inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_sample_numbers_run_on_over_epochs(dataset: Path, tmp_path: Path) -> None:

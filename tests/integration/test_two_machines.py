@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import tiny
+from helpers import ranks, tiny
 
 from medconv.training.data_setup import prepare_data
-from medconv.utils.exit_codes import DONE
+from medconv.utils.exit_codes import DONE, PREEMPTED
 
 SBATCH = tiny.ROOT / "scripts/slurm/train.sbatch"
 SAME = ["model.norm=instance", "optimizer=sgd"]
@@ -164,6 +164,28 @@ def test_the_sbatch_script_is_bash() -> None:
     subprocess.run(["bash", "-n", str(SBATCH)], check=True)
 
 
+def test_a_process_that_is_lost_ends_the_other_and_the_same_command_resumes(
+    dataset: Path, tmp_path: Path
+) -> None:
+    arguments = tiny.overrides(dataset, *LONG)
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    processes = ranks.start(*arguments, cwd=tmp_path)
+    while processes[0].is_alive() and not last.is_file():
+        time.sleep(0.02)
+    processes[1].kill()
+    ended = ranks.wait(processes, tmp_path)
+    assert ended.codes == [PREEMPTED, -signal.SIGKILL]
+    assert ended.stderr[0].startswith(LOST) and ended.stderr[0].count("\n") == 1
+    assert _summary(tmp_path)["status"] == "preempted"
+    assert 0 < torch.load(last, weights_only=True)["global_step"] < 60
+    ended = ranks.run(*arguments, cwd=tmp_path)
+    assert ended.codes == [DONE, DONE], ended.stderr
+    assert (_summary(tmp_path)["status"], _summary(tmp_path)["steps"]) == ("done", 60)
+    with (tmp_path / "run/metrics.csv").open(newline="") as file:
+        assert {int(row["step"]) for row in csv.DictReader(file)} >= set(range(60))
+
+
+@pytest.mark.slow
 def test_a_machine_that_is_lost_ends_the_job_and_the_same_command_goes_on(
     dataset: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""What follows from validations without progress: the run ends early, or its learning rate is lowered."""
+"""Reactions to validations without progress: the run stops early, or its learning rate is lowered."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ log = logging.getLogger(__name__)
 
 
 class EarlyStopping(Callback):
-    """Ends training after `patience` validations in a row in which `monitor` was not better than its best by
-    `min_delta`.
+    """Stops after `patience` consecutive validations that do not beat the best `monitor` by `min_delta`.
 
-    Rank 0 decides for all. `trainer.min_steps` and `min_epochs` are waited for. The schedule does not come to
-    its end.
-    Args: mode: `max` if more is better, else `min`. reason: once it has stopped, why.
+    Rank 0 decides for all ranks. Training runs for at least `trainer.min_steps` and `min_epochs`. The
+    learning rate schedule does not reach its end.
+    Args: mode: `max` if more is better, else `min`.
+    Attributes: reason: why training stopped early; None: it did not.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class EarlyStopping(Callback):
         self.waiting.load_state_dict(state_dict)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run may have been killed after its last validation, before it said that it had ended."""
+        """A run may have been killed after the validation that exhausted the patience."""
         if self.waiting.exhausted and not getattr(trainer.fit_loop.epoch_loop, "owed", False):
             self._stop(trainer)
 
@@ -45,7 +45,7 @@ class EarlyStopping(Callback):
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
-        """Not before it may: Lightning keeps a wish to stop, also when a later validation is better."""
+        """Only once Lightning may stop: it would remember the request after a later, better validation."""
         if _ends_anyway(trainer) or not trainer.fit_loop._can_stop_early:
             return
         trainer.should_stop, waiting = True, self.waiting
@@ -59,7 +59,7 @@ class EarlyStopping(Callback):
 
 
 class Plateau(Callback):
-    """Tells a schedule that waits for progress what each validation brought."""
+    """Passes the monitored metric of each validation to the schedule of `scheduler=plateau`."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for config in trainer.lr_scheduler_configs:
@@ -69,14 +69,14 @@ class Plateau(Callback):
                 schedule.validated(_value(trainer, schedule.waiting.monitor, "scheduler.monitor"))
                 if schedule.level < level:
                     log.info(
-                        "step %d: learning rate lowered to %.3g of what it was",
+                        "step %d: learning rate lowered to %.3g times the base",
                         trainer.global_step,
                         schedule.level,
                     )
 
 
 def ended(trainer: Trainer) -> dict[str, Any] | None:
-    """Step and reason where a run ended early."""
+    """Step and reason of early stopping; None: the run did not stop early."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, EarlyStopping) and callback.reason:
             return {"step": trainer.global_step, "reason": callback.reason}
@@ -90,9 +90,9 @@ def _ends_anyway(trainer: Trainer) -> bool:
 
 
 def _value(trainer: Trainer, monitor: str, key: str) -> float:
-    """Rank 0's, since not every metric is on every rank. Raises: ValueError: there is no such metric."""
-    known = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
-    value, names = trainer.strategy.broadcast((known.get(monitor), sorted(known)))
+    """Rank 0's value, since some metrics exist on rank 0 only. Raises: ValueError: no such metric."""
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
+    value, names = trainer.strategy.broadcast((metrics.get(monitor), sorted(metrics)))
     if value is None:
         raise ValueError(f"{key}={monitor}: no such metric; there are {', '.join(names)}")
     return float(value)

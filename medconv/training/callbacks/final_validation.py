@@ -1,4 +1,4 @@
-"""Validates the last step of a run, so that it is scored and saved."""
+"""Validates after the last step of a run, so that its weights are scored and saved."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from lightning import Callback, LightningModule, Trainer
 
 
 class FinalValidation(Callback):
-    """A run's last step is validated, and so saved, wherever in an epoch and between validations it ends.
+    """Makes Lightning validate after the last step, even in the middle of an epoch.
 
-    Lightning alone ends at `max_steps` in the middle of an epoch with neither.
+    Lightning alone stops at `max_steps` without a validation or a checkpoint.
     """
 
     def on_train_batch_end(

@@ -11,18 +11,18 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from medconv.metrics.plots import pictures
-from medconv.training.callbacks.worst_cases import WorstCases, card, said
+from medconv.training.callbacks.worst_cases import WorstCases, label_text, score_table
 from medconv.training.tasks.image_level import arrays
 from medconv.utils.visualization import overlay
 
 
 class ImageLogger(Callback):
-    """In TensorBoard: the first training samples, as augmented, and image, reference and prediction of
-    validation cases.
+    """Logs images to TensorBoard: the first augmented training samples, and validation cases.
 
-    Of whole images all validation cases in one picture, at the end where the network looked in the most wrong
-    ones.
-    Args: cases: how many, on rank 0. spacing_mm: of training samples.
+    A validation case of segmentation is shown with its reference and prediction. For image-level targets
+    each validation logs plots over all cases (ROC curves and the like); the end of training logs saliency
+    maps of the worst cases.
+    Args: spacing_mm: of the training samples. cases: how many samples and cases to show, from rank 0.
     """
 
     def __init__(self, spacing_mm: Sequence[float], cases: int = 3) -> None:
@@ -43,11 +43,12 @@ class ImageLogger(Callback):
             self._samples += 1
             array = image[0].float().cpu().numpy()
             if image_targets is None:
-                picture = overlay(array, [_known(label[0], pl_module)], self.spacing_mm)
+                picture = overlay(array, [_without_ignored(label[0], pl_module)], self.spacing_mm)
                 self._show(trainer, f"train/sample {number} (image, label)", picture)
             else:
                 picture = overlay(array, [], self.spacing_mm, focus=np.zeros(array.shape, bool))
-                self._show(trainer, f"train/sample {number} ({said(image_targets, label.tolist())})", picture)
+                text = label_text(image_targets, label.tolist())
+                self._show(trainer, f"train/sample {number} ({text})", picture)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._worst = WorstCases(self.cases)
@@ -64,12 +65,14 @@ class ImageLogger(Callback):
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         if getattr(pl_module, "image_targets", None) is not None:
-            self._worst.see(pl_module.image_targets, batch, outputs["outputs"])  # type: ignore[arg-type]
+            self._worst.update(pl_module.image_targets, batch, outputs["outputs"])  # type: ignore[arg-type]
             return
         if batch_idx >= self.cases:
             return
         image = batch["image"][0, 0].float().cpu().numpy()
-        labels = [_known(label, pl_module) for label in (batch["label"][0, 0], outputs["prediction"])]
+        labels = [
+            _without_ignored(label, pl_module) for label in (batch["label"][0, 0], outputs["prediction"])
+        ]
         picture = overlay(image, labels, batch["spacing_mm"])
         self._show(trainer, f"val/{outputs['case']} (image, reference, prediction)", picture)
 
@@ -86,12 +89,11 @@ class ImageLogger(Callback):
         for name, picture in pictures(image_targets, *arrays(rows)).items():
             self._show(trainer, f"val/{name}", picture)
         for logger in loggers:
-            logger.experiment.add_text("val/scores", card(image_targets, *arrays(rows)), trainer.global_step)
+            text = score_table(image_targets, *arrays(rows))
+            logger.experiment.add_text("val/scores", text, trainer.global_step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """By the weights that answered: averaged ones, which are not there at the end of a validation,
-        stay from here on.
-        """
+        """Logs the worst cases here, since the averaged weights that were validated are in place again."""
         if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
             for tag, picture in self._worst.pictures(pl_module, self.spacing_mm):
                 self._show(trainer, tag, picture)
@@ -103,8 +105,8 @@ class ImageLogger(Callback):
                 logger.experiment.add_image(tag, picture, trainer.global_step, dataformats="HWC")
 
 
-def _known(label: Tensor, pl_module: LightningModule) -> np.ndarray:
-    """A label map whose voxels to ignore are not painted."""
+def _without_ignored(label: Tensor, pl_module: LightningModule) -> np.ndarray:
+    """A label map with ignored voxels set to background, so that they are not painted."""
     ignore = getattr(getattr(pl_module, "targets", None), "ignore", None)
     array = label.cpu().numpy().astype(np.int16)
     return array if ignore is None else np.where(array == ignore, 0, array)

@@ -18,16 +18,16 @@ log = logging.getLogger(__name__)
 
 
 class TimeBudget(Callback):
-    """Ends training, its last validation included, after a given time, and fits the schedule to it.
+    """Ends training, last validation included, after a given time, and fits the learning rate schedule to it.
 
-    Rank 0 estimates from the steps and validations so far how many steps fit, and tells the others, again and
-    again while the run goes on; all ranks stop at the same step. Estimate and time spent are in the
-    checkpoint.
-    Args: seconds: from the start of training.
+    Rank 0 estimates from the steps and validations so far how many steps fit, and repeats this while the
+    run trains. It tells the other ranks, so that all stop at the same step. The checkpoint holds the
+    estimate and the time spent.
+    Args: seconds: from the start of training. clock: seconds that never run backwards.
     """
 
-    _UNSEEN = 3  # first steps, which warm up and say nothing of the rest
-    _SLOW = 0.2  # of the time: where the first steps take more, they have to do
+    _WARMUP = 3  # first steps, too slow to estimate from
+    _SLOW = 0.2  # share of the time; if the first steps take more, the estimate uses them
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         if not seconds > 0:
@@ -35,23 +35,27 @@ class TimeBudget(Callback):
         self.seconds, self.spent, self._clock = seconds, 0.0, clock
         self._every = min(10.0, seconds / 20)  # seconds between estimates
         self.total_steps: int | None = None
-        self._next = self._UNSEEN + 2  # the step of the next estimate
+        self._next = self._WARMUP + 2  # the step of the next estimate
         self._steps: deque[float] = deque(maxlen=100)  # seconds of recent optimizer steps
         self._validation: float | None = None  # seconds a validation takes
         self._begun = self._mark = self._validating = 0.0
         self._seen = 0
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {"total_steps": self.total_steps, "validation": self._validation}
-        return {"seconds": self.seconds, "spent": self._elapsed(), **kept}
+        return {
+            "seconds": self.seconds,
+            "spent": self._elapsed(),
+            "total_steps": self.total_steps,
+            "validation": self._validation,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.spent, self._validation = state["spent"], state["validation"]
         if state.get("seconds", self.seconds) == self.seconds:
             self.total_steps = state["total_steps"]
 
-    def leave_out(self, seconds: float) -> None:
-        """Time that has just passed, in which there was no training, does not count."""
+    def exclude(self, seconds: float) -> None:
+        """Time that has just passed does not count against the budget."""
         self.spent -= seconds
         self._mark += seconds
 
@@ -60,14 +64,13 @@ class TimeBudget(Callback):
         self._seen = trainer.global_step
         self._next += trainer.global_step
         self._limit = trainer.estimated_stepping_batches
-        if self.total_steps is None:  # begun, or made longer or shorter than it was
+        if self.total_steps is None:  # a new run, or one whose budget was changed
             for schedule in _schedules(trainer):
                 schedule.progress = min(1.0, self.spent / self.seconds)
-                schedule.move_end(
-                    float(self._limit)
-                )  # until there is an estimate; what a checkpoint says is of other times
-        owed = getattr(trainer.fit_loop.epoch_loop, "owed", False)
-        self._stop_at_the_end(trainer, unless=owed)
+                # until the first estimate; a checkpoint's number of steps is for another budget
+                schedule.move_end(float(self._limit))
+        if not getattr(trainer.fit_loop.epoch_loop, "owed", False):  # else a validation comes first
+            self._stop_at_the_end(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validating = self._clock()
@@ -94,20 +97,17 @@ class TimeBudget(Callback):
             self._agree(trainer)
         self._stop_at_the_end(trainer)
 
-    def _stop_at_the_end(self, trainer: Trainer, unless: bool = False) -> None:
-        """Args: unless: there is a validation to be done first."""
-        if self.total_steps is not None and self._seen >= self.total_steps and not unless:
+    def _stop_at_the_end(self, trainer: Trainer) -> None:
+        if self.total_steps is not None and self._seen >= self.total_steps:
             trainer.should_stop = True
 
     def _are_slow(self, trainer: Trainer) -> bool:
-        """Whether so few steps took so much of the time that the next must not be waited for; by rank 0's
-        clock.
-        """
+        """Whether the first steps took so long that an estimate is due now; by rank 0's clock."""
         return bool(trainer.strategy.broadcast(self._elapsed() > self._SLOW * self.seconds))
 
     def _agree(self, trainer: Trainer) -> None:
-        """Rank 0's estimate, and the step at which to estimate again, become everybody's."""
-        recent = list(self._steps)[min(self._UNSEEN, len(self._steps) - 1) if len(self._steps) < 50 else 0 :]
+        """All ranks take rank 0's estimate, and the step at which to estimate again."""
+        recent = list(self._steps)[min(self._WARMUP, len(self._steps) - 1) if len(self._steps) < 50 else 0 :]
         step = max(1e-6, statistics.fmean(recent))
         estimate = (self._seen + self._fitting(trainer, step), self._seen + max(1, round(self._every / step)))
         total, self._next = trainer.strategy.broadcast(estimate)
@@ -118,7 +118,7 @@ class TimeBudget(Callback):
             log.info("%d steps fit into the %.0f seconds of trainer.max_time", total, self.seconds)
 
     def _fitting(self, trainer: Trainer, step: float) -> int:
-        """The most further steps that fit, with the validations that fall between and after them."""
+        """How many more steps fit, with the validations between and after them. Args: step: its seconds."""
         left = self.seconds - self._elapsed()
         between = steps_between_validations(trainer)
         validation = self._validation or 0.0
@@ -134,10 +134,10 @@ class TimeBudget(Callback):
 
 
 def steps_between_validations(trainer: Trainer) -> float:
-    """Optimizer steps from one validation to the next, in the mean, by Lightning's two settings for it."""
+    """Mean number of optimizer steps from one validation to the next, from Lightning's two settings."""
     batches, within = trainer.num_training_batches, float(trainer.val_check_batch or math.inf)
     epochs = trainer.check_val_every_n_epoch
-    if epochs is None:  # then batches are counted across epochs
+    if epochs is None:  # batches are counted across epochs
         return max(1.0, within / trainer.accumulate_grad_batches)
     per_epoch = max(1.0, math.ceil(batches / trainer.accumulate_grad_batches))
     return max(1.0, per_epoch * epochs / max(1, batches // within))

@@ -1,4 +1,4 @@
-"""The mean of the weights over a training: what is validated, saved and used."""
+"""Weight averaging: the mean of the weights over a training is validated, saved and used."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from torch import Tensor
 
 
 class AverageWeights(WeightAveraging):
-    """Averages the weights over all steps after the first, each in proportion to its number to a power.
+    """Averages the weights over training; the weight of a step is its number to the power `power`.
 
-    The window grows with the training, so it needs no length, and an end that moves does no harm. The first
-    steps come from
-    weights that are far from any good ones, so they are left out: a training that ends with them has its last
-    weights. Validation and checkpoints have the averaged weights; training goes on with its own, which the
-    checkpoint holds as well. Buffers, such as a batch norm's statistics, are averaged alike.
+    The averaging window grows with the training, so it does not depend on the length of the run. The first
+    `begin` steps are skipped, since their weights are poor; until then the mean equals the current weights.
+    Validation and checkpoints use the averaged weights; training continues with the current ones, which the
+    checkpoint also holds. Buffers, such as batch norm statistics, are averaged too.
     Args:
-        power: 0 counts all steps alike; with 2 half of the mean comes from the last fifth of them.
-        begin: steps that are left out.
-        every: steps from one update of the mean to the next; before, it is the weights themselves.
+        power: 0 weighs all steps equally; with 2, half of the mean comes from the last fifth of the steps.
+        begin: number of skipped steps.
+        every: steps between two updates of the mean.
     Raises: ValueError: values out of range.
     Source: polynomial-decay averaging, Shamir & Zhang 2013, arXiv:1212.1824; that averages of a trajectory
         generalise better, Izmailov et al. 2018, arXiv:1803.05407.
@@ -33,23 +32,21 @@ class AverageWeights(WeightAveraging):
         if type(every) is not int or every < 1:
             raise ValueError(f"weight_averaging.every must be a whole number of at least 1, got {every}")
         self.power, self.begin, self.every = power, begin, every
-        self.left_out = -1  # the last step that was not taken, counted from 0
+        self.skipped_step = -1  # the last step that the optimizer skipped, counted from 0
         super().__init__(multi_avg_fn=self._update)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._device = (
-            trainer.strategy.root_device
-        )  # where the module will be; Lightning takes where it is by now
+        self._device = trainer.strategy.root_device  # where the module will be moved; it is not there yet
         super().setup(trainer, pl_module, stage)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        if step_idx is None or step_idx == self.left_out:
+        if step_idx is None or step_idx == self.skipped_step:
             return False
         return step_idx < self.begin or step_idx % self.every == 0
 
     @torch.no_grad()
     def _update(self, mean: list[Tensor], now: list[Tensor], count: Tensor) -> None:
-        """Args: count: updates before this one."""
+        """Args: count: number of earlier updates."""
         counted = max(0.0, float(count) - self.begin)
         if not mean[0].is_floating_point():
             torch._foreach_copy_(mean, now)

@@ -102,10 +102,10 @@ class CheckpointWriter(Callback):
         if trainer.sanity_checking:
             return
         self._validated = True
-        goal: MonitoredMetric = getattr(pl_module, "goal", DICE)
-        score = float(trainer.callback_metrics.get(goal.name, math.nan))
-        score = goal.quality(-math.inf) if math.isnan(score) else score
-        if self.best is None or goal.quality(score) > goal.quality(self.best):
+        monitored: MonitoredMetric = getattr(pl_module, "monitored", DICE)
+        score = float(trainer.callback_metrics.get(monitored.name, math.nan))
+        score = monitored.quality(-math.inf) if math.isnan(score) else score
+        if self.best is None or monitored.quality(score) > monitored.quality(self.best):
             self.best, self._is_best = score, True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -38,7 +38,7 @@ class Task(LightningModule):
         memory_format: of the network's input.
     """
 
-    goal: ClassVar[MonitoredMetric] = DICE
+    monitored: ClassVar[MonitoredMetric] = DICE
     kinds: ClassVar[tuple[str, ...]] = ()  # of outcomes that it is for; none: label maps
 
     def __init__(

@@ -93,7 +93,7 @@ class ImageLevelTask(Task):
             **image_level.measure(self.image_targets, outputs, truth),
             **self._more(outputs, truth),
         }.items():
-            shown = f"val/{name}" == self.goal.name
+            shown = f"val/{name}" == self.monitored.name
             self.log(
                 f"val/{name}", math.nan if value is None else value, prog_bar=shown, rank_zero_only=not shown
             )
@@ -114,14 +114,14 @@ class ImageLevelTask(Task):
 class Classification(ImageLevelTask):
     """One of some classes for each image, or any of some findings."""
 
-    goal: ClassVar[MonitoredMetric] = AUC
+    monitored: ClassVar[MonitoredMetric] = AUC
     kinds: ClassVar[tuple[str, ...]] = ("multiclass", "multilabel")
 
 
 class Regression(ImageLevelTask):
     """One number for each image, or several."""
 
-    goal: ClassVar[MonitoredMetric] = MAE
+    monitored: ClassVar[MonitoredMetric] = MAE
     kinds: ClassVar[tuple[str, ...]] = ("regression",)
 
 

@@ -30,7 +30,7 @@ class Weights(Callback):
         before = self.clock.left_out
         if self.snapshots.after_step(trainer.global_step, trainer.save_checkpoint):
             for budget in (callback for callback in trainer.callbacks if isinstance(callback, TimeBudget)):  # type: ignore[attr-defined]
-                budget.leave_out(self.clock.left_out - before)
+                budget.exclude(self.clock.left_out - before)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         about = {

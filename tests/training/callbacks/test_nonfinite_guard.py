@@ -93,11 +93,13 @@ def test_an_image_that_is_not_finite_stops_the_run_and_is_named(
     said = str(caught.value)
     file = tmp_path / f"run/nonfinite/{said.split(':')[0].replace(' ', '')}.ckpt"
     assert file.is_file()
-    assert "of case case_2 (training sample " in said and "first that is not: image (batch), input" in said
+    assert (
+        "of case case_2 (training sample " in said and "First non-finite tensor: image (batch), input" in said
+    )
     assert f"The batch and its layer trace are in {file}." in said and "run.nan_policy=skip" in said
     saved = torch.load(file, weights_only=True)
     about, rows = saved["nonfinite"], saved["nonfinite"]["rows"]
-    assert about["cases"] == [said.split("of case ")[1].split(". The")[0]]
+    assert about["cases"] == [said.split("of case ")[1].split(". First")[0]]
     assert rows[0]["name"] == "image" and rows[0]["bad"] > 0
     assert {row["what"] for row in rows} > {"output", "loss", "gradient of output"}
     (trace,) = traces(caplog)
@@ -114,7 +116,9 @@ def traces(caplog: pytest.LogCaptureFixture) -> list[list[str]]:
         for record in caplog.records
         if record.name == "medconv.training.callbacks.nonfinite_guard"
     ]
-    return [text.splitlines()[1:] for text in said if "layer by layer up to the first such value:" in text]
+    return [
+        text.splitlines()[1:] for text in said if "layer by layer up to the first non-finite tensor:" in text
+    ]
 
 
 def test_weights_that_grow_name_the_first_layer(
@@ -193,7 +197,9 @@ def test_a_late_norm_stops_with_the_weights_before_the_step(
 
 def test_only_so_many_steps_are_skipped(dataset: Path, tmp_path: Path) -> None:
     skips = ["run.nan_policy=skip", "run.max_skipped_steps=2", "trainer.max_steps=9"]
-    with pytest.raises(NonfiniteError, match=r"^step 4: .*Skipped before it: 2 \(run.max_skipped_steps=2\)"):
+    with pytest.raises(
+        NonfiniteError, match=r"^step 4: .*Skipped steps before this one: 2 \(run.max_skipped_steps=2\)"
+    ):
         tiny.train(dataset, tmp_path / "run", *EXPLODES, *skips)
     assert sorted(p.name for p in (tmp_path / "run/nonfinite").iterdir()) == ["step2.ckpt", "step4.ckpt"]
 
@@ -201,7 +207,7 @@ def test_only_so_many_steps_are_skipped(dataset: Path, tmp_path: Path) -> None:
 def test_of_accumulated_batches_the_bad_one_is_named(poisoned: Path, tmp_path: Path) -> None:
     with pytest.raises(
         NonfiniteError,
-        match=r"of case case_2 \(training sample \d+\)\. The first that is not: image \(batch\)",
+        match=r"of case case_2 \(training sample \d+\)\. First non-finite tensor: image \(batch\)",
     ):
         tiny.train(poisoned, tmp_path / "run", *ONE_EACH, "trainer.accumulate_grad_batches=4")
     (file,) = (tmp_path / "run/nonfinite").iterdir()
@@ -356,7 +362,8 @@ class Greedy(Line):
 def test_a_second_pass_without_memory_does_not_hide_what_is_known(tmp_path: Path) -> None:
     trainer = line_trainer(NonfiniteGuard(tmp_path / "nonfinite"), max_steps=4)
     with pytest.raises(
-        NonfiniteError, match=r"step 2: the loss is not finite, of case point .*that is not: the loss alone"
+        NonfiniteError,
+        match=r"step 2: the loss is not finite, of case point .*First non-finite tensor: the loss alone",
     ):
         trainer.fit(Greedy(1), torch.utils.data.DataLoader(Point()))
 
@@ -389,6 +396,6 @@ def test_of_processes_that_lightning_started_one_alone_ends_with_an_error(
 
 def test_what_an_optimizer_leaves_out_by_itself() -> None:
     parameters = [torch.nn.Parameter(torch.zeros(2))]
-    assert nonfinite_guard.can_leave_out(torch.optim.AdamW(parameters, fused=True))
-    assert not nonfinite_guard.can_leave_out(torch.optim.AdamW(parameters))
-    assert not nonfinite_guard.can_leave_out(torch.optim.RMSprop(parameters))
+    assert nonfinite_guard.can_skip_step(torch.optim.AdamW(parameters, fused=True))
+    assert not nonfinite_guard.can_skip_step(torch.optim.AdamW(parameters))
+    assert not nonfinite_guard.can_skip_step(torch.optim.RMSprop(parameters))

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import tiny
+from helpers import ranks, tiny
 from lightning import Callback
 
 from medconv.cli.entrypoint import guard
@@ -126,7 +126,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used(
         last.write_bytes(content if damage == "flip" else content[:-50])
     folder = RunDir(tmp_path)
     assert folder.resume_from() == last.with_name("previous.ckpt")
-    assert "going on from the one before" in caplog.text and str(last) in caplog.text
+    assert "resuming from the previous checkpoint" in caplog.text and str(last) in caplog.text
     folder.begin({"derived": {}})
     assert first(saved(tmp_path, 3)) == 3
     assert first(last.with_name("previous.ckpt")) == 1  # the damaged one did not become it
@@ -134,7 +134,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used(
 
 def test_without_a_whole_one_nothing_is_trained(tmp_path: Path) -> None:
     saved(tmp_path, 1).write_bytes(b"")
-    with pytest.raises(ValueError, match=r"last\.ckpt: damaged.*run\.resume=never begins anew"):
+    with pytest.raises(ValueError, match=r"last\.ckpt: damaged.*run\.resume=never starts a new run"):
         RunDir(tmp_path).resume_from()
 
 
@@ -233,11 +233,10 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(
 
 def test_where_nothing_at_all_can_be_written_one_line_says_so(dataset: Path, tmp_path: Path) -> None:
     """Neither curves nor the log nor the summary: the first of them that fails."""
-    environment = {**os.environ, "PYTHONPATH": tiny.PYTHONPATH}
     arguments = tiny.overrides(dataset, *FULL, "+callbacks.full.room=1", f"run.dir={tmp_path / 'run'}")
-    done = tiny.command("train.py", *arguments, cwd=tmp_path, env=environment)
-    assert done.returncode == USER, done.stderr
-    assert re.fullmatch(r"error: \S+/run(/\S+)?: cannot be written \(File too large\)\n", done.stderr)
+    (code,), _, (stderr,) = ranks.run(*arguments, cwd=tmp_path, number=1)
+    assert code == USER, stderr
+    assert re.fullmatch(r"error: \S+/run(/\S+)?: cannot be written \(File too large\)\n", stderr)
     assert checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")["global_step"] in (2, 3)
 
 
@@ -368,13 +367,13 @@ def test_a_best_that_is_damaged_hides_no_error(tmp_path: Path) -> None:
         (None, "missing"),
         ("", "empty"),
         ("a: [", "damaged"),
-        ("just text", "empty, or no config"),
-        ("a: 1", "empty, or no config"),
+        ("just text", "empty, or not a config"),
+        ("a: 1", "empty, or not a config"),
     ],
 )
 def test_a_run_without_its_config_does_not_go_on(tmp_path: Path, text: str | None, said: str) -> None:
     saved(tmp_path, 1)
     if text is not None:
         (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ValueError, match=rf"config\.yaml: {said}.*run\.resume=never begins anew"):
+    with pytest.raises(ValueError, match=rf"config\.yaml: {said}.*run\.resume=never starts a new run"):
         RunDir(tmp_path).planned_memory()

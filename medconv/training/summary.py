@@ -1,0 +1,74 @@
+"""What `summary.json` holds: its keys, the scores of the best checkpoint, and how the run ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from medconv.metrics import image_level
+from medconv.metrics.dice import mean, mean_per_class
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.training.tasks.image_level import arrays
+from medconv.utils import cluster
+from medconv.utils.signals import RunInterrupted
+
+_KEYS = (
+    "val/dice",
+    "val/dice_per_class",
+    "steps",
+    "wall_seconds",
+    "samples_per_second",
+    "data_wait_share",
+    "step_shares",
+    "verdict",
+    "peak_memory_bytes",
+    "status",
+    "versions",
+    "hardware",
+    "git_commit",
+    "command",
+)
+
+
+def empty() -> dict[str, Any]:
+    """All keys that other programs rely on, with null as value."""
+    return dict.fromkeys(_KEYS)
+
+
+def status_after(error: BaseException) -> str:
+    """The status of a run that ended with this exception."""
+    if isinstance(error, (SIGTERMException, cluster.PeerLostError)):
+        return "interrupted" if isinstance(error, RunInterrupted) and error.by_hand else "preempted"
+    return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
+
+
+def scores(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Scores as they are logged, and the row of each case. Args: record: a checkpoint's `medconv`."""
+    rows = record["validation"]
+    if record.get("image_targets") is None:
+        per_class = mean_per_class(list(rows.values()))
+        return {"val/dice": mean(per_class), "val/dice_per_class": per_class, "val/cases": rows}
+    image_targets = ImageLevelTargets.from_plain(record["image_targets"])
+    metrics = image_level.measure(image_targets, *arrays(rows)) if rows else {}
+    return {**{f"val/{name}": value for name, value in metrics.items()}, "val/cases": rows}
+
+
+def is_valid(content: Any) -> bool:
+    """Whether scores are numbers, and all cases have the same classes; other programs rely on both."""
+    if not isinstance(content, dict):
+        return False
+    keys = ("val/cases", "skipped_cases")
+    cases, skipped = ({} if content.get(key) is None else content[key] for key in keys)
+    if not isinstance(cases, dict) or not isinstance(skipped, dict):
+        return False
+    if not all(isinstance(row, dict) for row in cases.values()):
+        return False
+    if len({tuple(row) for row in cases.values()}) > 1:
+        return False
+    values = [value for row in cases.values() for value in row.values()]
+    image_level_values = [item for value in values if isinstance(value, list) for item in value]
+    dice = [value for value in values if not isinstance(value, list)]
+    numbers = [content.get("val/dice"), *image_level_values, *dice]
+    return all(number is None or type(number) in (int, float) for number in numbers)

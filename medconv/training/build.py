@@ -1,4 +1,4 @@
-"""The only assembly of a run: network, task, data, callbacks and trainer from a resolved config."""
+"""Builds a run from a resolved config: network, task, data, callbacks and trainer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
+from torch import nn
 
 from medconv import config as configs
 from medconv.config import Values
@@ -57,76 +58,87 @@ _SWITCHES = (
     "cuda_graphs",
 )
 
-_DEFAULT_EPOCHS = 100  # where none of trainer.max_time, max_epochs and max_steps is given
+_DEFAULT_EPOCHS = 100  # if none of trainer.max_time, max_epochs and max_steps is set
 
 
 def assemble(
     values: Values,
     prepared: PreparedData,
     folder: RunDir,
-    asked: signals.StopRequest,
+    stop_request: signals.StopRequest,
     load: Callable[..., Any] | None = None,
 ) -> tuple[L.Trainer, Any, DataModule, Any]:
-    """Trainer, task, data and step timer of a resolved config.
+    """Trainer, task, data and step profiler of a resolved config.
 
-    Args: asked: what the training looks at to stop. load: puts first weights into the network.
+    Args: stop_request: of the run's signals. load: loads pretrained weights into the network.
     """
-    known, perf, init = values["derived"], values["perf"], values["init"]
-    network = build_network(values, known["patch_size"], load=load)
-    left_right.check_equivariance(known, mirror_axes(network))
-    if init["freeze"]:
-        log.info("%s stay as they are", freeze(network, init["freeze"]))
-    factors = init["lr_multipliers"] or {}
+    derived, perf = values["derived"], values["perf"]
+    network = _network(values, load)
+    factors = values["init"]["lr_multipliers"] or {}
     check_factors(factors, network)
-    left_right.warn_of_lookalikes(known, training_axes(values), mirror_axes(network))
-    apply_backends(perf)
-    apply_switches(network, **{key: perf[key] for key in _SWITCHES})
-    if values["trainer"]["deterministic"]:
-        swap_pools(network)
     task = configs.build(
         values["task"],
         "task",
         network=network,
-        loss=fitted_loss(configs.build(values["loss"], "loss"), known),
+        loss=fitted_loss(configs.build(values["loss"], "loss"), derived),
         optimizer=with_lr_multipliers(build_optimizer(values), network, factors),
         scheduler=configs.errors_with_key("scheduler", configs.build(values["scheduler"], "scheduler")),
         record=_record(values, prepared),
-        memory_format=memory_format(perf["channels_last"], known["spatial_dims"]),
+        memory_format=memory_format(perf["channels_last"], derived["spatial_dims"]),
         mirror_axes=test_time_axes(values, network),
-        **_asked(values, prepared),
+        **_target_arguments(values, prepared),
     )
     profiler = StepProfiler(perf["profile"], folder.begun)
-    trainer = _trainer(values, folder, profiler, bool(prepared.val), asked)
+    trainer = _trainer(values, folder, profiler, bool(prepared.val), stop_request)
     data = data_module(values, prepared)
-    data.stopped = lambda: asked.number != 0
+    data.stopped = lambda: stop_request.number != 0
     report.announce(
         values, prepared.dataset.name, len(prepared.train), len(prepared.val), network, trainer, folder
     )
     return trainer, task, data, profiler
 
 
-def _asked(values: Values, prepared: PreparedData) -> Values:
-    """What a task is told of what the network is asked for."""
-    known, image_targets = values["derived"], image_targets_of(values["derived"])
+def _network(values: Values, load: Callable[..., Any] | None) -> nn.Module:
+    """The network with its switches applied, and its frozen parameters frozen."""
+    derived, perf, init = values["derived"], values["perf"], values["init"]
+    network = build_network(values, derived["patch_size"], load=load)
+    left_right.check_equivariance(derived, mirror_axes(network))
+    if init["freeze"]:
+        log.info("%s stay as they are", freeze(network, init["freeze"]))
+    left_right.warn_of_lookalikes(derived, training_axes(values), mirror_axes(network))
+    apply_backends(perf)
+    apply_switches(network, **{key: perf[key] for key in _SWITCHES})
+    if values["trainer"]["deterministic"]:
+        swap_pools(network)
+    return network
+
+
+def _target_arguments(values: Values, prepared: PreparedData) -> Values:
+    """Arguments of the task that depend on the kind of targets."""
+    derived, image_targets = values["derived"], image_targets_of(values["derived"])
     if image_targets is not None:
-        return {"image_targets": image_targets, "spatial_dims": known["spatial_dims"], "seed": values["seed"]}
+        return {
+            "image_targets": image_targets,
+            "spatial_dims": derived["spatial_dims"],
+            "seed": values["seed"],
+        }
     return {
         "targets": prepared.targets,
-        "patch_size": known["patch_size"],
+        "patch_size": derived["patch_size"],
         "to_native": lambda logits, case: restore(
             logits, prepared.store.crop_info(case), prepared.targets.decode
         ),
-        "slice_axis": known["slice_axis"],
-        "flip_label_pairs": configs.lists_to_tuples(known["flip_label_pairs"] or []),
+        "slice_axis": derived["slice_axis"],
+        "flip_label_pairs": configs.lists_to_tuples(derived["flip_label_pairs"] or []),
     }
 
 
 def _record(values: Values, prepared: PreparedData) -> Values:
-    """What every checkpoint carries, plain values only."""
+    """What every checkpoint carries; plain values only."""
     return {
         "config": values,
         "preprocessing": {
-            key: configs.tuples_to_lists(value) for key, value in asdict(prepared.recipe).items()
+            key: configs.tuples_to_lists(value) for key, value in asdict(prepared.preprocessing).items()
         },
         "dataset": prepared.dataset.name,
         "class_names": list(prepared.dataset.class_names),
@@ -139,31 +151,31 @@ def _record(values: Values, prepared: PreparedData) -> Values:
 
 
 def _averaging(values: Values) -> list[L.Callback]:
-    """Before whatever looks at the weights of a validation."""
+    """Weight averaging; it must precede callbacks that read the weights of a validation."""
     if "_target_" not in values["weight_averaging"]:
         return []
     if values["trainer"]["strategy"] == "fsdp":
         log.info(
-            "averaging: not with trainer.strategy=fsdp, whose ranks have no whole weights; the last ones are "
-            "used"
+            "weight_averaging is skipped: under trainer.strategy=fsdp no rank has the full weights; the last "
+            "weights are used"
         )
         return []
     return [configs.build(values["weight_averaging"], "weight_averaging")]
 
 
-def _watching(values: Values, validates: bool) -> list[L.Callback]:
-    """What looks at each validation's scores."""
-    waits = "scheduler=plateau" if str(values["scheduler"].get("_target_")).endswith("plateau") else ""
-    stops = values["early_stopping"] if "_target_" in values["early_stopping"] else {}
-    if not (validates and values["trainer"]["limit_val_batches"] != 0) and (waits or stops):
+def _monitoring(values: Values, validates: bool) -> list[L.Callback]:
+    """Callbacks that react to the scores of validations."""
+    plateau = "scheduler=plateau" if str(values["scheduler"].get("_target_")).endswith("plateau") else ""
+    stopping = values["early_stopping"] if "_target_" in values["early_stopping"] else {}
+    if not (validates and values["trainer"]["limit_val_batches"] != 0) and (plateau or stopping):
         raise configs.ConfigError(
-            f"{waits or 'early_stopping=patience'} looks at validations, and there are no cases to validate"
+            f"{plateau or 'early_stopping=patience'} needs validations, but there are no cases to validate"
         )
-    return [early_stopping.Plateau(), *([configs.build(stops, "early_stopping")] if stops else [])]
+    return [early_stopping.Plateau(), *([configs.build(stopping, "early_stopping")] if stopping else [])]
 
 
 def _trainer(
-    values: Values, folder: RunDir, profiler: Any, validates: bool, asked: signals.StopRequest
+    values: Values, folder: RunDir, profiler: Any, validates: bool, stop_request: signals.StopRequest
 ) -> L.Trainer:
     settings, perf = dict(values["trainer"]), values["perf"]
     max_time = settings.pop("max_time")
@@ -176,19 +188,18 @@ def _trainer(
         folder.path / "nonfinite", values["run"]["nan_policy"], values["run"]["max_skipped_steps"]
     )
     writer = AtomicCheckpointIO()
-    every = configs.duration_seconds(values["run"]["checkpoint_interval"], "run.checkpoint_interval")
-    keeper = CheckpointWriter(folder.checkpoints, writer, every)
-    callbacks = [keeper, resumable_loop.PerStepSeeding(values["seed"]), profiler, guard, *_averaging(values)]
+    interval = configs.duration_seconds(values["run"]["checkpoint_interval"], "run.checkpoint_interval")
+    checkpoints = CheckpointWriter(folder.checkpoints, writer, interval)
+    seeding = resumable_loop.PerStepSeeding(values["seed"])
+    callbacks = [checkpoints, seeding, profiler, guard, *_averaging(values)]
     callbacks += [ResumeStepCheck(), strategy.BroadcastBuffers(), strategy.UnshardForValidation()]
     if perf["profile"]:
         callbacks.append(Trace(folder.path / "tensorboard" / "trace"))
     if max_time is not None:
         callbacks.append(TimeBudget(configs.duration_seconds(max_time, "trainer.max_time")))
-    callbacks += [*_watching(values, validates), FinalValidation()]
+    callbacks += [*_monitoring(values, validates), FinalValidation()]
     if settings["enable_progress_bar"]:
-        rate = (
-            20 if uses_gpu(settings["accelerator"]) else 1
-        )  # the bar reads the loss, for which a GPU is waited for
+        rate = 20 if uses_gpu(settings["accelerator"]) else 1  # to show the loss, the bar waits for the GPU
         callbacks.append(ProgressBar(refresh_rate=rate) if sys.stderr.isatty() else ProgressLines())
         settings["enable_progress_bar"] = sys.stderr.isatty()
     callbacks += [configs.build(node, f"callbacks.{name}") for name, node in values["callbacks"].items()]
@@ -196,22 +207,21 @@ def _trainer(
         configs.build(node, f"logger.{name}", save_dir=str(folder.path))
         for name, node in values["logger"].items()
     ]
-    agreement = strategy.StopSync(perf["stop_sync_interval"])
-    leaving = resumable_loop.StopDuringValidation(asked, agreement)
+    stop_sync = strategy.StopSync(perf["stop_sync_interval"])
+    stop_validation = resumable_loop.StopDuringValidation(stop_request, stop_sync)
     if settings["max_epochs"] is None:
         bounded = max_time is not None or settings["max_steps"] != -1
         settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS
     trainer = L.Trainer(
         **settings,
-        callbacks=[*callbacks, leaving],
+        callbacks=[*callbacks, stop_validation],
         plugins=[plugin for plugin in (environment(), writer) if plugin is not None],
-        enable_checkpointing=any(
-            isinstance(callback, Checkpoint) for callback in callbacks
-        ),  # ours is none of Lightning's
+        # CheckpointWriter is not one of Lightning's; a user's callback may be
+        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         logger=[*loggers, CsvLogger(folder.path / "metrics.csv")],
         default_root_dir=folder.path,
         use_distributed_sampler=False,
     )
-    agreement.device = trainer.strategy.root_device if trainer.world_size > 1 else None
-    resumable_loop.install(trainer, keeper, asked, agreement)
+    stop_sync.device = trainer.strategy.root_device if trainer.world_size > 1 else None
+    resumable_loop.install(trainer, checkpoints, stop_request, stop_sync)
     return trainer

@@ -1,6 +1,4 @@
-"""A config's dataset: found, checked, planned and prepared; what the config may then refer to; and its
-loaders.
-"""
+"""The data of a run: finds, checks, plans and preprocesses the dataset, and builds its loaders."""
 
 from __future__ import annotations
 
@@ -41,17 +39,18 @@ class PreparedData:
     """A dataset ready to train on.
 
     Args:
-        skipped: the cases that were left out, and why.
+        targets: of label maps; unused if there are `image_targets`.
+        skipped: skipped cases, and why.
         spacing_range_mm: smallest and largest spacing of all cases along each axis (right, anterior,
             superior).
-        targets: of label maps; without a meaning where there is an outcome.
-        outcome: what is asked of whole images; None: label maps. test: cases that training never sees.
+        image_targets: of images; None: label maps.
+        test: cases that training never uses.
     """
 
     dataset: Dataset
     train: list[Case]
     val: list[Case]
-    recipe: PreprocessingConfig
+    preprocessing: PreprocessingConfig
     plan: Plan
     store: Store
     targets: SegmentationTargets
@@ -63,7 +62,7 @@ class PreparedData:
 
 
 def find_data(config: DictConfig) -> tuple[Dataset, int]:
-    """The dataset that a config names, and how many of its cases may be in work at once."""
+    """The dataset of a config, and the number of cases to preprocess at once."""
     data = config.data
     if data.on_invalid_case not in ("raise", "skip"):
         raise ConfigError(f"data.on_invalid_case must be raise or skip, got {data.on_invalid_case}")
@@ -73,11 +72,10 @@ def find_data(config: DictConfig) -> tuple[Dataset, int]:
     dataset = configs.build(OmegaConf.to_container(data.layout, resolve=True), "data.layout")  # type: ignore[arg-type]
     check_task(config.task, dataset.image_targets, dataset.name)
     if dataset.image_targets is not None:
-        _check_of_maps(data)
+        _check_no_label_map_keys(data)
         return dataset, workers
-    if any(case.label is not None and is_picture(case.label) for case in dataset.cases) and _high(
-        data.ignore_label
-    ):
+    masks_are_pictures = any(case.label is not None and is_picture(case.label) for case in dataset.cases)
+    if masks_are_pictures and type(data.ignore_label) is int and data.ignore_label >= 100:
         raise ConfigError(
             f"data.ignore_label={data.ignore_label}: in masks of pictures it must be below 100, as 255 is a "
             "class"
@@ -85,149 +83,149 @@ def find_data(config: DictConfig) -> tuple[Dataset, int]:
     return dataset.with_targets(data.regions, data.regions_order, data.ignore_label), workers
 
 
-def _high(value: object) -> bool:
-    return type(value) is int and value >= 100
-
-
-def _check_of_maps(data: DictConfig) -> None:
-    """Raises: ConfigError: a key that is about label maps."""
+def _check_no_label_map_keys(data: DictConfig) -> None:
+    """Raises: ConfigError: a key for label maps is set, and the targets are image-level."""
     for key in ("regions", "regions_order", "ignore_label", "flip_label_pairs"):
         if data[key] is not None:
-            raise ConfigError(f"data.{key} is about label maps, and the cases of this dataset have values")
+            raise ConfigError(f"data.{key} is for label maps, but this dataset has image-level targets")
 
 
 def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | None = None) -> PreparedData:
-    """Find, check, plan and prepare the dataset; what was done before is not done again.
+    """Find, check, plan and preprocess the dataset; finished work is reused.
 
     Args:
-        verify: read every prepared case again and compare its checksums.
-        memory_gb: that a run to be continued was planned for, in place of what this machine has.
+        verify: read every preprocessed case again and compare its checksums.
+        memory_gb: that the run to resume was planned for; None: as much as this machine has.
     """
     data, (dataset, workers) = config.data, find_data(config)
-    divided = divided_cases(dataset, data)
+    split = split_cases(dataset, data)
     pairs = left_right.flip_label_pairs(data.flip_label_pairs, dataset.class_names)
     if pairs and dataset.targets.overlapping:
-        raise ConfigError(
-            "data.flip_label_pairs exchanges classes, and this run has regions instead; one of them must go"
-        )
+        raise ConfigError("data.flip_label_pairs exchanges classes, but this run has regions; set only one")
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
-        found, skipped = fingerprint(dataset, home, workers, skip=data.on_invalid_case == "skip")
-    divided = splits.drop_cases(divided, skipped)
+        measured, skipped = fingerprint(dataset, home, workers, skip=data.on_invalid_case == "skip")
+    split = splits.drop_cases(split, skipped)
     if skipped:
-        report.left_out(skipped, len(dataset.cases))
+        report.skipped_cases(skipped, len(dataset.cases))
         dataset = replace(dataset, cases=tuple(case for case in dataset.cases if case.id not in skipped))
-        if not divided.train:
-            raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all of them are faulty")
+        if not split.train:
+            raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all cases are invalid")
     if dataset.image_targets is not None:
-        divided = checked_parts(divided, dataset, found, data)
-    planned = planned_for(config, dataset, found, memory_gb)
+        split = check_image_level_split(split, dataset, measured, data)
+    planned = make_plan(config, dataset, measured, memory_gb)
     report.planned(planned)
-    axis, names = planned.slice_axis, planned.normalisation
+    preprocessing = _preprocessing(planned, dataset, measured, data)
+    with signals.raising():
+        store = prepare(dataset, preprocessing, home, workers, verify)
+    return PreparedData(
+        dataset=dataset,
+        train=split.train,
+        val=split.val,
+        preprocessing=preprocessing,
+        plan=planned,
+        store=store,
+        targets=dataset.targets,
+        flip_label_pairs=pairs,
+        skipped=skipped,
+        spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*measured.spacings_mm, strict=True)),
+        image_targets=dataset.image_targets,
+        test=split.test,
+    )
+
+
+def _preprocessing(
+    planned: Plan, dataset: Dataset, measured: Fingerprint, data: DictConfig
+) -> PreprocessingConfig:
     frame = planned.patch_size if dataset.image_targets else None
     resize = tuple(data.resize) if data.resize else None
-    recipe = PreprocessingConfig(
-        planned.spatial_dims, planned.spacing_mm, names, found.intensities, axis, frame, resize
-    )
-    with signals.raising():
-        store = prepare(dataset, recipe, home, workers, verify)
-    spacings = tuple((min(mm), max(mm)) for mm in zip(*found.spacings_mm, strict=True))
-    return PreparedData(
-        dataset,
-        divided.train,
-        divided.val,
-        recipe,
-        planned,
-        store,
-        dataset.targets,
-        pairs,
-        skipped,
-        spacings,
-        dataset.image_targets,
-        divided.test,
-    )
+    dims, spacing_mm = planned.spatial_dims, planned.spacing_mm
+    names, axis = planned.normalisation, planned.slice_axis
+    return PreprocessingConfig(dims, spacing_mm, names, measured.intensities, axis, frame, resize)
 
 
-def divided_cases(dataset: Dataset, data: DictConfig) -> DataSplit:
-    """As the dataset or a fold of it says. Raises: ValueError: as `parts.divide`."""
+def split_cases(dataset: Dataset, data: DictConfig) -> DataSplit:
+    """The split that the dataset or `data.fold` defines. Raises: ValueError: see `splits.split_cases`."""
     return splits.split_cases(
         dataset.cases, data.fold, data.num_folds, Path(data.splits_file) if data.splits_file else None
     )
 
 
-def checked_parts(divided: DataSplit, dataset: Dataset, found: Fingerprint, data: DictConfig) -> DataSplit:
-    """The parts of whole images, without copies.
+def check_image_level_split(
+    split: DataSplit, dataset: Dataset, measured: Fingerprint, data: DictConfig
+) -> DataSplit:
+    """The split without copies of images.
 
-    Args: found: of all cases of `dataset`. Raises: ValueError: a class without examples, or mixed sizes.
+    Args: measured: of all cases of `dataset`.
+    Raises: ValueError: a class without examples, or images of different sizes.
     """
     assert dataset.image_targets is not None
-    divided = splits.drop_duplicates(
-        divided, dict(zip([case.id for case in dataset.cases], found.contents, strict=True))
-    )
-    splits.check_examples(divided, dataset.image_targets)
+    contents = dict(zip([case.id for case in dataset.cases], measured.contents, strict=True))
+    split = splits.drop_duplicates(split, contents)
+    splits.check_examples(split, dataset.image_targets)
     if data.balanced_sampling and dataset.image_targets.kind == "regression":
         raise ConfigError(
-            "data.balanced_sampling=true draws each class equally often, and the cases of this dataset have "
-            "numbers"
+            "data.balanced_sampling=true draws each class equally often, but this dataset has regression "
+            "targets"
         )
-    if (
-        found.spatial_dims == 2
-        and data.resize is None
-        and data.patch_size is None
-        and len(set(found.shapes)) > 1
-    ):
-        common, _ = Counter(found.shapes).most_common(1)[0]
-        case, size = next((c, s) for c, s in zip(dataset.cases, found.shapes, strict=True) if s != common)
+    sized = data.resize is not None or data.patch_size is not None
+    if measured.spatial_dims == 2 and not sized and len(set(measured.shapes)) > 1:
+        common, _ = Counter(measured.shapes).most_common(1)[0]
+        case, size = next((c, s) for c, s in zip(dataset.cases, measured.shapes, strict=True) if s != common)
         raise ConfigError(
             f"{case.images[0]}: {size[0]} x {size[1]} pixels, while most pictures have {common[0]} x "
             f"{common[1]}; expected one size, or data.resize=[{common[0]},{common[1]}], which scales all of "
             "them to it"
         )
-    return divided
+    return split
 
 
-def planned_for(
-    config: DictConfig, dataset: Dataset, found: Fingerprint, memory_gb: float | None = None
+def make_plan(
+    config: DictConfig, dataset: Dataset, measured: Fingerprint, memory_gb: float | None = None
 ) -> Plan:
-    """The plan of a config for a dataset. Args: memory_gb: as in `prepare_data`. Raises: ValueError: as
-    `plan`.
+    """The plan of a config for a dataset.
+
+    Args: memory_gb: as in `prepare_data`. Raises: ValueError: as `plan`.
     """
     data: Values = OmegaConf.to_container(config.data, resolve=True)  # type: ignore[assignment]
-    own: Values = OmegaConf.to_container(config.plan, resolve=True)  # type: ignore[assignment]
-    given = own.pop("memory_gb")
-    keys = ("spatial_dims", "spacing_mm", "patch_size", "batch_size", "normalisation")
-    whole = dataset.image_targets is not None
-    overrides = PlanOverrides(**own, **{key: data[key] for key in keys}, resize=data["resize"], whole=whole)
+    settings: Values = OmegaConf.to_container(config.plan, resolve=True)  # type: ignore[assignment]
+    configured_gb = settings.pop("memory_gb")
+    keys = ("spatial_dims", "spacing_mm", "patch_size", "batch_size", "normalisation", "resize")
+    image_level = dataset.image_targets is not None
+    overrides = PlanOverrides(**settings, **{key: data[key] for key in keys}, whole=image_level)
+    budget = _memory_budget(config, configured_gb, memory_gb)
+    num_outputs = (dataset.image_targets or dataset.targets).num_outputs
+    return plan(measured, overrides, budget, dataset.modalities, num_outputs)
+
+
+def _memory_budget(config: DictConfig, configured_gb: float | None, earlier_gb: float | None) -> Budget:
     accelerator, devices = config.trainer.accelerator, str(config.trainer.devices)
-    if given is None and memory_gb is not None:
-        given, origin = memory_gb, "as when this run began"
-    elif given is None:
-        given, origin = measured_gb(accelerator, max(1, int(devices)) if devices.isdigit() else 1)
+    if configured_gb is not None:
+        gb, origin = configured_gb, "plan.memory_gb"
+    elif earlier_gb is not None:
+        gb, origin = earlier_gb, "as when this run began"
     else:
-        origin = "plan.memory_gb"
-    precision = config.trainer.precision or "auto"  # null is for perf=autotune to measure
+        gb, origin = measured_gb(accelerator, max(1, int(devices)) if devices.isdigit() else 1)
+    precision = config.trainer.precision or "auto"  # null: perf=autotune measures it
     precision = resolve_precision("auto", accelerator) if precision == "auto" else str(precision)
-    budget = Budget(given, origin, precision, config.perf.activation_checkpointing or "none")
-    return plan(
-        found, overrides, budget, dataset.modalities, (dataset.image_targets or dataset.targets).num_outputs
-    )
+    return Budget(gb, origin, precision, config.perf.activation_checkpointing or "none")
 
 
-def derived(prepared: PreparedData) -> Values:
-    """What a config may refer to as `${derived.…}`: known only once the data is prepared and planned."""
+def derived_values(prepared: PreparedData) -> Values:
+    """Values that a config refers to as `${derived.…}`, known once the data is preprocessed and planned."""
     planned = {
         key: configs.tuples_to_lists(value)
         for key, value in prepared.plan.values().items()
         if key != "batch_size"
     }
-    first = [1] * prepared.recipe.spatial_dims
+    first = [1] * prepared.preprocessing.spatial_dims
     return {
         "num_channels": len(prepared.dataset.modalities),
         "num_classes": (prepared.image_targets or prepared.targets).num_outputs,
         "targets": None if prepared.image_targets else prepared.targets.plain(),
-        **_outcome_facts(prepared.image_targets, prepared.train),
-        "overlapping": _overlapping(prepared),  # for a sigmoid per channel
-        "exclusive": not _overlapping(prepared),  # for a softmax
+        **_image_level_values(prepared.image_targets, prepared.train),
+        "overlapping": _overlapping(prepared),  # sigmoid of each channel
+        "exclusive": not _overlapping(prepared),  # softmax
         "class_names": list(prepared.dataset.class_names),
         "flip_label_pairs": configs.tuples_to_lists(prepared.flip_label_pairs) or None,
         "train_cases": f"{len(prepared.train)} cases, {short_hash([case.id for case in prepared.train])}",
@@ -244,29 +242,30 @@ def _overlapping(prepared: PreparedData) -> bool:
     )
 
 
-def _outcome_facts(image_targets: ImageLevelTargets | None, train: list[Case]) -> Values:
-    """What is asked of whole images, and what the training cases have of it; None of what has no meaning."""
+def _image_level_values(image_targets: ImageLevelTargets | None, train: list[Case]) -> Values:
+    """Image-level targets and statistics of the training labels; None: does not apply."""
     values = np.array([case.values for case in train], dtype=float) if image_targets else np.empty((0, 0))
-    numbers = image_targets is not None and image_targets.kind == "regression"
+    regression = image_targets is not None and image_targets.kind == "regression"
+    counts = splits.class_counts(train, image_targets) if image_targets and not regression else None
     return {
         "image_targets": image_targets.plain() if image_targets else None,
-        "class_counts": splits.class_counts(train, image_targets) if image_targets and not numbers else None,
-        "value_means": values.mean(0).tolist() if numbers else None,
-        "value_stds": [std or 1.0 for std in values.std(0).tolist()] if numbers else None,
+        "class_counts": counts,
+        "value_means": values.mean(0).tolist() if regression else None,
+        "value_stds": [std or 1.0 for std in values.std(0).tolist()] if regression else None,
     }
 
 
 def data_module(values: Values, prepared: PreparedData) -> DataModule:
     """The loaders of a resolved config."""
-    settings, known = values["data"], values["derived"]
+    settings, derived = values["data"], values["derived"]
     augment = configs.build(
         values["augmentation"],
         "augmentation",
         seed=values["seed"],
-        spacing_mm=known["spacing_mm"],
-        patch_size=known["patch_size"],
-        flip_label_pairs=configs.lists_to_tuples(known["flip_label_pairs"] or []),
-        left_right_axis=left_right_axis(known["slice_axis"]),
+        spacing_mm=derived["spacing_mm"],
+        patch_size=derived["patch_size"],
+        flip_label_pairs=configs.lists_to_tuples(derived["flip_label_pairs"] or []),
+        left_right_axis=left_right_axis(derived["slice_axis"]),
     )
     keys = (
         "batch_size",
@@ -280,10 +279,10 @@ def data_module(values: Values, prepared: PreparedData) -> DataModule:
         prepared.store,
         prepared.train,
         prepared.val,
-        known["patch_size"],
+        derived["patch_size"],
         augment,
         seed=values["seed"],
-        slice_axis=known["slice_axis"],
+        slice_axis=derived["slice_axis"],
         draw_from=splits.indices_by_class(prepared.train, prepared.image_targets)
         if prepared.image_targets and settings["balanced_sampling"]
         else None,

@@ -1,6 +1,4 @@
-"""One pass through a network under watch: what each layer gave, and what came back. Run only once
-something is wrong.
-"""
+"""Traces one forward and backward pass: every layer's output and gradient. For debugging only."""
 
 from __future__ import annotations
 
@@ -18,8 +16,11 @@ _ORDER = (INPUT, OUTPUT, LOSS, GRADIENT, WEIGHT)
 
 @dataclass(frozen=True)
 class Row:
-    """A tensor of the pass. Args: bad: how many of its `total` values are not finite. low, high: of the
-    finite ones.
+    """A tensor of the pass.
+
+    Args:
+        name, kind: of the layer. what: which of its tensors.
+        bad: number of its `total` values that are not finite. low, high: range of the finite ones.
     """
 
     name: str
@@ -47,17 +48,17 @@ class Row:
 
 
 def severity(row: Row | None) -> int:
-    """Where on the way through the network it is: 0 the batch, ...; one more than the last for None."""
+    """Position in the computation: 0 for the batch, larger for later tensors, largest for None."""
     return len(_ORDER) if row is None else _ORDER.index(row.what)
 
 
 def first_bad(rows: Sequence[Row]) -> Row | None:
-    """The first in the order of computation whose values are not all finite."""
+    """The first row, in the order of computation, with a value that is not finite."""
     return next((row for row in rows if row.bad), None)
 
 
 def table(rows: Sequence[Row], most: int = 12) -> str:
-    """The last `most` rows up to the first that is not finite, one line each, in the order of computation."""
+    """The `most` rows up to and including the first non-finite one, one line each."""
     end = next((index + 1 for index, row in enumerate(rows) if row.bad), len(rows))
     cells = [
         ("layer", "tensor", "not finite", "min", "max"),
@@ -85,41 +86,36 @@ def inputs(batch: Mapping[str, Any]) -> list[Row]:
 def trace(
     module: nn.Module, batch: Mapping[str, Any], loss_of: Callable[[], Tensor], scale: float = 1.0
 ) -> list[Row]:
-    """Rows of one pass forward and back, in the order of computation. Leaves gradients of parameters as they
-    are.
+    """Rows of one forward and backward pass, in the order of computation. Does not touch `.grad`.
 
-    Args:
-        loss_of: runs the module on the batch. scale: the loss is multiplied by it before the way back, as in
-            fp16 training.
+    Args: loss_of: runs the module on the batch. scale: of the loss before backward, as in fp16 training.
     """
     rows = inputs(batch)
     back: list[Row] = []
     with torch.inference_mode(False), torch.enable_grad(), _training(module), _watched(module, rows, back):
         loss = loss_of()
         rows.append(Row.of("loss", "loss", LOSS, loss))
-        known = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        found = (
-            torch.autograd.grad(loss * scale, [p for _, p in known], allow_unused=True)
+        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        gradients = (
+            torch.autograd.grad(loss * scale, [p for _, p in trained], allow_unused=True)
             if loss.requires_grad
             else []
         )
     weights = [
-        Row.of(name, "parameter", WEIGHT, g)
-        for (name, _), g in zip(known, found, strict=False)
-        if g is not None
+        Row.of(name, "parameter", WEIGHT, gradient)
+        for (name, _), gradient in zip(trained, gradients, strict=False)
+        if gradient is not None
     ]
     return [*rows, *back, *weights]
 
 
 @contextmanager
 def _watched(module: nn.Module, rows: list[Row], back: list[Row]) -> Iterator[None]:
-    """Inside, every part of the module writes what it gives into `rows`, and the gradient of it into
-    `back`.
-    """
-    seen: set[str] = set()  # activation checkpointing calls a layer once more on the way back
+    """Inside, hooks append the output of each layer to `rows`, and its gradient to `back`."""
+    seen: set[str] = set()  # activation checkpointing calls a layer again during backward
 
     def watch(name: str, kind: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, given: Any, output: Any) -> None:
+        def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
             if name in seen:
                 return
             seen.add(name)
@@ -141,9 +137,7 @@ def _watched(module: nn.Module, rows: list[Row], back: list[Row]) -> Iterator[No
 
 @contextmanager
 def _training(module: nn.Module) -> Iterator[None]:
-    """Inside, all of it trains, and nothing is compiled: hooks of what a compiled module holds would not
-    be called.
-    """
+    """Inside, the module is in training mode and not compiled, since compiled modules call no hooks."""
     before = {part: (part.training, part._compiled_call_impl) for part in module.modules()}
     module.train()
     for part in before:
@@ -156,7 +150,7 @@ def _training(module: nn.Module) -> Iterator[None]:
 
 
 def generators(device: torch.device) -> list[Tensor]:
-    """States of the random numbers that a forward pass may draw, such as dropout's."""
+    """States of the random generators that a forward pass may use, for instance for dropout."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
@@ -167,7 +161,7 @@ def set_generators(states: Sequence[Tensor], device: torch.device) -> None:
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    """The floating-point tensors in what a layer gave."""
+    """The floating-point tensors in a layer's output."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     if isinstance(output, Mapping):

@@ -1,4 +1,4 @@
-"""Running out of memory, and loader workers that a signal ends, in words about what helps."""
+"""Errors about memory and killed loader workers, with advice on what helps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from medconv.utils.hardware import memory_advice
 
 @contextmanager
 def naming_memory(data: Mapping[str, Any]) -> Iterator[None]:
-    """Around training. Args: data: the values of the config's `data`, which the words refer to.
+    """Around training. Args: data: the config's `data`, which the advice refers to.
 
-    Raises: ValueError: memory ran out, or a worker was ended; SIGTERMException: a worker was told to stop, as
-        all processes of a preempted job are.
+    Raises: ValueError: memory ran out, or a worker was killed; SIGTERMException: a worker got SIGTERM, as all
+        processes of a preempted job do.
     """
     try:
         yield
@@ -26,7 +26,7 @@ def naming_memory(data: Mapping[str, Any]) -> Iterator[None]:
             if ended[1] == "SIGTERM":
                 raise SIGTERMException from error
             raise ValueError(worker_errors.advice(*ended, data)) from error
-        if (words := memory_advice(error)) is not None:
-            said = str(error).strip() or type(error).__name__
-            raise ValueError(f"{words} ({said.splitlines()[0]})") from error
+        if (advice := memory_advice(error)) is not None:
+            reason = str(error).strip() or type(error).__name__
+            raise ValueError(f"{advice} ({reason.splitlines()[0]})") from error
         raise

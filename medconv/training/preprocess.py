@@ -1,4 +1,4 @@
-"""Check and prepare a dataset before training, or only look at it."""
+"""`medconv preprocess`: checks and preprocesses a dataset before training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from medconv.config import compose
 from medconv.data.case import Dataset
 from medconv.data.preprocessing.fingerprint import CaseReport, error_report, examine_all, measure
 from medconv.planning import report as planning_report
-from medconv.training.data_setup import checked_parts, divided_cases, find_data, planned_for, prepare_data
+from medconv.training.data_setup import (
+    check_image_level_split,
+    find_data,
+    make_plan,
+    prepare_data,
+    split_cases,
+)
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
 
@@ -23,12 +29,12 @@ def run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     start_logging()
     configs: list[DictConfig] = []
     compose.run_with_config(lambda found, _: configs.append(config.validate(found)), arguments)
-    codes = [_check(found) if options.check_only else _prepare(found, options.verify) for found in configs]
+    codes = [_check(one) if options.check_only else _prepare(one, options.verify) for one in configs]
     return max(codes, default=DONE)
 
 
-def _prepare(found: DictConfig, verify: bool) -> int:
-    prepared = prepare_data(found, verify)
+def _prepare(run_config: DictConfig, verify: bool) -> int:
+    prepared = prepare_data(run_config, verify)
     store, planned = prepared.store, prepared.plan
     print(
         f"{'verified' if verify else 'prepared'}  {len(prepared.dataset.cases)} cases of "
@@ -40,9 +46,9 @@ def _prepare(found: DictConfig, verify: bool) -> int:
     return DONE
 
 
-def _check(found: DictConfig) -> int:
-    """Check all cases and write nothing. Raises: ValueError: all errors."""
-    dataset, workers = find_data(found)
+def _check(run_config: DictConfig) -> int:
+    """Checks all cases without writing. Raises: ValueError: some are invalid; lists all errors."""
+    dataset, workers = find_data(run_config)
     reports = examine_all(dataset, workers)
     print(table(dataset, reports))
     for report in reports:
@@ -51,17 +57,16 @@ def _check(found: DictConfig) -> int:
     errors = {report.case: report.errors for report in reports if report.errors}
     if errors:
         raise ValueError(error_report(dataset, errors))
-    known = measure(reports)
+    measured = measure(reports)
     if dataset.image_targets is not None:
-        checked_parts(divided_cases(dataset, found.data), dataset, known, found.data)
-    print(f"\n{planning_report.table(planned_for(found, dataset, known).rows)}")
+        check_image_level_split(split_cases(dataset, run_config.data), dataset, measured, run_config.data)
+    print(f"\n{planning_report.table(make_plan(run_config, dataset, measured).rows)}")
     print(f"\nno errors in {len(reports)} cases of {dataset.name}")
     return DONE
 
 
 def table(dataset: Dataset, reports: list[CaseReport]) -> str:
-    """One line per case: its grid as its files have it, its intensities, and how much of it each class takes,
-    or what is known of the whole image."""
+    """One line per case: grid, intensities, and the share of each class or the image-level label."""
     head = ["case", "shape", "spacing mm", "axes", "channels", "intensities", *dataset.class_names, ""]
     values = {case.id: _values(case.values, dataset) for case in dataset.cases}
     rows = [head, *[_row(report, values[report.case]) for report in reports]]
@@ -72,9 +77,7 @@ def table(dataset: Dataset, reports: list[CaseReport]) -> str:
 
 
 def _values(values: tuple[float, ...] | None, dataset: Dataset) -> list[str]:
-    """What is known of a whole image, in a column for each name; of label maps, or a case without values,
-    dashes.
-    """
+    """The image-level label of a case, one cell per name; dashes if there is none."""
     if dataset.image_targets is None or values is None:
         return ["-"] * len(dataset.class_names)
     if dataset.image_targets.kind == "multiclass":

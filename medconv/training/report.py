@@ -1,4 +1,4 @@
-"""What a run says of itself: a few lines before it trains, its choices in TensorBoard once it has."""
+"""What a run reports: log lines before it trains, hyperparameters for TensorBoard afterwards."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from medconv.targets import monitor
 from medconv.training.run_dir import RunDir
 from medconv.utils.hardware import without_effect
 
-OF_A_SWEEP = "MEDCONV_SWEEP"  # in the environment of a sweep's job: what tells it from the others, JSON
+OF_A_SWEEP = "MEDCONV_SWEEP"  # environment variable of a sweep's job: its own overrides, as JSON
 
 log = logging.getLogger(__name__)
 
 
-def left_out(skipped: Mapping[str, str], num_cases: int) -> None:
-    """Which cases a run goes without, and why."""
+def skipped_cases(skipped: Mapping[str, str], num_cases: int) -> None:
+    """Log the skipped cases. Args: skipped: case id to its fault."""
     lines = "".join(f"\n  case {case}: {fault}" for case, fault in skipped.items())
-    log.warning("data.on_invalid_case=skip leaves out %d of %d cases%s", len(skipped), num_cases, lines)
+    log.warning("data.on_invalid_case=skip skips %d of %d cases%s", len(skipped), num_cases, lines)
 
 
-def planned(found: Plan) -> None:
-    """What was planned for the dataset, or what the config says instead, each with its reason."""
-    log.info("%s", table(found.rows))
+def planned(plan: Plan) -> None:
+    """Log the plan, or the config's values in its place, each with its reason."""
+    log.info("%s", table(plan.rows))
 
 
 def announce(
@@ -43,22 +43,20 @@ def announce(
     trainer: L.Trainer,
     folder: RunDir,
 ) -> None:
-    """What is about to happen, in a few lines."""
-    known, data = values["derived"], values["data"]
+    """Log what is about to be trained."""
+    derived, data = values["derived"], values["data"]
     batch = data["batch_size"] * trainer.world_size * trainer.accumulate_grad_batches
     weights = sum(p.numel() for p in network.parameters())
     log.info("data: %s, %d cases to train on, %d to validate", dataset, num_train, num_val)
     log.info(
         "patch: %s voxels of %s mm, global batch %d",
-        _by(known["patch_size"]),
-        _by(known["spacing_mm"]),
+        _by(derived["patch_size"]),
+        _by(derived["spacing_mm"]),
         batch,
     )
-    if known["slice_axis"] is not None:
-        log.info(
-            "slices: 2D, across the %s axis of the volumes",
-            ("right", "anterior", "superior")[known["slice_axis"]],
-        )
+    if derived["slice_axis"] is not None:
+        axis = ("right", "anterior", "superior")[derived["slice_axis"]]
+        log.info("slices: 2D, across the %s axis of the volumes", axis)
     log.info("model: %s, %.2f million parameters", values["model"]["_target_"], weights / 1e6)
     log.info(
         "trainer: %d x %s, precision %s",
@@ -73,10 +71,9 @@ def announce(
 
 
 def hyperparameters(trainer: L.Trainer, values: Values, folder: RunDir) -> None:
-    """TensorBoard's hparams page: choices, with the final metric; for other loggers the choices.
+    """TensorBoard's hparams page: hyperparameters with the final metric; other loggers: hyperparameters.
 
-    In a sweep's job, what tells it from the others: the page shows the first few, in the order of the
-    alphabet.
+    A sweep's job logs only its own overrides, since the page shows only the first few in alphabetical order.
     """
     groups = {
         k: v

@@ -1,4 +1,4 @@
-"""The only assembly: everything a config names is built here. The way back from a checkpoint is `trained`."""
+"""One training run: prepares data, resolves the config, builds and fits, and keeps `summary.json`."""
 
 from __future__ import annotations
 
@@ -35,23 +35,22 @@ from medconv.training.checkpoint.compatibility import (
     check_same_task,
     check_weights_fit,
 )
-from medconv.training.data_setup import PreparedData, derived, prepare_data
+from medconv.training.data_setup import PreparedData, derived_values, prepare_data
 from medconv.training.memory_errors import naming_memory
 from medconv.training.run_dir import RunDir, is_rank_zero
 from medconv.utils import checkpoint_io, cluster, signals
 from medconv.utils.exit_codes import DONE
 from medconv.utils.hardware import check_devices, resolve_precision
 
-_WORTH_A_WORD = 10.0  # seconds of training; what a shorter one waits for says little
+_LONG_ENOUGH = 10.0  # seconds of training; the bottleneck of a shorter run means little
 
 log = logging.getLogger(__name__)
 
 
 def train(config: DictConfig, folder: RunDir) -> Values:
-    """One training job, from a composed config to a filled run folder; returns the summary.
+    """Trains the run of a composed config. Returns: the content of `summary.json`.
 
-    Raises: ValueError: the user's data or configuration is at fault. signals.RunInterrupted: it was told to
-    stop, and did.
+    Raises: ValueError: the user's data or configuration is wrong. RunInterrupted: a signal stopped the run.
     """
     try:
         with signals.raising(), closing(folder), cluster.sharing_errors(folder.path):
@@ -60,9 +59,8 @@ def train(config: DictConfig, folder: RunDir) -> Values:
         if stopped.number == signal.SIGUSR1 and is_rank_zero():
             signals.requeue()
         if stopped.agreed and not is_rank_zero() and cluster.launcher() is None:
-            raise SystemExit(
-                DONE
-            ) from None  # Lightning kills the first where one it started ends with an error
+            # Lightning kills the first process if one that it started ends with an error
+            raise SystemExit(DONE) from None
         raise
 
 
@@ -70,28 +68,17 @@ def _train(config: DictConfig, folder: RunDir) -> Values:
     if config.seed < 0:
         raise configs.ConfigError(f"seed must be 0 or more, got {config.seed}")
     L.seed_everything(config.seed, workers=True, verbose=False)
-    config = _launched(config)
+    config = _with_launched_devices(config)
     prepared = prepare_data(config, memory_gb=folder.planned_memory())
-    values = configs.resolve(config, _facts(config, prepared))
-    values["model"] = model_of(values)
-    values["data"]["batch_size"] = prepared.plan.batch_size
-    values["trainer"]["devices"] = check_devices(values["trainer"], cluster.launcher() is not None)
-    values["trainer"]["precision"] = resolve_precision(config.trainer.precision, config.trainer.accelerator)
-    values = cache.settle(values, folder)
+    values = _resolve(config, prepared, folder)
     if folder.finished(values):
-        log.info("this run is finished; run.resume=never trains it anew")
+        log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
-    asked = signals.StopRequest()
-    trainer, task, data, profiler = assemble(
-        values, prepared, folder, asked, _first_weights(config, values, folder)
-    )
+    stop_request = signals.StopRequest()
+    first_weights = _first_weights(config, values, folder)
+    trainer, task, data, profiler = assemble(values, prepared, folder, stop_request, first_weights)
     if folder.resume not in ("auto", "never"):
-        content, given = checkpoint_io.read(Path(folder.resume)), f"run.resume={folder.resume}"
-        check_has_training_state(content, given)
-        check_same_task(content, values["derived"], given)
-        check_same_freezing(content, values["init"], given)
-        check_weights_fit(task, content, given)
-        check_same_optimizer(content, str(values["optimizer"].get("_target_")), given)
+        _check_checkpoint(folder.resume, values, task)
     folder.begin(values)
     folder.write_summary(
         skipped_cases=prepared.skipped, score=monitor.metric_of_task(values["task"]["_target_"]).plain()
@@ -101,10 +88,10 @@ def _train(config: DictConfig, folder: RunDir) -> Values:
         cluster.detecting_lost_peers(trainer.world_size > 1),
         naming_memory(values["data"]),
     ):
-        with asked.noted():
+        with stop_request.noted():
             trainer.fit(task, data, ckpt_path=folder.resume_from(), weights_only=True)
         folder.write_summary(stopped_early=early_stopping.ended(trainer))
-    if profiler.training_seconds > _WORTH_A_WORD:
+    if profiler.training_seconds > _LONG_ENOUGH:
         verdict = bottleneck.verdict(profiler.shares(), values, len(os.sched_getaffinity(0)))
         folder.write_summary(verdict=verdict)
     if is_rank_zero():
@@ -112,42 +99,59 @@ def _train(config: DictConfig, folder: RunDir) -> Values:
     return folder.summary()
 
 
+def _resolve(config: DictConfig, prepared: PreparedData, folder: RunDir) -> Values:
+    """The config with every value filled in."""
+    values = configs.resolve(config, _derived(config, prepared))
+    values["model"] = model_of(values)
+    values["data"]["batch_size"] = prepared.plan.batch_size
+    values["trainer"]["devices"] = check_devices(values["trainer"], cluster.launcher() is not None)
+    values["trainer"]["precision"] = resolve_precision(config.trainer.precision, config.trainer.accelerator)
+    return cache.settle(values, folder)
+
+
+def _check_checkpoint(path: str, values: Values, task: L.LightningModule) -> None:
+    """Raises: ValueError: the checkpoint of `run.resume` does not fit this run."""
+    content, setting = checkpoint_io.read(Path(path)), f"run.resume={path}"
+    check_has_training_state(content, setting)
+    check_same_task(content, values["derived"], setting)
+    check_same_freezing(content, values["init"], setting)
+    check_weights_fit(task, content, setting)
+    check_same_optimizer(content, str(values["optimizer"].get("_target_")), setting)
+
+
 def _first_weights(config: DictConfig, values: Values, folder: RunDir) -> Callable[..., Any] | None:
-    """What puts them into the network; None where they stay as drawn, or are those of a checkpoint to go
-    on from.
-    """
-    init, known = values["init"], values["derived"]
+    """Loads the weights of `init.pretrained` into a network. None: random ones, or those of a resumed run."""
+    init, derived = values["init"], values["derived"]
     if init["pretrained"] is None or folder.resume_from() is not None:
         return None
+    # layers whose size changes with the number of channels or classes are the first and the last ones
     more = (
-        configs.resolve(config, {**known, key: known[key] + 1}) for key in ("num_channels", "num_classes")
+        configs.resolve(config, {**derived, key: derived[key] + 1}) for key in ("num_channels", "num_classes")
     )
     layers = layers_of(values["model"], *map(model_of, more))
     return partial(
         models_load.load,
         path=Path(init["pretrained"]),
-        derived=known,
+        derived=derived,
         layers=layers,
         inflate_2d=init["inflate_2d"],
     )
 
 
-def _facts(config: DictConfig, prepared: PreparedData) -> Values:
-    """`derived`, with what follows from them and the task for losses, networks, stopping and schedules to
-    refer to.
-    """
-    found, goal = derived(prepared), monitor.metric_of_task(str(config.task._target_))
+def _derived(config: DictConfig, prepared: PreparedData) -> Values:
+    """The config's `derived`: values of the data and its plan, with those that follow from the task."""
+    derived, monitored = derived_values(prepared), monitor.metric_of_task(str(config.task._target_))
     return {
-        **found,
-        "monitor": goal.name,
-        "monitor_mode": goal.mode,
+        **derived,
+        "monitor": monitored.name,
+        "monitor_mode": monitored.mode,
         "num_train_cases": len(prepared.train),
-        "stem": stem_for(found["patch_size"]),
+        "stem": stem_for(derived["patch_size"]),
     }
 
 
-def _launched(config: DictConfig) -> DictConfig:
-    """The config with the numbers of machines and devices that the run has."""
+def _with_launched_devices(config: DictConfig) -> DictConfig:
+    """The config with the number of machines and devices that the run was launched with."""
     config = config.copy()
     config.trainer.num_nodes, config.trainer.devices = cluster.processes(
         config.trainer.num_nodes, config.trainer.devices

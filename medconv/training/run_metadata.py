@@ -1,4 +1,4 @@
-"""Where and of what a run was made: versions, hardware, commit, command, and the most memory that it took."""
+"""Metadata of a run: versions, hardware, commit, command, and peak memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _program() -> str:
 
 
 def git_commit() -> str | None:
-    """Of the checkout that medconv runs from; None where it is installed."""
+    """Of the checkout that medconv runs from; None: medconv is installed as a package."""
     if not (PACKAGE.parent / ".git").exists():
         return None
     command = ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"]
@@ -57,7 +57,7 @@ def git_commit() -> str | None:
 
 
 def peak_memory() -> int:
-    """Bytes: of the accelerator, or resident on a CPU."""
+    """Bytes: of the GPU, or resident memory on a CPU."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
     import resource

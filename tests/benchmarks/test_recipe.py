@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree

@@ -197,7 +197,7 @@ def test_training_goes_on_without_faulty_cases_and_says_so(
     assert sorted(summary["skipped_cases"]) == sorted(faulty)
     assert all("the file is empty (0 bytes)" in fault for fault in summary["skipped_cases"].values())
     assert sorted(summary["val/cases"]) == sorted(case.id for case in whole[1] if case.id not in faulty)
-    assert "data.on_invalid_case=skip leaves out 2 of 7 cases\n  case case_" in caplog.text
+    assert "data.on_invalid_case=skip skips 2 of 7 cases\n  case case_" in caplog.text
     again = tiny.train(tiny.write_dataset(tmp_path / "good"), tmp_path / "none", "data.on_invalid_case=skip")
     assert again["skipped_cases"] == {}
 
@@ -207,9 +207,7 @@ def test_nothing_left_to_train_on_is_an_error(tmp_path: Path) -> None:
     train, _ = split_fold(msd(root).cases, 1, 3)
     for case in train:
         case.images[0].write_bytes(b"")
-    with pytest.raises(
-        ValueError, match=r"data\.fold=1: no case is left to train on, all of them are faulty"
-    ):
+    with pytest.raises(ValueError, match=r"data\.fold=1: no case is left to train on, all cases are invalid"):
         tiny.train(root, tmp_path / "run", "data.on_invalid_case=skip", "data.fold=1")
 
 

@@ -126,7 +126,7 @@ def train(composed: DictConfig) -> int:
         ),
         (
             "data.flip_label_pairs=[[box,hole]] data.regions={all:[1,2]}",
-            "data.flip_label_pairs exchanges classes, and this run has regions",
+            "data.flip_label_pairs exchanges classes, but this run has regions",
         ),
         (
             "data.ignore_label=9 loss=tversky loss.batch=false",
@@ -161,7 +161,7 @@ def train(composed: DictConfig) -> int:
         ("trainer.devices=0", "trainer.devices=0: on a CPU it is a number of processes"),
         (
             "trainer.strategy=fsdp perf.activation_checkpointing=pointwise",
-            "take perf.activation_checkpointing=blocks",
+            "use perf.activation_checkpointing=blocks",
         ),
         ("optimizer.lr=-1", "optimizer: lr must be 0 or more, got -1 (given lr=-1, weight_decay=0.01)"),
         ("optimizer.lr=fast", "optimizer: lr must be a number, got fast (given lr=fast, weight_decay=0.01)"),

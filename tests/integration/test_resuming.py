@@ -226,7 +226,7 @@ def test_what_is_not_there_of_lightnings_is_said(monkeypatch: pytest.MonkeyPatch
     """Each of its own names that the loop replaces, which would otherwise silently not be called."""
     own = {"owed", "max_steps", "_between_steps"}
     assert {name for name in vars(ResumableEpochLoop) if not name.startswith("__")} - own <= set(
-        resumable_loop._OF_THE_LOOP
+        resumable_loop._OVERRIDDEN
     )
     trainer: Any = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     monkeypatch.delattr(_TrainingEpochLoop, "_should_check_val_fx")

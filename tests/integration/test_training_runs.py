@@ -420,7 +420,7 @@ def wait_for_checkpoint(process: Any, folder: Path) -> None:
 
 def test_a_killed_run_continues(dataset: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    settings = ["trainer.max_steps=150", "data.samples_per_epoch=20"]
+    settings = ["trainer.max_steps=80", "data.samples_per_epoch=20"]
     arguments = [*tiny.overrides(dataset, *settings), f"run.dir={folder}"]
     (process,) = ranks.start(*arguments, cwd=tmp_path, number=1)
     wait_for_checkpoint(process, folder)
@@ -429,11 +429,11 @@ def test_a_killed_run_continues(dataset: Path, tmp_path: Path) -> None:
     assert json.loads((folder / "summary.json").read_text())["status"] == "running"
     assert "global batch 2" in (folder / "train.log").read_text()
     reached = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"]
-    assert 0 < reached < 150
+    assert 0 < reached < 80
     summary = tiny.train(dataset, folder, *settings)
     assert summary["status"] == "done"
-    assert summary["steps"] == 150
-    assert len(tiny.losses(folder)) == 150  # metrics.csv went on where it was
+    assert summary["steps"] == 80
+    assert len(tiny.losses(folder)) == 80  # metrics.csv went on where it was
 
 
 def test_ctrl_c_ends_with_130_and_says_interrupted(dataset: Path, tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_torchrun_ends_too_and_only_a_shared_folder_goes_on(dataset: Path, tmp_p
         messages = [node.communicate(timeout=120)[1] for node in nodes]
     for said in messages:
         assert re.search(
-            r"error: run: not the same folder for all processes, they would go on from steps \[\d+, 0\]; it ",
+            r"error: run: not the same folder for all processes, they would resume at steps \[\d+, 0\]; it ",
             said,
         )
 

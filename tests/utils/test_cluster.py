@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from medconv.config import ConfigError
 from medconv.sweeps import launch as sweeps_launch
 from medconv.training.distributed import strategy
-from medconv.training.distributed.cluster_environment import Step, environment
+from medconv.training.distributed.cluster_environment import SrunStep, environment
 from medconv.training.run_dir import RunDir
 from medconv.utils import cluster, hardware
 
@@ -140,7 +140,7 @@ def test_one_process_is_the_first_however_it_was_launched(
 def test_lightning_is_told_where_it_would_guess_wrong(launched: Any) -> None:
     launched(**STEP, SLURM_NODELIST="other")
     step = environment()
-    assert isinstance(step, Step) and not step.auto_requeue
+    assert isinstance(step, SrunStep) and not step.auto_requeue
     assert (step.main_address, step.main_port, step.world_size(), step.global_rank()) == (
         "gpu07-ib",
         19711,

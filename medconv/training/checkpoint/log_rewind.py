@@ -1,7 +1,6 @@
-"""A run's curves, `metrics.csv` and TensorBoard's files, cut back to where a checkpoint was made when a run
-goes on.
+"""Cuts `metrics.csv` and TensorBoard's files back to the time of a checkpoint when a run resumes.
 
-So each step is there once: what a killed process wrote after its last checkpoint is written again.
+So each step is logged once: what a killed process logged after its last checkpoint is logged again.
 """
 
 from __future__ import annotations
@@ -15,27 +14,23 @@ _CSV, _TENSORBOARD, _EVENTS = "metrics.csv", "tensorboard", "events.out.tfevents
 
 
 def measure(folder: Path) -> dict[str, int]:
-    """What there is by now: rows of `metrics.csv`, with its header, and bytes of each file of
-    TensorBoard's.
-    """
+    """Current sizes: rows of `metrics.csv` with its header, and bytes of each TensorBoard file."""
     table = folder / _CSV
     rows = table.read_bytes().count(b"\n") if table.is_file() else 0
     return {_CSV: rows, **{str(path.relative_to(folder)): path.stat().st_size for path in _events(folder)}}
 
 
 def rewind(folder: Path, measured: Mapping[str, int]) -> None:
-    """Cut the curves to what `measure` found; files that it did not find are removed."""
+    """Cut the logs to the sizes from `measure`; files without a size are removed."""
     table = folder / _CSV
     if table.is_file():
         rows = table.read_bytes().splitlines(keepends=True)
-        kept = rows[: measured.get(_CSV, 0)]
-        if not kept:
+        head = rows[: measured.get(_CSV, 0)]  # rows, not bytes: a new column rewrites earlier rows
+        if not head:
             table.unlink()
-        elif len(kept) < len(
-            rows
-        ):  # a new column changes the bytes of the rows before it, but not how many they are
+        elif len(head) < len(rows):
             with replacing(table) as partial:
-                partial.write_bytes(b"".join(kept))
+                partial.write_bytes(b"".join(head))
     for path in _events(folder):
         size = measured.get(str(path.relative_to(folder)))
         if size is None:
@@ -46,5 +41,5 @@ def rewind(folder: Path, measured: Mapping[str, int]) -> None:
 
 
 def _events(folder: Path) -> Iterator[Path]:
-    """Of this run alone: other runs may have their folders in it."""
+    """TensorBoard files of this run."""
     return (path for path in sorted((folder / _TENSORBOARD).rglob(_EVENTS)) if path.is_file())

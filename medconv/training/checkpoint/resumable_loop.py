@@ -1,10 +1,8 @@
-"""The loop over training batches, which can be left, and entered again, between any two optimizer steps.
+"""A training loop that can be stopped and resumed between any two optimizer steps, with identical results.
 
-Where a run stands is one number, of the global batches so far. It says which samples come next
-(`data.patches.SampleOrder`),
-which epoch it is, and what random numbers are drawn: their generators are seeded anew for each batch. So a
-checkpoint holds no random state, and a run that goes on from one draws and computes what one that was never
-stopped would have.
+The position of a run is one number: its global batches so far. It determines the next samples
+(`SampleOrder`), the epoch, and the random numbers, since the generators are seeded for each batch. So a
+checkpoint needs no random state, and a resumed run computes exactly what an uninterrupted one computes.
 """
 
 from __future__ import annotations
@@ -23,54 +21,53 @@ from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.training.distributed.strategy import StopSync
 from medconv.utils.signals import RunInterrupted, StopRequest
 
-# What is Lightning's own, and no promise of it: where one of these has another name, ours would silently not
-# be called.
-_OF_THE_LOOP = (
-    *(
-        "done",
-        "update_restart_stage",
-        "reset",
-        "advance",
-        "on_advance_end",
-        "on_save_checkpoint",
-        "on_load_checkpoint",
-    ),
-    *("_should_check_val_fx", "_broadcast_sigterm_tensor", "_should_accumulate"),
+# Methods that this loop overrides. They are internal to Lightning: if it renamed one, the override would
+# silently never be called.
+_OVERRIDDEN = (
+    "done",
+    "update_restart_stage",
+    "reset",
+    "advance",
+    "on_advance_end",
+    "on_save_checkpoint",
+    "on_load_checkpoint",
+    "_should_check_val_fx",
+    "_broadcast_sigterm_tensor",
+    "_should_accumulate",
 )
 
 
 class ResumableEpochLoop(_TrainingEpochLoop):
-    """In place of Lightning's, which counts what was begun and what was done to find out where it was
-    stopped.
+    """Replaces Lightning's loop, which cannot resume exactly between any two steps.
 
-    Checkpoints are made at the start of a batch, when all that the last one brought with it is done
-    (validation, logging, schedules, the end of an epoch), and no gradients are accumulated; or, with `owed`,
+    Checkpoints are written at the start of a batch, once everything that belongs to the last one is done
+    (validation, logging, schedules, end of epoch) and no gradients are being accumulated; or, with `owed`,
     before a validation that is due.
-    Args: keeper: makes the checkpoints. asked: what signals came.
+    Args: checkpoints: writes them. stop_request: signals that came. stop_sync: shares them with all ranks.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        keeper: CheckpointWriter,
-        asked: StopRequest,
-        agreement: StopSync,
+        checkpoints: CheckpointWriter,
+        stop_request: StopRequest,
+        stop_sync: StopSync,
         **bounds: Any,
     ) -> None:
-        self._most, self._owed = -1, False  # max_steps; a validation is due but not done
+        self._max_steps, self._owed = -1, False  # owed: a validation is due but not done
         super().__init__(trainer, **bounds)
-        self._keeper, self._asked, self._agreement = keeper, asked, agreement
-        self._first = 0  # the batch to begin the epoch at
-        self._stop, self._due = 0, False  # agreed on, until it is done: the signal to stop for; a checkpoint
+        self._checkpoints, self._stop_request, self._stop_sync = checkpoints, stop_request, stop_sync
+        self._first = 0  # the batch at which the epoch begins
+        self._stop, self._due = 0, False  # known to all ranks: the signal to stop for; whether to save
 
     @property
     def max_steps(self) -> int:
-        """None, while the last step is still to be validated."""
-        return -1 if self._owed and self.global_step >= self._most else self._most
+        """No limit (-1) while the validation of the last step is owed."""
+        return -1 if self._owed and self.global_step >= self._max_steps else self._max_steps
 
     @max_steps.setter
     def max_steps(self, steps: int) -> None:
-        self._most = steps
+        self._max_steps = steps
 
     @property
     def done(self) -> bool:
@@ -78,13 +75,11 @@ class ResumableEpochLoop(_TrainingEpochLoop):
 
     @property
     def owed(self) -> bool:
-        """Whether a validation that was due when the checkpoint was made is still to be done."""
+        """Whether a validation that was due when the checkpoint was written has not been done yet."""
         return self._owed
 
     def update_restart_stage(self) -> None:
-        """Called before the first epoch. The counters become what they are at the batch at which the run
-        goes on.
-        """
+        """Called before the first epoch. Sets all counters to the batch at which the run resumes."""
         self._restart_stage = RestartStage.NONE
         if not self._loaded_from_state_dict:
             return
@@ -111,17 +106,17 @@ class ResumableEpochLoop(_TrainingEpochLoop):
 
     def advance(self, data_fetcher: Any) -> None:
         if self._owed:
-            return  # to the validation
+            return  # the validation comes first
         self._between_steps()
         super().advance(data_fetcher)
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         try:
             super().on_advance_end(data_fetcher)
-        except RunInterrupted:  # while it validated
+        except RunInterrupted:  # during validation
             self._owed = True
             if not self._should_accumulate():
-                self._keeper.save_now(self.trainer)
+                self._checkpoints.save_now(self.trainer)
             raise
         self._owed = False
 
@@ -134,37 +129,32 @@ class ResumableEpochLoop(_TrainingEpochLoop):
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         due = self._owed or super()._should_check_val_fx(data_fetcher)
-        by_time = getattr(self.trainer, "_val_check_time_interval", None) is not None  # of each rank's clock
+        by_time = getattr(self.trainer, "_val_check_time_interval", None) is not None  # by each rank's clock
         return bool(self.trainer.strategy.broadcast(due)) if by_time else due
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """Lightning would do this in every batch; `StopSync` does it now and then."""
+        """Lightning does this in every batch; `StopSync` does it every few batches."""
 
     def _between_steps(self) -> None:
-        """Make a checkpoint if one is due, and stop if that was asked for, unless gradients are being
-        accumulated.
-        """
-        stop, due = self._agreement.agree(self._stop or self._asked.number, self._keeper.due)
-        self._stop, self._due = (
-            self._stop or stop,
-            self._due or due,
-        )  # most agreements may fall between gradients
+        """Save a checkpoint if one is due, and stop if requested, unless gradients are being accumulated."""
+        stop, due = self._stop_sync.agree(self._stop or self._stop_request.number, self._checkpoints.due)
+        # remembered, since most agreements may fall between accumulated batches
+        self._stop, self._due = self._stop or stop, self._due or due
         if self.batch_progress.current.ready % self.trainer.accumulate_grad_batches:
             return
-        self._keeper.io.check()
+        self._checkpoints.io.check()
         if self._stop:
-            self._keeper.save_now(self.trainer)
+            self._checkpoints.save_now(self.trainer)
             raise RunInterrupted(self._stop, agreed=True)
-        if self._due or self._keeper.validated:
-            self._keeper.save(self.trainer)
+        if self._due or self._checkpoints.validated:
+            self._checkpoints.save(self.trainer)
             self._due = False
 
 
 class PerStepSeeding(Callback):
-    """Random numbers of the training process, of dropout and the like, are a function of seed, rank and batch
-    number.
+    """Seeds the random numbers of each step, such as dropout's, from seed, rank and batch number.
 
-    First of the callbacks, and once the batch is there: loaders draw a number where an iteration begins.
+    It runs before other callbacks and after the batch is loaded, since loaders draw random numbers too.
     """
 
     def __init__(self, seed: int) -> None:
@@ -181,40 +171,38 @@ class PerStepSeeding(Callback):
 
 
 class StopDuringValidation(Callback):
-    """A validation during which the run is told to stop is given up, on all ranks, and repeated when the run
-    goes on.
+    """Aborts a validation on all ranks if the run is told to stop; the resumed run repeats it.
 
-    The loaders end (`DataModule.stopped`); then, before results are gathered, all ranks leave. Last of the
-    callbacks, since those before put the training's own weights back.
+    The loaders end early (`DataModule.stopped`); then all ranks stop before results are gathered. It is the
+    last callback, since others restore the training's weights first.
     """
 
-    def __init__(self, asked: StopRequest, agreement: StopSync) -> None:
-        self._asked, self._agreement = asked, agreement
+    def __init__(self, stop_request: StopRequest, stop_sync: StopSync) -> None:
+        self._stop_request, self._stop_sync = stop_request, stop_sync
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._asked.heard = True
+        self._stop_request.heard = True
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        number, _ = self._agreement.now(self._asked.number, False)
+        number, _ = self._stop_sync.now(self._stop_request.number, False)
         if number:
             raise RunInterrupted(number, agreed=True)
 
 
-def install(trainer: Trainer, keeper: CheckpointWriter, asked: StopRequest, agreement: StopSync) -> None:
-    """Put the loop into a trainer; signals are then ours, and Slurm's requeue, too."""
-    known = [(_TrainingEpochLoop, name) for name in _OF_THE_LOOP]
-    for owner, name in [
-        *known,
-        (trainer._signal_connector, "register_signal_handlers"),
-        (trainer.fit_loop, "epoch_loop"),
-    ]:
+def install(
+    trainer: Trainer, checkpoints: CheckpointWriter, stop_request: StopRequest, stop_sync: StopSync
+) -> None:
+    """Put the loop into a trainer. Signals and Slurm's requeue are then handled by medconv."""
+    needed: list[tuple[Any, str]] = [(_TrainingEpochLoop, name) for name in _OVERRIDDEN]
+    needed += [(trainer._signal_connector, "register_signal_handlers"), (trainer.fit_loop, "epoch_loop")]
+    for owner, name in needed:
         if not hasattr(owner, name):
             raise ValueError(
-                f"lightning {version('lightning')} has no {name}, which medconv builds on; take one below 2.7"
+                f"lightning {version('lightning')} has no {name}, which medconv needs; install one below 2.7"
             )
     old = trainer.fit_loop.epoch_loop
     trainer.fit_loop.epoch_loop = ResumableEpochLoop(
-        trainer, keeper, asked, agreement, min_steps=old.min_steps, max_steps=old.max_steps
+        trainer, checkpoints, stop_request, stop_sync, min_steps=old.min_steps, max_steps=old.max_steps
     )
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     environment = trainer._accelerator_connector.cluster_environment

@@ -1,6 +1,4 @@
-"""Checkpoints on disk: `last.ckpt`, the one before it, and `best.ckpt`; written whole or not at all,
-beside the training.
-"""
+"""Writes checkpoints, `last.ckpt`, `previous.ckpt` and `best.ckpt`, atomically and in the background."""
 
 from __future__ import annotations
 
@@ -28,14 +26,12 @@ BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints in a thread, from a copy of the tensors: under another name, flushed to the disk,
-    renamed.
+    """Writes checkpoints in a thread, from a copy of the tensors: to a temporary file, which is then renamed.
 
-    The archive that torch writes holds a CRC-32 of each of its parts, which `checkpoint.read` compares. A
-    `last.ckpt` keeps the one before it as `previous.ckpt`. What goes wrong in the thread is raised by the
-    next call. `also` is a second name for the next checkpoint, without a second copy on the disk. It has it
-    first: a run that is killed between the two names goes on from the checkpoint before, and finds the same
-    best again.
+    torch's archive holds a CRC-32 of each of its parts, which `checkpoint_io.read` checks. The earlier
+    `last.ckpt` becomes `previous.ckpt`. An error in the thread is raised by the next call.
+    Attributes: also: a second path for the next checkpoint, as a hard link. It is linked first: a run that is
+        killed in between resumes from the previous checkpoint, and finds the same best one again.
     """
 
     also: Path | None = None
@@ -45,12 +41,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self._pending: list[Future[None]] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        self.wait()  # one copy in memory at a time
+        self.wait()  # only one copy in memory at a time
         also, self.also = self.also, None
         self._submit(_write, copied(checkpoint), Path(path), also)
 
     def check(self) -> None:
-        """Raises: what went wrong in writing, as far as that has ended."""
+        """Raises: the error of a write that has ended."""
         while self._pending and self._pending[0].done():
             self._pending.pop(0).result()
 
@@ -67,13 +63,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class CheckpointWriter(Callback):
-    """Says when a checkpoint is due, after each validation and after a time, and makes it where the loop
-    allows it.
+    """Decides when a checkpoint is due: after each validation, and every few minutes.
 
-    Only between two optimizer steps, or with a validation due but not done, is a run's state small enough to
-    be told by its number of batches; so the loop (`resuming.ResumableEpochLoop`) calls `save`. All ranks call
-    it alike, rank 0 writes.
-    Args: folder: of the checkpoints, in the run's folder. every: seconds from one to the next.
+    `ResumableEpochLoop` calls `save`, since the position of a run is one number only between two optimizer
+    steps, or before a validation. All ranks call it, rank 0 writes.
+    Args: folder: of the checkpoints, in the run's folder. every: seconds between checkpoints.
     """
 
     def __init__(self, folder: Path, io: AtomicCheckpointIO, every: float) -> None:
@@ -81,7 +75,7 @@ class CheckpointWriter(Callback):
         self.best: float | None = None
         self._validated = self._is_best = False
         self._saved_at, self._saved_batches = time.monotonic(), -1
-        self._curves: dict[str, int] = {}  # when the last validation began
+        self._curves: dict[str, int] = {}  # sizes of the logs when the last validation began
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
@@ -91,7 +85,7 @@ class CheckpointWriter(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at, self._saved_batches = time.monotonic(), _batches(trainer)
-        if not (self.folder / BEST).is_file():  # a checkpoint from elsewhere knows a best that is not here
+        if not (self.folder / BEST).is_file():  # resumed from another folder, whose best is not here
             self.best = None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -109,7 +103,7 @@ class CheckpointWriter(Callback):
             self.best, self._is_best = score, True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Before others put the mean of the weights in the place of the weights, so this stands first."""
+        """Saves before weight averaging replaces the weights, so this callback comes first."""
         if self._validated or _batches(trainer) != self._saved_batches:
             self.save(trainer)
         self.io.wait()
@@ -117,15 +111,13 @@ class CheckpointWriter(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if (
-            trainer.is_global_zero
-        ):  # of a validation that is given up the pictures are cut off: it shows them again
+        if trainer.is_global_zero:  # an aborted validation will be repeated, so its log entries are cut off
             owed = getattr(trainer.fit_loop.epoch_loop, "owed", False)
             checkpoint["curves"] = self._curves if owed else self._measured(trainer)
 
     @property
     def validated(self) -> bool:
-        """Whether there was a validation since the last checkpoint, which all ranks know alike."""
+        """Whether there was a validation since the last checkpoint; the same on all ranks."""
         return self._validated
 
     @property
@@ -135,12 +127,12 @@ class CheckpointWriter(Callback):
 
     def save(self, trainer: Trainer) -> None:
         self.io.also = self.folder / BEST if self._is_best else None
-        trainer.save_checkpoint(self.folder / LAST, weights_only=False)  # the optimizer, too
+        trainer.save_checkpoint(self.folder / LAST, weights_only=False)  # with the optimizer
         self._validated = self._is_best = False
         self._saved_at, self._saved_batches = time.monotonic(), _batches(trainer)
 
     def save_now(self, trainer: Trainer) -> None:
-        """Before the run stops in the middle; nothing where nothing is new."""
+        """Save before the run stops, unless the last checkpoint is up to date; wait until it is written."""
         if self._validated or _batches(trainer) != self._saved_batches:
             self.save(trainer)
         self.io.wait()
@@ -159,11 +151,11 @@ def _batches(trainer: Trainer) -> int:
 
 
 def copied(value: Any) -> Any:
-    """The same with tensors of its own, in memory: training goes on with the others."""
+    """A copy with its tensors on the CPU, so that training can go on while it is written."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        twin = copy.copy(value)  # of its own kind, with its attributes: versions of a module's state
+        twin = copy.copy(value)  # keeps class and attributes, such as the versions of a state dict
         for key, item in value.items():
             twin[key] = copied(item)
         return twin
@@ -179,7 +171,7 @@ def _write(content: dict[str, Any], path: Path, also: Path | None) -> None:
             with partial.open("wb") as file:
                 _Recording(file).save(content)
                 file.flush()
-                os.fsync(file.fileno())  # before it has a name
+                os.fsync(file.fileno())  # before it is renamed
             if path.name == LAST and path.is_file():
                 _name_also(path, path.with_name(PREVIOUS))
             if also is not None:
@@ -191,17 +183,17 @@ def _write(content: dict[str, Any], path: Path, also: Path | None) -> None:
 
 def _name_also(path: Path, other: Path) -> None:
     if other.is_file() and other.samefile(path):
-        return  # renaming one of two names of a file to the other would leave both
+        return  # renaming a hard link to another of the same file does nothing
     with replacing(other, durable=True) as partial:
         partial.unlink(missing_ok=True)
         try:
             os.link(path, partial)
-        except OSError:  # not on every file system
+        except OSError:  # some file systems have no hard links
             shutil.copyfile(path, partial)
 
 
 class _Recording:
-    """A file that remembers why it could not be written; torch says only that it could not."""
+    """A file that remembers the OSError of a failed write; torch raises a RuntimeError without the reason."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

@@ -10,21 +10,18 @@ from medconv.utils.cluster import _tasks, launcher
 
 
 def environment() -> ClusterEnvironment | None:
-    """For Lightning's `plugins`; None: it finds out by itself, and right.
+    """For Lightning's `plugins`; None: Lightning detects it correctly.
 
-    It would take a batch script of several tasks, without srun, for one of those tasks, and wait for the
-    others.
+    In a batch script of several tasks, without srun, Lightning would wait for the other tasks.
     """
-    found = launcher()
-    if found is not None and found.name == "srun":
-        return Step()
-    return LightningEnvironment() if found is None and "SLURM_NTASKS" in os.environ else None
+    started_by = launcher()
+    if started_by is not None and started_by.name == "srun":
+        return SrunStep()
+    return LightningEnvironment() if started_by is None and "SLURM_NTASKS" in os.environ else None
 
 
-class Step(SLURMEnvironment):
-    """Lightning's, from what srun says of this step, whatever the whole job has; signals are not its
-    business.
-    """
+class SrunStep(SLURMEnvironment):
+    """Reads srun's variables of this job step, not those of the whole job; does not handle signals."""
 
     def __init__(self) -> None:
         super().__init__(auto_requeue=False)
@@ -39,7 +36,7 @@ class Step(SLURMEnvironment):
         return _tasks()
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """`processes` has compared them."""
+        """`cluster.processes` has checked them."""
 
     @staticmethod
     def _validate_srun_used() -> None: ...

@@ -1,4 +1,4 @@
-"""Several devices: DDP without needless traffic, FSDP2, and Lightning's per-batch broadcasts thinned out."""
+"""Training on several devices: DDP without needless traffic, FSDP2, and what the ranks agree on."""
 
 from __future__ import annotations
 
@@ -19,48 +19,44 @@ log = logging.getLogger(__name__)
 
 
 def strategy(trainer: Mapping[str, Any], perf: Mapping[str, Any], accumulates: bool = False) -> Any:
-    """Lightning's strategy for `trainer.strategy`; what is not `auto`, `ddp` or `fsdp` goes to Lightning as
-    it is.
+    """Lightning's strategy for `trainer.strategy`; other values than `auto`, `ddp` and `fsdp` are passed on.
 
-    DDP's gradients are views of its buckets (no copy, and their memory once); buffers are not broadcast in
-    every forward, see `BroadcastBuffers`; the graph is static unless gradients are accumulated.
-    Args: accumulates: gradients, by a callback.
+    DDP's gradients are views of its buckets, which saves a copy; buffers are not broadcast in every forward,
+    see `BroadcastBuffers`; the graph is static unless gradients are accumulated.
+    Args: accumulates: whether a callback accumulates gradients.
     Raises: ValueError: `fsdp` with `perf.activation_checkpointing=pointwise`; `perf.timeout_seconds` is not
-    positive.
+        positive.
     """
-    wanted, timeout = trainer["strategy"], cluster.timeout(perf)
+    name, timeout = trainer["strategy"], cluster.timeout(perf)
     processes = _devices(trainer) * trainer["num_nodes"]
-    if wanted == "fsdp" and perf["activation_checkpointing"] == "pointwise":
+    if name == "fsdp" and perf["activation_checkpointing"] == "pointwise":
         raise ValueError(
-            "perf.activation_checkpointing=pointwise computes norms again from weights that "
-            "trainer.strategy=fsdp has freed by then; take perf.activation_checkpointing=blocks"
+            "perf.activation_checkpointing=pointwise recomputes norms from weights that "
+            "trainer.strategy=fsdp has freed by then; use perf.activation_checkpointing=blocks"
         )
-    if wanted == "fsdp":  # `auto` sizes would mean tensor parallelism within a node
+    if name == "fsdp":  # `auto` sizes would mean tensor parallelism within a node
         return ModelParallelStrategy(
             processes, tensor_parallel_size=1, save_distributed_checkpoint=False, timeout=timeout
         )
-    if wanted == "ddp" or (wanted == "auto" and processes > 1):
+    if name == "ddp" or (name == "auto" and processes > 1):
         static = trainer["accumulate_grad_batches"] == 1 and not accumulates and not perf["compile"]
-        known = signature(nn.parallel.DistributedDataParallel.__init__).parameters
-        buffers = (
-            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        )  # until torch 2.12
-        quiet: dict[str, Any] = {buffers: False}
-        return DDPStrategy(gradient_as_bucket_view=True, static_graph=static, timeout=timeout, **quiet)
-    return wanted
+        arguments = signature(nn.parallel.DistributedDataParallel.__init__).parameters
+        # torch 2.12 renamed the argument
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in arguments else "broadcast_buffers"
+        no_broadcast: dict[str, Any] = {buffers: False}
+        return DDPStrategy(gradient_as_bucket_view=True, static_graph=static, timeout=timeout, **no_broadcast)
+    return name
 
 
 def shard(network: nn.Module, mesh: Any) -> nn.Module:
-    """FSDP2, in place: parameters, gradients and optimizer states divided over the ranks, block by block.
+    """FSDP2, in place: parameters, gradients and optimizer states are sharded over the ranks, per block.
 
     Args: mesh: the data-parallel device mesh.
     """
     from torch.distributed.fsdp import fully_shard
 
-    for parameter in (
-        network.parameters()
-    ):  # it takes no channels-last weights; the library brings them into its own layout
-        parameter.data = parameter.data.contiguous()
+    for parameter in network.parameters():
+        parameter.data = parameter.data.contiguous()  # fully_shard refuses channels-last weights
     for child in network.children():
         for block in child if isinstance(child, nn.ModuleList) else [child]:
             if any(True for _ in block.parameters()):
@@ -70,10 +66,9 @@ def shard(network: nn.Module, mesh: Any) -> nn.Module:
 
 
 class BroadcastBuffers(Callback):
-    """Running statistics of rank 0 on every rank before they are used: DDP would broadcast them in every
-    forward.
+    """Broadcasts rank 0's buffers (batch norm statistics) before each validation, not in every forward.
 
-    After the weights' averages, if there are some, have taken their place for the validation.
+    This callback comes after weight averaging, which sets the weights for the validation.
     """
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -83,9 +78,10 @@ class BroadcastBuffers(Callback):
 
 
 class UnshardForValidation(Callback):
-    """Under FSDP2 every rank holds the whole network while it validates.
+    """Under FSDP2 every rank holds the full network during validation.
 
-    A forward pass gathers the weights of all ranks, and they have different numbers of validation cases.
+    Otherwise each forward pass would gather weights from all ranks, but ranks validate different numbers of
+    cases.
     """
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -100,13 +96,12 @@ class UnshardForValidation(Callback):
 
 
 class StopSync:
-    """What any rank was told, and what rank 0 wants, become known to all ranks at the same batch, every few
-    batches.
+    """Shares any rank's stop signal, and rank 0's wish to save, with all ranks at the same batch.
 
-    Lightning broadcasts and waits for the device in every batch, and its signal handler broadcasts while the
-    other ranks may be in another collective. `device` is this rank's; None for a single process, which asks
-    nobody.
-    Args: every: batches.
+    Lightning broadcasts and waits for the device in every batch, and its signal handler broadcasts while
+    other ranks may be in another collective.
+    Args: every: batches between two synchronisations.
+    Attributes: device: of this rank; None: a single process.
     Raises: ValueError: every is less than 1.
     """
 
@@ -118,11 +113,10 @@ class StopSync:
         self._every, self._batch = every, 0
 
     def agree(self, number: int, due: bool) -> tuple[int, bool]:
-        """Called once per batch on all ranks; between agreements nothing is asked for.
+        """Called once per batch on all ranks; communicates every few batches.
 
-        Args: number: of the signal that this rank was sent, or 0. due: whether, by its clock, it is time to
-        act.
-        Returns: the largest number of any rank, and whether rank 0 says that it is time.
+        Args: number: of the signal that this rank got, or 0. due: whether a checkpoint is due by its clock.
+        Returns: the largest number of any rank, and whether a checkpoint is due on rank 0.
         """
         self._batch += 1
         if self.device is not None and self._batch % self._every:
@@ -130,12 +124,12 @@ class StopSync:
         return self.now(number, due)
 
     def now(self, number: int, due: bool) -> tuple[int, bool]:
-        """The same, at once."""
+        """The same, but always communicates."""
         if self.device is None:
             return number, due
-        said = torch.tensor([number, int(due and distributed.get_rank() == 0)], device=self.device)
-        distributed.all_reduce(said, op=distributed.ReduceOp.MAX)
-        return int(said[0]), bool(said[1])
+        state = torch.tensor([number, int(due and distributed.get_rank() == 0)], device=self.device)
+        distributed.all_reduce(state, op=distributed.ReduceOp.MAX)
+        return int(state[0]), bool(state[1])
 
 
 def _sharded(module: nn.Module) -> list[Any]:
@@ -145,7 +139,7 @@ def _sharded(module: nn.Module) -> list[Any]:
 
 
 def _devices(trainer: Mapping[str, Any]) -> int:
-    """Processes per node that the config asks for, once `check_devices` has seen it."""
+    """Processes per node, from a config that `check_devices` has checked."""
     devices = trainer["devices"]
     if isinstance(devices, list):
         return len(devices)

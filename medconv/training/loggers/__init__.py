@@ -1,1 +1,1 @@
-"""`metrics.csv`, and loggers of other services."""
+"""Loggers: `metrics.csv`, Weights & Biases, MLflow."""

@@ -13,17 +13,15 @@ from medconv.utils.atomic_io import replacing
 
 
 class CsvLogger(Logger):
-    """Rows are appended as they come and kept over restarts; a new column rewrites the file once.
+    """Appends a row per step, and keeps earlier rows when a run resumes; a new column rewrites the file once.
 
-    Lightning's own logger of this kind deletes the file when a run is continued.
+    Lightning's CSVLogger deletes the file when a run resumes.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        self.columns: list[str] | None = (
-            None  # read with the first row: until then the file may be moved away
-        )
+        self.columns: list[str] | None = None  # read at the first row; until then the file may be moved
 
     @property
     def name(self) -> str:
@@ -45,7 +43,7 @@ class CsvLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         if self.columns is None:
-            self.columns = self._known_columns()
+            self.columns = self._existing_columns()
         row = {"step": step, **metrics}
         new = [name for name in row if name not in self.columns]
         if new:
@@ -54,13 +52,11 @@ class CsvLogger(Logger):
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self.columns).writerow(row)
         except OSError as error:
-            error.filename = str(self.path)  # a full disk's has none
+            error.filename = str(self.path)  # the error of a full disk names no file
             raise
 
-    def _known_columns(self) -> list[str]:
-        """Of the rows from before a restart; a line that a kill cut is dropped, or the next row would be
-        glued to it.
-        """
+    def _existing_columns(self) -> list[str]:
+        """Columns of the file of a resumed run. An incomplete last line, left by a kill, is removed."""
         if not self.path.is_file():
             return []
         content = self.path.read_bytes()

@@ -1,7 +1,6 @@
-"""`logger=wandb` and `logger=mlflow`: services whose packages are extras, writing to the disk alone until
-told otherwise.
+"""`logger=wandb` and `logger=mlflow`: optional packages, which write to the disk by default.
 
-Each start of a run is a run of its own there, under the name of its folder. Pictures go to TensorBoard only.
+Each start of a run is a separate run there, named after its folder. Images go to TensorBoard only.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Any
 
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 
-_FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"  # what recent versions ask for
+_FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"  # recent versions need it to write files
 
 
 def wandb(save_dir: str, project: str = "medconv", offline: bool = True, **more: Any) -> WandbLogger:
-    """Weights & Biases, in the run's folder; `wandb sync FOLDER/wandb/offline-run-*` sends it.
+    """Weights & Biases, in the run's folder; `wandb sync FOLDER/wandb/offline-run-*` uploads it.
 
-    Raises: ValueError: its package is not there.
+    Raises: ValueError: its package is not installed.
     """
     settings = _needed("wandb", "wandb").Settings(silent=True)
     name = Path(save_dir).resolve().name
@@ -30,10 +29,10 @@ def wandb(save_dir: str, project: str = "medconv", offline: bool = True, **more:
 
 
 def mlflow(save_dir: str, experiment: str = "medconv", tracking_uri: str | None = None) -> MLFlowLogger:
-    """MLflow, by default in a folder `mlruns` beside the run's, so that runs are compared.
+    """MLflow, by default in a folder `mlruns` beside the run's folder, so that runs can be compared.
 
     Args: tracking_uri: of a server or a database instead.
-    Raises: ValueError: its package is not there.
+    Raises: ValueError: its package is not installed.
     """
     if tracking_uri is None:
         os.environ.setdefault(_FILES_ALLOWED, "true")
@@ -43,9 +42,7 @@ def mlflow(save_dir: str, experiment: str = "medconv", tracking_uri: str | None 
 
 
 class _Dotted(MLFlowLogger):
-    """With `val.dice` and `val.dice.liver`: in MLflow's files `val/dice` cannot be a value and a folder of
-    values.
-    """
+    """Logs `val.dice` and `val.dice.liver`: in MLflow, `val/dice` cannot be both a value and a folder."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         super().log_metrics({name.replace("/", "."): value for name, value in metrics.items()}, step)

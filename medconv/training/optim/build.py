@@ -13,22 +13,18 @@ from medconv.config import Values
 
 
 def build_optimizer(values: Values) -> Any:
-    """The optimizer's class with its arguments, fused where it can be and nothing speaks against it.
+    """The configured optimizer, fused if it can be.
 
-    fp16's loss scaling and gradient clipping exclude each other in a fused optimizer; torch's fused SGD knows
-    no weights that are divided over devices.
-    Returns: a function of the parameters.
+    A fused optimizer cannot combine fp16's loss scaling with gradient clipping; torch's fused SGD cannot take
+    weights sharded by FSDP.
+    Returns: a function from parameters to the optimizer.
     """
-    optimizer = configs.build(values["optimizer"], "optimizer")
-    known = signature(getattr(optimizer, "func", optimizer)).parameters
-    clips = bool(values["trainer"]["gradient_clip_val"]) and str(values["trainer"]["precision"]).startswith(
-        "16"
-    )
-    divided = (
-        values["trainer"]["strategy"] == "fsdp" and getattr(optimizer, "func", optimizer) is torch.optim.SGD
-    )
-    given = getattr(optimizer, "keywords", {})
-    allowed = values["perf"]["fused_optimizer"] and not clips and not divided
-    if allowed and "fused" in known and not {"fused", "foreach"} & given.keys():
-        optimizer = partial(optimizer.func, **given, fused=True)
+    optimizer, trainer = configs.build(values["optimizer"], "optimizer"), values["trainer"]
+    make = getattr(optimizer, "func", optimizer)
+    clips_fp16 = bool(trainer["gradient_clip_val"]) and str(trainer["precision"]).startswith("16")
+    shards_sgd = trainer["strategy"] == "fsdp" and make is torch.optim.SGD
+    settings = getattr(optimizer, "keywords", {})
+    allowed = values["perf"]["fused_optimizer"] and not clips_fp16 and not shards_sgd
+    if allowed and "fused" in signature(make).parameters and not {"fused", "foreach"} & settings.keys():
+        optimizer = partial(make, **settings, fused=True)
     return configs.errors_with_key("optimizer", optimizer)

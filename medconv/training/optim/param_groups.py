@@ -12,26 +12,24 @@ from torch.optim import Optimizer
 def with_lr_multipliers(
     make: Callable[..., Optimizer], network: nn.Module, factors: Mapping[str, float]
 ) -> Callable[..., Optimizer]:
-    """A function of parameters, as `make` is, in whose optimizers layers learn at rates of their own.
+    """Like `make`, but the optimizer has a parameter group for each learning rate multiplier.
 
-    Whatever the optimizer's class and the schedule: groups keep their factor as `lr_multiplier`, and a
-    schedule takes their learning rates for its base.
-    Args: factors: by regular expressions on names in the network; the first that is found in one counts, else
-    1.
+    It works with any optimizer and schedule: groups store their factor as `lr_multiplier`, and a schedule
+    takes their learning rates as base.
+    Args: factors: regular expression on parameter names to factor; the first match counts, else 1.
     """
 
     def made(parameters: Iterable[nn.Parameter]) -> Optimizer:
-        names = {
-            id(parameter): name for name, parameter in network.named_parameters()
-        }  # by now, FSDP makes others
+        # looked up here, since FSDP replaces the parameters
+        names = {id(parameter): name for name, parameter in network.named_parameters()}
         groups: dict[float, list[nn.Parameter]] = {}
         for parameter in parameters:
             name = names.get(id(parameter))
-            found = (
+            matching = (
                 factor for pattern, factor in factors.items() if name is not None and re.search(pattern, name)
             )
-            groups.setdefault(next(found, 1.0), []).append(parameter)
-        optimizer = make([{"params": found, "lr_multiplier": factor} for factor, found in groups.items()])
+            groups.setdefault(next(matching, 1.0), []).append(parameter)
+        optimizer = make([{"params": group, "lr_multiplier": factor} for factor, group in groups.items()])
         for group in optimizer.param_groups:
             group["lr"] *= group["lr_multiplier"]
         return optimizer

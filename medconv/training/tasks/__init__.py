@@ -1,4 +1,4 @@
-"""Lightning modules: what a run optimises and measures."""
+"""Lightning modules: what a run optimises and validates."""
 
 from medconv.training.tasks.base import Task
 from medconv.training.tasks.image_level import Classification, ImageLevelTask, Regression

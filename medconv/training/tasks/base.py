@@ -1,6 +1,4 @@
-"""What all tasks have in common: the optimizer and its schedule, clipping, division over ranks, what
-checkpoints carry.
-"""
+"""The base of all tasks: optimizer and schedule, gradient clipping, sharding, content of checkpoints."""
 
 from __future__ import annotations
 
@@ -28,18 +26,18 @@ _NORM = GradClipAlgorithmType.NORM
 
 
 class Task(LightningModule):
-    """Trains a network; what its loss looks at and how it is validated is the subclass's.
+    """Trains a network. Subclasses define the loss of a batch and the validation.
 
     Args:
         network: takes images (batch, channels, *spatial).
-        optimizer, scheduler: take parameters, and the optimizer.
-        record: plain values that every checkpoint carries, enough to build the network and its input again;
-            its key `validation` is filled with what the last validation found of each case, `rows`.
+        optimizer: takes parameters. scheduler: takes the optimizer.
+        record: plain values for every checkpoint, enough to rebuild the network and its preprocessing; its
+            key `validation` is filled with the rows of the last validation, one per case.
         memory_format: of the network's input.
     """
 
     monitored: ClassVar[MonitoredMetric] = DICE
-    kinds: ClassVar[tuple[str, ...]] = ()  # of outcomes that it is for; none: label maps
+    kinds: ClassVar[tuple[str, ...]] = ()  # of image-level targets that it is for; none: label maps
 
     def __init__(
         self,
@@ -55,7 +53,8 @@ class Task(LightningModule):
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.record, self.memory_format = record, memory_format
         self.rows: dict[str, Any] = {}
-        self.gradient_seen: Callable[[Tensor, Optimizer], None] = lambda norm, optimizer: None  # a guard's
+        # called with the gradient's norm before each optimizer step; NonfiniteGuard sets it
+        self.gradient_seen: Callable[[Tensor, Optimizer], None] = lambda norm, optimizer: None
         self._sharded = False
 
     def forward(self, image: Tensor) -> Any:
@@ -64,25 +63,25 @@ class Task(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss_of(batch)
         self.log("train/loss", loss.detach(), prog_bar=True)
-        return _telling(loss)
+        return _with_nan_gradient_if_bad(loss)
 
     @abstractmethod
     def loss_of(self, batch: Batch) -> Tensor:
-        """Of a training batch; the same each time for the same batch."""
+        """The loss of a training batch; deterministic for a batch and the random state."""
 
     def configure_optimizers(self) -> Any:
         optimizer = self.make_optimizer(
             p for part in self.trained for p in part.parameters() if p.requires_grad
         )
         scheduler = self.make_scheduler(optimizer)
-        if not isinstance(scheduler, ProgressSchedule):  # torch's own count epochs
+        if not isinstance(scheduler, ProgressSchedule):  # torch's schedules count epochs
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "epoch"}}
         scheduler.total_steps = self.trainer.estimated_stepping_batches
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     @property
     def trained(self) -> list[nn.Module]:
-        """What has parameters to train."""
+        """Modules with parameters to train."""
         return [self.network]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -91,28 +90,24 @@ class Task(LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Optimizer, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """Also for a fused optimizer, which Lightning refuses for the sake of fp16's loss scaling, where
-        there is none.
+        """Clips also with a fused optimizer, which Lightning refuses even without fp16's loss scaling.
 
-        The norm that clipping needs also tells whether all gradients are finite.
+        The norm needed for clipping also shows whether all gradients are finite.
         """
-        plugin, clip, by = (
-            self.trainer.precision_plugin,
-            gradient_clip_val or 0.0,
-            gradient_clip_algorithm or _NORM,
-        )
+        plugin = self.trainer.precision_plugin
+        clip, algorithm = gradient_clip_val or 0.0, gradient_clip_algorithm or _NORM
         parameters = [p for p in plugin.main_params(optimizer) if p.grad is not None]
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
         if getattr(plugin, "scaler", None) is not None:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        elif by == _NORM and clip > 0:
+        elif algorithm == _NORM and clip > 0:
             clip_grads_with_norm_(parameters, clip, norm)
         else:
-            Precision.clip_gradients(plugin, optimizer, clip, by)
+            Precision.clip_gradients(plugin, optimizer, clip, algorithm)
         self.gradient_seen(norm, optimizer)
 
     def configure_model(self) -> None:
-        """Under `trainer.strategy=fsdp` whatever trains is divided over the ranks here."""
+        """Shards the trained modules over the ranks if `trainer.strategy=fsdp`."""
         if isinstance(self.trainer.strategy, ModelParallelStrategy) and not self._sharded:
             assert self.device_mesh is not None
             for part in self.trained:
@@ -120,13 +115,13 @@ class Task(LightningModule):
             self._sharded = True
 
 
-def _telling(loss: Tensor) -> Tensor:
-    """The same loss; where it is not finite all gradients are NaN, of themselves they might not tell."""
+def _with_nan_gradient_if_bad(loss: Tensor) -> Tensor:
+    """The same loss; if it is not finite, all gradients become NaN, which they might not without this."""
     return loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)
 
 
 def gather(mine: dict[str, Any]) -> dict[str, Any]:
-    """One dictionary of all ranks' entries, in the order of their keys."""
+    """The entries of all ranks in one dictionary, sorted by key."""
     parts: list[Any] = [mine]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         parts = [None] * torch.distributed.get_world_size()

@@ -1,6 +1,4 @@
-"""Whole images: a class, findings or numbers of each; the loss on training samples, scores over all
-validation cases.
-"""
+"""Classification and regression of whole images: the loss of a batch, scores over all validation cases."""
 
 from __future__ import annotations
 
@@ -23,25 +21,24 @@ from medconv.training.losses.image_level import ImageLevelLoss
 from medconv.training.tasks.base import Batch, Task, gather
 from medconv.training.tasks.mixup import Mixup
 
-Row = dict[
-    str, list[float]
-]  # outputs: what they mean, as `ImageLevelTargets.decode` gives it; values: the truth
-_LEAST = 1e-7  # of a probability, so that its logarithm is finite
+# outputs: probabilities or values, from `ImageLevelTargets.decode`; values: the case's label
+Row = dict[str, list[float]]
+_SMALLEST = 1e-7  # probability, so that its logarithm is finite
 
 
 class ImageLevelTask(Task):
-    """Trains a network that gives a few outputs for an image, and validates it on whole images.
+    """Trains and validates a network for image-level targets.
 
     Args:
-        network: (batch, channels, *spatial) -> outputs (batch, image_targets.num_outputs); of numbers in
-            their own units.
-        outcome: what the outputs mean.
+        network: (batch, channels, *spatial) -> outputs (batch, image_targets.num_outputs); for regression in
+            the units of the labels.
+        image_targets: what the outputs mean.
         spatial_dims: of the images.
-        seed: of mixup. mixup: as of `Mixup`.
-        mirror_axes: spatial axes of mirror test-time augmentation: what the outputs mean is averaged over all
+        seed: of mixup. mixup: alpha of `Mixup`.
+        mirror_axes: spatial axes of mirror test-time augmentation: decoded outputs are averaged over all
             flips.
-        loss, optimizer, scheduler, record, memory_format: as of `Task`; a row of `validation` is a `Row`.
-    Raises: ValueError: an outcome of another kind, or values out of range.
+        loss, optimizer, scheduler, record, memory_format: see `Task`; a row of `validation` is a `Row`.
+    Raises: ValueError: the targets are of another kind, or values are out of range.
     """
 
     def __init__(
@@ -77,56 +74,49 @@ class ImageLevelTask(Task):
         self.rows = {}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        """Whole cases; returns their ids and outputs, for the pictures."""
+        """A batch of cases; returns their ids and outputs for `ImageLogger`."""
         outputs = mean_over_flips(self, batch["image"], self.image_targets, self.flips)
-        found = zip(batch["case"], outputs.tolist(), batch["label"].float().tolist(), strict=True)
-        self.rows.update({case: {"outputs": mine, "values": values} for case, mine, values in found})
+        cases = zip(batch["case"], outputs.tolist(), batch["label"].float().tolist(), strict=True)
+        self.rows.update({case: {"outputs": row, "values": values} for case, row, values in cases})
         return {"case": batch["case"], "outputs": outputs}
 
     def on_validation_epoch_end(self) -> None:
-        """Every rank brings its own cases; each case counts once."""
+        """Gathers the cases of all ranks; each case counts once."""
         self.rows = gather(self.rows)
         if self.trainer.sanity_checking or not self.rows:
             return
         outputs, truth = arrays(self.rows)
-        for name, value in {
-            **image_level.measure(self.image_targets, outputs, truth),
-            **self._more(outputs, truth),
-        }.items():
+        scores = image_level.measure(self.image_targets, outputs, truth)
+        for name, value in {**scores, **self._cross_entropy(outputs, truth)}.items():
             shown = f"val/{name}" == self.monitored.name
-            self.log(
-                f"val/{name}", math.nan if value is None else value, prog_bar=shown, rank_zero_only=not shown
-            )
+            score = math.nan if value is None else value
+            self.log(f"val/{name}", score, prog_bar=shown, rank_zero_only=not shown)
 
-    def _more(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-        """Cross-entropy, of findings the mean over them."""
+    def _cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+        """Mean over cases, and over labels if there are several."""
         if self.image_targets.kind == "regression":
             return {}
         present = image_level.positives(self.image_targets, truth)
-        given = (
-            np.where(present, outputs, 1 - outputs)
-            if self.image_targets.kind == "multilabel"
-            else outputs[present]
-        )
-        return {"cross_entropy": float(-np.log(given.clip(_LEAST)).mean())}
+        multilabel = self.image_targets.kind == "multilabel"
+        of_truth = np.where(present, outputs, 1 - outputs) if multilabel else outputs[present]
+        return {"cross_entropy": float(-np.log(of_truth.clip(_SMALLEST)).mean())}
 
 
 class Classification(ImageLevelTask):
-    """One of some classes for each image, or any of some findings."""
+    """Multiclass or multilabel classification of images."""
 
     monitored: ClassVar[MonitoredMetric] = AUC
     kinds: ClassVar[tuple[str, ...]] = ("multiclass", "multilabel")
 
 
 class Regression(ImageLevelTask):
-    """One number for each image, or several."""
+    """Regression of one or several values per image."""
 
     monitored: ClassVar[MonitoredMetric] = MAE
     kinds: ClassVar[tuple[str, ...]] = ("regression",)
 
 
 def arrays(rows: dict[str, Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Of all cases: outputs (cases, outputs) and truth (cases, values)."""
-    return np.array([row["outputs"] for row in rows.values()]), np.array(
-        [row["values"] for row in rows.values()]
-    )
+    """Outputs (cases, outputs) and labels (cases, values) of all cases."""
+    outputs, values = (np.array([row[key] for row in rows.values()]) for key in ("outputs", "values"))
+    return outputs, values

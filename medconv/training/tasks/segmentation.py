@@ -1,4 +1,4 @@
-"""Segmentation: loss on patches, sliding-window Dice on whole volumes in the image's own grid."""
+"""Segmentation: loss on patches, sliding-window Dice of whole cases on the image's own grid."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ class Segmentation(Task):
     Args:
         network: (batch, channels, *spatial) -> logits (batch, classes, *spatial), or a list of them, finest
             first.
-        loss: (logits, label (batch, 1, *spatial)) -> scalar; of other targets than plain classes a
-            `losses.SegmentationLoss`.
+        loss: (logits, label (batch, 1, *spatial)) -> scalar; for other targets than plain classes a
+            `SegmentationLoss`.
         targets: what the network's channels mean.
         to_native: (logits (classes, *spatial), case id) -> label map (X, Y, Z) on the case's own grid.
-        deep_supervision: train our U-Net with heads on its coarser stages as well; see
+        deep_supervision: also train heads on the coarser stages of our U-Net; see
             `medconv.models.DeepSupervision`.
-        overlap, sw_batch_size, mirror_axes, slice_axis, flip_label_pairs: of the sliding window over whole
-            cases.
-        optimizer, scheduler, record, memory_format: as of `Task`; a row of `validation` is the Dice of each
+        overlap, sw_batch_size, mirror_axes, slice_axis, flip_label_pairs: of the sliding window.
+        optimizer, scheduler, record, memory_format: see `Task`; a row of `validation` is the Dice of each
             class.
     """
 
@@ -67,7 +66,7 @@ class Segmentation(Task):
         )
         self.to_native = to_native
         self.rows: dict[str, Row] = {}
-        self.case_losses: dict[str, float | None] = {}  # None where no voxel of the case is known
+        self.case_losses: dict[str, float | None] = {}  # None: no voxel of the case is known
 
     def loss_of(self, batch: Batch) -> Tensor:
         image = batch["image"].contiguous(memory_format=self.memory_format)
@@ -78,7 +77,7 @@ class Segmentation(Task):
         self.rows, self.case_losses = {}, {}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        """One whole case; returns its id and its prediction on the prepared grid, for the pictures."""
+        """One case; returns its id and its prediction on the preprocessed grid for `ImageLogger`."""
         case = batch["case"]
         logits = self.window(self, batch["image"]).float()
         prediction = self.to_native(logits[0], case)
@@ -87,7 +86,7 @@ class Segmentation(Task):
         return {"case": case, "prediction": self.targets.decode(logits[0])}
 
     def on_validation_epoch_end(self) -> None:
-        """Every rank brings its own cases; each case counts once."""
+        """Gathers the cases of all ranks; each case counts once."""
         self.rows = gather(self.rows)
         self.case_losses = gather(self.case_losses)
         if self.trainer.sanity_checking or not self.rows:

@@ -49,7 +49,7 @@ def prepare(job: training.Job) -> None:
     overrides = [*data, "trainer.accelerator=cpu"]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         composed = config.validate(compose("train", overrides))
-    path.write_text(json.dumps(data_setup.derived(data_setup.prepare_data(composed))))
+    path.write_text(json.dumps(data_setup.derived_values(data_setup.prepare_data(composed))))
 
 
 def train(job: training.Job) -> None:

@@ -318,7 +318,7 @@ def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptu
     write_picture(tmp_path / "data/1.png", pixels(2))  # 1 and 2 are alike
     settings = composed(table, "data.balanced_sampling=true", "data.fold=1")
     found = data_setup.prepare_data(settings)
-    derived = data_setup.derived(found)
+    derived = data_setup.derived_values(found)
     assert (
         derived["image_targets"] == {"kind": "multiclass", "names": ["a", "b"]} and derived["targets"] is None
     )
@@ -344,7 +344,7 @@ def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptu
     numbers = data_setup.prepare_data(
         composed(table, "task=regression", "data.label_columns=age", "data.fold=all")
     )
-    derived = data_setup.derived(numbers)
+    derived = data_setup.derived_values(numbers)
     assert derived["value_means"] == [pytest.approx(29.5)] and derived["value_stds"] == [
         pytest.approx(np.arange(20).std())
     ]
@@ -360,8 +360,8 @@ def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptu
             r"3\.png: 9 x 9 pixels, while most pictures have 12 x 8; expected one size, or "
             r"data\.resize=\[12,8\]",
         ),
-        ({}, ["data.regions={x:[1]}"], r"data\.regions is about label maps"),
-        ({}, ["data.flip_label_pairs=[[a,b]]"], r"data\.flip_label_pairs is about label maps"),
+        ({}, ["data.regions={x:[1]}"], r"data\.regions is for label maps"),
+        ({}, ["data.flip_label_pairs=[[a,b]]"], r"data\.flip_label_pairs is for label maps"),
         (
             {},
             ["data.balanced_sampling=true", "task=regression", "data.label_columns=age"],
@@ -378,7 +378,7 @@ def test_what_a_config_may_not_ask(tmp_path: Path, odd: Any, more: list[str], me
 def test_pictures_of_different_sizes_are_scaled_where_asked(tmp_path: Path) -> None:
     table = write(tmp_path / "data", 20, _3=(9, 30))
     found = data_setup.prepare_data(composed(table, "data.resize=[16,8]"))
-    assert found.recipe.resize == (16, 8) and found.plan.patch_size == (16, 8)
+    assert found.preprocessing.resize == (16, 8) and found.plan.patch_size == (16, 8)
     assert all(found.store.read(case.id).image.shape == (1, 16, 8) for case in found.dataset.cases)
 
 

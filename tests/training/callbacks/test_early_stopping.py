@@ -151,15 +151,15 @@ def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> No
         ),
         (
             ["early_stopping=patience", "data.fold=all"],
-            "early_stopping=patience looks at validations, and there are no cases to",
+            "early_stopping=patience needs validations, but there are no cases to",
         ),
         (
             ["scheduler=plateau", "data.fold=all"],
-            "scheduler=plateau looks at validations, and there are no cases to",
+            "scheduler=plateau needs validations, but there are no cases to",
         ),
         (
             ["early_stopping=patience", "trainer.limit_val_batches=0"],
-            "early_stopping=patience looks at validations, and there are no",
+            "early_stopping=patience needs validations, but there are no",
         ),
         (
             ["early_stopping=patience", "early_stopping.patience=0"],

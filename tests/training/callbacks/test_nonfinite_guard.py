@@ -135,7 +135,7 @@ def test_weights_that_grow_name_the_first_layer(
     assert any(line.startswith("network.encoder.0.1 (BatchNorm3d)") for line in before)
     assert all(line.split("  ")[0].strip() and " of " not in line for line in before)
     with pytest.raises(
-        ValueError, match=r"run\.resume=.*step2\.ckpt: holds weights, but not where a run stood"
+        ValueError, match=r"run\.resume=.*step2\.ckpt: holds weights, but no training state"
     ):
         tiny.train(dataset, tmp_path / "other", f"run.resume={file}")
 

@@ -128,7 +128,7 @@ def test_a_nonsense_interval_is_an_error() -> None:
 
 
 def test_what_does_not_go_together_is_said() -> None:
-    with pytest.raises(ValueError, match=r"take perf\.activation_checkpointing=blocks"):
+    with pytest.raises(ValueError, match=r"use perf\.activation_checkpointing=blocks"):
         strategy.strategy(
             trainer(strategy="fsdp", devices=2), {**PERF, "activation_checkpointing": "pointwise"}
         )

@@ -169,6 +169,6 @@ def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
     last = tmp_path / "first/checkpoints/last.ckpt"
     with pytest.raises(
         ValueError,
-        match=r"run\.resume=.* trained by optimizer\._target_=torch\.optim\.AdamW, this run has medconv",
+        match=r"run\.resume=.* trained with optimizer\._target_=torch\.optim\.AdamW, this run has medconv",
     ):
         tiny.train(dataset, tmp_path / "second", f"run.resume={last}")

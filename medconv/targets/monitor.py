@@ -11,7 +11,7 @@ from hydra.utils import get_object
 
 @dataclass(frozen=True)
 class MonitoredMetric:
-    """The class attribute `monitored` of a task. Args: name: as logged, such as val/dice. words: for messages."""
+    """The attribute `monitored` of a task. Args: name: as logged, such as val/dice. words: for messages."""
 
     name: str
     words: str

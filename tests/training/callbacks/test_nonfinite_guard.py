@@ -134,9 +134,7 @@ def test_weights_that_grow_name_the_first_layer(
     assert last.startswith("network.encoder.0.3 (Conv3d)") and " of " in last
     assert any(line.startswith("network.encoder.0.1 (BatchNorm3d)") for line in before)
     assert all(line.split("  ")[0].strip() and " of " not in line for line in before)
-    with pytest.raises(
-        ValueError, match=r"run\.resume=.*step2\.ckpt: holds weights, but no training state"
-    ):
+    with pytest.raises(ValueError, match=r"run\.resume=.*step2\.ckpt: holds weights, but no training state"):
         tiny.train(dataset, tmp_path / "other", f"run.resume={file}")
 
 

@@ -334,7 +334,7 @@ def test_a_shared_block_is_fused_once_and_fusing_can_wait() -> None:
 INTERPRETED = """
 import torch, torch.nn.functional as F
 from torch.library import opcheck
-from medconv.models.layers import norm, norm_kernels
+from medconv.models.layers import instance_norm, instance_norm_triton
 FORMAT = {4: torch.channels_last, 5: torch.channels_last_3d}
 CASES = [
     ((2, 5, 7, 9), torch.float64, 0.01, True, 0),
@@ -351,7 +351,7 @@ for shape, dtype, slope, affine, offset in CASES:
     given = [x, *weights]
     grad = torch.randn(shape).to(dtype)
     results = []
-    for function, kind in ((norm.triton_instance_norm, None), (None, torch.float64)):
+    for function, kind in ((instance_norm.triton_instance_norm, None), (None, torch.float64)):
         inputs = [None if t is None else t.detach().to(kind or t.dtype).requires_grad_() for t in given]
         if function:
             y = function(*inputs, 1e-5, slope)
@@ -364,13 +364,13 @@ for shape, dtype, slope, affine, offset in CASES:
         error = float(((got.double() - wanted).abs().max() / wanted.abs().max()).detach())
         assert error < tolerance, (shape, dtype, error)
         assert got.dtype == like.dtype and got.stride() == like.stride(), (shape, dtype)
-chunks = [norm_kernels._Plan(torch.empty(shape)).chunks for shape, *_ in CASES]
+chunks = [instance_norm_triton._Plan(torch.empty(shape)).chunks for shape, *_ in CASES]
 assert min(chunks) == 1 and max(chunks) > 2, chunks
 x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
 args = (x, torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True), 1e-5, 0.01)
-opcheck(norm._forward, args)
-compiled = torch.compile(norm.triton_instance_norm, backend="aot_eager", fullgraph=True)
-assert torch.equal(compiled(*args), norm.triton_instance_norm(*args))
+opcheck(instance_norm._forward, args)
+compiled = torch.compile(instance_norm.triton_instance_norm, backend="aot_eager", fullgraph=True)
+assert torch.equal(compiled(*args), instance_norm.triton_instance_norm(*args))
 try:
     torch.autograd.grad(torch.autograd.grad(compiled(*args).square().sum(), x, create_graph=True)[0].sum(), x)
 except RuntimeError:
@@ -382,7 +382,7 @@ import triton.language as tl
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from medconv.models.layers import norm_kernels as k
+from medconv.models.layers import instance_norm_triton as k
 def built(kernel, dtype, constants):
     precise = "*fp64" if dtype == "fp64" else "*fp32"
     types = {n: "*" + dtype for n in ("x", "y", "grad", "dx")} | {n: "i32" for n in ("channels", "chunks", "steps", "length")}

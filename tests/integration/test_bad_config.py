@@ -91,11 +91,11 @@ def train(composed: DictConfig) -> int:
         ),
         (
             "data.flip_label_pairs=[[box,hol]]",
-            "data.flip_label_pairs: hol is no class of the foreground; did you mean hole?",
+            "data.flip_label_pairs: hol is not a foreground class; did you mean hole?",
         ),
         (
             "data.flip_label_pairs=[[box,background]]",
-            "data.flip_label_pairs: background is no class of the foreground",
+            "data.flip_label_pairs: background is not a foreground class",
         ),
         ("data.flip_label_pairs=[box,hole]", "data.flip_label_pairs needs pairs of two different classes"),
         (

@@ -1,1 +1,1 @@
-"""Networks as files of other formats: ONNX, TorchScript, torch.export and MONAI bundles."""
+"""Export trained networks as ONNX, TorchScript, torch.export (pt2) or MONAI bundles."""

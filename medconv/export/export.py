@@ -1,4 +1,6 @@
-"""A trained network as a TorchScript, ONNX or torch.export file, or as a MONAI bundle, with its metadata."""
+"""`medconv export`: a network as a TorchScript, ONNX or torch.export file, or a MONAI bundle, with
+metadata.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Args: case: an image to compare on; None: random patches alone. tolerance: of the logits' largest
-    difference.
+    """Args: case: an image to compare the logits on; None: random patches only. tolerance: the largest
+    difference of logits that is allowed.
     """
 
     format: str
@@ -46,38 +48,38 @@ def run_command(options: argparse.Namespace) -> int:
     start_logging()
     if options.format not in FORMATS:
         raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {options.format}")
-    wanted = ExportOptions(options.format, options.opset, options.case, options.tolerance)
-    export(options.checkpoint, options.output, wanted, options.trust_package)
+    choices = ExportOptions(options.format, options.opset, options.case, options.tolerance)
+    export(options.checkpoint, options.output, choices, options.trust_package)
     return DONE
 
 
-def export(source: Path, output: Path, wanted: ExportOptions, trusted: Sequence[str] = ()) -> None:
-    """Write the network of a checkpoint, compare it with the checkpoint, and put a metadata beside it.
+def export(source: Path, output: Path, choices: ExportOptions, trusted: Sequence[str] = ()) -> None:
+    """Export the network of a checkpoint, compare its logits with the checkpoint's, and write its metadata.
 
     Args: trusted: packages of your own that the network may come from.
-    Raises: ValueError: it cannot be exported, or its logits differ; then nothing is left behind.
+    Raises: ValueError: it cannot be exported, or its logits differ; then nothing is written.
     """
-    check_opset(wanted.opset)
-    _check_output(output, wanted.format, source)
+    check_opset(choices.opset)
+    _check_output(output, choices.format, source)
     network = load(source, trusted, plain=True)
-    if wanted.format == "bundle":
+    if choices.format == "bundle":
         check_bundle(network)
     captured = capture(network)
-    make = _bundle if wanted.format == "bundle" else _file
-    make(source, output, wanted, network, captured, load(source, trusted))
+    make = _bundle if choices.format == "bundle" else _file
+    make(source, output, choices, network, captured, load(source, trusted))
 
 
 def _file(
     source: Path,
     output: Path,
-    wanted: ExportOptions,
+    choices: ExportOptions,
     network: LoadedModel,
     captured: Captured,
     reference: LoadedModel,
 ) -> None:
     with replacing(output, durable=True) as partial:
-        write_network(captured, wanted.format, partial, wanted.opset)
-        metadata = _compared(source, partial, wanted, network, captured, reference)
+        write_network(captured, choices.format, partial, choices.opset)
+        metadata = _compared(source, partial, choices, network, captured, reference)
     _write_metadata(metadata, output)
     log.info("%s, with its metadata %s", output, metadata_path(output).name)
 
@@ -85,7 +87,7 @@ def _file(
 def _bundle(
     source: Path,
     output: Path,
-    wanted: ExportOptions,
+    choices: ExportOptions,
     network: LoadedModel,
     captured: Captured,
     reference: LoadedModel,
@@ -93,8 +95,8 @@ def _bundle(
     with _new_folder(output) as partial:
         model = partial / MODEL
         model.parent.mkdir(parents=True)
-        write_network(captured, "torchscript", model, wanted.opset)
-        metadata = _compared(source, model, wanted, network, captured, reference)
+        write_network(captured, "torchscript", model, choices.opset)
+        metadata = _compared(source, model, choices, network, captured, reference)
         _write_metadata(metadata, model)
         write_bundle(partial, network, metadata, output.name)
     log.info("%s, a MONAI bundle; docs/README.md in it has the command", output)
@@ -103,33 +105,33 @@ def _bundle(
 def _compared(
     source: Path,
     file: Path,
-    wanted: ExportOptions,
+    choices: ExportOptions,
     network: LoadedModel,
     captured: Captured,
     reference: LoadedModel,
 ) -> Metadata:
-    """The metadata of a file, once it says what the checkpoint says. Raises: ValueError: it does not."""
-    format = "torchscript" if wanted.format == "bundle" else wanted.format
+    """The metadata of an exported file, whose logits are compared with the checkpoint's. Raises:
+    ValueError: they differ.
+    """
+    format = "torchscript" if choices.format == "bundle" else choices.format
     content = checkpoint_io.read(source)
-    metadata = describe(content, network, captured, file, format, {"largest_difference": 0.0, "of": ""})
-    read = as_loaded_model(metadata, read_written(file, format), file, None)
-    largest, of = on_patches(reference, read, captured), "random patches"
-    if wanted.case is not None:
-        of_case, shape = on_case(reference, read, wanted.case)
-        largest, of = (
-            max(largest, of_case),
-            f"{wanted.case.name}, {' x '.join(map(str, shape))} voxels, and random patches",
-        )
-    log.info("logits differ from the checkpoint's by at most %.2g, on %s", largest, of)
-    if not largest <= wanted.tolerance:
+    metadata = describe(content, network, captured, file, format, {"largest_difference": 0.0, "inputs": ""})
+    exported = as_loaded_model(metadata, read_written(file, format), file, None)
+    largest, inputs = on_patches(reference, exported, captured), "random patches"
+    if choices.case is not None:
+        difference, shape = on_case(reference, exported, choices.case)
+        largest = max(largest, difference)
+        inputs = f"{choices.case.name}, {' x '.join(map(str, shape))} voxels, and random patches"
+    log.info("logits differ from the checkpoint's by at most %.2g, on %s", largest, inputs)
+    if not largest <= choices.tolerance:
         raise ValueError(
-            f"{source}: as {wanted.format} its logits differ by {largest:.2g} (on {of}), more than "
-            f"--tolerance {wanted.tolerance:g}; nothing was written"
+            f"{source}: as {choices.format} its logits differ by {largest:.2g} (on {inputs}), more than "
+            f"--tolerance {choices.tolerance:g}; nothing was written"
         )
-    if wanted.case is None:
-        log.info("--case IMAGE compares them on a real case, too")
-    parity = {"largest_difference": largest, "tolerance": wanted.tolerance, "of": of}
-    opset = {"opset": wanted.opset} if format == "onnx" else {}
+    if choices.case is None:
+        log.info("--case IMAGE compares the logits on a real case, too")
+    parity = {"largest_difference": largest, "tolerance": choices.tolerance, "inputs": inputs}
+    opset = {"opset": choices.opset} if format == "onnx" else {}
     return {**metadata, **opset, "parity": tuples_to_lists(parity)}
 
 
@@ -142,7 +144,7 @@ def _check_output(output: Path, format: str, source: Path) -> None:
     if not output.absolute().parent.is_dir():
         raise ValueError(f"--output {output}: no such folder, {output.parent}")
     if format == "bundle" and (output.exists() or output.is_symlink()):
-        raise ValueError(f"--output {output}: is there already; a bundle is a new folder")
+        raise ValueError(f"--output {output}: exists already; a bundle needs a new folder")
     if output.is_dir():
         raise ValueError(f"--output {output}: is a folder, expected the name of a file")
     if output.exists() and source.exists() and output.samefile(source):
@@ -151,7 +153,7 @@ def _check_output(output: Path, format: str, source: Path) -> None:
 
 @contextmanager
 def _new_folder(path: Path) -> Iterator[Path]:
-    """As `atomic.replacing`, for a folder that is not there yet."""
+    """As `atomic_io.replacing`, for a folder that does not exist yet."""
     partial = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         partial.mkdir()

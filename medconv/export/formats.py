@@ -1,4 +1,4 @@
-"""A captured network into a file, and back again in the process that wrote it."""
+"""Write a captured network to a file, and read it back in the process that wrote it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from medconv.export.graph import Captured
 from medconv.inference.exported.load import INPUT, OUTPUT, first_line, need, quiet, read_onnx
 
 FORMATS = ("torchscript", "onnx", "pt2", "bundle")
-OPSETS = range(18, 24)  # of ONNX: torch's operations are written for 18, which later ones are made from
+OPSETS = range(18, 24)  # of ONNX; torch writes 18 and converts it to later ones
 
 
 def write_network(captured: Captured, format: str, path: Path, opset: int) -> None:
-    """Args: opset: of ONNX alone.
+    """Args: opset: for ONNX only.
 
-    Raises: ValueError: torch cannot write it in this format, or a package is missing.
+    Raises: ValueError: torch cannot write the network in this format, or a package is missing.
     """
     writers = {"torchscript": _torchscript, "pt2": _export, "onnx": _onnx}
     if format == "onnx":
@@ -33,10 +33,10 @@ def write_network(captured: Captured, format: str, path: Path, opset: int) -> No
 
 
 def read_written(path: Path, format: str) -> nn.Module:
-    """The network of a file that this process has just written; TorchScript and pt2 files of others are never
-    loaded.
+    """The network of a file that this process has just written. TorchScript and pt2 files from elsewhere are
+    never loaded, since they can run code.
 
-    Raises: ValueError: ONNX alone, as `read_onnx`.
+    Raises: ValueError: as `read_onnx`, for ONNX only.
     """
     if format == "onnx":
         return read_onnx(path, "cpu")
@@ -49,13 +49,13 @@ def read_written(path: Path, format: str) -> nn.Module:
 
 
 def check_opset(opset: int) -> None:
-    """Raises: ValueError: not one that is supported."""
+    """Raises: ValueError: an unsupported opset."""
     if opset not in OPSETS:
         raise ValueError(f"--opset must lie between {OPSETS[0]} and {OPSETS[-1]}, got {opset}")
 
 
 def _torchscript(captured: Captured, path: Path, _: int) -> None:
-    # A trace follows one way through the code; that there is no other, capturing has shown.
+    # A trace records one path through the code; torch.export has shown before that there is no other.
     traced = torch.jit.trace(captured.module, captured.example, check_trace=False)
     torch.jit.save(traced, str(path))
 
@@ -71,6 +71,6 @@ def _onnx(captured: Captured, path: Path, opset: int) -> None:
         captured.program, (), str(path), dynamo=True, external_data=False, opset_version=opset, **names
     )
     onnx, _ = need(("onnx", "onnxscript"), "--format onnx")
-    given = {entry.domain: entry.version for entry in onnx.load(str(path)).opset_import}[""]
-    if given != opset:  # torch keeps what it could not convert
-        raise ValueError(f"it can only be written for opset {given}, not {opset}")
+    written = {entry.domain: entry.version for entry in onnx.load(str(path)).opset_import}[""]
+    if written != opset:  # torch keeps the opset if it cannot convert it
+        raise ValueError(f"it can only be written for opset {written}, not {opset}")

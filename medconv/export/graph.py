@@ -1,4 +1,6 @@
-"""The network as one graph of operations, with batch and sizes left open where they can be."""
+"""Capture a network as one graph of operations, with dynamic batch size and, where possible, dynamic
+sizes.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from medconv.models.outputs import full_resolution
 
 
 class Logits(nn.Module):
-    """What a file holds of a network: (batch, channels, *spatial) -> logits (batch, outputs, *spatial), no
-    other heads; of whole images (batch, outputs)."""
+    """The exported part of a network: (batch, channels, *spatial) -> logits (batch, outputs, *spatial),
+    without deep supervision heads; for an image-level network (batch, outputs)."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -32,9 +34,10 @@ class Captured:
     """A network and its graph.
 
     Args:
-        example: an input that it was captured with.
-        divisor: what divides each spatial size.
-        dynamic: per spatial axis, whether other sizes than the patch's are taken; from `2 * divisor` upwards.
+        example: the input that it was captured with.
+        divisor: each spatial size must be a multiple of it.
+        dynamic: per spatial axis, whether sizes other than the patch's are possible, from `2 * divisor`
+            upwards.
     """
 
     module: Logits
@@ -45,10 +48,10 @@ class Captured:
 
 
 def capture(model: LoadedModel) -> Captured:
-    """Args: model: loaded `plain`.
+    """Args: model: loaded with `plain=True`.
 
-    Raises: ValueError: its network cannot be exported, such as one whose Python looks at the values of an
-    image.
+    Raises: ValueError: its network cannot be exported, for example since its Python code branches on the
+        values of an image.
     """
     assert not any(parametrize.is_parametrized(layer) for layer in model.network.modules()), "fold first"
     module, patch, channels = Logits(model.network).eval(), model.window.patch_size, len(model.modalities)
@@ -61,7 +64,7 @@ def capture(model: LoadedModel) -> Captured:
         try:
             with quiet(), torch.no_grad():
                 program = torch.export.export(module, (example,), dynamic_shapes=(_open(divisor, dynamic),))
-        except Exception as error:  # torch has many classes for what it cannot follow
+        except Exception as error:  # torch has many classes for code that it cannot capture
             reason = first_line(error)
             continue
         return Captured(module, program, example, divisor, dynamic)
@@ -72,20 +75,20 @@ def capture(model: LoadedModel) -> Captured:
 
 @torch.no_grad()
 def divisor_of(network: nn.Module, example: Tensor) -> tuple[int, ...]:
-    """What must divide each spatial size: how much coarser than the image the coarsest grid of a
-    convolution is.
+    """The divisor of each spatial size: the image's size over that of the smallest output of a
+    convolution.
     """
-    if isinstance(known := getattr(network, "divisor", None), tuple):
-        return known
+    if isinstance(divisor := getattr(network, "divisor", None), tuple):
+        return divisor
     size, coarsest = example.shape[2:], [1] * (example.ndim - 2)
 
-    def look(_: nn.Module, __: Any, output: Tensor) -> None:
-        if output.shape[2:].numel() > 1:  # else a mean over the image, as squeeze-and-excitation takes it
+    def measure(_: nn.Module, __: Any, output: Tensor) -> None:
+        if output.shape[2:].numel() > 1:  # else it is a mean over the image, as in squeeze-and-excitation
             steps = [max(1, round(n / m)) for n, m in zip(size, output.shape[2:], strict=True)]
             coarsest[:] = [max(a, b) for a, b in zip(coarsest, steps, strict=True)]
 
     kinds = (nn.Conv2d, nn.Conv3d)
-    hooks = [layer.register_forward_hook(look) for layer in network.modules() if isinstance(layer, kinds)]
+    hooks = [layer.register_forward_hook(measure) for layer in network.modules() if isinstance(layer, kinds)]
     network(example)
     for hook in hooks:
         hook.remove()
@@ -93,12 +96,11 @@ def divisor_of(network: nn.Module, example: Tensor) -> tuple[int, ...]:
 
 
 def _open(divisor: Sequence[int], dynamic: Sequence[bool]) -> dict[int, Any]:
-    """What torch is told of the sizes: any batch, and multiples of the divisor where they are open."""
-    found: dict[int, Any] = {0: torch.export.Dim("batch")}
-    for axis, (step, free) in enumerate(zip(divisor, dynamic, strict=True)):
-        if free:
-            blocks = torch.export.Dim(
-                f"blocks{axis}", min=2
-            )  # of one, a norm may have a single voxel at the bottom
-            found[2 + axis] = step * blocks if step > 1 else blocks
-    return found
+    """Dynamic shapes for torch.export: any batch size, and multiples of the divisor along dynamic axes."""
+    dims: dict[int, Any] = {0: torch.export.Dim("batch")}
+    for axis, (step, is_dynamic) in enumerate(zip(divisor, dynamic, strict=True)):
+        if is_dynamic:
+            # At least 2: with 1, a norm at the lowest resolution may have a single voxel.
+            blocks = torch.export.Dim(f"blocks{axis}", min=2)
+            dims[2 + axis] = step * blocks if step > 1 else blocks
+    return dims

@@ -1,6 +1,4 @@
-"""The metadata of an exported file: what its checkpoint says of input, output, training and validation, as
-plain values.
-"""
+"""The metadata of an exported model: its input, output, training and validation, as plain values."""
 
 from __future__ import annotations
 
@@ -35,9 +33,9 @@ _SIGMOID = (
 )
 
 
-_OF_WHOLE = {
+_IMAGE_LEVEL = {
     "multiclass": "softmax over the outputs: probabilities of classes that exclude each other",
-    "multilabel": "a sigmoid of each output: probabilities of findings that may come together",
+    "multilabel": "a sigmoid of each output: probabilities of labels that may occur together",
     "regression": "the outputs are the numbers themselves, in the units of training",
 }
 
@@ -50,10 +48,10 @@ def describe(
     format: str,
     parity: Mapping[str, Any],
 ) -> Metadata:
-    """Args: content: the checkpoint's. file: as it lies now. parity: what was compared, and the largest
-    difference.
+    """Args: content: the checkpoint's. file: the exported model, where it is now. parity: the inputs of the
+        comparison, and the largest difference.
 
-    Returns: what `exported.metadata` reads; numbers, names, lists and nothing else.
+    Returns: what `inference.exported.metadata` reads; numbers, texts and lists only.
     """
     assert model.path is not None
     packages = ("torch", "monai", *(("onnx", "onnxruntime") if format == "onnx" else ()))
@@ -79,22 +77,22 @@ def describe(
 
 def _inputs(model: LoadedModel, captured: Captured) -> Metadata:
     preprocessing = model.preprocessing
-    turned = preprocessing.image_dims == 3  # pictures and lone slices are not
+    oriented = preprocessing.image_dims == 3  # 2D images stay as they are
     return {
         "name": "image",
         "layout": "(batch, channels, *spatial) float32, axes "
-        + ("towards right, anterior, superior" if turned else "as stored"),
+        + ("towards right, anterior, superior" if oriented else "as stored"),
         "channels": model.modalities,
         "spatial_dims": preprocessing.spatial_dims,
         "slice_axis": preprocessing.slice_axis,
-        "orientation": "RAS" if turned else "as stored",
+        "orientation": "RAS" if oriented else "as stored",
         "crop": "to the voxels that are not 0 in some channel" if preprocessing.frame is None else _FRAMED,
         "frame": preprocessing.frame,
         "resize": preprocessing.resize,
         "rounding": model.rounding,
         "spacing_mm": preprocessing.spacing_mm,
-        "resampling": "cubic splines, after normalisation; the outer edges of the first and last voxels stay "
-        "where they are",
+        "resampling": "cubic splines, after normalisation; the outer edges of the first and last voxels keep "
+        "their places",
         "normalisation": preprocessing.normalisation,
         "intensities": preprocessing.intensities,
         "spacing_range_mm": model.spacing_range_mm,
@@ -119,8 +117,13 @@ def _windows(model: LoadedModel) -> Metadata:
 
 def _outputs(model: LoadedModel) -> Metadata:
     if (image_targets := model.image_targets) is not None:
-        asked = {"image_targets": image_targets.plain(), "decode": _OF_WHOLE[image_targets.kind]}
-        return {"name": "logits", "channels": image_targets.names, "class_names": model.class_names, **asked}
+        return {
+            "name": "logits",
+            "channels": image_targets.names,
+            "class_names": model.class_names,
+            "image_targets": image_targets.plain(),
+            "decode": _IMAGE_LEVEL[image_targets.kind],
+        }
     targets = model.targets
     background = [] if targets.overlapping else list(model.class_names[:1])
     return {
@@ -166,7 +169,7 @@ def in_words(metadata: Metadata, name: str) -> str:
     inputs, windows, outputs, valid, trained = (
         metadata[k] for k in ("inputs", "windows", "outputs", "validation", "training")
     )
-    sizes = ["any multiple" if free else "the patch's size" for free in inputs["dynamic"]["spatial"]]
+    sizes = ["any multiple" if dynamic else "the patch's size" for dynamic in inputs["dynamic"]["spatial"]]
     rows = {
         "file": f"`{name}`, {metadata['format']}, SHA-256 `{metadata['sha256']}`",
         "channels": ", ".join(inputs["channels"]),
@@ -174,14 +177,14 @@ def in_words(metadata: Metadata, name: str) -> str:
         "spacing": f"{_by(inputs['spacing_mm'])} mm; {inputs['resampling']}",
         "crop": inputs["crop"],
         "normalisation": "; ".join(_normalisation(*pair) for pair in _pairs(inputs)),
-        **_of_windows(metadata),
+        **_window_rows(metadata),
         "sizes": f"any batch; along the axes: {', '.join(sizes)} of {_by(inputs['divisor'])}",
         "flips": str(windows["mirror_axes"] or "none"),
-        "output": "; ".join([f"{_meaning(outputs)} {', '.join(outputs['channels'])}", *_how(outputs)]),
+        "output": "; ".join([f"{_meaning(outputs)} {', '.join(outputs['channels'])}", *_decoding(outputs)]),
         "trained on": f"{trained['dataset']}, {trained['cases']} cases",
         **_validated(valid),
         "parity": f"logits differ by at most {metadata['parity']['largest_difference']:.2g} "
-        f"({metadata['parity']['of']})",
+        f"({metadata['parity']['inputs']})",
         "versions": ", ".join(f"{package} {number}" for package, number in metadata["versions"].items()),
     }
     if inputs["slice_axis"] is not None:
@@ -193,22 +196,18 @@ def in_words(metadata: Metadata, name: str) -> str:
 
 
 def _meaning(outputs: Metadata) -> str:
-    return (
-        f"{outputs['image_targets']['kind']} of the whole image:"
-        if "image_targets" in outputs
-        else "logits of"
-    )
+    return f"image-level {outputs['image_targets']['kind']}:" if "image_targets" in outputs else "logits of"
 
 
-def _how(outputs: Metadata) -> list[str]:
+def _decoding(outputs: Metadata) -> list[str]:
     return [outputs[key] for key in ("decode", "restore") if key in outputs]
 
 
-def _of_windows(metadata: Metadata) -> dict[str, str]:
-    """Windows, or the size of whole images; and which value of a label map means what."""
+def _window_rows(metadata: Metadata) -> dict[str, str]:
+    """Windows and label values of segmentation, or the image size of an image-level network."""
     windows, outputs = metadata["windows"], metadata["outputs"]
     if "image_targets" in outputs:
-        return {"image": f"{_by(windows['patch_size'])} voxels, as a whole"}
+        return {"image": f"{_by(windows['patch_size'])} voxels"}
     values = ", ".join(
         f"{n}: {v}" for n, v in zip(*(outputs["targets"][k] for k in ("names", "values")), strict=True)
     )
@@ -220,29 +219,30 @@ def _of_windows(metadata: Metadata) -> dict[str, str]:
 
 def _validated(valid: Metadata) -> dict[str, str]:
     if "scores" in valid:
-        named = "; ".join(f"{name} {_number(value)}" for name, value in valid["scores"].items())
-        return {"validation": f"{valid['cases']} cases; {named}"}
-    named = "".join(f"; {name} {_number(value)}" for name, value in valid["dice_per_class"].items())
-    return {"Dice, validation": f"{_number(valid['dice'])} over {valid['cases']} cases{named}"}
+        scores = "; ".join(f"{name} {_number(value)}" for name, value in valid["scores"].items())
+        return {"validation": f"{valid['cases']} cases; {scores}"}
+    per_class = "".join(f"; {name} {_number(value)}" for name, value in valid["dice_per_class"].items())
+    return {"Dice, validation": f"{_number(valid['dice'])} over {valid['cases']} cases{per_class}"}
 
 
 def _pairs(inputs: Metadata) -> list[tuple[str, str, dict[str, float]]]:
     return list(zip(inputs["channels"], inputs["normalisation"], inputs["intensities"], strict=True))
 
 
-def _normalisation(channel: str, name: str, known: Mapping[str, float]) -> str:
-    how = {
+def _normalisation(channel: str, name: str, intensities: Mapping[str, float]) -> str:
+    formula = {
         "zscore": "minus its mean, divided by its standard deviation, over the cropped image",
         "rescale": "its lowest value to 0, its highest to 1, over the cropped image",
         "none": "as it is",
-        "dataset": f"minus {known.get('mean', 0):g}, divided by {known.get('std', 1):g}",
+        "dataset": f"minus {intensities.get('mean', 0):g}, divided by {intensities.get('std', 1):g}",
     }.get(name)
-    if how is None:
-        how = (
-            f"clipped to {known['percentile_00_5']:g} and {known['percentile_99_5']:g}, minus "
-            f"{known['mean']:g}, divided by {known['std']:g}"
+    if formula is None:
+        low, high = intensities["percentile_00_5"], intensities["percentile_99_5"]
+        formula = (
+            f"clipped to {low:g} and {high:g}, minus {intensities['mean']:g}, divided by "
+            f"{intensities['std']:g}"
         )
-    return f"{channel}: {name}, {how}"
+    return f"{channel}: {name}, {formula}"
 
 
 def _by(numbers: list[float]) -> str:

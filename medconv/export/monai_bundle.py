@@ -1,7 +1,7 @@
-"""A MONAI bundle: a folder that MONAI runs by itself, with its own transforms in the place of ours.
+"""A MONAI bundle: a folder that MONAI can run without medconv, with MONAI's transforms.
 
-The network is a TorchScript file with its metadata, so `medconv predict` takes it, too. Where MONAI's
-transforms differ from `data.preprocess`, the bundle's README says so.
+The network is a TorchScript file. Where MONAI's transforms differ from `data.preprocessing`, the bundle's
+README says so.
 Source: https://docs.monai.io/en/latest/mb_specification.html; the schema is the one of 2024-07-25.
 """
 
@@ -22,13 +22,10 @@ MODEL = Path("models/model.ts")
 _SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
 )
-_NEEDS = {
-    "nibabel": "5.2.0",
-    "pytorch-ignite": "0.5.0",
-    "fire": "0.5.0",
-}  # at least; what `monai.bundle run` wants beside MONAI
+# What `monai.bundle run` needs beside MONAI, with lowest versions.
+_NEEDS = {"nibabel": "5.2.0", "pytorch-ignite": "0.5.0", "fire": "0.5.0"}
 _KEY = {"keys": "image"}
-# Cubic, and the outer edges of the image stay where they are, as in ours.
+# Cubic splines, and the outer edges of the image keep their places, as in medconv.
 _SPLINES = {"mode": 3, "padding_mode": "nearest", "scale_extent": True, "align_corners": True}
 Node = dict[str, Any]
 
@@ -37,19 +34,18 @@ def check_bundle(model: LoadedModel) -> None:
     """Raises: ValueError: MONAI has no transforms for what this network was trained on."""
     if model.image_targets is not None:
         raise ValueError(
-            f"{model.path}: a bundle makes label maps, this network is for whole images; take another "
-            "--format"
+            f"{model.path}: a bundle is for segmentation, this network is image-level; take another --format"
         )
     if model.preprocessing.image_dims == 2:
         raise ValueError(
-            f"{model.path}: a bundle takes volumes, this network images of one slice; take another --format"
+            f"{model.path}: a bundle is for volumes, this network takes 2D images; take another --format"
         )
 
 
 def write_bundle(folder: Path, model: LoadedModel, metadata: Metadata, name: str) -> None:
-    """Everything but the network, which lies at `MODEL` already.
+    """Write everything but the network, which is at `MODEL` already.
 
-    Args: folder: there. metadata: of the network. name: of the bundle.
+    Args: folder: an existing folder. metadata: of the network. name: of the bundle.
     """
     (folder / "configs").mkdir()
     (folder / "docs").mkdir()
@@ -61,7 +57,7 @@ def write_bundle(folder: Path, model: LoadedModel, metadata: Metadata, name: str
 
 
 def inference(model: LoadedModel) -> Node:
-    """The config that MONAI runs."""
+    """The config that `monai.bundle run` runs."""
     window = model.window
     sliding = {
         "_target_": "SlidingWindowInferer",
@@ -112,7 +108,7 @@ def inference(model: LoadedModel) -> Node:
 
 
 def _datalist(channels: int) -> str:
-    """One file a case, or CASE_0000, CASE_0001, ... for its channels."""
+    """An expression for the cases: one file each, or CASE_0000, CASE_0001, ... for the channels."""
     if channels == 1:
         return "$sorted(glob.glob(@dataset_dir + '/*.nii*'))"
     names = f"[f.replace('_0000.nii', '_%04d.nii' % c) for c in range({channels})]"
@@ -122,7 +118,7 @@ def _datalist(channels: int) -> str:
 def _preprocessing(preprocessing: PreprocessingConfig) -> list[Node]:
     mm = list(preprocessing.spacing_mm)
     if preprocessing.slice_axis is not None:
-        mm.insert(preprocessing.slice_axis, -1.0)  # MONAI's word for the image's own
+        mm.insert(preprocessing.slice_axis, -1.0)  # for MONAI: the image's own spacing
     return [
         {"_target_": "LoadImaged", **_KEY, "ensure_channel_first": True},
         {"_target_": "Orientationd", **_KEY, "axcodes": "RAS"},
@@ -145,7 +141,7 @@ def _normalisation(preprocessing: PreprocessingConfig) -> list[Node]:
 
 
 def _channel(preprocessing: PreprocessingConfig, index: int) -> str:
-    """One channel, where they differ or have a range, as an expression of `x`."""
+    """The normalisation of one channel, as an expression of `x`."""
     x, name = f"x[{index}:{index + 1}]", preprocessing.normalisation[index]
     if name == "zscore":
         return f"({x} - {x}.mean()) / {x}.std(correction=0).clamp(min=1e-8)"
@@ -153,9 +149,9 @@ def _channel(preprocessing: PreprocessingConfig, index: int) -> str:
         return f"({x} - {x}.min()) / ({x}.max() - {x}.min()).clamp(min=1e-8)"
     if name == "none":
         return x
-    known = preprocessing.intensities[index]
-    mean, std = float(known["mean"]), max(float(known["std"]), 1e-8)
-    low, high = (float(known[key]) for key in ("percentile_00_5", "percentile_99_5"))
+    intensities = preprocessing.intensities[index]
+    mean, std = float(intensities["mean"]), max(float(intensities["std"]), 1e-8)
+    low, high = (float(intensities[key]) for key in ("percentile_00_5", "percentile_99_5"))
     clipped = x if name == "dataset" else f"{x}.clamp({low!r}, {high!r})"
     return f"({clipped} - {mean!r}) / {std!r}"
 
@@ -184,8 +180,8 @@ def _postprocessing(targets: SegmentationTargets) -> list[Node]:
 def _metadata(model: LoadedModel, metadata: Metadata, name: str) -> Node:
     inputs, outputs = metadata["inputs"], metadata["outputs"]
     sizes = [
-        f"{d} * n" if free else n
-        for d, n, free in zip(*_sizes(metadata), inputs["dynamic"]["spatial"], strict=True)
+        f"{d} * n" if dynamic else n
+        for d, n, dynamic in zip(*_sizes(metadata), inputs["dynamic"]["spatial"], strict=True)
     ]
     common = {"type": "image", "dtype": "float32", "is_patch_data": True, "spatial_shape": sizes}
     values = outputs["targets"]
@@ -239,13 +235,17 @@ def _sizes(metadata: Metadata) -> tuple[list[int], list[int]]:
 
 
 def _readme(model: LoadedModel, name: str) -> str:
+    assert model.path is not None
     differs = [
-        "Resampling: MONAI keeps the spacing to the last digit, medconv a whole number of voxels between "
-        "the image's edges; no difference where the image has the network's spacing already.",
-        "The logits go back to the image's grid by the same splines, where medconv interpolates linearly.",
+        "Resampling: MONAI uses the exact spacing; medconv adjusts it slightly, to get a whole number "
+        "of voxels between the image's edges. No difference if the image has the network's spacing already.",
+        "MONAI resamples the logits to the image's grid by cubic splines, medconv by linear interpolation.",
     ]
     if model.window.mirror_axes:
-        differs.append(f"No mean over flips; medconv takes it over axes {list(model.window.mirror_axes)}.")
+        differs.append(
+            "MONAI uses no test-time augmentation; medconv averages over flips along axes "
+            f"{list(model.window.mirror_axes)}."
+        )
     files = (
         "files `CASE.nii.gz`"
         if len(model.modalities) == 1
@@ -255,17 +255,19 @@ def _readme(model: LoadedModel, name: str) -> str:
     return f"""# {name}
 
 Segmentation of {", ".join(model.targets.names)} from {", ".join(model.modalities)}; `models/model.ts.md`
-says what the network takes and how it was measured. In the bundle's folder, for {files} in `images/`:
+describes the network's input and its validation. Put {files} into `images/` and run in the bundle's folder:
 
 ```bash
 python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json \\
     --bundle_root . --dataset_dir images --output_dir predictions
 ```
 
-needs {", ".join(_NEEDS)}. A TorchScript file and a config of MONAI's are programs: run them only
-if you trust who made them.
+This needs {", ".join(_NEEDS)}. A TorchScript file and a MONAI config are programs: run them only if you
+trust their source.
 
-What differs from `medconv predict --exported-model models/model.ts`, which the checkpoint was validated by:
+Differences from `medconv predict --checkpoint {model.path.name}`, by which the network was validated:
 
 {lines}
+
+`medconv predict` does not read `models/model.ts`: for `--exported-model`, export the checkpoint as ONNX.
 """

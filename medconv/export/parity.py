@@ -1,4 +1,4 @@
-"""Whether a file says what its checkpoint says: the largest difference between their logits, in fp32."""
+"""Compare an exported model with its checkpoint: the largest difference of their logits, in fp32."""
 
 from __future__ import annotations
 
@@ -19,48 +19,53 @@ from medconv.models.outputs import full_resolution
 
 @torch.inference_mode()
 def on_patches(reference: LoadedModel, exported: LoadedModel, captured: Captured) -> float:
-    """Of random patches: one, three at once, and another size where sizes are open."""
+    """The largest difference on random patches: one, a batch of three, and one of another size along dynamic
+    axes.
+    """
     patch = reference.window.patch_size
     larger = [
-        n + d if free else n for n, d, free in zip(patch, captured.divisor, captured.dynamic, strict=True)
+        n + d if dynamic else n
+        for n, d, dynamic in zip(patch, captured.divisor, captured.dynamic, strict=True)
     ]
     generator = torch.Generator().manual_seed(1)
     largest = torch.zeros(())
     for batch, size in ((1, patch), (3, patch), (1, larger)):
         image = torch.randn(batch, len(reference.modalities), *size, generator=generator)
-        wanted = full_resolution(reference.network(image.contiguous(memory_format=reference.memory_format)))
-        largest = torch.maximum(
-            largest, (exported.network(image) - wanted).abs().max() / _unit(reference, wanted)
-        )  # of nan, nan
+        expected = full_resolution(reference.network(image.contiguous(memory_format=reference.memory_format)))
+        difference = (exported.network(image) - expected).abs().max() / _unit(reference, expected)
+        largest = torch.maximum(largest, difference)  # keeps NaN, other than max()
     return float(largest)
 
 
 def on_case(reference: LoadedModel, exported: LoadedModel, case: Path) -> tuple[float, tuple[int, ...]]:
-    """Of a whole image, through preprocessing, windows and flips: the difference, and the image's prepared
+    """The largest difference on an image, through preprocessing, windows and flips; and its preprocessed
     shape.
 
-    Raises: ValueError: the file is no image that the network takes, or not the only one.
+    Raises: ValueError: not an image that the network takes, or several cases.
     """
-    found = find_cases(case, len(reference.modalities))
-    if len(found) != 1:
-        raise ValueError(f"--case {case}: expected one case, found {len(found)}")
+    cases = find_cases(case, len(reference.modalities))
+    if len(cases) != 1:
+        raise ValueError(f"--case {case}: expected one case, found {len(cases)}")
     if reference.image_targets is not None:
-        return _of_whole(reference, exported, found[0])
+        return _on_image_level_case(reference, exported, cases[0])
     both = [Predictor([replace(member, precision="32-true")]) for member in (reference, exported)]
-    read = both[0].read(found[0])
-    wanted, got = (one.scores(read).logits[0] for one in both)
-    return float((got - wanted).abs().max()), tuple(read.arrays[0].shape[1:])
+    case_input = both[0].read(cases[0])
+    expected, actual = (predictor.scores(case_input).logits[0] for predictor in both)
+    return float((actual - expected).abs().max()), tuple(case_input.arrays[0].shape[1:])
 
 
-def _of_whole(reference: LoadedModel, exported: LoadedModel, case: Case) -> tuple[float, tuple[int, ...]]:
-    """Of probabilities, or numbers."""
+def _on_image_level_case(
+    reference: LoadedModel, exported: LoadedModel, case: Case
+) -> tuple[float, tuple[int, ...]]:
+    """The largest difference of probabilities, or of numbers."""
     both = [ImageLevelPredictor([replace(member, precision="32-true")]) for member in (reference, exported)]
-    read = both[0].read(case)
-    wanted, got = (torch.from_numpy(one.predict_batch([read])) for one in both)
-    return float((got - wanted).abs().max() / _unit(reference, wanted)), tuple(read.arrays[0].shape[1:])
+    case_input = both[0].read(case)
+    expected, actual = (torch.from_numpy(predictor.predict_batch([case_input])) for predictor in both)
+    difference = (actual - expected).abs().max() / _unit(reference, expected)
+    return float(difference), tuple(case_input.arrays[0].shape[1:])
 
 
-def _unit(reference: LoadedModel, wanted: Tensor) -> Tensor:
-    """What a difference is measured in: numbers may be thousands, of which fp32 knows seven digits."""
+def _unit(reference: LoadedModel, expected: Tensor) -> Tensor:
+    """What differences are divided by: regression may give thousands, and fp32 has seven digits."""
     numbers = reference.image_targets is not None and reference.image_targets.kind == "regression"
-    return wanted.abs().max().clamp(min=1) if numbers else torch.ones(())
+    return expected.abs().max().clamp(min=1) if numbers else torch.ones(())

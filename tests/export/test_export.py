@@ -91,7 +91,8 @@ def test_the_metadata_is_all_that_prediction_needs(made: Made, format: str) -> N
     )
     assert set(metadata["validation"]["dice_per_class"]) == {"box", "hole"}
     assert (
-        0 <= metadata["parity"]["largest_difference"] <= 1e-4 and "case_1.nii.gz" in metadata["parity"]["of"]
+        0 <= metadata["parity"]["largest_difference"] <= 1e-4
+        and "case_1.nii.gz" in metadata["parity"]["inputs"]
     )
     words = path.with_name(path.name + ".md").read_text()
     assert (
@@ -244,7 +245,7 @@ def test_bad_input_of_export(made: Made, tmp_path: Path, monkeypatch, capsys) ->
             "no such checkpoint",
         ),
         (("--checkpoint", made[1], "--output", tmp_path / "no/m", "--format", "pt2"), "no such folder"),
-        ((*good, "--format", "bundle", "--output", made[0]), "is there already; a bundle is a new folder"),
+        ((*good, "--format", "bundle", "--output", made[0]), "exists already; a bundle needs a new folder"),
         ((*good, "--format", "pt2", "--output", made[0]), "is a folder, expected the name of a file"),
         (
             (*good[:2], "--format", "pt2", "--output", made[1]),

@@ -245,5 +245,7 @@ def test_exported_networks_answer_alike(
         assert next(numbers) == pytest.approx(next(numbers), rel=1e-4, abs=1e-5)
     assert predicting("--exported-model", file, "--output", tmp_path / "c", "--saliency") == 1
     assert "--saliency needs a network from --checkpoint" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="this network is for whole images; take another --format"):
+    with pytest.raises(
+        ValueError, match="a bundle is for segmentation, this network is image-level; take another --format"
+    ):
         export.export(made[kind], tmp_path / "bundle", export.ExportOptions("bundle"))

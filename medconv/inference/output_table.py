@@ -70,7 +70,11 @@ class OutputTable:
         except Timeout as error:
             raise self._refusal("another process writes its predictions there") from error
         except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+            lock.release()
             raise self._refusal(f"cannot be written ({getattr(error, 'strerror', None) or error})") from error
+        except BaseException:
+            lock.release()
+            raise
         try:
             yield [case for case in cases if case.id not in self.rows]
             self._write(cases)

@@ -1,4 +1,4 @@
-"""Bytes of a training step of our U-Net, counted from its sizes, and the budget that they must fit into."""
+"""Memory model of a training step of our U-Net, and the memory budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEPT = {"none": 1.0, "pointwise": 0.75, "blocks": 0.7}
 
 @dataclass(frozen=True)
 class Budget:
-    """What one device gives to a training step.
+    """The memory of one device for a training step.
 
     Args:
         memory_gb: GiB. origin: where the number comes from, in words.
@@ -44,13 +44,11 @@ def step_bytes(
     num_classes: int,
     budget: Budget,
 ) -> float:
-    """The most that is alive at once in a step: weights, optimizer, and activations where the backward pass
-    begins.
+    """Peak memory of a step: weights, optimizer state, and activations at the start of the backward pass.
 
-    A convolution with its norm and activation keeps its result and the activation. An encoder's stage keeps
-    that twice and what the step down gave; a decoder's twice and the concatenation. Then come the loss, and
-    the first gradients. The convolutions' own workspace is not counted. Error against measured steps:
-    docs/planning.md.
+    A convolution with norm and activation keeps two tensors. An encoder stage keeps that twice and its
+    downsampled input; a decoder stage twice and the concatenation. Then the loss and the first gradients. The
+    workspace of the convolutions is not counted. Error against measured steps: docs/planning.md.
     """
     size, wide = _value_bytes(budget.precision), network.channels
     voxels, values = float(prod(patch)), 0.0
@@ -65,5 +63,5 @@ def step_bytes(
 
 
 def _value_bytes(precision: str) -> int:
-    """Of an activation, under one of Lightning's precisions."""
+    """Bytes per activation value, for one of Lightning's precisions."""
     return 2 if "16" in precision else 8 if "64" in precision else 4

@@ -22,17 +22,17 @@ class PlanOverrides:
     max_stages: int | None = None
     max_batch_size: int | None = None
     resize: Sequence[int] | None = None
-    whole: bool = False  # the network takes whole images, of one size, and gives values
+    image_level: bool = False  # the network takes whole images of one size and predicts values
 
     def __post_init__(self) -> None:
         for key in ("max_stages", "max_batch_size"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"plan.{key} must be 1 or more, or null, got {value}")
-        if self.resize is not None and (not self.whole or any(n < 1 for n in self.resize)):
+        if self.resize is not None and (not self.image_level or any(n < 1 for n in self.resize)):
             what = (
                 f"positive numbers of voxels, got {list(self.resize)}"
-                if self.whole
+                if self.image_level
                 else "cases with values; label maps stay true to mm by data.spacing_mm"
             )
             raise ValueError(f"data.resize needs {what}")

@@ -1,4 +1,4 @@
-"""The plan itself: what a config leaves open is decided here, each value with its reason."""
+"""The planner: decides every value that the config leaves open, and gives its reason."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from medconv.planning.topology import (
     widths,
 )
 
-_LEAST_EDGE = 16  # voxels, below which no axis of a patch is shrunk
-_LEAST_BATCH = 2  # norms and the batch's Dice want more than one sample
-_DATA_SHARE = 0.05  # of all voxels, the most in one batch; nnU-Net's rule against overfitting
-# Short runs need many steps: with more samples a batch learns no faster per second.
+_LEAST_EDGE = 16  # voxels; no axis of a patch is made smaller
+_LEAST_BATCH = 2  # norms and the Dice loss need more than one sample
+_DATA_SHARE = 0.05  # largest share of all voxels in one batch; nnU-Net's rule against overfitting
+# Short runs need many steps: larger batches learn no faster per second.
 _QUICK_BATCH = {2: 12, 3: 4}
-_WHOLE_ROOT = 4700  # of whole images: over the root of an image's voxels, samples in a batch
+_IMAGE_LEVEL_ROOT = 4700  # image-level batch size: this, divided by the root of an image's voxels
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What data, network and batches are built from; axes right, anterior, superior, less the one across
-    slices.
+    """The values to build data, network and batches from; axes right, anterior, superior, without the slice
+    axis.
 
     Args:
         slice_axis: across the slices that a 2D network takes from volumes, else None.
@@ -71,7 +71,7 @@ class Plan:
     rows: tuple[Row, ...] = field(default=(), compare=False, repr=False)
 
     def values(self) -> dict[str, Any]:
-        """Everything but the words."""
+        """Everything but `rows`."""
         return {key: value for key, value in asdict(self).items() if key != "rows"}
 
 
@@ -82,7 +82,7 @@ def plan(
     modalities: Sequence[str] | None = None,
     num_outputs: int | None = None,
 ) -> Plan:
-    """Plan a U-Net, its patches and batches for a dataset; what `overrides` sets stays as it is.
+    """Plan a U-Net, its patches and batches for a dataset; values of `overrides` are not changed.
 
     Args: modalities: one per channel, None is MRI. num_outputs: of the network, None is the number of
     classes.
@@ -92,9 +92,9 @@ def plan(
     differences.
     """
     overrides, budget = overrides or PlanOverrides(), budget or Budget()
-    if overrides.whole:
-        _check_whole(fingerprint, overrides)
-    axis = None if overrides.whole else slice_axis(fingerprint, overrides.spatial_dims)
+    if overrides.image_level:
+        _check_image_level(fingerprint, overrides)
+    axis = None if overrides.image_level else slice_axis(fingerprint, overrides.spatial_dims)
     seen = fingerprint if axis is None else across(fingerprint, axis)
     names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
     spacing = tuple(float(s) for s in overrides.spacing_mm) if overrides.spacing_mm else target_spacing(seen)
@@ -163,7 +163,7 @@ class _Planner:
         return step_bytes(network, patch, batch, self.num_channels, self.num_classes, self.budget) / GB
 
     def network_and_patch(self) -> tuple[Network, tuple[int, ...]]:
-        """The largest patch of which a batch fits: the median image, its axes reduced in turn.
+        """The largest patch for which a batch fits: the median image, its axes reduced in turn.
 
         Raises: ValueError: not even the smallest patch fits.
         """
@@ -171,7 +171,7 @@ class _Planner:
             patch = tuple(self.overrides.patch_size)
             _need_axes("data.patch_size", patch, self.dims)
             return self._built(patch, exact=True)
-        if self.overrides.whole:
+        if self.overrides.image_level:
             return self._built(self.median)
         given = self.overrides.batch_size
         for batch in [given] if given else sorted({self.least_batch, 1}, reverse=True):
@@ -190,7 +190,7 @@ class _Planner:
         )
 
     def _built(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
-        """The network for a patch, and the patch rounded up to what its strides divide."""
+        """The network for a patch, and the patch rounded up to a multiple of its strides."""
         overrides, dims = self.overrides, self.dims
         lists = [v for v in (overrides.channels, overrides.kernel_sizes) if isinstance(v, (list, tuple))]
         most = min((n for n in (overrides.max_stages, *map(len, lists)) if n), default=None)
@@ -220,9 +220,7 @@ class _Planner:
         return network, rounded
 
     def _smaller(self, patch: Sequence[int]) -> tuple[Network, tuple[int, ...]] | None:
-        """The next smaller patch along the axis that covers most of the median image; None where there is
-        none.
-        """
+        """The next smaller patch along the axis that covers most of the median image; None if none fits."""
         order = sorted(range(self.dims), key=lambda a: (-patch[a] / self.median[a], a))
         for axis in order:
             for n in range(patch[axis] - 1, _LEAST_EDGE - 1, -1):
@@ -235,7 +233,7 @@ class _Planner:
         return None
 
     def batch(self, network: Network, patch: Sequence[int], voxels: float) -> tuple[int, str]:
-        """How many patches a batch holds, and why."""
+        """Batch size, and the reason."""
         if self.overrides.batch_size is not None:
             return self.overrides.batch_size, "data.batch_size"
         one, two = self.gb(network, patch, 1), self.gb(network, patch, 2)
@@ -244,7 +242,7 @@ class _Planner:
             f"{100 * _DATA_SHARE:g} % of all voxels": round(_DATA_SHARE * voxels / prod(patch)),
         }
         most = self.overrides.max_batch_size
-        quick = _whole_batch(patch) if self.overrides.whole else _QUICK_BATCH[self.dims]
+        quick = _image_level_batch(patch) if self.overrides.image_level else _QUICK_BATCH[self.dims]
         limits["short runs need many steps" if most is None else "plan.max_batch_size"] = most or quick
         if limits["memory"] < self.least_batch:
             return 1, "memory holds no more"
@@ -255,7 +253,7 @@ class _Planner:
         return limits[reason], f"{reason}; {others}"
 
     def warn(self, network: Network, patch: Sequence[int], batch: int) -> None:
-        """Of a step that does not fit: a patch that was asked for is taken as it is."""
+        """Warn if a step does not fit: a patch size that the user sets is not changed."""
         needed, budget = self.gb(network, patch, batch), self.budget
         if needed > budget.memory_gb:
             log.warning(
@@ -264,15 +262,15 @@ class _Planner:
             )
 
 
-def _whole_batch(patch: Sequence[int]) -> int:
+def _image_level_batch(patch: Sequence[int]) -> int:
     """A power of two from 2 to 128: 128 pictures of 28 x 28, 32 volumes of 28 x 28 x 28, 16 pictures of
     224 x 224.
     """
-    return int(min(128, max(2, 2 ** round(log2(_WHOLE_ROOT / sqrt(prod(patch)))))))
+    return int(min(128, max(2, 2 ** round(log2(_IMAGE_LEVEL_ROOT / sqrt(prod(patch)))))))
 
 
-def _check_whole(fingerprint: Fingerprint, overrides: PlanOverrides) -> None:
-    """Raises: ValueError: slices are asked for."""
+def _check_image_level(fingerprint: Fingerprint, overrides: PlanOverrides) -> None:
+    """Raises: ValueError: the config requests slices."""
     if overrides.spatial_dims not in (None, fingerprint.spatial_dims):
         raise ValueError(
             f"data.spatial_dims must be {fingerprint.spatial_dims} or null, as the network takes whole "

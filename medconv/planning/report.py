@@ -1,4 +1,4 @@
-"""The plan in words: each value with its reason."""
+"""The plan as a table: each value with its reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def patch_reason(
         return f"data.patch_size; the median image is {whole}{hint}"
     if overrides.resize is not None:
         return f"data.resize, {whole}, padded to what the strides divide"
-    if overrides.whole:
+    if overrides.image_level:
         return (
             f"the median image, {whole}, rounded up to what the strides divide; others are cut or "
             "padded at their borders"
@@ -58,7 +58,7 @@ def patch_reason(
 def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverrides) -> str:
     if overrides.spatial_dims is not None:
         return "data.spatial_dims"
-    if overrides.whole:
+    if overrides.image_level:
         return (
             "the images are volumes"
             if fingerprint.spatial_dims == 3

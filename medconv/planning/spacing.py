@@ -1,6 +1,4 @@
-"""The grid that a dataset is prepared on: spacing, two dimensions or three, and how large the images are
-there.
-"""
+"""Target spacing, slice axis for 2D networks, and image sizes after resampling."""
 
 from __future__ import annotations
 
@@ -13,11 +11,9 @@ import numpy as np
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
 
-_THICK = (
-    3  # slices so many times as thick as the other axes' voxels are anisotropic; and so many times as few
-)
+_THICK = 3  # anisotropic: slices this many times thicker than other voxels, and this many times fewer
 _DECIMALS = 4  # of a spacing in mm
-_FEWEST_SLICES = 4  # with fewer a 3D kernel sees hardly more than padding across them
+_FEWEST_SLICES = 4  # with fewer, a 3D kernel sees mostly padding
 
 
 def target_spacing(fingerprint: Fingerprint) -> tuple[float, ...]:
@@ -43,7 +39,7 @@ def _rounded(mm: float) -> float:
 
 
 def thick_axis(fingerprint: Fingerprint) -> int | None:
-    """The axis across thick slices; None where voxels are nearer to cubes."""
+    """The axis across thick slices; None if voxels are closer to cubes."""
     spacing, shape = (
         np.median(np.array(rows), axis=0) for rows in (fingerprint.spacings_mm, fingerprint.shapes)
     )
@@ -80,7 +76,7 @@ def few_slices(fingerprint: Fingerprint, axis: int) -> bool:
 
 
 def across(fingerprint: Fingerprint, axis: int) -> Fingerprint:
-    """The fingerprint of the slices that lie across an axis: what a 2D network is planned from."""
+    """The fingerprint of the slices across an axis, to plan a 2D network."""
 
     def within(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
         return tuple(row[:axis] + row[axis + 1 :] for row in rows)

@@ -31,7 +31,7 @@ class Network:
     channels: tuple[int, ...]
 
     def divisor(self, spatial_dims: int) -> tuple[int, ...]:
-        """What a patch must be divisible by, per axis."""
+        """The divisor of the patch size, per axis."""
         return tuple(prod(step[axis] for step in self.strides) for axis in range(spatial_dims))
 
 
@@ -61,12 +61,12 @@ def kernels(spacing: Sequence[float], strides: Steps) -> Steps:
     """3 along every axis, but 1 across slices that are at least twice as thick as the finest axis; 3 in
     the last stage.
     """
-    voxel, kernel, found = [float(s) for s in spacing], [1] * len(spacing), []
+    voxel, kernel, sizes = [float(s) for s in spacing], [1] * len(spacing), []
     for step in ((1,) * len(voxel), *strides):
         voxel = [v * s for v, s in zip(voxel, step, strict=True)]
         kernel = [3 if k == 3 or v < _EVEN * min(voxel) else 1 for k, v in zip(kernel, voxel, strict=True)]
-        found.append(tuple(kernel))
-    return (*found[:-1], (3,) * len(voxel))
+        sizes.append(tuple(kernel))
+    return (*sizes[:-1], (3,) * len(voxel))
 
 
 def widths(num_stages: int, spatial_dims: int) -> tuple[int, ...]:

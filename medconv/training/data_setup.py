@@ -192,7 +192,7 @@ def make_plan(
     configured_gb = settings.pop("memory_gb")
     keys = ("spatial_dims", "spacing_mm", "patch_size", "batch_size", "normalisation", "resize")
     image_level = dataset.image_targets is not None
-    overrides = PlanOverrides(**settings, **{key: data[key] for key in keys}, whole=image_level)
+    overrides = PlanOverrides(**settings, **{key: data[key] for key in keys}, image_level=image_level)
     budget = _memory_budget(config, configured_gb, memory_gb)
     num_outputs = (dataset.image_targets or dataset.targets).num_outputs
     return plan(measured, overrides, budget, dataset.modalities, num_outputs)

@@ -142,7 +142,7 @@ def test_workers_end_when_they_are_told_to_or_left_alone(dataset: Path, tmp_path
 
 
 def _idle_worker() -> None:
-    datamodule._settle(0)
+    datamodule._init_worker(0)
     time.sleep(60)
 
 

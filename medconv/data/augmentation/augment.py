@@ -1,8 +1,7 @@
-"""Augmentation of a whole batch at once, on the device the batch is on; 2D and 3D from the same code.
+"""Augmentation of a whole batch on its device; one code for 2D and 3D.
 
-Parameters are sampled apart from applied, and only from (seed, sample number): a batch gives what its samples
-give one by one, on the device or in a loader worker, and what was done to a sample can be done to a
-prediction of it.
+Parameters are sampled separately, from (seed, sample number) alone: a batch gives the same result as its
+samples one by one, on the device or in a loader worker, and a prediction can be transformed like its sample.
 Source: the list of transforms follows Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
 """
 
@@ -15,18 +14,18 @@ import torch
 from torch import Tensor
 
 from medconv.data.augmentation import intensity, spatial
-from medconv.data.augmentation.parameters import MOVES, Parameters, Sampling
+from medconv.data.augmentation.parameters import MOVES, Parameters, ParameterSampler
 
 Batch = Tensor | Sequence[Tensor]
 
 
-class Augment(Sampling):
+class Augment(ParameterSampler):
     """Rotation, scaling, shift, elastic deformation and mirroring as one resampling; then noise, blur with
     low resolution, brightness, contrast, gamma.
 
     Args:
-        flip_label_pairs: label values that swap where a sample is mirrored along `left_right_axis`.
-        ranges: what `Sampling` takes: seed, spacing_mm, patch_size, probabilities and ranges.
+        flip_label_pairs: label values that swap when a sample is mirrored along `left_right_axis`.
+        ranges: the arguments of `ParameterSampler`: seed, spacing_mm, patch_size, probabilities and ranges.
     Raises: ValueError: values out of range.
     """
 
@@ -42,8 +41,8 @@ class Augment(Sampling):
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Shape: image (batch, channels, *spatial), label (batch, 1, *spatial); sample (batch,) numbers.
-        Image and label may also be lists of samples of different sizes. They come back with `patch_size`. A
-        label of values stays as it is: (batch, values)."""
+        Image and label may also be lists of samples of different sizes. The result has `patch_size`.
+        Image-level labels (batch, values) are unchanged."""
         numbers = torch.as_tensor(batch["sample"])
         parameters = self.sample(numbers.tolist(), len(batch["image"][0]))
         values = isinstance(batch["label"], Tensor) and batch["label"].ndim == 2
@@ -53,9 +52,7 @@ class Augment(Sampling):
     def apply(
         self, image: Batch, label: Batch | None, parameters: Parameters
     ) -> tuple[Tensor, Tensor | None]:
-        """Image by linear, label by nearest-neighbour interpolation; 0 comes in from outside. The input
-        stays as it is.
-        """
+        """Linear interpolation for images, nearest neighbour for labels, 0 outside; the input is kept."""
         moved, label = self.place(image, label, parameters)
         values = moved.float()
         rows, of_rows = values.flatten(0, 1), parameters.per_row()
@@ -70,7 +67,7 @@ class Augment(Sampling):
     def place(
         self, image: Batch, label: Batch | None, parameters: Parameters
     ) -> tuple[Tensor, Tensor | None]:
-        """The part of `apply` that moves voxels."""
+        """The spatial part of `apply`."""
         out = image[0].new_empty((len(image), len(image[0]), *self.patch_size))
         out_label = None if label is None else label[0].new_empty((len(label), 1, *self.patch_size))
         moves = [getattr(parameters, name) for name in MOVES]
@@ -96,7 +93,7 @@ class Augment(Sampling):
         out: Tensor,
         out_label: Tensor | None,
     ) -> None:
-        """Into `out`; alike samples at once, so that an accelerator is asked few times."""
+        """Write into `out`; equal flips together, for few kernel launches."""
         moved, matrix, shift, flips, elastic = moves
         if bool(moved.any()):
             which, field = _index(moved, image.device), self._field(elastic[moved], image.device)
@@ -116,7 +113,7 @@ class Augment(Sampling):
                     target[which] = centre(source, self.patch_size)[which].flip(dims)
 
     def _swap(self, label: Tensor, which: Tensor) -> None:
-        """Left becomes right."""
+        """Swap the labels of `flip_label_pairs`."""
         for i in which.nonzero().flatten().tolist():
             before = label[i].clone()
             for a, b in self.flip_label_pairs:
@@ -131,12 +128,12 @@ class Augment(Sampling):
 
 
 def _index(mask: Tensor, device: torch.device) -> Tensor | slice:
-    """Where a mask holds; a slice where it holds everywhere, which copies and writes several times faster."""
+    """Indices where a mask is true; a slice if it is true everywhere, which is several times faster."""
     return slice(None) if bool(mask.all()) else mask.nonzero().flatten().to(device)
 
 
 def centre(array: Tensor, size: Sequence[int]) -> Tensor:
-    """The middle of the last axes, a view. Shape: (..., *spatial) -> (..., *size)."""
+    """Centre crop of the last axes, as a view. Shape: (..., *spatial) -> (..., *size)."""
     for axis, n in enumerate(size, start=-len(size)):
         array = array.narrow(axis, (array.shape[axis] - n) // 2, n)
     return array

@@ -1,8 +1,6 @@
-"""What augmentation does to voxel values. A row is one channel of one sample; each function changes rows in
-place.
+"""Intensity transforms, in place. A row is one channel of one sample.
 
-Rows are chosen by a mask. On an accelerator the chosen ones are changed as one stack; on a CPU one by one,
-without copies.
+On an accelerator the selected rows are changed as one stack; on a CPU one by one, without copies.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ _TAIL = 3.0  # standard deviations at which a Gaussian is cut
 
 
 def add_noise(image: Tensor, std: Tensor, seeds: Tensor) -> None:
-    """Gaussian noise, the same deviation in all channels of a sample.
+    """Add Gaussian noise with one standard deviation for all channels of a sample.
 
     Shape: image (batch, channels, *spatial), std (batch,), seeds (batch,) int64.
     """
@@ -29,16 +27,15 @@ def add_noise(image: Tensor, std: Tensor, seeds: Tensor) -> None:
 
 
 def soften(rows: Tensor, sigma: Tensor, resolution: Tensor) -> None:
-    """Gaussian blur, then a coarser grid and back: both are linear along each axis, so one matrix an axis
-    does them.
+    """Gaussian blur, then low resolution: both are linear along each axis, so one matrix per axis.
 
     Shape: rows (rows, *spatial); sigma (rows, axes) in voxels, 0 for none; resolution (rows, axes): share of
-        the voxels that is kept, 1 for all. The coarser grid takes the nearest voxels, the way back is linear.
+        the voxels, 1 for all. Down by nearest neighbour, up by linear interpolation.
     """
     for axis in range(rows.ndim - 1):
         n = rows.shape[1 + axis]
-        wanted = (sigma[:, axis] > 0) | (resolution[:, axis] < 1)
-        for part, which in _chosen(rows, wanted):
+        mask = (sigma[:, axis] > 0) | (resolution[:, axis] < 1)
+        for part, which in _chosen(rows, mask):
             matrix = _softening(n, sigma[which, axis], resolution[which, axis])
             part.copy_(_along(part, matrix.to(part.device), axis))
 
@@ -50,9 +47,7 @@ def scale_values(rows: Tensor, gain: Tensor, offset: Tensor) -> None:
 
 
 def stretch(rows: Tensor, contrast: Tensor) -> None:
-    """Moves values away from the row's mean, within the range that they have. Shape: (rows, *spatial),
-    (rows,).
-    """
+    """Contrast: scale values about the row's mean, clipped to its range. Shape: (rows, *spatial), (rows,)."""
     for part, which in _chosen(rows, contrast != 1):
         (low, high), factor = _range(part), _like(part, contrast[which])
         part.mul_(factor).add_(_mean(part) * (1 / factor - 1))
@@ -60,11 +55,9 @@ def stretch(rows: Tensor, contrast: Tensor) -> None:
 
 
 def bend(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
-    """A power of the values, which are taken from 0 to 1 for it; mean and standard deviation stay as they
-    were.
+    """Gamma: a power of the values scaled to 0..1, then mean and standard deviation are restored.
 
-    Shape: rows (rows, *spatial), gamma (rows,), 1 for none. Args: inverted: bend the dark end where the
-    bright one was.
+    Shape: rows (rows, *spatial), gamma (rows,), 1 for none. Args: inverted: apply it to the inverted values.
     """
     for part, which in _chosen(rows, gamma != 1):
         low, high = _range(part)
@@ -78,7 +71,7 @@ def bend(rows: Tensor, gamma: Tensor, inverted: bool) -> None:
 
 
 def _chosen(rows: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The rows of a mask, to be changed in place, with their numbers."""
+    """The rows of a mask with their indices; changes to them are kept."""
     which = mask.nonzero().flatten()
     if spatial.one_by_one(rows.device):
         for i in which:
@@ -91,7 +84,7 @@ def _chosen(rows: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _like(rows: Tensor, values: Tensor) -> Tensor:
-    """One value per row, to be combined with rows."""
+    """One value per row, broadcastable to rows."""
     return values.to(rows).reshape(-1, *(1,) * (rows.ndim - 1))
 
 
@@ -100,9 +93,7 @@ def _mean(rows: Tensor) -> Tensor:
 
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each row, in two quick passes; `torch.std` takes several times as
-    long.
-    """
+    """Mean and standard deviation of each row; several times faster than `torch.std`."""
     mean = _mean(rows)
     flat = (rows - mean).flatten(1)
     square = torch.linalg.vector_norm(flat, dim=1) ** 2 / flat.shape[1]
@@ -134,9 +125,7 @@ def _softening(n: int, sigma: Tensor, resolution: Tensor) -> Tensor:
 
 
 def _blur(n: int, sigma: Tensor) -> Tensor:
-    """Gaussian weights between n voxels in a row, cut at three deviations; near an end the rest counts
-    more.
-    """
+    """Gaussian weights between n voxels, cut at three standard deviations and normalised to sum 1."""
     away = (torch.arange(n)[:, None] - torch.arange(n)[None]).abs()[None]
     wide = sigma[:, None, None].clamp(min=1e-3)
     weights = torch.exp(-0.5 * (away / wide) ** 2) * (away <= _TAIL * wide + 0.5)
@@ -148,9 +137,9 @@ def _coarsen(n: int, resolution: Tensor) -> Tensor:
     matrix = torch.zeros(len(resolution), n, n)
     for row, share in zip(matrix, resolution.tolist(), strict=True):
         kept = max(1, round(n * share))
-        wanted = ((torch.arange(n) + 0.5) * kept / n - 0.5).clamp(0, kept - 1)
-        lower = wanted.floor().clamp(max=max(0, kept - 2))
-        for step, weight in ((0, 1 - (wanted - lower)), (1, wanted - lower)):
+        position = ((torch.arange(n) + 0.5) * kept / n - 0.5).clamp(0, kept - 1)
+        lower = position.floor().clamp(max=max(0, kept - 2))
+        for step, weight in ((0, 1 - (position - lower)), (1, position - lower)):
             source = ((lower + step).clamp(max=kept - 1) + 0.5).mul(n / kept).floor().long()
             row.scatter_add_(1, source[:, None], weight[:, None])
     return matrix

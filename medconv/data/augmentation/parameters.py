@@ -1,6 +1,4 @@
-"""What augmentation does to each sample: drawn here, from (seed, sample number) alone, and applied
-elsewhere.
-"""
+"""Augmentation parameters of each sample, sampled from (seed, sample number) alone; applied elsewhere."""
 
 from __future__ import annotations
 
@@ -27,12 +25,11 @@ VALUES = (
     "gamma_inverted",
     "gamma",
 )
-MOVES = ("moved", "matrix", "shift", "flips", "elastic")  # what `Parameters` has of a sample's place
-THICK = 3.0  # times the finest spacing: an axis beyond that is not resampled
-_ZOOM_OUT = 1.25  # patches that show more than that have zeros at their ends
-_FOLDS = (
-    0.4  # of the control points' distance; splines may fold beyond (Choi & Lee 2000, Graphical Models 62:89)
-)
+MOVES = ("moved", "matrix", "shift", "flips", "elastic")  # the spatial fields of `Parameters`
+THICK = 3.0  # times the finest spacing: axes with a larger spacing are not resampled
+_ZOOM_OUT = 1.25  # patches that show a larger area have zeros at their borders
+# Of the control point distance; splines may fold beyond (Choi & Lee 2000, Graphical Models 62:89)
+_FOLDS = 0.4
 _RANGES = {
     **dict.fromkeys(("noise_std", "blur_sigma"), 0.0),
     **dict.fromkeys(("scale", "simulate_low_resolution", "brightness", "contrast", "gamma"), 0.01),
@@ -42,7 +39,7 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class Parameters:
-    """What is done to each sample of a batch; on the CPU, wherever the batch is.
+    """The parameters of each sample of a batch; always on the CPU.
 
     Shape:
         moved (batch,): whether the sample is resampled at all.
@@ -71,9 +68,7 @@ class Parameters:
     gamma: Tensor
 
     def per_row(self) -> dict[str, Tensor]:
-        """What is drawn for each channel, name to values, with the channels of all samples in one row of
-        rows.
-        """
+        """The parameters per channel, name to values, with samples and channels flattened into rows."""
         names = (
             "blur",
             "simulate_low_resolution",
@@ -86,23 +81,21 @@ class Parameters:
         return {name: getattr(self, name).flatten(0, 1) for name in names}
 
 
-class Sampling:
-    """Draws parameters.
+class ParameterSampler:
+    """Samples parameters.
 
     Args:
-        seed: with the sample number it decides everything.
-        spacing_mm: of the patch, one number per spatial axis. Axes of more than three times the finest
-            spacing are
-            not resampled: no rotation into them, no scaling, deformation, blur or lower resolution along
-                them.
-        patch_size: of the output, in voxels. The input may be larger around the same centre: `read_size` says
-            how much is of use.
-        p: transform to probability, 0 where it is not named: per sample those of `PLACE` and `noise`, per
-            channel the others of `VALUES`.
-        rotation_deg: largest angle in each plane. scale: range of how much more a patch shows. shift:
-            largest, as share of the patch. elastic_mm: largest displacement of the control points,
+        seed: with the sample number it determines all parameters.
+        spacing_mm: of the patch, one number per spatial axis. Axes with more than three times the finest
+            spacing are not resampled: no rotation into them, and no scaling, deformation, blur or low
+            resolution along them.
+        patch_size: of the output, in voxels. The input may be larger, with the same centre, see `read_size`.
+        p: transform to probability, 0 if absent: those of `PLACE` and `noise` per sample, the others of
+            `VALUES` per channel.
+        rotation_deg: largest angle in each plane. scale: range of the shown area, as factor of the patch.
+            shift: largest, as share of the patch. elastic_mm: largest displacement of the control points,
             elastic_spacing_mm apart.
-        mirror_axes: spatial axes along which each sample is flipped or not, by chance; or `all`.
+        mirror_axes: spatial axes along which each sample is flipped with probability 0.5; or `all`.
         noise_std: range, in units of the image, as additive_brightness. blur_sigma: range in voxels.
             simulate_low_resolution: range of the share of voxels along an axis. brightness, contrast, gamma:
             range of a factor about 0, of one about the mean, of an exponent; as often below 1 as above.
@@ -169,9 +162,7 @@ class Sampling:
         )
 
     def read_size(self, number: int) -> tuple[int, ...]:
-        """How many voxels around the patch's centre sample `number` shows some of; at most
-        `max_read_size`.
-        """
+        """Voxels around the centre that sample `number` needs; at most `max_read_size`."""
         moved, matrix, shift, *_ = self._draw_place(number)
         if not moved:
             return self.patch_size
@@ -179,18 +170,18 @@ class Sampling:
         return tuple(int(n) for n in np.minimum(self._holding(far), self.max_read_size))
 
     def _dice(self, purpose: int, number: int) -> Callable[[], float]:
-        """A function that gives the next of a sample's own numbers, from 0 to 1."""
+        """A function that returns the next random number of a sample, from 0 to 1."""
         rng = np.random.default_rng([self.seed, purpose, number])
 
         def numbers() -> Iterator[float]:
             while True:
-                yield from rng.random(32).tolist()  # at once: one call costs as much as ten numbers
+                yield from rng.random(32).tolist()  # in blocks, because a call costs as much as ten numbers
 
         return numbers().__next__
 
     def _draw_place(self, number: int) -> tuple[Any, ...]:
-        """`Parameters` from `moved` to `elastic`. All numbers are drawn, used or not: a probability
-        changes nothing else.
+        """`Parameters` from `moved` to `elastic`. All numbers are drawn even if unused, so that a probability
+        does not change the other parameters.
         """
         axes, draw = len(self.spacing_mm), self._dice(3, number)
         turns, zooms, shifts, bends = (draw() < self.p[name] for name in PLACE)
@@ -243,7 +234,7 @@ class Sampling:
         return value if draw() < self.p[name] else neutral
 
     def _largest_size(self) -> tuple[int, ...]:
-        """Beyond it 0 comes in: a patch turned in one plane and shown smaller, as far as `_ZOOM_OUT`."""
+        """For a patch rotated in one plane and scaled up to `_ZOOM_OUT`; what lies outside is 0."""
         half, spacing = np.array(self.patch_size) / 2, np.array(self.spacing_mm)
         far = half.copy()
         for i, j in permutations(np.flatnonzero(self.thin), 2) if self.p["rotation"] else ():
@@ -259,7 +250,7 @@ class Sampling:
         )
 
     def _holding(self, far: np.ndarray) -> tuple[int, ...]:
-        """The smallest size that holds what lies `far` from the centre, and shares the patch's centre."""
+        """The smallest size with the centre of the patch that includes voxels `far` from it."""
         return tuple(int(n + 2 * ceil(f + 1 - n / 2)) for n, f in zip(self.patch_size, far, strict=True))
 
     def _check(self) -> None:
@@ -295,19 +286,17 @@ class Sampling:
 
 
 def mirrored_axes(axes: Sequence[int] | str, spatial_dims: int) -> tuple[int, ...]:
-    """What `augmentation.mirror_axes` means. Raises: ValueError: not different spatial axes, nor `all`."""
+    """The axes of `augmentation.mirror_axes`. Raises: ValueError: not different spatial axes, nor `all`."""
     if axes == "all":
         return tuple(range(spatial_dims))
     return check_axes("augmentation.mirror_axes", axes, spatial_dims, also=", or `all`")
 
 
 def check_axes(key: str, axes: Any, spatial_dims: int, also: str = "") -> tuple[int, ...]:
-    """The axes that a key names. Raises: ValueError: they are not different numbers of the image's spatial
-    axes.
-    """
-    listed = isinstance(axes, Sequence) and not isinstance(axes, str)
-    known = listed and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
-    if not known or len(set(axes)) != len(axes):
+    """The axes of a key. Raises: ValueError: not different spatial axes of the image."""
+    is_list = isinstance(axes, Sequence) and not isinstance(axes, str)
+    valid = is_list and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
+    if not valid or len(set(axes)) != len(axes):
         raise ValueError(
             f"{key} must be different spatial axes from 0 to {spatial_dims - 1}{also}, got {axes}"
         )
@@ -326,7 +315,7 @@ def _plane_rotation(axes: int, a: int, b: int, angle: float) -> np.ndarray:
 
 
 def _factor(draw: Callable[[], float], limits: Sequence[float]) -> float:
-    """As often below 1 as above, where the range holds 1."""
+    """As often below 1 as above, if the range contains 1."""
     (low, high), below = limits, draw() < 0.5
     if low < 1 < high:
         low, high = (low, 1.0) if below else (1.0, high)

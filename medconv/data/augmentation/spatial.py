@@ -1,9 +1,7 @@
-"""One resampling for all that moves voxels: rotation, scaling, shift, elastic deformation and mirroring
-together.
+"""One resampling for rotation, scaling, shift, elastic deformation and mirroring together.
 
-On a CPU `grid_sample` in three dimensions goes voxel by voxel. Gathering the eight neighbours of many voxels
-at once, as whole vectors in pieces that stay in the cache, gives the same numbers in less than half of the
-time.
+On a CPU, 3D `grid_sample` works voxel by voxel. Gathering the eight neighbours of many voxels as vectors, in
+pieces that stay in the cache, gives the same numbers in less than half of the time.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ def resample(
     field: Tensor | None,
     size: Sequence[int],
 ) -> tuple[Tensor, Tensor | None]:
-    """Image by linear, label by nearest-neighbour interpolation; 0 comes in from outside.
+    """Linear interpolation for images, nearest neighbour for labels, 0 outside.
 
     The output voxel at p, counted from the centre of the output, shows the input at matrix @ p + shift +
     field(p), counted from the centre of the input.
@@ -39,7 +37,7 @@ def resample(
     Shape: image (batch, channels, *source) float32, label (batch, 1, *source) -> the same with *size.
         matrix (batch, axes, axes), shift (batch, axes), field (batch, axes, *size) or None: all in voxels, on
         a CPU but for `field`, which is where the image is.
-    Args: label: None of images that have no map.
+    Args: label: None for images without label maps.
     """
     if plain(label, image.ndim - 2) or not one_by_one(image.device):
         grid = _grid(image, matrix, shift, field, size)
@@ -57,12 +55,12 @@ def resample(
 
 
 def one_by_one(device: torch.device) -> bool:
-    """Whether samples are quicker one at a time, without copies, than as one stack with few calls."""
+    """Whether samples are faster one at a time, without copies, than stacked."""
     return device.type == "cpu"
 
 
 def plain(label: object, spatial_dims: int) -> bool:
-    """Whether there are pictures without label maps, of which a stack is quicker in any case."""
+    """Whether these are 2D images without label maps, which are always faster stacked."""
     return label is None and spatial_dims == 2
 
 

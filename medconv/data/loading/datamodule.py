@@ -1,4 +1,4 @@
-"""The loaders: patches for training, whole cases for validation, workers, pinned memory, augmentation."""
+"""The data module: loaders of patches or images for training, of whole cases for validation; augmentation."""
 
 from __future__ import annotations
 
@@ -21,16 +21,13 @@ from torch.utils.data import default_collate
 from medconv.data.case import Case
 from medconv.data.loading.image_dataset import ImageCases, ImageDataset
 from medconv.data.loading.patch_dataset import CaseDataset, PatchDataset, Sample, SampleOrder
-from medconv.data.loading.worker_errors import Fault, Guarded, GuardedCollate
+from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset, WorkerError
 from medconv.data.preprocessing.store import Store
 
 Batch = dict[str, Any]
-_TOLD = {
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGUSR1,
-}  # by a terminal, by Slurm: to all processes of a run at once
-_DYING = 2.0  # seconds for a worker to be gone once its connection is
+# What a terminal and Slurm send to all processes of a run
+_RUN_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+_DEATH_SECONDS = 2.0  # from the loss of a worker's connection to the signal that names the worker
 
 
 class DataModule(LightningDataModule):
@@ -38,14 +35,13 @@ class DataModule(LightningDataModule):
 
     Args:
         batch_size: per device. samples_per_epoch: over all devices.
-        augment: called with a training batch: on the device where that is an accelerator, else inside the
-            workers.
-        slice_axis: where the patches are 2D and the cases volumes, the axis across the slices.
-        draw_from: of whole images, which are those whose cases have values: places in `train`, class by
-            class, so that each class is drawn equally often; None draws each case so.
-        num_workers: loader processes per device; None is half of the cores, shared by the devices, at most 8.
-        persistent_workers: keep them between epochs; None is yes wherever there are workers.
-    Raises: ValueError: no training case, or values that do not fit together.
+        augment: applied to training batches: on the device if it is an accelerator, else in the workers.
+        slice_axis: with 2D patches from volumes, the axis across the slices.
+        draw_from: for image-level targets: indices into `train`, per class, to draw each class equally
+            often; None draws each case equally often.
+        num_workers: loader processes per device; None: half of the cores, shared by the devices, at most 8.
+        persistent_workers: keep workers between epochs; None: yes if there are workers.
+    Raises: ValueError: no training case, or inconsistent values.
     """
 
     def __init__(
@@ -76,12 +72,10 @@ class DataModule(LightningDataModule):
             persistent_workers,
         )
         self.slice_axis, self.draw_from = slice_axis, draw_from
-        self.mark: Callable[[str], None] = lambda phase: (
-            None
-        )  # a profiler's: called with the part of a step that ends
-        self.stopped: Callable[[], bool] = lambda: (
-            False
-        )  # whether the run is to end, so that no further case is validated
+        # Called by the loader with the phase of a step that ends; a profiler sets it
+        self.mark: Callable[[str], None] = lambda phase: None
+        # Whether the run is to stop, so that no further case is validated
+        self.stopped: Callable[[], bool] = lambda: False
         self._check()
 
     def _check(self) -> None:
@@ -97,20 +91,18 @@ class DataModule(LightningDataModule):
                 f"data.oversample_foreground must lie between 0 and 1, got {self.oversample_foreground}"
             )
         if self.num_workers == 0 and self.persistent_workers:
-            raise ValueError(
-                "data.persistent_workers=true needs workers that persist, got data.num_workers=0"
-            )
+            raise ValueError("data.persistent_workers=true needs workers, got data.num_workers=0")
 
     def train_dataloader(self) -> DataLoader:
         dataset = self._samples()
         order = SampleOrder(self.samples_per_epoch, self.batch_size, self._rank, self._world_size)
         collate = default_collate if self._augments_on_device else _Augmenting(self.augment)
         loader = self._loader(dataset, sampler=order, batch_size=self.batch_size, collate_fn=collate)
-        loader.mark = lambda phase: self.mark(phase)  # whose it is by then
+        loader.mark = lambda phase: self.mark(phase)  # `mark` may be set later
         return loader
 
     def _samples(self) -> ImageDataset | PatchDataset:
-        if self.whole:
+        if self.image_level:
             return ImageDataset(self.store, self.train_cases, self.seed, self.draw_from)
         ids = [case.id for case in self.train_cases]
         return PatchDataset(
@@ -124,28 +116,24 @@ class DataModule(LightningDataModule):
         )
 
     @property
-    def whole(self) -> bool:
+    def image_level(self) -> bool:
         """Whether samples are whole images with values, not patches with label maps."""
         return self.train_cases[0].values is not None
 
     def _read_size(self) -> Callable[[int], Sequence[int]] | None:
-        """What the augmentation wants to see of a sample; one size for all where a batch is copied to a
-        device first.
-        """
+        """Sample number to the size to read; one size for all if batches are augmented on the device."""
         if self._augments_on_device and hasattr(self.augment, "max_read_size"):
-            return _Always(self.augment.max_read_size)
+            return _Constant(self.augment.max_read_size)
         return getattr(self.augment, "read_size", None)
 
     def val_dataloader(self) -> DataLoader:
-        """Each case on exactly one rank; ranks may have different numbers of them. Whole images come in
-        batches.
+        """Each case on exactly one rank; ranks may have different numbers of cases. Whole images are batched.
 
-        A rank that would have none repeats the first, which counts once all the same: results are kept by
-        case id.
+        A rank without a case repeats the first one; it counts once, since results are stored by case id.
         """
         cases = list(self.val_cases)
         mine = cases[self._rank :: self._world_size] or cases[:1]
-        if self.whole and mine:
+        if self.image_level and mine:
             loader = self._loader(
                 ImageCases(self.store, mine),
                 batch_size=self.batch_size,
@@ -160,9 +148,7 @@ class DataModule(LightningDataModule):
         return loader
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Sample numbers stay here: to read them back from a device would wait for all that it has in
-        work.
-        """
+        """Keep sample numbers on the host: reading them back from a device would wait for its queue."""
         return (
             {**batch, "sample": batch["sample"].tolist()}
             if self._augments_on_device and "sample" in batch
@@ -178,7 +164,7 @@ class DataModule(LightningDataModule):
 
     def _loader(self, dataset: Any, collate_fn: Callable[[list[Sample]], Batch], **settings: Any) -> _Loader:
         workers = self._workers
-        guarded = Guarded(dataset, workers)
+        guarded = GuardedDataset(dataset, workers)
         return _Loader(
             guarded,
             collate_fn=GuardedCollate(collate_fn, guarded),
@@ -186,7 +172,7 @@ class DataModule(LightningDataModule):
             pin_memory=self._augments_on_device,
             prefetch_factor=self.prefetch_factor if workers else None,
             persistent_workers=workers > 0 if self.persistent_workers is None else self.persistent_workers,
-            worker_init_fn=_settle,
+            worker_init_fn=_init_worker,
             **settings,
         )
 
@@ -211,19 +197,17 @@ class DataModule(LightningDataModule):
 
 
 class _Loader(DataLoader):
-    """Says when it begins to wait for a batch, and when it has one; raises what went wrong in making it."""
+    """Marks the begin and end of waiting for a batch; raises the errors of workers."""
 
     mark: Callable[[str], None] | None = None
     stopped: Callable[[], bool] | None = None  # asked before each batch: whether to end here
 
     def begin_at(self, batch: int) -> None:
-        """The next epoch begins at this batch of it; those before are not made. Where iteration has begun
-        it is too late.
-        """
+        """Start the next epoch at this batch, without making those before; call it before iterating."""
         self.sampler.first_batch = batch  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        with _deaf():
+        with _blocked_signals():
             batches = super().__iter__()
         self.dataset.processes = getattr(batches, "_workers", ())  # type: ignore[attr-defined]
         while self.stopped is None or not self.stopped():
@@ -233,36 +217,33 @@ class _Loader(DataLoader):
                 batch = next(batches)
             except StopIteration:
                 return
-            except (ConnectionError, EOFError):  # a worker ended while it handed over a batch
-                time.sleep(
-                    _DYING
-                )  # its end is noticed by a signal, and torch's handler raises which one it was
+            except (ConnectionError, EOFError):  # a worker ended while it sent a batch
+                time.sleep(_DEATH_SECONDS)  # torch's signal handler raises an error that names the worker
                 raise
             if self.mark is not None:
                 self.mark("data_wait")
-            if isinstance(batch, Fault):
+            if isinstance(batch, WorkerError):
                 raise batch.error()
             yield batch
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes started inside never hear what is said to the run, in none of their threads: a mask is
-    inherited.
+def _blocked_signals() -> Iterator[None]:
+    """Processes started inside inherit a mask that blocks the run's signals in all of their threads.
 
-    Blocked later, in the worker, it would not hold for the threads that libraries have begun by then.
+    Blocking in the worker would be too late for threads that libraries have already started.
     """
-    # `spawn` starts it first otherwise, and then takes SIGTERM off the mask
+    # Otherwise `spawn` starts it, and then removes SIGTERM from the mask
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Always:
-    """A function that gives the same for any sample; a class, so that `spawn` can send it to a worker."""
+class _Constant:
+    """Returns one value for any sample; a class, so that `spawn` can pickle it."""
 
     def __init__(self, value: Sequence[int]) -> None:
         self.value = value
@@ -272,7 +253,7 @@ class _Always:
 
 
 class _Augmenting:
-    """Collates and augments in the worker; a class, so that `spawn` can send it there."""
+    """Collates and augments in the worker; a class, so that `spawn` can pickle it."""
 
     def __init__(self, augment: Callable[[Batch], Batch]) -> None:
         self.augment = augment
@@ -280,9 +261,8 @@ class _Augmenting:
     def __call__(self, samples: list[Sample]) -> Batch:
         if len({sample["image"].shape for sample in samples}) == 1:
             return self.augment(default_collate(samples))
-        return self.augment(
-            {key: [sample[key] for sample in samples] for key in samples[0]}
-        )  # sizes as read_size says
+        # Samples of different sizes, see `read_size`
+        return self.augment({key: [sample[key] for sample in samples] for key in samples[0]})
 
 
 def _only_item(samples: list[Sample]) -> Sample:
@@ -290,29 +270,26 @@ def _only_item(samples: list[Sample]) -> Sample:
     return item
 
 
-def _settle(worker: int) -> None:
-    """One thread for each worker, also in numpy and scipy, and no garbage collection of what came from the
-    main process.
+def _init_worker(worker: int) -> None:
+    """One thread per worker, also in numpy and scipy; objects of the main process are not garbage-collected.
 
-    A collection writes into every object that it looks at, and so would copy all of them into each worker.
-    Signals to the run, which a terminal and Slurm also send to its workers, are heeded by the main process,
-    which still needs them then.
+    A collection writes to every object, which would copy their memory pages into each worker. Workers ignore
+    the signals of a terminal or Slurm: the main process handles them and still needs its workers.
     """
     threadpool_limits(1)  # torch's own threads are capped by its worker loop
     gc.freeze()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """SIGTERM from the main process, which so ends a worker that hangs, is obeyed; from anybody else it is
-    not.
+    """End the worker on SIGTERM from the main process (which so ends a hanging worker), from nobody else.
 
-    Workers also end when the main process is gone, which torch finds out only where it started them itself.
+    Workers also end when the main process is gone; torch detects that only if it started them itself.
     """
     parent = multiprocessing.parent_process()
     while parent is not None and parent.is_alive():
-        told = signal.sigtimedwait({signal.SIGTERM}, 5.0)
-        if told is not None and told.si_pid == parent.pid:
+        received = signal.sigtimedwait({signal.SIGTERM}, 5.0)
+        if received is not None and received.si_pid == parent.pid:
             break
     os._exit(0)

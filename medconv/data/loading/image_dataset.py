@@ -1,4 +1,4 @@
-"""Samples of whole images and what is known of them: for training, and for validation.
+"""Datasets of whole images with image-level targets, for training and validation.
 
 As with patches, every training sample is a pure function of (seed, sample number).
 """
@@ -15,9 +15,7 @@ import torch
 from medconv.data.case import Case
 from medconv.data.preprocessing.store import Store
 
-_IN_MEMORY = (
-    256 * 2**20
-)  # bytes of prepared images that a process reads once and keeps, as opening a file takes longer
+_IN_MEMORY = 256 * 2**20  # bytes; prepared images up to this size are kept in memory, which is faster
 Sample = dict[str, Any]
 
 
@@ -30,7 +28,7 @@ class ImageCases(monai.data.Dataset):
 
     def __init__(self, store: Store, cases: Sequence[Case]) -> None:
         super().__init__(list(cases))
-        self.data: Any = np.array([case.id for case in cases])  # one block of memory, as of patches
+        self.data: Any = np.array([case.id for case in cases])  # one block of memory, as in PatchDataset
         self.values = torch.tensor([case.values for case in cases], dtype=torch.float32)
         self.store = store
         first = store.read(cases[0].id).image
@@ -41,25 +39,25 @@ class ImageCases(monai.data.Dataset):
         return {**self.item(index), "case": str(self.data[index])}
 
     def item(self, place: int) -> Sample:
-        """Image and label of the case at this place."""
+        """Image and label of the case at this index."""
         if self.images is not None:
             return {"image": self.images[place], "label": self.values[place]}
         image = self.store.read(str(self.data[place])).image
         return {"image": torch.from_numpy(np.array(image)), "label": self.values[place]}
 
     def describe(self, index: int) -> tuple[str, str]:
-        """The case, and what it is read for."""
+        """The case, and its purpose."""
         return str(self.data[index]), "validation"
 
     def _all(self, first: np.ndarray) -> np.ndarray:
         images = np.empty((len(self.data), *first.shape), np.float32)
         for place, case in enumerate(self.data):
-            found = self.store.read(str(case)).image
-            if found.shape != first.shape:
+            image = self.store.read(str(case)).image
+            if image.shape != first.shape:
                 raise ValueError(
-                    f"case {case}: its prepared image has shape {found.shape}, expected {first.shape}"
+                    f"case {case}: its prepared image has shape {image.shape}, expected {first.shape}"
                 )
-            images[place] = found
+            images[place] = image
         return images
 
 
@@ -67,8 +65,8 @@ class ImageDataset(ImageCases):
     """Training samples; index n is sample number n, without an upper limit.
 
     Item: image (channels, *frame) float32, label (values,) float32, sample n.
-    Args: draw_from: places of cases, class by class: each class is drawn equally often; None draws each case
-    so.
+    Args: draw_from: indices of cases per class, to draw each class equally often; None: each case
+    equally often.
     """
 
     def __init__(
@@ -83,7 +81,7 @@ class ImageDataset(ImageCases):
         return {**self.item(self.place_of(index)), "sample": index}
 
     def place_of(self, index: int) -> int:
-        """Classes take turns in a new random order each time, and so do the cases of each."""
+        """Classes take turns, in a new random order each round; so do the cases of each class."""
         if len(self.groups) == 1:
             return int(self.groups[0][self._in_turn(0, index, len(self.groups[0]))])
         round_, _ = divmod(index, len(self.groups))
@@ -91,13 +89,11 @@ class ImageDataset(ImageCases):
         return int(self.groups[group][self._in_turn(group, round_, len(self.groups[group]))])
 
     def describe(self, index: int) -> tuple[str, str]:
-        """The case of a sample, and the sample in words."""
+        """The case of a sample, and a description of the sample."""
         return str(self.data[self.place_of(index)]), f"training sample {index}"
 
     def _in_turn(self, key: int, index: int, count: int) -> int:
-        """Number `index` of an endless row in which each of `count` comes once in a turn. Args: key: which
-        row.
-        """
+        """Item `index` of an endless sequence of permutations of `count` items. Args: key: which sequence."""
         turn, place = divmod(index, count)
         if self._turns.get(key, (-1,))[0] != turn:
             purpose = [self.seed, 1, turn] if key == 0 else [self.seed, 5, turn, key]

@@ -1,8 +1,7 @@
-"""Training samples and validation cases, read from the store by MONAI datasets inside loader workers.
+"""Training patches and validation cases, read from the store in loader workers.
 
-Every training sample is a pure function of (seed, sample number): which case, which place, which
-augmentation. Sample numbers run on over epochs, so neither the number of workers or ranks nor a restart
-changes what sample n is.
+Every training sample is a pure function of (seed, sample number): case, position and augmentation. Sample
+numbers continue over epochs, so workers, ranks and restarts do not change sample n.
 """
 
 from __future__ import annotations
@@ -28,12 +27,10 @@ class PatchDataset(monai.data.Dataset):
     Item: image (channels, *patch_size) float32, label (1, *patch_size) uint8 or int16, sample n.
     Args:
         cases: ids in the store. patch_size: voxels; smaller images are padded with 0 on both sides.
-        oversample_foreground: of the samples, how many are centred on a voxel of a randomly chosen class of
-            the case. The others lie anywhere or, where some voxels are to be ignored, are centred on one that
-            is not.
-        slice_axis: where the patches are 2D and the cases volumes, the axis across the slices.
-        read_size: sample number to how many voxels to give around the patch's centre, other than the patch's
-            own size.
+        oversample_foreground: share of samples that are centred on a voxel of a random class of the case. The
+            others lie anywhere or, if there is a value to ignore, are centred on a labelled voxel.
+        slice_axis: with 2D patches from volumes, the axis across the slices.
+        read_size: sample number to the voxels to read around the centre; None: the patch size.
     """
 
     def __init__(
@@ -47,9 +44,7 @@ class PatchDataset(monai.data.Dataset):
         read_size: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
         super().__init__(cases)
-        self.data: Any = np.array(
-            cases
-        )  # one block of memory: counting references to strings copies their pages
+        self.data: Any = np.array(cases)  # one block of memory: reference counts of strings copy their pages
         self.store, self.seed, self.oversample_foreground, self.slice_axis = (
             store,
             seed,
@@ -71,7 +66,7 @@ class PatchDataset(monai.data.Dataset):
         }
 
     def case_of(self, index: int) -> str:
-        """Cases come in a new random order each time that all have been seen."""
+        """Cases come in a new random order each round."""
         turn, place = divmod(index, len(self.data))
         if turn != self._turn[0]:
             order = np.random.default_rng([self.seed, 1, turn]).permutation(len(self.data))
@@ -79,7 +74,7 @@ class PatchDataset(monai.data.Dataset):
         return str(self.data[self._turn[1][place]])
 
     def describe(self, index: int) -> tuple[str, str]:
-        """The case of a sample, and the sample in words."""
+        """The case of a sample, and a description of the sample."""
         return self.case_of(index), f"training sample {index}"
 
     def _with_slice_axis(self, size: Sequence[int]) -> tuple[int, ...]:
@@ -90,14 +85,14 @@ class PatchDataset(monai.data.Dataset):
         return patch if self.slice_axis is None else patch.squeeze(1 + self.slice_axis)
 
     def _start(self, entry: Entry, rng: np.random.Generator) -> tuple[int, ...]:
-        """First voxel of the patch along each axis; negative where the image is padded."""
+        """First voxel of the patch along each axis; negative if the image is padded."""
         box = np.array(self.box)
         spare = np.array(entry.label.shape) - box
         start = np.where(spare > 0, rng.integers(0, np.maximum(spare, 0) + 1), spare // 2)
-        known, foreground = _parts(entry.foreground)
-        wanted = foreground if len(foreground) and rng.random() < self.oversample_foreground else known
-        if len(wanted):
-            centred = foreground_voxel(wanted, rng) - box // 2
+        labelled, foreground = _split_rows(entry.foreground)
+        rows = foreground if len(foreground) and rng.random() < self.oversample_foreground else labelled
+        if len(rows):
+            centred = foreground_voxel(rows, rng) - box // 2
             start = np.where(spare > 0, np.clip(centred, 0, np.maximum(spare, 0)), start)
         return tuple(int(s) for s in start)
 
@@ -126,7 +121,7 @@ class CaseDataset(monai.data.Dataset):
         }
 
     def describe(self, index: int) -> tuple[str, str]:
-        """The case, and what it is read for."""
+        """The case, and its purpose."""
         return self.data[index].id, "validation"
 
 
@@ -134,13 +129,13 @@ class SampleOrder(Sampler[int]):
     """The sample numbers of one rank, epoch by epoch.
 
     A global batch is `batch_size * world_size` consecutive numbers, of which each rank takes its own
-    `batch_size`: two devices with batch 2 see what one device with batch 4 sees. An epoch is the fewest whole
-    global batches that hold `samples_per_epoch`.
+    `batch_size`: two devices with batch 2 see what one device with batch 4 sees. An epoch is the smallest
+    number of whole global batches with at least `samples_per_epoch` samples.
     """
 
     def __init__(self, samples_per_epoch: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         self.batch_size, self.rank, self.world_size, self.epoch = batch_size, rank, world_size, 0
-        self.first_batch = 0  # of the next epoch that is iterated over, in which a run goes on
+        self.first_batch = 0  # of the next epoch; above 0 if a run resumes within it
         self.batches = -(-samples_per_epoch // (batch_size * world_size))
 
     def set_epoch(self, epoch: int) -> None:
@@ -156,18 +151,16 @@ class SampleOrder(Sampler[int]):
             yield from range(first, first + self.batch_size)
 
 
-def _parts(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places of an entry: of any voxel that is not to be ignored, class 0, if some are; and of the
-    foreground.
-    """
+def _split_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of class 0, which are labelled voxels of any class (see `Entry`), and rows of the foreground."""
     first = np.searchsorted(rows[:, 0], 1) if len(rows) and rows[0, 0] == 0 else 0
     return rows[:first], rows[first:]
 
 
 def foreground_voxel(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The position of a random voxel of a random class; rows (class, position) in the order of their classes.
+    """The position of a random voxel of a random class; rows (class, position) are sorted by class.
 
-    Only the rows that a binary search needs are read.
+    A binary search reads only a few rows.
     """
     first, last = int(rows[0, 0]), int(rows[-1, 0])
     ends = np.searchsorted(rows[:, 0], np.arange(first, last + 2))
@@ -177,7 +170,7 @@ def foreground_voxel(rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def crop(array: np.ndarray, start: Sequence[int], size: Sequence[int]) -> np.ndarray:
-    """A box of an array (channels, *spatial), filled with 0 where it reaches outside."""
+    """A box of an array (channels, *spatial), padded with 0 outside."""
     inside = [slice(max(0, s), min(n, s + p)) for s, p, n in zip(start, size, array.shape[1:], strict=True)]
     part = array[(slice(None), *inside)]
     if part.shape[1:] == tuple(size):

@@ -1,9 +1,7 @@
-"""What goes wrong inside loader workers, brought to the main process: whose case it is, and where it came
-from.
+"""Errors in loader workers, reported in the main process with their case.
 
-torch raises a worker's error anew from its text alone, traceback and all, which is no message for a user. So
-an error travels as a value in the place of its batch. Of a worker that a signal ends nothing travels; what it
-was at work on stands in memory that it shared.
+torch re-raises a worker's error with its whole traceback as the message. Instead, an error is sent as a value
+in place of the batch. A worker killed by a signal sends nothing; its current task is in shared memory.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _DEAD = re.compile(
 
 _NAMES = {signal.strsignal(number): number.name for number in signal.Signals}
 WAITING, READING, AUGMENTING = range(3)
-_GUARDED: WeakSet[Guarded] = WeakSet()  # of this process
+_GUARDED: WeakSet[GuardedDataset] = WeakSet()  # of this process
 
 
 class WorkerTraceback(Exception):
@@ -38,45 +36,43 @@ class WorkerTraceback(Exception):
 
 
 @dataclass(frozen=True)
-class Fault:
-    """An error in a worker; plain text, as not every exception survives the way between processes."""
+class WorkerError:
+    """An error in a worker, as text, because not every exception can be pickled."""
 
     message: str
-    users: bool  # whose fault: the user's, as of every ValueError, or ours
+    users: bool  # whether it is the user's error, like every ValueError, or a bug
     traceback: str
 
     @classmethod
-    def of(cls, error: Exception, case: str, sample: str) -> Fault:
+    def of(cls, error: Exception, case: str, sample: str) -> WorkerError:
         users = isinstance(error, ValueError)
-        said = str(error).removeprefix(f"case {case}: ") if users else f"{type(error).__name__}: {error}"
-        # numpy's way to say so, and torch's
+        message = str(error).removeprefix(f"case {case}: ") if users else f"{type(error).__name__}: {error}"
+        # MemoryError comes from numpy, RuntimeError from torch
         if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
-            said = (
+            message = (
                 f"no memory left in a loader worker ({error}); fewer data.num_workers or smaller batches help"
             )
             users = True
         text = "".join(traceback.format_exception(error))
-        return cls(f"case {case} ({sample}): {said}", users, text)
+        return cls(f"case {case} ({sample}): {message}", users, text)
 
     def error(self) -> Exception:
         """What to raise in the main process."""
-        found = ValueError(self.message) if self.users else RuntimeError(self.message)
-        found.__cause__ = WorkerTraceback(self.traceback)
-        return found
+        error = ValueError(self.message) if self.users else RuntimeError(self.message)
+        error.__cause__ = WorkerTraceback(self.traceback)
+        return error
 
 
-class Guarded(Dataset):
-    """A dataset whose items come as (index, item), or (index, Fault) in the place of an error.
+class GuardedDataset(Dataset):
+    """A dataset with items (index, item), or (index, WorkerError) if the item cannot be read.
 
-    Args: dataset: with `describe(index)`, which gives the case, and what is read of it in words. workers: how
-        many there will be.
+    Args: dataset: has `describe(index)`, which returns the case and a description. workers: their number.
     """
 
     def __init__(self, dataset: Any, workers: int = 0) -> None:
         self.dataset = dataset
-        self._at_work = torch.full(
-            (workers, 4), -1
-        ).share_memory_()  # a worker's own row: process id, then as in `note`
+        # A row per worker: process id, then the arguments of `note`
+        self._at_work = torch.full((workers, 4), -1).share_memory_()
         self.processes: Sequence[Any] = ()
         _GUARDED.add(self)
 
@@ -84,14 +80,14 @@ class Guarded(Dataset):
         return {**self.__dict__, "processes": ()}
 
     def note(self, doing: int, indices: Sequence[int] = (-1,)) -> None:
-        """In a worker: what it begins to do. Args: doing: one of the constants. indices: first and last
-        count.
+        """Called in a worker before each task. Args: doing: one of the constants. indices: of the items; the
+        first and last are stored.
         """
         if (worker := get_worker_info()) is not None:
             self._at_work[worker.id] = torch.tensor([os.getpid(), doing, indices[0], indices[-1]])
 
     def at_work(self, pid: int) -> str | None:
-        """What a worker was doing, in words; None: it is none of this dataset's."""
+        """What a worker was doing, in words; None if it belongs to another dataset."""
         for process, doing, first, last in self._at_work.tolist():
             if process == pid and doing != WAITING:
                 described = [self.dataset.describe(index) for index in range(first, last + 1)]
@@ -109,15 +105,13 @@ class Guarded(Dataset):
         try:
             return index, self.dataset[index]
         except Exception as error:
-            return index, Fault.of(error, *self.dataset.describe(index))
+            return index, WorkerError.of(error, *self.dataset.describe(index))
 
 
 class GuardedCollate:
-    """Items of a `Guarded` dataset to one batch, or to the `Fault` of the first item that has or makes
-    one.
-    """
+    """Items of a `GuardedDataset` to a batch, or to the `WorkerError` of the first failing item."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any], guarded: Guarded) -> None:
+    def __init__(self, collate: Callable[[list[Any]], Any], guarded: GuardedDataset) -> None:
         self.collate, self.guarded, self.dataset = collate, guarded, guarded.dataset
 
     def __call__(self, items: list[tuple[int, Any]]) -> Any:
@@ -128,49 +122,47 @@ class GuardedCollate:
 
     def _collated(self, items: list[tuple[int, Any]]) -> Any:
         for _, item in items:
-            if isinstance(item, Fault):
+            if isinstance(item, WorkerError):
                 return item
         try:
             return self.collate([item for _, item in items])
         except Exception as error:
-            return self._blamed(items, error)
+            return self._find_culprit(items, error)
 
-    def _blamed(self, items: list[tuple[int, Any]], error: Exception) -> Fault:
-        """Each item is tried alone, to find whose fault it is; the first item's where none fails alone."""
+    def _find_culprit(self, items: list[tuple[int, Any]], error: Exception) -> WorkerError:
+        """Collate each item alone to find the failing one; the first item if none fails alone."""
         for index, item in items:
             try:
                 self.collate([item])
             except Exception as own:
-                return Fault.of(own, *self.dataset.describe(index))
-        return Fault.of(error, *self.dataset.describe(items[0][0]))
+                return WorkerError.of(own, *self.dataset.describe(index))
+        return WorkerError.of(error, *self.dataset.describe(items[0][0]))
 
 
 def ended_worker(error: BaseException) -> tuple[int, str] | None:
-    """Process id of the dead worker that torch speaks of, and its signal, or its exit code; None: another
-    error.
+    """Process id of the dead worker in torch's error, and its signal or exit code; None: another error.
 
-    torch's handler of the signal may raise at any line of the main process, and what waits for a batch raises
-    it anew. Of
-    several the first counts: torch itself ends the other workers then.
+    torch's signal handler may raise at any line of the main process, and the loader may raise it again. If
+    several workers ended, the first counts: torch itself ends the others.
     """
     cause = error.__cause__ or error.__context__
-    if cause is not None and (known := ended_worker(cause)) is not None:
-        return known
-    if not isinstance(error, RuntimeError) or (found := _DEAD.search(str(error))) is None:
+    if cause is not None and (ended := ended_worker(cause)) is not None:
+        return ended
+    if not isinstance(error, RuntimeError) or (match := _DEAD.search(str(error))) is None:
         return None
-    pid = int(found[1].split(",")[0])
-    return pid, _NAMES.get(found[2], found[2]) if found[2] else _exit(pid)
+    pid = int(match[1].split(",")[0])
+    return pid, _NAMES.get(match[2], match[2]) if match[2] else _exit(pid)
 
 
 def _exit(pid: int) -> str:
-    """How a process ended, where torch does not say it."""
+    """How a process ended, if torch does not report it."""
     codes = [worker.exitcode for guarded in _GUARDED for worker in guarded.processes if worker.pid == pid]
     code = next((code for code in codes if code is not None), -signal.SIGKILL)
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def advice(pid: int, ended_by: str, settings: Mapping[str, Any]) -> str:
-    """Which worker ended how, over what, and what helps. Args: settings: the values of `data`."""
+    """A message with the worker, its end, its task and what helps. Args: settings: the values of `data`."""
     keys = ("num_workers", "prefetch_factor", "batch_size", "patch_size")
     less = "fewer or smaller " + ", ".join(f"data.{key} (now {settings[key]})" for key in keys)
     doing = next((words for guarded in _GUARDED if (words := guarded.at_work(pid))), None)

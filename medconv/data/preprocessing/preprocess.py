@@ -1,6 +1,6 @@
-"""From native voxels to what the network sees, and back: orientation, crop, spacing, normalisation.
+"""From native voxels to network input, and back: orientation, crop, spacing, normalisation.
 
-Preparation, validation and prediction all pass through here, so that they cannot differ.
+Preparation, validation and prediction all use these functions, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from medconv.data.preprocessing.resampling import zoom, zoom_label
 from medconv.targets.segmentation import highest
 
 NORMALISATIONS = ("zscore", "ct", "dataset", "rescale", "none")
-OF_ALL = ("ct", "dataset")  # that use the intensities of all cases
+DATASET_NORMALISATIONS = ("ct", "dataset")  # use the intensities of all cases
 Box = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
 class PreprocessingConfig:
-    """How images become network input; saved with every checkpoint.
+    """How images become network input; saved in every checkpoint.
 
     Args:
-        spatial_dims: of what the network sees.
-        spacing_mm: the grid to resample to, one number per spatial axis (right, anterior, superior) that the
-            network sees.
+        spatial_dims: of the network input.
+        spacing_mm: the grid to resample to, one number per spatial axis (right, anterior, superior) of the
+            network input.
         normalisation: one name of `NORMALISATIONS` per channel.
-        intensities: per channel the dataset's foreground statistics (see `Fingerprint`), which `ct` and
-            `dataset` use.
-        slice_axis: where a 2D network takes slices of volumes, the axis across them, along which every case
-            keeps its own spacing; None: the network sees what the data is.
-        frame: of whole images, which keep their borders, the voxels that each has in the end: its middle is
-            cut out, or it is padded with 0 on both sides; None: images are cropped to their content and
-            differ in size.
-        resize: voxels that each image is scaled to, in the place of `spacing_mm`.
+        intensities: per channel the dataset's foreground statistics (see `Fingerprint`), used by `ct` and
+            `dataset`.
+        slice_axis: if a 2D network takes slices of volumes, the axis across them; every case keeps its own
+            spacing along it. None otherwise.
+        frame: for image-level targets, the final size in voxels: a centre crop, or padded with 0 on both
+            sides; None: images are cropped to their content and differ in size.
+        resize: voxels to scale each image to, instead of `spacing_mm`.
     """
 
     spatial_dims: int
@@ -60,28 +59,26 @@ class PreprocessingConfig:
 
     @property
     def image_dims(self) -> int:
-        """Axes of a prepared image, which is a volume also where the network takes its slices."""
+        """Axes of a prepared image: 3 also if the network takes slices of volumes."""
         return self.spatial_dims if self.slice_axis is None else self.spatial_dims + 1
 
     def target_mm(self, spacing_mm: Sequence[float]) -> tuple[float, ...]:
-        """The grid to resample an image of this canonical spacing to, one number per axis of the prepared
-        image.
-        """
+        """Target spacing for an image of this canonical spacing, one number per axis of that image."""
         if (axis := self.slice_axis) is None:
             return self.spacing_mm
         return (*self.spacing_mm[:axis], spacing_mm[axis], *self.spacing_mm[axis:])
 
 
 def left_right_axis(slice_axis: int | None) -> int | None:
-    """Which axis of what the network sees runs from left to right: the first, but none in sagittal slices."""
+    """The axis of the network input from left to right: the first; None for sagittal slices."""
     return None if slice_axis == 0 else 0
 
 
 def normalisation_for(wanted: str | Sequence[str] | None, modalities: Sequence[str]) -> tuple[str, ...]:
-    """One normalisation per channel: as wanted (one name for all, or one each), else `ct` for CT, `dataset`
-    for pictures and `zscore` for the rest.
+    """One normalisation per channel: as given (one name for all, or one each), else `ct` for CT,
+    `dataset` for pictures and `zscore` for the rest.
 
-    Raises: ValueError: not as many names as channels, or unknown ones.
+    Raises: ValueError: unknown names, or not one per channel.
     """
     if wanted is None:
         if are_picture_channels(tuple(modalities)):
@@ -108,9 +105,9 @@ def _check_normalisation(names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class CropInfo:
-    """Where a prepared image lies in its native grid; enough to put a prediction back.
+    """Position of a prepared image in its native grid; needed to restore predictions.
 
-    Args: box: (start, stop) per canonical axis, of the content. shape: canonical shape before the crop,
+    Args: box: (start, stop) of the content per canonical axis. shape: canonical shape before the crop, in
     voxels.
     """
 
@@ -128,13 +125,13 @@ class CropInfo:
         return _canonical_spacing(self.grid)
 
     def spacing_mm(self, shape: Sequence[int]) -> tuple[float, ...]:
-        """Spacing of the prepared image, which has this shape; one number per axis of it."""
+        """Spacing of the prepared image with this shape, one number per axis."""
         spacing = _canonical_spacing(self.grid)
         return tuple(mm * (b - a) / n for mm, (a, b), n in zip(spacing, self.box, shape, strict=False))
 
 
 def to_canonical(array: np.ndarray, grid: Grid) -> tuple[np.ndarray, tuple[float, ...]]:
-    """Turn the axes to right, anterior, superior by flips and permutations; a single slice stays as it is.
+    """Reorient the axes to right, anterior, superior by flips and permutations; a single slice is unchanged.
 
     Shape: (channels, X, Y, Z) -> (channels, R, A, S). Returns: the array and its spacing in mm.
     """
@@ -142,9 +139,7 @@ def to_canonical(array: np.ndarray, grid: Grid) -> tuple[np.ndarray, tuple[float
 
 
 def content_box(image: np.ndarray) -> Box:
-    """The smallest box that holds every voxel that is not 0 in some channel; (channels, *spatial) ->
-    slices.
-    """
+    """Bounding box of the voxels that are not 0 in some channel; (channels, *spatial) -> slices."""
     content = (image != 0).any(0)
     axes = range(content.ndim)
     found = [np.flatnonzero(content.any(tuple(other for other in axes if other != axis))) for axis in axes]
@@ -176,11 +171,9 @@ def preprocess(image: np.ndarray, grid: Grid, config: PreprocessingConfig) -> tu
 
 
 def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """The middle of an image, padded with 0 where it is smaller: (channels, *spatial) -> (channels,
-    *size).
-    """
+    """Centre crop, padded with 0 if the image is smaller: (channels, *spatial) -> (channels, *size)."""
     out = np.zeros((len(image), *size), image.dtype)
-    spare = [n - wanted for n, wanted in zip(image.shape[1:], size, strict=True)]
+    spare = [n - target for n, target in zip(image.shape[1:], size, strict=True)]
     source = tuple(
         slice(max(0, s) // 2, max(0, s) // 2 + min(n, n - s))
         for s, n in zip(spare, image.shape[1:], strict=True)
@@ -195,7 +188,7 @@ def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
 def preprocess_label(
     label: np.ndarray, crop_info: CropInfo, config: PreprocessingConfig, num_classes: int
 ) -> np.ndarray:
-    """A native label map on the grid of its prepared image; no value appears that was not there before.
+    """A native label map on the grid of its prepared image; no new values appear.
 
     Shape: (X, Y, Z) -> (*spatial) uint8 or int16.
     """
@@ -210,18 +203,17 @@ def preprocess_label(
 def restore(
     logits: Tensor, crop_info: CropInfo, decode: Callable[[Iterable[Tensor]], Tensor] = highest
 ) -> np.ndarray:
-    """The label map that a prediction means, on the native grid; outside the content it is background.
+    """Logits to a label map on the native grid; outside the content it is background.
 
     Shape: (outputs, *spatial) -> (X, Y, Z) int16.
-    Args: decode: logits, one (*spatial) after the other, to label values (*spatial); by default the number of
-    the highest.
+    Args: decode: channels of logits, one (*spatial) at a time, to label values (*spatial); default: argmax.
     """
     return to_native(decode(on_content_grid(logits, crop_info)).cpu().numpy(), crop_info)
 
 
 def on_content_grid(logits: Tensor, crop_info: CropInfo) -> Iterator[Tensor]:
-    """The channels of a prediction, one after the other, on the grid of the native content: one native
-    channel in memory and not all of them, which of 100 classes and 512 x 512 x 600 voxels would be 63 GB.
+    """The channels of a prediction on the grid of the native content, one at a time: all of them in memory
+    would be 63 GB for 100 classes and 512 x 512 x 600 voxels.
 
     Shape: (outputs, *spatial) -> each (R, A, S) float32.
     """
@@ -234,7 +226,7 @@ def on_content_grid(logits: Tensor, crop_info: CropInfo) -> Iterator[Tensor]:
 
 
 def to_native(content: np.ndarray, crop_info: CropInfo, outside: float = 0) -> np.ndarray:
-    """Values of the native content, in canonical axes, back in their place: (R, A, S) -> (X, Y, Z)."""
+    """Values of the content, in canonical axes, on the native grid: (R, A, S) -> (X, Y, Z)."""
     whole = np.full(crop_info.shape, outside, content.dtype)
     whole[crop_info.slices] = content
     back = nib.orientations.ornt_transform(_identity(), _orientation(crop_info.grid))
@@ -244,16 +236,13 @@ def to_native(content: np.ndarray, crop_info: CropInfo, outside: float = 0) -> n
 def resampled_shape(
     shape: Sequence[int], spacing: Sequence[float], target: Sequence[float]
 ) -> tuple[int, ...]:
-    """Voxels per axis after resampling to `target` mm; axes that `target` does not name (a single slice)
-    stay.
-    """
+    """Voxels per axis after resampling to `target` mm; axes missing in `target` (a single slice) stay."""
     scaled = [max(1, round(n * s / t)) for n, s, t in zip(shape, spacing, target, strict=False)]
     return (*scaled, *shape[len(target) :])
 
 
 def _scaled(channel: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """To another number of voxels; softened first along axes that shrink, so that fine patterns leave no
-    coarse ones.
+    """Resize, with a Gaussian blur along axes that shrink, against aliasing.
 
     Source: the width of the Gaussian is scikit-image's, `transform.resize(anti_aliasing=True)`.
     """
@@ -269,9 +258,9 @@ def _normalise(channel: np.ndarray, index: int, config: PreprocessingConfig) -> 
         low, high = float(channel.min()), float(channel.max())
         return (channel - low) / max(high - low, 1e-8)
     if name == "ct":
-        known = config.intensities[index]
-        clipped = channel.clip(known["percentile_00_5"], known["percentile_99_5"])
-        return (clipped - known["mean"]) / max(known["std"], 1e-8)
+        statistics = config.intensities[index]
+        clipped = channel.clip(statistics["percentile_00_5"], statistics["percentile_99_5"])
+        return (clipped - statistics["mean"]) / max(statistics["std"], 1e-8)
     if name == "dataset":
         return (channel - config.intensities[index]["mean"]) / max(config.intensities[index]["std"], 1e-8)
     return channel

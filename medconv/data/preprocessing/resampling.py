@@ -1,8 +1,8 @@
-"""Splines that take a volume to another number of voxels, one axis after the other.
+"""Spline resampling of a volume to another shape, one axis after the other.
 
 Along an axis of n voxels, spline filter, extension at the edges and interpolation are together one matrix.
-Three matrix products give what `scipy.ndimage.zoom` gives, to float32's rounding, in a tenth of its time; an
-axis that keeps its length costs nothing.
+Three matrix products equal `scipy.ndimage.zoom` up to float32 rounding, in a tenth of the time; an axis that
+keeps its length costs nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from math import prod
 import numpy as np
 from scipy import ndimage
 
-_NEGLIGIBLE = 1e-9  # a spline's far tail: as float32 it would end in numbers that processors multiply slowly
-_TIE = 1e-6  # nearer than that, two classes share a voxel equally, and the lower one takes it
+_NEGLIGIBLE = 1e-9  # smaller weights become 0: float32 denormals are slow
+_TIE = 1e-6  # if the weights of two classes differ less, the lower class wins
 Box = tuple[slice, ...]
 
 
 def zoom(volume: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Cubic splines; the outer edges of the first and last voxels stay where they are.
+    """Cubic splines; the outer edges of the first and last voxels stay in place.
 
     Shape: (*spatial) -> `shape`, float32.
     """
@@ -30,10 +30,9 @@ def zoom(volume: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def zoom_label(label: np.ndarray, shape: Sequence[int], num_classes: int) -> np.ndarray:
-    """The class that weighs most after linear interpolation of each; no value appears that was not there
-    before.
+    """The class with the largest weight after linear interpolation of each; no new values appear.
 
-    Only the surroundings of a class are looked at: elsewhere it weighs nothing.
+    Each class is interpolated only around its bounding box: elsewhere its weight is 0.
     Shape: (*spatial) integers -> `shape`, of the same type.
     """
     if tuple(shape) == label.shape:
@@ -45,8 +44,8 @@ def zoom_label(label: np.ndarray, shape: Sequence[int], num_classes: int) -> np.
     }
     if not boxes:
         return out
-    foreground = _weights(label > 0, _around(list(boxes.values())), matrices)
-    most[foreground[0]] -= foreground[1]  # what is left is the background's
+    foreground = _weights(label > 0, _bounding_box(list(boxes.values())), matrices)
+    most[foreground[0]] -= foreground[1]  # the rest is the weight of the background
     for value, box in boxes.items():
         where, weights = foreground if len(boxes) == 1 else _weights(label == value, box, matrices)
         wins = weights > most[where] + _TIE
@@ -56,9 +55,7 @@ def zoom_label(label: np.ndarray, shape: Sequence[int], num_classes: int) -> np.
 
 
 def _weights(mask: np.ndarray, box: Box, matrices: Sequence[np.ndarray | None]) -> tuple[Box, np.ndarray]:
-    """A mask that is empty outside `box`, interpolated: where it may weigh anything, and its weights
-    there.
-    """
+    """Interpolate a mask that is empty outside `box`. Returns: the box of the result, and weights."""
     places, parts = [], []
     for matrix, columns in zip(matrices, box, strict=True):
         rows = (
@@ -71,17 +68,15 @@ def _weights(mask: np.ndarray, box: Box, matrices: Sequence[np.ndarray | None]) 
     return tuple(places), _multiply(mask[box].astype(np.float32), parts)
 
 
-def _around(boxes: Sequence[Box]) -> Box:
-    """The smallest box that holds them all."""
+def _bounding_box(boxes: Sequence[Box]) -> Box:
+    """The smallest box that contains all boxes."""
     return tuple(
         slice(min(s.start for s in along), max(s.stop for s in along)) for along in zip(*boxes, strict=True)
     )
 
 
 def _multiply(volume: np.ndarray, matrices: Sequence[np.ndarray | None]) -> np.ndarray:
-    """A matrix along each axis, None for an axis that stays; those that make the volume smaller come
-    first.
-    """
+    """Apply a matrix along each axis, None for unchanged axes; those that shrink the volume first."""
     steps = [(len(m) / m.shape[1], axis, m) for axis, m in enumerate(matrices) if m is not None]
     for _, axis, matrix in sorted(steps, key=lambda step: step[:2]):
         before, after = volume.shape[:axis], volume.shape[axis + 1 :]
@@ -96,9 +91,7 @@ def _multiply(volume: np.ndarray, matrices: Sequence[np.ndarray | None]) -> np.n
 
 @lru_cache(64)
 def _matrix(n: int, new: int, order: int) -> np.ndarray | None:
-    """(new, n) float32: what interpolation along one axis does to each of its voxels; None where it
-    changes nothing.
-    """
+    """The (new, n) float32 matrix of interpolation along one axis; None if nothing changes."""
     if n == new:
         return None
     units = ndimage.zoom(np.eye(n), (new / n, 1), order=order, mode="nearest", grid_mode=True)

@@ -1,8 +1,6 @@
-"""The store of prepared cases: memory-mapped arrays in one folder per config, each case committed by its
-record.
+"""The store of prepared cases: memory-mapped arrays, one folder per preprocessing config.
 
-Reading a patch touches the pages of that patch only, and all workers and ranks of a node share the page
-cache.
+Reading a patch touches only the pages of that patch; all workers and ranks of a node share the page cache.
 """
 
 from __future__ import annotations
@@ -25,10 +23,9 @@ from medconv.data.preprocessing.preprocess import CropInfo
 from medconv.utils.atomic_io import NO_ROOM, replacing, write_text
 
 _ARRAYS = ("image", "label", "foreground")
-_LIGHT = (
-    128 * 1024
-)  # bytes; a whole image below that is not flushed to the disk, but compared with its checksum at each start
-# What reading a record raises that is absent, or holds anything but what was written
+# Bytes; a smaller image-level entry is not flushed to disk, its checksum is compared at each start instead
+_LIGHT = 128 * 1024
+# What reading an absent or damaged record raises
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _DTYPES = ("<f4", "|u1", "<i2", "<i4")
 
@@ -41,9 +38,8 @@ class Entry:
     """One prepared case; the arrays are read-only memory maps.
 
     Shape: image (channels, *spatial) float32; label (*spatial); foreground (voxels, 1 + spatial axes): class
-    and position of up to some thousand voxels per class; where some voxels are to be ignored, class 0 is any
-    that is not. Of a whole image, whose values stand in its `Case`, label and foreground are empty and not
-    written.
+    and position of some thousand voxels per class; with a value to ignore, class 0 is any labelled voxel.
+    For image-level targets, label and foreground are empty and not written.
     """
 
     image: np.ndarray
@@ -52,25 +48,25 @@ class Entry:
     crop_info: CropInfo
 
     @classmethod
-    def whole(cls, image: np.ndarray, crop_info: CropInfo) -> Entry:
+    def without_label(cls, image: np.ndarray, crop_info: CropInfo) -> Entry:
         return cls(image, _NONE, _NONE, crop_info)
 
 
 class Store:
-    """Prepared cases under `folder`, whose name is the config's hash.
+    """Prepared cases in `folder`, whose name is the hash of the config.
 
-    An entry exists once its record, `CASE.json`, does, which is renamed into place last. The record knows the
-    config, the files that the case was made from, and size, time of change and CRC-32 of each array.
+    An entry exists when its record `CASE.json` exists, which is renamed into place last. The record has the
+    config, the source files, and size, modification time and CRC-32 of each array.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def has(self, case: Case, verify: bool = False) -> bool:
-        """Whether the case is there, undamaged, and made from the files as they are now.
+        """Whether the case is present, undamaged, and made from the current files.
 
-        An array of another size is damaged. One whose time of change differs, as that of a copy, is when its
-        checksum says so. Args: verify: read every array and compare its checksum.
+        An array with another size is damaged. If its modification time differs, as in a copy, the checksum
+        decides. Args: verify: read every array and compare its checksum.
         """
         try:
             record = self._record(case.id)
@@ -83,27 +79,25 @@ class Store:
             if any(found[n]["crc32"] != known[n]["crc32"] for n in names):
                 return False
             if found != known:
-                with suppress(OSError):  # a store that may only be read is read all the same
-                    self._commit(
-                        case.id, {**record, "arrays": found}
-                    )  # the new times: next time nothing is read
+                with suppress(OSError):  # a read-only store can still be read
+                    self._commit(case.id, {**record, "arrays": found})  # new times: read nothing next time
             return True
         except _BROKEN:  # absent or damaged
             return False
 
     def write(self, case: Case, entry: Entry, sources: list[list[Any]] | None = None) -> None:
-        """Add or replace a case; a reader sees the old entry, the new one or none, never a part, also after a
+        """Add or replace a case; readers see the old entry, the new one or none, never a part, even after a
         power cut.
 
-        Args: sources: the files' `signature` from before they were read; None: as they are now.
-        Raises: ValueError: the folder cannot be written to, or has no room.
+        Args: sources: the `signature` of the files before they were read; None: now.
+        Raises: ValueError: the folder is not writable, or the disk is full.
         """
-        whole = entry.label is _NONE
-        arrays = {name: getattr(entry, name) for name in (_ARRAYS[:1] if whole else _ARRAYS)}
+        no_label = entry.label is _NONE
+        arrays = {name: getattr(entry, name) for name in (_ARRAYS[:1] if no_label else _ARRAYS)}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._path(case.id, "json").unlink(missing_ok=True)
-            light = whole and entry.image.nbytes < _LIGHT - 1024  # which a header is shorter than
+            light = no_label and entry.image.nbytes < _LIGHT - 1024  # room for the header
             written = {
                 name: _save(self._path(case.id, f"{name}.npy"), array, not light)
                 for name, array in arrays.items()
@@ -120,9 +114,9 @@ class Store:
             raise ValueError(f"case {case.id}: {_unwritable(self.folder, needed, error)}") from error
 
     def sweep(self) -> None:
-        """Remove what killed writers left behind; only while nobody writes."""
-        for partial_file in self.folder.glob(".*.*.*"):  # as `atomic.replacing` names them
-            with suppress(OSError):  # a file system's own, which stays
+        """Remove partial files of killed writers; only while nobody writes."""
+        for partial_file in self.folder.glob(".*.*.*"):  # as `atomic_io.replacing` names them
+            with suppress(OSError):  # a file of the file system itself
                 partial_file.unlink()
 
     def read(self, case_id: str) -> Entry:
@@ -135,7 +129,7 @@ class Store:
                 if n in _ARRAYS
             }
             if list(arrays) == ["image"]:
-                return Entry.whole(arrays["image"], _crop_info(record))
+                return Entry.without_label(arrays["image"], _crop_info(record))
             if arrays["image"].shape[1:] != arrays["label"].shape or arrays["foreground"].ndim != 2:
                 raise ValueError("image, label and places do not belong together")
             return Entry(**arrays, crop_info=_crop_info(record))
@@ -166,15 +160,15 @@ class Store:
 
 
 def signature(case: Case) -> list[list[Any]]:
-    """What tells whether a case's files changed: path, and the `stamp` of each.
+    """Changes if a file of the case changes: path and `stamp` of each.
 
-    Raises: OSError, ValueError: a file that cannot be looked at.
+    Raises: OSError, ValueError: a file cannot be examined.
     """
     return [[str(path.resolve()), *stamp(path)] for path in case.files]
 
 
-class _Summing:
-    """A file that adds up the checksum of what is written to it."""
+class _ChecksumWriter:
+    """A file that computes the CRC-32 of everything written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.crc = file, 0
@@ -195,22 +189,20 @@ def _crop_info(record: dict[str, Any]) -> CropInfo:
 
 
 def _save(path: Path, array: np.ndarray, durable: bool = True) -> dict[str, Any]:
-    """Write an array; what the record keeps of the file."""
+    """Write an array. Returns: what the record stores about the file."""
     with replacing(path, durable) as partial:
         with partial.open("wb") as file:
-            summing = _Summing(file)
-            np.lib.format.write_array(summing, np.ascontiguousarray(array), allow_pickle=False)  # type: ignore[arg-type]
+            writer = _ChecksumWriter(file)
+            np.lib.format.write_array(writer, np.ascontiguousarray(array), allow_pickle=False)  # type: ignore[arg-type]
         stat = partial.stat()
     inside = {"shape": array.shape, "dtype": array.dtype.str, "offset": stat.st_size - array.nbytes}
-    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "crc32": summing.crc, **inside}
+    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "crc32": writer.crc, **inside}
 
 
 def _mapped(path: Path, known: dict[str, Any]) -> np.ndarray:
-    """The array of a file, from what the record knows of it: a tenth of the time in which `np.load` finds
-    out.
+    """Map the array of a file by the shape and type in its record; ten times faster than `np.load`.
 
-    A record may come with a copied store, so it is trusted no further than to name plain numbers that fill
-    the file.
+    The record may come from a copied store, so its values are validated against the file.
     """
     shape, dtype, offset = (
         tuple(map(int, known["shape"])),
@@ -232,13 +224,11 @@ def _mapped(path: Path, known: dict[str, Any]) -> np.ndarray:
 
 
 def _state(path: Path, known: dict[str, Any], verify: bool) -> dict[str, Any]:
-    """What a file is now, in the terms of `_save`; its checksum is worked out only where that may tell
-    something.
-    """
+    """The current state of a file, as `_save` returns it; computes the checksum only if needed."""
     stat = path.stat()
     found = {**known, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     if stat.st_size != known["size"]:
-        found["crc32"] = -1  # that of no file
+        found["crc32"] = -1  # matches no file
     elif verify or stat.st_mtime_ns != known["mtime_ns"]:
         found["crc32"] = _checksum(path)
     return found

@@ -276,28 +276,28 @@ def test_plan(shape: tuple[int, ...], batch: int, stages: int) -> None:
     of = Fingerprint(
         dims, (shape,) * 5000, ((1.0,) * dims,) * 5000, ({"mean": 0.0, "std": 1.0},), ((),) * 5000
     )
-    planned = plan(of, PlanOverrides(whole=True), Budget(8.0), ("grey",), 2)
+    planned = plan(of, PlanOverrides(image_level=True), Budget(8.0), ("grey",), 2)
     assert planned.patch_size == shape and planned.batch_size == batch and len(planned.channels) == stages
     assert planned.normalisation == ("dataset",)
     assert (
-        plan(of, PlanOverrides(whole=True, resize=(17,) * dims), Budget(8.0), ("grey",), 2).patch_size
+        plan(of, PlanOverrides(image_level=True, resize=(17,) * dims), Budget(8.0), ("grey",), 2).patch_size
         == (20,) * dims
     )
     squeezed = plan(
-        of, PlanOverrides(whole=True, resize=(14,) * (dims - 1) + shape[-1:]), Budget(8.0), ("grey",), 2
+        of, PlanOverrides(image_level=True, resize=(14,) * (dims - 1) + shape[-1:]), Budget(8.0), ("grey",), 2
     )
     assert squeezed.spacing_mm == (shape[0] / 14,) * (dims - 1) + (1.0,), "mm of what the network sees"
-    given = PlanOverrides(whole=True, resize=(14,) * dims, spacing_mm=(3.0,) * dims)
+    given = PlanOverrides(image_level=True, resize=(14,) * dims, spacing_mm=(3.0,) * dims)
     assert plan(of, given, Budget(8.0), ("grey",), 2).spacing_mm == (3.0,) * dims
     with pytest.raises(ValueError, match=r"data\.resize needs .* numbers, one per spatial axis"):
-        plan(of, PlanOverrides(whole=True, resize=(17,)), Budget(8.0), ("grey",), 2)
+        plan(of, PlanOverrides(image_level=True, resize=(17,)), Budget(8.0), ("grey",), 2)
     with pytest.raises(ValueError, match=r"data\.resize needs cases with values"):
         PlanOverrides(resize=(17, 17))
     if dims == 3:
         with pytest.raises(
             ValueError, match=r"data\.spatial_dims must be 3 or null, as the network takes whole images"
         ):
-            plan(of, PlanOverrides(whole=True, spatial_dims=2), Budget(8.0), ("grey",), 2)
+            plan(of, PlanOverrides(image_level=True, spatial_dims=2), Budget(8.0), ("grey",), 2)
 
 
 def composed(table: Path, *more: str) -> Any:

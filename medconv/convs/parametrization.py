@@ -117,7 +117,9 @@ def install(
 
 
 def check_free(layer: nn.Module) -> None:
-    """Raises: Unsuitable: the weight is computed already, by a parametrization or an older kind of hook."""
+    """Raises: UnsuitableLayerError: the weight is computed already, by a parametrization or an older kind of
+    hook.
+    """
     if parametrize.is_parametrized(layer, "weight"):
         raise UnsuitableLayerError(
             f"{type(layer).__name__} has a parametrized weight already", "parametrized already"
@@ -134,8 +136,8 @@ def has_own_forward(conv: nn.Module) -> bool:
 
 
 def check_plain_forward(conv: nn.Module, name: str) -> None:
-    """Raises: Unsuitable: a subclass with a forward of its own, which plain convolutions in its place
-    would lose.
+    """Raises: UnsuitableLayerError: a subclass with a forward of its own, which plain convolutions in its
+    place would lose.
     """
     if has_own_forward(conv):
         raise UnsuitableLayerError(
@@ -144,7 +146,7 @@ def check_plain_forward(conv: nn.Module, name: str) -> None:
 
 
 def check_plain_groups(conv: Conv, name: str) -> None:
-    """Raises: Unsuitable: a grouped convolution."""
+    """Raises: UnsuitableLayerError: a grouped convolution."""
     if conv.groups != 1:
         raise UnsuitableLayerError(f"conv={name} needs groups=1, got {conv.groups}", "grouped")
 

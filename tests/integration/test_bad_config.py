@@ -108,9 +108,9 @@ def train(composed: DictConfig) -> int:
         ),
         (
             "data.regions={both:[1,9]}",
-            "data.regions: both must name different label values of 1 to 2: 9 is none of the",
+            "data.regions: both must name different label values from 1 to 2: 9 is not a foreground value",
         ),
-        ("data.regions={both:[box,hle]}", "data.regions: both: hle is no class; did you mean hole?"),
+        ("data.regions={both:[box,hle]}", "data.regions: both: hle is not a class; did you mean hole?"),
         (
             "data.regions={both:[1,2],hole:2}",
             "data.regions_order is needed, as both and hole overlap: for each of ['both'",
@@ -122,7 +122,7 @@ def train(composed: DictConfig) -> int:
         ("data.regions_order=[1,2]", "data.regions_order=[1, 2] needs data.regions, which is not set"),
         (
             "data.ignore_label=1",
-            "data.ignore_label must be above all classes, from 2 (hole, which then is no class) to 32767, got 1",
+            "data.ignore_label must be above all classes, from 2 (hole, which is then not a class) to 32767, got 1, class box",
         ),
         (
             "data.flip_label_pairs=[[box,hole]] data.regions={all:[1,2]}",

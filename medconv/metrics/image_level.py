@@ -19,17 +19,6 @@ METRICS = {
     "multilabel": ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error"),
     "regression": ("mae", "rmse", "r2", "pearson"),
 }
-HIGHER_IS_BETTER = {
-    "auc",
-    "accuracy",
-    "balanced_accuracy",
-    "f1",
-    "r2",
-    "pearson",
-    "sensitivity",
-    "specificity",
-    "precision",
-}
 _AT_ONCE = 4_000_000  # weights of cases per chunk: 32 MB
 _CONSTANT = 1e-12  # a spread below this share of the largest value is rounding error
 Columns = dict[str, np.ndarray]  # metric to one value for each sample

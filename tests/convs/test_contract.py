@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from helpers import ranks
 from helpers.conv_family import (
     ALL,
     CASES,
@@ -308,7 +308,7 @@ def _one_of_two(rank: int, folder: str) -> None:
 
 
 def test_two_processes_give_the_gradient_of_one(tmp_path: Path) -> None:
-    mp.spawn(_one_of_two, (str(tmp_path),), nprocs=2)
+    ranks.call(_one_of_two, str(tmp_path))
     network = Everything()
     network(image(2, batch=4)).square().mean().backward()
     found = torch.load(tmp_path / "gradients.pt", weights_only=True)

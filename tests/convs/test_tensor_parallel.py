@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed, multiprocessing, nn
+from helpers import ranks
+from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -273,7 +274,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    multiprocessing.spawn(_work, (port, folder), nprocs=2)
+    ranks.call(_work, port, folder)
     return [torch.load(folder / f"failed{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 

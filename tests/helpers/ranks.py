@@ -47,11 +47,16 @@ def call(function: Callable[..., None], *arguments: Any) -> None:
     torch.multiprocessing.start_processes(function, arguments, nprocs=2, start_method="forkserver")
 
 
-def start(*arguments: str, cwd: Path, number: int = 2) -> list[Any]:
-    """The processes of `medconv train ARGUMENTS`; several have the environment that torchrun gives them."""
+def start(*arguments: str, cwd: Path, number: int = 2, launcher: str = "torchrun") -> list[Any]:
+    """The processes of `medconv train ARGUMENTS`.
+
+    Args: launcher: several have the environment that this one gives them, torchrun or lightning.
+    """
     shared: dict[str, Any] = {"OMP_NUM_THREADS": 1}
     if number > 1:
         shared |= _torchrun(number)
+    if launcher == "lightning":  # which sets no variables of torchelastic
+        shared = {name: value for name, value in shared.items() if not name.startswith("TORCHELASTIC")}
     processes = []
     for rank in range(number):
         variables = {key: str(value) for key, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()}

@@ -86,6 +86,21 @@ def test_a_rank_that_is_told_to_stop_stops_all(dataset: Path, tmp_path: Path) ->
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "preempted"
 
 
+def test_stopped_processes_that_lightning_started_end_well(dataset: Path, tmp_path: Path) -> None:
+    """All but the first, which Lightning would kill if one that it started ended with an error."""
+    arguments = tiny.overrides(
+        dataset, *STOPPED, "perf.stop_sync_interval=3", f"+callbacks.spy.path={tmp_path}"
+    )
+    run_dir = tmp_path / "run"
+    processes = ranks.start(*arguments, f"run.dir={run_dir}", cwd=tmp_path, launcher="lightning")
+    _number(tmp_path / "pid0")
+    os.kill(_number(tmp_path / "pid1"), signal.SIGTERM)
+    ended = ranks.wait(processes, tmp_path)
+    assert ended.codes == [PREEMPTED, DONE], ended.stderr
+    assert json.loads((run_dir / "summary.json").read_text())["status"] == "preempted"
+
+
+@pytest.mark.slow
 def test_a_first_process_that_ends_late_is_not_killed(dataset: Path, tmp_path: Path) -> None:
     """Lightning starts the second by the first one's command line, and looks every 5 s whether it failed."""
     spy = [f"+callbacks.spy.path={tmp_path}", "+callbacks.spy.lingers=6"]

@@ -47,7 +47,7 @@ def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
 
 def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str]) -> None:
     target = str(node["_target_"])
-    named_object = _found(target) if _below(target, [*NETWORKS, *trusted]) else None
+    named_object = _import_object(target) if _below(target, [*NETWORKS, *trusted]) else None
     home = getattr(named_object, "__module__", None)
     home = home if isinstance(home, str) else ""
     if callable(named_object) and _below(home, trusted):
@@ -102,7 +102,7 @@ def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
         yield key, node
 
 
-def _found(target: str) -> Any:
+def _import_object(target: str) -> Any:
     """What a dotted name means to Hydra; None: nothing."""
     hydra = logging.getLogger("hydra.utils")  # says so, too
     before, hydra.disabled = hydra.disabled, True

@@ -37,10 +37,10 @@ class MaskedPrior(Prior):
             if self.channels is None:
                 return original * self.mask.to(original.dtype)
             if self.leading:  # a view, instead of a copy
-                return original[:, : len(self.channels)] * self._of_channels().to(original.dtype)
-            return original[:, self.channels] * self._of_channels().to(original.dtype)
+                return original[:, : len(self.channels)] * self._mask_of_channels().to(original.dtype)
+            return original[:, self.channels] * self._mask_of_channels().to(original.dtype)
 
-    def _of_channels(self) -> Tensor:
+    def _mask_of_channels(self) -> Tensor:
         return self.mask if self.mask.shape[1] == 1 else self.mask[:, self.channels]
 
     def right_inverse(self, weight: Tensor) -> Tensor:

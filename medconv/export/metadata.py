@@ -174,11 +174,11 @@ def in_words(metadata: Metadata, name: str) -> str:
         "file": f"`{name}`, {metadata['format']}, SHA-256 `{metadata['sha256']}`",
         "channels": ", ".join(inputs["channels"]),
         "orientation": f"{inputs['orientation']}; {inputs['layout']}",
-        "spacing": f"{_by(inputs['spacing_mm'])} mm; {inputs['resampling']}",
+        "spacing": f"{_size_text(inputs['spacing_mm'])} mm; {inputs['resampling']}",
         "crop": inputs["crop"],
         "normalisation": "; ".join(_normalisation(*pair) for pair in _pairs(inputs)),
         **_window_rows(metadata),
-        "sizes": f"any batch; along the axes: {', '.join(sizes)} of {_by(inputs['divisor'])}",
+        "sizes": f"any batch; along the axes: {', '.join(sizes)} of {_size_text(inputs['divisor'])}",
         "flips": str(windows["mirror_axes"] or "none"),
         "output": "; ".join([f"{_meaning(outputs)} {', '.join(outputs['channels'])}", *_decoding(outputs)]),
         "trained on": f"{trained['dataset']}, {trained['cases']} cases",
@@ -207,13 +207,12 @@ def _window_rows(metadata: Metadata) -> dict[str, str]:
     """Windows and label values of segmentation, or the image size of an image-level network."""
     windows, outputs = metadata["windows"], metadata["outputs"]
     if "image_targets" in outputs:
-        return {"image": f"{_by(windows['patch_size'])} voxels"}
+        return {"image": f"{_size_text(windows['patch_size'])} voxels"}
     values = ", ".join(
         f"{n}: {v}" for n, v in zip(*(outputs["targets"][k] for k in ("names", "values")), strict=True)
     )
-    size = (
-        f"{_by(windows['patch_size'])} voxels, overlap {windows['overlap']:g}, weights {windows['weights']}"
-    )
+    patch = _size_text(windows["patch_size"])
+    size = f"{patch} voxels, overlap {windows['overlap']:g}, weights {windows['weights']}"
     return {"windows": size, "label values": values}
 
 
@@ -245,7 +244,7 @@ def _normalisation(channel: str, name: str, intensities: Mapping[str, float]) ->
     return f"{channel}: {name}, {formula}"
 
 
-def _by(numbers: list[float]) -> str:
+def _size_text(numbers: list[float]) -> str:
     return " x ".join(f"{n:g}" for n in numbers)
 
 

@@ -226,13 +226,13 @@ def _columns(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, cou
     if not len(truth) or not (np.isfinite(outputs).all() and np.isfinite(truth).all()):
         return {name: np.full(len(counts), np.nan) for name in METRICS[image_targets.kind]}
     if image_targets.kind == "multiclass":
-        return _of_classes(image_targets, outputs, truth, counts)
-    of_one = _of_a_finding if image_targets.kind == "multilabel" else _of_a_number
-    rows = [of_one(o, t, counts) for o, t in zip(outputs.T, truth.T, strict=True)]
+        return _multiclass_metrics(image_targets, outputs, truth, counts)
+    metrics_of_output = _multilabel_metrics if image_targets.kind == "multilabel" else _regression_metrics
+    rows = [metrics_of_output(o, t, counts) for o, t in zip(outputs.T, truth.T, strict=True)]
     return {name: _mean(np.stack([row[name] for row in rows], 1)) for name in METRICS[image_targets.kind]}
 
 
-def _of_classes(
+def _multiclass_metrics(
     image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray
 ) -> Columns:
     called, positive = decided(image_targets, outputs), positives(image_targets, truth)
@@ -248,7 +248,7 @@ def _of_classes(
     }
 
 
-def _of_a_finding(score: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+def _multilabel_metrics(score: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
     called, positive = score > THRESHOLD, truth > 0
     both, predicted, present = (counts @ part for part in (called & positive, called, positive))
     right = called == positive
@@ -262,7 +262,7 @@ def _of_a_finding(score: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> C
     }
 
 
-def _of_a_number(output: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+def _regression_metrics(output: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
     total, off = counts.sum(1), output - truth
     squares = counts @ off**2 / total
     x, y = output - output.mean(), truth - truth.mean()

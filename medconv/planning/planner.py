@@ -173,8 +173,8 @@ class _Planner:
             return self._built(patch, exact=True)
         if self.overrides.image_level:
             return self._built(self.median)
-        given = self.overrides.batch_size
-        for batch in [given] if given else sorted({self.least_batch, 1}, reverse=True):
+        batch_size = self.overrides.batch_size
+        for batch in [batch_size] if batch_size else sorted({self.least_batch, 1}, reverse=True):
             network, patch = self._built(largest_patch(self.median, self.spacing))
             while self.gb(network, patch, batch) > self.budget.memory_gb:
                 smaller = self._smaller(patch)
@@ -225,11 +225,11 @@ class _Planner:
         for axis in order:
             for n in range(patch[axis] - 1, _LEAST_EDGE - 1, -1):
                 try:
-                    network, found = self._built((*patch[:axis], n, *patch[axis + 1 :]))
+                    network, rounded = self._built((*patch[:axis], n, *patch[axis + 1 :]))
                 except ValueError:  # too small for as many stages as plan.channels or plan.kernel_sizes have
                     break
-                if found[axis] < patch[axis] and prod(found) < prod(patch):
-                    return network, found
+                if rounded[axis] < patch[axis] and prod(rounded) < prod(patch):
+                    return network, rounded
         return None
 
     def batch(self, network: Network, patch: Sequence[int], voxels: float) -> tuple[int, str]:

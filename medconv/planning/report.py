@@ -97,8 +97,8 @@ def network_rows(
         else "voxels are near cubes",
         "channels": "twice as many in each stage, up to nnU-Net's limit",
     }
-    given = {key: f"plan.{key}" for key in reasons if getattr(overrides, key) is not None}
-    reasons |= given
+    set_by_user = {key: f"plan.{key}" for key in reasons if getattr(overrides, key) is not None}
+    reasons |= set_by_user
     return [
         ("stages", str(len(network.channels)), f"halved while {MIN_EDGE} voxels are left along an axis"),
         ("strides", _each(network.strides), reasons["strides"]),
@@ -109,14 +109,14 @@ def network_rows(
 
 def _each(rows: Sequence[Sequence[int]]) -> str:
     """Such as `1x2x2 (2), 2x2x2`: equal neighbours are counted."""
-    found: list[list[Any]] = []
+    counted: list[list[Any]] = []
     for row in rows:
         word = "x".join(map(str, row))
-        if found and found[-1][0] == word:
-            found[-1][1] += 1
+        if counted and counted[-1][0] == word:
+            counted[-1][1] += 1
         else:
-            found.append([word, 1])
-    return ", ".join(word if n == 1 else f"{word} ({n})" for word, n in found) or "none"
+            counted.append([word, 1])
+    return ", ".join(word if n == 1 else f"{word} ({n})" for word, n in counted) or "none"
 
 
 def normalisation_reason(modalities: Sequence[str] | None, overrides: PlanOverrides) -> str:

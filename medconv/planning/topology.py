@@ -87,28 +87,28 @@ def largest_patch(median: Sequence[int], spacing: Sequence[float]) -> tuple[int,
 
 def need_strides(strides: Sequence[Sequence[int]], spatial_dims: int) -> Steps:
     """Raises: ValueError: not one whole number from 1 per step and axis."""
-    found = _per_axis(strides, spatial_dims)
-    if found is None or any(n < 1 for step in found for n in step):
+    steps = _per_axis(strides, spatial_dims)
+    if steps is None or any(n < 1 for step in steps for n in step):
         raise ValueError(
             f"plan.strides needs {spatial_dims} whole numbers of 1 or more for each step between stages, got "
             f"{strides}"
         )
-    return found
+    return steps
 
 
 def need_kernels(kernel_sizes: Sequence[Sequence[int]], num_stages: int, spatial_dims: int) -> Steps:
     """Raises: ValueError: not one odd number per stage and axis."""
-    found = _per_axis(kernel_sizes, spatial_dims)
+    sizes = _per_axis(kernel_sizes, spatial_dims)
     if (
-        found is None
-        or len(found) != num_stages
-        or any(n < 1 or n % 2 == 0 for kernel in found for n in kernel)
+        sizes is None
+        or len(sizes) != num_stages
+        or any(n < 1 or n % 2 == 0 for kernel in sizes for n in kernel)
     ):
         raise ValueError(
             f"plan.kernel_sizes needs {spatial_dims} odd numbers for each of {num_stages} stages, got "
             f"{kernel_sizes}"
         )
-    return found
+    return sizes
 
 
 def need_channels(channels: Sequence[int], num_stages: int) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ def run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """`medconv preprocess`. Args: arguments: for Hydra. Returns: the exit code."""
     start_logging()
     configs: list[DictConfig] = []
-    compose.run_with_config(lambda found, _: configs.append(config.validate(found)), arguments)
+    compose.run_with_config(lambda composed, _: configs.append(config.validate(composed)), arguments)
     codes = [_check(one) if options.check_only else _prepare(one, options.verify) for one in configs]
     return max(codes, default=DONE)
 
@@ -42,7 +42,8 @@ def _prepare(run_config: DictConfig, verify: bool) -> int:
     )
     print(f"store     {store.folder}, {store.size() / 1e6:.1f} MB")
     print(f"findings  {store.folder.parent / 'fingerprint.json'}")
-    print(f"plan      spacing {_by(planned.spacing_mm)} mm, patch {_by(planned.patch_size)} voxels")
+    spacing, patch = _size_text(planned.spacing_mm), _size_text(planned.patch_size)
+    print(f"plan      spacing {spacing} mm, patch {patch} voxels")
     return DONE
 
 
@@ -86,14 +87,14 @@ def _values(values: tuple[float, ...] | None, dataset: Dataset) -> list[str]:
 
 
 def _row(report: CaseReport, values: list[str]) -> list[str]:
-    grid, known = report.grid, ["-"] * 5
+    grid, cells = report.grid, ["-"] * 5
     if grid is not None:
-        known = [_by(grid.shape), _by(grid.spacing_mm), grid.orientation, str(report.channels)]
-        known.append(f"{report.low:.4g} to {report.high:.4g}")
+        cells = [_size_text(grid.shape), _size_text(grid.spacing_mm), grid.orientation, str(report.channels)]
+        cells.append(f"{report.low:.4g} to {report.high:.4g}")
     total = sum(report.class_voxels)
     shares = [f"{100 * n / total:.2f} %" for n in report.class_voxels] or values
-    return [report.case, *known, *shares, f"{len(report.errors)} errors" if report.errors else ""]
+    return [report.case, *cells, *shares, f"{len(report.errors)} errors" if report.errors else ""]
 
 
-def _by(numbers: tuple[float, ...]) -> str:
+def _size_text(numbers: tuple[float, ...]) -> str:
     return " x ".join(f"{np.round(n, 3):g}" for n in numbers)

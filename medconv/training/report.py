@@ -50,8 +50,8 @@ def announce(
     log.info("data: %s, %d cases to train on, %d to validate", dataset, num_train, num_val)
     log.info(
         "patch: %s voxels of %s mm, global batch %d",
-        _by(derived["patch_size"]),
-        _by(derived["spacing_mm"]),
+        _size_text(derived["patch_size"]),
+        _size_text(derived["spacing_mm"]),
         batch,
     )
     if derived["slice_axis"] is not None:
@@ -103,5 +103,5 @@ def _number(text: str) -> float | str:
         return text
 
 
-def _by(numbers: Sequence[float]) -> str:
+def _size_text(numbers: Sequence[float]) -> str:
     return " x ".join(f"{n:g}" for n in numbers)

@@ -150,13 +150,13 @@ class ParameterSampler:
 
     def sample(self, numbers: Sequence[int], num_channels: int = 1) -> Parameters:
         """Draw the parameters of these samples, each from its own number."""
-        drawn = []
+        rows = []
         for number in numbers:
             draw = self._dice(2, number)
             noise = self._chosen(draw, "noise", _between(draw, self.noise_std), 0.0), int(2**62 * draw())
             channels = [self._draw_values(draw) for _ in range(num_channels)]
-            drawn.append((*self._draw_place(number), *noise, *zip(*channels, strict=True)))
-        columns = [np.array(column) for column in zip(*drawn, strict=True)]
+            rows.append((*self._draw_place(number), *noise, *zip(*channels, strict=True)))
+        columns = [np.array(column) for column in zip(*rows, strict=True)]
         return Parameters(
             *(torch.from_numpy(c.astype(np.float32) if c.dtype == np.float64 else c) for c in columns)
         )

@@ -74,20 +74,22 @@ def left_right_axis(slice_axis: int | None) -> int | None:
     return None if slice_axis == 0 else 0
 
 
-def normalisation_for(wanted: str | Sequence[str] | None, modalities: Sequence[str]) -> tuple[str, ...]:
+def normalisation_for(
+    normalisation: str | Sequence[str] | None, modalities: Sequence[str]
+) -> tuple[str, ...]:
     """One normalisation per channel: as given (one name for all, or one each), else `ct` for CT,
     `dataset` for pictures and `zscore` for the rest.
 
     Raises: ValueError: unknown names, or not one per channel.
     """
-    if wanted is None:
+    if normalisation is None:
         if are_picture_channels(tuple(modalities)):
             return ("dataset",) * len(modalities)
         return tuple("ct" if name.strip().lower() == "ct" else "zscore" for name in modalities)
     names = (
-        tuple(wanted)
-        if isinstance(wanted, Sequence) and not isinstance(wanted, str)
-        else (wanted,) * len(modalities)
+        tuple(normalisation)
+        if isinstance(normalisation, Sequence) and not isinstance(normalisation, str)
+        else (normalisation,) * len(modalities)
     )
     if len(names) != len(modalities):
         raise ValueError(
@@ -142,10 +144,10 @@ def content_box(image: np.ndarray) -> Box:
     """Bounding box of the voxels that are not 0 in some channel; (channels, *spatial) -> slices."""
     content = (image != 0).any(0)
     axes = range(content.ndim)
-    found = [np.flatnonzero(content.any(tuple(other for other in axes if other != axis))) for axis in axes]
+    occupied = [np.flatnonzero(content.any(tuple(other for other in axes if other != axis))) for axis in axes]
     return tuple(
         slice(int(f[0]), int(f[-1]) + 1) if len(f) else slice(0, content.shape[i])
-        for i, f in enumerate(found)
+        for i, f in enumerate(occupied)
     )
 
 

@@ -72,15 +72,17 @@ class Store:
             record = self._record(case.id)
             if record["config"] != self.folder.name or record["sources"] != signature(case):
                 return False
-            known = record["arrays"]
+            recorded = record["arrays"]
             names = _ARRAYS[:1] if case.label is None else _ARRAYS
-            light = case.label is None and known["image"]["size"] < _LIGHT
-            found = {n: _state(self._path(case.id, f"{n}.npy"), known[n], verify or light) for n in names}
-            if any(found[n]["crc32"] != known[n]["crc32"] for n in names):
+            light = case.label is None and recorded["image"]["size"] < _LIGHT
+            current = {
+                n: _state(self._path(case.id, f"{n}.npy"), recorded[n], verify or light) for n in names
+            }
+            if any(current[n]["crc32"] != recorded[n]["crc32"] for n in names):
                 return False
-            if found != known:
+            if current != recorded:
                 with suppress(OSError):  # a read-only store can still be read
-                    self._commit(case.id, {**record, "arrays": found})  # new times: read nothing next time
+                    self._commit(case.id, {**record, "arrays": current})  # new times: read nothing next time
             return True
         except _BROKEN:  # absent or damaged
             return False
@@ -179,12 +181,12 @@ class _ChecksumWriter:
 
 
 def _crop_info(record: dict[str, Any]) -> CropInfo:
-    known = record["crop_info"]
-    shape, affine = known["grid"]["shape"], known["grid"]["affine"]
+    values = record["crop_info"]
+    shape, affine = values["grid"]["shape"], values["grid"]["affine"]
     return CropInfo(
         Grid(tuple(shape), tuple(tuple(row) for row in affine)),
-        tuple(known["shape"]),
-        tuple((a, b) for a, b in known["box"]),
+        tuple(values["shape"]),
+        tuple((a, b) for a, b in values["box"]),
     )
 
 
@@ -199,39 +201,39 @@ def _save(path: Path, array: np.ndarray, durable: bool = True) -> dict[str, Any]
     return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "crc32": writer.crc, **inside}
 
 
-def _mapped(path: Path, known: dict[str, Any]) -> np.ndarray:
+def _mapped(path: Path, recorded: dict[str, Any]) -> np.ndarray:
     """Map the array of a file by the shape and type in its record; ten times faster than `np.load`.
 
     The record may come from a copied store, so its values are validated against the file.
     """
     shape, dtype, offset = (
-        tuple(map(int, known["shape"])),
-        np.dtype(str(known["dtype"])),
-        int(known["offset"]),
+        tuple(map(int, recorded["shape"])),
+        np.dtype(str(recorded["dtype"])),
+        int(recorded["offset"]),
     )
     if (
         dtype.str not in _DTYPES
         or min(shape, default=-1) < 0
         or offset < 0
-        or offset + prod(shape) * dtype.itemsize != known["size"]
+        or offset + prod(shape) * dtype.itemsize != recorded["size"]
     ):
         raise ValueError(f"the record does not describe {path.name}")
     with path.open("rb") as file:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if len(pages) != known["size"] or pages[:6] != np.lib.format.MAGIC_PREFIX:
+    if len(pages) != recorded["size"] or pages[:6] != np.lib.format.MAGIC_PREFIX:
         raise ValueError(f"{path.name} is not as it was written")
     return np.ndarray(shape, dtype, buffer=pages, offset=offset)
 
 
-def _state(path: Path, known: dict[str, Any], verify: bool) -> dict[str, Any]:
+def _state(path: Path, recorded: dict[str, Any], verify: bool) -> dict[str, Any]:
     """The current state of a file, as `_save` returns it; computes the checksum only if needed."""
     stat = path.stat()
-    found = {**known, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    if stat.st_size != known["size"]:
-        found["crc32"] = -1  # matches no file
-    elif verify or stat.st_mtime_ns != known["mtime_ns"]:
-        found["crc32"] = _checksum(path)
-    return found
+    state = {**recorded, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    if stat.st_size != recorded["size"]:
+        state["crc32"] = -1  # matches no file
+    elif verify or stat.st_mtime_ns != recorded["mtime_ns"]:
+        state["crc32"] = _checksum(path)
+    return state
 
 
 def _checksum(path: Path) -> int:

@@ -25,7 +25,7 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
         )
     parameters = dict(network.named_parameters())
     for pattern in patterns:
-        for name in _found("init.freeze", pattern, parameters):
+        for name in _matching_names("init.freeze", pattern, parameters):
             parameters[name].requires_grad_(False)
     frozen = [p for p in parameters.values() if not p.requires_grad]
     if len(frozen) == len(parameters):
@@ -63,10 +63,10 @@ def check_factors(factors: Mapping[str, float], network: nn.Module) -> None:
                 f"init.lr_multipliers: {pattern!r} must have a positive factor, got {factor}; to freeze it, "
                 "use init.freeze"
             )
-        _found("init.lr_multipliers", pattern, names)
+        _matching_names("init.lr_multipliers", pattern, names)
 
 
-def _found(key: str, pattern: str, names: Iterable[str]) -> list[str]:
+def _matching_names(key: str, pattern: str, names: Iterable[str]) -> list[str]:
     """The names that a pattern matches. Raises: ConfigError: none; names the most similar ones."""
     try:
         matches = [name for name in names if re.search(pattern, name)]

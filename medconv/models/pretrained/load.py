@@ -99,7 +99,7 @@ def load(
     pairs = {name: (theirs[there], own[name]) for name, there in names.items() if there in theirs}
     _need_same_convolution(match, theirs, own, source)
     _need_same_dimensions(network, pairs, source, inflate_2d)
-    report, values = _taken(
+    report, values = _tensors_to_load(
         own,
         pairs,
         _Fit(network, derived, layers, inflate_2d, _new_axis(pairs, record), _differ(record, derived)),
@@ -117,24 +117,24 @@ def load(
 
 def _new_axis(pairs: Pairs, record: Mapping[str, Any]) -> int:
     """The slice axis of a 2D checkpoint of ours, else the axis along which most kernels fit."""
-    seen = _facts(record).get("slice_axis")
+    seen = _derived_values(record).get("slice_axis")
     shapes = [(value.shape, own.shape) for value, own in pairs.values() if (value.ndim, own.ndim) == (4, 5)]
     return adapt.new_axis(shapes, seen if seen in (0, 1, 2) else 2)
 
 
 def _differ(record: Mapping[str, Any], derived: Mapping[str, Any]) -> bool:
     """Whether a checkpoint of ours names other classes; other files name none."""
-    theirs = _facts(record)
+    theirs = _derived_values(record)
     return bool(theirs) and output_names(theirs) != output_names(derived)
 
 
-def _facts(record: Mapping[str, Any]) -> Mapping[str, Any]:
+def _derived_values(record: Mapping[str, Any]) -> Mapping[str, Any]:
     config = record.get("config")
     derived = config.get("derived") if isinstance(config, Mapping) else None
     return derived if isinstance(derived, Mapping) else {}
 
 
-def _taken(own: Mapping[str, Tensor], pairs: Pairs, fit: _Fit) -> tuple[Report, dict[str, Tensor]]:
+def _tensors_to_load(own: Mapping[str, Tensor], pairs: Pairs, fit: _Fit) -> tuple[Report, dict[str, Tensor]]:
     """The tensors to load, by name in the network."""
     report, values = Report(), {}
     for name in own:

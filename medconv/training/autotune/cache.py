@@ -64,15 +64,15 @@ def settle(values: Values, folder: RunDir) -> Values:
     if folder.resume != "never" and folder.has_own() and earlier.is_file():
         return _with(values, _recorded(OmegaConf.to_container(OmegaConf.load(earlier)), values, unsettled))
     path = _memory(values)
-    found = _remembered(path)
-    if found is not None:
-        log.info("perf=autotune: %s, as measured here before (%s)", _words(found), path)
+    result = _remembered(path)
+    if result is not None:
+        log.info("perf=autotune: %s, as measured here before (%s)", _words(result), path)
     elif is_rank_zero():
-        found = _measured(values)
-        _remember(found, path, values)
+        result = _measured(values)
+        _remember(result, path, values)
     else:
-        found = _awaited(path)
-    return _with(values, found["choice"])
+        result = _awaited(path)
+    return _with(values, result["choice"])
 
 
 def _remembered(path: Path) -> dict[str, Any] | None:
@@ -80,9 +80,9 @@ def _remembered(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text())
-        if set(OPEN) <= set(found["choice"]):
-            return found
+        result = json.loads(path.read_text())
+        if set(OPEN) <= set(result["choice"]):
+            return result
     except (ValueError, KeyError, TypeError):
         pass
     log.warning("perf=autotune: %s cannot be read, so it is measured anew", path)
@@ -91,10 +91,10 @@ def _remembered(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _remember(found: dict[str, Any], path: Path, values: Values) -> None:
+def _remember(result: dict[str, Any], path: Path, values: Values) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(found, indent=1) + "\n")
+        write_text(path, json.dumps(result, indent=1) + "\n")
     except OSError as error:
         if values["trainer"]["devices"] != 1 or values["trainer"]["num_nodes"] != 1:
             raise configs.ConfigError(
@@ -112,7 +112,7 @@ def _measured(values: Values) -> dict[str, Any]:
     with torch.random.fork_rng():
         work = _work(values, torch.device("cuda" if gpu else "cpu"))
         fixed = {key.split(".")[1]: _get(values, key) for key in (*OPEN, "perf.fast_depthwise")}
-        found = search.measure(
+        candidates = search.measure(
             work,
             search.choices(fixed, work.network, gpu),
             perf["auto_seconds"],
@@ -124,25 +124,25 @@ def _measured(values: Values) -> dict[str, Any]:
         )
     if gpu:
         torch.cuda.reset_peak_memory_stats()
-    log.info("%s", table(found))
-    best = found[0]
+    log.info("%s", table(candidates))
+    best = candidates[0]
     if math.isinf(best.per_sample):
         raise configs.ConfigError(
             "perf=autotune: no candidate runs, fits into memory and gives the right loss; perf=fast says "
             "more, a smaller "
-            f"data.batch_size or data.patch_size may help\n{table(found)}"
+            f"data.batch_size or data.patch_size may help\n{table(candidates)}"
         )
     choice = {key: getattr(best.choice, key.split(".")[1]) for key in OPEN}
     if perf["auto_batch_size"]:
         choice["data.batch_size"] = best.batch_size
-    return {"choice": choice, "rows": [candidate.row() for candidate in found], "key": _key(values)}
+    return {"choice": choice, "rows": [candidate.row() for candidate in candidates], "key": _key(values)}
 
 
-def table(found: Sequence[search.Candidate]) -> str:
+def table(candidates: Sequence[search.Candidate]) -> str:
     """Fastest first; the first is what is taken."""
-    width = max(len(str(candidate.choice)) for candidate in found)
+    width = max(len(str(candidate.choice)) for candidate in candidates)
     lines = [f"  {'':{width}}  batch  seconds a step"]
-    for candidate in found:
+    for candidate in candidates:
         speed = candidate.remark or f"{candidate.per_sample * candidate.batch_size:.3f}"
         memory = f"  {candidate.memory_bytes / 2**30:.1f} GiB" if candidate.memory_bytes else ""
         lines.append(f"  {candidate.choice!s:{width}}  {candidate.batch_size:5}  {speed}{memory}")
@@ -151,24 +151,25 @@ def table(found: Sequence[search.Candidate]) -> str:
 
 def _work(values: Values, device: torch.device) -> Work:
     """The run's own network, loss, optimizer and shapes; the numbers in the image do not matter."""
-    known = values["derived"]
-    network = build_network(values, known["patch_size"])
+    derived = values["derived"]
+    network = build_network(values, derived["patch_size"])
     if values["init"]["freeze"]:
         freeze(network, values["init"]["freeze"])
-    batch, dims, image_targets = values["data"]["batch_size"], known["spatial_dims"], image_targets_of(known)
-    loss = fitted_loss(configs.build(values["loss"], "loss"), known).to(device)
-    image = torch.randn(batch, known["num_channels"], *known["patch_size"], device=device)
+    batch, dims = values["data"]["batch_size"], derived["spatial_dims"]
+    image_targets = image_targets_of(derived)
+    loss = fitted_loss(configs.build(values["loss"], "loss"), derived).to(device)
+    image = torch.randn(batch, derived["num_channels"], *derived["patch_size"], device=device)
     optimizer = build_optimizer(values)
     if image_targets is not None:
         assert isinstance(loss, ImageLevelLoss)
         label = loss.target(torch.randint(2, (batch, image_targets.num_values), device=device))
         return Work(network, loss, optimizer, image, label)
-    targets = SegmentationTargets.from_plain(known["targets"])
+    targets = SegmentationTargets.from_plain(derived["targets"])
     if values["task"].get("deep_supervision") is True:
         network = _Supervised(network, targets.num_outputs)
-    label = torch.randint(targets.num_values, (batch, 1, *known["patch_size"]), device=device)
+    label = torch.randint(targets.num_values, (batch, 1, *derived["patch_size"]), device=device)
     return Work(
-        network, lambda outputs, wanted: over_heads(loss, outputs, wanted, dims), optimizer, image, label
+        network, lambda outputs, target: over_heads(loss, outputs, target, dims), optimizer, image, label
     )
 
 
@@ -231,25 +232,25 @@ def _key(values: Values) -> dict[str, Any]:
 
 def _awaited(path: Path) -> dict[str, Any]:
     end = time.monotonic() + _PATIENCE
-    while (found := _remembered(path)) is None:
+    while (result := _remembered(path)) is None:
         if time.monotonic() > end:
             raise configs.ConfigError(
                 f"perf=autotune: rank 0's choice did not come to {path} within {_PATIENCE} seconds; "
                 "data.cache_dir must be a folder that all ranks share, and their hardware alike"
             )
         time.sleep(0.2)
-    return found
+    return result
 
 
 def _recorded(earlier: Any, values: Values, unsettled: Sequence[str]) -> dict[str, Any]:
-    found = {key: _get(earlier, key) for key in unsettled}
+    choice = {key: _get(earlier, key) for key in unsettled}
     if values["perf"]["auto_batch_size"]:
-        found["data.batch_size"] = _get(earlier, "data.batch_size")
-    return found
+        choice["data.batch_size"] = _get(earlier, "data.batch_size")
+    return choice
 
 
-def _words(found: dict[str, Any]) -> str:
-    return str(Choice(**{key.split(".")[1]: value for key, value in found["choice"].items() if key in OPEN}))
+def _words(result: dict[str, Any]) -> str:
+    return str(Choice(**{key.split(".")[1]: value for key, value in result["choice"].items() if key in OPEN}))
 
 
 def _get(values: Any, key: str) -> Any:
@@ -257,9 +258,9 @@ def _get(values: Any, key: str) -> Any:
     return values[group].get(name)
 
 
-def _with(values: Values, found: dict[str, Any]) -> Values:
+def _with(values: Values, choice: dict[str, Any]) -> Values:
     changed = {group: dict(node) if isinstance(node, dict) else node for group, node in values.items()}
-    for key, value in found.items():
+    for key, value in choice.items():
         group, name = key.split(".")
         changed[group][name] = value
     return changed

@@ -72,8 +72,10 @@ def choices(fixed: dict[str, Any], network: nn.Module, gpu: bool) -> list[Choice
     for key, value in fixed.items():
         if value is not None:
             options[key] = [value]
-    found = [Choice(**dict(zip(options, values, strict=True))) for values in product(*options.values())]
-    return [c for c in found if c.channels_last or not c.fast_norm or fixed.get("fast_norm")]
+    combinations = [
+        Choice(**dict(zip(options, values, strict=True))) for values in product(*options.values())
+    ]
+    return [c for c in combinations if c.channels_last or not c.fast_norm or fixed.get("fast_norm")]
 
 
 def measure(
@@ -98,25 +100,25 @@ def measure(
     batch = len(work.image)
     with torch.random.fork_rng(devices=[work.image.device] if work.image.is_cuda else []):
         expected = _reference(work)
-        found = [Candidate(choice, batch) for choice in candidates]
-        _race(work, found, expected, deadline)
-        if try_checkpointing and not _best(found):
+        timed = [Candidate(choice, batch) for choice in candidates]
+        _race(work, timed, expected, deadline)
+        if try_checkpointing and not _best(timed):
             for mode in ("pointwise", "blocks"):
                 more = [Candidate(replace(c, activation_checkpointing=mode), batch) for c in candidates]
                 _race(work, more, expected, deadline + seconds)
-                found += more
-                if _best(found):
+                timed += more
+                if _best(timed):
                     break
-        best = _best(found)
+        best = _best(timed)
         if best and try_compile(best.per_sample * batch):
-            found += _compiled(work, best, expected)
-        best = _best(found)
+            timed += _compiled(work, best, expected)
+        best = _best(timed)
         if best and try_batch_size:
-            found += _larger(work, best, deadline)
-    chosen = _best(found)
-    for candidate in found:
+            timed += _larger(work, best, deadline)
+    chosen = _best(timed)
+    for candidate in timed:
         candidate.trial = None
-    return sorted(found, key=lambda c: (c is not chosen, c.per_sample))
+    return sorted(timed, key=lambda c: (c is not chosen, c.per_sample))
 
 
 def _reference(work: Work) -> list[float] | None:
@@ -138,19 +140,19 @@ def _reference(work: Work) -> list[float] | None:
         return None
 
 
-def _race(work: Work, found: list[Candidate], expected: list[float] | None, deadline: float) -> None:
+def _race(work: Work, candidates: list[Candidate], expected: list[float] | None, deadline: float) -> None:
     """One warm step each, then round by round those that are not far behind; the likely fastest begin."""
-    for candidate in reversed(found):
-        slowest = max((max(c.seconds) for c in found if c.seconds), default=0.0)
-        if slowest and time.perf_counter() + 2 * slowest > deadline and _best(found):
+    for candidate in reversed(candidates):
+        slowest = max((max(c.seconds) for c in candidates if c.seconds), default=0.0)
+        if slowest and time.perf_counter() + 2 * slowest > deadline and _best(candidates):
             candidate.remark = "not tried: no time left"
         else:
             _begin(work, candidate, expected)
     for _ in range(_ROUNDS - 1):
-        best = _best(found)
+        best = _best(candidates)
         if best is None:
             return
-        for candidate in found:
+        for candidate in candidates:
             if candidate.per_sample > _BEHIND * best.per_sample or candidate.trial is None:
                 continue
             if time.perf_counter() + candidate.seconds[-1] > deadline:
@@ -187,9 +189,9 @@ def _begin(work: Work, candidate: Candidate, expected: list[float] | None) -> No
 def _compare(candidate: Candidate, losses: list[float], expected: list[float]) -> None:
     tolerance = _TOLERANCE.get(candidate.choice.precision, max(_TOLERANCE.values()))
     pairs = zip(losses, expected, strict=True)
-    if not all(abs(loss - wanted) <= tolerance * max(1e-3, abs(wanted)) for loss, wanted in pairs):
+    if not all(abs(loss - reference) <= tolerance * max(1e-3, abs(reference)) for loss, reference in pairs):
         shown = ", ".join(
-            f"{loss:.5g} for {wanted:.5g}" for loss, wanted in zip(losses, expected, strict=True)
+            f"{loss:.5g} for {reference:.5g}" for loss, reference in zip(losses, expected, strict=True)
         )
         candidate.remark = f"wrong loss: {shown}"
         log.warning(
@@ -216,25 +218,25 @@ def _compiled(work: Work, best: Candidate, expected: list[float] | None) -> list
 
 def _larger(work: Work, best: Candidate, deadline: float) -> list[Candidate]:
     """Twice the batch, again and again, each compared with the one before it."""
-    found: list[Candidate] = []
+    tried: list[Candidate] = []
     times = 2
     while time.perf_counter() + 8 * best.seconds[-1] < deadline:
         candidate = Candidate(best.choice, len(work.image) * times)
         _begin(work.larger(times), candidate, None)
         for _ in range(2):
             _again(candidate)
-        found.append(candidate)
+        tried.append(candidate)
         if candidate.per_sample > 0.95 * best.per_sample:
             candidate.remark = candidate.remark or "a sample is not 5 % cheaper"
             break
         best, times = candidate, 2 * times
-    return found
+    return tried
 
 
-def _best(found: Sequence[Candidate]) -> Candidate | None:
+def _best(candidates: Sequence[Candidate]) -> Candidate | None:
     """The fastest; of two that are as good as equal the plainer one, which comes first."""
     best: Candidate | None = None
-    for candidate in found:
+    for candidate in candidates:
         if not math.isinf(candidate.per_sample) and (
             best is None or candidate.per_sample < _TIE * best.per_sample
         ):

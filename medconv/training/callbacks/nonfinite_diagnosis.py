@@ -64,7 +64,7 @@ class Diagnosis:
 
     def finding(self, step: StepRecord) -> dict[str, Any]:
         """This rank's forward pass whose first non-finite tensor comes earliest in the computation."""
-        findings = [self._of_pass(step, index) for index in range(len(step.passes))]
+        findings = [self._examine_pass(step, index) for index in range(len(step.passes))]
         return min(findings, key=lambda finding: finding["severity"])
 
     def of_all_ranks(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ class Diagnosis:
         )
         return f"{text} {_advice(one)} {saved}".strip()
 
-    def _of_pass(self, step: StepRecord, index: int) -> dict[str, Any]:
+    def _examine_pass(self, step: StepRecord, index: int) -> dict[str, Any]:
         forward = step.passes[index]
         rows = self._trace(forward, step.scale)
         first = layer_trace.first_bad(rows)

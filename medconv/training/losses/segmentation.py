@@ -127,7 +127,7 @@ class SegmentationLoss(nn.Module):
             return self.loss(logits, reference, known=known)  # type: ignore[call-arg]
         if not known.any():
             return logits[:0].sum()  # 0, with a gradient of 0
-        return self.loss(_in_a_row(logits, known), _in_a_row(reference, known))
+        return self.loss(_known_voxels(logits, known), _known_voxels(reference, known))
 
     def _problem(self, spatial_dims: int) -> ValueError | None:
         """Why the loss does not fit: it fails on such masks or label maps, or depends on where voxels lie.
@@ -177,7 +177,7 @@ class SegmentationLoss(nn.Module):
             if not shuffles:
                 return plain, plain
             everywhere = torch.ones_like(label, dtype=torch.bool)
-            rows = [_in_a_row(values, everywhere)[:, :, order] for values in (logits, reference)]
+            rows = [_known_voxels(values, everywhere)[:, :, order] for values in (logits, reference)]
             return plain, float(self.loss(*rows))
 
     def _description(self, spatial_dims: int) -> str:
@@ -209,13 +209,13 @@ def cross_entropy(logits: Tensor, label: Tensor, targets: SegmentationTargets) -
     if known is not None:
         if not known.any():
             return None
-        logits, reference = _in_a_row(logits, known), _in_a_row(reference, known)
+        logits, reference = _known_voxels(logits, known), _known_voxels(reference, known)
     if targets.overlapping:
         return float(F.binary_cross_entropy_with_logits(logits, reference.float()))
     return float(F.cross_entropy(logits, reference[:, 0].long()))
 
 
-def _in_a_row(values: Tensor, known: Tensor) -> Tensor:
+def _known_voxels(values: Tensor, known: Tensor) -> Tensor:
     """The known voxels of all samples: (batch, channels, *spatial) -> (1, channels, voxels, 1, ...)."""
     row = values.movedim(1, -1)[known[:, 0]].T
     return row.reshape(1, *row.shape, *(1,) * (values.ndim - 3))

@@ -52,16 +52,16 @@ class Muon(Optimizer):
             raise ValueError(f"betas must be two numbers, got {betas}")
         _check({"lr": lr, "weight_decay": weight_decay, "eps": eps})
         _check({"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}, below_one=True)
-        given: list[Any] = list(params)
-        groups = [{**g, "params": list(g["params"])} for g in given if isinstance(g, dict)] or [
-            {"params": given}
+        entries: list[Any] = list(params)
+        groups = [{**g, "params": list(g["params"])} for g in entries if isinstance(g, dict)] or [
+            {"params": entries}
         ]
         self.heeds_found_inf = not any(isinstance(p, DTensor) for group in groups for p in group["params"])
         divided = [
-            {**group, "params": found, "kernels": kernels}
+            {**group, "params": members, "kernels": kernels}
             for group in groups
             for kernels in (True, False)
-            if (found := [p for p in group["params"] if (p.ndim > 2) == kernels])
+            if (members := [p for p in group["params"] if (p.ndim > 2) == kernels])
         ]
         settings = {
             "lr": lr,

@@ -11,6 +11,7 @@ import random
 import re
 import resource
 import signal
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -25,6 +26,7 @@ import torch
 from helpers import tiny
 from lightning import Callback
 
+from medconv.cli import train
 from medconv.cli.entrypoint import guard
 from medconv.config import ConfigError
 from medconv.performance.step_profiler import StepProfiler
@@ -231,13 +233,27 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(
     assert {path.name for path in last.parent.iterdir()} == {"last.ckpt", "previous.ckpt"}
 
 
+def _train(arguments: list[str], cwd: Path, stderr: int) -> None:
+    """The command, in a forked process."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1), os.dup2(stderr, 2)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    os.chdir(cwd)
+    sys.argv = ["medconv", "train", *arguments]
+    sys.exit(guard(lambda: train.main(arguments)))
+
+
 def test_where_nothing_at_all_can_be_written_one_line_says_so(dataset: Path, tmp_path: Path) -> None:
     """Neither curves nor the log nor the summary: the first of them that fails."""
     arguments = tiny.overrides(dataset, *FULL, "+callbacks.full.room=1", f"run.dir={tmp_path / 'run'}")
-    environment = {**os.environ, "PYTHONPATH": tiny.PYTHONPATH}
-    done = tiny.command("train.py", *arguments, cwd=tmp_path, env=environment)  # its output goes into pipes
-    assert done.returncode == USER, done.stderr
-    assert re.fullmatch(r"error: \S+/run(/\S+)?: cannot be written \(File too large\)\n", done.stderr)
+    read, write = os.pipe()  # a file could not hold its messages
+    process = multiprocessing.get_context("fork").Process(target=_train, args=(arguments, tmp_path, write))
+    process.start()
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        stderr = pipe.read()
+    process.join()
+    assert process.exitcode == USER, stderr
+    assert re.fullmatch(r"error: \S+/run(/\S+)?: cannot be written \(File too large\)\n", stderr)
     assert checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")["global_step"] in (2, 3)
 
 
@@ -321,7 +337,7 @@ def _holds(folder: Path, resume: str, ready: Any) -> None:
     held.begin({"derived": {}})
     if os.fork():
         ready.set()
-    time.sleep(30)  # the child, as a worker would, outlives a parent that is killed
+    time.sleep(600)  # the child, as a worker would, outlives a parent that is killed
     os._exit(0)
 
 
@@ -330,7 +346,7 @@ def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path, resume: str) -> None:
     saved(tmp_path / "run", 1)
     fork = multiprocessing.get_context("fork")
     ready = fork.Event()
-    there = fork.Process(target=_holds, args=(tmp_path / "run", "auto", ready))
+    there = fork.Process(target=_holds, args=(tmp_path / "run", "auto", ready), daemon=True)
     there.start()
     assert ready.wait(60)
     with pytest.raises(

@@ -108,9 +108,9 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def until(found: Callable[[], Any], seconds: float = 400) -> Any:
+def until(found: Callable[[], Any], seconds: float = 400, pause: float = 0.05) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := found()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(pause)
     assert value
     return value

@@ -1,18 +1,22 @@
-"""`medconv predict` in processes of its own: killed, shared, stopped, on a full disk."""
+"""`medconv predict` in processes of its own: killed, shared, stopped, on a full disk.
+
+They are forks of this process, but for the one on a full disk, which starts as a user starts it.
+"""
 
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
 from helpers import members, tiny
+from helpers.processes import Forked, until
 
 NUMBER = 5
 WHOLE = "[!.]*.nii.gz"  # and not what is being written
@@ -37,22 +41,18 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def serial(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("serial") / "out"
-    done = tiny.command("predict", *flags, "--output", str(output), cwd=output.parent)
-    assert done.returncode == 0, done.stderr
-    assert f"{NUMBER} of {NUMBER} predictions are in {output}: {NUMBER} made now, 0 before" in done.stdout
+    code, said = start(flags, output).wait()
+    assert code == 0, said
+    assert f"{NUMBER} of {NUMBER} predictions are in {output}: {NUMBER} made now, 0 before" in said
     return output
 
 
-def start(flags: list[str], output: Path, *launcher: str) -> subprocess.Popen[str]:
-    words = [*launcher, sys.executable, *tiny.words("predict"), *flags, "--output", str(output)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(flags: list[str], output: Path) -> Forked:
+    return Forked(*flags, "--output", str(output), cwd=output.parent, command="predict")
 
 
 def wait_for(number: int, output: Path) -> None:
-    end = time.monotonic() + 120
-    while len(list(output.glob(WHOLE))) < number:
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    until(lambda: len(list(output.glob(WHOLE))) >= number, pause=0.005)
 
 
 def assert_same(output: Path, serial: Path) -> None:
@@ -67,22 +67,22 @@ def test_killed_and_continued(flags: list[str], serial: Path, tmp_path: Path) ->
     output = tmp_path / "out"
     process = start(flags, output)
     wait_for(2, output)
-    process.kill()
-    process.wait()
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait()[0] == -signal.SIGKILL
     before = {path: path.stat().st_mtime_ns for path in output.glob(WHOLE)}
     assert 2 <= len(before) < NUMBER and (output / ".claims").is_dir()
-    done = tiny.command("predict", *flags, "--output", str(output), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"{NUMBER - len(before)} made now, {len(before)} before" in done.stdout
+    code, said = start(flags, output).wait()
+    assert code == 0, said
+    assert f"{NUMBER - len(before)} made now, {len(before)} before" in said
     assert all(path.stat().st_mtime_ns == when for path, when in before.items())
     assert_same(output, serial)
 
 
 def test_three_processes_share_a_list(flags: list[str], serial: Path, tmp_path: Path) -> None:
     processes = [start(flags, tmp_path / "out") for _ in range(3)]
-    said = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], said
-    assert sum(int(re.search(r"(\d+) made now", out)[1]) for out, _ in said) == NUMBER
+    ended = [process.wait() for process in processes]
+    assert [code for code, _ in ended] == [0, 0, 0], ended
+    assert sum(int(re.search(r"(\d+) made now", said)[1]) for _, said in ended) == NUMBER
     assert_same(tmp_path / "out", serial)
     assert len(json.loads((tmp_path / "out/prediction.json").read_text())["cases"]) == NUMBER
 
@@ -91,9 +91,9 @@ def test_stopped(flags: list[str], tmp_path: Path) -> None:
     output = tmp_path / "out"
     process = start(flags, output)
     wait_for(1, output)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 75, said
+    os.kill(process.pid, signal.SIGTERM)
+    code, said = process.wait()
+    assert code == 75, said
     assert "stopped by SIGTERM; run the same command again to resume\n" in said and "Traceback" not in said
     assert not (output / ".claims").exists() and not [p for p in output.glob(".*") if p.name != ".lock"]
     found = list(output.glob("*.nii.gz"))
@@ -110,9 +110,16 @@ def test_a_full_disk(flags: list[str], serial: Path, tmp_path: Path) -> None:
         f'mount -t tmpfs -o size=500k tmpfs "{disk}"; "$@"; code=$?; cp -r "{disk}/out" '
         f'"{tmp_path}"; exit $code'
     )
-    process = start([*flags, "--save-probabilities"], disk / "out", "unshare", "-rm", "sh", "-c", mount, "sh")
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 1, said
+    command = [sys.executable, *tiny.words("predict"), *flags, "--save-probabilities"]
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", mount, "sh", *command, "--output", str(disk / "out")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    said = done.stderr
+    assert done.returncode == 1, said
     assert re.search(
         r"^error: case case_\d: no room in \S+/disk/out \(No space left on device\), 0\.\d MB are free", said
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.benchmarks_harness import peers_are_forked
 
 from benchmarks.peers import nnunet_step
 from benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
@@ -57,8 +58,12 @@ def parameters(features: list[int], classes: int, dims: int, biases: bool, heads
     return total + sum(fine * classes + classes for fine in features[:heads])
 
 
-@pytest.mark.parametrize("patch", [["8", "8", "12"], ["8", "12"]])
-def test_dynunet_takes_a_step_when_it_is_asked_to(patch: list[str]) -> None:
+@pytest.mark.parametrize(("patch", "forked"), [(["8", "8", "12"], False), (["8", "12"], True)])
+def test_dynunet_takes_a_step_when_it_is_asked_to(
+    patch: list[str], forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if forked:  # one real start is enough
+        peers_are_forked(monkeypatch)
     with PeerProcess(sys.executable, [*DYNUNET, *TINY, "--patch", *patch], limit_s=300) as peer:
         assert peer.about["parameters"] == parameters([4, 8, 16], 3, len(patch), biases=False, heads=1)
         assert peer.about["name"].startswith("MONAI") and "DynUNet" in peer.about["name"]
@@ -168,6 +173,7 @@ def test_no_executable(tmp_path: Path) -> None:
         pass
 
 
-def test_a_patch_that_the_stages_do_not_divide() -> None:
+def test_a_patch_that_the_stages_do_not_divide(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers_are_forked(monkeypatch)
     with pytest.raises(ValueError, match=r"--patch needs 2 or 3 sizes that 4 divides.*got \[8, 6\]"):
         PeerProcess(sys.executable, [*DYNUNET, *TINY, "--patch", "8", "6"], limit_s=300).__enter__()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import tiny
-from helpers.benchmarks_harness import benchmark, commands_in_this_process
+from helpers.benchmarks_harness import benchmark, commands_in_this_process, peers_are_forked
 from torch import nn
 
 from benchmark import main
@@ -17,6 +17,7 @@ from benchmarks.memory import LiveTensors, step_memory
 def test_every_switch_and_preset_stands_beside_the_reference_and_the_peer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    peers_are_forked(monkeypatch)
     sizes = ["--patch", "8", "8", "8", "--features", "4", "8", "8", "--pairs", "2"]
     rows = {row["variant"]: row for row in benchmark(monkeypatch, tmp_path, "step", *sizes)}
     presets = {

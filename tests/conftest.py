@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import tiny
+from helpers import exports, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,15 @@ def open_folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_dataset(tmp_path_factory.mktemp("data") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> exports.Exported:
+    """A trained network and its exported files, made once by whichever process of the tests needs them
+    first.
+    """
+    own = tmp_path_factory.getbasetemp()
+    return exports.shared((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "exported")
 
 
 @pytest.fixture(scope="session")

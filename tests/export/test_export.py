@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import exports, tiny
+from helpers.exports import Exported
 
 from medconv.convs import fold_convs
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
@@ -26,19 +27,6 @@ from medconv.inference.exported.load import load
 from medconv.inference.exported.metadata import digest, metadata_path
 from medconv.inference.predictor import Predictor
 
-Made = tuple[Path, Path, dict[str, Path]]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Images, a checkpoint, and its files by format."""
-    folder = tmp_path_factory.mktemp("export")
-    images, checkpoint = exports.train(folder)
-    files = {format: folder / f"model.{format}" for format in exports.FORMATS}
-    for format, path in files.items():
-        export.export(checkpoint, path, export.ExportOptions(format, case=images / "case_1.nii.gz"))
-    return images, checkpoint, files
-
 
 def refusal(monkeypatch, capsys, *words: object) -> str:
     capsys.readouterr()
@@ -49,8 +37,10 @@ def refusal(monkeypatch, capsys, *words: object) -> str:
 
 
 @pytest.mark.parametrize("format", exports.FORMATS)
-def test_the_file_says_what_the_checkpoint_says_for_any_batch_and_size(made: Made, format: str) -> None:
-    model, other = inference_load.load(made[1]), exports.read_back(made[2][format], format)
+def test_the_file_says_what_the_checkpoint_says_for_any_batch_and_size(
+    exported: Exported, format: str
+) -> None:
+    model, other = inference_load.load(exported.checkpoint), exports.read_back(exported.files[format], format)
     for batch, size in ((1, (16, 16, 12)), (3, model.window.patch_size), (2, (8, 20, 4))):
         image = torch.randn(batch, 1, *size, generator=torch.Generator().manual_seed(batch))
         with torch.inference_mode():
@@ -60,11 +50,11 @@ def test_the_file_says_what_the_checkpoint_says_for_any_batch_and_size(made: Mad
 
 
 @pytest.mark.parametrize("format", exports.FORMATS)
-def test_the_metadata_is_all_that_prediction_needs(made: Made, format: str) -> None:
-    path = made[2][format]
+def test_the_metadata_is_all_that_prediction_needs(exported: Exported, format: str) -> None:
+    path = exported.files[format]
     metadata, model, other = (
         json.loads(metadata_path(path).read_text()),
-        inference_load.load(made[1]),
+        inference_load.load(exported.checkpoint),
         exports.read_back(path, format),
     )
     assert (other.preprocessing, other.window, other.targets) == (
@@ -101,11 +91,13 @@ def test_the_metadata_is_all_that_prediction_needs(made: Made, format: str) -> N
         and "zscore" in words
         and "1 x 1.5 x 2 mm" in words
     )
-    assert str(made[1].parent) not in json.dumps(metadata) + words  # no path of the machine that trained it
+    assert (
+        str(exported.checkpoint.parent) not in json.dumps(metadata) + words
+    )  # no path of the machine that trained it
 
 
-def test_files_hold_plain_convolutions_alone(made: Made) -> None:
-    network = inference_load.load(made[1], plain=True).network
+def test_files_hold_plain_convolutions_alone(exported: Exported) -> None:
+    network = inference_load.load(exported.checkpoint, plain=True).network
     wanted = Counter(
         type(layer).__name__
         for layer in network.modules()
@@ -113,7 +105,7 @@ def test_files_hold_plain_convolutions_alone(made: Made) -> None:
     )
     convs, ups = wanted["Conv3d"], wanted["ConvTranspose3d"]
     assert convs == 8 and ups == 1
-    graph = torch.jit.load(made[2]["torchscript"]).inlined_graph
+    graph = torch.jit.load(exported.files["torchscript"]).inlined_graph
     kinds = Counter(
         node.kind().removeprefix("aten::") for node in graph.nodes() if node.kind().startswith("aten::")
     )
@@ -121,7 +113,7 @@ def test_files_hold_plain_convolutions_alone(made: Made) -> None:
         set(kinds) == {"_convolution", "instance_norm", "leaky_relu_", "cat"}
         and kinds["_convolution"] == convs + ups
     )
-    nodes = torch.export.load(made[2]["pt2"].open("rb")).graph.nodes
+    nodes = torch.export.load(exported.files["pt2"].open("rb")).graph.nodes
     targets = Counter(
         str(node.target)
         for node in nodes
@@ -133,13 +125,13 @@ def test_files_hold_plain_convolutions_alone(made: Made) -> None:
         *("aten.leaky_relu_.default", "aten.cat.default"),
     }
     onnx = pytest.importorskip("onnx")
-    types = Counter(node.op_type for node in onnx.load(made[2]["onnx"]).graph.node)
+    types = Counter(node.op_type for node in onnx.load(exported.files["onnx"]).graph.node)
     assert (
         types["Conv"] == convs
         and types["ConvTranspose"] == ups
         and not {"MatMul", "Einsum", "Gemm"} & set(types)
     )
-    before = inference_load.load(made[1]).network  # with what must not be in a file
+    before = inference_load.load(exported.checkpoint).network  # with what must not be in a file
     assert (
         type(before.encoder[0][1]).__name__ == "ChannelsLastInstanceNorm3d"
         and fold_convs(network) is not network
@@ -147,9 +139,9 @@ def test_files_hold_plain_convolutions_alone(made: Made) -> None:
 
 
 def test_predict_takes_an_onnx_file_as_it_takes_a_checkpoint(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images, checkpoint, files = made
+    images, checkpoint, files = exported
     common = ("--input", images, "--device", "cpu", "--save-probabilities", "--mirror-axes", "1")
     assert (
         tiny.call(monkeypatch, "predict", "--checkpoint", checkpoint, *common, "--output", tmp_path / "a")
@@ -170,26 +162,35 @@ def test_predict_takes_an_onnx_file_as_it_takes_a_checkpoint(
     assert record["checkpoint"] == str(files["onnx"]) and record["settings"]["mirror_axes"] == [[1]]
 
 
-def test_files_and_checkpoints_make_one_mean(made: Made, tmp_path: Path) -> None:
-    image = made[0] / "case_0.nii.gz"
-    several = Predictor.load([made[1]], models=[made[2]["onnx"]])
+def test_files_and_checkpoints_make_one_mean(exported: Exported, tmp_path: Path) -> None:
+    image = exported.images / "case_0.nii.gz"
+    several = Predictor.load([exported.checkpoint], models=[exported.files["onnx"]])
     assert len(several.members) == 2 and len(several.preprocessings) == 1
-    assert (several(image) != Predictor.load([made[1]])(image)).mean() < 1e-3
+    assert (several(image) != Predictor.load([exported.checkpoint])(image)).mean() < 1e-3
 
 
-def test_other_metadata_is_another_setting(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_other_metadata_is_another_setting(exported: Exported, tmp_path: Path, monkeypatch, capsys) -> None:
     path = tmp_path / "m.onnx"
-    shutil.copy(made[2]["onnx"], path)
-    common = ("--input", made[0], "--device", "cpu", "--output", tmp_path / "out", "--exported-model", path)
-    exports.sealed(made[2]["onnx"], path)
+    shutil.copy(exported.files["onnx"], path)
+    common = (
+        "--input",
+        exported.images,
+        "--device",
+        "cpu",
+        "--output",
+        tmp_path / "out",
+        "--exported-model",
+        path,
+    )
+    exports.sealed(exported.files["onnx"], path)
     assert tiny.call(monkeypatch, "predict", *common) == 0
     metadata = json.loads(metadata_path(path).read_text())
-    exports.sealed(made[2]["onnx"], path, inputs={**metadata["inputs"], "spacing_mm": [1.2, 1.5, 2.0]})
+    exports.sealed(exported.files["onnx"], path, inputs={**metadata["inputs"], "spacing_mm": [1.2, 1.5, 2.0]})
     assert "holds results made with other settings" in refusal(monkeypatch, capsys, "predict", *common)
 
 
-def test_the_command_as_a_user_starts_it(made: Made, tmp_path: Path) -> None:
-    words = ("--checkpoint", str(made[1]), "--format", "torchscript", "--output", "m.ts")
+def test_the_command_as_a_user_starts_it(exported: Exported, tmp_path: Path) -> None:
+    words = ("--checkpoint", str(exported.checkpoint), "--format", "torchscript", "--output", "m.ts")
     done = tiny.command("export", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "logits differ from the checkpoint's by at most" in done.stdout and "random patches" in done.stdout
@@ -197,9 +198,9 @@ def test_the_command_as_a_user_starts_it(made: Made, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"m.ts", "m.ts.json", "m.ts.md"}
 
 
-def test_the_metadata_says_which_images_are_turned(made: Made) -> None:
+def test_the_metadata_says_which_images_are_turned(exported: Exported) -> None:
     """Lone slices and pictures keep their axes; slices of volumes lie in volumes, which are turned."""
-    model = inference_load.load(made[1])
+    model = inference_load.load(exported.checkpoint)
     for dims, axis, wanted in ((2, None, "as stored"), (2, 2, "RAS"), (3, None, "RAS")):
         preprocessing = PreprocessingConfig(dims, (1.0,) * dims, ("zscore",), ({},), axis)
         inputs = _inputs(
@@ -209,12 +210,12 @@ def test_the_metadata_says_which_images_are_turned(made: Made) -> None:
         assert inputs["orientation"] == wanted and ("anterior" in inputs["layout"]) == (wanted == "RAS")
 
 
-def test_what_differs_is_not_written(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_what_differs_is_not_written(exported: Exported, tmp_path: Path, monkeypatch, capsys) -> None:
     before = {*tmp_path.iterdir()}
     for format, name in (("torchscript", "m.ts"), ("bundle", "folder")):
         words = (
             "--checkpoint",
-            made[1],
+            exported.checkpoint,
             "--format",
             format,
             "--output",
@@ -227,13 +228,13 @@ def test_what_differs_is_not_written(made: Made, tmp_path: Path, monkeypatch, ca
         assert {*tmp_path.iterdir()} == before
 
 
-def test_bad_input_of_export(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_bad_input_of_export(exported: Exported, tmp_path: Path, monkeypatch, capsys) -> None:
     branching = exports.variant(
-        made[1],
+        exported.checkpoint,
         tmp_path / "b.ckpt",
         lambda r: r["config"]["model"].update(_target_="helpers.exports.Branching"),
     )
-    good = ("--checkpoint", made[1], "--output", tmp_path / "m.ts")
+    good = ("--checkpoint", exported.checkpoint, "--output", tmp_path / "m.ts")
     for words, wanted in (
         ((*good, "--format", "keras"), "--format must be one of torchscript, onnx, pt2, bundle, got keras"),
         (
@@ -244,14 +245,20 @@ def test_bad_input_of_export(made: Made, tmp_path: Path, monkeypatch, capsys) ->
             ("--checkpoint", tmp_path / "no.ckpt", "--output", tmp_path / "m", "--format", "pt2"),
             "no such checkpoint",
         ),
-        (("--checkpoint", made[1], "--output", tmp_path / "no/m", "--format", "pt2"), "no such folder"),
-        ((*good, "--format", "bundle", "--output", made[0]), "exists already; a bundle needs a new folder"),
-        ((*good, "--format", "pt2", "--output", made[0]), "is a folder, expected the name of a file"),
         (
-            (*good[:2], "--format", "pt2", "--output", made[1]),
+            ("--checkpoint", exported.checkpoint, "--output", tmp_path / "no/m", "--format", "pt2"),
+            "no such folder",
+        ),
+        (
+            (*good, "--format", "bundle", "--output", exported.images),
+            "exists already; a bundle needs a new folder",
+        ),
+        ((*good, "--format", "pt2", "--output", exported.images), "is a folder, expected the name of a file"),
+        (
+            (*good[:2], "--format", "pt2", "--output", exported.checkpoint),
             "is the checkpoint itself, expected another name",
         ),
-        ((*good, "--format", "pt2", "--case", made[0]), "expected one case, found 7"),
+        ((*good, "--format", "pt2", "--case", exported.images), "expected one case, found 7"),
         (
             ("--checkpoint", branching, *good[2:], "--format", "pt2", "--trust-package", "helpers"),
             "Branching, cannot be exported",
@@ -262,9 +269,11 @@ def test_bad_input_of_export(made: Made, tmp_path: Path, monkeypatch, capsys) ->
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
-def test_missing_packages_have_names(made: Made, tmp_path: Path, monkeypatch, capsys, package: str) -> None:
+def test_missing_packages_have_names(
+    exported: Exported, tmp_path: Path, monkeypatch, capsys, package: str
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    words = ("--checkpoint", made[1], "--format", "onnx", "--output", tmp_path / "m.onnx")
+    words = ("--checkpoint", exported.checkpoint, "--format", "onnx", "--output", tmp_path / "m.onnx")
     assert f"needs {package}: pip install 'medconv[onnx]'" in refusal(monkeypatch, capsys, "export", *words)
     assert not list(tmp_path.iterdir())
 
@@ -284,14 +293,23 @@ def test_missing_packages_have_names(made: Made, tmp_path: Path, monkeypatch, ca
     ],
 )
 def test_metadata_that_does_not_fit(
-    made: Made, tmp_path: Path, changes, wanted: str, monkeypatch, capsys
+    exported: Exported, tmp_path: Path, changes, wanted: str, monkeypatch, capsys
 ) -> None:
-    path = Path(shutil.copy(made[2]["onnx"], tmp_path / "m.onnx"))
+    path = Path(shutil.copy(exported.files["onnx"], tmp_path / "m.onnx"))
     if isinstance(changes, str):
         metadata_path(path).write_text(changes)
     elif changes is not None:
-        exports.sealed(made[2]["onnx"], path, **changes)
-    words = ("--exported-model", path, "--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
+        exports.sealed(exported.files["onnx"], path, **changes)
+    words = (
+        "--exported-model",
+        path,
+        "--input",
+        exported.images,
+        "--output",
+        tmp_path / "out",
+        "--device",
+        "cpu",
+    )
     assert wanted in refusal(monkeypatch, capsys, "predict", *words)
 
 
@@ -299,23 +317,39 @@ def test_metadata_that_does_not_fit(
     ("format", "name"), [("torchscript", "m.ts"), ("torchscript", "m.pt"), ("pt2", "m.pt2"), ("pt2", "m")]
 )
 def test_files_of_torch_are_written_but_not_read(
-    made: Made, tmp_path: Path, format: str, name: str, monkeypatch, capsys
+    exported: Exported, tmp_path: Path, format: str, name: str, monkeypatch, capsys
 ) -> None:
     """With their metadata or without."""
-    path = Path(shutil.copy(made[2][format], tmp_path / name))
-    words = ("--exported-model", path, "--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
+    path = Path(shutil.copy(exported.files[format], tmp_path / name))
+    words = (
+        "--exported-model",
+        path,
+        "--input",
+        exported.images,
+        "--output",
+        tmp_path / "out",
+        "--device",
+        "cpu",
+    )
     for _ in range(2):
         said = refusal(monkeypatch, capsys, "predict", *words)
         assert f"{path}: a TorchScript or torch.export file; exported models are read as ONNX only" in said
         assert "medconv export --checkpoint CHECKPOINT --format onnx --output m.onnx" in said
-        exports.sealed(made[2][format], path)
+        exports.sealed(exported.files[format], path)
 
 
-def test_other_bad_input_of_predict(made: Made, tmp_path: Path, monkeypatch, capsys) -> None:
-    words = ("--input", made[0], "--output", tmp_path / "out", "--device", "cpu")
+def test_other_bad_input_of_predict(exported: Exported, tmp_path: Path, monkeypatch, capsys) -> None:
+    words = ("--input", exported.images, "--output", tmp_path / "out", "--device", "cpu")
     assert "--checkpoint or --exported-model is needed" in refusal(monkeypatch, capsys, "predict", *words)
     said = refusal(
-        monkeypatch, capsys, "predict", *words, "--exported-model", made[2]["onnx"], "--mirror-axes", "2"
+        monkeypatch,
+        capsys,
+        "predict",
+        *words,
+        "--exported-model",
+        exported.files["onnx"],
+        "--mirror-axes",
+        "2",
     )
     assert "--mirror-axes=[2] needs a network trained on mirrored images" in said
     assert "no such file" in refusal(

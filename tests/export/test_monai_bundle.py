@@ -9,6 +9,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers import exports
+from helpers.exports import Exported
 
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess
 from medconv.export import export
@@ -21,12 +22,10 @@ pytest.importorskip("fire")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """Images, a checkpoint and its bundle."""
-    folder = tmp_path_factory.mktemp("bundle")
-    images, checkpoint = exports.train(folder, "trainer.max_steps=150")
-    export.export(checkpoint, folder / "bundle", export.ExportOptions("bundle"))
-    return images, checkpoint, folder / "bundle"
+def bundle(exported: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle") / "bundle"
+    export.export(exported.checkpoint, folder, export.ExportOptions("bundle"))
+    return folder
 
 
 def run(bundle: Path, images: Path, output: Path) -> None:
@@ -38,8 +37,8 @@ def run(bundle: Path, images: Path, output: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_monai_runs_it_and_labels_as_we_do(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    images, checkpoint, bundle = made
+def test_monai_runs_it_and_labels_as_we_do(exported: Exported, bundle: Path, tmp_path: Path) -> None:
+    images, checkpoint, _ = exported
     run(bundle, images, tmp_path)
     predictor = Predictor.load([checkpoint])
     for path in sorted(images.iterdir()):
@@ -51,20 +50,20 @@ def test_monai_runs_it_and_labels_as_we_do(made: tuple[Path, Path, Path], tmp_pa
         ).mean() < 1e-3  # on their own spacing there is nothing to interpolate
 
 
-def test_another_spacing_and_orientation(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
+def test_another_spacing_and_orientation(exported: Exported, bundle: Path, tmp_path: Path) -> None:
     """Axes in another order and direction, and nothing around the content.
 
     MONAI keeps the spacing, we a whole number of voxels between the edges: on 18 voxels that moves borders
     (here Dice 0.93 and 0.89; less where a network has hardly learned). On another grid altogether the classes
     would not meet at all.
     """
-    array = nib.load(made[0] / "case_1.nii.gz").get_fdata().astype(np.float32)
+    array = nib.load(exported.images / "case_1.nii.gz").get_fdata().astype(np.float32)
     affine = np.array([[0, -1.2, 0, 3], [1.3, 0, 0, 4], [0, 0, 1.7, 5], [0, 0, 0, 1]])
     (tmp_path / "images").mkdir()
     path = tmp_path / "images/odd.nii.gz"
     nib.save(nib.Nifti1Image(np.pad(array, ((1, 2), (0, 3), (2, 0))), affine), path)
-    run(made[2], path.parent, tmp_path / "out")
-    found, wanted = nib.load(tmp_path / "out/odd.nii.gz"), Predictor.load([made[1]])(path)
+    run(bundle, path.parent, tmp_path / "out")
+    found, wanted = nib.load(tmp_path / "out/odd.nii.gz"), Predictor.load([exported.checkpoint])(path)
     np.testing.assert_allclose(found.affine, affine, atol=1e-6)
     labels = np.asarray(found.dataobj)
     for value in (1, 2):
@@ -73,8 +72,7 @@ def test_another_spacing_and_orientation(made: tuple[Path, Path, Path], tmp_path
     assert not labels[0].any() and not labels[:, -3:].any()
 
 
-def test_the_metadata_is_what_the_schema_wants(made: tuple[Path, Path, Path]) -> None:
-    bundle = made[2]
+def test_the_metadata_is_what_the_schema_wants(bundle: Path) -> None:
     meta = json.loads((bundle / "configs/metadata.json").read_text())
     needed = {
         "schema",
@@ -98,17 +96,17 @@ def test_the_metadata_is_what_the_schema_wants(made: tuple[Path, Path, Path]) ->
     }
 
 
-def test_the_network_takes_what_the_metadata_says(made: tuple[Path, Path, Path], monkeypatch) -> None:
+def test_the_network_takes_what_the_metadata_says(bundle: Path, monkeypatch) -> None:
     from monai.bundle import verify_net_in_out
 
-    monkeypatch.chdir(made[2])
+    monkeypatch.chdir(bundle)
     verify_net_in_out("network", "configs/metadata.json", "configs/inference.json", device="cpu", n=4)
 
 
-def test_the_network_of_a_bundle_is_a_file_like_others(made: tuple[Path, Path, Path]) -> None:
-    image = made[0] / "case_0.nii.gz"
-    found = Predictor([exports.read_back(made[2] / "models/model.ts", "torchscript")])(image)
-    assert (found != Predictor.load([made[1]])(image)).mean() < 1e-3
+def test_the_network_of_a_bundle_is_a_file_like_others(exported: Exported, bundle: Path) -> None:
+    image = exported.images / "case_0.nii.gz"
+    found = Predictor([exports.read_back(bundle / "models/model.ts", "torchscript")])(image)
+    assert (found != Predictor.load([exported.checkpoint])(image)).mean() < 1e-3
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,32 @@
-"""A trained network and its exported files, for the tests in this folder."""
+"""A trained network and its exported files, which several test files share."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from helpers import tiny
 from torch import Tensor
 
+from medconv.export import export
 from medconv.export.formats import read_written
 from medconv.inference.exported.metadata import as_loaded_model, digest, metadata_path
 from medconv.inference.load import LoadedModel
 from medconv.models.unet import UNet
 
 FORMATS = ("torchscript", "onnx", "pt2")
+
+
+class Exported(NamedTuple):
+    """A folder of images, a checkpoint, and its files by format."""
+
+    images: Path
+    checkpoint: Path
+    files: dict[str, Path]
 
 
 class Branching(UNet):
@@ -38,6 +48,21 @@ def train(folder: Path, *more: str) -> tuple[Path, Path]:
     )
     tiny.train(dataset, folder / "run", *settings)
     return dataset / "imagesTr", folder / "run/checkpoints/best.ckpt"
+
+
+def shared(folder: Path) -> Exported:
+    """What is in `folder`, made there if it is not yet; another process that asks meanwhile waits for it."""
+    images, checkpoint = folder / "data/imagesTr", folder / "run/checkpoints/best.ckpt"
+    files = {format: folder / f"model.{format}" for format in FORMATS}
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (done := folder / "done").exists():
+            # enough steps to label alike in MONAI, and one validation
+            train(folder, "trainer.max_steps=150", "data.samples_per_epoch=300")
+            for format, path in files.items():
+                export.export(checkpoint, path, export.ExportOptions(format, case=images / "case_1.nii.gz"))
+            done.touch()
+    return Exported(images, checkpoint, files)
 
 
 def variant(source: Path, path: Path, edit: Callable[[dict[str, Any]], Any]) -> Path:

@@ -8,16 +8,12 @@ from types import SimpleNamespace
 import pytest
 from helpers import exports
 
-from medconv.export import export
 from medconv.inference.exported.load import _providers, load
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("loading")
-    _, checkpoint = exports.train(folder)
-    export.export(checkpoint, folder / "m.onnx", export.ExportOptions("onnx"))
-    return folder / "m.onnx"
+@pytest.fixture
+def file(exported: exports.Exported) -> Path:
+    return exported.files["onnx"]
 
 
 def test_damaged_files(file: Path, tmp_path: Path) -> None:

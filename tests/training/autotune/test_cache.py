@@ -1,9 +1,9 @@
 """medconv/training/autotune/cache.py: perf=autotune in real runs, what it remembers, and who decides."""
 
 import json
-import threading
-import time
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +19,24 @@ from medconv.utils.exit_codes import DONE
 AUTO = ("perf=autotune", "perf.auto_seconds=1", "model.norm=instance", "trainer.precision=null")
 
 
+@pytest.fixture(scope="module")
+def after_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `data/tiny`, and `run` that measured and left its choice in `data/prepared`."""
+    folder = tmp_path_factory.mktemp("measured")
+    tiny.train(tiny.write_dataset(folder / "data/tiny"), folder / "run", *AUTO)
+    return folder
+
+
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     return tiny.write_dataset(tmp_path / "data" / "tiny")
+
+
+@pytest.fixture
+def measured(after_a_run: Path, tmp_path: Path) -> Path:
+    """The dataset in a copy of `after_a_run` at the test's folder."""
+    shutil.copytree(after_a_run, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "data/tiny"
 
 
 def choice(folder: Path) -> dict[str, Any]:
@@ -53,26 +68,24 @@ def test_a_run_measures_chooses_and_says_so(
 
 
 def test_the_next_run_remembers_and_another_network_does_not(
-    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    measured: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tiny.train(dataset, tmp_path / "first", *AUTO)
-    record = json.loads(memory(dataset).read_text())
+    record = json.loads(memory(measured).read_text())
     record["choice"]["perf.channels_last"] = not record["choice"]["perf.channels_last"]
-    memory(dataset).write_text(json.dumps(record))
-    caplog.clear()
+    memory(measured).write_text(json.dumps(record))
     with caplog.at_level("INFO", logger="medconv"):
-        tiny.train(dataset, tmp_path / "second", *AUTO, "seed=5")
+        tiny.train(measured, tmp_path / "second", *AUTO, "seed=5")
     assert "as measured here before" in caplog.text and "takes the first" not in caplog.text
     assert choice(tmp_path / "second") == record["choice"]
-    tiny.train(dataset, tmp_path / "third", *AUTO, "model.channels=[4,6]")
-    assert len(list((dataset.parent / "prepared/autotune").glob("*.json"))) == 2
+    tiny.train(measured, tmp_path / "third", *AUTO, "model.channels=[4,6]")
+    assert len(list((measured.parent / "prepared/autotune").glob("*.json"))) == 2
 
 
-def test_a_run_that_goes_on_keeps_its_choice(dataset: Path, tmp_path: Path) -> None:
-    tiny.train(dataset, tmp_path / "run", *AUTO)
+def test_a_run_that_goes_on_keeps_its_choice(after_a_run: Path, measured: Path, tmp_path: Path) -> None:
     chosen = choice(tmp_path / "run")
-    memory(dataset).write_text(json.dumps({"choice": dict.fromkeys(chosen, "another")}))
-    assert tiny.train(dataset, tmp_path / "run", *AUTO)["status"] == "done"
+    memory(measured).write_text(json.dumps({"choice": dict.fromkeys(chosen, "another")}))
+    original, copied_cache = after_a_run / "data/tiny", f"data.cache_dir={measured.parent / 'prepared'}"
+    assert tiny.train(original, tmp_path / "run", *AUTO, copied_cache)["status"] == "done"
     assert choice(tmp_path / "run") == chosen
 
 
@@ -97,13 +110,13 @@ def test_measuring_does_not_change_the_training(dataset: Path, tmp_path: Path) -
 
 
 def test_other_ranks_take_what_rank_zero_found(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny.train(dataset, tmp_path / "zero", *AUTO)
-    path, record = memory(dataset), memory(dataset).read_text()
+    path, record = memory(measured), memory(measured).read_text()
     path.unlink()
     monkeypatch.setenv("RANK", "1")
-    threading.Thread(target=lambda: (time.sleep(0.5), path.write_text(record)), daemon=True).start()
+    waits = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: path.write_text(record))
+    monkeypatch.setattr(cache, "time", waits)
     values = {**json.loads(record)["key"]["values"], "trainer": {}, "data": {}}
     monkeypatch.setattr(cache, "_memory", lambda _: path)
     values["perf"] = {**values["perf"], "auto_batch_size": False}
@@ -133,7 +146,8 @@ def test_heads_of_deep_supervision_are_measured_with_the_rest(
 
 
 def test_a_rank_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_PATIENCE", 0.3)
+    seconds = iter([0.0, 1.0, cache._PATIENCE + 1.0])
+    monkeypatch.setattr(cache, "time", SimpleNamespace(monotonic=seconds.__next__, sleep=lambda _: None))
     with pytest.raises(
         ConfigError,
         match=r"rank 0's choice did not come to .*data.cache_dir must be a folder that all ranks share",
@@ -156,15 +170,22 @@ def test_nothing_that_fits_is_said_with_the_table(dataset: Path, tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("content", ["", '{"choice": {}}', "[]"])
 def test_a_damaged_memory_is_measured_anew(
-    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+    measured: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tiny.train(dataset, tmp_path / "first", *AUTO)
-    memory(dataset).write_text(content)
-    assert tiny.train(dataset, tmp_path / "second", *AUTO)["status"] == "done"
+    memory(measured).write_text("")
+    assert tiny.train(measured, tmp_path / "second", *AUTO)["status"] == "done"
     assert "cannot be read, so it is measured anew" in caplog.text
-    assert set(json.loads(memory(dataset).read_text())["choice"]) == set(cache.OPEN)
+    assert set(json.loads(memory(measured).read_text())["choice"]) == set(cache.OPEN)
+
+
+@pytest.mark.parametrize("content", ["", '{"choice": {}}', "[]", "{}"])
+def test_a_damaged_memory_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str) -> None:
+    path = tmp_path / "memory.json"
+    path.write_text(content)
+    assert cache._remembered(path) is None
+    assert f"{path} cannot be read, so it is measured anew" in caplog.text
+    assert not path.exists()
 
 
 def test_a_cache_that_takes_nothing_costs_the_memory_only(

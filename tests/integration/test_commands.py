@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import tiny
+from helpers import ranks, tiny
+from helpers.processes import FORKED, Forked
 
+from medconv.sweeps import run as sweep
 from medconv.utils.exit_codes import DONE, USER
 
 
@@ -57,21 +59,23 @@ def test_all_errors_of_a_dataset_are_listed_at_once(
         assert f"{file}.nii.gz" in errors
 
 
-def test_a_sweep_leaves_a_folder_per_job_and_survives_a_failed_one(dataset: Path, tmp_path: Path) -> None:
+def test_a_sweep_leaves_a_folder_per_job_and_survives_a_failed_one(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "subprocess", FORKED)
     arguments = tiny.overrides(
         dataset, "trainer.max_steps=2", "data.samples_per_epoch=4", "trainer.limit_val_batches=1"
     )
-    sweep = ["model.norm=batch,nonsense", "run.name=both"]
-    done = tiny.command("train.py", "-m", *arguments, *sweep, cwd=tmp_path)
-    assert done.returncode == USER, done.stderr
-    assert "norm must be one of" in done.stderr
+    code, said = Forked("-m", *arguments, "model.norm=batch,nonsense", "run.name=both", cwd=tmp_path).wait()
+    assert code == USER, said
+    assert "error: model: norm must be one of" in said
     folders = [p for p in (tmp_path / "runs/both").iterdir() if p.is_dir()]
     assert len(folders) >= 1
     (summary,) = [json.loads(p.read_text()) for p in (tmp_path / "runs/both").glob("*/summary.json")]
     assert summary["status"] == "done"
-    assert "sweep, best first" in done.stdout
+    assert "sweep, best first" in said
     reason = "exit code 1: model: norm must be one of ['batch', 'instance'], got 'nonsense'"
-    assert f"model.norm=nonsense  failed, {reason}\n" in done.stdout
+    assert f"model.norm=nonsense  failed, {reason}\n" in said
     with (tmp_path / "runs/both/sweep.csv").open(newline="") as file:
         best, failed = csv.DictReader(file)
     assert best["model.norm"] == "batch" and float(best["val/dice"]) == summary["val/dice"]
@@ -85,6 +89,7 @@ def test_a_sweep_leaves_a_folder_per_job_and_survives_a_failed_one(dataset: Path
     assert (failed["status"], failed["reason"], failed["val/dice"]) == ("failed", reason, "")
 
 
+@pytest.mark.slow
 def test_a_sweep_of_jobs_with_two_processes(dataset: Path, tmp_path: Path) -> None:
     """Lightning starts the second process from the command line: the sweep must not start over in it."""
     arguments = tiny.overrides(dataset, "trainer.max_steps=2", "trainer.devices=2", "trainer.strategy=ddp")
@@ -112,7 +117,8 @@ def test_a_run_does_not_resume_with_other_cases(dataset: Path, tmp_path: Path) -
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, strategy: str) -> None:
     """With deep supervision. SGD, because AdamW takes a full-length step even for a gradient that is only
-    rounding error.
+    rounding error. With ddp as a user, or a sweep, starts it: Lightning starts
+    the second process.
     """
     same = ["model.norm=instance", "data.samples_per_epoch=12", "trainer.max_steps=6", "optimizer=sgd"]
     same += [
@@ -125,10 +131,16 @@ def test_two_processes_give_the_result_of_one(dataset: Path, tmp_path: Path, str
     arguments = tiny.overrides(
         dataset, *same, "data.batch_size=2", "trainer.devices=2", f"trainer.strategy={strategy}"
     )
-    done = tiny.command("train.py", *arguments, f"run.dir={tmp_path / 'two'}", cwd=tmp_path)
-    assert done.returncode == DONE, done.stderr
-    assert "global batch 4" in done.stdout
-    assert "warning" not in done.stderr
+    arguments.append(f"run.dir={tmp_path / 'two'}")
+    if strategy == "ddp":
+        done = tiny.command("train", *arguments, cwd=tmp_path)
+        codes, stdout, stderr = [done.returncode], done.stdout, done.stderr
+    else:
+        ended = ranks.run(*arguments, cwd=tmp_path)
+        codes, stdout, stderr = ended.codes, "".join(ended.stdout), "".join(ended.stderr)
+    assert set(codes) == {DONE}, stderr
+    assert "global batch 4" in stdout
+    assert "warning" not in stderr
     two = json.loads((tmp_path / "two/summary.json").read_text())
     assert two["steps"] == one["steps"] == 6
     assert sorted(two["val/cases"]) == sorted(one["val/cases"])  # each case once, on whichever rank

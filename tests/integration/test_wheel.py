@@ -1,5 +1,6 @@
 """The built wheel: its configs travel along, its commands work from any folder, people's own YAMLs load."""
 
+import json
 import os
 import subprocess
 import sys
@@ -30,11 +31,30 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def command(installed: Path, cwd: Path, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
-    script = [sys.executable, str(installed / "bin" / name), *arguments]
+# runs a script several times, as an interpreter would that need not load the libraries again
+SEVERAL = """
+import json, runpy, sys
+script, commands = sys.argv[1:]
+for arguments in json.loads(commands):
+    sys.argv = [script, *arguments]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended:
+        if ended.code:
+            sys.exit(ended.code)
+"""
+
+
+def start(installed: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """An interpreter that finds the wheel's `medconv`."""
     return subprocess.run(
-        script, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 
@@ -43,19 +63,8 @@ def test_configs_travel_along(installed: Path, tmp_path: Path) -> None:
     assert (installed / "bin/medconv").is_file()
     assert not (installed / "medconv/benchmarks").exists() and not (installed / "benchmarks").exists()
     assert (installed / "hydra_plugins/medconv_sweeps/__init__.py").is_file()
-    shown = command(
-        installed,
-        tmp_path,
-        "medconv",
-        "train",
-        "--cfg",
-        "job",
-        "--resolve",
-        "data=msd",
-        "data.root=x",
-        "-p",
-        "data",
-    )
+    words = ["train", "--cfg", "job", "--resolve", "data=msd", "data.root=x", "-p", "data"]
+    shown = start(installed, tmp_path, str(installed / "bin/medconv"), *words)
     assert shown.returncode == 0, shown.stderr
     assert "medconv.data.datasets.decathlon.msd" in shown.stdout
 
@@ -82,31 +91,15 @@ def test_training_and_own_yaml_from_another_folder(installed: Path, tmp_path: Pa
         a.replace("data.cache_dir=", "data.cache_dir='") + "'" if a.startswith("data.cache_dir=") else a
         for a in arguments
     ]
-    done = command(installed, tmp_path, "medconv", "train", *arguments)
+    best, images, labels = "runs/r/checkpoints/best.ckpt", dataset / "imagesTr", dataset / "labelsTr"
+    commands = [
+        ["train", *arguments],
+        ["predict", "--checkpoint", best, "--input", str(images), "--output", "out"],
+        ["evaluate", "--predictions", "out", "--references", str(labels), "--output", "metrics.json"],
+    ]
+    done = start(installed, tmp_path, "-c", SEVERAL, str(installed / "bin/medconv"), json.dumps(commands))
     assert done.returncode == 0, done.stderr
     assert "convs_per_stage: 1" in (tmp_path / "runs/r/config.yaml").read_text()
-    predicted = command(
-        installed,
-        tmp_path,
-        "medconv",
-        "predict",
-        *(
-            "--checkpoint",
-            "runs/r/checkpoints/best.ckpt",
-            "--input",
-            str(dataset / "imagesTr"),
-            "--output",
-            "out",
-        ),
-    )
-    assert predicted.returncode == 0, predicted.stderr
-    evaluated = command(
-        installed,
-        tmp_path,
-        "medconv",
-        "evaluate",
-        *("--predictions", "out", "--references", str(dataset / "labelsTr"), "--output", "metrics.json"),
-    )
-    assert evaluated.returncode == 0, evaluated.stderr
-    assert "mean foreground" in evaluated.stdout
+    assert len(list((tmp_path / "out").glob("*.nii.gz"))) == 4
+    assert "mean foreground" in done.stdout.rpartition("predictions are in")[2]
     assert (tmp_path / "metrics.csv").is_file()

@@ -3,16 +3,15 @@ and says one thing to a user.
 """
 
 import contextlib
+import faulthandler
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import tiny
+from helpers import ranks, tiny
 from helpers.volumes import preprocessing_config
 from helpers.volumes import tiny as tiny_dataset
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -23,6 +22,12 @@ from medconv.data.loading.datamodule import DataModule
 from medconv.data.preprocessing.pipeline import prepare
 from medconv.training.memory_errors import naming_memory
 from medconv.utils.exit_codes import USER
+
+
+def end_by(name: str) -> None:
+    """End this worker by a signal, without the traceback of a crash that pytest would print."""
+    faulthandler.disable()
+    os.kill(os.getpid(), getattr(signal, name))
 
 
 class Failing:
@@ -36,7 +41,7 @@ class Failing:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         if self.sample in batch["sample"].tolist() and not self.reads:
             if self.how.startswith("SIG"):
-                os.kill(os.getpid(), getattr(signal, self.how))
+                end_by(self.how)
             if self.how == "SIGTERM":
                 return batch
             if self.how == "exit":
@@ -51,7 +56,7 @@ class FailingRead(Failing):
 
     def read_size(self, sample: int) -> tuple[int, ...]:
         if sample == self.sample:
-            os.kill(os.getpid(), getattr(signal, self.how))
+            end_by(self.how)
         return (16, 16, 12)
 
 
@@ -104,23 +109,26 @@ def test_an_error_that_only_whole_batches_make_names_the_first(tmp_path: Path) -
         list(loader)
 
 
-def command(dataset: Path, folder: Path, how: str, kind: str = "Failing") -> subprocess.CompletedProcess[str]:
-    """A run with two workers, one of which ends in this way at sample 5."""
+def command(dataset: Path, folder: Path, how: str, kind: str = "Failing") -> tuple[int | None, str]:
+    """A run with two workers, one of which ends in this way at sample 5.
+
+    Returns: exit code and standard error.
+    """
     augment = [
         f"augmentation._target_=tests.data.loading.test_worker_errors.{kind}",
         "+augmentation.sample=5",
         f"+augmentation.how={how}",
     ]
     arguments = [*tiny.overrides(dataset), "data.num_workers=2", f"run.dir={folder}", *augment]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return tiny.command("train.py", *arguments, cwd=folder.parent, env=environment)
+    ended = ranks.run(*arguments, cwd=folder.parent, number=1)
+    return ended.codes[0], ended.stderr[0]
 
 
 def test_a_users_fault_is_one_message_and_the_traceback_is_in_the_log(dataset: Path, tmp_path: Path) -> None:
-    done = command(dataset, tmp_path / "run", "ValueError")
-    assert done.returncode == USER, done.stderr
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("warning")]
-    assert len(lines) == 1 and lines[0].startswith("error: case case_"), done.stderr
+    code, stderr = command(dataset, tmp_path / "run", "ValueError")
+    assert code == USER, stderr
+    lines = [line for line in stderr.splitlines() if not line.startswith("warning")]
+    assert len(lines) == 1 and lines[0].startswith("error: case case_"), stderr
     assert lines[0].endswith("(training sample 5): the rotation went wrong")
     log = (tmp_path / "run/train.log").read_text()
     assert "ValueError: the rotation went wrong" in log and "in __call__" in log and "Traceback" in log
@@ -128,15 +136,15 @@ def test_a_users_fault_is_one_message_and_the_traceback_is_in_the_log(dataset: P
 
 def test_a_killed_worker_is_one_message_with_its_case_and_what_helps(dataset: Path, tmp_path: Path) -> None:
     """By the signal of the out-of-memory killer, while it reads."""
-    done = command(dataset, tmp_path / "run", "SIGKILL", "FailingRead")
-    assert done.returncode == USER, done.stderr
-    assert "Traceback" not in done.stderr and done.stderr.count("error:") == 1, done.stderr
+    code, stderr = command(dataset, tmp_path / "run", "SIGKILL", "FailingRead")
+    assert code == USER, stderr
+    assert "Traceback" not in stderr and stderr.count("error:") == 1, stderr
     wanted = (
         r"error: loader worker \d+ was ended by SIGKILL while reading case case_\d \(training "
         r"sample 5\), most likely because"
     )
-    assert re.search(wanted, done.stderr), done.stderr
-    assert "data.num_workers (now 2)" in done.stderr and "data.prefetch_factor (now 2)" in done.stderr
+    assert re.search(wanted, stderr), stderr
+    assert "data.num_workers (now 2)" in stderr and "data.prefetch_factor (now 2)" in stderr
 
 
 @pytest.mark.parametrize(

@@ -52,17 +52,21 @@ def of_regions(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_regions_are_learned_and_predicted(of_regions: Path, dataset: Path, tmp_path: Path) -> None:
+def test_regions_are_learned_and_predicted(
+    of_regions: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     summary = json.loads((of_regions / "summary.json").read_text())
     assert set(summary["val/dice_per_class"]) == {"both", "hole"}
     assert summary["val/dice_per_class"]["both"] > 0.4
     model = run.load(of_regions / "checkpoints/best.ckpt")
     assert model.targets.names == ("both", "hole") and model.targets.order == (1, 2)
-    arguments = ["--input", str(dataset / "imagesTr/case_0.nii.gz"), "--output", str(tmp_path / "out")]
-    result = tiny.command(
-        "predict", "--checkpoint", str(of_regions / "checkpoints/best.ckpt"), *arguments, cwd=tmp_path
-    )
-    assert result.returncode == 0, result.stderr
+    files = [
+        "--checkpoint",
+        of_regions / "checkpoints/best.ckpt",
+        "--input",
+        dataset / "imagesTr/case_0.nii.gz",
+    ]
+    assert tiny.call(monkeypatch, "predict", *files, "--output", tmp_path / "out") == 0
     label = np.asarray(nib.load(tmp_path / "out/case_0.nii.gz").dataobj)
     assert set(np.unique(label)) <= {0, 1, 2} and label.any()
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import monai.bundle
 import nibabel as nib
 import numpy as np
 import pytest
@@ -50,7 +51,9 @@ def test_monai_runs_it_and_labels_as_we_do(exported: Exported, bundle: Path, tmp
         ).mean() < 1e-3  # on their own spacing there is nothing to interpolate
 
 
-def test_another_spacing_and_orientation(exported: Exported, bundle: Path, tmp_path: Path) -> None:
+def test_another_spacing_and_orientation(
+    exported: Exported, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Axes in another order and direction, and nothing around the content.
 
     MONAI keeps the spacing, we a whole number of voxels between the edges: on 18 voxels that moves borders
@@ -62,7 +65,14 @@ def test_another_spacing_and_orientation(exported: Exported, bundle: Path, tmp_p
     (tmp_path / "images").mkdir()
     path = tmp_path / "images/odd.nii.gz"
     nib.save(nib.Nifti1Image(np.pad(array, ((1, 2), (0, 3), (2, 0))), affine), path)
-    run(bundle, path.parent, tmp_path / "out")
+    monkeypatch.chdir(bundle)
+    monai.bundle.run(
+        config_file="configs/inference.json",
+        meta_file="configs/metadata.json",
+        bundle_root=".",
+        dataset_dir=str(path.parent),
+        output_dir=str(tmp_path / "out"),
+    )
     found, wanted = nib.load(tmp_path / "out/odd.nii.gz"), Predictor.load([exported.checkpoint])(path)
     np.testing.assert_allclose(found.affine, affine, atol=1e-6)
     labels = np.asarray(found.dataobj)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ranks, resuming, tiny
+from helpers import resuming, tiny
+from helpers.processes import Forked
 
 from medconv.training import run
 from medconv.utils import checkpoint_io
@@ -72,10 +73,10 @@ def test_the_log_holds_the_table(first: Path, dataset: Path, tmp_path: Path) -> 
     arguments = tiny.overrides(
         dataset, *MORE, "trainer.max_steps=1", f"init.pretrained={first}", "init.freeze=[encoder]"
     )
-    ended = ranks.run(*arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path, number=1)
-    assert ended.codes == [DONE], ended.stderr
-    assert "eval mode" not in ended.stderr[0]
-    said = [line for line in ended.stdout[0].splitlines() if "init.pretrained" in line]
+    code, output = Forked(*arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path).wait()
+    assert code == DONE, output
+    assert "eval mode" not in output
+    said = [line for line in output.splitlines() if "init.pretrained" in line]
     assert len(said) == 1 and "tensors loaded" in said[0]
     text = (tmp_path / "run/train.log").read_text()
     assert (

@@ -1,4 +1,4 @@
-"""What came with a file chooses no code: which classes a checkpoint's config may name."""
+"""Which classes a checkpoint's config may name, so that loading a file cannot run arbitrary code."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ _FILES = (
 
 
 def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()) -> Any:
-    """As `build`, for a node that came with a file, which must not choose code: nothing else is imported or
-    called.
+    """Like `build`, for a config from a file, which may be malicious: imports and calls only what is allowed.
 
-    Every `_target_` in it must be an `nn.Module` class of `NETWORKS`, one of medconv's convolutions, or from
-    a package that the user named. The object itself is looked at: a name that starts well, such as
-    `torch.nn.x.os.system`, does not pass. Nor does an interpolation, of which a run's config has none left:
-    `${oc.create:...}` would make further nodes; nor a
-    name of a file, a folder or an address, that a class would take first weights from: a checkpoint holds the
-        weights.
-    Args: trusted: the packages that the user named.
-    Raises: ConfigError: any other target, or argument.
+    Every `_target_` must be an `nn.Module` class of `NETWORKS`, one of medconv's convolutions, or from a
+    trusted package. The object itself is checked, so `torch.nn.x.os.system` is refused. Two more things are
+    refused: interpolations, because `${oc.create:...}` would create further nodes (a run's config has none
+    left); and names of files, folders or URLs from which a class would load initial weights (the checkpoint
+    holds the weights).
+    Args: trusted: the packages that the user trusts.
+    Raises: ConfigError: any other target or argument.
     """
     for where, text in _texts(node, key):
         if "${" in text:
@@ -69,7 +67,7 @@ def _need_harmless(key: str, node: Mapping[str, Any], trusted: Sequence[str]) ->
 
 
 def _arguments(function: Any, node: Mapping[str, Any]) -> dict[str, Any]:
-    """A node's arguments by name, those without one too."""
+    """A node's arguments by name, including positional ones."""
     positional = node.get("_args_", ())
     if not isinstance(positional, (list, tuple)):
         return dict(node)
@@ -77,7 +75,7 @@ def _arguments(function: Any, node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nodes(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every node with a `_target_` in a nested one, itself included, with its full key."""
+    """This node and all nested nodes that have a `_target_`, each with its full key."""
     if isinstance(node, Mapping):
         if "_target_" in node:
             yield key, node
@@ -89,7 +87,7 @@ def _nodes(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every text in a nested node, names of keys among them, with its full key."""
+    """Every string in a nested node, including the names of keys, with its full key."""
     if isinstance(node, Mapping):
         for name, child in node.items():
             if isinstance(name, str):
@@ -103,12 +101,12 @@ def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _import_object(target: str) -> Any:
-    """What a dotted name means to Hydra; None: nothing."""
-    hydra = logging.getLogger("hydra.utils")  # says so, too
+    """The object that Hydra finds by a dotted name; None if there is none."""
+    hydra = logging.getLogger("hydra.utils")  # logs an error of its own
     before, hydra.disabled = hydra.disabled, True
     try:
         return get_object(target)
-    except Exception:  # whatever importing raises
+    except Exception:  # an import can raise anything
         return None
     finally:
         hydra.disabled = before

@@ -17,7 +17,7 @@ class Convolution(torch.autograd.Function):
     """A convolution whose backward is written by hand; override `backward` and call `gradients` in it.
 
     Differentiable twice, compiles as one graph. Writing a backward with `torch.nn.grad.conv2d_input` and
-    `conv2d_weight` instead costs a call for each (docs/benchmarks.md).
+    `conv2d_weight` instead needs one library call per gradient (docs/benchmarks.md).
     """
 
     @staticmethod
@@ -66,12 +66,12 @@ def convolution(
     groups: int = 1,
     function: type[Convolution] = Convolution,
 ) -> Tensor:
-    """As `F.conv1d`, `conv2d`, `conv3d`, through a hand-written backward; autocast casts as it does for
-    those.
+    """Like `F.conv1d`, `conv2d` and `conv3d`, with a hand-written backward; autocast casts its inputs, too.
 
     Shape: x (batch, in, *spatial), weight (out, in / groups, *kernel_size) -> (batch, out, *spatial').
     Args: function: your own subclass of `Convolution`.
-    Raises: ValueError: as many axes in x as in the weight are needed, and one number per spatial axis.
+    Raises: ValueError: x and the weight differ in their number of axes, or an argument does not have one
+        number per spatial axis.
     """
     if x.ndim != weight.ndim or x.ndim < 3:
         raise ValueError(

@@ -15,11 +15,10 @@ import torch
 
 @dataclass(frozen=True)
 class Launch:
-    """One library call: multiply-adds as asked for, as the matrix units carry them out, and the bytes it
-    moves.
+    """One library call: its multiply-adds, the same padded to whole tiles, and the bytes it moves.
 
-    Args: passes: how often it runs in a training step: forward, and once more for the gradient of its input
-        and of its weight, where they are wanted.
+    Args: passes: how often it runs in a training step: once forward, and once for each gradient that is
+        needed (of the input, of the weight).
     """
 
     operations: float
@@ -30,9 +29,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of a device: multiply-adds a second, bytes a second, seconds a launch; channels of a tile (in,
-    out).
-    """
+    """Speed of a device. Args: tile: (input, output) channels that its matrix units process at a time."""
 
     operations_per_second: float
     bytes_per_second: float
@@ -52,12 +49,11 @@ class Machine:
         return launch.bytes / self.bytes_per_second
 
 
-# Orders of magnitude for choosing between two ways of computing the same; fixed, so that a run does not
-# depend on what a measurement gave that day. CPU: 2 cores with AMX, bf16. CUDA: of the size of an A100, bf16;
-# not measured yet.
+# Orders of magnitude, for choosing between two ways to compute the same result; constants, so that a run
+# does not depend on a measurement. CPU: 2 cores with AMX, bf16. CUDA: like an A100, bf16; not measured yet.
 CPU = Machine(1.0e12, 3.0e10, 2.0e-5, (16, 16))
 CUDA = Machine(1.0e14, 1.5e12, 8.0e-6, (16, 8))
-_FP32 = 10  # times as long as a tiled multiply-add takes one in fp32, outside of the matrix units
+_FP32 = 10  # a multiply-add in fp32, without the matrix units, takes this many times as long
 
 
 def machine_of(device: torch.device) -> Machine:
@@ -90,5 +86,5 @@ def convolution(
 
 
 def weight_preparation(elements: int, operations: float, passes: int = 1) -> Launch:
-    """Computing a dense kernel in fp32: written, read once more for the cast, and written again."""
+    """The cost of computing a dense kernel in fp32: it is written, read for the cast, and written again."""
     return Launch(operations, operations * _FP32, elements * 10.0, passes)

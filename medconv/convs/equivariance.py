@@ -1,6 +1,4 @@
-"""What `conv=mirror` finds out by running a network: which layers work on fields, and whether flips
-commute with it.
-"""
+"""For `conv=mirror`: runs a network to see which layers work on fields, and whether flips commute with it."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def check_equivariance(network: nn.Module, example: Tensor, axes: Sequence[int])
     copy = deepcopy(network)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for p in copy.parameters():  # biases are 0 and norms 1 at the start: untied ones would go unseen
+        for p in copy.parameters():  # initial biases (0) and norms (1) would hide untied copies
             p.add_(0.1 * torch.randn(p.shape, generator=generator).to(p))
     image = torch.randn(example.shape, generator=generator).to(example)
     for mode in (False, True):
@@ -46,7 +44,7 @@ def check_equivariance(network: nn.Module, example: Tensor, axes: Sequence[int])
 
 
 def layers_with_channels(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """What carries channels: convolutions, norms, and activations with a parameter per channel."""
+    """Layers with parameters per channel: convolutions, norms, and activations such as PReLU."""
     for name, layer in list(network.named_modules()):
         if isinstance(layer, _CARRIES_CHANNELS):
             yield name, layer
@@ -57,9 +55,9 @@ def fields(network: nn.Module, example: Tensor) -> dict[str, tuple[bool, bool]]:
     """Which layers read and write regular fields: those that neither read the image nor feed the output
     directly.
 
-    One forward pass in which every convolution's output is a fresh leaf, so that gradients tell which outputs
-    reach which inputs with no convolution between. Whatever meets (by addition or concatenation) is of one
-    kind.
+    Runs one forward pass in which every convolution's output is a new leaf. Gradients then show which outputs
+    reach which inputs without a convolution between them. Tensors that are added or concatenated are of the
+    same kind.
     """
     copy = deepcopy(network).train()
     leaves: list[tuple[str, Tensor]] = []
@@ -92,7 +90,7 @@ def fields(network: nn.Module, example: Tensor) -> dict[str, tuple[bool, bool]]:
             for (leaf, _), gradient in zip(leaves, leaf_gradients, strict=True):
                 if gradient is not None:
                     kinds.join(reader, leaf)
-    kinds.join("image", "result")  # both are plain images; whatever meets them is plain, too
+    kinds.join("image", "result")  # both are plain images, and so is whatever is added to them
     plain = kinds.of("image")
     names = {reader.removeprefix("in ") for reader, _ in reads if reader != "result"}
     return {n: (kinds.of(f"in {n}") != plain, kinds.of(f"out {n}") != plain) for n in sorted(names)}
@@ -141,8 +139,8 @@ def _first_break(network: nn.Module, image: Tensor, axis: int, copies: int) -> s
     runs: list[list[tuple[str, Tensor]]] = []
     handles = []
     for name, layer in network.named_modules():
-        whole = not any(layer.children()) or isinstance(layer, _CARRIES_CHANNELS)
-        if whole and "parametrizations" not in name.split("."):
+        undivided = not any(layer.children()) or isinstance(layer, _CARRIES_CHANNELS)
+        if undivided and "parametrizations" not in name.split("."):
             handles.append(layer.register_forward_hook(lambda m, a, out, n=name: runs[-1].append((n, out))))
     for view in (image, image.flip(2 + axis)):
         runs.append([])

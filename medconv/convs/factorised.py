@@ -1,7 +1,7 @@
-"""Convolutions of fewer operations in more launches: `bottleneck`, `separable`; and the wrapper `se`.
+"""Convolutions with fewer operations in more launches: `bottleneck`, `separable`; and the wrapper `se`.
 
-They win only where arithmetic, not memory traffic or launches, is the limit; `medconv.convs.cost_model`
-predicts it from sizes.
+They are faster only if arithmetic is the limit, not memory traffic or launches; `medconv.convs.cost_model`
+predicts this from sizes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ def bottleneck(
     channels: tuple[int, int] | int | None = None,
     init_from_weights: bool = False,
 ) -> nn.Module:
-    """1x1 to few channels, the spatial convolution among them, 1x1 back; no norm or activation between.
+    """1x1 to few channels, a spatial convolution on those, 1x1 back; no norm or activation between.
 
     Args:
         conv: the convolution to replace; `groups` must be 1.
-        ratio: channels between, as share of the inputs and of the outputs; `channels` names them instead, one
-            number or (after the first 1x1, after the spatial convolution).
+        ratio: intermediate channels as a share of the inputs and of the outputs.
+        channels: intermediate channels as numbers, instead of `ratio`: one number, or (after the first 1x1,
+            after the spatial convolution).
         init_from_weights: start from the truncated Tucker-2 decomposition of the present weight.
     Returns: `nn.Sequential` of three plain convolutions; their product has the variance of the weight it
     replaces.
@@ -101,7 +102,7 @@ def separable(conv: Conv, *, depth_multiplier: int = 1, init_from_weights: bool 
 
 
 class SqueezeExcitation(Foldable):
-    """Channels weighted by what the whole image holds.
+    """Squeeze-and-excitation: scales each channel by a weight computed from the means over the whole image.
 
     Shape: (batch, channels, *spatial) -> the same. Source: Hu et al. 2018, arXiv:1709.01507.
     """
@@ -186,12 +187,12 @@ def _tucker(dense: Tensor, a: int, b: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _padded(values: Tensor, rows: int) -> Tensor:
-    """Axis 1 filled up with zeros: a multiplier beyond the rank."""
+    """Axis 1 padded with zeros, for a depth multiplier above the rank."""
     return torch.cat([values, values.new_zeros(len(values), rows - values.shape[1], values.shape[2])], 1)
 
 
 def _assign(parts: Any, index: int, weight: Tensor) -> None:
-    """Into the leading corner of a part's weight; what a decomposition's rank does not reach is zero."""
+    """Copy into the first rows and columns of a part's weight; the rest, beyond the rank, is zero."""
     layer = parts[index]
     full = torch.zeros_like(layer.weight.detach()).flatten(2)
     full[: weight.shape[0], : weight.shape[1]] = weight.to(full.dtype)

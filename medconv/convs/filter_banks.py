@@ -1,6 +1,6 @@
 """Fixed filter banks, sampled in mm on a layer's voxel grid.
 
-The banks are what the weight-space priors of this package combine; they are constants, never learned. Every
+The weight-space priors of this package combine these banks. They are constants, never learned. Every
 bank takes the same arguments and returns (filters, *kernel_size), float32, each filter of unit Euclidean
 norm.
 """
@@ -60,11 +60,11 @@ def laplacian_of_gaussian(
 
 
 def lines(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
-    """Bright lines, vessels say: minus the second derivative across a line, for each of its directions.
+    """Bright lines such as vessels: minus the second derivative across a line, one filter per direction.
 
     Directions join a voxel with its 8 neighbours in 2D (4 lines) or 26 in 3D (13 lines), in mm; the Gaussian
-    comes first. Shape, Args, Raises: as `gaussian_jet`; 5 filters in 2D, 14 in 3D, 1 where there is no second
-    axis.
+    comes first. Shape, Args, Raises: as `gaussian_jet`; 5 filters in 2D, 14 in 3D, 1 if fewer than two axes
+    are longer than 1.
     Source: Sato et al. 1998, doi:10.1016/S1361-8415(98)80009-1 (line measure from the Hessian).
     """
     grids, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
@@ -106,10 +106,9 @@ def filter_bank(
     spacing_mm: Lengths | None = None,
     sigma_mm: float | None = None,
 ) -> Tensor:
-    """One bank or several, one after the other, by their words in `BANKS`; a filter that several share comes
-    once.
+    """One bank or several, concatenated, by their names in `BANKS`; a filter in several banks is used once.
 
-    Raises: ValueError: an unknown word, or what the banks refuse.
+    Raises: ValueError: an unknown name, or invalid arguments of a bank.
     """
     words = [names] if isinstance(names, str) else list(names)
     if not words or any(word not in BANKS for word in words):

@@ -1,4 +1,4 @@
-"""`conv=transform`: a learned 1x1 channel transform, then a fixed filter bank; folded where that is
+"""`conv=transform`: a learned 1x1 channel transform, then a fixed filter bank; folded if that is
 cheaper.
 """
 
@@ -69,12 +69,10 @@ class TransformPrior(WeightPrior):
 
 
 class TwoLaunches(nn.Module):
-    """Mixed into the class of a convolution that carries `transform`: each call takes the cheaper of two
-    equal ways.
+    """Mixin for a convolution with `transform`: each call takes the cheaper of two equivalent ways.
 
-    Folded, it is one dense convolution whose kernel is computed first. In two launches the transform is a 1x1
-    convolution and the bank a grouped one. Which is cheaper follows from sizes, by
-    `medconv.convs.cost_model`.
+    Folded: one dense convolution, whose kernel is computed first. In two launches: the transform is a 1x1
+    convolution and the bank a grouped one. `medconv.convs.cost_model` predicts from sizes which is cheaper.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -87,7 +85,7 @@ class TwoLaunches(nn.Module):
 
 
 def prefers_two_launches(conv: Conv, prior: TransformPrior, x: Tensor) -> bool:
-    """Whether the cost model finds a 1x1 convolution and the bank cheaper than one folded convolution."""
+    """Whether a 1x1 convolution and the bank cost less than one folded convolution, by the cost model."""
     machine, voxels = cost_model.machine_of(x.device), x.shape[0] * prod(x.shape[2:])
     folded, two = ways(conv, prior, voxels, voxels // prod(conv.stride), machine, torch.is_grad_enabled())
     return machine.seconds(two) < machine.seconds(folded)
@@ -101,8 +99,9 @@ def ways(
     machine: cost_model.Machine,
     training: bool,
 ) -> tuple[list[cost_model.Launch], list[cost_model.Launch]]:
-    """The launches of a forward pass, or of a training step: folded, and in two. The bank is fixed: it has
-    no gradient.
+    """The launches of a forward pass or a training step, for both ways: (folded, in two launches).
+
+    The bank is fixed, so it has no gradient.
     """
     width, taps = prior.bank.shape[1] * prior.groups, prior.bank.shape[2]
     into, out, kernel = conv.in_channels, conv.out_channels, conv.kernel_size
@@ -136,9 +135,9 @@ def transform(
     Args:
         conv: the convolution to give the prior to, changed in place; `groups` must be 1.
         transform_channels: how many channels the transform has; None is as many as `conv` has outputs.
-        bank: words of `medconv.convs.filter_banks.BANKS`, or fixed filters (out, transform_channels,
+        bank: names in `medconv.convs.filter_banks.BANKS`, or fixed filters (out, transform_channels,
             *kernel_size) of your own.
-        sigma_mm, spacing_mm, scale: as `basis`, for banks by word.
+        sigma_mm, spacing_mm, scale: as `basis`, for banks by name.
         init_from_weights: project the present (pretrained) weight instead of drawing a new one of its
             variance.
     Raises: ValueError: a grouped convolution, an even kernel, no transform channels, a bank of the wrong

@@ -1,6 +1,6 @@
-"""Kernels as learned sums of fixed ones: `basis`, `ball`, `spacing` and `acs`.
+"""Kernels as learned sums of fixed kernels: `basis`, `ball`, `spacing` and `acs`.
 
-Each tap of a kernel is a fixed mixture of learned coefficients, alone for every pair of channels:
+Each tap of a kernel is a fixed mixture of learned coefficients, separately for every pair of channels:
 W[o, k, i] = sum over f of B[k, f] C[o, f, i].
 """
 
@@ -23,8 +23,8 @@ class LinearPrior(WeightPrior):
     Shape: original (out, coefficients, in / groups) -> weight (out, in / groups, *kernel_size).
     Args:
         mixtures: (kinds, taps, coefficients), fixed.
-        kind: (out,), which of the mixtures each output channel takes; None where there is one for all.
-        persistent: whether the mixtures belong to the state dict; not where another grid gives others.
+        kind: (out,), the index of each output channel's mixture; None if all share one.
+        persistent: whether the mixtures are saved in the state dict; False if they depend on the grid.
     """
 
     mixtures: Tensor
@@ -65,11 +65,11 @@ def basis(
     scale: float = 1.0,
     init_from_weights: bool = False,
 ) -> nn.Module:
-    """Every kernel a learned sum of the same few filters, Gaussian derivatives by default.
+    """Every kernel is a learned sum of the same few filters, Gaussian derivatives by default.
 
     Args:
         conv: the convolution to give the prior to, changed in place.
-        bank: words of `medconv.convs.filter_banks.BANKS`, or filters (filters, *kernel_size) of your own.
+        bank: names in `medconv.convs.filter_banks.BANKS`, or filters (filters, *kernel_size) of your own.
         sigma_mm: width of the Gaussian at the network's input; None is 0.7 of the finest voxel axis of each
             layer.
         spacing_mm: voxel size on the layer's grid; None is isotropic. scale: the layer's grid over the
@@ -107,9 +107,9 @@ def ball(
 
     Args:
         conv, spacing_mm, scale, init_from_weights: as `basis`.
-        radius_mm: at the network's input, growing with the layers' voxels; None is half of the kernel's
-            widest
-            extent in voxels, times the finest spacing: 19 of 27 taps of an isotropic 3-kernel in 3D.
+        radius_mm: at the network's input; it grows with the voxels of deeper layers. None is half of the
+            kernel's widest extent in voxels, times the finest spacing: 19 of 27 taps of an isotropic 3-kernel
+            in 3D.
     Raises: ValueError: an even kernel; spacing or radius not positive.
     Weights: out * in * taps in the ball.
     """
@@ -130,20 +130,19 @@ def spacing(
     scale: float = 1.0,
     init_from_weights: bool = False,
 ) -> nn.Module:
-    """One kernel in mm, read off by linear interpolation at the voxels of each dataset's grid.
+    """One kernel in mm, sampled by linear interpolation at the voxels of each dataset's grid.
 
-    The learned kernel lives on an isotropic grid of `reference_mm` with the size of the layer's kernel. On
-    another grid
-    the same kernel has more taps or fewer: `kernel_size` and `padding` follow, the output's size does not
-    change. Each tap is weighted by the size of its voxel, so that a sum over voxels approximates one integral
-    over mm.
+    The learned kernel is defined on an isotropic grid of `reference_mm` with the size of the layer's kernel.
+    On another grid it has more or fewer taps: `kernel_size` and `padding` are adapted, so that the output
+    size stays the same. Each tap is weighted by the size of its voxel, so that a sum over voxels approximates
+    the same integral over mm.
 
     Args:
         conv, scale: as `basis`.
         spacing_mm: voxel size on the layer's grid; needed.
         reference_mm: voxel size of the kernel's own grid at the network's input; None is the finest axis of
-            the layer's grid. To carry a network to another dataset, name the spacing that it was first
-            trained on.
+            the layer's grid. To use a network on another dataset, set it to the spacing that the network was
+            first trained on.
         init_from_weights: take the present weight as the kernel on its own grid, instead of drawing a new
             one.
     Raises: ValueError: an even kernel; spacing_mm missing; spacing or reference not positive; padding that
@@ -175,8 +174,7 @@ def spacing(
 
 
 def acs(conv: Conv, *, weight_2d: Tensor | None = None, init_from_weights: bool = False) -> nn.Module:
-    """2D kernels in a 3D convolution: a third of the outputs each looks at axial, coronal and sagittal
-    planes.
+    """2D kernels in a 3D convolution: a third of the outputs for each of axial, coronal and sagittal planes.
 
     One dense convolution whose kernels are zero outside of their plane: faster than the three thin
     convolutions of the paper where the image is large, slower in deep stages (docs/benchmarks.md).
@@ -225,12 +223,10 @@ def _isotropic(conv: Conv) -> tuple[float, ...]:
 
 
 def _interpolation(size: int, reference_mm: float, spacing_mm: float) -> Tensor:
-    """Linear interpolation from `size` points `reference_mm` apart to the voxels that see them: (taps,
-    size).
-    """
+    """Linear interpolation from `size` points, `reference_mm` apart, to voxels: a matrix (taps, size)."""
     if size == 1:
         return torch.ones(1, 1)
-    reach = (size // 2 + 1) * reference_mm  # where the outermost hat ends
+    reach = (size // 2 + 1) * reference_mm  # the outermost hat function is 0 from here on
     half = max(0, ceil(reach / spacing_mm - 1e-6) - 1)
     voxels = (torch.arange(2 * half + 1, dtype=torch.float64) - half) * spacing_mm / reference_mm
     points = torch.arange(size, dtype=torch.float64) - size // 2
@@ -239,9 +235,7 @@ def _interpolation(size: int, reference_mm: float, spacing_mm: float) -> Tensor:
 
 
 def _following(conv: Conv, sizes: Sequence[int]) -> str | tuple[int, ...]:
-    """The padding with which another kernel size gives an output of the same size. Raises: ValueError:
-    there is none.
-    """
+    """The padding with which another kernel size keeps the output size. Raises: ValueError: there is none."""
     if prod(sizes) > 10_000:
         raise ValueError(
             f"spacing_mm makes a kernel of {tuple(sizes)} voxels: reference_mm is far coarser than the grid"
@@ -262,8 +256,9 @@ def _following(conv: Conv, sizes: Sequence[int]) -> str | tuple[int, ...]:
 
 
 def _resize(conv: Any, sizes: Sequence[int], padding: str | tuple[int, ...]) -> None:
-    """Another kernel size, in place; the weight keeps its root mean square times the square root of the
-    taps' ratio.
+    """Change the kernel size in place.
+
+    The new weight is constant: the old root mean square times sqrt(old taps / new taps).
     """
     old = conv.weight.detach()
     gain = (prod(conv.kernel_size) / prod(sizes)) ** 0.5

@@ -1,4 +1,4 @@
-"""`conv=masked`: a mask times the weight, and any subset of the input channels of a wider weight."""
+"""`conv=masked`: a weight times a mask, optionally for a subset of the weight's input channels."""
 
 from __future__ import annotations
 
@@ -60,14 +60,15 @@ def masked(
     Args:
         conv: the convolution to give the prior to, changed in place.
         mask: numbers, usually 0 and 1, of shape kernel_size, or any shape that broadcasts to the true weight
-            (out, wide_in, *kernel_size); nested lists will do. `cross` keeps the taps on the axes through the
-            centre.
-        weight: the true weight, wider than the convolution's input; an `nn.Parameter` is shared, not copied,
-            so several convolutions may learn parts of one. None is a weight of the convolution's own size.
-        channels: which input channels of the true weight this convolution has, in its order; None is the
-            first ones.
-        init_from_weights: keep the present weight (under the mask) instead of drawing one of its variance.
-    Raises: ValueError: a mask or weight of the wrong shape, channels that are not there, an even kernel for
+            (out, wide_in, *kernel_size), as a tensor or nested lists. `cross` keeps the taps on the axes
+            through the centre.
+        weight: the true weight, with at least as many input channels as the convolution. An `nn.Parameter` is
+            shared, not copied, so that several convolutions can learn parts of it. None creates a weight of
+            the convolution's own size.
+        channels: the input channels of the true weight that this convolution uses, in this order; None is
+            the first ones.
+        init_from_weights: keep the present weight (times the mask) instead of drawing one of its variance.
+    Raises: ValueError: a mask or weight of the wrong shape, channels that do not exist, an even kernel for
     `cross`.
     Weights: those of the true weight; masked ones get no gradient, but weight decay still shrinks them.
     """

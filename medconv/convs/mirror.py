@@ -2,9 +2,9 @@
 
 Channels of a regular field come in 2, 4 or 8 copies, one per element of the group of flips along one, two or
 three axes; a flip of the image flips each copy and swaps the copies. Copy h of field c is channel c * copies
-+ h, the group index innermost, so that fields may be concatenated. The first layers lift the image to fields,
-the last map back, and norms share their parameters among copies. Source: Cohen and Welling 2016,
-arXiv:1602.07576.
++ h: the group index is innermost, so that fields can be concatenated. The first layers lift the image to
+fields, the last map back to channels, and norms share their parameters among copies. Source: Cohen and
+Welling 2016, arXiv:1602.07576.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ _AFFINE = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
 class MirrorPrior(WeightPrior):
     """The kernels of one layer of an equivariant network.
 
-    With rows the first axis of the weight (outputs, or inputs of a transposed convolution) and columns the
-    second:
+    Rows: first axis of the weight (outputs, or inputs of a transposed convolution); columns: the second.
         both regular:  W[(o,h), (i,g), k] = P[o, (i, gh), flip_h k]     1/copies of the parameters
         rows regular:  W[(o,h), i, k] = P[o, i, flip_h k]               (lifting; depthwise)
         columns regular: W[o, (i,g), k] = P[o, i, flip_g k]             (mapping back)
@@ -74,7 +73,7 @@ class MirrorPrior(WeightPrior):
         return kernel.reshape(original.shape[0] * copies, prod(self.kernel_size), -1)
 
     def nearest(self, taps: Tensor) -> Tensor:
-        """The mean over the group: each copy brought back to where the first one is."""
+        """The mean over the group, after each copy is flipped back to match the first."""
         steps = len(self.axes)
         kernel = taps.unflatten(1, self.kernel_size)
         if self.columns:
@@ -110,7 +109,7 @@ class Repeat(Prior):
 
 
 class MirrorBatchNorm(Foldable):
-    """Batch norm whose statistics, too, are shared by the copies of a field.
+    """Batch norm in which the copies of a field share parameters and statistics.
 
     Shape: (batch, fields * copies, *spatial) -> the same. Args: norm: a batch norm of `fields` channels.
     """
@@ -145,16 +144,15 @@ class MirrorBatchNorm(Foldable):
 
 @dataclass(frozen=True)
 class Mirror:
-    """Makes a whole network equivariant to reflections; goes where a convolution's function goes in
-    `swap_convs`.
+    """Makes a whole network equivariant to reflections; pass it to `swap_convs` as `conv`.
 
     Args:
         axes: spatial axes of the image, counted from 0, along which it may be flipped.
         init_from_weights: start from the present weights, averaged over the group, instead of drawing new
             ones.
     Raises: ValueError: no axis, a repeated or negative one; when called, an axis that the network does not
-        have, channels that do not split into copies, a layer that breaks the symmetry, by name.
-    Weights: a half, a quarter or an eighth, at equal width.
+        have, channels that do not split into copies, or a layer that breaks the symmetry (named).
+    Weights: a half, a quarter or an eighth of a plain network's, at equal width.
     """
 
     axes: Sequence[int] = (0,)
@@ -165,7 +163,7 @@ class Mirror:
             raise ValueError(f"axes must be different spatial axes, counted from 0, got {list(self.axes)}")
 
     def __call__(self, network: nn.Module, example: Tensor) -> list[str]:
-        """Convert a network, in place, or leave it as it was and raise.
+        """Convert a network in place; if that fails, the network stays unchanged.
 
         Args: example: an input (batch, channels, *spatial). Returns: the convolutions changed, by name.
         """
@@ -186,7 +184,7 @@ class Mirror:
             if name in regular:
                 try:
                     _convert(network, name, layer, regular[name], self)
-                    layer.train(layer.training)  # parametrizations come in training mode
+                    layer.train(layer.training)  # new parametrizations are in training mode
                 except ValueError as error:
                     raise ValueError(f"layer {name}: {error}") from error
                 done.append(name)
@@ -201,8 +199,9 @@ def mirror_axes(network: nn.Module) -> tuple[int, ...]:
 
 
 def equivariant_head(layer: nn.Module, axes: Sequence[int]) -> None:
-    """Make a convolution that reads fields of an equivariant network give plain channels that a flip only
-    flips; in place.
+    """Make a convolution map fields of an equivariant network to plain channels, in place.
+
+    A flip of the image then only flips these channels.
 
     Raises: ValueError: its input channels do not split into copies.
     """
@@ -268,7 +267,7 @@ def _narrow(norm: _BatchNorm, copies: int) -> _BatchNorm:
 
 
 def _like(new: _BatchNorm, old: _BatchNorm, state: dict[str, Tensor]) -> _BatchNorm:
-    """With that state, and the device, dtype and flags of the old norm."""
+    """Load the state and take device, dtype and flags from the old norm."""
     if state:
         new.to(next(iter(state.values())))
     new.load_state_dict(state)

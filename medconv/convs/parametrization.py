@@ -21,7 +21,7 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class UnsuitableLayerError(ValueError):
-    """This convolution has no meaning for that layer; `swap_convs` keeps the layer and reports `reason`."""
+    """The convolution cannot replace this layer; `swap_convs` keeps the layer and reports `reason`."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -35,9 +35,9 @@ class Prior(nn.Module):
 class WeightPrior(Prior):
     """A dense kernel computed from a three-axis parameter.
 
-    Shape: original (rows, coefficients, columns) -> weight (out, in, *kernel_size), rows and columns being a
-        subclass's own. Three axes, as `Module.to(memory_format=channels_last)` raises on four in 3D and five
-        in 2D.
+    Shape: original (rows, coefficients, columns) -> weight (out, in, *kernel_size); each subclass defines its
+        rows and columns. The original has three axes because `Module.to(memory_format=...)` raises for four
+        axes in 3D and for five in 2D.
     """
 
     layout: Tensor
@@ -57,10 +57,9 @@ class WeightPrior(Prior):
         raise NotImplementedError
 
     def forward(self, original: Tensor) -> Tensor:
-        """The dense kernel, computed in fp32 or better also inside autocast: in bf16 it would not equal the
-        folded one.
+        """The dense kernel, in fp32 or better even inside autocast: a bf16 one would differ from the folded.
 
-        Taps before input channels is channels-last already; a layer that is not channels-last pays one copy.
+        With taps before input channels the kernel is channels-last already; other layers need one copy.
         """
         with torch.autocast(original.device.type, enabled=False):
             taps = self.taps(original.to(torch.promote_types(original.dtype, torch.float32)))
@@ -73,16 +72,14 @@ class WeightPrior(Prior):
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """What `.to(memory_format=...)` asked of this layer."""
+        """The memory format that `.to(memory_format=...)` set for this layer."""
         channels_last = CHANNELS_LAST.get(self.layout.ndim)
         last = channels_last is not None and self.layout.is_contiguous(memory_format=channels_last)
         return channels_last if last and channels_last is not None else torch.contiguous_format
 
 
 class Foldable(nn.Module):
-    """A module of this package's own that `fold_convs` replaces by what `folded` returns, torch's own
-    modules.
-    """
+    """A module of this package that `fold_convs` replaces by plain torch modules, the result of `folded`."""
 
     def folded(self) -> nn.Module:
         raise NotImplementedError
@@ -91,12 +88,12 @@ class Foldable(nn.Module):
 def install(
     layer: Any, prior: nn.Module, init_from_weights: bool, mixin: type[nn.Module] | None = None
 ) -> nn.Module:
-    """Put a prior on a layer's weight, in place: drawn anew with the variance of the weight it replaces, or
-    projected.
+    """Put a prior on a layer's weight, in place.
 
-    A projection leaves its relative error (Frobenius norm) as `layer.approximation_error`.
-    Args: mixin: comes before the layer's class, for a forward of its own.
-    Raises: ValueError: before anything is changed.
+    The new weight is either random with the variance of the old one, or a projection of it. A projection
+    stores its relative error (Frobenius norm) in `layer.approximation_error`.
+    Args: mixin: base class to put before the layer's class, to override `forward`.
+    Raises: ValueError: the layer cannot have this prior; it is unchanged.
     """
     check_free(layer)
     dense = layer.weight.detach().clone()
@@ -117,9 +114,7 @@ def install(
 
 
 def check_free(layer: nn.Module) -> None:
-    """Raises: UnsuitableLayerError: the weight is computed already, by a parametrization or an older kind of
-    hook.
-    """
+    """Raises: UnsuitableLayerError: a parametrization or a hook computes the weight already."""
     if parametrize.is_parametrized(layer, "weight"):
         raise UnsuitableLayerError(
             f"{type(layer).__name__} has a parametrized weight already", "parametrized already"
@@ -136,9 +131,7 @@ def has_own_forward(conv: nn.Module) -> bool:
 
 
 def check_plain_forward(conv: nn.Module, name: str) -> None:
-    """Raises: UnsuitableLayerError: a subclass with a forward of its own, which plain convolutions in its
-    place would lose.
-    """
+    """Raises: UnsuitableLayerError: the layer overrides `forward`, which a plain convolution would lose."""
     if has_own_forward(conv):
         raise UnsuitableLayerError(
             f"conv={name} cannot replace {type(conv).__name__}, which has a forward of its own", "own forward"
@@ -162,14 +155,14 @@ def drawn(prior: Any, dense: Tensor) -> Tensor:
     Raises: ValueError: every kernel of this prior is zero.
     """
     original = torch.randn_like(prior.right_inverse(dense))
-    made = rms(prior(original))
-    if made == 0:
+    kernel_rms = rms(prior(original))
+    if kernel_rms == 0:
         raise ValueError("the bank or mask makes every weight zero, nothing could be learned")
-    return original * (rms(dense) / made)
+    return original * (rms(dense) / kernel_rms)
 
 
 def note_error(module: Any, made: Tensor, target: Tensor) -> None:
-    """Record how far a kept weight is from the one it stands for."""
+    """Store the relative error of an approximated weight in `module.approximation_error`."""
     if made.shape == target.shape:
         scale = max(float(target.double().norm()), 1e-30)
         module.approximation_error = float((made.detach().double() - target.double()).norm()) / scale

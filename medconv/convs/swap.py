@@ -21,10 +21,9 @@ from medconv.convs.parametrization import CONVS, TRANSPOSED, Foldable, Prior, Un
 
 @dataclass
 class SwapReport:
-    """Which layers were swapped, why the others were kept, and how far kept weights are off; `str()` is one
-    line.
+    """Which layers were swapped, why others were kept, errors of projected weights; `str()` is one line.
 
-    Args: errors: layer to relative error (Frobenius norm) of its weight, where a present weight was kept.
+    Args: errors: layer to relative error (Frobenius norm) of its weight, for weights that were projected.
     """
 
     swapped: list[str] = field(default_factory=list)
@@ -59,16 +58,16 @@ def swap_convs(
     """Replace, in place, every spatial convolution of a network.
 
     Args:
-        network: any module; 1x1 and transposed convolutions stay, those whose kernel is their stride
-            (down-sampling), and those that `conv` has no meaning for.
+        network: any module. Kept: 1x1 and transposed convolutions, those whose kernel equals their stride
+            (down-sampling), and those that `conv` cannot replace.
         conv: takes an `nn.ConvNd` and returns the module in its place; one of this package's functions, with
             its arguments bound by `functools.partial`. Or a `Mirror`, which converts the network as a whole.
         where: regular expression; only layers whose dotted name it matches (`re.search`) are swapped.
-        spacing_mm: voxel size of the network's input, for the convolutions sampled in mm. Each layer is told
-            the voxel size of its own grid, as `spacing_mm` and `scale`; needs `example`.
-        example: an input (batch, channels, *spatial) as the network will see it; `Mirror` needs it, too.
-    Raises: ValueError: nothing could be swapped, or `conv` refuses a layer (the message names it; layers
-        before it are swapped already, so build the network anew).
+        spacing_mm: voxel size of the network's input, for convolutions sampled in mm. Each layer gets the
+            voxel size of its own grid, as `spacing_mm` and `scale`; needs `example`.
+        example: a typical input (batch, channels, *spatial); `Mirror` needs it, too.
+    Raises: ValueError: nothing could be swapped, or `conv` refuses a layer (named in the message; earlier
+        layers are swapped already, so build the network again).
     """
     if isinstance(conv, Mirror):
         return _whole(network, conv, where, example)
@@ -101,9 +100,7 @@ def swap_convs(
 
 
 def fold_convs(network: nn.Module) -> nn.Module:
-    """A copy of the network of torch's own modules: every weight-space prior is folded into a plain
-    `nn.ConvNd`.
-    """
+    """A copy of the network in plain torch modules: each weight-space prior is folded into an `nn.ConvNd`."""
     folded: Any = deepcopy(network)
     if isinstance(folded, Foldable):
         return folded.folded()
@@ -159,9 +156,7 @@ def _whole(network: nn.Module, mirror: Mirror, where: str | None, example: Tenso
 def _grids(
     network: nn.Module, spacing_mm: Sequence[float], example: Tensor | None
 ) -> dict[str, dict[str, Any]]:
-    """Per convolution the voxel size of the grid it works on, and how much coarser that is than the
-    input's.
-    """
+    """For each convolution the voxel size of its grid, and how much coarser that is than the input's."""
     if example is None or example.ndim != len(spacing_mm) + 2:
         got = None if example is None else tuple(example.shape)
         raise ValueError(
@@ -193,7 +188,7 @@ def _check_pattern(where: str | None) -> None:
 
 
 def _owners(network: nn.Module) -> Counter[int]:
-    """How many convolutions have each weight; one that computes its weight has none of its own."""
+    """How many convolutions share each weight; computed weights are not counted."""
     layers = [layer for layer in network.modules() if isinstance(layer, CONVS + TRANSPOSED)]
     return Counter(
         id(layer._parameters["weight"]) for layer in layers if layer._parameters.get("weight") is not None

@@ -1,10 +1,8 @@
-"""The weights of convolutions divided over processes: each has its share of a layer's output or input
-channels.
+"""Tensor parallelism: convolution weights are sharded over processes by output or input channels.
 
-On `torch.distributed` and its DTensor alone, whose import takes a second, so that `medconv.convs` does not
-import it. All processes see the same batch; what they exchange are activations, not gradients of weights.
-When that pays, and what
-it costs: docs/performance.md.
+Uses only `torch.distributed` and DTensor. `medconv.convs` does not import this module, since importing
+DTensor takes a second. All processes see the same batch; they exchange activations, not weight gradients.
+When it pays and what it costs: docs/performance.md.
 Source: Shoeybi et al. 2019, arXiv:1909.08053, for the pair of layers with one all-reduce; there for matrices.
 """
 
@@ -28,7 +26,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from medconv.convs.parametrization import CONVS, TRANSPOSED, has_own_forward
 
 WAYS = ("out", "in", "pair")
-# What a channel becomes depends on no other channel, so that a split needs not be gathered for it
+# Layers that treat each channel separately, so that split channels need not be gathered for them
 _ELEMENTWISE = (
     nn.ReLU,
     nn.LeakyReLU,
@@ -44,7 +42,7 @@ _ELEMENTWISE = (
 
 
 def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> dict[str, str]:
-    """Divide the weights of convolutions, in place. Output and gradients stay those of the whole network.
+    """Shard the weights of convolutions, in place. Output and gradients equal those of the unsharded network.
 
     With N processes, an input of X bytes and an output of Y bytes, each process sends, forward and backward:
 
@@ -54,15 +52,15 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
               the second `in`, and what is between them stays divided  (of the second) (of the first)
 
     Parameters become DTensors, so `torch.distributed.checkpoint.state_dict` gathers and scatters them; their
-    names stay. All other weights become those of the first process. Make the optimizer afterwards, give all
-    processes the same batch and the same seed, and clip by `clip_grad_norm`.
+    names stay. All other weights are copied from the first process. Create the optimizer afterwards, give all
+    processes the same batch and the same seed, and clip with `clip_grad_norm`.
     Args:
-        mesh: one dimension; its processes share the layers.
+        mesh: one-dimensional; its processes share the layers.
         plan: regular expression (`re.search` in a module's dotted name) to `out`, `in` or `pair`; the first
-            that matches.
-    Returns: name of each module that was divided to its way.
-    Raises: ValueError: names the layer that cannot be divided, and why, or a pattern that matches none;
-    nothing has changed.
+            match counts.
+    Returns: module name to `out`, `in` or `pair`, for each sharded module.
+    Raises: ValueError: a layer cannot be sharded (named, with the reason), or a pattern matches none; the
+        network is unchanged.
     """
     _check(mesh, plan)
     styles: dict[str, str] = {}
@@ -92,8 +90,9 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
 
 
 def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
-    """As `nn.utils.clip_grad_norm_`, which takes no mixture of whole and divided gradients. Returns: the
-    norm before.
+    """Like `nn.utils.clip_grad_norm_`, but for plain and sharded gradients together.
+
+    Returns: the norm before clipping.
     """
     grads = [p.grad for p in network.parameters() if p.grad is not None]
     if not grads:
@@ -110,7 +109,7 @@ def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
 
 
 class _Spread(torch.autograd.Function):
-    """One tensor for all processes; its gradient is the sum of theirs."""
+    """Identity forward; the backward sums the gradients of all processes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -137,7 +136,7 @@ class _Summed(torch.autograd.Function):
 
 
 class _Gathered(torch.autograd.Function):
-    """The channels of all processes; a process's gradient is its share of what is the same for all."""
+    """All-gather of channels; the gradient is the process's own share, since all processes have the same."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, channels: int, mesh: DeviceMesh) -> Tensor:
@@ -151,7 +150,7 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Taken(torch.autograd.Function):
-    """A process's share of the channels; the gradient has those of all."""
+    """The process's share of the channels; the backward gathers the gradients of all shares."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -165,9 +164,7 @@ class _Taken(torch.autograd.Function):
 
 
 class _Local:
-    """Attributes that are DTensors read as what this process has of them; `parameters()` and
-    `state_dict()` have all.
-    """
+    """Mixin: reading a DTensor attribute gives the local shard; `parameters()` still gives the DTensor."""
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)  # type: ignore[misc]
@@ -218,7 +215,7 @@ def _divide_conv(layer: Any, way: str, mesh: DeviceMesh, whole: bool) -> None:
 
 
 def _pair(block: nn.Sequential) -> list[Any]:
-    """First convolution, the norms between, second convolution. Raises: ValueError: it is no such block."""
+    """First convolution, the norms between, second convolution. Raises: ValueError: the block differs."""
     layers = list(block)
     at = [i for i, layer in enumerate(layers) if isinstance(layer, CONVS + TRANSPOSED)]
     if len(at) != 2:
@@ -236,8 +233,9 @@ def _pair(block: nn.Sequential) -> list[Any]:
 
 
 def _need_layers(module: Any, way: str, mesh: DeviceMesh, sharded_ids: set[int]) -> None:
-    """Raises: ValueError: a convolution of it cannot be divided. Args: taken: those that will be; these
-    join them.
+    """Check the convolutions of a module and add them to `sharded_ids`.
+
+    Raises: ValueError: one of them cannot be sharded.
     """
     if way == "pair":
         first, *_, second = _pair(module)
@@ -252,7 +250,7 @@ def _need_layers(module: Any, way: str, mesh: DeviceMesh, sharded_ids: set[int])
 
 
 def _need_shares(layer: Any, way: str, mesh: DeviceMesh) -> None:
-    """Raises: ValueError: the layer cannot be divided so."""
+    """Raises: ValueError: the layer cannot be sharded this way."""
     if isinstance(layer, TRANSPOSED) or layer.groups != 1:
         what = "a transposed one" if isinstance(layer, TRANSPOSED) else f"groups={layer.groups}"
         raise ValueError(f"only plain convolutions with groups=1 can be divided, this is {what}")
@@ -284,12 +282,12 @@ def _meant(module: nn.Module, way: str) -> bool:
 
 @cache
 def _classed(kind: type, base: type) -> type:
-    """A subclass of the layer's own class: names, hooks and `isinstance` stay."""
+    """A subclass for the layer to become: its names, hooks and `isinstance` stay valid."""
     return type(f"{kind.__name__.strip('_')}{base.__name__}", (kind, base), {})
 
 
 def _divided(tensor: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """The first process's, in shares; the last may be smaller."""
+    """The first process's tensor, sharded; the last shard may be smaller."""
     shares = distribute_tensor(tensor.detach().contiguous(), mesh, [Shard(dim)])
     return nn.Parameter(shares, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shares
 
@@ -312,7 +310,7 @@ def _sum(x: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def _gather(x: Tensor, channels: int, mesh: DeviceMesh) -> Tensor:
-    """Collectives want equal sizes: the last share is filled up with zeros, which are cut off again."""
+    """Collectives need equal sizes, so the last share is padded with zeros, which are removed afterwards."""
     most = -(-channels // mesh.size())
     full = x.new_zeros((x.shape[0], most, *x.shape[2:]))
     full[:, : x.shape[1]] = x

@@ -31,28 +31,28 @@ def patch_reason(
     overrides: PlanOverrides,
 ) -> str:
     """Args: median: the median image's voxels."""
-    dims, whole, hint = len(patch), by(median), ""
-    seen = prod(min(1.0, p / m) for p, m in zip(patch, median, strict=True))
-    if seen < _SMALL_VIEW:
-        coarser = [s * (_SMALL_VIEW / seen) ** (1 / dims) for s in spacing]
+    dims, median_size, hint = len(patch), by(median), ""
+    visible_share = prod(min(1.0, p / m) for p, m in zip(patch, median, strict=True))
+    if visible_share < _SMALL_VIEW:
+        coarser = [s * (_SMALL_VIEW / visible_share) ** (1 / dims) for s in spacing]
         hint = (
-            f"; {100 * seen:.2g} % of it: data.spacing_mm=[{','.join(f'{s:.2g}' for s in coarser)}] "
+            f"; {100 * visible_share:.2g} % of it: data.spacing_mm=[{','.join(f'{s:.2g}' for s in coarser)}] "
             "would show more"
         )
     if overrides.patch_size is not None:
-        return f"data.patch_size; the median image is {whole}{hint}"
+        return f"data.patch_size; the median image is {median_size}{hint}"
     if overrides.resize is not None:
-        return f"data.resize, {whole}, padded to what the strides divide"
+        return f"data.resize, {median_size}, padded to what the strides divide"
     if overrides.image_level:
         return (
-            f"the median image, {whole}, rounded up to what the strides divide; others are cut or "
+            f"the median image, {median_size}, rounded up to what the strides divide; others are cut or "
             "padded at their borders"
         )
     if all(p >= m for p, m in zip(patch, median, strict=True)):
-        return f"the median image, {whole}, rounded up to what the strides divide"
+        return f"the median image, {median_size}, rounded up to what the strides divide"
     start = rounded_up(largest_patch(median, spacing), network.divisor(dims))
     short = "what the memory holds of" if prod(patch) < prod(start) else "as much as is ever taken of"
-    return f"{short} the median image, {whole}{hint}"
+    return f"{short} the median image, {median_size}{hint}"
 
 
 def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverrides) -> str:

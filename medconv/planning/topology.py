@@ -126,9 +126,11 @@ def _per_axis(rows: object, spatial_dims: int) -> Steps | None:
     if not isinstance(rows, (list, tuple)):
         return None
     full = [(row,) * spatial_dims if isinstance(row, int) else row for row in rows]
-    whole = all(isinstance(row, (list, tuple)) and all(type(n) is int for n in row) for row in full)
+    all_integers = all(isinstance(row, (list, tuple)) and all(type(n) is int for n in row) for row in full)
     return (
-        tuple(tuple(row) for row in full) if whole and all(len(row) == spatial_dims for row in full) else None
+        tuple(tuple(row) for row in full)
+        if all_integers and all(len(row) == spatial_dims for row in full)
+        else None
     )
 
 

@@ -1,6 +1,4 @@
-"""medconv/metrics/plots.py: pictures of all outcomes, of none and of odd names; and that they show what
-there is.
-"""
+"""medconv/metrics/plots.py: plots for all target types, without cases and with unusual names."""
 
 import warnings
 

@@ -41,10 +41,12 @@ def resample(
     """
     if plain(label, image.ndim - 2) or not one_by_one(image.device):
         grid = _grid(image, matrix, shift, field, size)
-        seen = F.grid_sample(image, grid, mode="bilinear", align_corners=False)
+        resampled = F.grid_sample(image, grid, mode="bilinear", align_corners=False)
         if label is None:
-            return seen, None
-        return seen, F.grid_sample(label.float(), grid, mode="nearest", align_corners=False).to(label.dtype)
+            return resampled, None
+        return resampled, F.grid_sample(label.float(), grid, mode="nearest", align_corners=False).to(
+            label.dtype
+        )
     out = image.new_empty((*image.shape[:2], *size))
     out_label = None if label is None else label.new_empty((*label.shape[:2], *size))
     for i in range(len(image)):

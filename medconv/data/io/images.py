@@ -126,15 +126,15 @@ def read_label(path: Path) -> tuple[np.ndarray, Grid]:
     if array.dtype.kind == "f":
         if not np.isfinite(array).all():
             raise ValueError(f"{path}: {_count_nonfinite(array)} label values are not finite")
-        whole = np.rint(array)
-        off = np.abs(array - whole)
+        rounded = np.rint(array)
+        off = np.abs(array - rounded)
         if off.max() > WHOLE:
             voxel = tuple(map(int, np.unravel_index(off.argmax(), off.shape)))
             raise ValueError(
                 f"{path}: label values must be whole numbers, found {float(array[voxel]):.9g} at voxel "
                 f"{voxel}; within {WHOLE} of one they are rounded"
             )
-        array = whole
+        array = rounded
     if array.min() < 0 or array.max() > np.iinfo(np.int16).max:
         raise ValueError(f"{path}: label values must lie in 0..32767, found {array.min()} to {array.max()}")
     return array.reshape(grid.shape).astype(np.int16), grid

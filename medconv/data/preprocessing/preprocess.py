@@ -229,10 +229,10 @@ def on_content_grid(logits: Tensor, crop_info: CropInfo) -> Iterator[Tensor]:
 
 def to_native(content: np.ndarray, crop_info: CropInfo, outside: float = 0) -> np.ndarray:
     """Values of the content, in canonical axes, on the native grid: (R, A, S) -> (X, Y, Z)."""
-    whole = np.full(crop_info.shape, outside, content.dtype)
-    whole[crop_info.slices] = content
+    full = np.full(crop_info.shape, outside, content.dtype)
+    full[crop_info.slices] = content
     back = nib.orientations.ornt_transform(_identity(), _orientation(crop_info.grid))
-    return np.ascontiguousarray(_reorient(whole[None], back)[0])
+    return np.ascontiguousarray(_reorient(full[None], back)[0])
 
 
 def resampled_shape(

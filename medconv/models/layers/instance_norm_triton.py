@@ -1,9 +1,8 @@
-"""Triton kernels of the channels-last instance norm, and the functions that launch them; imported only where
-they run.
+"""Triton kernels of the channels-last instance norm and their launchers; imported only where Triton runs.
 
-All see a dense channels-last tensor as (samples, places, channels), channels innermost, cut into tiles of
-rows (places) by columns (channels). Reductions have two stages: every chunk of places gives a partial result,
-then those are merged.
+All kernels treat a dense channels-last tensor as (samples, places, channels), channels innermost, split into
+tiles of rows (places) by columns (channels). Reductions have two stages: every chunk of places gives a
+partial result, then the partial results are merged.
 """
 
 # Triton reads the annotations of kernels. mypy cannot.
@@ -87,14 +86,12 @@ def backward(
 
 
 def dense(x: Tensor) -> Tensor:
-    """The same tensor, channels-last without gaps; a copy only where it was not."""
+    """The same tensor, channels-last without gaps; copied only if necessary."""
     return x.contiguous(memory_format=CHANNELS_LAST[x.ndim])
 
 
 class _Plan:
-    """How a tensor is cut: `steps` tiles make a chunk, and the chunks of all samples and columns fill the
-    GPU.
-    """
+    """How a tensor is split: `steps` tiles form a chunk; there are enough chunks in all to fill the GPU."""
 
     def __init__(self, x: Tensor) -> None:
         self.samples, self.channels = x.shape[:2]
@@ -158,9 +155,7 @@ def _affine(hat, weight, bias, channels, COLS: tl.constexpr, ACC: tl.constexpr):
 
 @triton.jit
 def _weighted_mean(means, counts):
-    """The mean of means along the first axis, refined once: the sum of many large ones rounds off several
-    digits.
-    """
+    """The mean of means along the first axis, refined once: summing many large values loses digits."""
     total = tl.sum(counts, 0)
     rough = tl.sum(means * counts, 0) / total
     return rough + tl.sum((means - rough[None, :]) * counts, 0) / total
@@ -170,9 +165,7 @@ def _weighted_mean(means, counts):
 def _moments(
     x, means, squares, places, channels, steps, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr
 ):
-    """Mean and sum of squared deviations of a chunk: Welford's update in every lane, then Chan's merge of
-    the lanes.
-    """
+    """Mean and sum of squared deviations of a chunk: Welford's update per lane, then Chan's merge."""
     mean = tl.zeros((ROWS, COLS), ACC)
     square = tl.zeros((ROWS, COLS), ACC)
     count = tl.zeros((1, 1), ACC)
@@ -260,9 +253,7 @@ def _through_activation(
     COLS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """The gradient before the activation, whose sign is computed anew, and the normalised value; zero
-    outside.
-    """
+    """The gradient before the activation, whose sign is recomputed, and the normalised value; 0 outside."""
     value = tl.load(x + offsets, exists, 0.0).to(ACC)
     slope = tl.load(grad + offsets, exists, 0.0).to(ACC)
     hat = (value - _row(mean, channels, 1, COLS, ACC)) * _row(rstd, channels, 1, COLS, ACC)
@@ -321,7 +312,7 @@ def _input_gradient(
     COLS: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """The gradient of x: its mean over the places, and its part along x, removed."""
+    """The gradient of x, with its mean over the places and its component along x removed."""
     offsets, exists = _tile(0, 1, places, channels, ROWS, COLS)
     slope, hat = _through_activation(
         grad, x, mean, rstd, weight, bias, offsets, exists, channels, SLOPE, COLS, ACC

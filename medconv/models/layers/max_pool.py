@@ -33,8 +33,8 @@ def swap_pools(network: nn.Module) -> int:
 
 def _plain(layer: nn.MaxPool3d) -> bool:
     same = _triple(layer.kernel_size) == _triple(layer.stride)
-    whole = _triple(layer.padding) == (0, 0, 0) and _triple(layer.dilation) == (1, 1, 1)
-    return same and whole and not layer.ceil_mode and not layer.return_indices
+    unpadded = _triple(layer.padding) == (0, 0, 0) and _triple(layer.dilation) == (1, 1, 1)
+    return same and unpadded and not layer.ceil_mode and not layer.return_indices
 
 
 def _triple(value: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -117,9 +117,9 @@ def load(
 
 def _new_axis(pairs: Pairs, record: Mapping[str, Any]) -> int:
     """The slice axis of a 2D checkpoint of ours, else the axis along which most kernels fit."""
-    seen = _derived_values(record).get("slice_axis")
+    saved_axis = _derived_values(record).get("slice_axis")
     shapes = [(value.shape, own.shape) for value, own in pairs.values() if (value.ndim, own.ndim) == (4, 5)]
-    return adapt.new_axis(shapes, seen if seen in (0, 1, 2) else 2)
+    return adapt.new_axis(shapes, saved_axis if saved_axis in (0, 1, 2) else 2)
 
 
 def _differ(record: Mapping[str, Any], derived: Mapping[str, Any]) -> bool:

@@ -1,8 +1,8 @@
-"""`perf=autotune` in a run: which values are open, who measures, and what is remembered.
+"""`perf=autotune` in a run: which settings are open, which rank measures, and how choices are cached.
 
-An open value is null in the config. Rank 0 measures and writes the choice to a file; the other ranks, and
-later runs on the same hardware with the same network, shapes and versions, read it. A run that is continued
-keeps what its `config.yaml` says.
+A setting is open if it is null in the config. Rank 0 measures and writes the choice to a file. The other
+ranks read it, and so do later runs on the same hardware with the same network, shapes and versions. A resumed
+run keeps the values in its `config.yaml`.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ OPEN = (
     "perf.compile",
     "trainer.precision",
 )
-_LENGTH = ("max_time", "max_steps", "max_epochs", "limit_train_batches")  # of a run, in `trainer`
-_REPAID = 1800  # seconds of a run from which compiling is tried
+_LENGTH = ("max_time", "max_steps", "max_epochs", "limit_train_batches")  # in `trainer`: a run's length
+_REPAID = 1800  # seconds; compiling is tried only for runs at least as long
 _PATIENCE = 600  # seconds that the other ranks wait for rank 0's choice
 
 log = logging.getLogger(__name__)
 
 
 def settle(values: Values, folder: RunDir) -> Values:
-    """The same values with none of OPEN null.
+    """The same values, with a choice for each of OPEN that is null.
 
-    Raises: ConfigError: nothing fits into memory, or rank 0's choice does not come.
+    Raises: ConfigError: nothing fits into memory, or waiting for rank 0's choice timed out.
     """
     unsettled = [key for key in OPEN if _get(values, key) is None]
     if not unsettled:
@@ -76,7 +76,7 @@ def settle(values: Values, folder: RunDir) -> Values:
 
 
 def _remembered(path: Path) -> dict[str, Any] | None:
-    """An earlier choice; None where there is none, or none that can be read."""
+    """An earlier choice; None if there is none or the file is unreadable."""
     if not path.is_file():
         return None
     try:
@@ -104,7 +104,7 @@ def _remember(result: dict[str, Any], path: Path, values: Values) -> None:
 
 
 def _measured(values: Values) -> dict[str, Any]:
-    """Measure, say what was found, and return choice and table as plain values."""
+    """Measure, log the results, and return choice and table as plain values."""
     if not values["perf"]["auto_seconds"] > 0:
         raise configs.ConfigError(f"perf.auto_seconds must be positive, got {values['perf']['auto_seconds']}")
     perf, gpu = values["perf"], hardware.uses_gpu(values["trainer"]["accelerator"])
@@ -139,7 +139,7 @@ def _measured(values: Values) -> dict[str, Any]:
 
 
 def table(candidates: Sequence[search.Candidate]) -> str:
-    """Fastest first; the first is what is taken."""
+    """The candidates as text, the chosen one first, then by speed."""
     width = max(len(str(candidate.choice)) for candidate in candidates)
     lines = [f"  {'':{width}}  batch  seconds a step"]
     for candidate in candidates:
@@ -150,7 +150,7 @@ def table(candidates: Sequence[search.Candidate]) -> str:
 
 
 def _work(values: Values, device: torch.device) -> Work:
-    """The run's own network, loss, optimizer and shapes; the numbers in the image do not matter."""
+    """The run's own network, loss, optimizer and shapes, with random images and labels."""
     derived = values["derived"]
     network = build_network(values, derived["patch_size"])
     if values["init"]["freeze"]:
@@ -174,7 +174,7 @@ def _work(values: Values, device: torch.device) -> Work:
 
 
 class _Supervised(nn.Module):
-    """The network with the heads of deep supervision: what the run's steps train."""
+    """The network with its deep supervision heads, as it is trained."""
 
     def __init__(self, network: nn.Module, num_outputs: int) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class _Supervised(nn.Module):
 
 
 def _planned_seconds(values: Values, step: float) -> float:
-    """How long the run will take with steps of so many seconds."""
+    """How long the run will take if a step takes `step` seconds."""
     trainer, data = values["trainer"], values["data"]
     limits = [step * trainer["max_steps"]] if trainer["max_steps"] > 0 else []
     if trainer["max_time"] is not None:
@@ -203,9 +203,7 @@ def _memory(values: Values) -> Path:
 
 
 def _key(values: Values) -> dict[str, Any]:
-    """What a measurement holds for: hardware, versions, network, loss, optimizer, shapes, and which values
-    are open.
-    """
+    """All that a measurement depends on, such as hardware, versions, network, shapes, open settings."""
     gpu = hardware.uses_gpu(values["trainer"]["accelerator"])
     name = (
         torch.cuda.get_device_name()

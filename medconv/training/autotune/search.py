@@ -1,6 +1,4 @@
-"""`perf=autotune`: the switches that are fastest on this machine, for this network, patch and batch, by
-measurement.
-"""
+"""`perf=autotune`: measures which switches are fastest for this network, patch, batch and machine."""
 
 from __future__ import annotations
 
@@ -20,21 +18,21 @@ from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.utils.hardware import compiler_missing, memory_advice, resolve_precision
 
 _ROUNDS = 7  # timed steps of a candidate, at most
-_BEHIND = 1.25  # a candidate so much slower than the best so far is not timed again
-_TIE = 0.97  # a later, less plain candidate must be faster than this share of the best so far
+_BEHIND = 1.25  # a candidate slower than the best so far by this factor is not timed again
+_TIE = 0.97  # a later candidate replaces the best only if it takes less than this share of its time
 _TOLERANCE = {
     "32-true": 1e-3,
     "bf16-mixed": 3e-2,
     "16-mixed": 1e-2,
-}  # relative, of the loss against plain fp32
-_MEMORY = 0.92  # of the device's, which the best may take
+}  # of the loss, relative to plain fp32's
+_MEMORY = 0.92  # share of the device's memory that a candidate may use
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Candidate:
-    """A choice, and what came of it: seconds of its steps, or a remark on why it was not taken."""
+    """A choice and its measurement: seconds of its steps, or a remark why it was rejected."""
 
     choice: Choice
     batch_size: int
@@ -59,7 +57,7 @@ class Candidate:
 
 
 def choices(fixed: dict[str, Any], network: nn.Module, gpu: bool) -> list[Choice]:
-    """The candidates, plain ones first; a key of `fixed` that is not None is the user's and stays."""
+    """The candidates, plain ones first; values of `fixed` that are not None were set by the user and stay."""
     norms = any(type(layer) in (nn.InstanceNorm2d, nn.InstanceNorm3d) for layer in network.modules())
     options: dict[str, list[Any]] = {
         "precision": list(dict.fromkeys(["32-true", resolve_precision("auto", "gpu" if gpu else "cpu")])),
@@ -86,15 +84,14 @@ def measure(
     try_compile: Callable[[float], bool] = lambda seconds: False,
     try_batch_size: bool = False,
 ) -> list[Candidate]:
-    """Time the candidates on copies of the network; the best is first, those that were not taken say why.
+    """Time the candidates on copies of the network; returns the best first, rejected ones with a remark.
 
     Args:
-        seconds: for all of it but compiling, which takes as long as it takes and is cached for the run that
-            follows.
-        try_checkpointing: where nothing else fits into memory.
-        try_compile: given the fastest step's seconds, whether the run is long enough to repay compiling.
-        try_batch_size: of the fastest: twice, four times ... as many samples, while that makes a sample
-            cheaper.
+        seconds: time limit, without compiling; the compiled code is cached for the run.
+        try_checkpointing: try activation checkpointing if nothing else fits into memory.
+        try_compile: takes the fastest step's seconds; whether the run is long enough to try compiling.
+        try_batch_size: double the fastest candidate's batch size, again and again, while that lowers the time
+            per sample.
     """
     deadline = time.perf_counter() + seconds
     batch = len(work.image)
@@ -122,7 +119,7 @@ def measure(
 
 
 def _reference(work: Work) -> list[float] | None:
-    """The losses of two steps in plain fp32; None where they do not fit, or differ by chance."""
+    """The losses of two steps in plain fp32; None if they do not fit into memory, or the loss is random."""
     try:
         trial = Trial(work, Choice())
         with torch.no_grad():
@@ -141,7 +138,7 @@ def _reference(work: Work) -> list[float] | None:
 
 
 def _race(work: Work, candidates: list[Candidate], expected: list[float] | None, deadline: float) -> None:
-    """One warm step each, then round by round those that are not far behind; the likely fastest begin."""
+    """Time each candidate once, then the faster ones in turns; starts with those likely to be fastest."""
     for candidate in reversed(candidates):
         slowest = max((max(c.seconds) for c in candidates if c.seconds), default=0.0)
         if slowest and time.perf_counter() + 2 * slowest > deadline and _best(candidates):
@@ -161,16 +158,16 @@ def _race(work: Work, candidates: list[Candidate], expected: list[float] | None,
 
 
 def _begin(work: Work, candidate: Candidate, expected: list[float] | None) -> None:
-    """Build the candidate, take two steps, time the second; note what speaks against it."""
+    """Build the candidate, take two steps and time the second; a failure becomes its remark."""
     cuda, before = work.image.is_cuda, 0
-    if cuda:  # the other candidates' weights are there, too
+    if cuda:  # excludes the other candidates' weights
         before = torch.cuda.memory_allocated(work.image.device)
         torch.cuda.reset_peak_memory_stats(work.image.device)
     try:
         trial = Trial(work, candidate.choice)
         losses = [float(trial.step())]
         seconds, loss = _timed(trial)
-    except Exception as error:  # plain fp32 has run: what fails here is this candidate's own
+    except Exception as error:  # plain fp32 has run, so this candidate is the cause
         candidate.remark = _failure(error)
         return
     candidate.seconds.append(seconds)
@@ -200,7 +197,7 @@ def _compare(candidate: Candidate, losses: list[float], expected: list[float]) -
 
 
 def _compiled(work: Work, best: Candidate, expected: list[float] | None) -> list[Candidate]:
-    """The best so far, compiled; timed in turns with it."""
+    """The best candidate so far, compiled; both are timed in turns."""
     if best.choice.compile:
         return []
     candidate, reason = Candidate(replace(best.choice, compile=True), best.batch_size), compiler_missing()
@@ -217,7 +214,7 @@ def _compiled(work: Work, best: Candidate, expected: list[float] | None) -> list
 
 
 def _larger(work: Work, best: Candidate, deadline: float) -> list[Candidate]:
-    """Twice the batch, again and again, each compared with the one before it."""
+    """Double the batch size repeatedly, comparing each candidate with the previous one."""
     tried: list[Candidate] = []
     times = 2
     while time.perf_counter() + 8 * best.seconds[-1] < deadline:
@@ -234,7 +231,7 @@ def _larger(work: Work, best: Candidate, deadline: float) -> list[Candidate]:
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The fastest; of two that are as good as equal the plainer one, which comes first."""
+    """The fastest; of nearly equal ones the first, which is the plainest."""
     best: Candidate | None = None
     for candidate in candidates:
         if not math.isinf(candidate.per_sample) and (
@@ -245,7 +242,7 @@ def _best(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def _again(candidate: Candidate) -> None:
-    """One more step, timed; a candidate that fails late is out as well."""
+    """Time one more step; a candidate that fails now is rejected, too."""
     if candidate.trial is None:
         return
     try:

@@ -1,6 +1,4 @@
-"""One training step of a network under given switches, alone: what `perf=autotune` and the benchmark of
-the step time.
-"""
+"""One training step with some switches, without data loading, timed by `perf=autotune` and benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from torch.optim import Optimizer
 from medconv.performance.switches import apply_switches, memory_format
 from medconv.utils.hardware import autocast_dtype
 
-_CLIP = 1.0  # largest norm of all gradients; what it is does not change the time
+_CLIP = 1.0  # largest norm of all gradients; its value does not affect the time
 Objective = Callable[[Any, Tensor], Tensor]
 
 
@@ -65,7 +63,7 @@ class Work:
 class Trial:
     """A copy of the network with the switches of a choice; the copy trains, the network stays as it is.
 
-    Dropout is off in it: its masks depend on the memory layout, and losses could not be compared.
+    Dropout is off: its masks depend on the memory layout, so losses would not be comparable.
     """
 
     def __init__(self, work: Work, choice: Choice) -> None:

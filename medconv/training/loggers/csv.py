@@ -60,9 +60,9 @@ class CsvLogger(Logger):
         if not self.path.is_file():
             return []
         content = self.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            self.path.write_bytes(content[:whole])
+        complete_bytes = content.rfind(b"\n") + 1
+        if complete_bytes < len(content):
+            self.path.write_bytes(content[:complete_bytes])
         with self.path.open(newline="") as file:
             return next(csv.reader(file), [])
 

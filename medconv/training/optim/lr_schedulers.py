@@ -18,7 +18,7 @@ _ROUNDING = 1e-9  # progress is a sum over steps
 
 
 class ProgressSchedule(LRScheduler):
-    """A schedule whose end may move: `total_steps` may be set anew at any time, and progress still ends at 1.
+    """A schedule whose length can change: `total_steps` can be set at any time; progress still ends at 1.
 
     Args: shape: progress (0 to 1) to factor. warmup_steps: linear from near 0; at most a fifth of the run.
     """
@@ -26,12 +26,12 @@ class ProgressSchedule(LRScheduler):
     def __init__(self, optimizer: Optimizer, shape: Callable[[float], float], warmup_steps: int = 0) -> None:
         self.shape, self.warmup_steps = shape, warmup_steps
         self.total_steps: float = math.inf
-        self.configured: float | None = None  # the config's length, where a time budget has moved the end
+        self.configured: float | None = None  # the config's length, if a time budget changed it
         self.progress = 0.0
         super().__init__(optimizer)
 
     def move_end(self, total_steps: float) -> None:
-        """To where a time budget has it; what the config says of the length is remembered."""
+        """Set a new length, as a time budget does; the config's length is kept in `configured`."""
         if self.configured is None:
             self.configured = self.total_steps
         self.total_steps = total_steps
@@ -52,7 +52,7 @@ class ProgressSchedule(LRScheduler):
         return {**{key: getattr(self, key) for key in keys}, "configured": configured}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The place of a run that goes on; what its config says now, learning rate and length, stays."""
+        """Restore the progress of a resumed run; learning rate and length come from the current config."""
         rates, steps = self.base_lrs, self.total_steps
         super().load_state_dict(state_dict)
         self.base_lrs = rates
@@ -66,11 +66,10 @@ class ProgressSchedule(LRScheduler):
 
 
 class PatienceCounter:
-    """Counts validations without progress; for what happens once there have been too many of them in a row.
+    """Counts validations in a row without progress, for early stopping and the plateau schedule.
 
-    Args: patience: how many. min_delta: what counts as progress, beyond the best value so far. mode: max or
-    min.
-        monitor: whose values they are.
+    Args: patience: how many are too many. min_delta: a larger improvement of the best value is progress.
+        mode: max or min. monitor: the name of the metric.
     """
 
     def __init__(self, patience: int, min_delta: float = 0.0, mode: str = "max", monitor: str = "") -> None:
@@ -84,7 +83,7 @@ class PatienceCounter:
         self.best, self.waited, self.monitor = -math.inf, 0, monitor
 
     def over(self, value: float) -> bool:
-        """Whether this validation makes them too many; NaN is no progress."""
+        """Count a validation; returns whether patience is exhausted. NaN is no progress."""
         if self.sign * value > self.best + self.min_delta:
             self.best, self.waited = self.sign * value, 0
         else:
@@ -99,13 +98,13 @@ class PatienceCounter:
         return {"best": self.best, "waited": self.waited, "monitor": self.monitor, "sign": self.sign}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What another metric had reached says nothing of this one."""
+        """Ignores the state if it belongs to another metric."""
         if (state.get("monitor", self.monitor), state.get("sign", self.sign)) == (self.monitor, self.sign):
             self.best, self.waited = state["best"], state["waited"]
 
 
 class PlateauSchedule(ProgressSchedule):
-    """Lower by `factor` after every `patience` validations without progress, never below `min_factor`."""
+    """Multiplies by `factor` after every `patience` validations without progress, down to `min_factor`."""
 
     def __init__(
         self,
@@ -120,7 +119,7 @@ class PlateauSchedule(ProgressSchedule):
         super().__init__(optimizer, lambda progress: self.level, warmup_steps)
 
     def validated(self, value: float) -> None:
-        """Counts a validation; what follows from it holds from the next step on."""
+        """Count a validation; a new learning rate applies from the next step on."""
         if self.waiting.over(value):
             self.level, self.waiting.waited = max(self.min_factor, self.level * self.factor), 0
             self._last_lr = self.get_lr()
@@ -131,7 +130,7 @@ class PlateauSchedule(ProgressSchedule):
         return {**super().state_dict(), "level": self.level, "waiting": self.waiting.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.level = state_dict.get("level", self.level)  # not there where the run had another schedule
+        self.level = state_dict.get("level", self.level)  # absent if the run had another schedule
         if "waiting" in state_dict:
             self.waiting.load_state_dict(state_dict["waiting"])
         super().load_state_dict({k: v for k, v in state_dict.items() if k not in ("level", "waiting")})
@@ -143,7 +142,7 @@ def cosine(optimizer: Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
 
 
 def poly(optimizer: Optimizer, warmup_steps: int = 0, power: float = 0.9) -> ProgressSchedule:
-    """(1 - progress) ** power, as nnU-Net has it. Source: Chen et al. 2018, arXiv:1606.00915."""
+    """(1 - progress) ** power, as in nnU-Net. Source: Chen et al. 2018, arXiv:1606.00915."""
     return ProgressSchedule(optimizer, lambda progress: (1 - progress) ** power, warmup_steps)
 
 
@@ -155,7 +154,7 @@ def constant(optimizer: Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
 def step(
     optimizer: Optimizer, warmup_steps: int = 0, step_fraction: float = 0.3, gamma: float = 0.1
 ) -> ProgressSchedule:
-    """Times `gamma` at every multiple of `step_fraction`, a share of the run; torch's StepLR."""
+    """Multiplied by `gamma` at every multiple of `step_fraction`, a share of the run; torch's StepLR."""
     _share("step_fraction", step_fraction)
     _positive("gamma", gamma)
     return ProgressSchedule(
@@ -169,7 +168,7 @@ def multi_step(
     milestones: Sequence[float] = (0.5, 0.75, 0.9),
     gamma: float = 0.1,
 ) -> ProgressSchedule:
-    """Times `gamma` at each milestone, a share of the run; torch's MultiStepLR."""
+    """Multiplied by `gamma` at each milestone, a share of the run; torch's MultiStepLR."""
     if isinstance(milestones, (str, int, float)) or list(milestones) != sorted(milestones):
         raise ValueError(f"milestones must be a list of rising shares of the run, got {milestones}")
     for milestone in milestones:
@@ -194,10 +193,10 @@ def one_cycle(
     initial: float = 0.04,
     final: float = 4e-6,
 ) -> ProgressSchedule:
-    """Up from `initial` of the base learning rate to all of it at `pct_start`, a share of the run, then down
-    to `final`.
+    """The factor goes from `initial` up to 1 at `pct_start`, then down to `final`, both times by a cosine.
 
-    Both ways by a cosine. torch's OneCycleLR with `max_lr` the base learning rate; momentum stays as it is.
+    `pct_start` is a share of the run. Like torch's OneCycleLR with `max_lr` as the base
+    learning rate, but momentum stays unchanged.
     Source: Smith & Topin 2018, arXiv:1708.07120.
     """
     _share("pct_start", pct_start)
@@ -222,8 +221,9 @@ def plateau(
     factor: float = 0.5,
     min_factor: float = 1e-3,
 ) -> PlateauSchedule:
-    """Lower after `patience` validations without progress; torch's ReduceLROnPlateau, whose patience is
-    one less.
+    """Lower after `patience` validations without progress, like torch's ReduceLROnPlateau.
+
+    The same behaviour in torch has a `patience` smaller by one.
     """
     _share("factor", factor)
     if not 0 <= min_factor <= 1:

@@ -1,6 +1,4 @@
-"""Muon for convolutional networks: kernels follow orthogonalised momentum, everything else Adam; rates of
-single layers.
-"""
+"""Muon for convolutional networks: orthogonalised momentum for kernels, Adam for everything else."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ from torch.optim import Optimizer
 
 from medconv.utils.hardware import fast_bf16_cpu
 
-# Odd polynomial whose repetition takes every singular value from (0, 1] to near 1: between 0.7 and 1.2 after
-# five.
+# Odd polynomial that, repeated, moves all singular values in (0, 1] toward 1: to 0.7 to 1.2 after five times.
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _REPETITIONS = 5
 
@@ -24,17 +21,17 @@ class Muon(Optimizer):
     """A kernel (out, in, *taps) is a matrix (out, in * taps); its update is the momentum with all singular
     values near 1.
 
-    So a step changes every direction of a kernel alike, where plain gradients follow the few that are strong.
-    A transposed convolution's kernel is (in, out, *taps), its matrix so (in, out * taps). Parameters with
-    fewer than three axes (biases, norms) follow Adam.
+    So a step changes all directions of a kernel equally, while plain gradients mainly change a few strong
+    ones. A transposed convolution's kernel is (in, out, *taps), so its matrix is (in, out * taps). Parameters
+    with fewer than three axes (biases, norms) use Adam.
     Args:
         params: parameters, or groups of them as in torch's optimizers.
-        lr: of both kinds: a kernel's update is scaled to the size that Adam's has as a rule, 0.2 per weight.
-        momentum: of kernels, Nesterov's. betas, eps: Adam's.
-        weight_decay: decoupled, of kernels alone.
-    Where its attribute `found_inf`, a number on the device, is 1, a step changes nothing but the count of
-    steps, and the host need not know. Not of parameters that FSDP divides.
-    Raises: ValueError: no numbers, or values out of range.
+        lr: for both; a kernel's update is scaled to the usual size of Adam's, 0.2 per weight.
+        momentum: Nesterov momentum of kernels. betas, eps: of Adam.
+        weight_decay: decoupled, for kernels only.
+    If the attribute `found_inf`, a tensor on the device, is 1, a step changes only the step count, without
+    synchronising with the host. `found_inf` does not work with parameters sharded by FSDP.
+    Raises: ValueError: an argument is not a number, or out of range.
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; scale of the update: Liu et al.
         2025, arXiv:2502.16982.
     """
@@ -130,7 +127,7 @@ def _check(settings: dict[str, Any], below_one: bool = False) -> None:
 
 
 def _orthogonal_kernel(kernel: Tensor) -> Tensor:
-    """As a matrix (out, in * taps) whose columns stand as they lie in memory, so that nothing is copied."""
+    """Orthogonalises a kernel as a matrix (out, in * taps), columns in memory order to avoid a copy."""
     order = [0, *sorted(range(1, kernel.ndim), key=kernel.stride, reverse=True)]
     laid = kernel.permute(order)
     back = [order.index(axis) for axis in range(kernel.ndim)]
@@ -138,12 +135,12 @@ def _orthogonal_kernel(kernel: Tensor) -> Tensor:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Of a tensor that FSDP divided over the ranks, all of it."""
+    """The full tensor, if FSDP sharded it over the ranks."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _divided_as(other: Tensor, whole: Tensor) -> Tensor:
-    """Every rank has all of it, so nothing is sent."""
+    """Shard a tensor like `other`, without communication since every rank has the full one."""
     if not isinstance(other, DTensor):
         return whole
     return distribute_tensor(whole, other.device_mesh, other.placements, src_data_rank=None)
@@ -158,7 +155,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     """
     fast = matrix.is_cuda or fast_bf16_cpu()
     x = matrix.to(torch.bfloat16) if fast else matrix.float()
-    x = x.T if len(x) > x.shape[1] else x  # the smaller side is the one that is multiplied out
+    x = x.T if len(x) > x.shape[1] else x  # fewer rows make `x @ x.T` cheaper
     x = x / (x.norm() + 1e-7)
     linear, cubic, quintic = _NEWTON_SCHULZ
     for _ in range(_REPETITIONS):

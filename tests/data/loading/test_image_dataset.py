@@ -1,6 +1,4 @@
-"""Whole images with values on their way: prepared to one frame, stored, sampled, augmented, loaded; facts
-of a config.
-"""
+"""Image-level data: preprocessed to one size, stored, sampled, augmented, loaded; derived config values."""
 
 import logging
 import os

@@ -1,6 +1,4 @@
-"""medconv/pretrained: files of others and ours into networks; names, sizes, channels, dimensions, and what
-is refused.
-"""
+"""medconv/models/pretrained: loading our and others' files: names, sizes, channels, dimensions, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of whole images against torch's, and which of them fit which outcome."""
+"""Image-level losses against torch's, and which of them fit which target type."""
 
 from __future__ import annotations
 

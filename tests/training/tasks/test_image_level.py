@@ -1,6 +1,4 @@
-"""Tasks on whole images learn what can be seen, in each kind of outcome, and say of each case what they
-found.
-"""
+"""Image-level tasks learn each target type and report a prediction for each case."""
 
 from __future__ import annotations
 

@@ -37,9 +37,11 @@ sed 's/--job-name=//' <<< "$2" > "$QUEUE.name"
 exec ${SLOW:-echo "7;cluster"}
 """
 SQUEUE = """#!/usr/bin/env bash
-[ "$2" = --name ] && [ "$3" = "$(cat "$QUEUE.name")" ] && { kill -0 "$(cat "$QUEUE")" 2> /dev/null && echo 7; exit 0; }
+# a process that has ended counts as ended before its parent has asked for its exit code
+runs() { grep -qs '^State:.[^Z]' "/proc/$(cat "$QUEUE")/status"; }
+[ "$2" = --name ] && [ "$3" = "$(cat "$QUEUE.name")" ] && { runs && echo 7; exit 0; }
 [ "$3" = 7 ] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
-kill -0 "$(cat "$QUEUE")" 2> /dev/null && echo "7_0 RUNNING" || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
+runs && echo "7_0 RUNNING" || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
 """
 SRUN = """#!/usr/bin/env bash
 while [[ "$1" == --* ]]; do shift; done

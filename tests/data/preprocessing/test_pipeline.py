@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +31,6 @@ from medconv.data.datasets.nnunet import nnunet
 from medconv.data.preprocessing import pipeline as preparing
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
 from medconv.data.preprocessing.store import Entry, Store
-from medconv.utils.threads import each
 
 
 def times(store: Store) -> dict[str, int]:
@@ -240,37 +238,6 @@ def test_no_good_case_is_an_error_also_with_skip(tmp_path: Path) -> None:
         case.images[0].write_bytes(b"")
     with pytest.raises(ValueError, match="2 errors in 2 cases"):
         fingerprint(dataset, tmp_path / "cache", 1, skip=True)
-
-
-def test_memory_holds_no_more_cases_than_there_are_workers() -> None:
-    at_once, most, lock = 0, 0, threading.Lock()
-
-    def work(item: int) -> int:
-        nonlocal at_once, most
-        with lock:
-            at_once += 1
-            most = max(most, at_once)
-        threading.Event().wait(0.01)
-        with lock:
-            at_once -= 1
-        return -item
-
-    assert list(each(work, range(20), 3, "work")) == [-n for n in range(20)]
-    assert most == 3
-
-
-def test_the_first_failure_ends_the_work() -> None:
-    done = []
-
-    def work(item: int) -> None:
-        if item == 1:
-            raise ValueError("of item 1")
-        threading.Event().wait(0.01)
-        done.append(item)
-
-    with pytest.raises(ValueError, match="of item 1"):
-        list(each(work, range(200), 2, "work"))
-    assert len(done) < 20
 
 
 FULL = (

@@ -1,0 +1,39 @@
+"""medconv/utils/threads.py: results in order, as many threads as asked for, and the end at the first error."""
+
+import threading
+
+import pytest
+
+from medconv.utils.threads import each
+
+
+def test_each_runs_as_many_threads_as_there_are_workers() -> None:
+    """Each thread holds one case, so this also limits the memory."""
+    running, most, lock = 0, 0, threading.Lock()
+
+    def work(item: int) -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.01)
+        with lock:
+            running -= 1
+        return -item
+
+    assert list(each(work, range(20), 3, "work")) == [-n for n in range(20)]
+    assert most == 3
+
+
+def test_the_first_error_ends_the_work() -> None:
+    done = []
+
+    def work(item: int) -> None:
+        if item == 1:
+            raise ValueError("of item 1")
+        threading.Event().wait(0.01)
+        done.append(item)
+
+    with pytest.raises(ValueError, match="of item 1"):
+        list(each(work, range(200), 2, "work"))
+    assert len(done) < 20

@@ -1,6 +1,4 @@
-"""medconv/training/optim/muon.py: Muon against a plain reading of its definition, and what it does in a
-run.
-"""
+"""medconv/training/optim/muon.py: Muon against its definition, in layers and in a run."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import tiny
+from helpers.networks import step, unet
 from torch import nn
 
 from medconv.convs import basis, swap_convs
@@ -19,33 +18,31 @@ from medconv.utils import checkpoint_io
 
 
 def directions(matrix: torch.Tensor) -> torch.Tensor:
-    """U V^T of the singular value decomposition: what `orthogonal` comes near to."""
+    """U V^T of the singular value decomposition: `orthogonal` approximates it."""
     u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
     return u @ v
 
 
 @pytest.mark.parametrize("shape", [(8, 200), (200, 8), (64, 64), (1, 9), (3, 1)])
-def test_singular_values_become_alike_and_directions_stay(shape: tuple[int, int]) -> None:
+def test_orthogonal_evens_out_singular_values_and_keeps_directions(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    found = orthogonal(matrix)
-    values = torch.linalg.svdvals(found.double())
-    assert found.shape == matrix.shape and found.dtype == matrix.dtype
-    if shape != (64, 64):  # whose smallest singular value is near 0
+    result = orthogonal(matrix)
+    values = torch.linalg.svdvals(result.double())
+    assert result.shape == matrix.shape and result.dtype == matrix.dtype
+    if shape != (64, 64):  # its smallest singular value is near 0
         assert values.min() > 0.6 and values.max() < 1.3
-    aligned = (found.double() * directions(matrix)).sum() / min(shape)
+    aligned = (result.double() * directions(matrix)).sum() / min(shape)
     assert aligned > 0.6
 
 
-def test_scale_of_the_gradient_does_not_matter() -> None:
+def test_orthogonal_ignores_the_scale() -> None:
     matrix = torch.randn(6, 40)
     torch.testing.assert_close(orthogonal(1e4 * matrix), orthogonal(matrix), atol=0.02, rtol=0.05)
     assert orthogonal(torch.zeros(3, 9)).abs().max() == 0
 
 
-def test_a_step_is_the_definition() -> None:
-    """Kernel: decay, then 0.2 sqrt(larger side) lr along the orthogonalised Nesterov momentum. Vector:
-    Adam.
-    """
+def test_a_step_follows_the_definition() -> None:
+    """Kernel: decay, then 0.2 sqrt(larger side) lr along the orthogonalised Nesterov momentum; vector: Adam."""
     torch.manual_seed(0)
     kernel, bias = nn.Parameter(torch.randn(4, 3, 3, 3, 3)), nn.Parameter(torch.randn(4))
     adam = nn.Parameter(bias.detach().clone())
@@ -64,7 +61,7 @@ def test_a_step_is_the_definition() -> None:
         torch.testing.assert_close(bias.detach(), adam.detach())
 
 
-def test_layout_in_memory_changes_nothing() -> None:
+def test_the_memory_format_changes_nothing() -> None:
     torch.manual_seed(0)
     plain = nn.Conv3d(3, 5, 3)
     last = copy.deepcopy(plain).to(memory_format=torch.channels_last_3d)
@@ -74,12 +71,11 @@ def test_layout_in_memory_changes_nothing() -> None:
         (layer(x) ** 2).sum().backward()
         optimizer.step()
     assert last.weight.is_contiguous(memory_format=torch.channels_last_3d)
-    torch.testing.assert_close(
-        plain.weight, last.weight, atol=2e-3, rtol=0.02
-    )  # bf16 products in another order
+    # bf16 products are summed in another order
+    torch.testing.assert_close(plain.weight, last.weight, atol=2e-3, rtol=0.02)
 
 
-def test_state_is_carried_over() -> None:
+def test_a_loaded_state_continues_exactly() -> None:
     torch.manual_seed(0)
     first = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
     second = copy.deepcopy(first)
@@ -99,16 +95,16 @@ def test_state_is_carried_over() -> None:
         assert torch.equal(a, b)
 
 
-def test_it_trains_priors_whose_parameters_have_three_axes() -> None:
+def test_muon_trains_basis_convolutions() -> None:
     network = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 1, 3, padding=1))
     swap_convs(network, basis)
     torch.manual_seed(0)
-    x, wanted = torch.randn(2, 1, 8, 8, 8), torch.zeros(2, 1, 8, 8, 8)
+    x, target = torch.randn(2, 1, 8, 8, 8), torch.zeros(2, 1, 8, 8, 8)
     optimizer = Muon(network.parameters(), lr=0.02)
     losses = []
     for _ in range(20):
         optimizer.zero_grad()
-        loss = (network(x) - wanted).square().mean()
+        loss = (network(x) - target).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -118,7 +114,7 @@ def test_it_trains_priors_whose_parameters_have_three_axes() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"lr": -1}, {"momentum": 1.0}, {"betas": (0.9, 1.0)}, {"weight_decay": float("nan")}]
 )
-def test_values_out_of_range(wrong: dict[str, float]) -> None:
+def test_values_out_of_range_are_errors(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"(lr|momentum|betas\[1\]|weight_decay) must .*, got "):
         Muon([nn.Parameter(torch.zeros(2, 2, 3, 3))], **wrong)
 
@@ -130,25 +126,24 @@ def test_values_out_of_range(wrong: dict[str, float]) -> None:
         ({"betas": [0.9]}, r"betas must be two numbers, got \[0\.9\]"),
     ],
 )
-def test_what_is_no_number(wrong: dict[str, Any], words: str) -> None:
+def test_values_of_another_type_are_errors(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Muon([nn.Parameter(torch.zeros(2, 2, 3, 3))], **wrong)
 
 
-def test_a_run(tmp_path: Path) -> None:
+def test_a_run_with_muon_learns(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
     summary = tiny.train(dataset, tmp_path / "run", "optimizer=muon", "trainer.max_steps=12")
-    assert (
-        summary["status"] == "done" and tiny.losses(tmp_path / "run")[-1] < tiny.losses(tmp_path / "run")[0]
-    )
+    losses = tiny.losses(tmp_path / "run")
+    assert summary["status"] == "done" and losses[-1] < losses[0]
     content = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")
     assert any("momentum" in state for state in content["optimizer_states"][0]["state"].values())
 
 
 @pytest.mark.slow
-def test_kernels_divided_over_processes_move_as_whole_ones(tmp_path: Path) -> None:
+def test_fsdp_gives_the_losses_of_ddp(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
-    found = []
+    losses = []
     for strategy in ("ddp", "fsdp"):
         settings = [
             "optimizer=muon",
@@ -159,8 +154,8 @@ def test_kernels_divided_over_processes_move_as_whole_ones(tmp_path: Path) -> No
         arguments = tiny.overrides(dataset, *settings, f"run.dir={tmp_path / strategy}")
         done = tiny.command("train.py", *arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        found.append(tiny.losses(tmp_path / strategy))
-    assert len(found[0]) == 4 and found[1] == pytest.approx(found[0], abs=2e-3)
+        losses.append(tiny.losses(tmp_path / strategy))
+    assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], abs=2e-3)
 
 
 def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
@@ -172,3 +167,22 @@ def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
         match=r"run\.resume=.* trained with optimizer\._target_=torch\.optim\.AdamW, this run has medconv",
     ):
         tiny.train(dataset, tmp_path / "second", f"run.resume={last}")
+
+
+def test_parameter_groups_do_not_change_a_step() -> None:
+    """Each group is split into kernels and vectors."""
+    one, other = unet("instance"), unet("instance")
+    plain = Muon(one.parameters(), lr=0.1)
+    grouped = Muon(
+        [
+            {"params": other.encoder.parameters()},
+            {"params": [p for n, p in other.named_parameters() if "encoder" not in n]},
+        ],
+        lr=0.1,
+    )
+    assert [group["kernels"] for group in grouped.param_groups] == [True, False, True, False]
+    for network, optimizer in ((one, plain), (other, grouped)):
+        torch.manual_seed(1)
+        step(network, optimizer)
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)

@@ -1,6 +1,4 @@
-"""medconv/inference/predictor.py: label maps and probabilities, means over members, and inputs that do not
-fit.
-"""
+"""Label maps and probabilities of one network or several, and inputs that do not fit."""
 
 from pathlib import Path
 
@@ -24,7 +22,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def image(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another spacing and orientation than the prepared grid, and zeros around what there is."""
+    """Its spacing and orientation differ from the prepared grid; zeros surround the content."""
     array = nib.load(trained[0] / "case_1.nii.gz").get_fdata().astype(np.float32)
     affine = np.array([[0, -1.2, 0, 3], [1.4, 0, 0, 4], [0, 0, 1.7, 5], [0, 0, 0, 1]])
     path = tmp_path_factory.mktemp("image") / "image.nii.gz"
@@ -33,21 +31,29 @@ def image(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def logits_of(predictor: Predictor, image: Path) -> list[torch.Tensor]:
-    """Of each member by itself."""
-    found = []
+    """The logits of each member alone."""
+    logits = []
     for member in predictor.members:
         array, _ = preprocess(*read_image([image]), member.preprocessing)
         with torch.inference_mode():
-            found.append(member.window(member.network, torch.from_numpy(array)[None])[0])
-    return found
+            logits.append(member.window(member.network, torch.from_numpy(array)[None])[0])
+    return logits
 
 
-def stacked(predictor: Predictor, image: Path) -> np.ndarray:
+def probabilities_of(predictor: Predictor, image: Path) -> np.ndarray:
+    """(channels, X, Y, Z)."""
     scores = predictor.scores(predictor.read(Case("x", (image,))))
     return np.stack(list(predictor.probabilities(scores)))
 
 
-def test_one_member_is_what_validation_does(trained: tuple[Path, Path], image: Path) -> None:
+def label_of_regions(probabilities: np.ndarray) -> np.ndarray:
+    label = np.zeros(probabilities.shape[1:], np.int16)
+    for value, region in zip((1, 2, 3), probabilities, strict=True):
+        label[region > 0.5] = value
+    return label
+
+
+def test_one_member_gives_the_label_map_of_validation(trained: tuple[Path, Path], image: Path) -> None:
     predictor = Predictor.load([trained[1]])
     (logits,) = logits_of(predictor, image)
     crop = predictor.read(Case("x", (image,))).crop
@@ -57,33 +63,27 @@ def test_one_member_is_what_validation_does(trained: tuple[Path, Path], image: P
 
 
 @pytest.mark.parametrize("edit", [None, members.regions])
-def test_probabilities_fit_the_label_map(
+def test_the_label_map_follows_from_the_probabilities(
     trained: tuple[Path, Path], image: Path, tmp_path: Path, edit
 ) -> None:
     predictor = Predictor.load([members.variant(trained[1], tmp_path / "a.ckpt", edit)])
-    label, found = predictor(image), stacked(predictor, image)
-    assert (
-        found.shape == (3, *label.shape)
-        and found.dtype == np.float32
-        and found.min() >= 0
-        and found.max() <= 1
-    )
+    label, probabilities = predictor(image), probabilities_of(predictor, image)
+    assert probabilities.shape == (3, *label.shape) and probabilities.dtype == np.float32
+    assert probabilities.min() >= 0 and probabilities.max() <= 1
     if edit is None:
-        np.testing.assert_allclose(found.sum(0), 1, rtol=1e-5)
-        np.testing.assert_array_equal(found.argmax(0), label)
+        np.testing.assert_allclose(probabilities.sum(0), 1, rtol=1e-5)
+        np.testing.assert_array_equal(probabilities.argmax(0), label)
     else:
-        wanted = np.zeros_like(label)
-        for value, region in zip((1, 2, 3), found, strict=True):
-            wanted[region > 0.5] = value
-        np.testing.assert_array_equal(wanted, label)
-        assert not np.allclose(found.sum(0), 1)
+        np.testing.assert_array_equal(label_of_regions(probabilities), label)
+        assert not np.allclose(probabilities.sum(0), 1)
     outside = np.ones(label.shape, bool)
     outside[1:-2, : label.shape[1] - 3, 2:] = False
     assert (label[outside] == 0).all()
-    np.testing.assert_array_equal(found[:, outside], np.tile([[edit is None], [0], [0]], (1, outside.sum())))
+    expected = np.tile([[edit is None], [0], [0]], (1, outside.sum()))
+    np.testing.assert_array_equal(probabilities[:, outside], expected)
 
 
-def test_members_of_one_preprocessing_give_the_mean_of_their_logits(
+def test_members_with_equal_preprocessing_give_the_mean_of_their_logits(
     trained: tuple[Path, Path], image: Path, tmp_path: Path
 ) -> None:
     other = members.variant(trained[1], tmp_path / "b.ckpt")
@@ -99,10 +99,10 @@ def test_members_of_one_preprocessing_give_the_mean_of_their_logits(
 
 
 @pytest.mark.parametrize("edit", [None, members.regions])
-def test_members_of_other_preprocessings_give_the_mean_of_their_probabilities(
+def test_members_with_different_preprocessing_give_the_mean_of_their_probabilities(
     trained: tuple[Path, Path], image: Path, tmp_path: Path, edit
 ) -> None:
-    """Two of one spacing and one of another: each has a third of the weight."""
+    """Two members with one spacing and one with another: each has a third of the weight."""
 
     def far(record) -> None:
         members.other_spacing(record)
@@ -112,22 +112,17 @@ def test_members_of_other_preprocessings_give_the_mean_of_their_probabilities(
     paths = [members.variant(trained[1], tmp_path / f"{i}.ckpt", edit, i) for i in (1, 2)]
     paths.append(members.variant(trained[1], tmp_path / "far.ckpt", far, 3))
     predictor = Predictor.load(paths)
-    near, third = stacked(Predictor.load(paths[:2]), image), stacked(Predictor.load(paths[2:]), image)
-    found = stacked(predictor, image)
-    np.testing.assert_allclose(found, (2 * near + third) / 3, atol=1e-6)
+    near, third = (probabilities_of(Predictor.load(part), image) for part in (paths[:2], paths[2:]))
+    probabilities = probabilities_of(predictor, image)
+    np.testing.assert_allclose(probabilities, (2 * near + third) / 3, atol=1e-6)
     label = predictor(image)
-    if edit is None:
-        np.testing.assert_array_equal(label, found.argmax(0))
-    else:
-        wanted = np.zeros_like(label)
-        for value, region in zip((1, 2, 3), found, strict=True):
-            wanted[region > 0.5] = value
-        np.testing.assert_array_equal(label, wanted)
+    expected = probabilities.argmax(0) if edit is None else label_of_regions(probabilities)
+    np.testing.assert_array_equal(label, expected)
     assert len(np.unique(label)) > 1
 
 
 @pytest.mark.parametrize(
-    ("edit", "wanted"),
+    ("edit", "message"),
     [
         (
             lambda r: r.update(modalities=["T1", "FLAIR"]),
@@ -144,14 +139,16 @@ def test_members_of_other_preprocessings_give_the_mean_of_their_probabilities(
     ],
 )
 def test_members_of_different_tasks_are_refused(
-    trained: tuple[Path, Path], tmp_path: Path, edit, wanted: str
+    trained: tuple[Path, Path], tmp_path: Path, edit, message: str
 ) -> None:
     other = members.variant(trained[1], tmp_path / "b.ckpt", edit)
-    with members.refused(rf"^{other}: cannot be averaged with {trained[1]}, {wanted}"):
+    with members.refused(rf"^{other}: cannot be averaged with {trained[1]}, {message}"):
         Predictor.load([trained[1], other])
 
 
-def test_mirror_axes_and_windows_can_be_other_than_validated(trained: tuple[Path, Path], image: Path) -> None:
+def test_mirror_axes_and_windows_can_differ_from_those_of_validation(
+    trained: tuple[Path, Path], image: Path
+) -> None:
     plain = Predictor.load([trained[1]])
     other = Predictor.load([trained[1]], mirror_axes=[0, 1], overlap=0.25, sw_batch_size=1)
     window = other.members[0].window
@@ -166,7 +163,7 @@ def test_mirror_axes_and_windows_can_be_other_than_validated(trained: tuple[Path
         Predictor.load([trained[1]], overlap=1.5)
 
 
-def test_the_test_for_finite_logits_looks_at_one_channel_at_a_time() -> None:
+def test_finite_allocates_one_channel_at_a_time() -> None:
     class Sizes(TorchDispatchMode):
         largest = 0
 
@@ -186,7 +183,7 @@ def test_the_test_for_finite_logits_looks_at_one_channel_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(("factor", "warns"), [(1.9, False), (2.1, True), (0.52, False), (0.48, True)])
-def test_a_spacing_far_from_training_is_warned_of(
+def test_a_spacing_far_from_that_of_training_gives_a_warning(
     trained: tuple[Path, Path], tmp_path: Path, factor: float, warns: bool
 ) -> None:
     path = tmp_path / "a.nii.gz"
@@ -198,27 +195,8 @@ def test_a_spacing_far_from_training_is_warned_of(
         assert here in warning and "training, 1 to 1 x 1.5 to 1.5 x 2 to 2 mm" in warning
 
 
-def test_numbers_that_are_not_finite_are_no_prediction(trained: tuple[Path, Path], image: Path) -> None:
+def test_logits_that_are_not_finite_are_an_error(trained: tuple[Path, Path], image: Path) -> None:
     predictor = Predictor.load([trained[1]])
     next(predictor.members[0].network.parameters()).data.fill_(float("nan"))
     with members.refused(r"the network's logits are not finite \(trainer\.precision=32-true\)"):
         predictor(image)
-
-
-@pytest.mark.parametrize(
-    ("edit", "wanted"),
-    [
-        (
-            lambda r: r["config"]["task"].update(_target_="somewhere.Detection"),
-            "its task is somewhere.Detection",
-        ),
-        (lambda r: r.pop("preprocessing"), "damaged, or of another version.*preprocessing"),
-        (lambda r: r.update(config={}), "damaged, or of another version.*task"),
-    ],
-)
-def test_checkpoints_that_are_not_for_this(
-    trained: tuple[Path, Path], tmp_path: Path, edit, wanted: str
-) -> None:
-    path = members.variant(trained[1], tmp_path / "b.ckpt", edit)
-    with members.refused(rf"^{path}: .*{wanted}"):
-        Predictor.load([path])

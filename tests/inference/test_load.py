@@ -1,0 +1,39 @@
+"""A checkpoint as it is loaded: attributes, folded convolutions, and checkpoints that are refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import members
+from helpers.exports import Exported
+from torch.nn.utils import parametrize
+
+from medconv.inference.load import load
+
+
+def test_a_loaded_network_is_folded_and_in_evaluation_mode(exported: Exported) -> None:
+    model = load(exported.checkpoint)
+    assert model.spacing_range_mm == ((1.0, 1.0), (1.5, 1.5), (2.0, 2.0))
+    assert model.path == exported.checkpoint
+    layers = list(model.network.modules())
+    assert not any(isinstance(layer, torch.nn.Dropout) and layer.training for layer in layers)
+    assert not any(parametrize.is_parametrized(layer) for layer in layers)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            lambda r: r["config"]["task"].update(_target_="somewhere.Detection"),
+            "its task is somewhere.Detection",
+        ),
+        (lambda r: r.pop("preprocessing"), "damaged, or of another version.*preprocessing"),
+        (lambda r: r.update(config={}), "damaged, or of another version.*task"),
+    ],
+)
+def test_checkpoints_of_another_task_or_with_missing_metadata_are_refused(
+    exported: Exported, tmp_path: Path, edit, message: str
+) -> None:
+    path = members.variant(exported.checkpoint, tmp_path / "b.ckpt", edit)
+    with members.refused(rf"^{path}: .*{message}"):
+        load(path)

@@ -1,0 +1,182 @@
+"""`medconv predict` in this process: its files, and errors that a user may see."""
+
+import json
+import shutil
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers import members
+from helpers.members import call
+
+from medconv.inference import predict
+from medconv.inference.inputs import find_cases
+from medconv.inference.postprocessing import Step, Steps
+from medconv.inference.predictor import Predictor
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return members.train(tmp_path_factory.mktemp("predict"))
+
+
+def voxels(path: Path) -> np.ndarray:
+    return np.asarray(nib.load(path).dataobj)
+
+
+def test_label_maps_probabilities_and_a_manifest_are_written(
+    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, checkpoint = trained
+    other = members.variant(checkpoint, tmp_path / "other.ckpt")
+    output = tmp_path / "out"
+    assert (
+        call(
+            monkeypatch, checkpoint, images, "--output", output, "--save-probabilities", "--checkpoint", other
+        )
+        == 0
+    )
+    record = json.loads((output / "prediction.json").read_text())
+    assert record["class_names"] == ["background", "box", "hole"] and record["targets"]["names"] == [
+        "box",
+        "hole",
+    ]
+    assert record["checkpoint"] == str(checkpoint) and record["checkpoints"] == [str(checkpoint), str(other)]
+    assert record["settings"]["overlap"] == [0.5, 0.5] and len(record["settings"]["checkpoints"]) == 2
+    predictor = Predictor.load([checkpoint, other])
+    for i in range(7):
+        image, label, chances = (
+            nib.load(p / f"case_{i}.nii.gz") for p in (images, output, output / "probabilities")
+        )
+        np.testing.assert_array_equal(np.asarray(label.dataobj), predictor(images / f"case_{i}.nii.gz"))
+        assert chances.shape == (*image.shape, 3) and chances.get_data_dtype() == np.float32
+        np.testing.assert_array_equal(chances.affine, image.affine)
+        np.testing.assert_array_equal(np.asarray(chances.dataobj).argmax(-1), np.asarray(label.dataobj))
+        assert record["cases"][f"case_{i}"]["images"] == [str(images / f"case_{i}.nii.gz")]
+
+
+def test_postprocessing_is_applied_and_recorded(
+    trained: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    images, checkpoint = trained
+    predictor = Predictor.load([checkpoint])
+    steps = Steps((Step("remove_small", "box", 1e6),), predictor.targets)
+    (file := tmp_path / "steps.json").write_text(
+        json.dumps({"targets": predictor.targets.plain(), "steps": [step.plain() for step in steps.steps]})
+    )
+    path, output = images / "case_0.nii.gz", tmp_path / "out"
+    assert call(monkeypatch, checkpoint, path, "--output", output, "--postprocess", file) == 0
+    plain, grid = predictor(path), predictor.read(find_cases(path, 1)[0]).crop.grid
+    processed = steps.apply(plain, grid, predictor.targets)
+    np.testing.assert_array_equal(voxels(output / path.name), processed)
+    assert (processed != plain).any()
+    assert call(monkeypatch, checkpoint, path, "--output", output) == 1
+    assert "postprocess" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--workers", "0"], "error: --workers must be at least 1, got 0"),
+        (["--overlap", "1"], "error: --overlap must be at least 0 and below 1, got 1.0"),
+        (
+            ["--mirror-axes", "2"],
+            "error: --mirror-axes=[2] needs a network trained on mirrored images: add [2] to",
+        ),
+        (["--mirror-axes", "5"], "error: --mirror-axes must be different spatial axes from 0 to 2, got [5]"),
+        (["--device", "quantum"], "error: --device quantum: cannot be used here"),
+        (["--checkpoint", "nowhere.ckpt"], "error: nowhere.ckpt: no such checkpoint"),
+        (["--postprocess", "nowhere.json"], "error: nowhere.json: cannot be read"),
+    ],
+)
+def test_bad_options_are_one_error_and_write_nothing(
+    trained: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    assert call(monkeypatch, trained[1], trained[0], "--output", tmp_path / "out", *words) == 1
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["txt", "json array", "json object"])
+def test_the_cases_of_a_list_are_predicted(
+    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    shutil.copy(trained[0] / "case_0.nii.gz", tmp_path / "near.nii.gz")
+    far = str(trained[0] / "case_1.nii.gz")
+    source = tmp_path / ("list.txt" if kind == "txt" else "list.json")
+    content = {"json array": ["near.nii.gz", [far]], "json object": {"first": "near.nii.gz", "second": [far]}}
+    source.write_text(f"# two\nnear.nii.gz\n\n{far}\n" if kind == "txt" else json.dumps(content[kind]))
+    assert call(monkeypatch, trained[1], source, "--output", tmp_path / "out") == 0
+    names = {"first", "second"} if kind == "json object" else {"near", "case_1"}
+    assert {path.name.removesuffix(".nii.gz") for path in (tmp_path / "out").glob("*.nii.gz")} == names
+
+
+def test_cases_that_fail_are_named_and_the_others_are_predicted(
+    trained: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One runs out of memory, one meets a bug of our own; the next start predicts the missing ones."""
+    images = tmp_path / "images"
+    shutil.copytree(trained[0], images)
+    (images / "case_1.nii.gz").write_bytes(b"damaged")
+    array = voxels(trained[0] / "case_2.nii.gz")
+    nib.save(nib.Nifti1Image(np.stack([array, array], -1), np.eye(4)), images / "case_2.nii.gz")
+    nib.save(nib.Nifti1Image(array[..., :1], np.eye(4)), images / "case_3.nii.gz")
+    errors = [MemoryError("Unable to allocate 9 TiB"), TypeError("what?")]
+    scores = Predictor.scores
+
+    def failing(self: Predictor, case_input) -> object:
+        if case_input.case.id in ("case_4", "case_5") and errors:
+            raise errors.pop(0)
+        return scores(self, case_input)
+
+    monkeypatch.setattr(Predictor, "scores", failing)
+    monkeypatch.setitem(predict._BAR, "disable", False)  # as on a terminal
+    assert call(monkeypatch, trained[1], images, "--output", tmp_path / "out") == 1
+    out, err = capsys.readouterr()
+    assert "2 of 7 predictions are in" in out and "Traceback" in out + err
+    for line in (
+        "error: 5 of 7 cases could not be predicted",
+        "  case case_1: ",
+        f"  case case_2: {images}/case_2.nii.gz: the network was trained on 1 channels (MRI), found 2",
+        f"  case case_3: {images}/case_3.nii.gz: the network is 3D, the image has shape (16, 18, 1)",
+        "  case case_4: out of memory (MemoryError: Unable to allocate 9 TiB); try --sw-batch-size "
+        "1, --device cpu, or fewer --workers",
+        "  case case_5: TypeError: what? (a bug in medconv, please report it with the lines above)",
+    ):
+        assert line in err
+    assert {p.name for p in (tmp_path / "out").glob("*.nii.gz")} == {"case_0.nii.gz", "case_6.nii.gz"}
+    for i in range(1, 6):
+        shutil.copy(trained[0] / f"case_{i}.nii.gz", images)
+    assert call(monkeypatch, trained[1], images, "--output", tmp_path / "out") == 0
+    out, err = capsys.readouterr()
+    assert "7 of 7 predictions are in" in out and "5 made now, 2 before" in out
+    assert "100%" in err and "7/7" in err  # the bar also counts those that existed
+
+
+def test_a_spacing_far_from_that_of_training_is_logged(
+    trained: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "far.nii.gz"
+    nib.save(nib.Nifti1Image(voxels(trained[0] / "case_0.nii.gz"), np.diag([1.0, 1.5, 9.0, 1.0])), path)
+    assert call(monkeypatch, trained[1], path, "--output", tmp_path / "out") == 0
+    warning = (
+        "warning: case far: its spacing, 1 x 1.5 x 9 mm (right, anterior, superior), is far from "
+        "that of training"
+    )
+    assert warning in "".join(capsys.readouterr())

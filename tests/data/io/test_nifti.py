@@ -1,0 +1,196 @@
+"""medconv/data/io/nifti.py: NIfTI and MGH files, what is wrong with damaged ones, and scaled voxels."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.formats import assert_error_names, flip_a_bit, header_pair, mgh, mgz, set_fields
+from helpers.volumes import (
+    AFFINE,
+    SHAPE,
+    image_array,
+    save,
+    save_raw,
+    truncate,
+    unprivileged,
+)
+
+from medconv.data.io.images import (
+    read_array,
+    read_header,
+)
+
+
+def damage(path: Path) -> Path:
+    """Overwrite the start of the compressed stream."""
+    content = bytearray(path.read_bytes())
+    content[30:60] = bytes(30)
+    path.write_bytes(content)
+    return path
+
+
+def zero_bytes(path: Path) -> Path:
+    path.touch()
+    return path
+
+
+def text(path: Path) -> Path:
+    path.write_text("This is not an image.\n" * 50)
+    return path
+
+
+def zipped_text(path: Path) -> Path:
+    path.write_bytes(gzip.compress(b"This is not an image.\n" * 50))
+    return path
+
+
+def folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def gifti(path: Path) -> Path:
+    nib.save(nib.GiftiImage(), path.with_name("scan.gii"))
+    return path.with_name("scan.gii")
+
+
+def zero_spacing(path: Path) -> Path:
+    return save_raw(path, set_fields(sform_code=0, qform_code=1, pixdim=[1, 1, 0, 2, 0, 0, 0, 0]))
+
+
+def with_unit(path: Path, code: int) -> Path:
+    seconds = 8
+    return save_raw(path.with_name("scan.nii"), set_fields(xyzt_units=code + seconds))
+
+
+def analyze(path: Path) -> Path:
+    nib.save(nib.AnalyzeImage(image_array(0), AFFINE), path.with_name("scan.img"))
+    return path.with_name("scan.hdr")
+
+
+def half_a_pair(path: Path) -> Path:
+    header = header_pair(path.with_name("scan"), image_array(0))
+    header.with_suffix(".img").unlink()
+    return header
+
+
+def changed_mgz(path: Path) -> Path:
+    noise = np.random.default_rng(0).integers(0, 256, (20, 20, 20)).astype(np.uint8)
+    return flip_a_bit(mgz(path.with_name("scan"), noise))
+
+
+BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "missing": (lambda p: p, "no such file"),
+    "folder": (folder, "a folder without a DICOM file, expected an image or a series"),
+    "zero bytes": (zero_bytes, r"empty \(0 bytes\)"),
+    "text": (text, r"not a readable NIfTI file \(.*not a gzip"),
+    "zipped text": (zipped_text, "not a readable NIfTI file"),
+    "wrong magic": (
+        lambda p: save_raw(p, set_fields(magic=b"abc", sizeof_hdr=5)),
+        "not a readable NIfTI file",
+    ),
+    "other format": (gifti, "expected NIfTI or MGH, got GiftiImage"),
+    "unknown datatype": (lambda p: save_raw(p, set_fields(datatype=999)), "not a readable NIfTI file .*999"),
+    "infinite intercept": (
+        lambda p: save_raw(p, set_fields(scl_slope=1, scl_inter=np.inf)),
+        "not a readable NIfTI file",
+    ),
+    "cut in the header": (lambda p: truncate(save(p, image_array(0)), 0.01), "not a readable NIfTI file"),
+    "cut in the middle": (lambda p: truncate(save(p, image_array(0))), "damaged or truncated"),
+    "overwritten": (
+        lambda p: damage(save(p, image_array(0))),
+        r"not a readable NIfTI file|damaged or truncated",
+    ),
+    "promises more": (
+        lambda p: save_raw(p, set_fields(dim=[3, 12, 14, 50, 1, 1, 1, 1])),
+        "damaged.*Expected 33600 bytes",
+    ),
+    "promises too much": (
+        lambda p: save_raw(p, set_fields(dim=[3, 32767, 32767, 32767, 1, 1, 1, 1])),
+        r"damaged or truncated.*\(\S",
+    ),
+    "negative size": (
+        lambda p: save_raw(p, set_fields(dim=[3, 12, -14, 10, 1, 1, 1, 1])),
+        r"one voxel.*\(12, -14, 10\)",
+    ),
+    "no voxels": (
+        lambda p: save_raw(p, set_fields(dim=[3, 12, 0, 10, 1, 1, 1, 1])),
+        r"at least one voxel.*\(12, 0, 10\)",
+    ),
+    "one axis": (lambda p: save(p, np.ones(5, np.float32)), r"2, 3 or 4 axes"),
+    "five axes": (
+        lambda p: save(p, np.ones((3, 3, 3, 2, 2), np.float32)),
+        r"2, 3 or 4 axes .*\(3, 3, 3, 2, 2\)",
+    ),
+    "zero spacing": (zero_spacing, "spacing is 0 mm along axis 1, expected more than 0"),
+    "spacing in metres": (lambda p: with_unit(p, 1), "its spacing is in metres, expected mm"),
+    "spacing in microns": (lambda p: with_unit(p, 3), "its spacing is in microns, expected mm"),
+    "Analyze": (analyze, "expected NIfTI or MGH, got .*Analyze.*, which does not store left and right"),
+    "half a pair": (half_a_pair, "damaged or truncated, its voxels cannot be read|not a readable NIfTI file"),
+    "cut MGH": (
+        lambda p: truncate(mgh(p, image_array(0))),
+        "damaged or truncated, its voxels cannot be read",
+    ),
+    "a changed bit in MGZ": (changed_mgz, "damaged or truncated, its voxels cannot be read .*CRC"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_FILES)
+def test_an_error_names_the_file_and_its_fault(tmp_path: Path, fault: str) -> None:
+    make, message = BAD_FILES[fault]
+    assert_error_names(make(tmp_path / "scan.nii.gz"), message)
+
+
+def test_a_file_without_permission_is_named(open_folder: Path) -> None:
+    path = save(open_folder / "folder" / "scan.nii.gz", image_array(0))
+    assert unprivileged(read_array, path) == ""
+    path.chmod(0)
+    assert unprivileged(read_array, path) == f"ValueError: {path}: no permission to read it"
+    path.chmod(0o644)
+    path.parent.chmod(0)
+    assert unprivileged(read_array, path) == f"ValueError: {path}: no permission to read it"
+    path.parent.chmod(0o755)
+
+
+def test_damage_that_keeps_the_length_is_noticed(tmp_path: Path) -> None:
+    """By the checksum at the end: without compression, any byte decodes to something."""
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 40)).astype(np.uint8)
+    path = save(tmp_path / "scan.nii.gz", noise)
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=0))
+    np.testing.assert_array_equal(read_array(path)[0], noise)
+    flip_a_bit(path)
+    assert not np.array_equal(np.asanyarray(nib.load(path).dataobj), noise)  # nibabel alone notices nothing
+    with pytest.raises(
+        ValueError, match=r"scan\.nii\.gz: damaged or truncated, its voxels cannot be read \(CRC check failed"
+    ):
+        read_array(path)
+
+
+def test_an_uncompressed_file_with_too_few_voxels_is_refused(tmp_path: Path) -> None:
+    path = save_raw(tmp_path / "scan.nii", set_fields(dim=[3, 12, 14, 50, 1, 1, 1, 1]))
+    assert read_header(path).shape == (12, 14, 50)  # the header alone is fine
+    with pytest.raises(ValueError, match=r"scan\.nii: damaged or truncated"):
+        read_array(path)
+
+
+def test_a_single_slice_may_have_no_thickness(tmp_path: Path) -> None:
+    fields = set_fields(sform_code=0, qform_code=1, pixdim=[1, 0.5, 0.7, 0, 0, 0, 0, 0])
+    array, grid = read_array(save_raw(tmp_path / "flat.nii.gz", fields, np.ones((6, 7, 1), np.float32)))
+    assert array.shape == (6, 7, 1)
+    assert grid.spacing_mm == pytest.approx((0.5, 0.7, 1))
+
+
+def test_zero_in_pixdim_is_ignored_if_there_is_an_sform(tmp_path: Path) -> None:
+    path = save_raw(tmp_path / "scan.nii.gz", set_fields(sform_code=1, pixdim=[1, 0, 0, 0, 0, 0, 0, 0]))
+    assert read_array(path)[1].spacing_mm == pytest.approx((1, 1.5, 2))
+
+
+def test_slope_and_intercept_of_the_header_are_applied(tmp_path: Path) -> None:
+    stored = np.arange(np.prod(SHAPE), dtype=np.int16).reshape(SHAPE)
+    path = save_raw(tmp_path / "scan.nii.gz", set_fields(scl_slope=0.5, scl_inter=-10), stored)
+    np.testing.assert_allclose(read_array(path)[0], stored * 0.5 - 10)

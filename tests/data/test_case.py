@@ -29,17 +29,17 @@ def test_spacing_and_orientation_follow_the_array_axes(axes: tuple[int, ...], si
     assert grid.orientation == "".join({1: "RAS", -1: "LPI"}[s][a] for a, s in zip(axes, signs, strict=True))
 
 
-def test_spacing_of_an_oblique_grid() -> None:
+def test_oblique_grid_has_the_same_spacing_and_the_nearest_orientation() -> None:
     grid = Grid.of(SHAPE, oblique())
     assert grid.spacing_mm == pytest.approx(SPACING_MM)
     assert grid.orientation == "".join(nib.aff2axcodes(oblique())) == "RAS"
 
 
 @pytest.mark.parametrize(
-    ("shape", "wanted"), [((4, 5), (4, 5, 1)), ((4, 5, 6), (4, 5, 6)), ((4, 5, 6, 3), (4, 5, 6))]
+    ("shape", "expected"), [((4, 5), (4, 5, 1)), ((4, 5, 6), (4, 5, 6)), ((4, 5, 6, 3), (4, 5, 6))]
 )
-def test_shape_has_three_axes_and_no_channels(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    assert Grid.of(shape, np.eye(4)).shape == wanted
+def test_shape_has_three_axes_and_no_channels(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert Grid.of(shape, np.eye(4)).shape == expected
 
 
 def test_grids_compare_by_value() -> None:
@@ -51,13 +51,13 @@ def test_grids_compare_by_value() -> None:
 
 @pytest.mark.parametrize("origin", [0.0, 1e6])
 @pytest.mark.parametrize("axis", range(3))
-def test_corner_distance_of_a_shift_counts_voxels(axis: int, origin: float) -> None:
+def test_corner_distance_of_a_shift_is_in_voxels(axis: int, origin: float) -> None:
     affine, moved = oblique(origin=origin), oblique(origin=origin)
     moved[:3, 3] += 0.5 * affine[:3, axis]
     assert Grid.of(SHAPE, affine).corner_distance(Grid.of(SHAPE, moved)) == pytest.approx(0.5, abs=1e-6)
 
 
-def test_corner_distance_is_the_largest_of_the_corners() -> None:
+def test_corner_distance_is_the_largest_one() -> None:
     """A spacing that is wrong by 1 % puts the last edge of 20 voxels, at 19.5, off by 0.195 voxels; the
     origin agrees.
     """
@@ -66,14 +66,14 @@ def test_corner_distance_is_the_largest_of_the_corners() -> None:
     corners = np.array([[x, y, z] for x in (-0.5, 19.5) for y in (-0.5, 23.5) for z in (-0.5, 9.5)])
     turned = np.eye(4)
     turned[:3, :3] = rotation((1, 2, 3))
-    wanted = np.abs(corners @ turned[:3, :3].T - corners).max()
-    assert grid.corner_distance(Grid.of(SHAPE, turned)) == pytest.approx(wanted)
+    distance = np.abs(corners @ turned[:3, :3].T - corners).max()
+    assert grid.corner_distance(Grid.of(SHAPE, turned)) == pytest.approx(distance)
 
 
 @pytest.mark.parametrize("origin", [0.0, -37.5, 1e6])
 @pytest.mark.parametrize("angles", [(0, 0, 0), (20, -35, 10)])
 @pytest.mark.parametrize("axis", range(3))
-def test_agreement_within_a_hundredth_of_a_voxel(
+def test_grids_within_a_hundredth_of_a_voxel_agree(
     axis: int, angles: tuple[float, float, float], origin: float
 ) -> None:
     affine = oblique(angles, origin)
@@ -90,7 +90,7 @@ def test_agreement_within_a_hundredth_of_a_voxel(
         check_same_grid(HERE, moved(0), THERE, moved(0.02))
 
 
-def test_flipped_grid_is_not_the_same() -> None:
+def test_flipped_grids_differ() -> None:
     """The same corners of the same box of space, but the voxels run the other way."""
     affine, flipped = np.diag([1.0, 1, 1, 1]), np.diag([-1.0, 1, 1, 1])
     flipped[0, 3] = SHAPE[0] - 1
@@ -98,7 +98,7 @@ def test_flipped_grid_is_not_the_same() -> None:
         check_same_grid(HERE, Grid.of(SHAPE, affine), THERE, Grid.of(SHAPE, flipped))
 
 
-def test_files_of_a_case() -> None:
+def test_files_are_images_and_label() -> None:
     images = (Path("a_0000.nii.gz"), Path("a_0001.nii.gz"))
     assert Case("a", images).files == images
     assert Case("a", images, THERE).files == (*images, THERE)

@@ -61,6 +61,11 @@ def image_array(seed: int, shape: Sequence[int] = SHAPE) -> np.ndarray:
     return (noise + np.array([0.0, 2.0, 5.0])[label_array(seed, shape)]).astype(np.float32)
 
 
+def pixels(seed: int, shape: Sequence[int] = (8, 9)) -> np.ndarray:
+    """The values of a picture, rows from the top."""
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
 def write_msd(
     root: Path, num_cases: int = 3, shape: Sequence[int] = SHAPE, affine: np.ndarray = AFFINE
 ) -> Path:

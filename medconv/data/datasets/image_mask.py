@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from medconv.data.case import Dataset
-from medconv.data.datasets.common import modalities_of
 from medconv.data.datasets.folder import folder
 
 
@@ -19,6 +17,4 @@ def image_mask(images: str, labels: str, class_names: Sequence[str] | None = Non
         raise ValueError(
             "data=image_mask needs both data.images and data.labels, as folders or as glob patterns"
         )
-    dataset = folder(images, labels, class_names)
-    files = [case.images[0] for case in dataset.cases if case.images]
-    return replace(dataset, modalities=modalities_of(files, "MRI"))
+    return folder(images, labels, class_names)

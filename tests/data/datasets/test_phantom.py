@@ -11,8 +11,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from medconv.data.datasets import phantom
-from medconv.data.datasets.phantom import LABELS, write_phantom
+from medconv.data.datasets import phantom as phantom_module
+from medconv.data.datasets.phantom import LABELS, phantom, write_phantom
 
 _NUM_CASES = {2: 16, 3: 10}
 
@@ -74,18 +74,18 @@ def test_image_and_label_share_one_grid(dataset: Dataset) -> None:
             np.testing.assert_allclose(nifti.get_qform(), nifti.get_sform(), atol=1e-4)
 
 
-def test_sizes_are_as_promised(dataset: Dataset) -> None:
+def test_sizes_lie_in_the_documented_range(dataset: Dataset) -> None:
     for image in dataset.images:
         sizes = nib.as_closest_canonical(image).shape
         low, high = {2: ((87, 87, 1), (149, 149, 1)), 3: ((43, 43, 24), (65, 65, 39))}[dataset.spatial_dims]
         assert np.all(sizes >= np.array(low)) and np.all(sizes <= np.array(high))
 
 
-def test_labels_are_declared_and_all_occur(dataset: Dataset) -> None:
-    found = [set(np.unique(np.asarray(label.dataobj))) for label in dataset.labels]
-    assert set.union(*found) == set(range(len(LABELS)))
-    assert all(set(range(5)) <= values for values in found)
-    with_lesion = np.mean([LABELS.index("lesion") in values for values in found])
+def test_all_classes_occur_and_the_lesion_is_sometimes_absent(dataset: Dataset) -> None:
+    values = [set(np.unique(np.asarray(label.dataobj))) for label in dataset.labels]
+    assert set.union(*values) == set(range(len(LABELS)))
+    assert all(set(range(5)) <= present for present in values)
+    with_lesion = np.mean([LABELS.index("lesion") in present for present in values])
     assert 0.5 <= with_lesion < 1
     assert all(label.get_data_dtype() == np.uint8 for label in dataset.labels)
 
@@ -187,7 +187,7 @@ def test_intensity_scale_differs_and_keeps_precision(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize("spatial_dims", [2, 3])
-def test_same_seed_same_bytes(tmp_path: Path, spatial_dims: int) -> None:
+def test_same_seed_writes_the_same_bytes(tmp_path: Path, spatial_dims: int) -> None:
     def write(name: str, num_cases: int, seed: int) -> dict[str, bytes]:
         return _bytes(
             write_phantom(tmp_path / name, spatial_dims=spatial_dims, num_cases=num_cases, seed=seed)
@@ -202,6 +202,12 @@ def test_same_seed_same_bytes(tmp_path: Path, spatial_dims: int) -> None:
     assert first["imagesTr/phantom_000.nii.gz"] != first["imagesTr/phantom_001.nii.gz"]
 
 
+def test_absent_dataset_is_written(tmp_path: Path) -> None:
+    dataset = phantom(tmp_path / "phantom", spatial_dims=2, num_cases=2)
+    assert len(dataset.cases) == 2 and all(path.is_file() for case in dataset.cases for path in case.files)
+    assert dataset.class_names[0] == "background"
+
+
 def test_existing_dataset_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = write_phantom(tmp_path / "data", spatial_dims=2, num_cases=2)
     before = {f: f.stat().st_mtime_ns for f in root.rglob("*")}
@@ -214,7 +220,7 @@ def test_existing_dataset_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert {f: f.stat().st_mtime_ns for f in root.rglob("*")} == before
 
 
-def test_empty_folder_is_filled_and_no_scrap_is_left(tmp_path: Path) -> None:
+def test_empty_folder_is_filled_without_leftovers(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     write_phantom(tmp_path / "data", spatial_dims=2, num_cases=1)
     assert [f.name for f in tmp_path.iterdir()] == ["data"]
@@ -231,7 +237,7 @@ def _fail_after(calls: int, real: Callable[..., None]) -> Callable[..., None]:
 
 
 def test_interrupted_write_leaves_no_half_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phantom, "_write_case", _fail_after(1, phantom._write_case))
+    monkeypatch.setattr(phantom_module, "_write_case", _fail_after(1, phantom_module._write_case))
     with pytest.raises(OSError, match="disk full"):
         write_phantom(tmp_path / "data", spatial_dims=2, num_cases=3)
     assert list(tmp_path.iterdir()) == []
@@ -239,8 +245,10 @@ def test_interrupted_write_leaves_no_half_dataset(tmp_path: Path, monkeypatch: p
     assert len(_bytes(write_phantom(tmp_path / "data", spatial_dims=2, num_cases=3))) == 7
 
 
-def test_writers_at_once_end_with_one_good_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    barrier, publish, errors = threading.Barrier(3), phantom._publish, []
+def test_concurrent_writers_leave_one_complete_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier, publish, errors = threading.Barrier(3), phantom_module._publish, []
 
     def publish_together(partial: Path, root: Path) -> None:
         barrier.wait(timeout=60)
@@ -252,7 +260,7 @@ def test_writers_at_once_end_with_one_good_dataset(tmp_path: Path, monkeypatch: 
         except BaseException as error:
             errors.append(error)
 
-    monkeypatch.setattr(phantom, "_publish", publish_together)
+    monkeypatch.setattr(phantom_module, "_publish", publish_together)
     threads = [threading.Thread(target=write) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -264,7 +272,7 @@ def test_writers_at_once_end_with_one_good_dataset(tmp_path: Path, monkeypatch: 
     assert _bytes(tmp_path / "data") == _bytes(write_phantom(tmp_path / "alone", spatial_dims=2, num_cases=2))
 
 
-def test_foreign_folder_is_refused_and_untouched(tmp_path: Path) -> None:
+def test_folder_with_other_files_is_an_error_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"new or empty folder.*holds no dataset\.json.*another folder"):
         write_phantom(tmp_path)
@@ -281,7 +289,7 @@ def test_foreign_folder_is_refused_and_untouched(tmp_path: Path) -> None:
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
 )
-def test_arguments_out_of_range(tmp_path: Path, arguments: dict[str, int], message: str) -> None:
+def test_arguments_out_of_range_are_errors(tmp_path: Path, arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         write_phantom(tmp_path / "data", **arguments)
     assert list(tmp_path.iterdir()) == []

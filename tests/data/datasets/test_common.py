@@ -1,0 +1,63 @@
+"""medconv/data/datasets/common.py: errors of dataset.json and of case ids, class names."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.volumes import CLASSES, edit_json, write_msd, write_nnunet
+
+from medconv.data.datasets.auto import auto
+from medconv.data.datasets.common import class_names_of
+from medconv.data.datasets.decathlon import msd
+from medconv.data.datasets.nnunet import nnunet
+
+
+@pytest.mark.parametrize("read", [auto, msd, nnunet, class_names_of])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not valid JSON"),
+        (b"", "not valid JSON"),
+        (b"\xff\xfe{}", "not valid JSON"),
+        (b"[1, 2]", "expected a JSON object, got list"),
+    ],
+)
+def test_invalid_json_is_an_error(
+    tmp_path: Path, read: Callable[[Path], Any], content: bytes, message: str
+) -> None:
+    (tmp_path / "dataset.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        read(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'dataset.json'}: ")
+
+
+@pytest.mark.parametrize("read", [auto, msd, nnunet])
+def test_missing_root_or_dataset_json_is_an_error(tmp_path: Path, read: Callable[[Any], Any]) -> None:
+    for unset in (None, ""):
+        with pytest.raises(ValueError, match=r"data\.root is not set.*folder that holds dataset\.json"):
+            read(unset)
+    with pytest.raises(ValueError, match=rf"data\.root={tmp_path}/gone: no such folder"):
+        read(tmp_path / "gone")
+    with pytest.raises(ValueError, match=rf"{tmp_path}: no dataset\.json there; the folder holds nothing"):
+        read(tmp_path)
+    (tmp_path / "imagesTr").mkdir()
+    with pytest.raises(ValueError, match=r"no dataset\.json there; the folder holds imagesTr"):
+        read(str(tmp_path))
+
+
+def test_repeated_case_ids_are_named(tmp_path: Path) -> None:
+    entries = [
+        {"image": f"{d}/{n}.nii.gz", "label": f"l/{n}.nii.gz"} for d, n in ("ax", "bx", "ay", "az", "bz")
+    ]
+    root = edit_json(write_msd(tmp_path, 1), training=entries)
+    with pytest.raises(ValueError, match=r"dataset\.json: case ids that occur more than once: x, z$"):
+        msd(root)
+
+
+def test_class_names_are_read_from_both_layouts(tmp_path: Path) -> None:
+    assert (
+        class_names_of(write_msd(tmp_path / "a", 1))
+        == class_names_of(write_nnunet(tmp_path / "b", 1))
+        == CLASSES
+    )

@@ -1,0 +1,161 @@
+"""medconv/data/datasets/csv_table.py: kinds of targets, splits and groups from a table; errors of rows."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.volumes import pixels
+from helpers.volumes import save as save_volume
+
+from medconv.data.datasets.csv_table import csv
+from medconv.data.io.raster import write_picture
+from medconv.data.preprocessing.fingerprint import check
+from medconv.targets.image_level import ImageLevelTargets
+
+
+def table(root: Path, text: str, images: int = 6) -> Path:
+    """`text` as labels.csv beside images/0.png, images/1.png, ..."""
+    (root / "images").mkdir(parents=True)
+    for i in range(images):
+        write_picture(root / f"images/{i}.png", pixels(i))
+    path = root / "labels.csv"
+    path.write_text(text)
+    return path
+
+
+ROWS = [
+    f"images/{i}.png,{label},{split},p{i // 2}"
+    for i, (label, split) in enumerate(zip("abbaba", ["train"] * 4 + ["val", "test"], strict=True))
+]
+GOOD = "path,label,split,patient\n" + "\n".join(ROWS)
+
+
+def test_each_row_is_a_case(tmp_path: Path) -> None:
+    dataset = csv(table(tmp_path, GOOD), group_column="patient")
+    assert dataset.image_targets == ImageLevelTargets("multiclass", ("a", "b"))
+    assert dataset.class_names == ("a", "b") and not dataset.errors
+    assert [case.id for case in dataset.cases] == list("012345") and dataset.modalities == ("grey",)
+    assert [case.values for case in dataset.cases] == [(0.0,), (1.0,), (1.0,), (0.0,), (1.0,), (0.0,)]
+    assert [case.split for case in dataset.cases] == ["train"] * 4 + ["val", "test"]
+    assert [case.group for case in dataset.cases] == ["p0", "p0", "p1", "p1", "p2", "p2"]
+    assert csv(tmp_path / "labels.csv", class_names=["b", "a"]).cases[0].values == (1.0,)
+    assert check(dataset, 1).errors == {}
+
+
+def test_columns_and_task_choose_the_kind_of_targets(tmp_path: Path) -> None:
+    text = "path;x;y\nimages/0.png;1;0.5\nimages/1.png;0;-2\n"
+    path = table(tmp_path, text)
+    numbers = csv(path, label_columns=["x", "y"], target_type="regression")
+    assert numbers.image_targets == ImageLevelTargets("regression", ("x", "y"))
+    assert numbers.cases[1].values == (0.0, -2.0)
+    number = csv(path, label_columns="y", task="medconv.training.tasks.Regression")
+    assert number.image_targets == ImageLevelTargets("regression", ("y",))
+    assert csv(path, label_columns="x").image_targets == ImageLevelTargets("multiclass", ("0", "1"))
+    findings = csv(path, label_columns=["x", "y"])
+    assert findings.image_targets == ImageLevelTargets("multilabel", ("x", "y"))
+    rule = "column 'y' must hold 0 or 1"
+    hint = "data.target_type=regression takes any number"
+    assert findings.errors == {
+        "0": f"labels.csv, row 2: {rule}, got '0.5'; {hint}",
+        "1": f"labels.csv, row 3: {rule}, got '-2'; {hint}",
+    }
+
+
+def test_repeated_file_names_get_the_folder_as_prefix(tmp_path: Path) -> None:
+    for name in ("a/scan.png", "b/scan.png"):
+        (tmp_path / name).parent.mkdir()
+        write_picture(tmp_path / name, pixels(len(name)))
+    (tmp_path / "t.csv").write_text("path,label\na/scan.png,1\nb/scan.png,2\n")
+    assert [case.id for case in csv(tmp_path / "t.csv").cases] == ["a_scan", "b_scan"]
+    (tmp_path / "t.csv").write_text("path,label\na/scan.png,1\na/scan.png,2\n")
+    with pytest.raises(ValueError, match=r"would be one case: .*a/scan\.png, .*a/scan\.png; expected one"):
+        csv(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("images/9.png,a,train,p", "images/9.png: no such file"),
+        (",a,train,p", "column 'path' is empty, expected an image file"),
+        ("images/0.png,,train,p", "column 'label' is empty, expected a label"),
+        ("images/0.png,a,later,p", "column 'split' must be train, val or test, got 'later'"),
+        ("images/0.png,a,train,", "column 'patient' is empty, expected the name of a group"),
+        ("images/0.png,c,train,p", "column 'label': 'c' is not a class; the classes are a, b"),
+    ],
+)
+def test_error_names_the_row(tmp_path: Path, row: str, message: str) -> None:
+    text = "path,label,split,patient\nimages/1.png,a,train,q\nimages/2.png,b,val,r\n" + row
+    dataset = csv(table(tmp_path, text), group_column="patient", class_names=["a", "b"])
+    (error,) = dataset.errors.values()
+    assert error.startswith("labels.csv, row 4: ") and message in error
+    with pytest.raises(ValueError, match="1 errors in 3 cases"):
+        check(dataset, 1)
+
+
+def test_regression_needs_numbers(tmp_path: Path) -> None:
+    dataset = csv(
+        table(tmp_path, "path,label\nimages/0.png,61\nimages/1.png,old\n"), target_type="regression"
+    )
+    assert dataset.errors == {"1": "labels.csv, row 3: column 'label' must hold numbers, got 'old'"}
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        (
+            GOOD,
+            {"path_column": "file"},
+            r"data\.path_column: .*labels\.csv has no column 'file', it has path, label, split, patient",
+        ),
+        (
+            GOOD,
+            {"label_columns": "lable"},
+            r"data\.label_columns: .* has no column 'lable'.*did you mean label\?",
+        ),
+        (GOOD, {"group_column": "subject"}, r"data\.group_column: .* no column 'subject'"),
+        (
+            GOOD,
+            {"target_type": "class"},
+            r"data\.target_type must be one of multiclass, multilabel, regression, or null, got 'class'",
+        ),
+        (
+            GOOD,
+            {"target_type": "multiclass", "label_columns": ["label", "split"]},
+            r"data\.target_type=multiclass takes one of data\.label_columns",
+        ),
+        ("path,label\n", {}, "expected a row per image, found none"),
+        ("path,label\nimages/0.png,a\n", {}, "column 'label' holds a, expected two classes or more"),
+        (
+            "path,label\n" + "".join(f"images/{i}.png,{i}.5\n" for i in range(101)),
+            {},
+            "101 different labels .* set task=regression",
+        ),
+        ("path,label,label\nimages/0.png,a,b\n", {}, "column 'label' is there twice"),
+    ],
+)
+def test_invalid_settings_and_tables_are_errors(
+    tmp_path: Path, text: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        csv(table(tmp_path, text), **settings)
+
+
+def test_missing_root_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.root is not set"):
+        csv(None)
+    with pytest.raises(ValueError, match=r"data\.root=.*nowhere"):
+        csv(tmp_path / "nowhere")
+
+
+def test_binary_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"\x89PNG\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"t\.csv: cannot be read as a table"):
+        csv(tmp_path / "t.csv")
+
+
+def test_table_may_list_volumes(tmp_path: Path) -> None:
+    for i in range(2):
+        save_volume(tmp_path / f"{i}.nii.gz", pixels(i, (4, 5, 6)))
+    (tmp_path / "t.csv").write_text("path,label\n0.nii.gz,1\n1.nii.gz,0\n")
+    dataset = csv(tmp_path / "t.csv", modality="CT")
+    assert dataset.modalities == ("CT",) and check(dataset, 1).fingerprint.shapes == ((4, 5, 6), (4, 5, 6))

@@ -1,0 +1,131 @@
+"""medconv/data/datasets/folder.py: pairs of images and labels by two glob patterns."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.volumes import CLASSES, image_array, label_array, save
+
+from medconv.data.datasets.folder import folder
+from medconv.data.preprocessing.fingerprint import check
+
+
+def write_pairs(root: Path, images: str, labels: str, names: str) -> None:
+    for i, name in enumerate(names):
+        save(root / images.replace("*", name), image_array(i))
+        save(root / labels.replace("*", name), label_array(i))
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [
+        ("scans/*_t1.nii.gz", "masks/seg-*.nii.gz"),
+        ("all/*.nii.gz", "all_masks/*.nii.gz"),
+        ("p*/t1.nii", "p*/mask.nii"),
+    ],
+)
+def test_wildcard_matches_the_case_id(tmp_path: Path, images: str, labels: str) -> None:
+    write_pairs(tmp_path, images, labels, "cab")
+    dataset = folder(str(tmp_path / images), str(tmp_path / labels), modality="CT")
+    assert [case.id for case in dataset.cases] == ["a", "b", "c"]
+    assert dataset.modalities == ("CT",)
+    assert dataset.class_names == ("background", "1", "2")
+    assert dataset.name == {"s": "scans", "a": "all", "p": tmp_path.name}[images[0]]
+    for case in dataset.cases:
+        assert case.images == (tmp_path / images.replace("*", case.id),)
+        assert case.label == tmp_path / labels.replace("*", case.id)
+
+
+def test_each_case_may_have_its_own_folder(tmp_path: Path) -> None:
+    """Two wildcards that match the same text give one name."""
+    for name in ("a", "b"):
+        save(tmp_path / name / f"{name}_t1.nii.gz", image_array(0))
+        save(tmp_path / name / f"{name}_seg.nii.gz", label_array(0))
+    dataset = folder(str(tmp_path / "*/*_t1.nii.gz"), str(tmp_path / "*/*_seg.nii.gz"))
+    assert [case.id for case in dataset.cases] == ["a", "b"]
+
+
+def test_first_readable_image_sets_the_number_of_channels(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "abc")
+    (tmp_path / "i/a.nii.gz").write_text("not an image")
+    for name in "bc":
+        save(tmp_path / f"i/{name}.nii.gz", np.stack([image_array(0), image_array(1)], axis=-1))
+    dataset = folder(str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz"), modality="CT")
+    assert dataset.modalities == ("CT", "CT")
+    with pytest.raises(ValueError, match="1 errors in 3 cases\n  case a: "):
+        check(dataset, workers=1)
+
+
+def test_class_names_may_be_given(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "a")
+    assert folder(str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz"), CLASSES).class_names == CLASSES
+
+
+def test_cases_without_image_or_label_are_named(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "abcd")
+    (tmp_path / "i/b.nii.gz").unlink()
+    (tmp_path / "l/d.nii.gz").unlink()
+    images, labels = str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz")
+    dataset = folder(images, labels)
+    assert [case.id for case in dataset.cases] == ["a", "b", "c", "d"]
+    assert dataset.errors == {
+        "b": f"{tmp_path / 'l/b.nii.gz'}: no image matches {images}",
+        "d": f"{tmp_path / 'i/d.nii.gz'}: no label matches {labels}",
+    }
+    for case in "ac":
+        (tmp_path / f"i/{case}.nii.gz").unlink()
+    with pytest.raises(
+        ValueError, match=r"no case has both an image and a label; the `\*` matches d in images, a, b, c"
+    ):
+        folder(images, labels)
+
+
+def test_classes_are_counted_in_the_readable_labels(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "abc")
+    patterns = str(tmp_path / "i/*.nii.gz"), str(tmp_path / "l/*.nii.gz")
+    names = folder(*patterns).class_names
+    (tmp_path / "l/a.nii.gz").write_bytes(b"")
+    assert folder(*patterns).class_names == names
+    for case in "bc":
+        (tmp_path / f"l/{case}.nii.gz").write_bytes(b"")
+    with pytest.raises(
+        ValueError, match=r"data\.class_names is not set, and no label tells .*the file is empty"
+    ):
+        folder(*patterns)
+
+
+def test_invalid_patterns_are_errors(tmp_path: Path) -> None:
+    write_pairs(tmp_path, "i/*.nii.gz", "l/*.nii.gz", "a")
+    good = str(tmp_path / "l/*.nii.gz")
+    for images, labels in ((None, good), (good, None), ("", "")):
+        with pytest.raises(ValueError, match=r"needs both data\.images and data\.labels"):
+            folder(images, labels)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"data\.images=.*/i/a\.nii\.gz: needs a `\*`"):
+        folder(str(tmp_path / "i/a.nii.gz"), good)
+    with pytest.raises(ValueError, match=r"data\.labels=.*: `\*\*` is not supported"):
+        folder(good, str(tmp_path / "**/*.nii.gz"))
+    with pytest.raises(ValueError, match=r"data\.labels=.*/none/\*\.nii\.gz: no file matches"):
+        folder(good, str(tmp_path / "none/*.nii.gz"))
+
+
+def test_two_files_of_one_case_are_an_error(tmp_path: Path) -> None:
+    for name in ("a_b/c", "a/b_c"):
+        save(tmp_path / f"i/{name}.nii.gz", image_array(0))
+    with pytest.raises(ValueError, match=r"a/b_c\.nii\.gz and .*a_b/c\.nii\.gz would both be case a_b_c"):
+        folder(str(tmp_path / "i/*/*.nii.gz"), str(tmp_path / "i/*/*.nii.gz"))
+
+
+def test_masks_of_0_and_255_are_an_error_without_class_names(tmp_path: Path) -> None:
+    save(tmp_path / "i/a.nii.gz", image_array(0))
+    save(tmp_path / "l/a.nii.gz", (label_array(0) > 0).astype(np.uint8) * 255)
+    with pytest.raises(
+        ValueError, match=r"labels hold \[0, 255\], expected 0, 1, 2, \.\.\. .* data\.class_names"
+    ):
+        folder(f"{tmp_path}/i/*.nii.gz", f"{tmp_path}/l/*.nii.gz")
+
+
+def test_folder_name_may_contain_brackets(tmp_path: Path) -> None:
+    for name in ("br[1]/i", "br[1]/l"):
+        save(tmp_path / name / "a.nii.gz", label_array(0))
+    dataset = folder(f"{tmp_path}/br[1]/i/*.nii.gz", f"{tmp_path}/br[1]/l/*.nii.gz")
+    assert [case.id for case in dataset.cases] == ["a"]

@@ -1,0 +1,55 @@
+"""medconv/data/datasets/image_folder.py: a folder per class, with or without folders for splits above."""
+
+from pathlib import Path
+
+import pytest
+from helpers.volumes import pixels
+
+from medconv.data.datasets.image_folder import imagefolder
+from medconv.data.io.raster import write_picture
+from medconv.targets.image_level import ImageLevelTargets
+
+
+def class_folder(root: Path, *names: str, shape: tuple[int, ...] = (8, 9)) -> None:
+    for i, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        write_picture(root / name, pixels(i, shape))
+
+
+def test_folder_names_are_classes(tmp_path: Path) -> None:
+    class_folder(tmp_path, "sick/1.png", "sick/2.jpg", "healthy/1.png", shape=(8, 9, 3))
+    (tmp_path / "sick/notes.txt").write_text("not an image")
+    dataset = imagefolder(tmp_path)
+    assert dataset.image_targets == ImageLevelTargets("multiclass", ("healthy", "sick"))
+    assert dataset.modalities == ("red", "green", "blue")
+    values = {case.id: case.values for case in dataset.cases}
+    assert values == {"healthy_1": (0.0,), "sick_1": (1.0,), "sick_2": (1.0,)}
+    assert imagefolder(tmp_path, ["sick", "healthy"]).cases[0].values == (1.0,)
+    with pytest.raises(
+        ValueError, match=r"healthy: its name is not a class; data\.class_names has sick, ill"
+    ):
+        imagefolder(tmp_path, ["sick", "ill"])
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match="other: no image there .* expected those of class other"):
+        imagefolder(tmp_path)
+
+
+def test_folders_above_the_classes_are_splits(tmp_path: Path) -> None:
+    class_folder(tmp_path, "train/a/1.png", "train/b/2.png", "valid/a/3.png", "test/b/4.png")
+    dataset = imagefolder(tmp_path)
+    assert [(case.id, case.split, case.values) for case in dataset.cases] == [
+        ("1", "train", (0.0,)),
+        ("2", "train", (1.0,)),
+        ("3", "val", (0.0,)),
+        ("4", "test", (1.0,)),
+    ]
+    (tmp_path / "flat").mkdir()
+    with pytest.raises(ValueError, match="expected a folder for each of two classes or more, found none"):
+        imagefolder(tmp_path / "flat")
+
+
+def test_missing_root_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.root is not set"):
+        imagefolder(None)
+    with pytest.raises(ValueError, match=r"data\.root=.*nowhere"):
+        imagefolder(tmp_path / "nowhere")

@@ -1,0 +1,104 @@
+"""medconv/data/datasets/nnunet.py: cases of nnU-Net v2 raw folders, their channels, invalid dataset.json."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.volumes import CLASSES, edit_json, image_array, label_array, save, write_nnunet
+
+from medconv.data.case import Case
+from medconv.data.datasets.nnunet import group_channels, nnunet
+
+
+def ids(cases: tuple[Case, ...]) -> list[str]:
+    return [case.id for case in cases]
+
+
+def test_nnunet_reads_cases_with_all_channels(tmp_path: Path) -> None:
+    dataset = nnunet(write_nnunet(tmp_path / "Dataset007_Tiny"))
+    assert (dataset.name, dataset.class_names) == ("Dataset007_Tiny", CLASSES)
+    assert dataset.modalities == ("T1", "FLAIR")
+    assert ids(dataset.cases) == ["case_0", "case_1", "case_2"]
+    for case in dataset.cases:
+        assert [path.name for path in case.images] == [f"{case.id}_0000.nii.gz", f"{case.id}_0001.nii.gz"]
+        assert case.label == tmp_path / f"Dataset007_Tiny/labelsTr/{case.id}.nii.gz"
+        assert all(path.is_file() for path in case.files)
+
+
+def test_nnunet_reads_uncompressed_files(tmp_path: Path) -> None:
+    root = edit_json(write_nnunet(tmp_path), file_ending=".nii", channel_names={"0": "T1"})
+    save(root / "imagesTr/other_0000.nii", image_array(0))
+    save(root / "labelsTr/other.nii", label_array(0))
+    (case,) = nnunet(root).cases
+    assert [path.name for path in case.files] == ["other_0000.nii", "other.nii"]
+
+
+def test_nnunet_skips_hidden_files(tmp_path: Path) -> None:
+    """Archives packed on a Mac hold a `._NAME` beside each file."""
+    root = write_nnunet(tmp_path, 2)
+    (root / "imagesTr/._case_0_0000.nii.gz").write_bytes(b"\0\5\x16\7")
+    assert ids(nnunet(root).cases) == ["case_0", "case_1"]
+
+
+REGIONS = {"background": 0, "whole": [1, 2], "core": 2}
+BAD_JSON: dict[str, tuple[dict[str, Any], str]] = {
+    "no channels": ({"channel_names": None}, "`channel_names` must map channel numbers"),
+    "no labels": ({"labels": None}, "`labels` must name the background"),
+    "gap in labels": ({"labels": {"background": 0, "a": 2}}, r"without a gap.*got \[0, 2\]"),
+    "equal values": ({"labels": {"background": 0, "a": 1, "b": 1}}, r"each once, got \[0, 1, 1\]"),
+    "regions without an order": (
+        {"labels": REGIONS},
+        r"need the key `regions_class_order`.*\['whole', 'core'\]",
+    ),
+    "a wrong order": (
+        {"labels": REGIONS, "regions_class_order": [2, 2]},
+        r"regions_class_order must give.*\[2, 2\]",
+    ),
+    "ignore within": ({"labels": {"background": 0, "ignore": 1, "a": 2}}, r"without a gap.*got \[0, 2\]"),
+    "ignore alone": ({"labels": {"background": 0, "ignore": 1}}, "`ignore` must be above all classes"),
+    "no values": (
+        {"labels": {"background": 0, "a": []}},
+        r"or for a region a list of them, got \{'a': \[\]\}",
+    ),
+    "words": ({"labels": {"background": 0, "a": "one"}}, r"a list of them, got \{'a': 'one'\}"),
+    "file ending": ({"file_ending": ".png"}, r"file_ending must be one of .*, got '\.png'"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_JSON)
+def test_invalid_dataset_json_is_an_error(tmp_path: Path, fault: str) -> None:
+    changes, message = BAD_JSON[fault]
+    root = edit_json(write_nnunet(tmp_path), **changes)
+    with pytest.raises(ValueError, match=message) as error:
+        nnunet(root)
+    assert str(error.value).startswith(f"{root / 'dataset.json'}: ")
+
+
+@pytest.mark.parametrize("missing", ["case_1_0000.nii.gz", "case_1_0001.nii.gz"])
+def test_missing_channel_is_an_error_of_its_case(tmp_path: Path, missing: str) -> None:
+    root = write_nnunet(tmp_path)
+    (root / "imagesTr" / missing).unlink()
+    channel = 1 - int(missing[-8])
+    dataset = nnunet(root)  # `check` lists the errors of all cases
+    assert ids(dataset.cases) == ["case_0", "case_1", "case_2"]
+    error = f"{root / 'imagesTr'}: expected channels 0 to 1 of every case, found [{channel}]"
+    assert dataset.errors == {"case_1": error}
+
+
+def test_folder_without_images_is_an_error(tmp_path: Path) -> None:
+    root = write_nnunet(tmp_path, 0)
+    with pytest.raises(ValueError, match=rf"{root}/imagesTr: no \*\.nii\.gz file there.*CASE_0000\.nii\.gz"):
+        nnunet(root)
+
+
+def test_group_channels_names_every_wrong_case() -> None:
+    names = ["a_0000", "a_0001", "b_0000", "c_0000", "c_0001", "c_0002"]
+    with pytest.raises(ValueError, match=r"0 to 1: b has \[0\]; c has \[0, 1, 2\]"):
+        group_channels([Path(f"x/{name}.nii.gz") for name in names], 2)
+    with pytest.raises(ValueError, match=r"x/a_1\.nii\.gz: .*channel number.*CASE_0000"):
+        group_channels([Path("x/a_1.nii.gz")], 1)
+
+
+def test_channels_are_sorted() -> None:
+    files = [Path(f"a_{channel:04d}.nii.gz") for channel in (2, 0, 1)]
+    assert group_channels(files, 3) == {"a": tuple(sorted(files))}

@@ -17,49 +17,14 @@ from medconv import config
 from medconv.data.case import Case, Grid
 from medconv.data.io.images import read_label
 from medconv.data.loading.patch_dataset import PatchDataset
-from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, preprocess_label, restore
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.inference.predictor import Predictor
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.metrics.dice import dice
-from medconv.planning.overrides import PlanOverrides
-from medconv.planning.planner import plan
-from medconv.planning.spacing import across, slice_axis
 from medconv.training import run
 from medconv.training.run_dir import RunDir
 from medconv.utils import checkpoint_io
-
-
-def fingerprint(*spacings_mm: tuple[float, ...], shape: tuple[int, ...] = (40, 50, 60)) -> Fingerprint:
-    shapes = (shape,) * len(spacings_mm)
-    return Fingerprint(len(shape), shapes, spacings_mm, ({},), ((1, 1),) * len(spacings_mm))
-
-
-@pytest.mark.parametrize(
-    ("spacing_mm", "axis"),
-    [((1, 1, 5), 2), ((5, 1, 1), 0), ((1, 5, 1), 1), ((1, 1, 1), 2), ((2, 2, 1), 1), ((2, 1, 2), 2)],
-)
-def test_slices_lie_across_the_coarsest_axis(spacing_mm: tuple[float, ...], axis: int) -> None:
-    assert slice_axis(fingerprint(spacing_mm), 2) == axis
-    assert slice_axis(fingerprint(spacing_mm), 3) is slice_axis(fingerprint(spacing_mm), None) is None
-
-
-def test_images_of_one_slice_are_taken_as_they_are() -> None:
-    flat = fingerprint((1.0, 2.0), shape=(40, 50))
-    assert slice_axis(flat, 2) is slice_axis(flat, None) is None
-    with pytest.raises(ValueError, match=r"data\.spatial_dims=3 needs volumes"):
-        slice_axis(flat, 3)
-    with pytest.raises(ValueError, match=r"data\.spatial_dims must be 2, 3 or null.*got 4"):
-        slice_axis(flat, 4)
-
-
-def test_the_plan_is_that_of_the_slices() -> None:
-    found = plan(across(fingerprint((1.0, 5.0, 2.0), (1.0, 7.0, 2.0)), 1))
-    assert found.spacing_mm == (1.0, 2.0) and len(found.patch_size) == 2
-    assert found.patch_size[0] >= 40 and found.patch_size[1] >= 60
-    with pytest.raises(ValueError, match=r"data\.patch_size needs 2 positive numbers"):
-        plan(across(fingerprint((1.0, 5.0, 2.0)), 1), PlanOverrides(patch_size=[16, 16, 16]))
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -22,13 +22,9 @@ from medconv.data.io.raster import write_picture
 from medconv.data.loading import image_dataset
 from medconv.data.loading.datamodule import DataModule
 from medconv.data.loading.image_dataset import ImageCases, ImageDataset
-from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, framed, preprocess
 from medconv.data.preprocessing.store import Store
-from medconv.planning import PlanOverrides
-from medconv.planning.memory_model import Budget
-from medconv.planning.planner import plan
 from medconv.training import data_setup
 
 COUNT, SIZE = 10, (12, 8)  # X, Y
@@ -264,38 +260,6 @@ def test_augmentation_leaves_values_alone_and_a_batch_is_its_samples() -> None:
         atol=1e-4,
         rtol=1e-4,
     )
-
-
-@pytest.mark.parametrize(
-    ("shape", "batch", "stages"), [((28, 28), 128, 3), ((28, 28, 28), 32, 3), ((224, 224), 16, 6)]
-)
-def test_plan(shape: tuple[int, ...], batch: int, stages: int) -> None:
-    dims = len(shape)
-    of = Fingerprint(
-        dims, (shape,) * 5000, ((1.0,) * dims,) * 5000, ({"mean": 0.0, "std": 1.0},), ((),) * 5000
-    )
-    planned = plan(of, PlanOverrides(image_level=True), Budget(8.0), ("grey",), 2)
-    assert planned.patch_size == shape and planned.batch_size == batch and len(planned.channels) == stages
-    assert planned.normalisation == ("dataset",)
-    assert (
-        plan(of, PlanOverrides(image_level=True, resize=(17,) * dims), Budget(8.0), ("grey",), 2).patch_size
-        == (20,) * dims
-    )
-    squeezed = plan(
-        of, PlanOverrides(image_level=True, resize=(14,) * (dims - 1) + shape[-1:]), Budget(8.0), ("grey",), 2
-    )
-    assert squeezed.spacing_mm == (shape[0] / 14,) * (dims - 1) + (1.0,), "mm of what the network sees"
-    given = PlanOverrides(image_level=True, resize=(14,) * dims, spacing_mm=(3.0,) * dims)
-    assert plan(of, given, Budget(8.0), ("grey",), 2).spacing_mm == (3.0,) * dims
-    with pytest.raises(ValueError, match=r"data\.resize needs .* numbers, one per spatial axis"):
-        plan(of, PlanOverrides(image_level=True, resize=(17,)), Budget(8.0), ("grey",), 2)
-    with pytest.raises(ValueError, match=r"data\.resize needs cases with values"):
-        PlanOverrides(resize=(17, 17))
-    if dims == 3:
-        with pytest.raises(
-            ValueError, match=r"data\.spatial_dims must be 3 or null, as the network takes whole images"
-        ):
-            plan(of, PlanOverrides(image_level=True, spatial_dims=2), Budget(8.0), ("grey",), 2)
 
 
 def composed(table: Path, *more: str) -> Any:

@@ -1,0 +1,52 @@
+"""medconv/planning/memory_model.py: the estimate against the memory that steps take."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from benchmarks.memory import step_memory
+from medconv.models.unet import UNet
+from medconv.planning.memory_model import Budget, step_bytes
+from medconv.planning.topology import Network
+from medconv.training.autotune.trial import Choice, Trial, Work
+from medconv.training.losses.segmentation import DiceCrossEntropy
+
+FULL, HALF = partial(Choice, "32-true", True, True), partial(Choice, "bf16-mixed", True, True)
+
+
+@pytest.mark.parametrize(
+    ("patch", "channels", "batch", "classes", "choice"),
+    [
+        ((32, 32, 32), (16, 32, 64), 1, 3, Choice()),
+        ((24, 32, 16), (16, 32), 3, 9, Choice()),
+        ((32, 32, 32), (16, 32, 64), 2, 3, HALF()),
+        ((32, 32, 32), (16, 32, 64), 2, 3, HALF(activation_checkpointing="pointwise")),
+        ((32, 32, 32), (16, 32, 64), 2, 3, FULL(activation_checkpointing="blocks")),
+        ((96, 96), (16, 32, 64, 128), 4, 2, Choice()),
+    ],
+    ids=str,
+)
+def test_the_estimate_is_near_what_a_step_takes(
+    patch: tuple[int, ...], channels: tuple[int, ...], batch: int, classes: int, choice: Choice
+) -> None:
+    """Without the weights, their gradients and moments, which `step_memory` finds there already."""
+    strides = ((2,) * len(patch),) * (len(channels) - 1)
+    kernels = ((3,) * len(patch),) * len(channels)
+    torch.manual_seed(0)
+    network = UNet(len(patch), 1, classes, channels, strides)
+    image, label = torch.randn(batch, 1, *patch), torch.randint(classes, (batch, 1, *patch))
+    trial = Trial(
+        Work(network, DiceCrossEntropy(), partial(torch.optim.AdamW, lr=1e-3), image, label), choice
+    )
+    trial.step()
+    measured = step_memory(trial.forward, trial.step, torch.device("cpu"))["peak_bytes"]
+    budget = Budget(8, precision=choice.precision, activation_checkpointing=choice.activation_checkpointing)
+    weights = 16 * sum(p.numel() for p in network.parameters())
+    estimate = step_bytes(Network(strides, kernels, channels), patch, batch, 1, classes, budget) - weights
+    assert estimate == pytest.approx(measured, rel=0.15), f"{estimate / measured - 1:+.3f}"
+
+
+def test_a_negative_budget_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"plan\.memory_gb must be a positive number of GB, got -1"):
+        Budget(-1)

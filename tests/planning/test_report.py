@@ -1,0 +1,29 @@
+"""medconv/planning/report.py: the table of a plan, and the hint where a patch shows little of the image."""
+
+from helpers.plans import NNUNET, published, reason
+
+from medconv.planning.memory_model import Budget
+from medconv.planning.planner import plan
+from medconv.planning.report import table
+
+
+def test_the_table_has_every_value_with_its_reason() -> None:
+    prostate = plan(
+        published("prostate"),
+        budget=Budget(10, "measured", "bf16-mixed", "blocks"),
+        modalities=("MRI", "ADC"),
+    )
+    lines = table(prostate.rows).splitlines()
+    assert [line.split()[0] for line in lines] == [
+        *("dimensions", "spacing", "patch", "batch", "stages"),
+        *("strides", "kernels", "channels", "normalisation", "memory"),
+    ]
+    assert max(map(len, lines)) < 160 and all(line.split("  ")[-1] for line in lines)
+    assert "2x2x1 (2), 2x2x2, 2x2x1 (3)" in lines[5] and "modality MRI, ADC" in lines[8]
+    assert "in bf16-mixed, activation_checkpointing=blocks; the budget: measured" in lines[9]
+
+
+def test_a_small_patch_names_the_spacing_that_would_show_more() -> None:
+    liver = plan(published("liver"), budget=NNUNET)
+    assert "1.9 % of it: data.spacing_mm=[1.8,1.8,2.4] would show more" in reason(liver, "patch")
+    assert "would show" not in reason(plan(published("prostate"), budget=NNUNET), "patch")

@@ -1,4 +1,4 @@
-"""medconv/training/optim/lr_schedulers.py: learning rates over a run whose end may move."""
+"""medconv/training/optim/lr_schedulers.py: learning rates over a run whose length may change."""
 
 import math
 import re
@@ -37,24 +37,24 @@ def make(
 
 def rates(schedule: ProgressSchedule, steps: int) -> list[float]:
     """The learning rate of each of the next optimizer steps."""
-    found = []
+    learning_rates = []
     for _ in range(steps):
-        found.append(schedule.optimizer.param_groups[0]["lr"])
+        learning_rates.append(schedule.optimizer.param_groups[0]["lr"])
         schedule.optimizer.step()
         schedule.step()
-    return found
+    return learning_rates
 
 
 @pytest.mark.parametrize("total", [1, 7, 1000])
-def test_cosine_of_a_fixed_number_of_steps(total: int) -> None:
+def test_cosine_follows_its_formula(total: int) -> None:
     schedule = make(cosine, total)
     expected = [0.1 * 0.5 * (1 + math.cos(math.pi * k / total)) for k in range(total + 1)]
-    found = [*rates(schedule, total), schedule.get_last_lr()[0]]
-    assert found == pytest.approx(expected, abs=1e-9)
+    learning_rates = [*rates(schedule, total), schedule.get_last_lr()[0]]
+    assert learning_rates == pytest.approx(expected, abs=1e-9)
     assert schedule.progress == pytest.approx(1, abs=1e-9)
 
 
-def test_poly_and_constant() -> None:
+def test_poly_and_constant_follow_their_formulas() -> None:
     assert rates(make(poly, 10), 10) == pytest.approx(
         [0.1 * (1 - k / 10) ** 0.9 for k in range(10)], abs=1e-9
     )
@@ -64,21 +64,21 @@ def test_poly_and_constant() -> None:
     assert rates(make(constant, 10), 15) == [0.1] * 15
 
 
-def of_torch(build: Callable[..., Any], steps: int, **arguments: Any) -> list[float]:
+def rates_of_torch(build: Callable[..., Any], steps: int, **arguments: Any) -> list[float]:
     """The curve of one of torch's schedulers."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
-    schedule, found = build(optimizer, **arguments), []
+    schedule, learning_rates = build(optimizer, **arguments), []
     for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
+        learning_rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    return found
+    return learning_rates
 
 
 @pytest.mark.parametrize("total", [10, 40, 997])
-def test_the_curves_are_those_of_torch(total: int) -> None:
+def test_schedules_equal_those_of_torch(total: int) -> None:
     every = total // 10 * 3
-    for ours, theirs in (
+    for ours, (torchs, arguments) in (
         (
             make(step, total, step_fraction=every / total, gamma=0.2),
             (lr.StepLR, {"step_size": every, "gamma": 0.2}),
@@ -99,13 +99,12 @@ def test_the_curves_are_those_of_torch(total: int) -> None:
             ),
         ),
     ):
-        assert rates(ours, total) == pytest.approx(of_torch(theirs[0], total, **theirs[1]), abs=1e-9), theirs[
-            0
-        ]
+        expected = rates_of_torch(torchs, total, **arguments)
+        assert rates(ours, total) == pytest.approx(expected, abs=1e-9), torchs
 
 
 @pytest.mark.parametrize("build", [step, multi_step, exponential, one_cycle, plateau])
-def test_all_have_a_warmup(build: Callable[..., ProgressSchedule]) -> None:
+def test_all_schedules_have_a_warmup(build: Callable[..., ProgressSchedule]) -> None:
     shape = rates(make(build, 100), 8)
     warm = rates(make(build, 100, warmup_steps=4), 8)
     assert warm == pytest.approx(
@@ -113,7 +112,7 @@ def test_all_have_a_warmup(build: Callable[..., ProgressSchedule]) -> None:
     )
 
 
-def test_milestones_move_with_the_end() -> None:
+def test_milestones_move_with_the_end_of_the_run() -> None:
     schedule = make(step, 100, step_fraction=0.5)
     rates(schedule, 20)
     schedule.total_steps = 40
@@ -126,47 +125,47 @@ SCORES = [0.1, 0.2, 0.2, 0.205, 0.3, 0.3, 0.29, 0.3, 0.31, 0.1, math.nan, 0.2, 0
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
-def test_plateau_is_that_of_torch(mode: str) -> None:
+def test_plateau_equals_that_of_torch(mode: str) -> None:
     scores = [s if mode == "max" else -s for s in SCORES]
     ours = make(plateau, 100, mode=mode, patience=3, min_delta=0.01, factor=0.5, min_factor=0.2)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
-    theirs = lr.ReduceLROnPlateau(
+    torchs = lr.ReduceLROnPlateau(
         optimizer, mode, factor=0.5, patience=2, threshold=0.01, threshold_mode="abs", min_lr=0.02
     )
-    found, expected = [], []
+    learning_rates, expected = [], []
     for score in scores:
         ours.validated(score)
-        theirs.step(score)
-        found += rates(ours, 2)
+        torchs.step(score)
+        learning_rates += rates(ours, 2)
         expected += [optimizer.param_groups[0]["lr"]] * 2
-    assert found == pytest.approx(expected) and found[-1] == pytest.approx(0.02)
+    assert learning_rates == pytest.approx(expected) and learning_rates[-1] == pytest.approx(0.02)
 
 
-def test_plateau_goes_on_from_its_state() -> None:
-    def fed(schedule: ProgressSchedule, scores: list[float]) -> list[float]:
-        found = []
+def test_plateau_resumes_from_its_state() -> None:
+    def rates_after(schedule: ProgressSchedule, scores: list[float]) -> list[float]:
+        learning_rates = []
         for score in scores:
             assert isinstance(schedule, PlateauSchedule)
             schedule.validated(score)
-            found += rates(schedule, 1)
-        return found
+            learning_rates += rates(schedule, 1)
+        return learning_rates
 
-    expected = fed(make(plateau, 100, patience=2), SCORES)
+    expected = rates_after(make(plateau, 100, patience=2), SCORES)
     for split in range(1, len(SCORES)):
         first, second = make(plateau, 100, patience=2), make(plateau, 100, patience=2)
-        fed(first, SCORES[:split])
+        rates_after(first, SCORES[:split])
         second.load_state_dict(first.state_dict())
-        assert fed(second, SCORES[split:]) == pytest.approx(expected[split:])
+        assert rates_after(second, SCORES[split:]) == pytest.approx(expected[split:])
 
 
-def test_validations_without_progress_are_counted() -> None:
+def test_patience_counter_counts_validations_without_progress() -> None:
     waiting = PatienceCounter(2, min_delta=0.1)
     assert [waiting.over(v) for v in (0.5, 0.55, 0.61, 0.6, math.nan)] == [False, False, False, False, True]
     assert waiting.best == 0.61
 
 
 @pytest.mark.parametrize(
-    ("build", "arguments", "wanted"),
+    ("build", "arguments", "message"),
     [
         (step, {"step_fraction": 30}, "step_fraction must lie between 0 and 1, got 30"),
         (step, {"gamma": 0}, "gamma must be positive, got 0"),
@@ -184,29 +183,31 @@ def test_validations_without_progress_are_counted() -> None:
         (plateau, {"min_factor": 2}, "min_factor must be a share of the learning rate, 0 to 1, got 2"),
     ],
 )
-def test_what_a_schedule_needs_is_named(
-    build: Callable[..., Any], arguments: dict[str, Any], wanted: str
+def test_invalid_arguments_are_named(
+    build: Callable[..., Any], arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(wanted)}"):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         make(build, 10, **arguments)
 
 
 @pytest.mark.parametrize("ends", [(60, 80), (200, 50), (1000, 41)])
 @pytest.mark.parametrize("build", [cosine, poly])
-def test_a_moving_end_is_still_the_end(build: Callable[..., ProgressSchedule], ends: tuple[int, int]) -> None:
+def test_a_schedule_ends_at_0_although_the_end_moves(
+    build: Callable[..., ProgressSchedule], ends: tuple[int, int]
+) -> None:
     schedule = make(build, 100)
-    found = rates(schedule, 20)
+    learning_rates = rates(schedule, 20)
     schedule.total_steps = ends[0]
-    found += rates(schedule, 20)
+    learning_rates += rates(schedule, 20)
     schedule.total_steps = ends[1]
-    found += rates(schedule, ends[1] - 40)
+    learning_rates += rates(schedule, ends[1] - 40)
     assert schedule.progress == pytest.approx(1, abs=1e-9)
     assert schedule.get_last_lr()[0] == pytest.approx(0, abs=1e-9)
-    assert all(later <= earlier for earlier, later in pairwise(found))
-    assert found[19] == pytest.approx(rates(make(build, 100), 20)[-1], abs=1e-12)  # what was is not changed
+    assert all(later <= earlier for earlier, later in pairwise(learning_rates))
+    assert learning_rates[19] == pytest.approx(rates(make(build, 100), 20)[-1], abs=1e-12)
 
 
-def test_an_end_in_the_past_stays_at_the_end() -> None:
+def test_an_end_in_the_past_ends_the_schedule() -> None:
     schedule = make(cosine, 100)
     rates(schedule, 30)
     schedule.total_steps = 10
@@ -214,13 +215,13 @@ def test_an_end_in_the_past_stays_at_the_end() -> None:
     assert schedule.progress == 1
 
 
-def test_without_an_end_nothing_progresses() -> None:
+def test_without_an_end_the_rate_is_constant() -> None:
     assert rates(make(cosine, math.inf), 5) == [0.1] * 5
 
 
 def test_warmup_is_linear_and_multiplies_the_shape() -> None:
-    found = rates(make(constant, 100, warmup_steps=4), 6)
-    assert found == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1], abs=1e-9)
+    learning_rates = rates(make(constant, 100, warmup_steps=4), 6)
+    assert learning_rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1], abs=1e-9)
     shape = rates(make(cosine, 100), 6)
     assert rates(make(cosine, 100, warmup_steps=4), 6) == pytest.approx(
         [s * f for s, f in zip(shape, [0.25, 0.5, 0.75, 1, 1, 1], strict=True)], abs=1e-9
@@ -228,9 +229,9 @@ def test_warmup_is_linear_and_multiplies_the_shape() -> None:
 
 
 def test_warmup_is_at_most_a_fifth_of_the_run() -> None:
-    found = rates(make(constant, 20, warmup_steps=1000), 8)
-    assert found[1:] == pytest.approx([0.05, 0.075, 0.1, 0.1, 0.1, 0.1, 0.1], abs=1e-9)
-    assert 0 < found[0] <= 0.025 + 1e-9
+    learning_rates = rates(make(constant, 20, warmup_steps=1000), 8)
+    assert learning_rates[1:] == pytest.approx([0.05, 0.075, 0.1, 0.1, 0.1, 0.1, 0.1], abs=1e-9)
+    assert 0 < learning_rates[0] <= 0.025 + 1e-9
 
 
 def test_every_group_keeps_its_own_rate() -> None:
@@ -242,8 +243,8 @@ def test_every_group_keeps_its_own_rate() -> None:
 
 
 def test_state_is_plain_numbers_and_continues_exactly(tmp_path: Path) -> None:
-    whole = make(cosine, 40, warmup_steps=4)
-    expected = rates(whole, 40)
+    uninterrupted = make(cosine, 40, warmup_steps=4)
+    expected = rates(uninterrupted, 40)
 
     first = make(cosine, 40, warmup_steps=4)
     rates(first, 17)
@@ -253,56 +254,56 @@ def test_state_is_plain_numbers_and_continues_exactly(tmp_path: Path) -> None:
     for value in loaded["schedule"].values():
         assert all(type(v) in (int, float) for v in (value if isinstance(value, list) else [value]))
 
-    second = make(cosine, math.inf, warmup_steps=4)  # as under a time budget, whose length the state holds
+    second = make(cosine, math.inf, warmup_steps=4)  # a time budget: the state holds its length
     second.optimizer.load_state_dict(loaded["optimizer"])
     second.load_state_dict(loaded["schedule"])
     assert second.total_steps == 40
     assert rates(second, 23) == pytest.approx(expected[17:], abs=1e-12)
 
 
-def continued(state: dict, total: float, base: float = 0.1) -> ProgressSchedule:
+def resumed(state: dict, total: float, base: float = 0.1) -> ProgressSchedule:
     schedule = make(cosine, total, base)
     schedule.load_state_dict(state)
     return schedule
 
 
-def test_a_run_that_is_made_longer_goes_on_at_its_place_in_the_longer_one() -> None:
+def test_an_extended_run_resumes_at_its_step_of_the_longer_schedule() -> None:
     ended = make(cosine, 10)
     rates(ended, 10)
-    longer = continued(ended.state_dict(), 40)
+    longer = resumed(ended.state_dict(), 40)
     assert longer.progress == pytest.approx(0.25)
-    found = rates(longer, 30)
-    assert found == pytest.approx(
+    learning_rates = rates(longer, 30)
+    assert learning_rates == pytest.approx(
         [0.1 * 0.5 * (1 + math.cos(math.pi * k / 40)) for k in range(10, 40)], abs=1e-9
     )
 
 
-def test_the_config_says_the_learning_rate_of_a_run_that_goes_on() -> None:
-    begun = make(cosine, 10, base=0.1)
-    before = rates(begun, 4)
-    other = continued(begun.state_dict(), 10, base=0.001)
-    assert rates(other, 6) == pytest.approx([r / 100 for r in rates(begun, 6)]) and before[0] == 0.1
+def test_a_resumed_run_takes_its_learning_rate_from_the_config() -> None:
+    first = make(cosine, 10, base=0.1)
+    before = rates(first, 4)
+    second = resumed(first.state_dict(), 10, base=0.001)
+    assert rates(second, 6) == pytest.approx([r / 100 for r in rates(first, 6)]) and before[0] == 0.1
 
 
 @pytest.mark.parametrize("configured", [20.0, math.inf])
-def test_a_moving_end_is_kept_by_a_run_that_goes_on(configured: float) -> None:
-    """Under `trainer.max_time`, alone or beside `trainer.max_steps`; also by one that goes on twice."""
-    begun = make(cosine, configured)
-    rates(begun, 5)
-    begun.move_end(14)
-    rates(begun, 2)
-    begun.move_end(12)
-    again = continued(begun.state_dict(), configured)
-    assert rates(continued(again.state_dict(), configured), 5) == pytest.approx(rates(begun, 5))
-    assert continued(again.state_dict(), 28).progress == pytest.approx(7 / 28)  # made longer
+def test_a_resumed_run_keeps_the_end_that_a_time_budget_set(configured: float) -> None:
+    """With `trainer.max_time` alone or with `trainer.max_steps`; also if it is resumed twice."""
+    first = make(cosine, configured)
+    rates(first, 5)
+    first.move_end(14)
+    rates(first, 2)
+    first.move_end(12)
+    second = resumed(first.state_dict(), configured)
+    assert rates(resumed(second.state_dict(), configured), 5) == pytest.approx(rates(first, 5))
+    assert resumed(second.state_dict(), 28).progress == pytest.approx(7 / 28)  # extended
 
 
-def test_a_plateau_goes_on_from_another_schedule_and_another_metric() -> None:
-    """What was best by another metric is no measure; the learning rate stays where it is."""
-    begun = make(cosine, 20)
-    rates(begun, 5)
+def test_plateau_resumes_after_another_schedule_or_another_metric() -> None:
+    """It forgets the best value of another metric, and keeps the learning rate."""
+    first = make(cosine, 20)
+    rates(first, 5)
     schedule = make(plateau, 20)
-    schedule.load_state_dict(begun.state_dict())
+    schedule.load_state_dict(first.state_dict())
     assert isinstance(schedule, PlateauSchedule)
     assert (schedule.last_epoch, schedule.level, schedule.waiting.best) == (5, 1.0, -math.inf)
     for score in (0.9, 0.8, 0.8):

@@ -1,19 +1,29 @@
-"""medconv/training/losses/segmentation.py: Dice with cross-entropy against voxel-by-voxel loops, and over
-two processes.
+"""medconv/training/losses/segmentation.py: Dice with cross-entropy against voxel-by-voxel loops and over two
+processes, and losses of overlapping regions and ignored voxels.
 """
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import monai.losses
 import numpy as np
 import pytest
 import torch
 from helpers import ranks
-from reference.losses import dice_cross_entropy
+from reference.losses import dice_binary_cross_entropy, dice_cross_entropy
 from torch import Tensor, nn
 from torch.distributed import nn as distributed_nn
 
-from medconv.training.losses.segmentation import DiceCrossEntropy
+from medconv.targets.segmentation import SegmentationTargets
+from medconv.training.losses.segmentation import DiceCrossEntropy, SegmentationLoss, cross_entropy, over_heads
+
+CLASSES = SegmentationTargets.of_classes(["background", "a", "b"])
+IGNORING = SegmentationTargets.of_classes(["background", "a", "b"], ignore=9)
+REGIONS = SegmentationTargets(("tumour", "core"), ((1, 2), (2,)), (1, 2))
+BOTH = SegmentationTargets(("tumour", "core"), ((1, 2), (2,)), (1, 2), ignore=3)
+TARGETS = {"classes": CLASSES, "ignoring": IGNORING, "regions": REGIONS, "both": BOTH}
 
 
 def example(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -33,7 +43,7 @@ def example(shape: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor]:
     ],
 )
 @pytest.mark.parametrize("label_dtype", [torch.uint8, torch.int64, torch.float32])
-def test_equals_the_loops(shape: tuple[int, ...], arguments: dict, label_dtype: torch.dtype) -> None:
+def test_loss_equals_the_loops(shape: tuple[int, ...], arguments: dict, label_dtype: torch.dtype) -> None:
     logits, label = example(shape)
     expected = dice_cross_entropy(logits.double().numpy(), label.numpy(), **arguments)
     assert float(DiceCrossEntropy(**arguments)(logits, label.to(label_dtype))) == pytest.approx(
@@ -41,7 +51,7 @@ def test_equals_the_loops(shape: tuple[int, ...], arguments: dict, label_dtype: 
     )
 
 
-def test_gradient_is_that_of_the_loops() -> None:
+def test_gradient_equals_that_of_the_loops() -> None:
     logits, label = example((2, 3, 2, 2))
     logits.requires_grad_()
     DiceCrossEntropy()(logits, label).backward()
@@ -54,7 +64,7 @@ def test_gradient_is_that_of_the_loops() -> None:
         assert float(logits.grad[place]) == pytest.approx(slope, abs=1e-5)
 
 
-def test_a_class_that_is_absent_from_a_sample_counts_over_the_batch() -> None:
+def test_dice_counts_over_the_batch_and_not_per_sample() -> None:
     logits, label = example((2, 3, 4, 4))
     label[0][label[0] == 2] = 1
     expected = dice_cross_entropy(logits.double().numpy(), label.numpy())
@@ -62,10 +72,10 @@ def test_a_class_that_is_absent_from_a_sample_counts_over_the_batch() -> None:
     alone = np.mean(
         [dice_cross_entropy(logits[i, None].double().numpy(), label[i, None].numpy()) for i in range(2)]
     )
-    assert abs(expected - alone) > 1e-2  # sample by sample it would be another number
+    assert abs(expected - alone) > 1e-2
 
 
-def test_a_class_that_is_absent_from_the_batch() -> None:
+def test_a_class_may_be_absent_from_the_batch() -> None:
     logits, label = example((2, 3, 4, 4))
     label[label == 2] = 0
     logits.requires_grad_()
@@ -76,7 +86,7 @@ def test_a_class_that_is_absent_from_the_batch() -> None:
     assert logits.grad.isfinite().all()
 
 
-def test_right_is_near_zero_and_wrong_is_not() -> None:
+def test_loss_of_a_right_answer_is_near_zero_and_of_a_wrong_one_is_not() -> None:
     _, label = example((2, 3, 4, 4))
     right = 30.0 * nn.functional.one_hot(label[:, 0], 3).movedim(-1, 1).float()
     assert float(DiceCrossEntropy()(right, label)) == pytest.approx(0, abs=1e-5)
@@ -99,51 +109,235 @@ def test_half_precision_logits_are_computed_in_fp32() -> None:
     expected = DiceCrossEntropy()(half.float(), label)
     assert torch.equal(DiceCrossEntropy()(half, label), expected)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = DiceCrossEntropy()(half, label)
-    assert inside.dtype == torch.float32 and torch.equal(inside, expected)
+        autocasted = DiceCrossEntropy()(half, label)
+    assert autocasted.dtype == torch.float32 and torch.equal(autocasted, expected)
 
 
-def _half_a_batch(rank: int, folder: str) -> None:
-    """Rank's share of the batch through a network of two layers, gradients averaged as DDP does."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
-    image, label, network = _problem()
-    mine = slice(2 * rank, 2 * rank + 2)
-    loss = DiceCrossEntropy()(network(image[mine]), label[mine])
-    loss.backward()
-    losses = distributed_nn.functional.all_reduce(loss.detach()) / 2
-    for parameter in network.parameters():
-        torch.distributed.all_reduce(parameter.grad)
-        parameter.grad /= 2
-    torch.save({"loss": losses, "grads": [p.grad for p in network.parameters()]}, f"{folder}/{rank}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-def _problem() -> tuple[Tensor, Tensor, nn.Module]:
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Conv2d(4, 3, 1))
-    image, label = torch.randn(4, 1, 7, 6), torch.randint(0, 3, (4, 1, 5, 4))
-    label[:2][label[:2] == 2] = 0  # the second process alone holds class 2
-    return image, label, network
-
-
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
-def test_two_processes_have_the_gradient_of_one(tmp_path: Path) -> None:
-    ranks.call(_half_a_batch, str(tmp_path))
-    image, label, network = _problem()
-    loss = DiceCrossEntropy()(network(image), label)
-    loss.backward()
-    for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        torch.testing.assert_close(found["loss"], loss.detach())
-        for grad, parameter in zip(found["grads"], network.parameters(), strict=True):
-            torch.testing.assert_close(grad, parameter.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_a_class_that_is_masked_out_leaves_the_loss_finite() -> None:
+def test_a_logit_of_minus_infinity_leaves_the_loss_finite() -> None:
     logits, label = torch.randn(2, 3, 4, 4), torch.randint(2, (2, 1, 4, 4))
     logits[:, 2] = -torch.inf
     loss = DiceCrossEntropy(dice_weight=0)(logits, label)
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, label[:, 0]))
+
+
+def make_loss(name: str, targets: SegmentationTargets) -> nn.Module:
+    """A loss of MONAI's with the settings of conf/loss; ours by its name."""
+    if name == "DiceCrossEntropy":
+        return DiceCrossEntropy()
+    plain, masks = not targets.overlapping, targets.overlapping
+    settings = {"include_background": masks, "to_onehot_y": plain, "softmax": plain, "sigmoid": masks}
+    return getattr(monai.losses, name)(**settings, batch=True)
+
+
+def target_example(
+    targets: SegmentationTargets, shape: tuple[int, ...] = (2, 5, 6), seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Logits, and a label map with every value; a third of it is ignored, if the targets allow that."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(shape[0], targets.num_outputs, *shape[1:], generator=draw)
+    label = torch.randint(3, (shape[0], 1, *shape[1:]), generator=draw, dtype=torch.uint8)
+    if targets.ignore is not None:
+        label[torch.rand(label.shape, generator=draw) < 0.3] = targets.ignore
+    return logits, label
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5), (1, 3, 4, 2)])
+@pytest.mark.parametrize("weights", [{}, {"dice_weight": 0.3, "ce_weight": 2.0}])
+@pytest.mark.parametrize("targets", [REGIONS, BOTH], ids=["regions", "both"])
+def test_regions_equal_the_loops(
+    targets: SegmentationTargets, shape: tuple[int, ...], weights: dict[str, float]
+) -> None:
+    logits, label = target_example(targets, shape)
+    masks = torch.cat([(label == 1) | (label == 2), label == 2], 1)
+    known = (label != targets.ignore) if targets.ignore else torch.ones_like(label)
+    expected = dice_binary_cross_entropy(logits.double().numpy(), masks.numpy(), known.numpy(), **weights)
+    assert float(SegmentationLoss(DiceCrossEntropy(**weights), targets)(logits, label)) == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+def test_ignoring_equals_the_loops_over_known_voxels() -> None:
+    logits, label = target_example(IGNORING)
+    known = (label != 9)[:, 0]
+    one_row = logits.movedim(1, -1)[known].T[None], label[:, 0][known][None, None]
+    expected = dice_cross_entropy(one_row[0].double().numpy(), one_row[1].numpy())
+    assert float(SegmentationLoss(DiceCrossEntropy(), IGNORING)(logits, label)) == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+LOSSES = ["DiceCrossEntropy", "TverskyLoss", "DiceFocalLoss", "DiceLoss", "GeneralizedDiceLoss"]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("case", ["ignoring", "both"])
+def test_ignored_voxels_change_nothing_and_get_no_gradient(name: str, case: str) -> None:
+    targets = TARGETS[case]
+    loss = SegmentationLoss(make_loss(name, targets), targets)
+    logits, label = target_example(targets)
+    ignored = (label == targets.ignore).expand_as(logits)
+    other = torch.where(ignored, -3 * logits, logits)
+    logits.requires_grad_()
+    value = loss(logits, label)
+    value.backward()
+    assert torch.equal(logits.grad[ignored], torch.zeros(int(ignored.sum())))
+    assert logits.grad[~ignored].ne(0).all()
+    torch.testing.assert_close(loss(other, label), value.detach())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("case", ["ignoring", "both"])
+def test_a_batch_without_known_voxels_gives_a_finite_loss(name: str, case: str) -> None:
+    targets = TARGETS[case]
+    loss = SegmentationLoss(make_loss(name, targets), targets)
+    logits, label = target_example(targets)
+    logits.requires_grad_()
+    value = loss(logits, torch.full_like(label, targets.ignore))
+    value.backward()
+    assert value.isfinite() and torch.equal(logits.grad, torch.zeros_like(logits))
+    assert cross_entropy(logits, torch.full_like(label, targets.ignore), targets) is None
+
+
+@pytest.mark.parametrize("name", LOSSES[1:])
+def test_monais_losses_get_the_label_map_of_plain_classes(name: str) -> None:
+    logits, label = target_example(CLASSES)
+    loss = make_loss(name, CLASSES)
+    assert torch.equal(SegmentationLoss(loss, CLASSES)(logits, label), loss(logits, label))
+
+
+@pytest.mark.parametrize("name", LOSSES[1:])
+def test_monais_losses_get_the_masks_of_regions(name: str) -> None:
+    logits, label = target_example(REGIONS)
+    masks = torch.cat([label > 0, label == 2], 1).float()
+    loss = make_loss(name, REGIONS)
+    torch.testing.assert_close(SegmentationLoss(loss, REGIONS)(logits, label), loss(logits, masks))
+
+
+@pytest.mark.parametrize(
+    ("loss", "case", "message"),
+    [
+        (
+            monai.losses.DiceLoss(to_onehot_y=True, softmax=True),
+            "regions",
+            r"loss: DiceLoss cannot take overlapping regions",
+        ),
+        (
+            monai.losses.DiceLoss(to_onehot_y=True, softmax=True),
+            "ignoring",
+            r"DiceLoss changes when the voxels.*loss\.batch=true",
+        ),
+        (
+            monai.losses.DiceLoss(sigmoid=True),
+            "both",
+            r"DiceLoss changes when the voxels of a batch are shuffled",
+        ),
+    ],
+)
+def test_a_loss_that_does_not_fit_the_targets_is_refused(loss: nn.Module, case: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SegmentationLoss(loss, TARGETS[case])
+
+
+@pytest.mark.parametrize("case", ["classes", "ignoring", "regions"])
+def test_a_loss_that_is_nan_is_refused(case: str) -> None:
+    def broken(logits: Tensor, reference: Tensor) -> Tensor:
+        return logits.mean() / 0 * 0
+
+    with pytest.raises(ValueError, match=r"loss: broken is nan for .*, expected a finite number"):
+        SegmentationLoss(broken, TARGETS[case])
+
+
+def test_a_loss_for_plain_classes_is_tried_on_random_numbers() -> None:
+    message = r"loss: CrossEntropyLoss cannot take classes, as a label map \(batch, 1, x, y, z\): "
+    with pytest.raises(ValueError, match=message):
+        SegmentationLoss(nn.CrossEntropyLoss(), CLASSES, 3)
+
+
+@pytest.mark.parametrize("case", ["classes", "ignoring", "regions"])
+def test_a_loss_for_slices_is_tried_on_slices(case: str) -> None:
+    def flat(logits: Tensor, reference: Tensor) -> Tensor:
+        if logits.ndim != 4:
+            raise ValueError("2D alone")
+        return DiceCrossEntropy()(logits, reference)
+
+    for dims in (2, None):
+        SegmentationLoss(flat, TARGETS[case], dims)
+    with pytest.raises(ValueError, match=r"loss: flat cannot take .*: 2D alone"):
+        SegmentationLoss(flat, TARGETS[case], 3)
+
+
+def test_a_loss_may_be_a_function() -> None:
+    logits, label = target_example(REGIONS)
+    function = partial(nn.functional.binary_cross_entropy_with_logits, reduction="mean")
+    masks = torch.cat([label > 0, label == 2], 1).float()
+    torch.testing.assert_close(SegmentationLoss(function, REGIONS)(logits, label), function(logits, masks))
+
+
+def test_coarse_heads_get_the_nearest_labels_and_half_the_weight() -> None:
+    logits, label = target_example(BOTH, (1, 4, 6))
+    coarse = torch.randn(1, 2, 2, 3)
+    loss = SegmentationLoss(DiceCrossEntropy(), BOTH)
+    expected = (loss(logits, label) + 0.5 * loss(coarse, label[:, :, ::2, ::2])) / 1.5
+    torch.testing.assert_close(over_heads(loss, [logits, coarse], label, 2), expected)
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_cross_entropy_is_the_mean_over_known_voxels(case: str) -> None:
+    targets = TARGETS[case]
+    logits, label = target_example(targets)
+    expected = SegmentationLoss(DiceCrossEntropy(dice_weight=0), targets)(logits, label)
+    assert cross_entropy(logits, label, targets) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_decoding_the_masks_gives_the_label() -> None:
+    _, label = target_example(REGIONS)
+    masks = REGIONS.reference(label)
+    assert torch.equal(REGIONS.decode(2 * masks[0] - 1), label[0, 0].to(torch.int16))
+
+
+def _problem(case: str) -> tuple[nn.Module, list[Tensor], Callable[[slice], Tensor], Tensor]:
+    """A loss, the parameters, the logits of a part of the batch, and the label of the batch."""
+    if case == "network":
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Conv2d(4, 3, 1))
+        image, label = torch.randn(4, 1, 7, 6), torch.randint(0, 3, (4, 1, 5, 4))
+        label[:2][label[:2] == 2] = 0  # only the second process has class 2
+        return DiceCrossEntropy(), list(network.parameters()), lambda part: network(image[part]), label
+    targets = TARGETS[case]
+    logits, label = target_example(targets, (4, 5, 6))
+    ignored = torch.rand(label[:2].shape, generator=torch.Generator().manual_seed(1)) < 0.8
+    label[:2][ignored] = targets.ignore  # the first process knows a fifth as many voxels
+    logits.requires_grad_()
+    return SegmentationLoss(DiceCrossEntropy(), targets), [logits], lambda part: logits[part], label
+
+
+def _half_a_batch(rank: int, folder: str, case: str) -> None:
+    """Loss and gradients of a rank's half of the batch, averaged over the ranks as DDP does."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+    loss, parameters, logits, label = _problem(case)
+    mine = slice(2 * rank, 2 * rank + 2)
+    value = loss(logits(mine), label[mine])
+    value.backward()
+    mean = distributed_nn.functional.all_reduce(value.detach()) / 2
+    for parameter in parameters:
+        torch.distributed.all_reduce(parameter.grad)
+        parameter.grad /= 2
+    torch.save({"loss": mean, "grads": [p.grad for p in parameters]}, f"{folder}/{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+@pytest.mark.parametrize(("case", "atol"), [("network", 1e-6), ("ignoring", 1e-7), ("both", 1e-7)])
+def test_two_processes_have_the_gradient_of_one(tmp_path: Path, case: str, atol: float) -> None:
+    ranks.call(_half_a_batch, str(tmp_path), case)
+    loss, parameters, logits, label = _problem(case)
+    value = loss(logits(slice(None)), label)
+    value.backward()
+    for rank in range(2):
+        saved = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        torch.testing.assert_close(saved["loss"], value.detach())
+        for grad, parameter in zip(saved["grads"], parameters, strict=True):
+            torch.testing.assert_close(grad, parameter.grad, rtol=1e-4, atol=atol)

@@ -1,7 +1,6 @@
-"""medconv/data/loading/datamodule.py: what loaders deliver, with real workers, and which values are
-refused.
-"""
+"""medconv/data/loading/datamodule.py: batches from real workers, what a worker costs, and invalid values."""
 
+import gc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +8,17 @@ from typing import Any
 import pytest
 import torch
 from helpers.volumes import preprocessing_config, tiny
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from benchmarks.workers import measured
 from medconv.data.augmentation.augment import Augment
-from medconv.data.case import Dataset
+from medconv.data.case import Case, Dataset
 from medconv.data.loading.datamodule import Batch, DataModule
 from medconv.data.preprocessing.pipeline import prepare
 from medconv.data.preprocessing.store import Store
 
 PATCH = (6, 5, 4)
+SLACK_MB = 12.0  # by which two workers that do the same may differ
 PreparedData = tuple[Dataset, Store]
 
 
@@ -73,14 +75,14 @@ def pretend_trainer(device: str = "cpu", rank: int = 0, world_size: int = 1, tra
         ),
     ],
 )
-def test_bad_values(prepared: PreparedData, changes: dict[str, Any], message: str) -> None:
+def test_invalid_values_are_errors(prepared: PreparedData, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         module(prepared, **changes)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_training_batches(prepared: PreparedData, workers: int) -> None:
-    """Plain tensors: MONAI's MetaTensor costs time in every operation."""
+def test_training_batches_are_plain_tensors(prepared: PreparedData, workers: int) -> None:
+    """MONAI's MetaTensor costs time in every operation."""
     data = module(
         prepared, Augment(0, (1, 1.5, 2), PATCH, p={"rotation": 1, "noise": 1}), num_workers=workers
     )
@@ -97,22 +99,24 @@ def test_training_batches(prepared: PreparedData, workers: int) -> None:
         ]
 
 
-def test_workers_change_nothing_but_time(prepared: PreparedData) -> None:
+def test_workers_do_not_change_the_batches(prepared: PreparedData) -> None:
     augment = Augment(0, (1, 1.5, 2), PATCH, p={"rotation": 0.5, "noise": 1, "brightness": 1})
-    alone, helped = (list(module(prepared, augment, num_workers=n).train_dataloader()) for n in (0, 2))
-    assert len(alone) == 3
-    for one, other in zip(alone, helped, strict=True):
+    without_workers, with_workers = (
+        list(module(prepared, augment, num_workers=n).train_dataloader()) for n in (0, 2)
+    )
+    assert len(without_workers) == 3
+    for one, other in zip(without_workers, with_workers, strict=True):
         assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_validation_cases(prepared: PreparedData, workers: int) -> None:
+def test_validation_cases_are_whole_and_not_augmented(prepared: PreparedData, workers: int) -> None:
     loader = module(prepared, num_workers=workers).val_dataloader()
     (item,) = list(loader)
     assert item["case"] == "case_3"
     assert all(type(item[key]) is torch.Tensor for key in ("image", "label", "reference"))
     assert item["image"].shape == (1, 1, 12, 14, 10) and item["reference"].shape == (12, 14, 10)
-    assert item["image"].max() < 50  # not augmented
+    assert item["image"].max() < 50
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -131,7 +135,7 @@ def test_an_error_names_the_case(tmp_path: Path, workers: int) -> None:
             loader._iterator._shutdown_workers()
 
 
-def test_augmentation_runs_with_the_workers_where_there_is_no_accelerator(prepared: PreparedData) -> None:
+def test_workers_augment_if_there_is_no_accelerator(prepared: PreparedData) -> None:
     data = module(prepared)
     for trainer in (None, pretend_trainer("cpu")):
         data.trainer = trainer
@@ -140,7 +144,7 @@ def test_augmentation_runs_with_the_workers_where_there_is_no_accelerator(prepar
         assert data.on_after_batch_transfer(batch, 0) is batch
 
 
-def test_augmentation_runs_on_the_accelerator_where_there_is_one(prepared: PreparedData) -> None:
+def test_the_accelerator_augments_if_there_is_one(prepared: PreparedData) -> None:
     data = module(prepared)
     data.trainer = pretend_trainer("cuda")
     loader = data.train_dataloader()
@@ -148,27 +152,28 @@ def test_augmentation_runs_on_the_accelerator_where_there_is_one(prepared: Prepa
     (batch, *_) = (loader.collate_fn([loader.dataset[i] for i in (0, 1)]),)
     assert batch["image"].max() < 50
     assert data.on_after_batch_transfer(batch, 0)["image"].min() > 100
-    sent = data.on_before_batch_transfer(batch, 0)
-    assert sent["sample"] == [0, 1] and sent["image"] is batch["image"]  # numbers that never reach the device
+    transferred = data.on_before_batch_transfer(batch, 0)
+    # sample numbers stay on the host
+    assert transferred["sample"] == [0, 1] and transferred["image"] is batch["image"]
     data.trainer = pretend_trainer("cuda", training=False)
     assert data.on_after_batch_transfer(batch, 0) is batch
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_each_validation_case_is_on_one_rank(prepared: PreparedData, world_size: int) -> None:
-    """Ranks beyond the number of cases repeat the first, so that none stands idle in a collective."""
+    """Ranks beyond the number of cases repeat the first case, so that none is missing in a collective."""
     data = module(prepared, val=prepared[0].cases)
     ranks = []
     for rank in range(world_size):
         data.trainer = pretend_trainer(rank=rank, world_size=world_size)
         ranks.append([item["case"] for item in data.val_dataloader()])
     assert all(ranks)
-    seen = [case for rank in ranks[:4] for case in rank]
-    assert sorted(seen) == ["case_0", "case_1", "case_2", "case_3"]
+    cases = [case for rank in ranks[:4] for case in rank]
+    assert sorted(cases) == ["case_0", "case_1", "case_2", "case_3"]
     assert ranks[4:] == [["case_0"]] * (world_size - 4)
 
 
-def test_no_validation_case(prepared: PreparedData) -> None:
+def test_loader_without_validation_cases_is_empty(prepared: PreparedData) -> None:
     assert list(module(prepared, val=[]).val_dataloader()) == []
 
 
@@ -184,12 +189,54 @@ def test_number_of_workers_follows_the_machine(
     prepared: PreparedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = module(prepared, num_workers=None)
-    for cores, devices, wanted in ((1, 1, 1), (8, 1, 4), (64, 1, 8), (64, 8, 4), (4, 4, 1)):
+    for cores, devices, workers in ((1, 1, 1), (8, 1, 4), (64, 1, 8), (64, 8, 4), (4, 4, 1)):
         monkeypatch.setattr("os.sched_getaffinity", lambda pid, n=cores: set(range(n)))
         data.trainer = pretend_trainer(world_size=devices)
-        assert data.train_dataloader().num_workers == wanted
+        assert data.train_dataloader().num_workers == workers
 
 
-def test_loader_settings_are_passed_on(prepared: PreparedData) -> None:
+def test_loader_gets_the_settings(prepared: PreparedData) -> None:
     loader = module(prepared, num_workers=2, prefetch_factor=3, persistent_workers=False).train_dataloader()
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (2, 3, False)
+
+
+def collect_garbage(batch: Batch) -> Batch:
+    """The worst case for shared memory: a collection after each batch."""
+    gc.collect()
+    return batch
+
+
+def count_threads(batch: Batch) -> Batch:
+    threads = max(torch.get_num_threads(), *(library["num_threads"] for library in threadpool_info()))
+    return {"sample": batch["sample"], "threads": torch.tensor(threads)}
+
+
+def private_megabytes(prepared: PreparedData, num_cases: int, num_workers: int) -> float:
+    """The largest private memory of a worker."""
+    cases = [
+        Case(f"case_{i % 4}", (Path(f"images/{i}.nii.gz"),), Path(f"labels/{i}.nii.gz"))
+        for i in range(num_cases)
+    ]
+    data = module(
+        prepared, collect_garbage, train=cases, val=[], samples_per_epoch=400, num_workers=num_workers
+    )
+    workers = measured(data.train_dataloader(), 10 * num_workers, settle_seconds=0.2)
+    assert len(workers) == num_workers
+    return max(worker["private_MB"] for worker in workers)
+
+
+def test_worker_has_one_thread(prepared: PreparedData) -> None:
+    """Even if the main process has more; also in the libraries of numpy and scipy."""
+    with threadpool_limits(2):
+        batch = next(iter(module(prepared, count_threads, num_workers=1).train_dataloader()))
+    assert batch["threads"] == 1
+
+
+def test_worker_memory_does_not_grow_with_the_dataset(prepared: PreparedData) -> None:
+    few, many = private_megabytes(prepared, 4, 1), private_megabytes(prepared, 60_000, 1)
+    assert many < few + SLACK_MB, f"{few:.0f} MB with 4 cases, {many:.0f} MB with 60,000"
+
+
+def test_worker_memory_does_not_grow_with_the_number_of_workers(prepared: PreparedData) -> None:
+    one, four = private_megabytes(prepared, 4, 1), private_megabytes(prepared, 4, 4)
+    assert four < one + SLACK_MB, f"{one:.0f} MB alone, {four:.0f} MB among four"

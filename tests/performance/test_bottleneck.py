@@ -8,9 +8,9 @@ from medconv.performance.bottleneck import verdict
 from medconv.performance.step_profiler import PHASES
 
 
-def shares(**given: float) -> dict[str, float]:
-    rest = 1 - sum(given.values())
-    return {**dict.fromkeys(PHASES, 0.0), "forward": rest / 3, "backward": 2 * rest / 3, **given}
+def shares(**measured: float) -> dict[str, float]:
+    rest = 1 - sum(measured.values())
+    return {**dict.fromkeys(PHASES, 0.0), "forward": rest / 3, "backward": 2 * rest / 3, **measured}
 
 
 def values(**perf: Any) -> dict[str, Any]:
@@ -38,12 +38,14 @@ def values(**perf: Any) -> dict[str, Any]:
         ({"data_wait": 0.05}, "95% of the time is the network itself: try perf.compile=true in long runs"),
     ],
 )
-def test_the_worst_bottleneck_and_its_setting(measured: dict[str, float], expected: str) -> None:
+def test_the_sentence_names_the_worst_bottleneck_and_its_setting(
+    measured: dict[str, float], expected: str
+) -> None:
     sentence = verdict(shares(**measured), values(), cores=16)
     assert sentence is not None and sentence.startswith(expected)
 
 
-def test_unused_settings_are_advised() -> None:
+def test_the_advice_is_a_setting_not_yet_used() -> None:
     assert "perf.channels_last=true" in str(verdict(shares(), values(channels_last=False), 2))
     assert "perf.activation_checkpointing=none" in str(
         verdict(shares(), values(activation_checkpointing="blocks"), 2)

@@ -1,7 +1,7 @@
 """medconv/performance/checkpoint_pointwise.py: bit for bit the plain gradients, from fewer kept tensors."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 
 import pytest
@@ -46,9 +46,14 @@ def gradients(network: nn.Module, image: Tensor, dtype: torch.dtype | None = Non
     return [loss.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
 
 
+def assert_equal(tensors: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+    """To the last bit."""
+    assert all(torch.equal(a, b) for a, b in zip(tensors, expected, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_gradients_and_statistics_are_the_plain_ones_to_the_last_bit(
+def test_gradients_and_statistics_equal_the_plain_ones_to_the_last_bit(
     name: str, dtype: torch.dtype | None
 ) -> None:
     torch.manual_seed(0)
@@ -57,17 +62,14 @@ def test_gradients_and_statistics_are_the_plain_ones_to_the_last_bit(
     assert apply_checkpointing(network, "pointwise") == 1
     image = torch.randn(2, 1, *((64, 64) if "2d" in name else (16, 16, 16)))
     for _ in range(2):
-        for mine, wanted in zip(
-            gradients(network, image, dtype), gradients(plain, image, dtype), strict=True
-        ):
-            assert torch.equal(mine, wanted)
-    state, wanted = network.state_dict(), plain.state_dict()
-    assert list(state) == list(wanted)
-    assert all(torch.equal(state[key], wanted[key]) for key in wanted)
+        assert_equal(gradients(network, image, dtype), gradients(plain, image, dtype))
+    state, plain_state = network.state_dict(), plain.state_dict()
+    assert list(state) == list(plain_state)
+    assert_equal(state.values(), plain_state.values())
 
 
 @pytest.mark.parametrize(("norm", "share"), [("batch", 0.66), ("instance", 0.66)])
-def test_fewer_bytes_are_kept(norm: str, share: float) -> None:
+def test_checkpointing_saves_memory(norm: str, share: float) -> None:
     plain = apply_switches(UNet(3, 1, 2, (16, 32), (2,), norm=norm), channels_last=True, fast_norm=True)
     network, image = deepcopy(plain), torch.randn(2, 1, 16, 16, 16)
     apply_checkpointing(network, "pointwise")
@@ -77,17 +79,17 @@ def test_fewer_bytes_are_kept(norm: str, share: float) -> None:
             lambda: candidate(image).mean(), lambda: candidate(image).mean().backward(), image.device
         )
 
-    kept, before = measured(network), measured(plain)
-    assert kept["saved_bytes"] < share * before["saved_bytes"]
-    assert kept["peak_bytes"] < 0.9 * before["peak_bytes"]
+    checkpointed, full = measured(network), measured(plain)
+    assert checkpointed["saved_bytes"] < share * full["saved_bytes"]
+    assert checkpointed["peak_bytes"] < 0.9 * full["peak_bytes"]
 
 
-def test_a_second_backward_and_a_double_backward() -> None:
+def test_a_second_and_a_double_backward_equal_the_plain_ones() -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 1, 3)).double()
     network = deepcopy(plain)
     apply_checkpointing(network, "pointwise")
-    found = []
+    results = []
     for candidate in (network, plain):
         image = torch.randn(
             2, 1, 32, 32, dtype=torch.double, generator=torch.Generator().manual_seed(1)
@@ -96,9 +98,9 @@ def test_a_second_backward_and_a_double_backward() -> None:
         loss.backward(retain_graph=True)
         (first,) = torch.autograd.grad(loss, image, create_graph=True)
         (second,) = torch.autograd.grad(first.square().sum(), image)
-        found.append((image.grad, first.detach(), second))
-    for mine, wanted in zip(*found, strict=True):
-        torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-15)
+        results.append((image.grad, first.detach(), second))
+    for tensor, expected in zip(*results, strict=True):
+        torch.testing.assert_close(tensor, expected, rtol=1e-12, atol=1e-15)
 
 
 class _Rewrites(nn.Module):
@@ -115,7 +117,7 @@ class _Rewrites(nn.Module):
         return self.last(F.relu(self.last(y)))
 
 
-def test_a_tensor_changed_afterwards_is_an_error_and_no_wrong_gradient() -> None:
+def test_a_tensor_that_changes_in_place_raises() -> None:
     network = _Rewrites()
     apply_checkpointing(network, "pointwise")
     loss = network(torch.randn(1, 1, 64, 64)).mean()
@@ -123,16 +125,15 @@ def test_a_tensor_changed_afterwards_is_an_error_and_no_wrong_gradient() -> None
         loss.backward()
 
 
-def test_an_activation_that_overwrites_a_convolution_is_kept() -> None:
+def test_an_activation_in_place_keeps_the_gradients() -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(inplace=True), nn.Conv2d(8, 1, 3))
     network, image = deepcopy(plain), torch.randn(1, 1, 64, 64)
     apply_checkpointing(network, "pointwise")
-    for mine, wanted in zip(gradients(network, image), gradients(plain, image), strict=True):
-        assert torch.equal(mine, wanted)
+    assert_equal(gradients(network, image), gradients(plain, image))
 
 
-def test_nothing_is_noted_in_evaluation_and_without_gradients() -> None:
+def test_evaluation_and_no_grad_work_as_without_checkpointing() -> None:
     network = UNet(2, 1, 2, (8, 12), (2,))
     apply_checkpointing(network, "pointwise")
     image = torch.randn(1, 1, 32, 32)
@@ -154,7 +155,7 @@ class _Chain(nn.Module):
         return image
 
 
-def test_a_very_deep_network_called_by_keyword() -> None:
+def test_a_deep_network_called_by_keyword_keeps_the_gradients() -> None:
     torch.manual_seed(0)
     plain, image = _Chain(400), torch.randn(1, 2, 48, 48) / 1000
     for conv in plain.convs:
@@ -163,15 +164,13 @@ def test_a_very_deep_network_called_by_keyword() -> None:
     apply_checkpointing(network, "pointwise")
     for candidate in (network, plain):
         candidate(image=image).square().mean().backward()
-    for mine, wanted in zip(network.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(mine.grad, wanted.grad)
+    assert_equal([p.grad for p in network.parameters()], [p.grad for p in plain.parameters()])
 
 
 @pytest.mark.parametrize("mode", ["pointwise", "blocks"])
 def test_a_checkpointed_network_can_be_pickled(mode: str) -> None:
     network = UNet(2, 1, 2, (8, 12), (2,))
     apply_checkpointing(network, mode)
-    again, image = pickle.loads(pickle.dumps(network)), torch.randn(2, 1, 32, 32)
-    assert [type(m) for m in again.modules()] == [type(m) for m in network.modules()]
-    for mine, wanted in zip(gradients(again, image), gradients(network, image), strict=True):
-        assert torch.equal(mine, wanted)
+    copy, image = pickle.loads(pickle.dumps(network)), torch.randn(2, 1, 32, 32)
+    assert [type(m) for m in copy.modules()] == [type(m) for m in network.modules()]
+    assert_equal(gradients(copy, image), gradients(network, image))

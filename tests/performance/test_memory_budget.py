@@ -24,35 +24,36 @@ GB = 2**30
         ("cpu", 0.5, 1, 0.5),  # the least, whatever there is
     ],
 )
-def test_a_share_of_all_memory_rounded_down(kind: str, total: float, processes: int, expected: float) -> None:
-    found, words = usable_gb(kind, total * GB, processes)
-    assert found == expected and isinstance(found, float)
+def test_the_budget_is_a_share_of_all_memory_rounded_down(
+    kind: str, total: float, processes: int, expected: float
+) -> None:
+    gb, words = usable_gb(kind, total * GB, processes)
+    assert gb == expected and isinstance(gb, float)
     assert f"of {total:g} GB of {kind.upper()} memory" in words
-    assert ("as much as is ever taken" in words) == (expected in (1, 24)) and (
-        f"{processes} processes" in words
-    ) == (processes > 1)
+    assert ("as much as is ever taken" in words) == (expected in (1, 24))
+    assert (f"{processes} processes" in words) == (processes > 1)
 
 
-def test_control_groups_bound_it(tmp_path: Path) -> None:
-    """The process's own group and all above it, in both versions; no limit is none."""
+def test_control_groups_limit_the_memory(tmp_path: Path) -> None:
+    """The process's own group and its parents count, in both versions of control groups."""
     job = tmp_path / "slurm/job_1"
     (job / "step").mkdir(parents=True)
     (tmp_path / "memory/batch").mkdir(parents=True)
     own = tmp_path / "own"
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     (job / "step/memory.max").write_text("max\n")
     own.write_text("0::/slurm/job_1/step\n")
-    assert total_memory(tmp_path, own) == whole
+    assert total_memory(tmp_path, own) == physical
     (job / "memory.max").write_text(f"{3 * GB // 4}\n")
     assert total_memory(tmp_path, own) == 3 * GB // 4
     (tmp_path / "memory/batch/memory.limit_in_bytes").write_text(f"{GB // 2}\n")
     own.write_text("4:cpu,memory:/batch\n3:cpu:/\n0::/\n")
     assert total_memory(tmp_path, own) == GB // 2
-    assert total_memory(tmp_path, tmp_path / "absent") == whole
+    assert total_memory(tmp_path, tmp_path / "absent") == physical
 
 
-def test_this_machine_has_some() -> None:
-    found, words = measured_gb("cpu", 1)
-    assert 0.5 <= found <= 10 and words.startswith("measured, of") and "CPU" in words
-    assert measured_gb("cpu", 64)[0] <= found
+def test_the_memory_of_this_machine_is_measured() -> None:
+    gb, words = measured_gb("cpu", 1)
+    assert 0.5 <= gb <= 10 and words.startswith("measured, of") and "CPU" in words
+    assert measured_gb("cpu", 64)[0] <= gb
     assert ("GPU" if torch.cuda.is_available() else "CPU") in measured_gb("auto", 1)[1]

@@ -14,6 +14,8 @@ from medconv.utils.hardware import (
     check_devices,
     compiler_missing,
     memory_advice,
+    resolve_precision,
+    warn_slow_cudnn,
     without_effect,
 )
 
@@ -137,3 +139,49 @@ def test_devices_are_normalised(two_gpus: None) -> None:
         [0, 1],
         "auto",
     ]
+
+
+@pytest.mark.parametrize(
+    "precision", ["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true", 16, 32, None]
+)
+def test_precision_that_was_chosen_stays(precision: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert resolve_precision(precision, "gpu") == precision
+    if not str(precision).startswith("16"):
+        assert resolve_precision(precision, "cpu") == precision
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "16-true", 16])
+def test_fp16_needs_a_gpu(precision: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=rf"trainer\.precision={precision} needs a GPU"):
+        resolve_precision(precision, "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=rf"trainer\.precision={precision} needs a GPU"):
+        resolve_precision(precision, "auto")
+
+
+def test_auto_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
+    assert [resolve_precision("auto", a) for a in ("auto", "gpu", "cuda")] == ["bf16-mixed"] * 3
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert resolve_precision("auto", "gpu") == "16-mixed"
+    for capability in ("amx_bf16", "avx512_bf16"):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda name=capability: {name: True})
+        assert resolve_precision("auto", "cpu") == "bf16-mixed"
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    assert resolve_precision("auto", "cpu") == "32-true"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_precision("auto", "auto") == "32-true"
+
+
+@pytest.mark.parametrize(
+    ("version", "warns"), [(90701, False), (90800, True), (91002, True), (91500, False), (None, False)]
+)
+def test_slow_cudnn_is_named(
+    version: int | None, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
+    warn_slow_cudnn()
+    assert (f"cuDNN {version} has slow half-precision Conv3d" in caplog.text) == warns

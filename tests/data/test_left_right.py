@@ -54,12 +54,12 @@ def test_pairs_are_class_numbers() -> None:
         ),
     ],
 )
-def test_bad_pairs(pairs: Any, message: str) -> None:
+def test_invalid_pairs_are_errors(pairs: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         left_right.flip_label_pairs(pairs, NAMES)
 
 
-def test_lookalikes() -> None:
+def test_lookalikes_differ_only_in_left_and_right() -> None:
     assert left_right.lookalikes(NAMES) == [("left_kidney", "right_kidney"), ("lung_l", "lung_r")]
     assert left_right.lookalikes(["Left Eye", "Right Eye", "LeftLung", "RightLung"]) == [
         ("Left Eye", "Right Eye"),
@@ -69,7 +69,7 @@ def test_lookalikes() -> None:
 
 
 class Sided:
-    """Knows left from right: class 1 where the image is above 0 in the first half, class 2 in the second."""
+    """A network that distinguishes left and right: class 1 where the image is above 0 in the first half, class 2 in the second."""
 
     def __call__(self, windows: Tensor) -> Tensor:
         first = torch.arange(windows.shape[2]) < windows.shape[2] // 2
@@ -78,19 +78,19 @@ class Sided:
 
 
 @pytest.mark.parametrize("spatial", [2, 3])
-def test_a_mirror_from_left_to_right_swaps_the_logits_of_partners(spatial: int) -> None:
-    """For such a network the mean over flips changes nothing, where partners are swapped."""
+def test_window_swaps_the_logits_of_pairs_when_mirroring_left_and_right(spatial: int) -> None:
+    """For `Sided`, the mean over flips changes nothing if pairs are swapped."""
     image, patch = torch.randn(1, 1, *(8,) * spatial), (8,) * spatial
     plain = SlidingWindow(patch)(Sided(), image)
     for axes in ((0,), (0, 1), (1,)):
-        both = SlidingWindow(patch, mirror_axes=axes, flip_label_pairs=((1, 2),))(Sided(), image)
-        torch.testing.assert_close(both, plain, rtol=1e-4, atol=1e-5)
-    unaware = SlidingWindow(patch, mirror_axes=(0,))(Sided(), image)
-    assert not torch.allclose(unaware, plain, atol=1e-2)
+        mirrored = SlidingWindow(patch, mirror_axes=axes, flip_label_pairs=((1, 2),))(Sided(), image)
+        torch.testing.assert_close(mirrored, plain, rtol=1e-4, atol=1e-5)
+    not_swapped = SlidingWindow(patch, mirror_axes=(0,))(Sided(), image)
+    assert not torch.allclose(not_swapped, plain, atol=1e-2)
 
 
 @pytest.mark.parametrize(("slice_axis", "swaps"), [(0, False), (1, True), (2, True)])
-def test_the_first_axis_of_slices_is_left_to_right_but_in_sagittal_ones(slice_axis: int, swaps: bool) -> None:
+def test_first_axis_of_slices_is_left_to_right_unless_they_are_sagittal(slice_axis: int, swaps: bool) -> None:
     image = torch.randn(1, 1, 8, 8, 8)
     window = SlidingWindow((8, 8), mirror_axes=(0,), slice_axis=slice_axis)
     paired = SlidingWindow((8, 8), mirror_axes=(0,), slice_axis=slice_axis, flip_label_pairs=((1, 2),))
@@ -115,67 +115,62 @@ def test_pairs_reach_augmentation_validation_and_prediction(kidneys: Path, tmp_p
         PAIRS,
         "augmentation.mirror_axes=[0]",
         "task.mirror_axes=[0]",
-        f"augmentation._target_={__name__}.Seen",
+        f"augmentation._target_={__name__}.RecordingAugment",
     ]
     tiny.train(kidneys, tmp_path / "run", *settings, "trainer.max_steps=1")
-    assert Seen.given["flip_label_pairs"] == ((1, 2),) and Seen.given["left_right_axis"] == 0
+    arguments = RecordingAugment.arguments
+    assert arguments["flip_label_pairs"] == ((1, 2),) and arguments["left_right_axis"] == 0
     model = run.load(tmp_path / "run/checkpoints/last.ckpt")
     assert model.window.flip_label_pairs == ((1, 2),) and model.window.mirror_axes == (0,)
 
 
-class Seen:
-    """An augmentation that does nothing and tells what it was given."""
+class RecordingAugment:
+    """An augmentation that does nothing and records its arguments."""
 
-    given: dict[str, Any] = {}  # noqa: RUF012
+    arguments: dict[str, Any] = {}  # noqa: RUF012
 
-    def __init__(self, **given: Any) -> None:
-        type(self).given = given
+    def __init__(self, **arguments: Any) -> None:
+        type(self).arguments = arguments
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         return batch
 
 
 @pytest.mark.parametrize("more", [[], ["data.spatial_dims=2"]])
-def test_an_equivariant_network_is_refused(kidneys: Path, tmp_path: Path, more: list[str]) -> None:
+def test_equivariant_network_is_an_error(kidneys: Path, tmp_path: Path, more: list[str]) -> None:
     with pytest.raises(
         ConfigError, match=r"conv=mirror along axis 0.*cannot tell left_kidney from right_kidney"
     ):
         tiny.train(kidneys, tmp_path / "run", PAIRS, "conv=mirror", *more)
 
 
-def test_another_axis_is_not_refused(kidneys: Path, tmp_path: Path) -> None:
+def test_equivariance_along_another_axis_is_allowed(kidneys: Path, tmp_path: Path) -> None:
     tiny.train(kidneys, tmp_path / "run", PAIRS, "conv=mirror", "conv.axes=[1]", "trainer.max_steps=1")
 
 
 @pytest.mark.parametrize(
-    ("regions", "said"),
+    ("regions", "lookalikes"),
     [
         ({"both": [1, 3]}, None),
         ({"left": [1], "both": [1, 3]}, "left_kidney and right_kidney"),
         ({"l": [2], "r": [4]}, "l and r"),
     ],
 )
-def test_with_regions_no_pairs_are_recommended(
-    regions: dict[str, list[int]], said: str | None, caplog: pytest.LogCaptureFixture
+def test_warning_for_regions_does_not_recommend_pairs(
+    regions: dict[str, list[int]], lookalikes: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`data.flip_label_pairs` does not go with regions; and what no region tells apart may be exchanged."""
+    """`data.flip_label_pairs` excludes regions; classes that no region separates may be swapped."""
     targets = {"names": list(regions), "values": list(regions.values())}
     left_right.warn_of_lookalikes(
         {"class_names": list(NAMES[:5]), "overlapping": True, "targets": targets}, (0,), ()
     )
-    found = [record.getMessage() for record in caplog.records]
-    assert found == (
-        []
-        if said is None
-        else [
-            f"augmentation.mirror_axes=[0] swaps left and right but no regions: {said}; mirror along "
-            "other axes"
-        ]
-    )
+    warning = "augmentation.mirror_axes=[0] swaps left and right but no regions: {}; mirror along other axes"
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ([] if lookalikes is None else [warning.format(lookalikes)])
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "warning"),
     [
         (["augmentation.mirror_axes=[0]"], "data.flip_label_pairs=[[left_kidney,right_kidney]] would"),
         (["conv=mirror"], "makes a network that cannot tell left_kidney from right_kidney"),
@@ -183,11 +178,11 @@ def test_with_regions_no_pairs_are_recommended(
         (["augmentation.mirror_axes=[0]", PAIRS], None),
     ],
 )
-def test_one_warning_where_sides_are_mixed(
-    kidneys: Path, tmp_path: Path, settings: list[str], said: str | None, caplog: pytest.LogCaptureFixture
+def test_one_warning_if_sides_are_mixed(
+    kidneys: Path, tmp_path: Path, settings: list[str], warning: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "medconv"):
         tiny.train(kidneys, tmp_path / "run", *settings, "trainer.max_steps=1")
-    found = [record.getMessage() for record in caplog.records if "left_kidney" in record.getMessage()]
-    assert len(found) == (said is not None)
-    assert said is None or said in found[0]
+    messages = [record.getMessage() for record in caplog.records if "left_kidney" in record.getMessage()]
+    assert len(messages) == (warning is not None)
+    assert warning is None or warning in messages[0]

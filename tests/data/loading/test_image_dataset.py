@@ -39,64 +39,63 @@ def pixels(seed: int, size: tuple[int, int] = SIZE) -> np.ndarray:
     return np.random.default_rng(seed).integers(1, 256, (size[1], size[0]), dtype=np.uint8)
 
 
-def write(root: Path, count: int = COUNT, **odd: tuple[int, int]) -> Path:
-    """Pictures 0.png, 1.png, ...; every fifth is of class b. Args: odd: `_3=(9, 9)` gives picture 3
-    another size.
+def write(root: Path, count: int = COUNT, **sizes: tuple[int, int]) -> Path:
+    """Pictures 0.png, 1.png, ...; every fifth is of class b.
+
+    Args: sizes: `_3=(9, 9)` gives picture 3 another size.
     """
     root.mkdir(parents=True, exist_ok=True)
     lines = ["path,label,age"]
     for i in range(count):
-        write_picture(root / f"{i}.png", pixels(i, odd.get(f"_{i}", SIZE)))
+        write_picture(root / f"{i}.png", pixels(i, sizes.get(f"_{i}", SIZE)))
         lines.append(f"{i}.png,{'b' if i % 5 == 0 else 'a'},{20 + i}")
     (root / "labels.csv").write_text("\n".join(lines))
     return root / "labels.csv"
 
 
-def known(found: Dataset, folder: Path, **settings: Any) -> tuple[PreprocessingConfig, Store]:
-    measured, _ = fingerprint(found, folder, 1)
-    names = ("dataset",) * len(found.modalities)
-    given = {"frame": measured.shapes[0], **settings}
-    config = PreprocessingConfig(
-        measured.spatial_dims, (1.0,) * measured.spatial_dims, names, measured.intensities, **given
-    )
-    return config, prepare(found, config, folder, 1)
+def prepare_images(dataset: Dataset, folder: Path) -> tuple[PreprocessingConfig, Store]:
+    """The store of the dataset, normalised by the dataset, in the size of its first image."""
+    measured, _ = fingerprint(dataset, folder, 1)
+    dims, names = measured.spatial_dims, ("dataset",) * len(dataset.modalities)
+    config = PreprocessingConfig(dims, (1.0,) * dims, names, measured.intensities, frame=measured.shapes[0])
+    return config, prepare(dataset, config, folder, 1)
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Store]:
-    root = tmp_path_factory.mktemp("whole")
-    found = csv(write(root / "data"))
-    return found, known(found, root / "cache")[1]
+    root = tmp_path_factory.mktemp("images")
+    dataset = csv(write(root / "data"))
+    return dataset, prepare_images(dataset, root / "cache")[1]
 
 
-def test_a_whole_image_keeps_its_borders_and_is_normalised_by_the_dataset(tmp_path: Path) -> None:
+def test_image_keeps_its_borders_and_is_normalised_by_the_dataset(tmp_path: Path) -> None:
     table = write(tmp_path / "data")
     black = pixels(0)
     black[:3] = 0
     write_picture(tmp_path / "data/0.png", black)
-    found = csv(table)
-    config, store = known(found, tmp_path / "cache")
-    everything = np.stack([black, *[pixels(i) for i in range(1, COUNT)]]).astype(float)
-    assert config.intensities[0]["mean"] == pytest.approx(everything.mean(), rel=1e-5)
-    expected = (black[::-1].T - everything.mean()) / everything.std()
+    dataset = csv(table)
+    config, store = prepare_images(dataset, tmp_path / "cache")
+    images = np.stack([black, *[pixels(i) for i in range(1, COUNT)]]).astype(float)
+    assert config.intensities[0]["mean"] == pytest.approx(images.mean(), rel=1e-5)
+    expected = (black[::-1].T - images.mean()) / images.std()
     entry = store.read("0")
     np.testing.assert_allclose(entry.image[0], expected, atol=1e-4)
     assert entry.image.dtype == np.float32 and entry.label.size == 0
     assert sorted(p.name for p in store.folder.glob("0.*")) == ["0.image.npy", "0.json"]
 
 
-@pytest.mark.parametrize(("size", "inside"), [((4, 4), "cut"), ((16, 14), "padded"), ((6, 14), "both")])
-def test_frame(size: tuple[int, int], inside: str) -> None:
+@pytest.mark.parametrize(("size", "effect"), [((4, 4), "cut"), ((16, 14), "padded"), ((6, 14), "both")])
+def test_frame_cuts_and_pads_around_the_centre(size: tuple[int, int], effect: str) -> None:
     image = np.arange(96, dtype=np.float32).reshape(1, 12, 8) + 1
     out = framed(image, size)
     assert out.shape == (1, *size)
     kept = out[out > 0]
     assert len(kept) == min(12, size[0]) * min(8, size[1])
     x, y = (max(0, n - s) // 2 for n, s in zip((12, 8), size, strict=True))
-    assert kept[0] == image[0, x, y], inside
+    assert kept[0] == image[0, x, y], effect
 
 
-def test_pictures_are_scaled_without_patterns_of_their_own(tmp_path: Path) -> None:
+def test_pictures_are_scaled_without_aliasing(tmp_path: Path) -> None:
     config = PreprocessingConfig(2, (1.0, 1.0), ("none",), ({},), frame=(10, 20), resize=(10, 20))
     ramp = np.linspace(0, 1, 80)[None, :, None, None] * np.ones((1, 80, 40, 1))
     out, _ = preprocess(ramp.astype(np.float32), Grid.of((80, 40, 1), np.eye(4)), config)
@@ -109,9 +108,9 @@ def test_pictures_are_scaled_without_patterns_of_their_own(tmp_path: Path) -> No
     assert np.abs(out[0, 1:-1] - 2 / 3).max() < 0.06
 
 
-def test_a_volume_is_resampled_then_cut_or_padded(tmp_path: Path) -> None:
+def test_volume_is_resampled_then_cut_or_padded(tmp_path: Path) -> None:
     save_volume(tmp_path / "v.nii.gz", image_array(0), np.diag([2.0, 1.5, 2.0, 1.0]))  # 12 x 14 x 10 voxels
-    found = Dataset(
+    dataset = Dataset(
         "v",
         (Case("v", (tmp_path / "v.nii.gz",), values=(0.0,)),),
         ("a", "b"),
@@ -119,48 +118,42 @@ def test_a_volume_is_resampled_then_cut_or_padded(tmp_path: Path) -> None:
         image_targets=csv(write(tmp_path / "d")).image_targets,
     )
     config = PreprocessingConfig(3, (1.0, 1.5, 2.0), ("zscore",), ({},), frame=(20, 20, 8))
-    image = prepare(found, config, tmp_path / "cache", 1).read("v").image
-    assert (
-        image.shape == (1, 20, 20, 8)
-        and (image[0, :, :3] == 0).all()
-        and (image[0, :, 3:17] != 0).any(0).all()
-    )
+    image = prepare(dataset, config, tmp_path / "cache", 1).read("v").image
+    assert image.shape == (1, 20, 20, 8)
+    assert (image[0, :, :3] == 0).all() and (image[0, :, 3:17] != 0).any(0).all()
 
 
-def test_only_what_changed_is_prepared_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_changed_images_are_prepared_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = write(tmp_path / "data")
-    found = csv(table)
-    config, store = known(found, tmp_path / "cache")
+    dataset = csv(table)
+    config, store = prepare_images(dataset, tmp_path / "cache")
     with caplog.at_level(logging.INFO):
-        prepare(found, config, tmp_path / "cache", 1)
+        prepare(dataset, config, tmp_path / "cache", 1)
         assert "preparing" not in caplog.text
         table.write_text(table.read_text().replace("0.png,b", "0.png,a").replace("5.png,b", "5.png,c"))
-        again = csv(table)
-        assert (
-            again.cases[0].values == (0.0,)
-            and prepare(again, config, tmp_path / "cache", 1).folder == store.folder
-        )
+        relabelled = csv(table)
+        assert relabelled.cases[0].values == (0.0,)
+        assert prepare(relabelled, config, tmp_path / "cache", 1).folder == store.folder
         assert "preparing" not in caplog.text  # the images are the same
         path = store.folder / "3.image.npy"
         stat = path.stat()
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)
-        os.utime(
-            path, ns=(stat.st_atime_ns, stat.st_mtime_ns)
-        )  # a small one that was not flushed before a power cut
-        prepare(again, config, tmp_path / "cache", 1)
+        # as a small file that was not flushed before a power cut
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        prepare(relabelled, config, tmp_path / "cache", 1)
     assert "preparing 1 of 10 cases" in caplog.text
 
 
-def test_samples_are_a_function_of_their_number(prepared: tuple[Dataset, Store]) -> None:
-    found, store = prepared
-    cases = list(found.cases)
+def test_sample_depends_on_seed_and_number_alone(prepared: tuple[Dataset, Store]) -> None:
+    dataset, store = prepared
+    cases = list(dataset.cases)
     one, other = ImageDataset(store, cases, 3), ImageDataset(store, cases, 3)
     numbers = [7, 0, 25, 13]
-    late = {n: other[n] for n in reversed(numbers)}
+    reversed_order = {n: other[n] for n in reversed(numbers)}
     for n in numbers:
-        torch.testing.assert_close(one[n]["image"], late[n]["image"])
+        torch.testing.assert_close(one[n]["image"], reversed_order[n]["image"])
         place = one.place_of(n)
         assert one[n]["label"].tolist() == list(cases[place].values) and one[n]["sample"] == n
         torch.testing.assert_close(
@@ -174,37 +167,35 @@ def test_samples_are_a_function_of_their_number(prepared: tuple[Dataset, Store])
     assert one.describe(7) == (cases[one.place_of(7)].id, "training sample 7")
 
 
-def test_balance_draws_each_class_equally_often(prepared: tuple[Dataset, Store]) -> None:
-    found, store = prepared
+def test_balanced_sampling_draws_each_class_equally_often(prepared: tuple[Dataset, Store]) -> None:
+    dataset, store = prepared
     groups = [[1, 2, 3, 4, 6, 7, 8, 9], [0, 5], []]
-    samples = ImageDataset(store, list(found.cases), 0, groups)
+    samples = ImageDataset(store, list(dataset.cases), 0, groups)
     drawn = Counter(samples.place_of(n) for n in range(160))
     assert drawn == dict.fromkeys(groups[0], 10) | dict.fromkeys(groups[1], 40)
     classes = [samples.place_of(n) in groups[1] for n in range(160)]
     assert all(classes[n] != classes[n + 1] for n in range(0, 160, 2))
-    again = ImageDataset(store, list(found.cases), 0, groups)
-    assert [again.place_of(n) for n in (99, 3, 50)] == [samples.place_of(n) for n in (99, 3, 50)]
+    other = ImageDataset(store, list(dataset.cases), 0, groups)
+    assert [other.place_of(n) for n in (99, 3, 50)] == [samples.place_of(n) for n in (99, 3, 50)]
 
 
-def test_from_memory_or_from_files_is_the_same(
+def test_memory_and_files_give_the_same_images(
     prepared: tuple[Dataset, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, store = prepared
-    within = ImageCases(store, found.cases)
+    dataset, store = prepared
+    in_memory = ImageCases(store, dataset.cases)
     monkeypatch.setattr(image_dataset, "_IN_MEMORY", 0)
-    beside = ImageCases(store, found.cases)
-    assert within.images is not None and beside.images is None
+    on_disk = ImageCases(store, dataset.cases)
+    assert in_memory.images is not None and on_disk.images is None
     for i in range(COUNT):
-        torch.testing.assert_close(within[i]["image"], beside[i]["image"])
-        assert (
-            within[i]["label"].tolist() == beside[i]["label"].tolist()
-            and within[i]["case"] == beside[i]["case"]
-        )
-    assert within[3]["case"] == "3" and within[3]["image"].shape == (1, *SIZE)
+        torch.testing.assert_close(in_memory[i]["image"], on_disk[i]["image"])
+        assert in_memory[i]["label"].tolist() == on_disk[i]["label"].tolist()
+        assert in_memory[i]["case"] == on_disk[i]["case"]
+    assert in_memory[3]["case"] == "3" and in_memory[3]["image"].shape == (1, *SIZE)
 
 
 def module(prepared: tuple[Dataset, Store], **changes: Any) -> DataModule:
-    found, store = prepared
+    dataset, store = prepared
     settings: dict[str, Any] = {
         "seed": 0,
         "batch_size": 4,
@@ -213,57 +204,54 @@ def module(prepared: tuple[Dataset, Store], **changes: Any) -> DataModule:
         "num_workers": 0,
     }
     return DataModule(
-        store, found.cases[:7], found.cases[7:], SIZE, Augment(0, **LIGHT), **(settings | changes)
+        store, dataset.cases[:7], dataset.cases[7:], SIZE, Augment(0, **LIGHT), **(settings | changes)
     )
 
 
-def test_batches_of_training_and_validation(prepared: tuple[Dataset, Store]) -> None:
+def test_batches_have_images_values_and_cases(prepared: tuple[Dataset, Store]) -> None:
     data = module(prepared)
     first, second = list(data.train_dataloader())
     assert first["image"].shape == (4, 1, *SIZE) and first["image"].dtype == torch.float32
     assert first["label"].shape == (4, 1) and first["label"].dtype == torch.float32
     assert first["sample"].tolist() == [0, 1, 2, 3] and second["sample"].tolist() == [4, 5, 6, 7]
     (batch,) = list(data.val_dataloader())
-    assert (
-        batch["image"].shape == (3, 1, *SIZE)
-        and batch["label"].tolist() == [[0], [0], [0]]
-        and batch["case"] == ["7", "8", "9"]
-    )
-    workers = list(module(prepared, num_workers=2).train_dataloader())
+    assert batch["image"].shape == (3, 1, *SIZE)
+    assert batch["label"].tolist() == [[0], [0], [0]] and batch["case"] == ["7", "8", "9"]
+    from_workers = list(module(prepared, num_workers=2).train_dataloader())
     for key in ("image", "label", "sample"):
-        torch.testing.assert_close(workers[1][key], second[key])
+        torch.testing.assert_close(from_workers[1][key], second[key])
 
 
 def test_each_rank_validates_its_own_cases(prepared: tuple[Dataset, Store]) -> None:
-    seen = []
+    cases = []
     for rank in range(2):
         data = module(prepared)
         strategy = SimpleNamespace(root_device=torch.device("cpu"))
         data.trainer = SimpleNamespace(strategy=strategy, global_rank=rank, world_size=2, num_devices=2)  # type: ignore[assignment]
-        seen.append([case for batch in data.val_dataloader() for case in batch["case"]])
-    assert seen == [["7", "9"], ["8"]]
+        cases.append([case for batch in data.val_dataloader() for case in batch["case"]])
+    assert cases == [["7", "9"], ["8"]]
 
 
-def test_augmentation_leaves_values_alone_and_a_batch_is_its_samples() -> None:
+def test_augmentation_keeps_values_and_does_not_depend_on_the_batch() -> None:
     augment = Augment(1, **LIGHT)
     image, label = torch.randn(5, 2, *SIZE), torch.rand(5, 3)
-    whole_batch = augment({"image": image, "label": label, "sample": torch.arange(5)})
-    assert whole_batch["label"] is label and whole_batch["image"].shape == image.shape
-    assert not torch.allclose(whole_batch["image"], image)
+    augmented = augment({"image": image, "label": label, "sample": torch.arange(5)})
+    assert augmented["label"] is label and augmented["image"].shape == image.shape
+    assert not torch.allclose(augmented["image"], image)
     for i in range(5):
-        own = augment({"image": image[i : i + 1], "label": label[i : i + 1], "sample": torch.tensor([i])})
-        torch.testing.assert_close(own["image"][0], whole_batch["image"][i])
+        alone = augment({"image": image[i : i + 1], "label": label[i : i + 1], "sample": torch.tensor([i])})
+        torch.testing.assert_close(alone["image"][0], augmented["image"][i])
     maps = torch.zeros(5, 1, *SIZE)
     torch.testing.assert_close(
         augment({"image": image, "label": maps, "sample": torch.arange(5)})["image"],
-        whole_batch["image"],
+        augmented["image"],
         atol=1e-4,
         rtol=1e-4,
     )
 
 
-def composed(table: Path, *more: str) -> Any:
-    given = [
+def composed(table: Path, *overrides: str) -> Any:
+    arguments = [
         "data=csv",
         f"data.root={table}",
         f"data.cache_dir={table.parent.parent / 'cache'}",
@@ -271,50 +259,47 @@ def composed(table: Path, *more: str) -> Any:
     ]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         return config.validate(
-            compose("train", [*given, "trainer.accelerator=cpu", "data.num_folds=2", *more])
+            compose("train", [*arguments, "trainer.accelerator=cpu", "data.num_folds=2", *overrides])
         )
 
 
-def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = write(tmp_path / "data", 20)
-    write_picture(tmp_path / "data/1.png", pixels(2))  # 1 and 2 are alike
+    write_picture(tmp_path / "data/1.png", pixels(2))  # a copy of 2
     settings = composed(table, "data.balanced_sampling=true", "data.fold=1")
-    found = data_setup.prepare_data(settings)
-    derived = data_setup.derived_values(found)
-    assert (
-        derived["image_targets"] == {"kind": "multiclass", "names": ["a", "b"]} and derived["targets"] is None
-    )
-    assert (
-        derived["num_classes"] == 2 and derived["num_channels"] == 1 and derived["class_names"] == ["a", "b"]
-    )
-    assert (
-        derived["patch_size"] == list(SIZE)
-        and derived["spatial_dims"] == 2
-        and derived["value_means"] is None
-    )
-    held = {case.id for case in found.val}
-    assert ("1" in held) != ("2" in held), "or the next line tests nothing"
-    assert (
-        "1 images are in training and also in validation" in caplog.text
-        and len(found.train) + len(found.val) == 19
-    )
-    assert derived["class_counts"] == [sum(c.values == (v,) for c in found.train) for v in (0.0, 1.0)]
-    values = config.resolve(settings, {**derived, "num_train_cases": len(found.train)})
+    prepared = data_setup.prepare_data(settings)
+    derived = data_setup.derived_values(prepared)
+    expected = {
+        "image_targets": {"kind": "multiclass", "names": ["a", "b"]},
+        "targets": None,
+        "num_classes": 2,
+        "num_channels": 1,
+        "class_names": ["a", "b"],
+        "patch_size": list(SIZE),
+        "spatial_dims": 2,
+        "value_means": None,
+    }
+    assert {key: derived[key] for key in expected} == expected
+    validation = {case.id for case in prepared.val}
+    assert ("1" in validation) != ("2" in validation), "else the next line tests nothing"
+    assert "1 images are in training and also in validation" in caplog.text
+    assert len(prepared.train) + len(prepared.val) == 19
+    assert derived["class_counts"] == [sum(c.values == (v,) for c in prepared.train) for v in (0.0, 1.0)]
+    values = config.resolve(settings, {**derived, "num_train_cases": len(prepared.train)})
     values["data"]["batch_size"] = 4
-    batch = next(iter(data_setup.data_module(values, found).train_dataloader()))
+    batch = next(iter(data_setup.data_module(values, prepared).train_dataloader()))
     assert sorted(batch["label"].flatten().tolist()) == [0, 0, 1, 1]
     numbers = data_setup.prepare_data(
         composed(table, "task=regression", "data.label_columns=age", "data.fold=all")
     )
     derived = data_setup.derived_values(numbers)
-    assert derived["value_means"] == [pytest.approx(29.5)] and derived["value_stds"] == [
-        pytest.approx(np.arange(20).std())
-    ]
+    assert derived["value_means"] == [pytest.approx(29.5)]
+    assert derived["value_stds"] == [pytest.approx(np.arange(20).std())]
     assert derived["class_counts"] is None and derived["num_classes"] == 1 and not numbers.val
 
 
 @pytest.mark.parametrize(
-    ("odd", "more", "message"),
+    ("sizes", "overrides", "message"),
     [
         (
             {"_3": (9, 9)},
@@ -332,35 +317,35 @@ def test_facts_of_classes_and_of_numbers(tmp_path: Path, caplog: pytest.LogCaptu
         ({}, ["data.num_folds=10"], "no validation case has class"),
     ],
 )
-def test_what_a_config_may_not_ask(tmp_path: Path, odd: Any, more: list[str], message: str) -> None:
+def test_invalid_settings_are_errors(tmp_path: Path, sizes: Any, overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        data_setup.prepare_data(composed(write(tmp_path / "data", **odd), *more))
+        data_setup.prepare_data(composed(write(tmp_path / "data", **sizes), *overrides))
 
 
-def test_pictures_of_different_sizes_are_scaled_where_asked(tmp_path: Path) -> None:
+def test_resize_scales_pictures_of_different_sizes(tmp_path: Path) -> None:
     table = write(tmp_path / "data", 20, _3=(9, 30))
-    found = data_setup.prepare_data(composed(table, "data.resize=[16,8]"))
-    assert found.preprocessing.resize == (16, 8) and found.plan.patch_size == (16, 8)
-    assert all(found.store.read(case.id).image.shape == (1, 16, 8) for case in found.dataset.cases)
+    prepared = data_setup.prepare_data(composed(table, "data.resize=[16,8]"))
+    assert prepared.preprocessing.resize == (16, 8) and prepared.plan.patch_size == (16, 8)
+    assert all(prepared.store.read(case.id).image.shape == (1, 16, 8) for case in prepared.dataset.cases)
 
 
-def test_nothing_is_learned_from_the_test_part(tmp_path: Path) -> None:
-    """Neither mean nor deviation; and a table that says otherwise later is measured anew."""
+def test_fingerprint_leaves_out_the_test_split(tmp_path: Path) -> None:
+    """Intensities are computed again if the table moves a case to another split."""
     lines = write(tmp_path).read_text().splitlines()
     write_picture(tmp_path / "9.png", np.full((SIZE[1], SIZE[0]), 255, np.uint8))
 
-    def mean(last: str) -> float:
-        parts = ["split", *["train"] * 8, "val", last]
-        (tmp_path / "parts.csv").write_text("\n".join(f"{a},{b}" for a, b in zip(lines, parts, strict=True)))
-        found = csv(tmp_path / "parts.csv", label_columns="label")
-        return fingerprint(found, tmp_path / "home", 1)[0].intensities[0]["mean"]
+    def mean(last_split: str) -> float:
+        splits = ["split", *["train"] * 8, "val", last_split]
+        (tmp_path / "splits.csv").write_text("\n".join(map(",".join, zip(lines, splits, strict=True))))
+        dataset = csv(tmp_path / "splits.csv", label_columns="label")
+        return fingerprint(dataset, tmp_path / "home", 1)[0].intensities[0]["mean"]
 
     assert mean("test") < mean("train") - 5
     assert mean("test") == pytest.approx(np.mean([pixels(i) for i in range(9)]), abs=1e-3)
 
 
-def test_a_rank_without_validation_has_an_empty_loader(prepared: tuple[Dataset, Store]) -> None:
+def test_loader_without_validation_cases_is_empty(prepared: tuple[Dataset, Store]) -> None:
     """As with `data.fold=all`."""
-    found = module(prepared)
-    found.val_cases = []
-    assert list(found.val_dataloader()) == []
+    data = module(prepared)
+    data.val_cases = []
+    assert list(data.val_dataloader()) == []

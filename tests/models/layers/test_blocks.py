@@ -1,0 +1,29 @@
+"""medconv/models/layers/blocks.py: the convolution block of our networks, and the N-d classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from medconv.models.layers.blocks import ConvBlock, conv_nd, conv_transpose_nd, norm_nd
+
+
+@pytest.mark.parametrize(("norm", "kind"), [("batch", nn.BatchNorm3d), ("instance", nn.InstanceNorm3d)])
+def test_a_block_repeats_convolution_norm_and_leaky_relu(norm: str, kind: type) -> None:
+    block = ConvBlock(3, [2, 4, 6], (3, 1, 5), norm)
+    assert [type(layer) for layer in block] == [nn.Conv3d, kind, nn.LeakyReLU] * 2
+    convs, norms = list(block)[::3], list(block)[1::3]
+    assert [(conv.in_channels, conv.out_channels) for conv in convs] == [(2, 4), (4, 6)]
+    assert all(conv.kernel_size == (3, 1, 5) and conv.padding == (1, 0, 2) for conv in convs)
+    assert all(conv.bias is None for conv in convs)  # the norm has one
+    assert [layer.bias.shape for layer in norms] == [(4,), (6,)]
+    assert block(torch.randn(2, 2, 4, 3, 6)).shape == (2, 6, 4, 3, 6)
+
+
+@pytest.mark.parametrize("make", [conv_nd, conv_transpose_nd, lambda dims: norm_nd("batch", dims, 4)])
+def test_one_spatial_axis_is_refused(make: Callable[[int], object]) -> None:
+    with pytest.raises(ValueError, match="spatial_dims must be 2 or 3, got 1"):
+        make(1)

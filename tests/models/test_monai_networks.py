@@ -1,0 +1,52 @@
+"""medconv/models/monai_networks.py: MONAI's image-level networks with a stem for the image size."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+import torch
+
+from medconv.models.monai_networks import DenseNet, EfficientNet, SEResNet, stem_for
+
+
+@pytest.mark.parametrize(
+    ("size", "stem"),
+    [
+        ((28, 28), (3, 1, True)),
+        ((64, 64), (3, 1, True)),
+        ((96, 96), (3, 1, False)),
+        ((224, 224), (7, 2, False)),
+        ((28, 28, 28), (3, 1, False)),
+        ((16, 16, 16), (3, 1, True)),
+        ((96, 96, 64), (7, 2, False)),
+    ],
+)
+def test_the_stem_depends_on_the_image_size(size: tuple[int, ...], stem: tuple[int, int, bool]) -> None:
+    assert tuple(stem_for(size).values()) == stem
+
+
+SMALL = {
+    "densenet": lambda dims, stem: DenseNet(dims, 1, 3, 8, 4, [1, 1, 1, 1], stem=stem),
+    "senet": lambda dims, stem: SEResNet(
+        spatial_dims=dims, in_channels=1, num_classes=3, layers=[1, 1, 1, 1], inplanes=16, stem=stem
+    ),
+    "efficientnet": lambda dims, stem: EfficientNet(
+        "efficientnet-b0", spatial_dims=dims, in_channels=1, num_classes=3, stem=stem
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("dims", [2, 3])
+def test_the_stem_keeps_the_resolution_of_a_small_image(name: str, dims: int) -> None:
+    image, sizes = torch.zeros(2, 1, *(32, 16)[dims - 2 :][:1] * dims), []
+    first = {"densenet": "features.denseblock1", "senet": "layer1", "efficientnet": "_blocks.0"}[name]
+    for stem in (stem_for(image.shape[2:]), None):
+        network = SMALL[name](dims, stem).eval()
+        network.get_submodule(first).register_forward_pre_hook(
+            lambda m, args: sizes.append(args[0].shape[-1])
+        )
+        with torch.no_grad(), suppress(RuntimeError):  # after the usual stem, later layers see too few voxels
+            assert network(image).shape == (2, 3)
+    assert sizes == [image.shape[-1], image.shape[-1] // (2 if name == "efficientnet" else 4)]

@@ -1,5 +1,5 @@
-"""medconv/models/deep_supervision.py: heads on the stages of our U-Net, which the network itself knows
-nothing of.
+"""medconv/models/deep_supervision.py: heads on the coarser stages of our U-Net; the network itself
+has none.
 """
 
 import pytest
@@ -19,7 +19,7 @@ def unet(spatial_dims: int = 2, channels: tuple[int, ...] = (4, 6, 8, 10, 12)) -
 
 
 @pytest.mark.parametrize("spatial_dims", [2, 3])
-def test_heads_lie_on_all_stages_but_the_two_coarsest(spatial_dims: int) -> None:
+def test_all_stages_but_the_two_coarsest_have_logits(spatial_dims: int) -> None:
     network, image = unet(spatial_dims), torch.randn(1, 1, *[32] * spatial_dims)
     outputs = DeepSupervision(network, 3)(network, image)
     assert [tuple(o.shape) for o in outputs] == [(1, 3, *[n] * spatial_dims) for n in (32, 16, 8)]
@@ -28,16 +28,16 @@ def test_heads_lie_on_all_stages_but_the_two_coarsest(spatial_dims: int) -> None
 
 def test_each_head_reads_its_own_stage_of_the_decoder() -> None:
     network, image = unet(), torch.randn(1, 1, 32, 32)
-    seen: dict[int, Tensor] = {}
+    features: dict[int, Tensor] = {}
     for i in (1, 2):
-        network.decoder[i].register_forward_hook(lambda _, __, out, i=i: seen.__setitem__(i, out))
+        network.decoder[i].register_forward_hook(lambda _, __, out, i=i: features.__setitem__(i, out))
     supervision = DeepSupervision(network, 3)
     _, *coarse = supervision(network, image)
     for i, logits in enumerate(coarse, start=1):
-        torch.testing.assert_close(logits, supervision.heads[i - 1](seen[i]))
+        torch.testing.assert_close(logits, supervision.heads[i - 1](features[i]))
 
 
-def test_the_network_stays_as_it_is() -> None:
+def test_the_network_itself_is_unchanged() -> None:
     network, image = unet(), torch.randn(1, 1, 32, 32)
     keys = list(network.state_dict())
     supervision = DeepSupervision(network, 3)
@@ -47,15 +47,15 @@ def test_the_network_stays_as_it_is() -> None:
     assert isinstance(network.train()(image), Tensor) and isinstance(network.eval()(image), Tensor)
 
 
-def test_every_stage_with_a_head_gets_a_gradient_from_it() -> None:
+def test_the_gradient_of_a_head_reaches_only_its_own_stage_and_coarser_ones() -> None:
     network, image = unet(), torch.randn(1, 1, 32, 32)
     DeepSupervision(network, 3)(network, image)[-1].sum().backward()
-    reached = {
+    stages = {
         name.split(".")[1]
         for name, p in network.named_parameters()
         if "decoder" in name and p.grad is not None
     }
-    assert reached == {"2", "3"}  # nothing of the finer ones
+    assert stages == {"2", "3"}  # not the finer ones
 
 
 def test_with_few_stages_there_are_no_heads() -> None:
@@ -72,26 +72,26 @@ def test_other_networks_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("axes", [(0,), (0, 1)])
-def test_heads_of_an_equivariant_network_are_so_too(axes: tuple[int, ...]) -> None:
+def test_heads_of_an_equivariant_network_are_equivariant(axes: tuple[int, ...]) -> None:
     network, image = unet(channels=(8, 8, 8, 8, 8)), torch.randn(1, 1, 32, 32)
     swap_convs(network, Mirror(axes), example=image)
     supervision = DeepSupervision(network, 3)
     outputs = supervision(network, image)
     for axis in axes:
-        for one, other in zip(outputs, supervision(network, image.flip(2 + axis)), strict=True):
-            torch.testing.assert_close(other, one.flip(2 + axis), rtol=1e-4, atol=1e-5)
+        for plain, flipped in zip(outputs, supervision(network, image.flip(2 + axis)), strict=True):
+            torch.testing.assert_close(flipped, plain.flip(2 + axis), rtol=1e-4, atol=1e-5)
     logits = network.eval()(image)
     torch.testing.assert_close(fold_convs(network)(image), logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("activation_checkpointing", ["blocks", "pointwise"])
 def test_checkpointing_changes_no_gradient(activation_checkpointing: str) -> None:
-    image, found = torch.randn(2, 1, 32, 32), []
+    image, gradients = torch.randn(2, 1, 32, 32), []
     for mode in ("none", activation_checkpointing):
         network = unet()
         supervision = DeepSupervision(network, 3)
         apply_switches(network, channels_last=True, fast_norm=True, activation_checkpointing=mode)
         torch.stack([o.square().mean() for o in supervision(network.train(), image)]).sum().backward()
-        found.append([p.grad for p in nn.ModuleList([network, supervision]).parameters()])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+        gradients.append([p.grad for p in nn.ModuleList([network, supervision]).parameters()])
+    for plain, checkpointed in zip(*gradients, strict=True):
+        torch.testing.assert_close(checkpointed, plain)

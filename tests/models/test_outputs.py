@@ -1,4 +1,4 @@
-"""medconv/models/outputs.py: one shape for what networks return."""
+"""medconv/models/outputs.py: one form for the outputs of all networks."""
 
 import pytest
 import torch
@@ -19,17 +19,17 @@ def dynunet(spatial_dims: int) -> DynUNet:
 def test_dynunet_stacks_its_heads_while_training(spatial_dims: int) -> None:
     network, image = dynunet(spatial_dims), torch.randn(2, 1, *[16] * spatial_dims)
     stacked = network.train()(image)
-    found = heads(stacked, spatial_dims)
-    assert [head.shape for head in found] == [(2, 3, *[16] * spatial_dims)] * 3
-    for i, head in enumerate(found):
+    unstacked = heads(stacked, spatial_dims)
+    assert [head.shape for head in unstacked] == [(2, 3, *[16] * spatial_dims)] * 3
+    for i, head in enumerate(unstacked):
         assert torch.equal(head, stacked[:, i])
-    assert not torch.allclose(found[0], found[1])
+    assert not torch.allclose(unstacked[0], unstacked[1])
 
     logits = network.eval()(image)  # its instance norms do the same in both modes
-    torch.testing.assert_close(found[0], logits)
+    torch.testing.assert_close(unstacked[0], logits)
     assert torch.equal(full_resolution(logits), logits)
-    alone = heads(logits, spatial_dims)
-    assert len(alone) == 1 and torch.equal(alone[0], logits)
+    (only_head,) = heads(logits, spatial_dims)
+    assert torch.equal(only_head, logits)
 
 
 def test_lists_of_heads_keep_their_order() -> None:
@@ -38,14 +38,14 @@ def test_lists_of_heads_keep_their_order() -> None:
     )
     output = network.train()(torch.randn(1, 1, 16, 16))
     assert not isinstance(output, Tensor)
-    found = heads(output, 2)
-    assert [tuple(head.shape) for head in found] == [(1, 2, 16, 16), (1, 2, 8, 8)]
-    assert full_resolution(output) is found[0] is output[0]
+    in_order = heads(output, 2)
+    assert [tuple(head.shape) for head in in_order] == [(1, 2, 16, 16), (1, 2, 8, 8)]
+    assert full_resolution(output) is in_order[0] is output[0]
 
 
 @pytest.mark.parametrize("spatial_dims", [2, 3])
-def test_one_head_is_a_list_of_one(spatial_dims: int) -> None:
+def test_a_single_output_is_the_only_head(spatial_dims: int) -> None:
     output = UNet(spatial_dims, 1, 2, (4, 8), (2,))(torch.randn(1, 1, *[4] * spatial_dims))
     assert full_resolution(output) is output
-    found = heads(output, spatial_dims)
-    assert len(found) == 1 and found[0] is output
+    (only_head,) = heads(output, spatial_dims)
+    assert only_head is output

@@ -1,4 +1,4 @@
-"""medconv/models/unet.py: shapes, the joints between stages, and the errors of lists that do not fit."""
+"""medconv/models/unet.py: shapes, the layers between stages, and the errors for lists that do not fit."""
 
 import pytest
 import torch
@@ -83,7 +83,7 @@ def test_kernels_and_channels_of_every_stage() -> None:
     assert all(c.bias is None for block in convs for c in block)  # the norm has one
 
 
-def test_every_skip_joins_its_own_stage() -> None:
+def test_each_skip_connects_the_two_blocks_of_a_stage() -> None:
     network, image = UNet(2, 1, 2, (4, 6, 8), (2, 2)).eval(), torch.randn(2, 1, 8, 12)
     fine = network.encoder[0](image)
     middle = network.encoder[1](network.down[0](fine))
@@ -147,7 +147,7 @@ def test_initial_activations_neither_vanish_nor_explode() -> None:
         ({"spatial_dims": 1}, r"spatial_dims must be 2 or 3, got 1"),
     ],
 )
-def test_errors_name_the_argument_and_what_came(arguments: dict, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         UNet(
             **{

@@ -1,4 +1,4 @@
-"""medconv/models/layers/depthwise.py against the library's grouped convolution."""
+"""medconv/models/layers/depthwise.py against the grouped convolution of torch."""
 
 from copy import deepcopy
 from typing import Any
@@ -43,37 +43,39 @@ def test_blocks_are_the_same_convolution(name: str) -> None:
         groups = layer.in_channels // size
         return nn.functional.conv3d(x, dense, layer.bias, layer.stride, layer.padding, layer.dilation, groups)
 
-    wanted, found = layer(x), blocks(x, layer.weight)
-    torch.testing.assert_close(found, wanted)
+    expected, output = layer(x), blocks(x, layer.weight)
+    torch.testing.assert_close(output, expected)
     sources = (x, layer.weight)
-    grad = torch.randn_like(wanted)
-    for mine, expected in zip(
-        torch.autograd.grad(found, sources, grad), torch.autograd.grad(wanted, sources, grad), strict=True
+    grad = torch.randn_like(expected)
+    for gradient, expected_gradient in zip(
+        torch.autograd.grad(output, sources, grad),
+        torch.autograd.grad(expected, sources, grad),
+        strict=True,
     ):
-        torch.testing.assert_close(mine, expected)
+        torch.testing.assert_close(gradient, expected_gradient)
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-def test_in_bf16_it_takes_the_blocks_and_agrees(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_uses_the_blocks_and_agrees_with_fp32(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     plain = nn.Conv3d(32, 32, 3, padding=1, groups=32)
     network = nn.Sequential(deepcopy(plain))
     assert swap_depthwise(network) == 1
     x = torch.randn(1, 32, 8, 8, 8)
-    wanted = plain(x)
+    expected = plain(x)
     calls: list[int] = []
     convolve = nn.functional.conv3d
     monkeypatch.setattr(nn.functional, "conv3d", lambda *a: calls.append(a[-1]) or convolve(*a))
     if autocast:
         with torch.autocast("cpu", torch.bfloat16):
-            found = network(x)
+            output = network(x)
     else:
-        found = network.bfloat16()(x.bfloat16())
-    assert found.dtype == torch.bfloat16 and calls == [2]
-    torch.testing.assert_close(found.float(), wanted, rtol=0.02, atol=0.02)
+        output = network.bfloat16()(x.bfloat16())
+    assert output.dtype == torch.bfloat16 and calls == [2]
+    torch.testing.assert_close(output.float(), expected, rtol=0.02, atol=0.02)
     calls.clear()
-    torch.testing.assert_close(network.float()(x), wanted, rtol=0.02, atol=0.02)
-    assert calls == [32]  # in fp32 the library's own
+    torch.testing.assert_close(network.float()(x), expected, rtol=0.02, atol=0.02)
+    assert calls == [32]  # fp32: the convolution of torch
 
 
 def test_mednext_keeps_its_names_and_results() -> None:
@@ -109,5 +111,5 @@ def test_mednext_keeps_its_names_and_results() -> None:
     ],
     ids=str,
 )
-def test_what_is_not_depthwise_or_not_faster_is_left(layer: nn.Module) -> None:
+def test_layers_that_are_not_depthwise_or_would_not_be_faster_are_not_swapped(layer: nn.Module) -> None:
     assert swap_depthwise(nn.Sequential(layer)) == 0 and not isinstance(layer, BlockDepthwiseConv3d)

@@ -14,18 +14,18 @@ from medconv.models.layers.max_pool import WindowMaxPool3d, swap_pools
     "settings", [{"kernel_size": 2}, {"kernel_size": (1, 2, 3)}, {"kernel_size": 3, "stride": 3}]
 )
 def test_values_and_gradients_are_those_of_max_pooling(settings: dict[str, Any]) -> None:
-    plain, mine = nn.MaxPool3d(**settings), nn.Sequential(nn.MaxPool3d(**settings))
-    assert swap_pools(mine) == 1
+    plain, swapped = nn.MaxPool3d(**settings), nn.Sequential(nn.MaxPool3d(**settings))
+    assert swap_pools(swapped) == 1
     torch.manual_seed(0)
     image = torch.randn(2, 3, 7, 8, 9).relu()  # with many equal values
-    found = []
-    for pool in (plain, mine):
+    results = []
+    for pool in (plain, swapped):
         x = image.clone().requires_grad_()
         output = pool(x)
         output.backward(torch.arange(output.numel(), dtype=torch.float32).view_as(output))
-        found.append((output.detach(), x.grad))
-    for value, wanted in zip(*found, strict=True):
-        assert torch.equal(value, wanted)
+        results.append((output.detach(), x.grad))
+    for expected, value in zip(*results, strict=True):
+        assert torch.equal(value, expected)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_values_and_gradients_are_those_of_max_pooling(settings: dict[str, Any])
         {"kernel_size": 2, "ceil_mode": True},
     ],
 )
-def test_windows_that_overlap_or_stand_over_are_left(settings: dict[str, Any]) -> None:
+def test_overlapping_or_padded_windows_are_not_swapped(settings: dict[str, Any]) -> None:
     network = nn.Sequential(nn.MaxPool3d(**settings))
     assert swap_pools(network) == 0 and type(network[0]) is nn.MaxPool3d
 
 
-def test_in_a_network_of_monai() -> None:
+def test_all_pools_of_monais_basicunet_are_swapped() -> None:
     network = nets.BasicUNet(3, 1, 2, (4, 4, 4, 4, 4, 4))
     assert swap_pools(network) == 4
     assert sum(isinstance(layer, WindowMaxPool3d) for layer in network.modules()) == 4

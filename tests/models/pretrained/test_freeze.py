@@ -19,7 +19,7 @@ from medconv.training.optim.muon import Muon
 @pytest.mark.parametrize(
     "switches", [{}, {"activation_checkpointing": "blocks"}, {"activation_checkpointing": "pointwise"}]
 )
-def test_frozen_parameters_and_statistics_stay_and_others_do_not(switches: dict[str, Any]) -> None:
+def test_only_frozen_parameters_and_statistics_stay_in_training(switches: dict[str, Any]) -> None:
     network = unet()
     line = freeze(network, ["^encoder"])
     assert line.startswith("init.freeze: 12 of 24 parameters, 0.00") and line.endswith(
@@ -28,8 +28,8 @@ def test_frozen_parameters_and_statistics_stay_and_others_do_not(switches: dict[
     apply_switches(network, channels_last=True, fast_norm=True, **switches)
     network.train()
     before = copy.deepcopy(network.state_dict())
-    copied = copy.deepcopy(network).train()
-    assert not copied.encoder[0][1].training and copied.decoder[0][1].training
+    clone = copy.deepcopy(network).train()
+    assert not clone.encoder[0][1].training and clone.decoder[0][1].training
     optimizer = Muon([p for p in network.parameters() if p.requires_grad])
     for _ in range(2):
         step(network, optimizer)
@@ -44,7 +44,7 @@ def test_a_norm_whose_scale_still_learns_keeps_its_mode() -> None:
     assert network.train().encoder[0][1].training
 
 
-def test_norms_without_parameters_are_known_by_their_statistics() -> None:
+def test_patterns_match_norms_without_parameters_by_their_statistics() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, affine=False), nn.Conv2d(2, 2, 1))
     assert freeze(network, ["^[01]"]).endswith("the statistics of 1 batch norms")
     assert not network.train()[1].training
@@ -61,7 +61,7 @@ def test_norms_without_parameters_are_known_by_their_statistics() -> None:
         (["encoder", "e", "up", "down", "head"], "freezes the whole network, nothing is left to train"),
     ],
 )
-def test_patterns_that_are_wrong(patterns: list[str], words: str) -> None:
+def test_wrong_patterns_are_refused(patterns: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         freeze(unet(), patterns)
 
@@ -75,7 +75,7 @@ def test_patterns_that_are_wrong(patterns: list[str], words: str) -> None:
         ({"down": 0.1}, "matches no parameter to train"),
     ],
 )
-def test_factors_that_are_wrong(factors: dict[str, float], words: str) -> None:
+def test_wrong_factors_are_refused(factors: dict[str, float], words: str) -> None:
     network = unet()
     freeze(network, ["down"])
     with pytest.raises(ConfigError, match=words):

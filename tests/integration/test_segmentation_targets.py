@@ -1,6 +1,4 @@
-"""Whole runs with regions, with voxels to ignore and with deep supervision; checkpoints of other tasks;
-nnU-Net's recipe.
-"""
+"""Whole runs with regions and with ignored voxels; checkpoints of other tasks; nnU-Net's recipe."""
 
 import csv
 import json
@@ -9,20 +7,11 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-import torch
 import yaml
 from helpers import tiny
 
-from medconv.models.unet import UNet
 from medconv.training import run
 
-DEEP = [
-    "task.deep_supervision=true",
-    "model.channels=[4,6,8,8]",
-    "model.strides=[2,2,2]",
-    "data.patch_size=[16,16,16]",
-]
-DEEP += ["model.norm=instance"]
 REGIONS = ["data.regions={both:[box,hole],hole:[hole]}", "data.regions_order=[1,2]"]
 LEARNING = ["trainer.max_steps=60", "data.samples_per_epoch=60", "optimizer.lr=2e-2"]
 
@@ -96,38 +85,6 @@ def test_what_is_ignored_does_not_change_a_run(dataset: Path, scribbles: Path, t
     for name, where, value in (("one", scribbles, 255), ("two", other, 300)):
         tiny.train(where, tmp_path / name, f"data.ignore_label={value}")
     assert tiny.losses(tmp_path / "one") == tiny.losses(tmp_path / "two")
-
-
-def test_deep_supervision_is_no_part_of_the_trained_network(dataset: Path, tmp_path: Path) -> None:
-    tiny.train(dataset, tmp_path / "run", *DEEP)
-    content = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
-    heads = [key for key in content["state_dict"] if key.startswith("supervision.heads.")]
-    assert heads == ["supervision.heads.0.weight", "supervision.heads.0.bias"]
-    assert content["state_dict"][heads[1]].ne(0).all()  # they are trained, too: a bias begins at 0
-    model = run.load(tmp_path / "run/checkpoints/last.ckpt")
-    assert type(model.network) is UNet and not any("supervision" in key for key in model.network.state_dict())
-    tiny.train(dataset, tmp_path / "plain", *DEEP, "task.deep_supervision=false")
-    plain = torch.load(tmp_path / "plain/checkpoints/last.ckpt", weights_only=True)
-    same = [
-        key
-        for key in plain["state_dict"]
-        if torch.equal(plain["state_dict"][key], content["state_dict"][key])
-    ]
-    assert not [key for key in same if key.startswith("network.decoder")]  # it changes what is learned
-
-
-def test_a_stopped_run_with_heads_continues_exactly(dataset: Path, tmp_path: Path) -> None:
-    short = [*DEEP, "data.samples_per_epoch=4", "scheduler=constant", "scheduler.warmup_steps=0"]
-    tiny.train(dataset, tmp_path / "whole", *short, "trainer.max_epochs=4", "trainer.max_steps=-1")
-    tiny.train(dataset, tmp_path / "half", *short, "trainer.max_epochs=2", "trainer.max_steps=-1")
-    resumed = [*short, "trainer.max_epochs=4", "trainer.max_steps=-1"]
-    tiny.train(dataset, tmp_path / "rest", *resumed, f"run.resume={tmp_path / 'half/checkpoints/last.ckpt'}")
-    states = [
-        torch.load(tmp_path / f"{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        for name in ("whole", "rest")
-    ]
-    for key, value in states[0].items():
-        assert torch.equal(value, states[1][key]), key
 
 
 def test_a_checkpoint_of_another_task_is_named(of_regions: Path, dataset: Path, tmp_path: Path) -> None:

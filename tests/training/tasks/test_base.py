@@ -1,0 +1,73 @@
+"""medconv/training/tasks/base.py: which parameters are optimised, how gradients are clipped and watched."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+
+from medconv.training.tasks.base import Batch, Task, gather
+
+
+class Mean(Task):
+    """The loss is the mean of the outputs, times the batch's factor."""
+
+    def loss_of(self, batch: Batch) -> Tensor:
+        return self(batch["image"]).mean() * batch["factor"]
+
+
+def make() -> Mean:
+    network = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 1))
+    network[1].requires_grad_(False)
+    sgd, epochs = partial(torch.optim.SGD, lr=0.1), partial(torch.optim.lr_scheduler.StepLR, step_size=1)
+    task = Mean(network, nn.Identity(), sgd, epochs, record={})
+    task.trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    return task
+
+
+def test_only_trainable_parameters_are_optimised_and_torchs_schedules_count_epochs() -> None:
+    task = make()
+    configured = task.configure_optimizers()
+    (group,) = configured["optimizer"].param_groups
+    assert group["params"] == [task.network[0].weight]
+    assert configured["lr_scheduler"]["interval"] == "epoch"
+
+
+@pytest.mark.parametrize(
+    ("clip", "algorithm", "expected"),
+    [
+        (None, None, [3.0, 4.0]),
+        (1.0, None, [0.6, 0.8]),
+        (1.0, "norm", [0.6, 0.8]),
+        (3.5, "value", [3.0, 3.5]),
+    ],
+)
+def test_gradients_are_clipped_after_their_norm_is_known(
+    clip: float | None, algorithm: str | None, expected: list[float]
+) -> None:
+    task = make()
+    optimizer = task.configure_optimizers()["optimizer"]
+    weight, norms = task.network[0].weight, []
+    weight.grad = torch.tensor([[3.0, 4.0]])
+    task.gradient_seen = lambda norm, optimizer: norms.append(float(norm))
+    task.configure_gradient_clipping(optimizer, clip, algorithm)
+    assert weight.grad[0].tolist() == pytest.approx(expected, rel=1e-4) and norms == [5.0]
+
+
+def test_a_loss_that_is_not_finite_makes_all_gradients_nan() -> None:
+    task, image = make(), torch.ones(3, 2)
+    task.trainer = None  # nothing is logged
+    for factor, finite in ((1.0, True), (torch.inf, False)):
+        task.zero_grad()
+        task.training_step({"image": image, "factor": factor}, 0).backward()
+        gradient = task.network[0].weight.grad
+        assert bool(gradient.isfinite().all()) == finite and bool(gradient.isnan().all()) != finite
+
+
+def test_entries_are_gathered_by_key() -> None:
+    assert list(gather({"b": 1, "a": 2}).items()) == [("a", 2), ("b", 1)]

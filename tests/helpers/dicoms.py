@@ -155,6 +155,18 @@ def change(path: Path, **elements: Any) -> Path:
     return path
 
 
+def change_one(folder: Path, **elements: Any) -> Path:
+    """As `change`, of a slice that is neither the first nor the last."""
+    return change(names(folder)[1], **elements)
+
+
+def with_new_uid(path: Path) -> FileDataset:
+    """The content of a file as another instance."""
+    content = pydicom.dcmread(path)
+    content.SOPInstanceUID = content.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+    return content
+
+
 def item(**elements: Any) -> Items:
     made = Dataset()
     for name, value in elements.items():

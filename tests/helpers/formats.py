@@ -81,5 +81,5 @@ def assert_error_names(path: Path, message: str, folder: Path | None = None) -> 
     """Reading `folder` (default: `path`) fails with this message, in one line that begins with `path`."""
     with pytest.raises(ValueError, match=message) as error:
         read_array(folder or path)
-    assert str(error.value).startswith(str(path) if folder else f"{path}: ")
+    assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)  # `check` prints one line per fault

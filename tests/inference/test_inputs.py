@@ -1,11 +1,16 @@
-"""The cases of a file, a folder or a list; DICOM is in test_dicom_inputs.py."""
+"""The cases of a file, a folder or a list."""
 
+import importlib
 import json
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 from helpers import members
+from helpers.volumes import unprivileged
 
+from medconv.data.io.images import read_array
 from medconv.inference.inputs import find_cases
 
 
@@ -140,3 +145,118 @@ def test_bad_lists_are_refused(tmp_path: Path, name: str, content: str, message:
     with pytest.raises(ValueError) as error:
         find_cases(tmp_path / name, 1)
     assert message in str(error.value)
+
+
+@pytest.fixture
+def dicoms() -> ModuleType:
+    """The helpers that write DICOM; skips a test where pydicom is not installed."""
+    return importlib.import_module("helpers.dicoms")
+
+
+def test_each_series_of_a_study_is_a_case(
+    dicoms: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two patients; one has two series in one folder, with a localizer."""
+    caplog.set_level("INFO")
+    study = tmp_path / "study"
+    dicoms.series(study / "p1/se1", dicoms.array())
+    (study / "p1/notes.txt").write_text("a note")
+    dicoms.series(study / "p2", dicoms.array(), SeriesInstanceUID="1.2.1")
+    t2 = {"SeriesInstanceUID": "1.2.2", "SeriesNumber": 4, "SeriesDescription": "T2/flair"}
+    move_files(dicoms.series(tmp_path / "t2", dicoms.array(), **t2), study / "p2", "b")
+    localizer = {"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"], "SeriesInstanceUID": "1.2.5"}
+    dicoms.save(dicoms.one(dicoms.array()[..., 0], **localizer), study / "p2/scout")
+    report = {"Modality": "SR", "Rows": None, "SeriesInstanceUID": "1.2.6"}
+    dicoms.save(dicoms.one(np.zeros((4, 4), np.uint8), **report), study / "sr/1")
+    dicoms.series(study / ".trash/old", dicoms.array())
+    images = {case.id: case.images for case in find_cases(study, 1)}
+    assert list(images) == ["p1_se1", "p2_3_T1_mprage", "p2_4_T2_flair"]
+    assert images["p1_se1"] == (study / "p1/se1",)
+    assert f"{study / 'p2'}: skipped 1 such as scout: a localizer" in caplog.text
+    assert f"{study / 'sr'}: skipped 1 such as 1: not an image (SR)" in caplog.text
+    for case in ("p2_3_T1_mprage", "p2_4_T2_flair"):
+        assert read_array(images[case][0])[0].shape == (9, 7, 5)
+    series = {"a": "study/p1/se1", "b": str(images["p2_4_T2_flair"][0])}
+    (tmp_path / "list.json").write_text(json.dumps(series))
+    shapes = [read_array(case.images[0])[0].shape for case in find_cases(tmp_path / "list.json", 1)]
+    assert shapes == [(9, 7, 5)] * 2
+
+
+def move_files(source: Path, target: Path, prefix: str) -> None:
+    target.mkdir(exist_ok=True)
+    for path in source.iterdir():
+        path.rename(target / f"{prefix}{path.name}")
+
+
+def test_a_folder_of_one_series_gives_the_case_its_name(
+    dicoms: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = dicoms.series(tmp_path / "p1/se1", dicoms.array())
+    assert [case.id for case in find_cases(folder, 1)] == ["se1"]
+    monkeypatch.chdir(folder)
+    assert [(case.id, case.images) for case in find_cases(Path(), 1)] == [("se1", (folder,))]
+    Path("sub").mkdir()
+    assert [case.id for case in find_cases(Path("sub/.."), 1)] == ["se1"]
+
+
+def test_a_folder_without_dicom_beside_others_is_named(
+    dicoms: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dicoms.series(tmp_path / "a/se", dicoms.array())
+    (tmp_path / "b").mkdir()
+    for path in (tmp_path / "a/se").iterdir():
+        (tmp_path / "b" / path.name).write_bytes(path.read_bytes()[132:])  # without a preamble
+    assert [case.id for case in find_cases(tmp_path, 1)] == ["a_se"]
+    message = f"skipped {tmp_path / 'b'}, no file there can be read as DICOM (DICM after 128 bytes)"
+    assert caplog.messages == [f"--input {tmp_path}: {message}"]
+
+
+def test_a_file_named_by_its_uid_keeps_the_last_number(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a/1.2.840.5\nb/1.2.840.6\n")
+    assert [case.id for case in find_cases(tmp_path / "list.txt", 1)] == ["1.2.840.5", "1.2.840.6"]
+
+
+def test_each_radiograph_of_a_folder_is_a_case(dicoms: ModuleType, tmp_path: Path) -> None:
+    """Named as its file; a broken one is a case that fails alone."""
+    files = {"a": "a.dcm", "1.2.3.4": "1.2.3.4", "1.2.3.5": "1.2.3.5"}
+    for name in files.values():
+        dicoms.radiograph(tmp_path / name, np.ones((6, 7), np.uint16))
+    (tmp_path / "c.dcm").write_bytes(b"nothing")
+    images = {case.id: case.images[0] for case in find_cases(tmp_path, 1)}
+    assert images == {name: tmp_path / file for name, file in {**files, "c": "c.dcm"}.items()}
+    assert read_array(images["1.2.3.4"])[0].shape == (7, 6, 1)
+    with members.refused(r"c\.dcm: not a "):
+        read_array(images["c"])
+
+
+def test_series_of_several_modalities_are_refused(dicoms: ModuleType, tmp_path: Path) -> None:
+    dicoms.series(tmp_path / "a", dicoms.array())
+    dicoms.series(tmp_path / "b", dicoms.array(), Modality="PT")
+    with members.refused(
+        r"series of several modalities, MR \(such as a\), PT \(such as b\); expected one, or a list"
+    ):
+        find_cases(tmp_path, 1)
+
+
+def test_two_series_of_one_name_are_refused(dicoms: ModuleType, tmp_path: Path) -> None:
+    for number in range(2):
+        folder = dicoms.series(tmp_path / f"{number}", dicoms.array(), SeriesInstanceUID=f"1.2.{number}")
+        move_files(folder, tmp_path / "both", str(number))
+    with members.refused("two cases are called 3_T1_mprage; a JSON object gives them ids"):
+        find_cases(tmp_path / "both", 1)
+
+
+def test_a_folder_without_any_image_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    with members.refused(r"no image there \(\.nii\.gz, .*\), nor DICOM below"):
+        find_cases(tmp_path, 1)
+
+
+def test_a_folder_without_permission_is_named(dicoms: ModuleType, open_folder: Path) -> None:
+    dicoms.series(open_folder / "a", dicoms.array())
+    find_cases(
+        open_folder, 1
+    )  # imports pydicom, whose files may be closed to a process without root's rights
+    dicoms.series(open_folder / "b", dicoms.array()).chmod(0)
+    error = f"ValueError: --input {open_folder}: {open_folder / 'b'} cannot be read (Permission denied)"
+    assert unprivileged(find_cases, open_folder, 1) == error

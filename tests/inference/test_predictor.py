@@ -195,6 +195,14 @@ def test_a_spacing_far_from_that_of_training_gives_a_warning(
         assert here in warning and "training, 1 to 1 x 1.5 to 1.5 x 2 to 2 mm" in warning
 
 
+def test_a_tilted_gantry_gives_a_warning(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    affine = np.diag([1.0, 1.5, 2.0, 1.0])
+    affine[1, 2] = 0.5
+    nib.save(nib.Nifti1Image(np.ones((16, 18, 12), np.float32), affine), tmp_path / "a.nii.gz")
+    case = Predictor.load([trained[1]]).read(Case("a", (tmp_path / "a.nii.gz",)))
+    assert case.warning == "its axes are 14.0 degrees off a right angle; it is used as it is"
+
+
 def test_logits_that_are_not_finite_are_an_error(trained: tuple[Path, Path], image: Path) -> None:
     predictor = Predictor.load([trained[1]])
     next(predictor.members[0].network.parameters()).data.fill_(float("nan"))

@@ -1,0 +1,125 @@
+"""medconv/data/io/dicom_series.py: the series of a folder, other files beside them, and stamps."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import dicoms
+from helpers.dicoms import array, change, names, one, save, series
+from helpers.formats import assert_error_names
+from pydicom.dataset import FileDataset
+
+from medconv.data.case import Case
+from medconv.data.io.images import read_array, stamp
+from medconv.data.preprocessing.store import signature
+
+
+def test_each_radiograph_of_a_folder_is_an_image(tmp_path: Path) -> None:
+    pixels = np.arange(42, dtype=np.uint16).reshape(6, 7)
+    bright = dicoms.radiograph(tmp_path / "a.dcm", pixels)
+    dark = dicoms.radiograph(
+        tmp_path / "b.dcm", pixels, PhotometricInterpretation="MONOCHROME1", BitsStored=12, HighBit=11
+    )
+    image, grid = read_array(bright)
+    np.testing.assert_array_equal(image[..., 0], pixels.T)
+    assert grid.spacing_mm == pytest.approx((0.1, 0.2, 1)) and grid.orientation == "LPS"
+    np.testing.assert_array_equal(read_array(dark)[0][..., 0], 4095 - pixels.T)  # white is high in both
+
+
+def test_localizers_reports_pictures_and_other_files_are_skipped(tmp_path: Path) -> None:
+    voxels = array()
+    series(tmp_path, voxels)
+    for name in ("DICOMDIR", ".hidden", "notes.txt", "Thumbs.db"):
+        (tmp_path / name).write_text("not an image")
+    scout = array((16, 16, 1))
+    save(
+        one(scout[..., 0], ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"], SeriesInstanceUID="1.2.3"),
+        tmp_path / "scout",
+    )
+    report = one(scout[..., 0], Modality="SR", SeriesInstanceUID="1.2.4", Rows=None)
+    save(report, tmp_path / "report")
+    save(colour_picture(), tmp_path / "screen")
+    np.testing.assert_array_equal(read_array(tmp_path)[0], voxels)
+
+
+def colour_picture() -> FileDataset:
+    return one(
+        np.zeros((4, 12), np.uint8),
+        Columns=4,
+        SamplesPerPixel=3,
+        PlanarConfiguration=0,
+        PhotometricInterpretation="RGB",
+    )
+
+
+def two_series(folder: Path) -> Path:
+    for path in names(folder)[3:]:
+        change(path, SeriesInstanceUID="1.2.9", SeriesNumber=4, SeriesDescription="T2", Modality="CT")
+    return folder
+
+
+def only_a_picture(folder: Path) -> Path:
+    for path in folder.iterdir():
+        path.unlink()
+    save(colour_picture(), folder / "screen.dcm")
+    return folder
+
+
+BAD_FOLDERS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "two series": (
+        two_series,
+        r"2 series in one folder, expected one: (4 T2 \(CT, 2|3 T1 mprage \(MR, 3) slices, IM.*a file "
+        r"selects its series",
+    ),
+    "only a picture": (
+        only_a_picture,
+        r"no slice of a volume there, .*1 such as screen\.dcm: a colour image \(RGB\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_FOLDERS)
+def test_an_error_names_the_folder_and_its_fault(tmp_path: Path, fault: str) -> None:
+    make, message = BAD_FOLDERS[fault]
+    folder = series(tmp_path / "series", array())
+    assert_error_names(make(folder), message, folder)
+
+
+def test_a_dicomdir_is_refused(tmp_path: Path) -> None:
+    (series(tmp_path, array()) / "DICOMDIR").write_bytes(bytes(128) + b"DICM")
+    with pytest.raises(
+        ValueError, match="DICOMDIR: a list of files, expected an image or a series; pass its folder"
+    ):
+        read_array(tmp_path / "DICOMDIR")
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = series(tmp_path / "series", array())
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(ValueError) as error:
+        read_array(folder)
+    assert (
+        str(error.value) == f"{folder}: reading DICOM needs the package pydicom: pip install 'medconv[dicom]'"
+    )
+
+
+def test_the_stamp_changes_with_any_slice(tmp_path: Path) -> None:
+    """Replaced by one of the same size and an older time, or deleted. The stamp of a file, which means its
+    series, does not change with another series in that folder.
+    """
+    folder = series(tmp_path / "a", array())
+    path = names(folder)[1]
+    of_folder, of_file = stamp(folder), stamp(path)
+    os.utime(path, ns=(1, 1))
+    assert stamp(folder) != of_folder and signature(Case("a", (folder,)))[0][1:] == stamp(folder)
+    assert stamp(path) != of_file
+    of_folder, of_file = stamp(folder), stamp(path)
+    dicoms.radiograph(folder / "other.dcm", np.zeros((4, 4), np.uint8))
+    assert stamp(folder) != of_folder and stamp(path) == of_file
+    next(p for p in folder.iterdir() if p not in (path, folder / "other.dcm")).unlink()
+    assert stamp(path) != of_file

@@ -1,6 +1,4 @@
-"""medconv/data/loading/patch_dataset.py: which sample a number stands for, where its patch lies, and how
-ranks and epochs share them.
-"""
+"""medconv/data/loading/patch_dataset.py: samples by number, positions of patches, shares of ranks and epochs."""
 
 from collections import Counter
 from pathlib import Path
@@ -53,18 +51,18 @@ def slow_crop(array: np.ndarray, start: tuple[int, ...], size: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_crop_against_loops(axes: int) -> None:
+def test_crop_equals_a_loop_over_voxels(axes: int) -> None:
     rng = np.random.default_rng(axes)
     for _ in range(40):
         array = rng.integers(1, 99, (2, *rng.integers(2, 8, axes))).astype(np.int16)
         size = tuple(rng.integers(1, 9, axes))
         start = tuple(int(rng.integers(1 - p, n)) for p, n in zip(size, array.shape[1:], strict=True))
-        found = crop(array, start, size)
-        assert found.dtype == array.dtype
-        np.testing.assert_array_equal(found, slow_crop(array, start, size))
+        box = crop(array, start, size)
+        assert box.dtype == array.dtype
+        np.testing.assert_array_equal(box, slow_crop(array, start, size))
 
 
-def test_crop_does_not_touch_its_source() -> None:
+def test_crop_is_a_copy() -> None:
     array = np.ones((1, 4, 4), np.float32)
     crop(array, (0, 0), (4, 4))[:] = 5
     assert array.max() == 1
@@ -80,11 +78,9 @@ def test_sample_is_a_patch_of_its_case(prepared: tuple[Dataset, Store]) -> None:
         assert sample["image"].dtype == torch.float32 and sample["label"].dtype == torch.uint8
         image, label = sample["image"].numpy()[0], sample["label"].numpy()[0]
         case = int(dataset.case_of(n)[-1])
-        whole = np.lib.stride_tricks.sliding_window_view(image_array(case), PATCH)
-        (where,) = np.argwhere(
-            (whole == image).all((3, 4, 5))
-        )  # it is there, once: image and label agree on the place
-        np.testing.assert_array_equal(label, crop(label_array(case)[None], where, PATCH)[0])
+        windows = np.lib.stride_tricks.sliding_window_view(image_array(case), PATCH)
+        (start,) = np.argwhere((windows == image).all((3, 4, 5)))  # exactly one place
+        np.testing.assert_array_equal(label, crop(label_array(case)[None], start, PATCH)[0])
 
 
 def test_sample_depends_on_seed_and_number_alone(prepared: tuple[Dataset, Store]) -> None:
@@ -94,10 +90,9 @@ def test_sample_depends_on_seed_and_number_alone(prepared: tuple[Dataset, Store]
     assert all(same(a, b) for a, b in zip(forwards, backwards, strict=True))
     different = patches(prepared, seed=1)
     assert sum(same(a, different[n]) for n, a in enumerate(forwards)) < 6
-    places = [
-        PatchDataset(prepared[1], ["case_0"], PATCH, seed, 0.5) for seed in (0, 1)
-    ]  # one case: no other order
-    assert sum(same(places[0][n], places[1][n]) for n in range(12)) < 6
+    # one case, so only its places differ
+    first, second = (PatchDataset(prepared[1], ["case_0"], PATCH, seed, 0.5) for seed in (0, 1))
+    assert sum(same(first[n], second[n]) for n in range(12)) < 6
     assert not all(same({**forwards[0], "sample": 0}, {**a, "sample": 0}) for a in forwards)
 
 
@@ -105,16 +100,16 @@ def test_sample_depends_on_seed_and_number_alone(prepared: tuple[Dataset, Store]
 def test_workers_do_not_change_the_samples(prepared: tuple[Dataset, Store], workers: int) -> None:
     dataset, order = patches(prepared), SampleOrder(6, 2)
     loader = DataLoader(dataset, batch_size=2, sampler=order, num_workers=workers)
-    seen = []
+    batches = []
     for epoch in range(2):
         order.set_epoch(epoch)
-        seen += list(loader)
-    assert torch.cat([batch["sample"] for batch in seen]).tolist() == list(range(12))
-    images = torch.cat([batch["image"] for batch in seen])
+        batches += list(loader)
+    assert torch.cat([batch["sample"] for batch in batches]).tolist() == list(range(12))
+    images = torch.cat([batch["image"] for batch in batches])
     torch.testing.assert_close(images, torch.stack([dataset[n]["image"] for n in range(12)]), rtol=0, atol=0)
 
 
-def test_each_case_comes_once_per_turn(prepared: tuple[Dataset, Store]) -> None:
+def test_each_turn_holds_each_case_once(prepared: tuple[Dataset, Store]) -> None:
     dataset = patches(prepared)
     turns = [[dataset.case_of(n) for n in range(5 * turn, 5 * turn + 5)] for turn in range(20)]
     assert all(sorted(turn) == [f"case_{i}" for i in range(5)] for turn in turns)
@@ -125,7 +120,7 @@ def test_each_case_comes_once_per_turn(prepared: tuple[Dataset, Store]) -> None:
 
 
 def synthetic(store: Store, label: np.ndarray, tmp_path: Path) -> PatchDataset:
-    """One case whose image is its label, straight in the store."""
+    """One case whose image is its label, written to the store directly."""
     case = tiny(tmp_path / "source", 1).cases[0]
     rows = [
         np.column_stack([np.full(np.count_nonzero(label == v), v), np.argwhere(label == v)]) for v in (1, 2)
@@ -137,34 +132,33 @@ def synthetic(store: Store, label: np.ndarray, tmp_path: Path) -> PatchDataset:
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_foreground_share_of_one_always_shows_foreground(tmp_path: Path, axes: int) -> None:
-    """Also in the corners, where the patch cannot be centred; the large and the tiny class about as often."""
+def test_oversampling_of_1_always_includes_foreground(tmp_path: Path, axes: int) -> None:
+    """Also in corners, where a patch cannot be centred; a large and a tiny class are about equally frequent."""
     label = np.zeros((20,) * axes, np.uint8)
     label[(0,) * axes] = label[(19,) * axes] = 2
     label[5:15, 5:15] = 1
     dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
-    values = [set(dataset[n]["label"].unique().tolist()) for n in range(200)]
-    assert all(found & {1, 2} for found in values)
-    assert 60 < sum(2 in found for found in values) < 140
+    classes = [set(dataset[n]["label"].unique().tolist()) for n in range(200)]
+    assert all(values & {1, 2} for values in classes)
+    assert 60 < sum(2 in values for values in classes) < 140
     dataset.oversample_foreground = 0.0
-    values = [set(dataset[n]["label"].unique().tolist()) for n in range(200)]
-    assert any(found == {0} for found in values) and sum(2 in found for found in values) < 20
+    classes = [set(dataset[n]["label"].unique().tolist()) for n in range(200)]
+    assert any(values == {0} for values in classes) and sum(2 in values for values in classes) < 20
 
 
-def test_foreground_share_is_a_share(tmp_path: Path) -> None:
+def test_oversampling_is_the_share_of_centred_patches(tmp_path: Path) -> None:
     label = np.zeros((40, 40), np.uint8)
     label[20, 20] = 1
     dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
     dataset.oversample_foreground = 0.25
-    shown = sum(bool(dataset[n]["label"].any()) for n in range(400))
+    with_foreground = sum(bool(dataset[n]["label"].any()) for n in range(400))
     by_chance = 16 / 37**2
-    assert 0.25 + by_chance == pytest.approx(shown / 400, abs=0.08)
+    assert 0.25 + by_chance == pytest.approx(with_foreground / 400, abs=0.08)
     dataset.oversample_foreground = 1.0
     assert [dataset[n]["label"][0, 2, 2].item() for n in range(5)] == [1] * 5  # centred: patch 4, voxel 2
 
 
-def test_places_reach_every_corner(prepared: tuple[Dataset, Store], tmp_path: Path) -> None:
-    """Each start from the first to the last possible one is drawn, and about evenly."""
+def test_every_start_is_drawn_about_equally_often(prepared: tuple[Dataset, Store], tmp_path: Path) -> None:
     label = np.broadcast_to(np.arange(1, 8, dtype=np.uint8)[:, None], (7, 4)).copy()
     dataset = synthetic(Store(tmp_path / "store"), label, tmp_path)
     dataset.oversample_foreground = 0.0
@@ -186,8 +180,8 @@ def test_small_images_are_padded_on_both_sides(prepared: tuple[Dataset, Store]) 
 
 def test_padding_along_one_axis_leaves_the_others_random(prepared: tuple[Dataset, Store]) -> None:
     dataset = patches(prepared, share=1.0, patch=(16, 5, 4))
-    values = [set(dataset[n]["label"].unique().tolist()) for n in range(40)]
-    assert all(found - {0} for found in values)
+    classes = [set(dataset[n]["label"].unique().tolist()) for n in range(40)]
+    assert all(values - {0} for values in classes)
     assert len({dataset[n]["image"].sum().item() for n in range(40)}) > 20
 
 
@@ -195,12 +189,12 @@ def test_case_without_foreground_gives_random_places(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 1)
     save(dataset.cases[0].files[-1], np.zeros((12, 14, 10), np.uint8))
     store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
-    found = PatchDataset(store, ["case_0"], PATCH, 0, 1.0)
-    assert len({found[n]["image"].sum().item() for n in range(10)}) > 5
+    samples = PatchDataset(store, ["case_0"], PATCH, 0, 1.0)
+    assert len({samples[n]["image"].sum().item() for n in range(10)}) > 5
 
 
-def test_an_epoch_goes_on_at_any_batch() -> None:
-    """Once; the next one is whole again. Nothing before it is drawn."""
+def test_epoch_may_start_at_any_batch() -> None:
+    """This applies once: the next epoch is complete again."""
     order = SampleOrder(6, 2)
     order.set_epoch(3)
     order.first_batch = 2
@@ -216,18 +210,18 @@ def test_an_epoch_goes_on_at_any_batch() -> None:
 def test_ranks_share_each_global_batch(batch_size: int, world_size: int, per_epoch: int) -> None:
     ranks = [SampleOrder(per_epoch, batch_size, rank, world_size) for rank in range(world_size)]
     step = batch_size * world_size
-    whole = -(-per_epoch // step) * step  # the fewest whole global batches that hold an epoch
-    assert all(len(order) * world_size == whole for order in ranks)
+    samples = -(-per_epoch // step) * step  # of complete global batches
+    assert all(len(order) * world_size == samples for order in ranks)
     for epoch in range(3):
         for order in ranks:
             order.set_epoch(epoch)
         numbers = np.array([list(order) for order in ranks]).reshape(world_size, -1, batch_size)
         for batch in range(numbers.shape[1]):
-            first = epoch * whole + batch * step
+            first = epoch * samples + batch * step
             assert numbers[:, batch].ravel().tolist() == list(range(first, first + step))
 
 
-def test_two_ranks_of_two_see_what_one_of_four_sees() -> None:
+def test_two_ranks_with_batch_2_see_what_one_with_batch_4_sees() -> None:
     one, two = SampleOrder(8, 4), [SampleOrder(8, 2, rank, 2) for rank in (0, 1)]
     for epoch in (0, 1, 5):
         for order in (one, *two):
@@ -237,7 +231,7 @@ def test_two_ranks_of_two_see_what_one_of_four_sees() -> None:
         np.testing.assert_array_equal(alone, together)
 
 
-def test_whole_cases_for_validation(prepared: tuple[Dataset, Store]) -> None:
+def test_validation_items_are_whole_cases(prepared: tuple[Dataset, Store]) -> None:
     dataset, store = prepared
     cases = CaseDataset(store, dataset.cases)
     assert len(cases) == 5
@@ -252,7 +246,7 @@ def test_whole_cases_for_validation(prepared: tuple[Dataset, Store]) -> None:
 
 
 def test_validation_reference_is_native(tmp_path: Path) -> None:
-    """Prepared at another spacing, compared at its own."""
+    """The image has the prepared spacing, the reference its own."""
     dataset = tiny(tmp_path / "data", 1, affine=np.diag([-1, 1.5, 2, 1]))
     store = prepare(dataset, preprocessing_config((2, 1.5, 2)), tmp_path / "cache", 1)
     item = CaseDataset(store, dataset.cases)[0]
@@ -260,21 +254,19 @@ def test_validation_reference_is_native(tmp_path: Path) -> None:
     np.testing.assert_array_equal(item["reference"], label_array(0))
 
 
-def test_more_than_the_patch_is_read_around_the_same_centre(prepared: tuple[Dataset, Store]) -> None:
-    """As augmentation asks for; less too, and what lies outside of the image is 0."""
+def test_read_size_keeps_the_centre(prepared: tuple[Dataset, Store]) -> None:
+    """Larger or smaller than the patch, as augmentation needs it; 0 outside of the image."""
     dataset, store = prepared
     ids = [case.id for case in dataset.cases]
     sizes = [(6, 5, 4), (10, 9, 8), (4, 3, 4), (30, 31, 20)]
     plain = PatchDataset(store, ids, (6, 5, 4), 0, 0.5)
     sized = PatchDataset(store, ids, (6, 5, 4), 0, 0.5, read_size=lambda n: sizes[n % 4])
     for number in range(16):
-        patch, given = plain[number], sized[number]
+        size = sizes[number % 4]
+        overlap = [min(p, s) for p, s in zip((6, 5, 4), size, strict=True)]
         for key in ("image", "label"):
-            assert given[key].shape[1:] == sizes[number % 4]
-            ours, theirs = (
-                centre(x, [min(p, s) for p, s in zip((6, 5, 4), sizes[number % 4], strict=True)])
-                for x in (patch[key], given[key])
-            )
-            assert torch.equal(ours, theirs)
-    whole = sized[3]
-    assert (whole["image"] == 0).any() and whole["image"].max() > 5
+            patch, box = plain[number][key], sized[number][key]
+            assert box.shape[1:] == size
+            assert torch.equal(centre(patch, overlap), centre(box, overlap))
+    largest = sized[3]["image"]
+    assert (largest == 0).any() and largest.max() > 5

@@ -1,6 +1,4 @@
-"""medconv/data/loading/worker_errors.py: an error in a loader worker names the case, keeps its traceback,
-and says one thing to a user.
-"""
+"""medconv/data/loading/worker_errors.py: errors and deaths of loader workers are one message with the case."""
 
 import contextlib
 import faulthandler
@@ -31,7 +29,10 @@ def end_by(name: str) -> None:
 
 
 class Failing:
-    """An augmentation that fails at one sample. Args: how: to fail. The others are whatever a config has."""
+    """An augmentation that fails at one sample.
+
+    Args: how: an exception, a signal or `exit`. ignored: what the config of another augmentation has.
+    """
 
     reads = False  # whether it fails while the sample is read
 
@@ -76,44 +77,41 @@ def module(folder: Path, augment: Any, workers: int) -> DataModule:
 @pytest.mark.parametrize(
     ("how", "kind"), [("ValueError", ValueError), ("TypeError", RuntimeError), ("MemoryError", ValueError)]
 )
-def test_an_error_in_the_augmentation_names_sample_and_case(
+def test_error_in_augmentation_names_sample_and_case(
     tmp_path: Path, workers: int, how: str, kind: type
 ) -> None:
-    """The second sample of its batch; a ValueError stays the user's fault, anything else ours."""
+    """A ValueError remains one, as the user's error; other exceptions are bugs."""
     loader = module(tmp_path, Failing(5, how), workers).train_dataloader()
     case = loader.dataset.dataset.case_of(5)
-    said = {
+    message = {
         "ValueError": "the rotation went wrong",
         "TypeError": "TypeError: the rotation went wrong",
         "MemoryError": "no memory left in a loader worker (the rotation went wrong); fewer data.num_workers "
         "or smaller batches help",
     }[how]
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind) as raised:
         list(loader)
     if workers:
         # as the trainer does; left to the garbage collector it takes 10 seconds
         loader._iterator._shutdown_workers()
-    assert str(caught.value) == f"case {case} (training sample 5): {said}"
-    cause = str(caught.value.__cause__)
+    assert str(raised.value) == f"case {case} (training sample 5): {message}"
+    cause = str(raised.value.__cause__)
     assert "Traceback (most recent call last)" in cause and "in __call__\n    raise kinds[self.how]" in cause
 
 
-def test_an_error_that_only_whole_batches_make_names_the_first(tmp_path: Path) -> None:
-    def only_together(batch: dict[str, Any]) -> dict[str, Any]:
+def test_error_of_a_batch_names_its_first_sample_if_none_fails_alone(tmp_path: Path) -> None:
+    def fail_together(batch: dict[str, Any]) -> dict[str, Any]:
         if len(batch["sample"]) > 1 and 4 in batch["sample"].tolist():
             raise ValueError("too many")
         return batch
 
-    loader = module(tmp_path, only_together, 0).train_dataloader()
+    loader = module(tmp_path, fail_together, 0).train_dataloader()
     with pytest.raises(ValueError, match=r"\(training sample 4\): too many"):
         list(loader)
 
 
 def command(dataset: Path, folder: Path, how: str, kind: str = "Failing") -> tuple[int | None, str]:
-    """A run with two workers, one of which ends in this way at sample 5.
-
-    Returns: exit code and standard error.
-    """
+    """Exit code and standard error of a run with two workers, one of which fails at sample 5."""
     augment = [
         f"augmentation._target_=tests.data.loading.test_worker_errors.{kind}",
         "+augmentation.sample=5",
@@ -124,7 +122,7 @@ def command(dataset: Path, folder: Path, how: str, kind: str = "Failing") -> tup
     return ended.codes[0], ended.stderr[0]
 
 
-def test_a_users_fault_is_one_message_and_the_traceback_is_in_the_log(dataset: Path, tmp_path: Path) -> None:
+def test_user_error_is_one_message_and_its_traceback_is_in_the_log(dataset: Path, tmp_path: Path) -> None:
     code, stderr = command(dataset, tmp_path / "run", "ValueError")
     assert code == USER, stderr
     lines = [line for line in stderr.splitlines() if not line.startswith("warning")]
@@ -134,16 +132,16 @@ def test_a_users_fault_is_one_message_and_the_traceback_is_in_the_log(dataset: P
     assert "ValueError: the rotation went wrong" in log and "in __call__" in log and "Traceback" in log
 
 
-def test_a_killed_worker_is_one_message_with_its_case_and_what_helps(dataset: Path, tmp_path: Path) -> None:
-    """By the signal of the out-of-memory killer, while it reads."""
+def test_killed_worker_is_one_message_with_its_case_and_advice(dataset: Path, tmp_path: Path) -> None:
+    """Killed by the signal of the out-of-memory killer, while it reads."""
     code, stderr = command(dataset, tmp_path / "run", "SIGKILL", "FailingRead")
     assert code == USER, stderr
     assert "Traceback" not in stderr and stderr.count("error:") == 1, stderr
-    wanted = (
+    message = (
         r"error: loader worker \d+ was ended by SIGKILL while reading case case_\d \(training "
         r"sample 5\), most likely because"
     )
-    assert re.search(wanted, stderr), stderr
+    assert re.search(message, stderr), stderr
     assert "data.num_workers (now 2)" in stderr and "data.prefetch_factor (now 2)" in stderr
 
 
@@ -152,29 +150,29 @@ def test_a_killed_worker_is_one_message_with_its_case_and_what_helps(dataset: Pa
     [("SIGKILL", "SIGKILL"), ("SIGSEGV", "SIGSEGV"), ("SIGABRT", "SIGABRT"), ("exit", "exit code 3")],
 )
 @pytest.mark.parametrize("kind", [Failing, FailingRead])
-def test_what_is_known_of_a_worker_that_ended(
+def test_advice_names_the_end_and_the_task_of_a_dead_worker(
     tmp_path: Path, kind: type[Failing], how: str, ended_by: str
 ) -> None:
     if kind is FailingRead and how == "exit":
-        pytest.skip("it ends by signals alone")
+        pytest.skip("FailingRead ends by signals alone")
     augment = kind(5, how) if kind is Failing else Small(5, how)
     data = module(tmp_path, augment, 2)
     loader = data.train_dataloader()
-    words = [f"case {loader.dataset.dataset.case_of(n)} (training sample {n})" for n in (4, 5)]
-    with pytest.raises(RuntimeError) as caught:
+    samples = [f"case {loader.dataset.dataset.case_of(n)} (training sample {n})" for n in (4, 5)]
+    with pytest.raises(RuntimeError) as raised:
         list(loader)
-    with contextlib.suppress(RuntimeError):  # of another worker, which is ended with this one
+    with contextlib.suppress(RuntimeError):  # of the other worker, which torch ends too
         loader._iterator._shutdown_workers()
-    ended = worker_errors.ended_worker(caught.value)
+    ended = worker_errors.ended_worker(raised.value)
     assert ended is not None and ended[1] == ended_by
-    doing = f"while augmenting {', '.join(words)}" if kind is Failing else f"while reading {words[1]}"
+    doing = f"while augmenting {', '.join(samples)}" if kind is Failing else f"while reading {samples[1]}"
     assert worker_errors.advice(*ended, SETTINGS).startswith(
         f"loader worker {ended[0]} was ended by {ended_by} {doing}"
     )
 
 
 class Small(FailingRead):
-    """For images of `makers.tiny`."""
+    """For the images of `helpers.volumes.tiny`."""
 
     def read_size(self, sample: int) -> tuple[int, ...]:
         super().read_size(sample)
@@ -184,48 +182,44 @@ class Small(FailingRead):
 SETTINGS = {"num_workers": 4, "prefetch_factor": 2, "batch_size": 8, "patch_size": [96, 96, 96]}
 
 
-def test_a_worker_that_is_told_to_stop_leaves_it_to_the_run(tmp_path: Path) -> None:
-    """A cluster tells all processes of a job at once, and the run still needs its workers then."""
+def test_workers_ignore_sigterm(tmp_path: Path) -> None:
+    """A cluster sends it to all processes of a job, and the run still needs its workers."""
     loader = module(tmp_path, Failing(5, "SIGTERM"), 2).train_dataloader()
     assert [n for batch in loader for n in batch["sample"].tolist()] == list(range(8))
 
 
-class Deafness:
-    """An augmentation that counts the threads of its worker that SIGTERM reaches."""
+class CountingThreads:
+    """An augmentation that writes how many threads of its worker do not block SIGTERM."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        told = 1 << (signal.SIGTERM - 1)
-        said = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
-        masks = [
-            int(line.split()[1], 16)
-            for text in said
-            for line in text.splitlines()
-            if line.startswith("SigBlk")
-        ]
-        (self.folder / str(os.getpid())).write_text(str(sum(not mask & told for mask in masks)))
+        bit = 1 << (signal.SIGTERM - 1)
+        statuses = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
+        lines = [line for status in statuses for line in status.splitlines() if line.startswith("SigBlk")]
+        reached = sum(not int(line.split()[1], 16) & bit for line in lines)
+        (self.folder / str(os.getpid())).write_text(str(reached))
         return batch
 
 
-def test_no_thread_of_a_worker_hears_what_is_said_to_the_run(tmp_path: Path) -> None:
-    """But for the one that waits for it, in which it looks as if it were let through."""
-    heard = tmp_path / "heard"
-    heard.mkdir()
-    with threadpool_limits(2):  # numpy's library then begins threads in each worker, before anything of ours
-        list(module(tmp_path / "data", Deafness(heard), 2).train_dataloader())
-    assert [path.read_text() for path in heard.iterdir()] == ["1", "1"]
+def test_threads_of_a_worker_block_sigterm(tmp_path: Path) -> None:
+    """All but the one that waits for it: /proc shows a signal as not blocked while `sigtimedwait` runs."""
+    counts = tmp_path / "counts"
+    counts.mkdir()
+    with threadpool_limits(2):  # so that numpy's library starts threads in each worker before our code runs
+        list(module(tmp_path / "data", CountingThreads(counts), 2).train_dataloader())
+    assert [path.read_text() for path in counts.iterdir()] == ["1", "1"]
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_a_worker_that_heard_it_too_early_preempts_the_run() -> None:
+def test_worker_ended_by_sigterm_preempts_the_run() -> None:
     with pytest.raises(SIGTERMException), naming_memory(SETTINGS):
         raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Terminated. ")
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("message", "ended"),
     [
         ("DataLoader worker (pid 12) is killed by signal: Killed. ", (12, "SIGKILL")),
         ("DataLoader worker (pid(s) 12, 13) exited unexpectedly", (12, "SIGKILL")),
@@ -233,8 +227,8 @@ def test_a_worker_that_heard_it_too_early_preempts_the_run() -> None:
         ("mat1 and mat2 shapes cannot be multiplied", None),
     ],
 )
-def test_what_torch_says_of_dead_workers(said: str, found: tuple[str, str] | None) -> None:
-    assert worker_errors.ended_worker(RuntimeError(said)) == found
+def test_ended_worker_reads_the_errors_of_torch(message: str, ended: tuple[int, str] | None) -> None:
+    assert worker_errors.ended_worker(RuntimeError(message)) == ended
     outer = RuntimeError("DataLoader worker (pid(s) 12) exited unexpectedly")
     outer.__cause__ = RuntimeError("DataLoader worker (pid 12) is killed by signal: Bus error. ")
     assert worker_errors.ended_worker(outer) == (12, "SIGBUS")
@@ -244,7 +238,7 @@ def test_what_torch_says_of_dead_workers(said: str, found: tuple[str, str] | Non
 
 
 def test_advice_fits_the_signal() -> None:
-    """Of a worker that no dataset knows, as well."""
+    """Also for a worker that belongs to no dataset."""
     assert "/dev/shm" in worker_errors.advice(1, "SIGBUS", SETTINGS)
     assert "data.patch_size (now [96, 96, 96])" in worker_errors.advice(1, "SIGKILL", SETTINGS)
     assert worker_errors.advice(1, "SIGSEGV", SETTINGS).startswith(

@@ -15,12 +15,9 @@ from typing import Any
 import pytest
 from helpers import resuming, tiny
 from helpers.resuming import STEPS, assert_the_same_run, last, start, status, train, wait_for
-from lightning import Callback, Trainer
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning import Callback
 
 from medconv.data.loading import datamodule
-from medconv.training.checkpoint import resumable_loop
-from medconv.training.checkpoint.resumable_loop import ResumableEpochLoop
 from medconv.utils import signals
 from medconv.utils.exit_codes import DONE, INTERRUPTED, PREEMPTED
 
@@ -220,18 +217,6 @@ def test_a_process_that_lightning_started_ends_well_where_all_do(
         tiny.train(dataset, tmp_path / "run", *layout)
     assert isinstance(caught.value, signals.RunInterrupted) != agreed
     assert agreed == (caught.value.code == DONE)
-
-
-def test_what_is_not_there_of_lightnings_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of its own names that the loop replaces, which would otherwise silently not be called."""
-    own = {"owed", "max_steps", "_between_steps"}
-    assert {name for name in vars(ResumableEpochLoop) if not name.startswith("__")} - own <= set(
-        resumable_loop._OVERRIDDEN
-    )
-    trainer: Any = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    monkeypatch.delattr(_TrainingEpochLoop, "_should_check_val_fx")
-    with pytest.raises(ValueError, match=r"lightning [\d.]+ has no _should_check_val_fx.*below 2\.7"):
-        resumable_loop.install(trainer, *([None] * 3))  # type: ignore[arg-type]
 
 
 def test_what_slurm_refuses_is_a_warning(

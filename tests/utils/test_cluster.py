@@ -1,16 +1,16 @@
 """medconv/utils/cluster.py: what a launcher's variables mean, and which errors are of a lost process."""
 
-import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.launchers import BATCH, STEP, TORCHRUN, launch
 from omegaconf import OmegaConf
 
 from medconv.config import ConfigError
 from medconv.sweeps import launch as sweeps_launch
 from medconv.training.distributed import strategy
-from medconv.training.distributed.cluster_environment import SrunStep, environment
 from medconv.training.run_dir import RunDir
 from medconv.utils import cluster, hardware
 
@@ -18,40 +18,7 @@ from medconv.utils import cluster, hardware
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
     """As if a launcher had started this process, with these variables."""
-
-    def launch(**variables: Any) -> None:
-        others = ("SLURM_", "TORCHELASTIC_", "OMPI_")
-        for key in [k for k in os.environ if k.startswith(others) or k in (*RANKS, "WORLD_SIZE")]:
-            monkeypatch.delenv(key)
-        for key, value in variables.items():
-            monkeypatch.setenv(key, str(value))
-
-    return launch
-
-
-RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
-TORCHRUN = {
-    "TORCHELASTIC_RUN_ID": "x",
-    "WORLD_SIZE": 8,
-    "GROUP_WORLD_SIZE": 2,
-    "LOCAL_WORLD_SIZE": 4,
-    "RANK": 0,
-    "LOCAL_RANK": 0,
-}
-STEP = {
-    "SLURM_STEP_NUM_TASKS": 8,
-    "SLURM_STEP_NUM_NODES": 2,
-    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
-    "SLURM_PROCID": 0,
-}
-STEP |= {
-    "SLURM_NTASKS": 8,
-    "SLURM_LOCALID": 0,
-    "SLURM_NODEID": 0,
-    "SLURM_STEP_NODELIST": "gpu[07-08]-ib",
-    "SLURM_JOB_ID": 4711,
-}
-BATCH = {"SLURM_NTASKS": 8, "SLURM_PROCID": 0, "SLURM_NODEID": 0, "SLURM_LOCALID": 0, "SLURM_JOB_ID": 4711}
+    return partial(launch, monkeypatch)
 
 
 @pytest.mark.parametrize("variables", [TORCHRUN, STEP, {**BATCH, **TORCHRUN, "SLURM_STEP_NUM_TASKS": 2}])
@@ -135,23 +102,6 @@ def test_one_process_is_the_first_however_it_was_launched(
 ) -> None:
     launched(**variables)
     assert cluster.is_first() == first
-
-
-def test_lightning_is_told_where_it_would_guess_wrong(launched: Any) -> None:
-    launched(**STEP, SLURM_NODELIST="other")
-    step = environment()
-    assert isinstance(step, SrunStep) and not step.auto_requeue
-    assert (step.main_address, step.main_port, step.world_size(), step.global_rank()) == (
-        "gpu07-ib",
-        19711,
-        8,
-        0,
-    )
-    launched(**BATCH)
-    assert not environment().creates_processes_externally  # type: ignore[union-attr]
-    for variables in ({}, TORCHRUN):
-        launched(**variables)
-        assert environment() is None
 
 
 def test_a_sweep_starts_its_own_processes(

@@ -30,7 +30,7 @@ from medconv.cli import train
 from medconv.cli.entrypoint import guard
 from medconv.config import ConfigError
 from medconv.performance.step_profiler import StepProfiler
-from medconv.training.checkpoint import log_rewind, writer
+from medconv.training.checkpoint import writer
 from medconv.training.checkpoint.writer import AtomicCheckpointIO
 from medconv.training.run_dir import RunDir
 from medconv.utils import checkpoint_io
@@ -305,31 +305,6 @@ def test_what_ends_while_it_is_looked_at_is_not_forgotten() -> None:
     io.check()
     with pytest.raises(OSError, match="no room"):
         io.wait()
-
-
-def test_curves_are_cut_back_to_where_they_were(tmp_path: Path) -> None:
-    events = tmp_path / "tensorboard/events.out.tfevents.1"
-    events.parent.mkdir()
-    events.write_bytes(b"12345")
-    other = (
-        tmp_path / "longer/tensorboard/events.out.tfevents.3"
-    )  # of another run, whose folder is in this one
-    other.parent.mkdir(parents=True)
-    other.write_bytes(b"123")
-    (tmp_path / "metrics.csv").write_text("step,loss\n0,1.0\n1,2.0\n")
-    measured = log_rewind.measure(tmp_path)
-    events.write_bytes(b"12345678")
-    other.write_bytes(b"123456")
-    (events.parent / "events.out.tfevents.2").write_bytes(b"1")
-    (events.parent / "hparams.yaml").touch()
-    (tmp_path / "metrics.csv").write_text("step,loss,dice\n0,1.0,\n1,2.0,\n2,3.0,0.5\n3,0.")
-    log_rewind.rewind(tmp_path, measured)
-    assert events.read_bytes() == b"12345"
-    assert (tmp_path / "metrics.csv").read_text() == "step,loss,dice\n0,1.0,\n1,2.0,\n"
-    assert sorted(path.name for path in events.parent.iterdir()) == [events.name, "hparams.yaml"]
-    log_rewind.rewind(tmp_path, {})
-    assert not events.exists() and not (tmp_path / "metrics.csv").exists()
-    assert other.read_bytes() == b"123456"
 
 
 def _holds(folder: Path, resume: str, ready: Any) -> None:

@@ -1,4 +1,4 @@
-"""medconv/training/distributed/strategy.py with real processes: one answer on every rank."""
+"""medconv/training/distributed/strategy.py alone and with real processes."""
 
 import json
 import os
@@ -20,51 +20,50 @@ from medconv.utils.exit_codes import DONE, PREEMPTED
 PERF = {"compile": False, "activation_checkpointing": "none", "timeout_seconds": 60.0}
 
 
-def trainer(**given: Any) -> dict[str, Any]:
+def trainer(**settings: Any) -> dict[str, Any]:
     return {
         "strategy": "auto",
         "accelerator": "cpu",
         "devices": 1,
         "num_nodes": 1,
         "accumulate_grad_batches": 1,
-        **given,
+        **settings,
     }
 
 
 @pytest.mark.parametrize(
-    "given", [{"devices": 2}, {"devices": [0, 1]}, {"num_nodes": 2}, {"strategy": "ddp"}]
+    "settings", [{"devices": 2}, {"devices": [0, 1]}, {"num_nodes": 2}, {"strategy": "ddp"}]
 )
-def test_several_processes_are_ddp_without_needless_traffic(given: dict[str, Any]) -> None:
-    found = strategy.strategy(trainer(**given), PERF)
-    assert isinstance(found, DDPStrategy)
-    assert found._ddp_kwargs["gradient_as_bucket_view"] and found._ddp_kwargs["static_graph"]
-    assert not strategy.strategy(trainer(**given, accumulate_grad_batches=2), PERF)._ddp_kwargs[
-        "static_graph"
-    ]
+def test_several_processes_use_ddp_with_a_static_graph(settings: dict[str, Any]) -> None:
+    ddp = strategy.strategy(trainer(**settings), PERF)
+    assert isinstance(ddp, DDPStrategy)
+    assert ddp._ddp_kwargs["gradient_as_bucket_view"] and ddp._ddp_kwargs["static_graph"]
+    accumulating = strategy.strategy(trainer(**settings, accumulate_grad_batches=2), PERF)
+    assert not accumulating._ddp_kwargs["static_graph"]
 
 
-def test_one_process_and_other_strategies_are_lightnings() -> None:
+def test_one_process_and_other_strategies_are_left_to_lightning() -> None:
     assert strategy.strategy(trainer(), PERF) == "auto"
     assert strategy.strategy(trainer(strategy="ddp_spawn", devices=2), PERF) == "ddp_spawn"
 
 
-def test_fsdp_divides_over_all_processes() -> None:
-    found = strategy.strategy(trainer(strategy="fsdp", devices=4, num_nodes=2), PERF)
-    assert isinstance(found, ModelParallelStrategy)
-    assert (found._data_parallel_size, found._tensor_parallel_size) == (8, 1)
+def test_fsdp_shards_over_all_processes() -> None:
+    fsdp = strategy.strategy(trainer(strategy="fsdp", devices=4, num_nodes=2), PERF)
+    assert isinstance(fsdp, ModelParallelStrategy)
+    assert (fsdp._data_parallel_size, fsdp._tensor_parallel_size) == (8, 1)
 
 
 @pytest.mark.parametrize("norm", ["batch", "instance"])
-def test_running_statistics_are_rank_zeros_where_they_are_used(
+def test_ranks_validate_with_the_batch_norm_statistics_of_rank_0(
     dataset: Path, tmp_path: Path, norm: str
 ) -> None:
     settings = ["trainer.devices=2", f"model.norm={norm}", "trainer.max_steps=3"]
     spy = ["+callbacks.spy._target_=helpers.tiny.Buffers", f"+callbacks.spy.path={tmp_path}"]
     ended = ranks.run(*tiny.overrides(dataset, *settings, *spy), f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
     assert ended.codes == [DONE, DONE], ended.stderr
-    seen = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
-    assert len(seen[0]) == len(seen[1]) and bool(seen[0]) == (norm == "batch")
-    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+    buffers = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
+    assert len(buffers[0]) == len(buffers[1]) and bool(buffers[0]) == (norm == "batch")
+    assert all(torch.equal(a, b) for a, b in zip(*buffers, strict=True))
 
 
 STOPPED = [
@@ -75,8 +74,8 @@ STOPPED = [
 ]
 
 
-def test_a_rank_that_is_told_to_stop_stops_all(dataset: Path, tmp_path: Path) -> None:
-    """Also where the ranks agree only at batches between which gradients are accumulated."""
+def test_a_stop_signal_to_one_rank_stops_all(dataset: Path, tmp_path: Path) -> None:
+    """Also if the ranks synchronise in the middle of accumulated gradients only."""
     settings = ["trainer.accumulate_grad_batches=2", "perf.stop_sync_interval=2"]
     arguments = tiny.overrides(dataset, *STOPPED, *settings, f"+callbacks.spy.path={tmp_path}")
     processes = ranks.start(*arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path)
@@ -86,8 +85,8 @@ def test_a_rank_that_is_told_to_stop_stops_all(dataset: Path, tmp_path: Path) ->
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "preempted"
 
 
-def test_stopped_processes_that_lightning_started_end_well(dataset: Path, tmp_path: Path) -> None:
-    """All but the first, which Lightning would kill if one that it started ended with an error."""
+def test_a_stopped_process_that_lightning_started_exits_with_0(dataset: Path, tmp_path: Path) -> None:
+    """Lightning would kill the first process if another ended with an error."""
     arguments = tiny.overrides(
         dataset, *STOPPED, "perf.stop_sync_interval=3", f"+callbacks.spy.path={tmp_path}"
     )
@@ -102,7 +101,7 @@ def test_stopped_processes_that_lightning_started_end_well(dataset: Path, tmp_pa
 
 @pytest.mark.slow
 def test_a_first_process_that_ends_late_is_not_killed(dataset: Path, tmp_path: Path) -> None:
-    """Lightning starts the second by the first one's command line, and looks every 5 s whether it failed."""
+    """Lightning starts the second process, and checks every 5 s whether it has failed."""
     spy = [f"+callbacks.spy.path={tmp_path}", "+callbacks.spy.lingers=6"]
     arguments = tiny.overrides(dataset, *STOPPED, "perf.stop_sync_interval=3", *spy)
     process = subprocess.Popen(
@@ -137,14 +136,17 @@ def _gone(pid: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_nonsense_interval_is_an_error() -> None:
+def test_an_interval_below_1_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"perf\.stop_sync_interval must be at least 1, got 0"):
         strategy.StopSync(0)
 
 
-def test_what_does_not_go_together_is_said() -> None:
+def test_fsdp_excludes_pointwise_checkpointing() -> None:
     with pytest.raises(ValueError, match=r"use perf\.activation_checkpointing=blocks"):
         strategy.strategy(
             trainer(strategy="fsdp", devices=2), {**PERF, "activation_checkpointing": "pointwise"}
         )
+
+
+def test_a_callback_that_accumulates_gradients_excludes_a_static_graph() -> None:
     assert not strategy.strategy(trainer(devices=2), PERF, accumulates=True)._ddp_kwargs["static_graph"]

@@ -158,17 +158,6 @@ def test_fsdp_gives_the_losses_of_ddp(tmp_path: Path) -> None:
     assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], abs=2e-3)
 
 
-def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
-    dataset = tiny.write_dataset(tmp_path / "dataset")
-    tiny.train(dataset, tmp_path / "first", "optimizer=adamw", "trainer.max_steps=2")
-    last = tmp_path / "first/checkpoints/last.ckpt"
-    with pytest.raises(
-        ValueError,
-        match=r"run\.resume=.* trained with optimizer\._target_=torch\.optim\.AdamW, this run has medconv",
-    ):
-        tiny.train(dataset, tmp_path / "second", f"run.resume={last}")
-
-
 def test_parameter_groups_do_not_change_a_step() -> None:
     """Each group is split into kernels and vectors."""
     one, other = unet("instance"), unet("instance")

@@ -1,0 +1,81 @@
+"""medconv/training/checkpoint/compatibility.py: why a checkpoint does not fit a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+from torch import nn
+
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.segmentation import SegmentationTargets
+from medconv.training.checkpoint import compatibility
+
+SETTING = "run.resume=last.ckpt"
+LABEL_MAPS: dict[str, Any] = {
+    "spatial_dims": 3,
+    "num_channels": 1,
+    "num_classes": 2,
+    "targets": SegmentationTargets.of_classes(["background", "box"]).plain(),
+    "image_targets": None,
+}
+
+
+def image_level(kind: str) -> dict[str, Any]:
+    plain = ImageLevelTargets(kind, ("left", "right")).plain()
+    return {"spatial_dims": 2, "num_channels": 2, "num_classes": 2, "targets": None, "image_targets": plain}
+
+
+def content(derived: dict[str, Any]) -> dict[str, Any]:
+    return {"medconv": {"config": {"derived": derived}}}
+
+
+@pytest.mark.parametrize("derived", [LABEL_MAPS, image_level("multilabel")])
+def test_a_checkpoint_of_the_same_task_passes(derived: dict[str, Any]) -> None:
+    compatibility.check_same_task(content(derived), {**derived, "patch_size": (8, 8, 8)}, SETTING)
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        ({**LABEL_MAPS, "num_channels": 2}, r"box \(2 outputs\) in 3D images of 2 channels"),
+        ({**LABEL_MAPS, "spatial_dims": 2}, "in 2D images of 1 channel,"),
+        (image_level("multiclass"), r"multiclass left, right \(2 outputs\) in 2D images of 2 channels"),
+    ],
+)
+def test_a_checkpoint_of_another_task_is_described(saved: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{SETTING}: a checkpoint of another task: it is for .*{words}"):
+        compatibility.check_same_task(content(saved), LABEL_MAPS, SETTING)
+
+
+def test_targets_of_another_kind_are_another_task() -> None:
+    saved = content(image_level("multiclass"))
+    with pytest.raises(
+        ValueError, match="is for multiclass left, right .*, this run for multilabel left, right"
+    ):
+        compatibility.check_same_task(saved, image_level("multilabel"), SETTING)
+
+
+def test_weights_that_do_not_fit_are_named() -> None:
+    module, other = nn.Linear(2, 3), nn.Linear(2, 4)
+    state = module.state_dict()
+    compatibility.check_weights_fit(module, {"state_dict": state}, SETTING)
+    for weights, words in (
+        ({"weight": state["weight"]}, "bias is missing in it"),
+        ({**state, "scale": state["bias"]}, "scale is not in the network"),
+        (other.state_dict(), r"weight is \(4, 2\) in it, here \(3, 2\); bias is \(4,\) in it, here \(3,\)"),
+    ):
+        with pytest.raises(ValueError, match=rf"^{SETTING}: its weights do not fit this network: {words}$"):
+            compatibility.check_weights_fit(module, {"state_dict": weights}, SETTING)
+
+
+def test_a_run_does_not_resume_with_another_optimizer(dataset: Path, tmp_path: Path) -> None:
+    tiny.train(dataset, tmp_path / "first", "optimizer=adamw", "trainer.max_steps=2")
+    last = tmp_path / "first/checkpoints/last.ckpt"
+    with pytest.raises(
+        ValueError,
+        match=r"run\.resume=.* trained with optimizer\._target_=torch\.optim\.AdamW, this run has medconv",
+    ):
+        tiny.train(dataset, tmp_path / "second", f"run.resume={last}")

@@ -1,5 +1,5 @@
-"""medconv/convs/autograd.py: a hand-written backward that is exact, asks for no more than is needed, and
-calls once.
+"""medconv/convs/autograd.py: an exact hand-written backward, which computes only the gradients that are needed,
+in one call.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ LIBRARY = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}
 
 
 class Calls(TorchDispatchMode):
-    """Counts the operations that reach the library."""
+    """Counts the operations of torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Calls(TorchDispatchMode):
 
 @pytest.mark.parametrize(("image", "weight", "geometry"), GEOMETRIES)
 @pytest.mark.parametrize("bias", [True, False])
-def test_equals_the_library(image: tuple, weight: tuple, geometry: dict, bias: bool) -> None:
+def test_output_and_gradients_equal_torchs(image: tuple, weight: tuple, geometry: dict, bias: bool) -> None:
     inputs = [torch.randn(image), torch.randn(weight), torch.randn(weight[0]) if bias else None]
     leaves = [t.requires_grad_() for t in inputs if t is not None]
     expected, output = LIBRARY[len(image)](*inputs, **geometry), convolution(*inputs, **geometry)
@@ -53,7 +53,7 @@ def test_equals_the_library(image: tuple, weight: tuple, geometry: dict, bias: b
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_of_first_and_second_order() -> None:
+def test_first_and_second_order_gradients_pass_gradcheck() -> None:
     x, w, b = (
         torch.randn(s, dtype=torch.float64, requires_grad=True) for s in [(1, 2, 4, 4), (3, 2, 3, 3), (3,)]
     )
@@ -81,7 +81,9 @@ def test_one_call_for_exactly_the_gradients_that_are_needed(needed: tuple[bool, 
 @pytest.mark.parametrize(
     ("function", "backward", "forward"), [(TwoCallConvolution, 2, 0), (HistoricConvolution, 0, 7)]
 )
-def test_the_peers_are_exact_and_call_as_often_as_is_said(function: Any, backward: int, forward: int) -> None:
+def test_the_older_backwards_are_exact_and_need_more_calls(
+    function: Any, backward: int, forward: int
+) -> None:
     """Batch 3: the historic weight gradient is one grouped convolution, the rest of the calls are
     reshapes.
     """
@@ -90,14 +92,14 @@ def test_the_peers_are_exact_and_call_as_often_as_is_said(function: Any, backwar
     output = convolution(x, w, stride=2, padding=1, function=function)
     loss = output.square().sum()
     with Calls() as calls:
-        found = torch.autograd.grad(loss, [x, w])
-    for a, b in zip(found, expected, strict=True):
+        gradients = torch.autograd.grad(loss, [x, w])
+    for a, b in zip(gradients, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     assert calls.count["convolution_backward"] == backward
     assert calls.count["convolution"] <= forward
 
 
-def test_a_backward_of_ones_own() -> None:
+def test_a_subclass_can_replace_the_backward() -> None:
     class Halved(Convolution):
         """The weight learns at half the rate."""
 
@@ -113,7 +115,7 @@ def test_a_backward_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_casts_as_it_does_for_the_library(dtype: torch.dtype) -> None:
+def test_autocast_gives_the_dtypes_of_torch(dtype: torch.dtype) -> None:
     x, w, b = (
         torch.randn(2, 4, 6, 6),
         torch.randn(6, 4, 3, 3, requires_grad=True),
@@ -125,6 +127,12 @@ def test_autocast_casts_as_it_does_for_the_library(dtype: torch.dtype) -> None:
     torch.testing.assert_close(output, expected)
     output.float().sum().backward()
     assert w.grad.dtype == torch.float32
+
+
+def test_double_precision_stays_double_inside_autocast() -> None:
+    x, w = torch.randn(1, 2, 4, 4, dtype=torch.float64), torch.randn(3, 2, 3, 3, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert convolution(x, w).dtype == F.conv2d(x, w).dtype == torch.float64
 
 
 def test_compiles_as_one_graph() -> None:
@@ -150,6 +158,6 @@ def test_compiles_as_one_graph() -> None:
         ),
     ],
 )
-def test_errors_name_the_argument_and_what_came(arguments: dict, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         convolution(torch.ones(1, 2, 4, 4), **arguments)

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.conv_family import build, image
 from reference.convolution import convolve
 from torch import nn
 
@@ -57,11 +58,11 @@ def test_separable_is_depthwise_then_pointwise() -> None:
     ],
 )
 def test_at_full_rank_the_decomposition_is_exact(make) -> None:
-    plain, image = nn.Conv2d(5, 4, 3, padding=1), torch.randn(2, 5, 6, 6)
-    expected = plain(image)
+    plain, x = nn.Conv2d(5, 4, 3, padding=1), torch.randn(2, 5, 6, 6)
+    expected = plain(x)
     module = make(plain)
     assert module.approximation_error < 1e-6
-    torch.testing.assert_close(module(image), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(module(x), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("make", "steps"), [(lambda c, r: bottleneck(c, channels=r, init_from_weights=True), (1, 3, 6, 8)),
@@ -101,6 +102,17 @@ def test_se_wraps_any_convolution() -> None:
     torch.testing.assert_close(deepcopy(folded)(image), folded(image))
     assert set(folded.state_dict()) == {k.replace("parametrizations.weight.original", "weight") for k in module.state_dict()
                                         if "mixtures" not in k}  # fmt: skip
+
+
+def test_se_scales_each_channel_by_a_gate_from_all_channel_means() -> None:
+    module = build("se", 2)
+    x = image(2)
+    features = module[0](x).detach().double().numpy()
+    w1, b1, w2, b2 = (p.detach().double().numpy() for p in module[1].parameters())
+    for sample, output in zip(features, module(x).detach().numpy(), strict=True):
+        hidden = np.maximum(w1[:, :, 0, 0] @ sample.mean((1, 2)) + b1, 0)
+        gate = 1 / (1 + np.exp(-(w2[:, :, 0, 0] @ hidden + b2)))
+        np.testing.assert_allclose(output, sample * gate[:, None, None], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""medconv/convs/folding.py: against two convolutions in plain loops, in both of its ways, and when it
-takes which.
+"""medconv/convs/folding.py: against two convolutions in plain loops, folded and in two launches, and which
+of them it takes.
 """
 
 from copy import deepcopy
@@ -9,6 +9,7 @@ import pytest
 import torch
 from reference.convolution import convolve, dense_bank, fold, mix_channels, nearest_transform
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from medconv.convs import TransformPrior, fold_convs, folding, gaussian_jet, transform
@@ -75,7 +76,7 @@ def test_equals_a_1x1_convolution_and_then_the_bank(
     ("out", "width", "groups", "spatial_dims"),
     [(6, 6, 1, 2), (8, 8, 2, 2), (7, 5, 1, 2), (24, 12, 3, 3), (20, 5, 5, 3)],
 )
-def test_built_bank_gives_every_output_of_a_block_filters_of_its_own(
+def test_each_output_of_a_block_has_different_filters_of_the_bank(
     out: int, width: int, groups: int, spatial_dims: int
 ) -> None:
     conv = {2: nn.Conv2d, 3: nn.Conv3d}[spatial_dims](3, out, 3)
@@ -92,14 +93,14 @@ def test_spacing_reaches_the_bank() -> None:
     torch.testing.assert_close(prior.bank[0, 0], gaussian_jet((3, 3), (1.0, 3.0))[0].flatten())
 
 
-def test_a_bank_of_ones_own_is_used_as_it_is() -> None:
+def test_a_bank_of_the_user_is_used_unchanged() -> None:
     bank = torch.randn(4, 2, 3, 5)
     conv = transform(nn.Conv2d(3, 4, (3, 5)), transform_channels=2, bank=bank)
     np.testing.assert_array_equal(bank_of(conv), bank.double().numpy())
 
 
 @pytest.mark.parametrize("name", ["2d", "3d in blocks", "user bank"])
-def test_gradcheck_of_the_folding(name: str) -> None:
+def test_the_folded_kernel_passes_gradcheck(name: str) -> None:
     plain, arguments, _ = CONVS[name]
     conv = build(plain, **arguments).double()
     original = original_of(conv).detach().clone().requires_grad_()
@@ -107,7 +108,7 @@ def test_gradcheck_of_the_folding(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["2d", "3d flat kernel"])
-def test_gradcheck_through_the_convolution(name: str) -> None:
+def test_the_convolution_passes_gradcheck(name: str) -> None:
     plain, arguments, size = CONVS[name]
     conv = build(plain, **arguments).double()
 
@@ -121,14 +122,12 @@ def test_gradcheck_through_the_convolution(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["2d", "3d in blocks", "3d anisotropic", "3d flat kernel", "user bank"])
-def test_keep_weight_is_the_least_squares_projection(name: str) -> None:
+def test_init_from_weights_is_the_least_squares_projection(name: str) -> None:
     plain, arguments, _ = CONVS[name]
     conv = build(plain, init_from_weights=True, **arguments)
     weight, bank = plain.weight.detach().double().numpy(), bank_of(conv)
     nearest = fold(nearest_transform(weight, bank), bank)
-    assert not np.allclose(
-        nearest, weight, atol=1e-3
-    )  # the weight lies outside of the span, or the test says nothing
+    assert not np.allclose(nearest, weight, atol=1e-3)  # else the projection changes nothing
     np.testing.assert_allclose(conv.weight.detach().numpy(), nearest, atol=1e-5)
 
 
@@ -145,7 +144,7 @@ def test_weight_is_computed_in_fp32_inside_autocast(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_follows_its_network_into_other_precisions(dtype: torch.dtype) -> None:
+def test_the_weight_follows_its_network_into_other_precisions(dtype: torch.dtype) -> None:
     conv = build(CONVS["2d"][0])
     expected = conv.weight.detach()
     conv.to(dtype)
@@ -182,22 +181,22 @@ def test_only_the_transform_and_the_bias_are_learned() -> None:
         (nn.Conv2d(2, 2, 3), {"transform_channels": 0}, r"transform_channels must be at least 1, got 0"),
     ],
 )
-def test_errors_name_the_argument_and_what_came(conv: nn.Module, arguments: dict, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(conv: nn.Module, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         transform(conv, **arguments)
     assert not parametrize.is_parametrized(conv)
 
 
-def test_takes_the_way_that_the_cost_model_finds_cheaper() -> None:
+def test_the_cost_model_decides_between_folding_and_two_launches() -> None:
     deep, wide = (
         transform(nn.Conv3d(256, 256, 3, padding=1)),
         transform(nn.Conv2d(16, 16, 3), transform_channels=1600),
     )
     small, large = torch.empty(2, 256, 5, 7, 5), torch.empty(2, 16, 256, 256)
-    assert folding.prefers_two_launches(deep, prior_of(deep), small)  # 1.8 million weights against 65,000
-    assert not folding.prefers_two_launches(
-        wide, prior_of(wide), large
-    )  # a hundred channels between for each output
+    assert folding.prefers_two_launches(
+        deep, prior_of(deep), small
+    )  # 1.8 million weights, two launches 65,000
+    assert not folding.prefers_two_launches(wide, prior_of(wide), large)  # 100 hidden channels per output
 
 
 @pytest.mark.parametrize(
@@ -209,7 +208,7 @@ def test_takes_the_way_that_the_cost_model_finds_cheaper() -> None:
         (2, 256, (32, 32), True),
     ],
 )
-def test_chooses_what_was_measured_to_be_faster(
+def test_the_choice_agrees_with_measurements(
     dims: int, channels: int, size: tuple[int, ...], two: bool
 ) -> None:
     """On two cores with AMX, bf16: `python scripts/benchmark.py convs`, docs/benchmarks.md."""
@@ -217,11 +216,23 @@ def test_chooses_what_was_measured_to_be_faster(
     assert folding.prefers_two_launches(conv, prior_of(conv), torch.empty(2, channels, *size)) == two
 
 
-def test_both_ways_have_equal_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    conv, found = build(CONVS["3d in blocks"][0]), []
+def test_folded_and_two_launches_have_equal_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv, gradients = build(CONVS["3d in blocks"][0]), []
     image = torch.randn(2, 2, 4, 4, 4)
     for two in (False, True):
         monkeypatch.setattr(folding, "prefers_two_launches", lambda *_, two=two: two)
-        found.append(torch.autograd.grad(conv(image).square().sum(), list(conv.parameters())))
-    for a, b in zip(*found, strict=True):
+        gradients.append(torch.autograd.grad(conv(image).square().sum(), list(conv.parameters())))
+    for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+class Double(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def test_a_further_parametrization_of_the_weight_is_applied_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv, image = transform(nn.Conv2d(8, 8, 3, padding=1)), torch.randn(1, 8, 6, 6)
+    parametrize.register_parametrization(conv, "weight", Double())
+    monkeypatch.setattr(folding, "prefers_two_launches", lambda *_: True)
+    torch.testing.assert_close(conv(image), F.conv2d(image, conv.weight, conv.bias, padding=1))

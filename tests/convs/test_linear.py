@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from medconv.convs import acs, ball, basis, filter_bank, load_plane_weight, spacing
+from medconv.convs import acs, ball, basis, filter_bank, load_plane_weight, spacing, transform
 
 
 def coefficients(conv: nn.Module) -> np.ndarray:
@@ -45,7 +45,24 @@ def test_basis_kernels_are_sums_of_the_filters(conv: nn.Module, arguments: dict,
     np.testing.assert_allclose(conv.weight.detach().numpy(), expected, atol=1e-5)
 
 
-def test_sigma_grows_with_the_layers_voxels() -> None:
+def test_arguments_in_mm_are_scaled_with_the_voxels_of_a_layer() -> None:
+    conv = lambda: nn.Conv2d(2, 2, 3, padding=1)  # noqa: E731
+    deep, fine = {"spacing_mm": (4.0, 4.0), "scale": 4.0}, {"spacing_mm": (1.0, 1.0)}
+    for make, key in ((transform, "sigma_mm"), (basis, "sigma_mm")):
+        a, b = (
+            make(conv(), **{key: 1.3}, **grid).parametrizations.weight[0].state_dict()
+            for grid in (deep, fine)
+        )
+        assert all(torch.allclose(a[k], b[k]) for k in a)
+    for make, key in ((ball, "radius_mm"), (spacing, "reference_mm")):
+        shapes = {
+            tuple(make(conv(), **{key: 2.0}, **grid).parametrizations.weight[0].mixtures.shape)
+            for grid in (deep, fine)
+        }
+        assert len(shapes) == 1
+
+
+def test_sigma_is_scaled_with_the_voxels_of_a_layer() -> None:
     deep = basis(nn.Conv2d(2, 2, 3), sigma_mm=1.0, spacing_mm=(4.0, 4.0), scale=4.0)
     fine = basis(nn.Conv2d(2, 2, 3), sigma_mm=1.0, spacing_mm=(1.0, 1.0))
     torch.testing.assert_close(
@@ -85,7 +102,7 @@ def test_ball_has_the_taps_within_its_radius_and_no_others(
 
 
 def interpolated(kernel: np.ndarray, at_mm: tuple[float, ...], reference_mm: float) -> float:
-    """A kernel (k, k, ...) on a grid of `reference_mm`, read off linearly at a place; 0 outside."""
+    """A kernel (k, k, ...) on a grid of `reference_mm`, interpolated linearly at a place; 0 outside."""
     total = 0.0
     for tap in np.ndindex(kernel.shape):
         share = 1.0
@@ -105,7 +122,7 @@ def interpolated(kernel: np.ndarray, at_mm: tuple[float, ...], reference_mm: flo
         (nn.Conv2d(2, 2, (3, 5), padding="same"), (0.8, 0.7), 1.0, (5, 9)),
     ],
 )
-def test_spacing_reads_one_kernel_off_in_mm(
+def test_spacing_interpolates_one_kernel_in_mm(
     conv: nn.Module, spacing_mm: tuple, reference_mm: float | None, size: tuple
 ) -> None:
     axes, image = len(spacing_mm), torch.randn(1, conv.in_channels, *[12] * len(spacing_mm))
@@ -138,7 +155,7 @@ def test_one_kernel_in_mm_gives_one_response_on_two_grids() -> None:
     assert float((on_coarse - on_fine)[inner].abs().max()) < 0.02 * float(on_coarse[inner].abs().max())
 
 
-def test_a_kept_weight_is_the_kernel_on_its_own_grid() -> None:
+def test_init_from_weights_keeps_the_kernel_on_its_own_grid() -> None:
     conv = nn.Conv2d(2, 3, 3, padding=1)
     before = conv.weight.detach().clone()
     spacing(conv, spacing_mm=(2.0, 2.0), init_from_weights=True)
@@ -157,7 +174,7 @@ def test_acs_gives_each_third_of_the_outputs_one_plane() -> None:
         np.testing.assert_allclose(weight[o], expected, atol=1e-7)
 
 
-def test_acs_takes_trained_2d_weights() -> None:
+def test_acs_accepts_trained_2d_weights() -> None:
     flat = nn.Conv2d(3, 6, 3, padding=1)
     conv = acs(nn.Conv3d(3, 6, 3, padding=1), weight_2d=flat.weight)
     with torch.no_grad():
@@ -215,12 +232,12 @@ def test_acs_takes_trained_2d_weights() -> None:
         (lambda: acs(nn.Conv3d(2, 2, (1, 3, 3))), r"one odd number along all axes.*\(1, 3, 3\)"),
     ],
 )
-def test_errors_name_the_argument_and_what_came(make, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_a_refused_convolution_is_as_it_was() -> None:
+def test_a_refused_convolution_is_unchanged() -> None:
     conv = nn.Conv2d(2, 2, 3)
     with pytest.raises(ValueError, match="no padding"):
         spacing(conv, spacing_mm=(1.0, 5.0))

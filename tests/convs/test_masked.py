@@ -1,4 +1,4 @@
-"""medconv/convs/masked.py: masks, and parts of a wider weight whose gradient is exact in the whole."""
+"""medconv/convs/masked.py: masks, and parts of a wider weight, which gets their exact gradient."""
 
 from copy import deepcopy
 
@@ -20,13 +20,13 @@ from medconv.convs import fold_convs, masked
         torch.rand(4, 1, 3, 3),
         torch.rand(4, 3, 3, 3),
     ],
-    ids=["cross", "lists", "of the kernel", "of inputs and kernel", "of outputs", "whole"],
+    ids=["cross", "lists", "of the kernel", "of inputs and kernel", "of outputs", "full"],
 )
-def test_the_weight_is_the_mask_times_the_true_weight(mask: object) -> None:
+def test_the_weight_is_the_mask_times_the_parameter(mask: object) -> None:
     conv = masked(nn.Conv2d(3, 4, 3), mask=mask)
     values = torch.tensor([[0, 1, 0], [1, 1, 1], [0, 1, 0]]) if mask == "cross" else torch.as_tensor(mask)
-    true = conv.parametrizations.weight.original.detach()
-    torch.testing.assert_close(conv.weight.detach(), true * values)
+    parameter = conv.parametrizations.weight.original.detach()
+    torch.testing.assert_close(conv.weight.detach(), parameter * values)
 
 
 @pytest.mark.parametrize(
@@ -52,22 +52,32 @@ def test_a_part_of_a_wider_weight_has_the_exact_gradient(
     )
     expected = F.conv2d(image, (mask * wide)[:, channels if channels else slice(3)])
     torch.testing.assert_close(conv(image), expected)
-    (wanted,) = torch.autograd.grad(expected.square().sum(), wide)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), wide)
     conv(image).square().sum().backward()
-    torch.testing.assert_close(wide.grad, wanted)
+    torch.testing.assert_close(wide.grad, gradient)
     torch.testing.assert_close(fold_convs(conv)(image), expected)
 
 
-def test_several_convolutions_learn_parts_of_one_weight() -> None:
+def test_several_convolutions_share_one_weight() -> None:
     wide = nn.Parameter(torch.randn(4, 6, 3, 3))
     first = masked(nn.Conv2d(2, 4, 3), mask=torch.ones(3, 3), weight=wide)
     second = masked(nn.Conv2d(6, 4, 3), mask=torch.ones(3, 3), weight=wide)
-    both = nn.ModuleList([first, second])
-    assert sum(p is wide for p in both.parameters()) == 1
+    pair = nn.ModuleList([first, second])
+    assert sum(p is wide for p in pair.parameters()) == 1
     (first(torch.randn(1, 2, 4, 4)).sum() + second(torch.randn(1, 6, 4, 4)).sum()).backward()
     assert wide.grad is not None and bool((wide.grad[:, 5] != 0).all())
     copied = masked(nn.Conv2d(2, 4, 3), mask=torch.ones(3, 3), weight=wide.detach())
     assert not any(p is wide for p in copied.parameters())
+
+
+def test_folded_parts_of_one_weight_are_separate() -> None:
+    wide, image = nn.Parameter(torch.randn(4, 6, 3, 3)), torch.randn(1, 4, 8, 8)
+    rows, columns = [[0, 0, 0], [1, 1, 1], [0, 0, 0]], [[0, 1, 0]] * 3
+    parts = [masked(nn.Conv2d(4, 4, 3, padding=1), weight=wide, mask=mask) for mask in (rows, columns)]
+    network = nn.Sequential(*parts)
+    folded = fold_convs(network)
+    torch.testing.assert_close(folded(image), network(image), rtol=1e-4, atol=1e-4)
+    assert folded[0].weight is not folded[1].weight
 
 
 def test_masked_weights_get_no_gradient() -> None:
@@ -77,7 +87,7 @@ def test_masked_weights_get_no_gradient() -> None:
     assert not gradient[..., 0, 0, 0].any() and gradient[..., 1, 1, 1].all()
 
 
-def test_keep_weight_keeps_what_the_mask_lets_through() -> None:
+def test_init_from_weights_keeps_the_unmasked_weights() -> None:
     plain = nn.Conv2d(2, 3, 3)
     conv = masked(deepcopy(plain), init_from_weights=True)
     assert torch.equal(conv.weight[..., 1, :], plain.weight[..., 1, :])
@@ -111,7 +121,7 @@ def test_keep_weight_keeps_what_the_mask_lets_through() -> None:
         ),
     ],
 )
-def test_errors_name_the_argument_and_what_came(arguments: dict, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         masked(nn.Conv2d(3, 4, 3), **arguments)
 

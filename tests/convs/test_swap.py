@@ -1,4 +1,4 @@
-"""medconv/convs/swap.py: into networks of ours and MONAI's, and back to plain layers."""
+"""medconv/convs/swap.py: networks of ours and of MONAI, with their convolutions swapped and folded."""
 
 import re
 from collections import Counter
@@ -74,14 +74,14 @@ def case(request: pytest.FixtureRequest) -> tuple[nn.Module, int, dict[str, int]
     return build(), swapped, kept
 
 
-def test_counts_and_reasons(case: tuple[nn.Module, int, dict[str, int]]) -> None:
+def test_the_report_counts_swapped_layers_and_reasons(case: tuple[nn.Module, int, dict[str, int]]) -> None:
     network, swapped, kept = case
     report = swap_convs(network, transform)
     assert len(report.swapped) == swapped
     assert dict(Counter(report.kept.values())) == kept
     assert len(report.swapped) + len(report.kept) == len(convolutions(network))
-    carry = {name for name, layer in network.named_modules() if parametrize.is_parametrized(layer)}
-    assert carry == set(report.swapped)
+    parametrized = {name for name, layer in network.named_modules() if parametrize.is_parametrized(layer)}
+    assert parametrized == set(report.swapped)
 
 
 def test_swapped_network_learns(case: tuple[nn.Module, int, dict[str, int]]) -> None:
@@ -101,7 +101,7 @@ def test_fold_leaves_a_plain_network_of_equal_output(case: tuple[nn.Module, int,
     bare = deepcopy(network)
     image = image_for(network)
     swap_convs(network, transform)
-    network(image)  # running statistics that are not those of the start
+    network(image)  # changes the running statistics
     network.eval()
     before, state = network(image).detach(), deepcopy(network.state_dict())
 
@@ -130,7 +130,7 @@ def test_where_selects_by_name() -> None:
     report = swap_convs(network, transform, where=r"^encoder\.1")
     assert report.swapped == ["encoder.1.0", "encoder.1.3"]
     assert report.kept["encoder.0.0"] == r"not matched by '^encoder\\.1'"
-    assert report.kept["down.0"] == DOWN  # the stronger reason stays
+    assert report.kept["down.0"] == DOWN  # not because of `where`
     assert not parametrize.is_parametrized(network.get_submodule("encoder.0.0"))
 
 
@@ -181,23 +181,23 @@ def test_every_convolution_goes_into_every_network(name: str, conv: str) -> None
         return
     report = swap_convs(network, LAYERS[conv], **grid)
     assert len(report.swapped) == swapped and Counter(report.kept.values()) == kept
-    network(image)  # running statistics that are not those of the start
+    network(image)  # changes the running statistics
     expected, folded = network.eval()(image), fold_convs(network)
     expected, output = (y if isinstance(y, torch.Tensor) else y[0] for y in (expected, folded(image)))
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4 * float(expected.detach().std()))
     assert not [m for m in folded.modules() if type(m).__module__.startswith("medconv")]
 
 
-def test_layers_are_told_the_voxels_of_their_own_grid() -> None:
+def test_each_layer_gets_the_spacing_of_its_own_grid() -> None:
     network = UNet(3, 1, 2, (4, 6, 8), ((2, 2, 1), 2))
-    seen = {}
+    grids = []
 
     def note(conv: nn.Module, spacing_mm: tuple[float, ...], scale: float) -> nn.Module:
-        seen[len(seen)] = (spacing_mm, scale)
+        grids.append((spacing_mm, scale))
         return conv
 
     report = swap_convs(network, note, spacing_mm=(0.5, 0.5, 2.0), example=torch.zeros(1, 1, 16, 16, 8))
-    by_name = dict(zip(report.swapped, seen.values(), strict=True))
+    by_name = dict(zip(report.swapped, grids, strict=True))
     assert by_name["encoder.0.0"] == by_name["decoder.0.3"] == ((0.5, 0.5, 2.0), 1.0)
     assert by_name["encoder.1.0"] == ((1.0, 1.0, 2.0), 2.0)
     assert by_name["encoder.2.3"] == ((2.0, 2.0, 4.0), 4.0)
@@ -222,14 +222,14 @@ def test_spacing_needs_an_example_and_positive_numbers(grid: dict, message: str)
         swap_convs(UNet(2, 1, 2, (4, 8), (2,)), ball, **grid)
 
 
-def test_parametrizations_of_others_stay() -> None:
+def test_other_parametrizations_are_kept_and_not_folded() -> None:
     network = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 2, 3)), nn.Conv2d(2, 2, 3))
     assert swap_convs(network, basis).kept == {"0": "parametrized already"}
     folded = fold_convs(network)
     assert parametrize.is_parametrized(folded[0]) and not parametrize.is_parametrized(folded[1])
 
 
-def test_kept_weights_report_their_error() -> None:
+def test_the_report_has_the_error_of_projected_weights() -> None:
     report = swap_convs(UNet(2, 1, 2, (4, 8), (2,)), partial(basis, init_from_weights=True))
     assert set(report.errors) == set(report.swapped) and all(0 < e < 1 for e in report.errors.values())
     assert re.search(r"; weights kept with a relative error of 0\.\d+, 0\.\d+ at most$", str(report))
@@ -241,14 +241,14 @@ def test_a_refused_layer_is_named() -> None:
         swap_convs(network, transform)
 
 
-def test_arguments_are_bound_by_partial() -> None:
+def test_partial_passes_arguments_to_each_layer() -> None:
     network = UNet(2, 1, 2, (4, 8), (2,))
     swap_convs(network, partial(transform, transform_channels=3))
     transforms = [p.shape for name, p in network.named_parameters() if name.endswith("original")]
     assert [shape[0] for shape in transforms] == [3] * 6
 
 
-def test_any_module_may_stand_in_the_place() -> None:
+def test_any_module_may_replace_a_convolution() -> None:
     network = nn.Sequential(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), nn.Conv2d(2, 1, 1))
     report = swap_convs(network, lambda conv: nn.Sequential(conv, nn.Dropout()))
     assert report.swapped == ["0.0"]
@@ -262,6 +262,21 @@ def test_plain_changes_nothing() -> None:
     assert len(swap_convs(network, plain).swapped) == 6
     assert all(a is b for a, b in zip(network.modules(), layers, strict=True))
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+
+
+def test_layers_that_share_a_weight_are_kept() -> None:
+    a, b = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+    b.weight = a.weight
+    network = nn.Sequential(a, b, nn.Conv2d(4, 4, 3, padding=1))
+    report = swap_convs(network, basis)
+    assert report.swapped == ["2"] and report.kept == {"0": "sharing its weight", "1": "sharing its weight"}
+    assert network[0].weight is network[1].weight
+    network(torch.randn(1, 4, 5, 5))
+
+
+def test_a_wrong_regular_expression_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"where must be a regular expression, got '\('"):
+        swap_convs(nn.Sequential(nn.Conv2d(1, 1, 3)), basis, "(")
 
 
 def test_a_network_that_is_one_convolution() -> None:

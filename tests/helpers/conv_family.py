@@ -1,6 +1,4 @@
-"""The whole family, as the tests of this folder build it: every convolution, by the word of its `conv`
-option.
-"""
+"""Every convolution of medconv.convs as tests build it, by the name of its `conv` option."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +20,7 @@ from medconv.convs import (
     swap_convs,
     transform,
 )
+from medconv.convs.factorised import product_weight
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 COARSE = (1.0, 0.5, 2.0)  # mm; the first numbers are used
@@ -81,3 +80,8 @@ def mirror_network(dims: int) -> nn.Module:
 
 def image(dims: int, batch: int = 2, size: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(batch, 4, *[size] * dims, dtype=dtype, generator=torch.Generator().manual_seed(7))
+
+
+def dense_weight(name: str, module: nn.Module) -> Tensor:
+    """The kernel of the one convolution that a linear member of the family amounts to."""
+    return product_weight(module) if name in FACTORISED else module.weight.detach()

@@ -1,5 +1,8 @@
-"""What every convolution of the family must hold, one test each over all of them."""
+"""What every convolution of medconv.convs must hold, alone and in training: gradients, precision, memory
+format, folding, compilation, two processes. A new one is added in tests/helpers/conv_family.py.
+"""
 
+import io
 import os
 import shutil
 from copy import deepcopy
@@ -10,25 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import ranks
-from helpers.conv_family import (
-    ALL,
-    CASES,
-    CONV,
-    FACTORISED,
-    LAYERS,
-    UNGROUPED,
-    WEIGHT_PRIORS,
-    build,
-    dims_of,
-    image,
-)
+from helpers.conv_family import ALL, CASES, CONV, LAYERS, UNGROUPED, build, dense_weight, dims_of, image
 from reference.convolution import convolve
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from medconv.convs import fold_convs
-from medconv.convs.factorised import product_weight
-from medconv.convs.parametrization import rms
+from medconv.convs import Mirror, fold_convs, swap_convs
 
 LAYOUT = {2: torch.channels_last, 3: torch.channels_last_3d}
 GEOMETRIES = [
@@ -46,26 +36,16 @@ GEOMETRIES = [
 ]
 
 
-def dense(name: str, module: nn.Module) -> torch.Tensor:
-    """The kernel that a linear member of the family amounts to."""
-    return product_weight(module) if name in FACTORISED else module.weight.detach()
-
-
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda g: " ".join(f"{k}={v}" for k, v in g.items()))
 @pytest.mark.parametrize("name", [n for n in LAYERS if n != "se"])
-def test_every_geometry_of_the_library_gives_the_dense_convolution_or_a_clear_error(
-    name: str, geometry: dict
-) -> None:
+def test_every_geometry_equals_the_dense_convolution_or_is_refused(name: str, geometry: dict) -> None:
     dims = dims_of(name)[0]
     plain = CONV[dims](4, 6, 3, **geometry)
     if geometry.get("groups") and name in UNGROUPED:
         with pytest.raises(ValueError, match=f"conv={name} needs groups=1, got 2"):
             build(name, dims, conv=plain)
         return
-    if name == "spacing" and geometry["padding"] in (
-        0,
-        "valid",
-    ):  # a thicker grid has no kernel of the same reach
+    if name == "spacing" and geometry["padding"] in (0, "valid"):  # no kernel of the same extent in mm
         with pytest.raises(ValueError, match="conv=spacing"):
             build(name, dims, conv=plain, spacing_mm=(1.0, 9.0))
         return
@@ -75,7 +55,7 @@ def test_every_geometry_of_the_library_gives_the_dense_convolution_or_a_clear_er
     assert module(x).shape == shape
     geometry = {"stride": 1, "dilation": 1, "groups": 1, "padding_mode": "zeros", **geometry}
     if geometry["padding"] in ("same", "valid"):
-        reach = [geometry["dilation"] * (k - 1) // 2 for k in dense(name, module).shape[2:]]
+        reach = [geometry["dilation"] * (k - 1) // 2 for k in dense_weight(name, module).shape[2:]]
         padding = reach if geometry["padding"] == "same" else [0] * dims
     elif name == "spacing":
         padding = module.padding
@@ -83,7 +63,7 @@ def test_every_geometry_of_the_library_gives_the_dense_convolution_or_a_clear_er
         padding = [geometry["padding"]] * dims
     expected = convolve(
         x.double().numpy(),
-        dense(name, module).double().numpy(),
+        dense_weight(name, module).double().numpy(),
         [geometry["stride"]] * dims,
         padding,
         [geometry["dilation"]] * dims,
@@ -96,19 +76,8 @@ def test_every_geometry_of_the_library_gives_the_dense_convolution_or_a_clear_er
     np.testing.assert_allclose(module(x).detach().numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_squeeze_and_excitation_weighs_channels_by_the_whole_image() -> None:
-    module = build("se", 2)
-    x = image(2)
-    features = module[0](x).detach().double().numpy()
-    w1, b1, w2, b2 = (p.detach().double().numpy() for p in module[1].parameters())
-    for sample, output in zip(features, module(x).detach().numpy(), strict=True):
-        hidden = np.maximum(w1[:, :, 0, 0] @ sample.mean((1, 2)) + b1, 0)
-        gate = 1 / (1 + np.exp(-(w2[:, :, 0, 0] @ hidden + b2)))
-        np.testing.assert_allclose(output, sample * gate[:, None, None], rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_gradients_are_those_of_finite_differences(name: str, dims: int) -> None:
+def test_gradients_equal_finite_differences(name: str, dims: int) -> None:
     module = build(name, dims).double()
     x = image(dims, batch=1, size=2, dtype=torch.float64).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, *_: module(x), (x, *module.parameters()), fast_mode=True)
@@ -123,7 +92,7 @@ def test_samples_of_a_batch_do_not_mix(name: str, dims: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_state_dict_round_trip(name: str, dims: int, tmp_path: Path) -> None:
+def test_a_saved_state_dict_restores_the_output(name: str, dims: int, tmp_path: Path) -> None:
     module, other, x = build(name, dims, 0), build(name, dims, 1), image(dims)
     assert not torch.allclose(module(x), other(x))
     torch.save(module.state_dict(), tmp_path / "state.pt")
@@ -132,7 +101,7 @@ def test_state_dict_round_trip(name: str, dims: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_deepcopy_has_weights_of_its_own(name: str, dims: int) -> None:
+def test_a_deepcopy_shares_no_weights(name: str, dims: int) -> None:
     module, x = build(name, dims), image(dims)
     copy, before = deepcopy(module), module(x).detach().clone()
     torch.testing.assert_close(copy(x), before, rtol=0, atol=0)
@@ -145,7 +114,7 @@ def test_deepcopy_has_weights_of_its_own(name: str, dims: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_autocast(name: str, dims: int, dtype: torch.dtype) -> None:
+def test_autocast_is_close_to_fp32_and_gradients_are_fp32(name: str, dims: int, dtype: torch.dtype) -> None:
     module, x = build(name, dims), image(dims)
     expected = module(x)
     with torch.autocast("cpu", dtype):
@@ -163,12 +132,10 @@ def test_autocast(name: str, dims: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_channels_last_in_gives_channels_last_out(name: str, dims: int) -> None:
+def test_channels_last_input_gives_channels_last_output(name: str, dims: int) -> None:
     module, x, layout = build(name, dims), image(dims), LAYOUT[dims]
     threads = torch.get_num_threads()
-    torch.set_num_threads(
-        2
-    )  # with one thread torch leaves its fast route, which keeps layouts, for small images
+    torch.set_num_threads(2)  # with one thread small images take a slower path that loses the layout
     try:
         expected = module(x)
         assert expected.is_contiguous()
@@ -187,13 +154,13 @@ def test_activation_checkpointing_gives_equal_gradients(name: str, dims: int) ->
     module, x = build(name, dims), image(dims).requires_grad_()
     inputs = [x, *module.parameters()]
     expected = torch.autograd.grad(module(x).square().sum(), inputs)
-    again = torch.autograd.grad(checkpoint(module, x, use_reentrant=False).square().sum(), inputs)
-    for a, b in zip(again, expected, strict=True):
+    checkpointed = torch.autograd.grad(checkpoint(module, x, use_reentrant=False).square().sum(), inputs)
+    for a, b in zip(checkpointed, expected, strict=True):
         torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
-def test_fold_gives_torch_modules_of_equal_output(name: str, dims: int) -> None:
+def test_folding_gives_torch_modules_with_equal_output(name: str, dims: int) -> None:
     module, x = build(name, dims), image(dims)
     expected, keys = module(x).detach(), set(module.state_dict())
     folded = fold_convs(module)
@@ -203,60 +170,45 @@ def test_fold_gives_torch_modules_of_equal_output(name: str, dims: int) -> None:
     for layer in folded.modules():
         if isinstance(layer, (nn.Conv2d, nn.Conv3d)):
             assert type(layer) in (nn.Conv2d, nn.Conv3d)
-    torch.testing.assert_close(module(x), expected, rtol=0, atol=0)  # the original is what it was
+    torch.testing.assert_close(module(x), expected, rtol=0, atol=0)  # the original is unchanged
     assert set(module.state_dict()) == keys
 
 
-@pytest.mark.parametrize(("name", "dims"), [(n, d) for n in WEIGHT_PRIORS + FACTORISED for d in dims_of(n)])
-def test_kernel_has_the_variance_of_the_one_it_replaces(name: str, dims: int) -> None:
-    conv = CONV[dims](16, 24, 3, padding=1)
-    with torch.no_grad():
-        conv.weight.normal_(std=0.37, generator=torch.Generator().manual_seed(1))
-    fan = conv.weight[0].numel()
-    power = rms(conv.weight) ** 2 * fan
-    module = build(name, dims, conv=conv)
-    weight = dense(name, module)
-    # Equal per weight; `spacing` has another number of taps, and keeps the variance of the output.
-    assert rms(weight) ** 2 * weight[0].numel() == pytest.approx(power, rel=1e-4)
-    assert abs(float(weight.double().mean())) < 0.1 * 0.37
+@pytest.mark.parametrize("name", [n for n in LAYERS if n != "acs"])
+def test_a_folded_network_can_be_saved_and_traced(name: str) -> None:
+    folded, image = fold_convs(nn.Sequential(build(name))), torch.randn(1, 4, 5, 5)
+    buffer = io.BytesIO()
+    torch.save(folded, buffer)
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=False)  # written two lines above
+    torch.testing.assert_close(saved(image), folded(image))
+    torch.testing.assert_close(torch.jit.trace(folded, image)(image), folded(image))
 
 
-@pytest.mark.parametrize(("name", "dims"), [(n, d) for n in WEIGHT_PRIORS + FACTORISED for d in dims_of(n)])
-def test_a_new_weight_is_drawn_unless_the_old_one_is_kept(name: str, dims: int) -> None:
-    conv = CONV[dims](4, 6, 3, padding=1)
-    first, second = (build(name, dims, seed, deepcopy(conv)) for seed in (0, 1))
-    assert not torch.allclose(dense(name, first), dense(name, second))
-    first, second = (build(name, dims, seed, deepcopy(conv), init_from_weights=True) for seed in (0, 1))
-    torch.testing.assert_close(dense(name, first), dense(name, second))
-
-
-@pytest.mark.parametrize(
-    ("name", "dims"), [(n, d) for n in WEIGHT_PRIORS + FACTORISED for d in dims_of(n) if n != "spacing"]
-)
-def test_a_kept_weight_that_lies_in_the_prior_comes_back(name: str, dims: int) -> None:
-    made = dense(name, build(name, dims)).float()
-    conv = CONV[dims](4, 6, 3, padding=1)
-    with torch.no_grad():
-        conv.weight.copy_(made)
-    module = build(name, dims, conv=conv, init_from_weights=True)
-    torch.testing.assert_close(dense(name, module).float(), made, rtol=1e-4, atol=1e-5)
-    assert module.approximation_error < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("name", "dims"), [(n, d) for n in WEIGHT_PRIORS for d in dims_of(n) if n not in ("spacing", "masked")]
-)
-def test_a_kept_weight_is_the_nearest_of_the_prior(name: str, dims: int) -> None:
-    """The error is at a right angle to every direction that the parameters can take."""
-    conv = CONV[dims](4, 6, 3, padding=1)
-    wanted = conv.weight.detach().double()
-    module = build(name, dims, conv=conv, init_from_weights=True).double()
-    error = module.weight - wanted
-    relative = float(error.detach().norm() / wanted.norm())
-    assert 0.05 < relative < 1 and module.approximation_error == pytest.approx(relative, rel=1e-4)
-    original = module.parametrizations.weight.original
-    (slope,) = torch.autograd.grad(error.square().sum(), original)
-    assert float(slope.abs().max()) < 1e-5
+@pytest.mark.parametrize("name", [*LAYERS, "mirror"])
+def test_swap_and_fold_keep_training_flags_dtype_and_frozen_weights(name: str) -> None:
+    dims = dims_of(name)[0] if name != "mirror" else 2
+    conv, norm = (nn.Conv3d, nn.BatchNorm3d) if dims == 3 else (nn.Conv2d, nn.BatchNorm2d)
+    network = (
+        nn.Sequential(conv(1, 4, 3, padding=1), norm(4), nn.ReLU(), conv(4, 2, 3, padding=1)).double().eval()
+    )
+    network.requires_grad_(False)
+    image = torch.randn(2, 1, *[6] * dims, dtype=torch.float64)
+    if name == "mirror":
+        swap_convs(network, Mirror((0,)), example=image)
+    else:
+        swap_convs(
+            network,
+            LAYERS[name],
+            **({"spacing_mm": (1.0,) * dims, "example": image} if name == "spacing" else {}),
+        )
+    folded = fold_convs(network)
+    for module in (*network.modules(), *folded.modules()):
+        assert not module.training
+    frozen = [p.requires_grad for n, p in (*network.named_parameters(), *folded.named_parameters())]
+    assert name == "se" or not any(frozen)
+    assert all(p.dtype == torch.float64 for p in network.parameters())
+    torch.testing.assert_close(folded(image), network(image))
 
 
 @pytest.mark.parametrize(("name", "dims"), CASES)
@@ -266,8 +218,8 @@ def test_compiles_as_one_graph(name: str, dims: int) -> None:
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), expected, rtol=1e-5, atol=1e-5)
     parameters = list(module.parameters())
-    wanted = torch.autograd.grad(expected.square().sum(), parameters)
-    for a, b in zip(torch.autograd.grad(compiled(x).square().sum(), parameters), wanted, strict=True):
+    gradients = torch.autograd.grad(expected.square().sum(), parameters)
+    for a, b in zip(torch.autograd.grad(compiled(x).square().sum(), parameters), gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     torch.compiler.reset()
 
@@ -282,7 +234,7 @@ def test_compiles_to_native_code(name: str) -> None:
         torch.testing.assert_close(torch.compile(module, fullgraph=True)(x), module(x), rtol=1e-5, atol=1e-5)
 
 
-class Everything(nn.Module):
+class AllConvolutions(nn.Module):
     """All convolutions of two dimensions side by side."""
 
     def __init__(self) -> None:
@@ -293,11 +245,11 @@ class Everything(nn.Module):
         return torch.cat([part(x) for part in self.parts.values()], 1)
 
 
-def _one_of_two(rank: int, folder: str) -> None:
+def _gradients_of_half_a_batch(rank: int, folder: str) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    network = nn.parallel.DistributedDataParallel(Everything())
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    network = nn.parallel.DistributedDataParallel(AllConvolutions())
     x = image(2, batch=4)[rank * 2 : rank * 2 + 2]
     network(x).square().mean().backward()
     if rank == 0:
@@ -308,11 +260,11 @@ def _one_of_two(rank: int, folder: str) -> None:
 
 
 def test_two_processes_give_the_gradient_of_one(tmp_path: Path) -> None:
-    ranks.call(_one_of_two, str(tmp_path))
-    network = Everything()
+    ranks.call(_gradients_of_half_a_batch, str(tmp_path))
+    network = AllConvolutions()
     network(image(2, batch=4)).square().mean().backward()
-    found = torch.load(tmp_path / "gradients.pt", weights_only=True)
+    gradients = torch.load(tmp_path / "gradients.pt", weights_only=True)
     for name, parameter in network.named_parameters():
         torch.testing.assert_close(
-            found[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+            gradients[name], parameter.grad, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
         )

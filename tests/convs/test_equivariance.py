@@ -1,0 +1,60 @@
+"""medconv/convs/equivariance.py: which layers work on fields, and whether a network commutes with flips."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from medconv.convs import Mirror, check_equivariance, swap_convs
+from medconv.convs.equivariance import fields
+
+
+class Joined(nn.Module):
+    """Concatenates the image with features of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(5, 4, 3, padding=1)
+        self.head = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(torch.cat([x, self.first(x).relu_()], 1)))
+
+
+def test_layers_between_the_first_and_the_last_read_and_write_fields() -> None:
+    stages = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 3), nn.PReLU(4)]
+    network = nn.Sequential(*stages, nn.Conv2d(4, 2, 1))
+    state = {name: value.clone() for name, value in network.state_dict().items()}
+    assert fields(network, torch.randn(2, 1, 8, 8)) == {
+        "0": (False, True),
+        "1": (True, True),
+        "3": (True, True),
+        "4": (True, True),
+        "5": (True, False),
+    }
+    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
+
+
+def test_features_that_are_concatenated_with_the_image_are_no_fields() -> None:
+    assert fields(Joined(), torch.randn(2, 1, 8, 8)) == {
+        "first": (False, False),
+        "second": (False, True),
+        "head": (True, False),
+    }
+
+
+def test_the_check_finds_a_network_that_is_symmetric_only_at_first() -> None:
+    """A batch norm whose copies are untied is symmetric at first, with scale 1 and shift 0."""
+    network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Conv2d(2, 1, 3, padding=1))
+    image = torch.randn(2, 1, 8, 8)
+    swap_convs(network, Mirror((0,)), example=image)
+    check_equivariance(network, image, (0,))
+    network[1] = nn.BatchNorm2d(2)
+    with pytest.raises(ValueError, match=r"layer 1 \(BatchNorm2d\) breaks it"):
+        check_equivariance(network, image, (0,))
+
+
+def test_the_check_refuses_outputs_that_are_not_finite() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 1, 3))
+    torch.nn.init.constant_(network[1].bias, float("nan"))
+    with pytest.raises(ValueError, match="flip error nan"):
+        check_equivariance(network, torch.randn(1, 1, 8, 8), (0,))

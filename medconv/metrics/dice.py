@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from medconv.metrics.protocols import LabelValues
-
 Row = dict[str, float | None]  # class name to value; None if undefined
+
+
+class LabelValues(Protocol):
+    """The foreground of label maps: the label values of each class or region, and the value to ignore.
+
+    `targets/` implements it.
+    """
+
+    @property
+    def ignore(self) -> int | None: ...
+
+    @property
+    def num_values(self) -> int: ...
+
+    @property
+    def by_name(self) -> Mapping[str, tuple[int, ...]]: ...
 
 
 def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) -> Row:

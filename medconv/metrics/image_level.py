@@ -1,30 +1,44 @@
 """Metrics of image-level predictions (classification, regression) with bootstrap confidence intervals.
 
-Each metric is a function of per-case weights: 1, or how often a bootstrap sample drew the case. So a thousand
+Each metric is a function of weights of cases: 1, or how often a bootstrap sample drew the case. So a thousand
 samples are a few matrix products, and a metric and its interval come from the same code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 
-from medconv.metrics.protocols import Outputs
-
 BINS = 15  # of the calibration error
 THRESHOLD = 0.5  # multilabel: a label with a probability above it is predicted
-METRICS = {
-    "multiclass": ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error"),
-    "multilabel": ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error"),
-    "regression": ("mae", "rmse", "r2", "pearson"),
-}
+_OF_CLASSES = ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error")
+_OF_VALUES = ("mae", "rmse", "r2", "pearson")
+METRICS = {"multiclass": _OF_CLASSES, "multilabel": _OF_CLASSES, "regression": _OF_VALUES}
 _AT_ONCE = 4_000_000  # weights of cases per chunk: 32 MB
 _CONSTANT = 1e-12  # a spread below this share of the largest value is rounding error
 Columns = dict[str, np.ndarray]  # metric to one value for each sample
+Row = dict[str, float | None]  # metric to value; None if undefined
 
 
-def measure(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
+class Outputs(Protocol):
+    """Image-level outputs: their kind (multiclass, multilabel, regression) and names; `targets/` has them."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def num_outputs(self) -> int: ...
+
+    @property
+    def num_values(self) -> int: ...
+
+
+def measure(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> Row:
     """The metrics of `METRICS`; None if undefined.
 
     Multiclass: `auc`, one against the rest, mean over classes (of two classes, that of the second);
@@ -33,137 +47,107 @@ def measure(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> d
     case (`f1`: without a case or a prediction); `auc` needs cases of two classes.
     Multilabel: the same metrics per label, predicted above 0.5, and their mean over labels.
     Regression: `mae`, `rmse`, `r2` and `pearson`, each the mean over values.
-    Shape: outputs (cases, image_targets.num_outputs), probabilities or values; truth (cases,
-    image_targets.num_values).
+    Shape: outputs (cases, num_outputs), probabilities or values; truth (cases, num_values).
     Source: Naeini et al. 2015, doi:10.1609/aaai.v29i1.9602; Guo et al. 2017, arXiv:1706.04599 (calibration).
     """
-    outputs, truth = _checked(image_targets, outputs, truth)
-    return _plain(
-        _columns(image_targets, outputs, truth, np.ones((1, len(truth)))), METRICS[image_targets.kind]
-    )
+    outputs, truth = _checked(targets, outputs, truth)
+    return _plain(_columns(targets, outputs, truth, np.ones((1, len(truth)))))
 
 
-def per_name(
-    image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray
-) -> dict[str, dict[str, float | None]]:
+def per_name(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, Row]:
     """Metrics per class, label or value.
 
     For a class or label: `auc`, `sensitivity`, `specificity`, `precision` and `cases`, the number of cases
     that have it; for a value of a regression, the metrics of `measure`. The class with the highest
     probability is predicted. Shape: as in `measure`.
     """
-    outputs, truth = _checked(image_targets, outputs, truth)
-    if image_targets.kind == "regression":
-        pairs = zip(image_targets.names, outputs.T, truth.T, strict=True)
-        return {
-            name: _plain(
-                _columns(image_targets, o[:, None], t[:, None], np.ones((1, len(t)))), METRICS["regression"]
-            )
-            for name, o, t in pairs
-        }
-    predicted, positive = decided(image_targets, outputs), positives(image_targets, truth)
-    rows = {}
-    for name, score, f, t in zip(image_targets.names, outputs.T, predicted.T, positive.T, strict=True):
-        both, counts = float((f & t).sum()), np.ones((1, len(t)))
+    outputs, truth = _checked(targets, outputs, truth)
+    if targets.kind == "regression":
+        pairs = zip(targets.names, outputs.T[..., None], truth.T[..., None], strict=True)
+        return {name: _plain(_columns(targets, o, t, np.ones((1, len(t))))) for name, o, t in pairs}
+    predicted, positive = decided(targets, outputs), positives(targets, truth)
+    rows: dict[str, Row] = {}
+    for name, score, f, t in zip(targets.names, outputs.T, predicted.T, positive.T, strict=True):
+        both = float((f & t).sum())
         columns = {
-            "auc": _auc(score, t, counts),
+            "auc": _auc(score, t, np.ones((1, len(t)))),
             "sensitivity": _ratio(both, t.sum()),
             "specificity": _ratio((~f & ~t).sum(), (~t).sum()),
             "precision": _ratio(both, f.sum()),
         }
-        rows[name] = {**_plain(columns, tuple(columns)), "cases": int(t.sum())}
+        rows[name] = {**_plain(columns), "cases": int(t.sum())}
     return rows
 
 
 def intervals(
-    image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int = 1000, seed: int = 0
+    targets: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int = 1000, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
     """The 95 % confidence interval of each defined metric: percentiles over bootstrap samples of the cases.
 
-    Samples in which a metric is undefined (no case of a rare class) are skipped. Fewer than two cases have no
-    interval.
+    Samples in which a metric is undefined (no case of a rare class) are skipped. Needs at least two cases.
     Source: Efron & Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
-    values = measure(image_targets, outputs, truth)
-    resampled = _bootstrap(image_targets, outputs, truth, samples, seed)
+    values = measure(targets, outputs, truth)
+    resampled = _bootstrap(targets, outputs, truth, samples, seed)
     ends = {name: _middle(resampled[name]) for name, value in values.items() if value is not None}
     return {name: low_high for name, low_high in ends.items() if low_high is not None}
 
 
 def paired(
-    image_targets: Outputs,
+    targets: Outputs,
     outputs: np.ndarray,
     others: np.ndarray,
     truth: np.ndarray,
     samples: int = 1000,
     seed: int = 0,
-) -> dict[str, dict[str, float | None]]:
+) -> dict[str, Row]:
     """Compare two sets of predictions of the same cases, by the same bootstrap samples.
 
     Returns: for each metric `value` and `value_compare`, their `difference` with `low` and `high` (95 %), and
         `p`, twice the share of samples in which the difference has the other sign, at least
         2 / (samples + 1). None if the metric is undefined in one of them.
     """
-    first, second = measure(image_targets, outputs, truth), measure(image_targets, others, truth)
-    resampled = [_bootstrap(image_targets, part, truth, samples, seed) for part in (outputs, others)]
-    rows = {}
-    for name, (value, other) in ((name, (first[name], second[name])) for name in first):
-        row: dict[str, float | None] = {
-            "value": value,
-            "value_compare": other,
-            **dict.fromkeys(("difference", "low", "high", "p")),
-        }
-        if (
-            value is not None
-            and other is not None
-            and (ends := _middle(off := resampled[0][name] - resampled[1][name])) is not None
-        ):
+    first, second = measure(targets, outputs, truth), measure(targets, others, truth)
+    draws, other_draws = (_bootstrap(targets, part, truth, samples, seed) for part in (outputs, others))
+    rows: dict[str, Row] = {}
+    for name, value in first.items():
+        other, off = second[name], draws[name] - other_draws[name]
+        row = rows[name] = {"value": value, "value_compare": other}
+        row |= dict.fromkeys(("difference", "low", "high", "p"))
+        if value is not None and other is not None and (ends := _middle(off)) is not None:
             off = off[~np.isnan(off)]
-            share = min((np.sum(off <= 0) + 1) / (len(off) + 1), (np.sum(off >= 0) + 1) / (len(off) + 1))
-            row |= {
-                "difference": value - other,
-                "low": ends[0],
-                "high": ends[1],
-                "p": min(1.0, 2 * float(share)),
-            }
-        rows[name] = row
+            share = (min(np.sum(off <= 0), np.sum(off >= 0)) + 1) / (len(off) + 1)
+            p = min(1.0, 2 * float(share))
+            row |= {"difference": value - other, "low": ends[0], "high": ends[1], "p": p}
     return rows
 
 
-def decided(image_targets: Outputs, outputs: np.ndarray) -> np.ndarray:
+def decided(targets: Outputs, outputs: np.ndarray) -> np.ndarray:
     """Predicted classes or labels; (cases, outputs) -> the same shape, bool."""
-    if image_targets.kind == "multilabel":
+    if targets.kind == "multilabel":
         return outputs > THRESHOLD
-    return np.arange(outputs.shape[1]) == outputs.argmax(1)[:, None] if len(outputs) else outputs > 0
+    return outputs.argmax(1)[:, None] == np.arange(outputs.shape[1])
 
 
-def positives(image_targets: Outputs, truth: np.ndarray) -> np.ndarray:
+def positives(targets: Outputs, truth: np.ndarray) -> np.ndarray:
     """True classes or labels; (cases, values) -> (cases, outputs), bool."""
-    return (
-        truth > 0
-        if image_targets.kind == "multilabel"
-        else truth.astype(int) == np.arange(image_targets.num_outputs)
-    )
+    return truth > 0 if targets.kind == "multilabel" else truth.astype(int) == np.arange(targets.num_outputs)
 
 
-def errors(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def errors(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """The error of each case, to find the worst ones.
 
     Multiclass: 1 - probability of the true class; multilabel: the largest such error over labels; regression:
     the mean absolute error in standard deviations of the truth. Shape: -> (cases,).
     """
-    outputs, truth = _checked(image_targets, outputs, truth)
+    outputs, truth = _checked(targets, outputs, truth)
     if not len(truth):
         return np.zeros(0)
-    if image_targets.kind == "regression":
+    if targets.kind == "regression":
         spread = truth.std(0)
         return (np.abs(outputs - truth) / np.where(spread > 0, spread, 1)).mean(1)
-    off = np.abs(outputs - positives(image_targets, truth))
-    return (
-        off.max(1)
-        if image_targets.kind == "multilabel"
-        else off[np.arange(len(off)), truth[:, 0].astype(int)]
-    )
+    off = np.abs(outputs - positives(targets, truth))
+    return off.max(1) if targets.kind == "multilabel" else off[np.arange(len(off)), truth[:, 0].astype(int)]
 
 
 def bins(probabilities: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -175,30 +159,23 @@ def bins(probabilities: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.n
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     """Area under the ROC curve: the share of ordered (positive, negative) pairs; ties count 1/2."""
-    value = float(_auc(scores, positive, np.ones((1, len(scores))))[0])
-    return None if np.isnan(value) else value
+    return _plain({"auc": _auc(scores, positive, np.ones((1, len(scores))))})["auc"]
 
 
-def _checked(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _checked(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     outputs, truth = np.asarray(outputs, np.float64), np.asarray(truth, np.float64)
-    assert outputs.shape[1:] == (image_targets.num_outputs,) and truth.shape == (
-        len(outputs),
-        image_targets.num_values,
-    )
+    assert outputs.shape == (len(truth), targets.num_outputs)
+    assert truth.shape == (len(truth), targets.num_values)
     return outputs, truth
 
 
-def _bootstrap(
-    image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int, seed: int
-) -> Columns:
+def _bootstrap(targets: Outputs, outputs: np.ndarray, truth: np.ndarray, samples: int, seed: int) -> Columns:
     """Metrics of bootstrap samples, the same samples for any outputs; none for fewer than two cases."""
-    outputs, truth = _checked(image_targets, outputs, truth)
-    resamples = _resamples(len(truth), samples if len(truth) > 1 else 0, seed)
-    parts = [_columns(image_targets, outputs, truth, counts) for counts in resamples]
-    return {
-        name: np.concatenate([np.zeros(0), *(part[name] for part in parts)])
-        for name in METRICS[image_targets.kind]
-    }
+    pair = _checked(targets, outputs, truth)
+    weights = _resamples(len(truth), samples if len(truth) > 1 else 0, seed)
+    parts = [_columns(targets, *pair, counts) for counts in weights]
+    names = METRICS[targets.kind]
+    return {name: np.concatenate([np.zeros(0), *(part[name] for part in parts)]) for name in names}
 
 
 def _middle(values: np.ndarray) -> tuple[float, float] | None:
@@ -207,9 +184,10 @@ def _middle(values: np.ndarray) -> tuple[float, float] | None:
     return tuple(float(end) for end in np.percentile(values, [2.5, 97.5])) if len(values) else None  # type: ignore[return-value]
 
 
-def _plain(columns: Columns, names: tuple[str, ...]) -> dict[str, float | None]:
-    values = {name: float(np.ravel(columns[name])[0]) for name in names}
-    return {name: value if np.isfinite(value) else None for name, value in values.items()}
+def _plain(columns: Columns) -> Row:
+    """The values of the first sample."""
+    first = {name: float(values[0]) for name, values in columns.items()}
+    return {name: value if np.isfinite(value) else None for name, value in first.items()}
 
 
 def _resamples(cases: int, samples: int, seed: int) -> Iterator[np.ndarray]:
@@ -221,23 +199,23 @@ def _resamples(cases: int, samples: int, seed: int) -> Iterator[np.ndarray]:
         yield np.bincount(indices.ravel(), minlength=size * cases).reshape(size, cases).astype(np.float64)
 
 
-def _columns(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+def _columns(targets: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
     """Shape: counts (samples, cases) -> for each metric (samples,), NaN where undefined."""
     if not len(truth) or not (np.isfinite(outputs).all() and np.isfinite(truth).all()):
-        return {name: np.full(len(counts), np.nan) for name in METRICS[image_targets.kind]}
-    if image_targets.kind == "multiclass":
-        return _multiclass_metrics(image_targets, outputs, truth, counts)
-    metrics_of_output = _multilabel_metrics if image_targets.kind == "multilabel" else _regression_metrics
+        return {name: np.full(len(counts), np.nan) for name in METRICS[targets.kind]}
+    if targets.kind == "multiclass":
+        return _multiclass_metrics(targets, outputs, truth, counts)
+    metrics_of_output = _multilabel_metrics if targets.kind == "multilabel" else _regression_metrics
     rows = [metrics_of_output(o, t, counts) for o, t in zip(outputs.T, truth.T, strict=True)]
-    return {name: _mean(np.stack([row[name] for row in rows], 1)) for name in METRICS[image_targets.kind]}
+    return {name: _mean(np.stack([row[name] for row in rows], 1)) for name in METRICS[targets.kind]}
 
 
 def _multiclass_metrics(
-    image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray
+    targets: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray
 ) -> Columns:
-    called, positive = decided(image_targets, outputs), positives(image_targets, truth)
+    called, positive = decided(targets, outputs), positives(targets, truth)
     right = (called & positive).any(1)
-    scored = range(1, 2) if image_targets.num_outputs == 2 else range(image_targets.num_outputs)
+    scored = range(1, 2) if targets.num_outputs == 2 else range(targets.num_outputs)
     both, predicted, present = (counts @ part.astype(float) for part in (called & positive, called, positive))
     return {
         "auc": _mean(np.stack([_auc(outputs[:, c], positive[:, c], counts) for c in scored], 1)),
@@ -267,15 +245,14 @@ def _regression_metrics(output: np.ndarray, truth: np.ndarray, counts: np.ndarra
     squares = counts @ off**2 / total
     x, y = output - output.mean(), truth - truth.mean()
     mean_x, mean_y = counts @ x / total, counts @ y / total
+    covariance = counts @ (x * y) / total - mean_x * mean_y
     spread_x = _spread(counts @ x**2 / total - mean_x**2, output)
     spread_y = _spread(counts @ y**2 / total - mean_y**2, truth)
     return {
         "mae": counts @ np.abs(off) / total,
         "rmse": np.sqrt(squares),
         "r2": 1 - _ratio(squares, spread_y),
-        "pearson": _ratio(counts @ (x * y) / total - mean_x * mean_y, np.sqrt(spread_x * spread_y)).clip(
-            -1, 1
-        ),
+        "pearson": _ratio(covariance, np.sqrt(spread_x * spread_y)).clip(-1, 1),
     }
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from medconv.metrics import image_level
-from medconv.metrics.protocols import Outputs
+from medconv.metrics.image_level import Outputs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,17 +25,17 @@ _PANELS = 6  # numbers shown
 _LETTERS = 24  # of a name
 
 
-def confusion(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def confusion(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Multiclass: true against predicted classes. Multilabel: right and wrong predictions per label.
 
     Cells show counts; the colour is the share of the row.
     """
-    predicted = image_level.decided(image_targets, outputs)
-    positive = image_level.positives(image_targets, truth)
-    if image_targets.kind == "multiclass":
+    predicted = image_level.decided(targets, outputs)
+    positive = image_level.positives(targets, truth)
+    if targets.kind == "multiclass":
         table, columns, across, title = (
             positive.T.astype(int) @ predicted,
-            image_targets.names,
+            targets.names,
             "predicted",
             "cases of each class",
         )
@@ -47,17 +47,15 @@ def confusion(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) ->
             "",
             f"predicted above {image_level.THRESHOLD}",
         )
-    figure, axes = _figure(_size(len(columns)), _size(len(image_targets.names)))
+    figure, axes = _figure(_size(len(columns)), _size(len(targets.names)))
     axes.imshow(
         table / np.maximum(table.sum(1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1, aspect="auto"
     )
     axes.set_xticks(
         range(len(columns)), [_text(name) for name in columns], rotation=40, ha="right", fontsize=8
     )
-    axes.set_yticks(
-        range(len(image_targets.names)), [_text(name) for name in image_targets.names], fontsize=8
-    )
-    axes.set(xlabel=across, ylabel="truth" if image_targets.kind == "multiclass" else "", title=title)
+    axes.set_yticks(range(len(targets.names)), [_text(name) for name in targets.names], fontsize=8)
+    axes.set(xlabel=across, ylabel="truth" if targets.kind == "multiclass" else "", title=title)
     if max(table.shape) <= _COUNTED:
         dark = table > 0.6 * np.maximum(table.sum(1, keepdims=True), 1)
         for (row, column), count in np.ndenumerate(table):
@@ -73,24 +71,24 @@ def confusion(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) ->
     return _pixels(figure)
 
 
-def roc(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def roc(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """A curve per class (against the rest) or label, at most ten; of two classes only the second."""
     figure, axes = _figure()
-    positive = image_level.positives(image_targets, truth)
+    positive = image_level.positives(targets, truth)
     shown = (
         range(1, 2)
-        if (image_targets.kind, image_targets.num_outputs) == ("multiclass", 2)
-        else range(image_targets.num_outputs)
+        if (targets.kind, targets.num_outputs) == ("multiclass", 2)
+        else range(targets.num_outputs)
     )
     undefined = []
     for index in shown[:_CURVES]:
         area = image_level.auc(outputs[:, index], positive[:, index])
         if area is None:
-            undefined.append(image_targets.names[index])
+            undefined.append(targets.names[index])
             continue
         axes.plot(
             *_steps(outputs[:, index], positive[:, index]),
-            label=f" {_text(image_targets.names[index])}, AUC {area:.3f}",
+            label=f" {_text(targets.names[index])}, AUC {area:.3f}",
         )
     axes.plot([0, 1], [0, 1], color="0.7", linestyle=":", linewidth=1)
     axes.set(
@@ -100,18 +98,18 @@ def roc(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.nd
     return _pixels(figure)
 
 
-def reliability(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def reliability(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Reliability diagram: mean probability and share of correct predictions in 15 bins; below, a histogram.
 
     Multiclass: the highest probability of each case. Multilabel: a curve per label, at most ten.
     """
     figure, (axes, below) = _figure(rows=(3, 1))
-    positive = image_level.positives(image_targets, truth)
-    if image_targets.kind == "multiclass":
-        right = (image_level.decided(image_targets, outputs) & positive).any(1)
+    positive = image_level.positives(targets, truth)
+    if targets.kind == "multiclass":
+        right = (image_level.decided(targets, outputs) & positive).any(1)
         curves = [("highest probability", outputs.max(1, initial=0), right)]
     else:
-        curves = list(zip(image_targets.names, outputs.T, positive.T, strict=True))
+        curves = list(zip(targets.names, outputs.T, positive.T, strict=True))
     for name, probability, right in curves[:_CURVES]:
         mean, share, counts = image_level.bins(probability, right)
         axes.plot(mean[counts > 0], share[counts > 0], marker="o", markersize=4, label=f" {_text(name)}")
@@ -123,9 +121,9 @@ def reliability(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) 
     return _pixels(figure)
 
 
-def scatter(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def scatter(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Predicted against true values, a panel per name, at most six; a dot is a case."""
-    names = image_targets.names[:_PANELS]
+    names = targets.names[:_PANELS]
     figure, panels = _figure(4.0 * min(3, len(names)), 4.0 * (1 + (len(names) - 1) // 3), columns=len(names))
     for axes, name, predicted, reference in zip(panels, names, outputs.T, truth.T, strict=False):
         finite = np.isfinite(predicted) & np.isfinite(reference)
@@ -139,11 +137,11 @@ def scatter(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> n
     return _pixels(figure)
 
 
-def pictures(image_targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
+def pictures(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
     """All plots for a kind of targets, by name."""
-    makers = (scatter,) if image_targets.kind == "regression" else (confusion, roc, reliability)
+    makers = (scatter,) if targets.kind == "regression" else (confusion, roc, reliability)
     outputs, truth = np.asarray(outputs, np.float64), np.asarray(truth, np.float64)
-    return {make.__name__: make(image_targets, outputs, truth) for make in makers}
+    return {make.__name__: make(targets, outputs, truth) for make in makers}
 
 
 def _steps(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

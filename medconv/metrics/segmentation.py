@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from scipy.ndimage import find_objects
 
 from medconv.metrics import surface_distance
-from medconv.metrics.dice import Row
-from medconv.metrics.protocols import LabelValues, VoxelGrid
+from medconv.metrics.dice import LabelValues, Row
 
 MetricValues = dict[str, float | None]  # metric name to value
 _ML = 1e-3  # ml per mm^3
@@ -50,6 +50,19 @@ METRICS = (
     Metric("volume_error_ml", "Volume error", 0, "ml"),
 )
 VOLUMES = ("volume_ml", "reference_volume_ml")  # no metrics, but columns of the CSV
+
+
+class VoxelGrid(Protocol):
+    """The grid of a label map; `data/` implements it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def spacing_mm(self) -> tuple[float, ...]: ...
+
+    @property
+    def voxel_mm3(self) -> float: ...
 
 
 def measure(

@@ -1,4 +1,4 @@
-"""medconv/metrics/dice.py: Dice against sets of voxels, and means where some classes are undefined."""
+"""medconv/metrics/dice.py: Dice against sets of voxels, and means that skip undefined classes."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ TARGETS = SegmentationTargets.of_classes(NAMES)
 @pytest.mark.parametrize("shape", [(7, 5), (3, 4, 5)])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64])
-def test_equals_the_sets(shape: tuple[int, ...], seed: int, dtype: type) -> None:
+def test_dice_equals_that_of_sets_of_voxels(shape: tuple[int, ...], seed: int, dtype: type) -> None:
     rng = np.random.default_rng(seed)
     prediction, reference = (rng.integers(0, rng.integers(2, 5), shape).astype(dtype) for _ in range(2))
     row = dice(prediction, reference, TARGETS)
@@ -23,7 +23,7 @@ def test_equals_the_sets(shape: tuple[int, ...], seed: int, dtype: type) -> None
     assert all(value is None or type(value) is float for value in row.values())
 
 
-def test_undefined_where_neither_holds_the_class_and_zero_where_one_does() -> None:
+def test_a_class_in_neither_map_is_undefined_and_in_one_map_zero() -> None:
     prediction, reference = np.zeros((2, 4, 4), np.uint8)
     prediction[0, :2], reference[0, 1:3] = 1, 1
     prediction[3] = 2
@@ -42,7 +42,7 @@ def test_counts_do_not_overflow_small_label_types() -> None:
     assert dice(ones, ones, SegmentationTargets.of_classes(("background", "all"))) == {"all": 1.0}
 
 
-def test_mean_per_class_leaves_undefined_cases_out() -> None:
+def test_mean_per_class_skips_undefined_cases() -> None:
     rows = [
         {"a": 0.5, "b": None, "c": None},
         {"a": 1.0, "b": 0.25, "c": None},
@@ -53,7 +53,7 @@ def test_mean_per_class_leaves_undefined_cases_out() -> None:
     assert mean_per_class([]) == {}
 
 
-def test_mean_leaves_undefined_classes_out() -> None:
+def test_mean_skips_undefined_classes() -> None:
     assert mean({"a": 0.5, "b": None, "c": 0.0}) == 0.25
     assert mean({"a": None}) is None
     assert mean({}) is None

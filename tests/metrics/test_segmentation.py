@@ -30,24 +30,24 @@ def labels(seed: int, shape: tuple[int, ...] = (12, 10, 8)) -> np.ndarray:
     )
 
 
-def test_all_metrics_of_every_class() -> None:
+def test_metrics_equal_the_slow_implementation() -> None:
     a, b = labels(0), labels(1)
     rows = measure(a, b, grid(a), TARGETS, MM)
     assert list(rows) == [*(m.name for m in METRICS), *VOLUMES]
     assert rows["dice"] == dice(a, b, TARGETS)
     for value, name in enumerate(TARGETS.names, 1):
-        found, wanted = a == value, b == value
-        assert rows["hd95_mm"][name] == pytest.approx(oracle.hd95(found, wanted, SPACING))
-        assert rows["asd_mm"][name] == pytest.approx(oracle.average_distance(found, wanted, SPACING))
-        assert rows["volume_ml"][name] == pytest.approx(found.sum() * 3 / 1000)
-        assert rows["reference_volume_ml"][name] == pytest.approx(wanted.sum() * 3 / 1000)
-        assert rows["volume_error_ml"][name] == pytest.approx((found.sum() - wanted.sum()) * 3 / 1000)
-        assert rows["volume_error"][name] == pytest.approx(found.sum() / wanted.sum() - 1)
+        mask, reference = a == value, b == value
+        assert rows["hd95_mm"][name] == pytest.approx(oracle.hd95(mask, reference, SPACING))
+        assert rows["asd_mm"][name] == pytest.approx(oracle.average_distance(mask, reference, SPACING))
+        assert rows["volume_ml"][name] == pytest.approx(mask.sum() * 3 / 1000)
+        assert rows["reference_volume_ml"][name] == pytest.approx(reference.sum() * 3 / 1000)
+        assert rows["volume_error_ml"][name] == pytest.approx((mask.sum() - reference.sum()) * 3 / 1000)
+        assert rows["volume_error"][name] == pytest.approx(mask.sum() / reference.sum() - 1)
     values = [value for row in rows.values() for value in row.values()]
     assert all(type(value) is float for value in values)
 
 
-def test_the_tolerance_is_that_of_the_class() -> None:
+def test_each_class_has_its_own_tolerance() -> None:
     a, b = labels(0), labels(1)
     rows = [measure(a, b, grid(a), TARGETS, dict.fromkeys(MM, mm))["nsd"] for mm in (1.0, 2.0)]
     assert measure(a, b, grid(a), TARGETS, MM)["nsd"] == {
@@ -58,7 +58,7 @@ def test_the_tolerance_is_that_of_the_class() -> None:
     assert rows[0]["two"] < rows[1]["two"]
 
 
-def test_missing_classes() -> None:
+def test_missing_classes_have_no_value_or_the_worst() -> None:
     """In neither: no value. In one: the worst, and a relative volume error only where there is a volume to
     relate to.
     """
@@ -92,17 +92,17 @@ def test_missing_classes() -> None:
 
 def test_regions_are_unions_of_values() -> None:
     a, b = labels(2), labels(3)
-    regions = SegmentationTargets(("whole", "core"), ((1, 2, 3), (2, 3)), (1, 2))
-    rows = measure(a, b, grid(a), regions, {"whole": 1.0, "core": 1.0})
-    union = SegmentationTargets(("whole",), ((1,),))
-    for name, values in (("whole", (1, 2, 3)), ("core", (2, 3))):
+    regions = SegmentationTargets(("lesion", "core"), ((1, 2, 3), (2, 3)), (1, 2))
+    rows = measure(a, b, grid(a), regions, {"lesion": 1.0, "core": 1.0})
+    union = SegmentationTargets(("lesion",), ((1,),))
+    for name, values in (("lesion", (1, 2, 3)), ("core", (2, 3))):
         alone = measure(
-            *(np.isin(label, values).astype(np.int16) for label in (a, b)), grid(a), union, {"whole": 1.0}
+            *(np.isin(label, values).astype(np.int16) for label in (a, b)), grid(a), union, {"lesion": 1.0}
         )
-        assert {m: row[name] for m, row in rows.items()} == {m: row["whole"] for m, row in alone.items()}
+        assert {m: row[name] for m, row in rows.items()} == {m: row["lesion"] for m, row in alone.items()}
 
 
-def test_voxels_to_ignore_count_nowhere() -> None:
+def test_ignored_voxels_count_nowhere() -> None:
     """Whatever is predicted there, and although their value is above all classes."""
     a, b = labels(4), labels(5)
     b[:5] = 9
@@ -116,7 +116,7 @@ def test_voxels_to_ignore_count_nowhere() -> None:
         assert row == pytest.approx(known[metric]), metric
 
 
-def test_one_slice_is_a_plane() -> None:
+def test_one_slice_is_measured_in_2d() -> None:
     """As a volume, each voxel of one slice would lie on the surface."""
     a, b = labels(6, (20, 18)), labels(7, (20, 18))
     rows = measure(a[..., None], b[..., None], grid(a[..., None], 1.0, 1.5, 5.0), TARGETS, MM)
@@ -128,7 +128,7 @@ def test_one_slice_is_a_plane() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_slice_is_one_whichever_way_it_lies(axis: int) -> None:
+def test_a_slice_along_any_axis_is_measured_in_2d(axis: int) -> None:
     a, b = labels(6, (20, 18)), labels(7, (20, 18))
     spacing = list(np.insert([1.0, 1.5], axis, 5.0))
     rows = measure(
@@ -137,7 +137,7 @@ def test_a_slice_is_one_whichever_way_it_lies(axis: int) -> None:
     assert rows == measure(a[..., None], b[..., None], grid(a[..., None], 1.0, 1.5, 5.0), TARGETS, MM)
 
 
-def test_volumes_of_a_sheared_grid() -> None:
+def test_volumes_on_a_sheared_grid_use_the_volume_of_its_voxels() -> None:
     """As a tilted gantry leaves them: the third axis leans, and is longer than the distance of the slices."""
     a = labels(0)
     affine = np.diag([*SPACING, 1])
@@ -146,7 +146,7 @@ def test_volumes_of_a_sheared_grid() -> None:
     assert rows["volume_ml"]["one"] == pytest.approx((a == 1).sum() * 3 / 1000)
 
 
-def test_masks_far_apart() -> None:
+def test_metrics_of_masks_far_apart() -> None:
     """The box holds both, wherever they lie: 4 x 4 x 4 voxels, 20, 30 and 10 mm from each other."""
     a, b = np.zeros((2, 50, 60, 40), np.int16)
     a[2:6, 50:54, 30:34], b[22:26, 20:24, 20:24] = 1, 1

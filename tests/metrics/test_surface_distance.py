@@ -1,6 +1,4 @@
-"""medconv/metrics/surface_distance.py against every pair of places, against MONAI, DeepMind's package, and
-by hand.
-"""
+"""medconv/metrics/surface_distance.py: against all pairs of points, MONAI, DeepMind's package, and by hand."""
 
 from pathlib import Path
 
@@ -68,9 +66,9 @@ def test_distances_equal_those_of_all_pairs(
         (surface_distance.voxel_distances, oracle.boundary),
         (surface_distance.element_distances, oracle.corners),
     ):
-        found, (there, back) = measured(a, b, spacing), oracle.directed(a, b, spacing, places)
-        np.testing.assert_allclose(found.there, there, atol=1e-9)
-        np.testing.assert_allclose(found.back, back, atol=1e-9)
+        distances, (there, back) = measured(a, b, spacing), oracle.directed(a, b, spacing, places)
+        np.testing.assert_allclose(distances.there, there, atol=1e-9)
+        np.testing.assert_allclose(distances.back, back, atol=1e-9)
     voxels = surface_distance.voxel_distances(a, b, spacing)
     assert surface_distance.hd95(voxels) == pytest.approx(oracle.hd95(a, b, spacing), abs=1e-9)
     assert surface_distance.average_distance(voxels) == pytest.approx(
@@ -80,13 +78,12 @@ def test_distances_equal_those_of_all_pairs(
 
 @pytest.mark.parametrize(("shape", "spacing"), GRIDS)
 @pytest.mark.parametrize("tolerance", [0.0, 0.8, 1.4, 3.0])
-def test_equals_monai_and_deepmind(
+def test_metrics_equal_those_of_monai_and_deepmind(
     shape: tuple[int, ...], spacing: tuple[float, ...], tolerance: float
 ) -> None:
     for seed in range(4):
         a, b = blobs(shape, seed)
-        found = ours(a, b, spacing, tolerance)
-        assert found == pytest.approx(monais(a, b, spacing, tolerance), rel=1e-5)
+        assert ours(a, b, spacing, tolerance) == pytest.approx(monais(a, b, spacing, tolerance), rel=1e-5)
     pytest.importorskip("surface_distance", reason="pip install surface-distance")
     for seed in range(4):
         a, b = blobs(shape, seed)
@@ -110,24 +107,24 @@ def test_real_cases_equal_monai_deepmind_and_all_pairs(realdata: Path) -> None:
             a = label == value
             moved = shift(gaussian_filter(a.astype(float), 0.7), (0.5, -0.5, 0)) > 0.5
             placed = np.zeros_like(a)
-            box = tuple(slice(0, min(m, n)) for m, n in zip(a.shape, other.shape, strict=True))
-            placed[box] = (other == value)[box]
+            overlap = tuple(slice(0, min(m, n)) for m, n in zip(a.shape, other.shape, strict=True))
+            placed[overlap] = (other == value)[overlap]
             for b in (moved, placed):
-                found = ours(b, a, spacing, 1.0)
-                assert 0 < found[0] < 1
-                assert found == pytest.approx(monais(b, a, spacing, 1.0), rel=1e-5)
-                assert found[0] == pytest.approx(deepminds(a, b, spacing, 1.0), rel=1e-5)
-                whole = tuple(slice(max(0, i.min() - 1), i.max() + 2) for i in np.nonzero(a | b))
-                assert found[1] == pytest.approx(oracle.hd95(b[whole], a[whole], spacing))
-                assert found[2] == pytest.approx(oracle.average_distance(b[whole], a[whole], spacing))
+                metrics = ours(b, a, spacing, 1.0)
+                assert 0 < metrics[0] < 1
+                assert metrics == pytest.approx(monais(b, a, spacing, 1.0), rel=1e-5)
+                assert metrics[0] == pytest.approx(deepminds(a, b, spacing, 1.0), rel=1e-5)
+                box = tuple(slice(max(0, i.min() - 1), i.max() + 2) for i in np.nonzero(a | b))
+                assert metrics[1] == pytest.approx(oracle.hd95(b[box], a[box], spacing))
+                assert metrics[2] == pytest.approx(oracle.average_distance(b[box], a[box], spacing))
 
 
-def test_a_mask_against_itself() -> None:
+def test_a_mask_agrees_with_itself() -> None:
     a, _ = blobs((9, 8, 7), 0)
     assert ours(a, a, (1.0, 2.0, 3.0), 0.0) == (1.0, 0.0, 0.0)
 
 
-def test_by_hand() -> None:
+def test_two_voxels_have_the_distance_computed_by_hand() -> None:
     """Two single voxels, 3 apart along an axis of 2 mm: every distance is 6 mm."""
     a, b = np.zeros((2, 5, 5, 5), bool)
     a[2, 1, 2] = b[2, 4, 2] = True
@@ -138,7 +135,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("spacing", [(0.7, 0.7, 0.7), (0.1, 0.3, 0.9)])
-def test_a_distance_as_long_as_the_tolerance_counts(spacing: tuple[float, ...]) -> None:
+def test_a_distance_equal_to_the_tolerance_counts(spacing: tuple[float, ...]) -> None:
     """2 x 0.7 and 1.4 differ in their last bits, depending on where in the image they lie."""
     for start in range(20):
         a, b = np.zeros((2, 40, 4, 4), bool)
@@ -146,7 +143,7 @@ def test_a_distance_as_long_as_the_tolerance_counts(spacing: tuple[float, ...]) 
         assert ours(a, b, spacing, 2 * spacing[0])[0] == 1.0
 
 
-def test_the_percentile_is_of_each_direction() -> None:
+def test_hd95_is_the_larger_of_both_directions() -> None:
     """A long thin prediction on a small reference: only one direction is far."""
     a, b = np.zeros((2, 40, 3), bool)
     a[:, 1], b[:2, 1] = True, True

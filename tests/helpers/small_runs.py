@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from hydra import compose, initialize_config_dir
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from medconv import config
 from medconv.training import run
@@ -73,3 +74,13 @@ def train(root: Path, folder: Path, *more: str) -> dict[str, Any]:
         composed = compose("train", [*overrides(root, *more), f"run.dir={folder}"])
     checked = config.validate(composed)
     return run.train(checked, RunDir.of(checked, {}))
+
+
+def image_tags(run: Path) -> set[str]:
+    """Tags of the images in TensorBoard."""
+    tags: set[str] = set()
+    for file in (run / "tensorboard").rglob("events*"):
+        events = EventAccumulator(str(file), size_guidance={"images": 0})
+        events.Reload()
+        tags |= set(events.Tags()["images"])
+    return tags

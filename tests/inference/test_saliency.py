@@ -2,8 +2,6 @@
 is left behind.
 """
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,8 +10,6 @@ from torch import nn
 
 from medconv.inference import saliency
 from medconv.models.unet import UNet
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.training.callbacks.worst_cases import WorstCases
 from medconv.utils import visualization
 
 
@@ -143,28 +139,3 @@ def test_heat_lies_on_its_place_and_colours_stay() -> None:
     assert (columns.mean() / width, 1 - rows.mean() / len(picture)) == pytest.approx(
         (15.5 / 20, 8.5 / 10), abs=0.02
     )
-
-
-class Uncopied(Corner):
-    """As sharded modules are."""
-
-    def __deepcopy__(self, memo: object) -> None:
-        raise AssertionError
-
-
-def test_a_network_that_cannot_be_copied_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    image_targets, worst = ImageLevelTargets("multiclass", ("a", "b")), WorstCases(1)
-    batch = {"image": torch.randn(2, 1, 8, 8), "label": torch.tensor([[0.0], [1.0]]), "case": ["x", "y"]}
-    worst.update(image_targets, batch, torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
-    shown = [
-        list(
-            worst.pictures(
-                SimpleNamespace(image_targets=image_targets, network=network, device="cpu"), (1.0, 1.0)
-            )
-        )
-        for network in (Corner(2), Uncopied(2))
-    ]
-    assert [len(visualization) for visualization in shown] == [1, 0] and shown[0][0][
-        0
-    ] == "worst/y (b, predicted a 0.70)"
-    assert "no saliency maps of the worst cases: AssertionError" in caplog.text

@@ -13,7 +13,6 @@ import pytest
 import torch
 from helpers import ranks, tiny
 from helpers import small_runs as smallruns
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from medconv.config import ConfigError
 from medconv.inference.load import load
@@ -22,7 +21,7 @@ from medconv.sweeps import table as sweeps_table
 from medconv.sweeps.job import Job
 from medconv.targets import monitor
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.training.callbacks import nonfinite_guard, worst_cases
+from medconv.training.callbacks import nonfinite_guard
 from medconv.training.tasks.image_level import arrays
 from medconv.utils import checkpoint_io
 from medconv.utils.exit_codes import DONE
@@ -63,7 +62,7 @@ def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None
         ImageLevelTargets.from_plain(record["image_targets"]), *arrays(record["validation"])
     )
     assert {name: summary[f"val/{name}"] for name in again} == again
-    shown = seen(tmp_path / "run")
+    shown = smallruns.image_tags(tmp_path / "run")
     assert {"val/confusion", "val/roc", "val/reliability"} <= shown
     assert len([tag for tag in shown if tag.startswith("worst/")]) == 3
     assert len([tag for tag in shown if tag.startswith("train/sample")]) == 3
@@ -76,43 +75,6 @@ def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None
     assert (
         smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24") == summary
     )  # finished
-
-
-def test_the_worst_cases_are_shown_by_the_weights_that_answered(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The averaged ones, of which the checkpoint is; not those that training would go on with."""
-    looked, draw = [], worst_cases.saliency.overlay
-
-    def overlay(network: Any, *more: Any) -> Any:
-        looked.append({name: value.clone() for name, value in network.state_dict().items()})
-        return draw(network, *more)
-
-    monkeypatch.setattr(worst_cases.saliency, "overlay", overlay)
-    averaged = ["weight_averaging=polynomial", "weight_averaging.begin=0", "weight_averaging.every=1"]
-    smallruns.train(
-        folder, tmp_path / "run", *OURS, *[o for o in FAST if o != "weight_averaging=none"], *averaged
-    )
-    content = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")
-    (name,) = (
-        key
-        for key in content["state_dict"]
-        if key.endswith(next(n for n in looked[0] if n.endswith("weight")))
-    )
-    (place,) = (n for n in looked[0] if name.endswith(n))
-    assert len(looked) == 3 and len([tag for tag in seen(tmp_path / "run") if tag.startswith("worst/")]) == 3
-    torch.testing.assert_close(looked[0][place], content["state_dict"][name], rtol=0, atol=0)
-    assert not torch.equal(content["current_model_state"][name], content["state_dict"][name])
-
-
-def seen(run: Path) -> set[str]:
-    """Tags of pictures in TensorBoard."""
-    tags: set[str] = set()
-    for file in (run / "tensorboard").rglob("events*"):
-        events = EventAccumulator(str(file), size_guidance={"images": 0})
-        events.Reload()
-        tags |= set(events.Tags()["images"])
-    return tags
 
 
 def test_numbers_keep_the_lowest_error(numbers: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
@@ -25,35 +26,28 @@ class ProgressBar(TQDMProgressBar):
 class ProgressLines(Callback):
     """Logs a line every few seconds and one per validation; in a log file a bar would be thousands of lines.
 
-    Args: every: seconds between lines.
+    Args: every: seconds between lines. clock: of seconds.
     """
 
-    def __init__(self, every: float = 20.0) -> None:
-        self.every, self._logged_at, self._samples = every, time.monotonic(), 0
+    def __init__(self, every: float = 20.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.every, self._clock, self._logged_at, self._samples = every, clock, clock(), 0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._samples += len(batch["image"]) * trainer.world_size
-        now = time.monotonic()
+        now = self._clock()
         if now - self._logged_at >= self.every:
             loss = float(trainer.callback_metrics.get("train/loss", math.nan))
             speed = self._samples / (now - self._logged_at)
-            log.info(
-                "epoch %d, step %d: loss %.4f, %.1f samples/s",
-                trainer.current_epoch,
-                trainer.global_step,
-                loss,
-                speed,
-            )
+            position = trainer.current_epoch, trainer.global_step
+            log.info("epoch %d, step %d: loss %.4f, %.1f samples/s", *position, loss, speed)
             self._logged_at, self._samples = now, 0
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         monitored: MonitoredMetric = getattr(pl_module, "monitored", DICE)
         if not trainer.sanity_checking and monitored.name in trainer.callback_metrics:
-            score, position = (
-                float(trainer.callback_metrics[monitored.name]),
-                (trainer.current_epoch, trainer.global_step),
-            )
+            position = trainer.current_epoch, trainer.global_step
+            score = float(trainer.callback_metrics[monitored.name])
             log.info("epoch %d, step %d: validation %s %.4f", *position, monitored.words, score)
-        self._logged_at, self._samples = time.monotonic(), 0
+        self._logged_at, self._samples = self._clock(), 0

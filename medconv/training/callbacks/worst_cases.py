@@ -31,7 +31,7 @@ def label_text(image_targets: ImageLevelTargets, values: Sequence[float]) -> str
 
 
 def prediction_text(image_targets: ImageLevelTargets, outputs: Sequence[float]) -> str:
-    """A prediction as text: the most probable class, each label with at least 0.5, or the values."""
+    """A prediction as text: the most probable class, each label above 0.5, or the values."""
     if image_targets.kind == "regression":
         return label_text(image_targets, outputs)
     positive = image_level.decided(image_targets, np.array([outputs]))[0]

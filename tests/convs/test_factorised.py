@@ -134,6 +134,6 @@ def test_se_scales_each_channel_by_a_gate_from_all_channel_means() -> None:
         (lambda: bottleneck(basis(nn.Conv2d(4, 4, 3))), r"parametrized weight already"),
     ],
 )
-def test_errors_name_the_argument_and_what_came(make, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()

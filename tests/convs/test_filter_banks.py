@@ -29,7 +29,7 @@ def test_filter_count_shape_and_unit_norm(kernel_size: tuple[int, ...], filters:
         ((5,), None, 2.0),
     ],
 )
-def test_equals_the_formula_voxel_by_voxel(
+def test_the_jet_equals_its_formula_voxel_by_voxel(
     kernel_size: tuple[int, ...], spacing: tuple | None, sigma: float | None
 ) -> None:
     places = spacing or (1.0,) * len(kernel_size)
@@ -47,7 +47,7 @@ def test_derivatives_do_not_respond_to_a_constant(kernel_size: tuple[int, ...]) 
     assert responses[1:].abs().max() < 1e-6
 
 
-def test_coarse_axis_falls_off_with_its_distance_in_mm() -> None:
+def test_filters_fall_off_with_the_distance_in_mm() -> None:
     gaussian = gaussian_jet((3, 3), (1.0, 2.0), sigma_mm=1.0)[0]
     along_fine, along_coarse = gaussian[2, 1] / gaussian[1, 1], gaussian[1, 2] / gaussian[1, 1]
     assert along_fine == pytest.approx(exp(-0.5), rel=1e-5)
@@ -86,7 +86,7 @@ def test_thick_slices_give_finite_filters_of_unit_norm(coarse: float) -> None:
         (((3, 3), (1.0, 1.0), -1.0), r"sigma_mm .*positive.*-1\.0"),
     ],
 )
-def test_errors_name_the_argument_and_what_came(arguments: tuple, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(arguments: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gaussian_jet(*arguments)
 
@@ -106,32 +106,32 @@ def test_errors_name_the_argument_and_what_came(arguments: tuple, message: str) 
         (gabor, (1, 1, 3), 3),
     ],
 )
-def test_other_banks_have_their_filters_and_only_the_first_sees_a_constant(
+def test_only_the_first_filter_of_a_bank_responds_to_a_constant(
     bank, size: tuple[int, ...], filters: int
 ) -> None:
-    found = bank(size, (1.5, *(1.0,) * (len(size) - 1)), 0.9).double().flatten(1)
-    assert found.shape[0] == filters and found.isfinite().all()
-    torch.testing.assert_close(found.norm(dim=1), torch.ones(filters, dtype=torch.float64))
-    assert found[0].sum() > 0.5
-    assert found[1:].sum(1).abs().lt(1e-6).all()
+    flat = bank(size, (1.5, *(1.0,) * (len(size) - 1)), 0.9).double().flatten(1)
+    assert flat.shape[0] == filters and flat.isfinite().all()
+    torch.testing.assert_close(flat.norm(dim=1), torch.ones(filters, dtype=torch.float64))
+    assert flat[0].sum() > 0.5
+    assert flat[1:].sum(1).abs().lt(1e-6).all()
 
 
 def test_laplacian_equals_the_formula() -> None:
     size, spacing, sigma = (5, 7), (1.0, 0.8), 1.1
     for index, scale in enumerate((1.0, 1.5, 2.0), start=1):
-        wanted = np.zeros(size)
+        expected = np.zeros(size)
         for a in range(5):
             for b in range(7):
                 r2 = ((a - 2) * 1.0) ** 2 + ((b - 3) * 0.8) ** 2
                 s2 = (sigma * scale) ** 2
-                wanted[a, b] = (2 - r2 / s2) * exp(-r2 / (2 * s2))
-        wanted -= wanted.mean()
-        found = laplacian_of_gaussian(size, spacing, sigma)[index]
-        np.testing.assert_allclose(found.numpy(), wanted / np.linalg.norm(wanted), atol=1e-6)
+                expected[a, b] = (2 - r2 / s2) * exp(-r2 / (2 * s2))
+        expected -= expected.mean()
+        laplacian = laplacian_of_gaussian(size, spacing, sigma)[index]
+        np.testing.assert_allclose(laplacian.numpy(), expected / np.linalg.norm(expected), atol=1e-6)
 
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0, 1.0), (0.5, 0.5, 1.5)])
-def test_each_line_filter_answers_most_to_its_own_line(spacing: tuple[float, ...]) -> None:
+def test_each_line_filter_responds_most_to_its_own_line(spacing: tuple[float, ...]) -> None:
     """A bright line through the centre voxel, along each of the 13 directions of the voxel grid."""
     bank = lines((5, 5, 5), spacing, 0.9)[1:]
     steps = [s for s in np.ndindex(3, 3, 3) if next((c for c in np.array(s) - 1 if c), 0) > 0]
@@ -162,12 +162,12 @@ def test_gabor_pairs_are_even_and_odd_waves_along_their_direction() -> None:
         np.testing.assert_allclose(odd.numpy(), sin / np.linalg.norm(sin), atol=1e-6)
 
 
-def test_banks_by_word_come_one_after_the_other_each_filter_once() -> None:
+def test_several_banks_by_name_are_joined_without_repeated_filters() -> None:
     both = filter_bank(["jet", "lines"], (3, 3))
     torch.testing.assert_close(both, torch.cat([gaussian_jet((3, 3)), lines((3, 3))[1:]]))
     for word, make in BANKS.items():
         torch.testing.assert_close(filter_bank(word, (3, 3, 3)), make((3, 3, 3), None, None))
 
 
-def test_a_ball_always_holds_the_centre() -> None:
+def test_a_ball_always_contains_the_centre() -> None:
     assert int(ball((3, 3), (1.0, 1.0), 1e-3).sum()) == 1 and bool(ball((3, 3), (1.0, 1.0), 1e-3)[1, 1])

@@ -1,5 +1,5 @@
 """medconv/convs/tensor_parallel.py: two processes against one, in double precision, and the bytes that
-they exchange.
+they send.
 """
 
 import os
@@ -31,12 +31,12 @@ NORM = {
     "batch": {2: nn.BatchNorm2d, 3: nn.BatchNorm3d},
 }
 SIZE = (7, 6, 5)
-WHOLE = StateDictOptions(full_state_dict=True)
-ATOMS = {"rtol": 1e-12, "atol": 1e-12}
+FULL = StateDictOptions(full_state_dict=True)
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def layers(dims: int, **settings: Any) -> nn.Sequential:
-    """Channels that two does not divide; a layer on both sides, so that gradients pass through."""
+    """Odd numbers of channels; a layer on both sides, so that gradients pass through."""
     conv = CONV[dims]
     return nn.Sequential(conv(2, 5, 3), conv(5, 7, 3, padding=1, **settings), nn.ReLU(), conv(7, 2, 1))
 
@@ -59,7 +59,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, str], int]] = {
         {"^1$": "in"},
         2,
     ),
-    "one after the other": (lambda: layers(3), {"^1$": "out", "^3$": "in"}, 3),
+    "out, then in": (lambda: layers(3), {"^1$": "out", "^3$": "in"}, 3),
     **{f"pair {n} {d}d": (lambda d=d, n=n: block(d, n), {"^1$": "pair"}, d) for n in NORM for d in (2, 3)},  # type: ignore[misc]
     "our U-Net": (
         lambda: UNet(3, 2, 2, channels=[4, 6], strides=[2], norm="instance"),
@@ -71,27 +71,27 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, str], int]] = {
 
 def step(network: nn.Module, x: Tensor, clip: Callable[[], Any]) -> list[Tensor]:
     """Two steps of gradient descent; outputs and the input's gradient."""
-    optimizer, seen = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), []
+    optimizer, results = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9), []
     for _ in range(2):
-        given = x.clone().requires_grad_()
-        y = network(given)
+        image = x.clone().requires_grad_()
+        y = network(image)
         optimizer.zero_grad()
         y.square().mean().backward()
-        seen += [y.detach(), given.grad]
-        seen.append(torch.as_tensor(clip()))
+        results += [y.detach(), image.grad]
+        results.append(torch.as_tensor(clip()))
         optimizer.step()
-    return seen  # type: ignore[return-value]
+    return results  # type: ignore[return-value]
 
 
-class Counted:
-    """Bytes that a process sends in torch's collectives, by their usual algorithm, the ring."""
+class Traffic:
+    """Counts the bytes that a process sends in torch's collectives, as their usual algorithm, the ring, does."""
 
     def __init__(self) -> None:
         self.bytes, size = 0.0, distributed.get_world_size()
         self._real = distributed.all_reduce, distributed.all_gather_into_tensor
         self._share = (size - 1) / size
 
-    def __enter__(self) -> "Counted":
+    def __enter__(self) -> "Traffic":
         def all_reduce(tensor: Tensor, **settings: Any) -> Any:
             self.bytes += 2 * self._share * tensor.nbytes
             return self._real[0](tensor, **settings)
@@ -112,71 +112,71 @@ def compare(name: str, mesh: Any) -> None:
     torch.manual_seed(0)
     plain = build().double()
     x = torch.randn(2, 2, *((8,) * dims if "U-Net" in name else SIZE[:dims]), dtype=torch.float64)
-    torch.manual_seed(distributed.get_rank() + 1)  # weights become those of the first process
-    ours = build().double()
+    torch.manual_seed(distributed.get_rank() + 1)  # shard_convs copies those of the first process
+    sharded = build().double()
     if distributed.get_rank() == 0:
-        ours.load_state_dict(plain.state_dict())
-    keys = list(ours.state_dict())
-    assert shard_convs(ours, mesh, plan)
-    assert list(ours.state_dict()) == keys
-    assert any(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in ours.parameters())
+        sharded.load_state_dict(plain.state_dict())
+    keys = list(sharded.state_dict())
+    assert shard_convs(sharded, mesh, plan)
+    assert list(sharded.state_dict()) == keys
+    assert any(isinstance(p, DTensor) and p.to_local().numel() < p.numel() for p in sharded.parameters())
     expected = step(plain, x, lambda: nn.utils.clip_grad_norm_(plain.parameters(), 1e-3))
-    found = step(ours, x, lambda: clip_grad_norm(ours, 1e-3))
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, **ATOMS)
-    grads = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in ours.parameters()]
+    results = step(sharded, x, lambda: clip_grad_norm(sharded, 1e-3))
+    for a, b in zip(results, expected, strict=True):
+        torch.testing.assert_close(a, b, **CLOSE)
+    grads = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in sharded.parameters()]
     for a, b in zip(grads, plain.parameters(), strict=True):
-        torch.testing.assert_close(a, b.grad, **ATOMS)
-    whole = get_model_state_dict(ours, options=WHOLE)
-    assert list(whole) == keys
+        torch.testing.assert_close(a, b.grad, **CLOSE)
+    gathered = get_model_state_dict(sharded, options=FULL)
+    assert list(gathered) == keys
     for key, value in plain.state_dict().items():
-        torch.testing.assert_close(whole[key], value, **ATOMS)
-    twice = {key: value * 2 for key, value in plain.state_dict().items()}
-    set_model_state_dict(ours, dict(twice), options=WHOLE)  # it changes the dict
-    for key, value in get_model_state_dict(ours, options=WHOLE).items():
-        torch.testing.assert_close(value, twice[key], **ATOMS)
+        torch.testing.assert_close(gathered[key], value, **CLOSE)
+    doubled = {key: value * 2 for key, value in plain.state_dict().items()}
+    set_model_state_dict(sharded, dict(doubled), options=FULL)  # it changes the dict
+    for key, value in get_model_state_dict(sharded, options=FULL).items():
+        torch.testing.assert_close(value, doubled[key], **CLOSE)
 
 
 def with_muon(mesh: Any) -> None:
-    """Which gathers kernels; it orthogonalises in single precision."""
+    """Muon gathers kernels and orthogonalises them in single precision."""
     build, plan, _ = CASES["our U-Net"]
     torch.manual_seed(0)
     plain = build()
-    ours = build()
-    ours.load_state_dict(plain.state_dict())
-    shard_convs(ours, mesh, plan)
+    sharded = build()
+    sharded.load_state_dict(plain.state_dict())
+    shard_convs(sharded, mesh, plan)
     x = torch.randn(2, 2, 8, 8, 8)
-    for network in (plain, ours):
+    for network in (plain, sharded):
         optimizer = Muon(network.parameters(), lr=0.01)
         network(x).square().mean().backward()
         optimizer.step()
-    for key, value in get_model_state_dict(ours, options=WHOLE).items():
+    for key, value in get_model_state_dict(sharded, options=FULL).items():
         torch.testing.assert_close(value, plain.state_dict()[key], rtol=0, atol=2e-4, msg=key)
 
 
 def traffic(way: str, mesh: Any) -> None:
-    """The formula of `shard_convs`, with channels that two divides."""
+    """The formula of `shard_convs`, for even numbers of channels."""
     first, second = nn.Conv2d(4, 6, 3), nn.Conv2d(6, 8, 3)
     network = nn.Sequential(nn.Sequential(first, nn.ReLU(), second) if way == "pair" else first)
     shard_convs(network, mesh, {"^0$": way})
     x = torch.randn(2, 4, 9, 9, requires_grad=True)
-    with Counted() as forward:
+    with Traffic() as forward:
         y = network(x)
-    with Counted() as backward:
+    with Traffic() as backward:
         y.sum().backward()
     parts = {"out": (1, 2), "in": (2, 1), "pair": (2, 2)}[way]
     assert (forward.bytes, backward.bytes) == (parts[0] * y.nbytes / 2, parts[1] * x.nbytes / 2)
 
 
 class Standardised(nn.Conv2d):
-    """Of its weight it takes another one."""
+    """Its forward computes another weight."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
 
 
 def second_derivative(mesh: Any) -> None:
-    """It would lack what the processes exchange."""
+    """It is refused, because it would lack the exchange between processes."""
     network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh())
     shard_convs(network, mesh, {"0": "out"})
     x = torch.randn(1, 2, 5, 5, requires_grad=True)
@@ -261,7 +261,7 @@ def _work(rank: int, port: int, folder: Path) -> None:
     for name, test in TESTS.items():
         try:
             test(mesh)
-        except BaseException as error:  # of pytest's own kind, too
+        except BaseException as error:  # pytest has its own kinds
             failed[name] = f"{type(error).__name__}: {error}"
     torch.save(failed, folder / f"failed{rank}.pt")
     distributed.destroy_process_group()
@@ -269,7 +269,7 @@ def _work(rank: int, port: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """What went wrong on each of two processes, which are started once."""
+    """The failed tests of each of two processes, which are started once."""
     folder = tmp_path_factory.mktemp("sharded")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -279,5 +279,5 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", TESTS)
-def test_two_processes_are_one(failed: list[dict[str, str]], name: str) -> None:
-    assert [one.get(name) for one in failed] == [None, None]
+def test_two_processes_give_the_numbers_of_one(failed: list[dict[str, str]], name: str) -> None:
+    assert [errors.get(name) for errors in failed] == [None, None]

@@ -1,15 +1,17 @@
-"""What all tests share: where real images lie. That this file is here also puts `tests/` on the import
-path.
+"""Fixtures of all tests: datasets and trained runs that several files share, and the folder of real images.
+That this file is here also puts `tests/` on the import path.
 """
 
 import logging
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers import exports, tiny
+from helpers import cross_validations, exports, launchers, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +48,31 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> exports.Exported:
     """A trained network and its exported files, made once by whichever process of the tests needs them
     first.
     """
+    return exports.shared(_shared_folder(tmp_path_factory) / "exported")
+
+
+@pytest.fixture(scope="session")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> cross_validations.Sweep:
+    """A cross-validation of three folds, trained once by whichever process of the tests needs it first."""
+    return cross_validations.shared(_shared_folder(tmp_path_factory) / "swept")
+
+
+@pytest.fixture
+def sweep_folder(sweep: cross_validations.Sweep, tmp_path: Path) -> Path:
+    """A copy of its folder that a test may change."""
+    return Path(shutil.copytree(sweep.folder, tmp_path / "runs/cv"))
+
+
+def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same folder in every process of the tests."""
     own = tmp_path_factory.getbasetemp()
-    return exports.shared((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "exported")
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the variables of a launcher, as keyword arguments."""
+    return partial(launchers.launch, monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -271,14 +271,9 @@ def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 def _cells(values: Mapping[str, float | None], sd: float | None) -> str:
     volume = values["volume_error"]
-    cells = [
-        (values["dice"], 4, 7),
-        (sd, 4, 7),
-        (values["nsd"], 4, 7),
-        (values["hd95_mm"], 2, 8),
-        (values["asd_mm"], 2, 7),
-    ]
-    return " ".join(_number(*cell) for cell in [*cells, (None if volume is None else 100 * volume, 1, 8)])
+    cells = [(values["dice"], 4, 7), (sd, 4, 7), (values["nsd"], 4, 7), (values["hd95_mm"], 2, 8)]
+    cells += [(values["asd_mm"], 2, 7), (None if volume is None else 100 * volume, 1, 8)]
+    return " ".join(_number(*cell) for cell in cells)
 
 
 def _number(value: float | None, digits: int, width: int) -> str:

@@ -1,79 +1,141 @@
-"""medconv/evaluation/cross_validation_image_level.py, through medconv/evaluation/cross_validation.py: a
-cross-validation on whole images, from what runs leave in a folder.
-"""
+"""medconv/evaluation/cross_validation.py: the folds in a folder, and what makes one not count."""
 
-import csv
-import json
+import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from omegaconf import OmegaConf
+from helpers.cross_validations import by_fold, edit, edit_configs, summaries
 
 from medconv.evaluation import cross_validation, cross_validation_report
-from medconv.metrics import image_level
-from medconv.targets.image_level import ImageLevelTargets
-
-CLASSES, NUMBERS = ImageLevelTargets("multiclass", ("no", "yes")), ImageLevelTargets("regression", ("age",))
 
 
-def write_runs(
-    home: Path, image_targets: ImageLevelTargets, cases: int = 12
-) -> tuple[np.ndarray, np.ndarray]:
-    """Three folds, of which the last has no score yet."""
-    rng = np.random.default_rng(0)
-    values = (np.arange(cases) // 3 % 2).astype(float)[:, None]
-    second = (0.4 * values + 0.6 * rng.random((cases, 1))).round(4)
-    outputs = np.concatenate([1 - second, second], 1) if image_targets.kind == "multiclass" else 30 * second
-    for fold in range(3):
-        (run := home / f"run{fold}").mkdir(parents=True)
-        own = {
-            "class_counts": [4 + fold, 4 - fold],
-            "num_train_cases": 8 + fold,
-            "value_means": [30.0 + fold],
-            "value_stds": [1 + fold],
-        }
-        loss = {
-            "class_counts": own["class_counts"],
-            "num_cases": 8 + fold,
-        }  # what follows from a fold's training cases
-        derived = {"image_targets": image_targets.plain(), "train_cases": f"8 cases, {fold}", **own}
-        config = {"data": {"fold": fold, "num_folds": 3, "splits": None}, "derived": derived, "loss": loss}
-        OmegaConf.save(OmegaConf.create(config), run / "config.yaml")
-        rows = {
-            f"c{i}": {"outputs": outputs[i].tolist(), "values": values[i].tolist()}
-            for i in range(fold, cases, 3)
-        }
-        status = {"status": "done", "val/cases": rows} if fold < 2 else {"status": "failed"}
-        (run / "summary.json").write_text(json.dumps(status))
-    chosen = [i for i in range(cases) if i % 3 < 2]
-    return outputs[chosen], values[chosen]
-
-
-@pytest.mark.parametrize("image_targets", [CLASSES, NUMBERS], ids=lambda o: o.kind)
-def test_scores_are_over_all_cases_together(image_targets: ImageLevelTargets, tmp_path: Path) -> None:
-    outputs, values = write_runs(tmp_path, image_targets)
-    (found,) = cross_validation.read(tmp_path)
-    assert not any("preprocessed differently" in warning for warning in found.warnings)
-    assert found.missing == {"2": "failed"} and found.image_targets == image_targets
-    summary = cross_validation_report.plain(found)
-    assert summary["mean"] == pytest.approx(image_level.measure(image_targets, outputs, values))
-    assert [one["cases"] for one in summary["folds"]] == [4, 4]
-    name = image_level.METRICS[image_targets.kind][0]
-    of_folds = [one["scores"][name] for one in summary["folds"]]
-    assert summary["mean_of_folds"][name] == pytest.approx(np.mean(of_folds))
-    shown = cross_validation_report.table(found)
+def test_a_missing_fold_is_reported_with_the_number_of_remaining_cases(sweep_folder: Path) -> None:
+    runs = by_fold(sweep_folder)
+    edit(runs["2"] / "summary.json", status="failed")
+    shutil.rmtree(runs["0"])
+    (crossval,) = cross_validation.read(sweep_folder)
+    assert crossval.missing == {"0": "not there", "2": "failed"}
+    count = len(summaries(sweep_folder)["1"]["val/cases"])
     assert (
-        "2 of 3 folds" in shown
-        and f"{summary['mean'][name]:.4f}" in shown
-        and "without fold 2 (failed)" in shown
+        f"warning: without fold 0 (not there), 2 (failed): means are over {count} cases of fold 1"
+        in cross_validation_report.table(crossval)
     )
-    content = json.loads(cross_validation_report.write(tmp_path, [found]).read_text())["crossvalidations"]
-    assert content[0]["image_targets"] == image_targets.plain()
-    with (tmp_path / cross_validation.CSV).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert (
-        len(rows) == 8
-        and float(rows[0][f"output/{image_targets.names[0]}"]) == content[0]["cases"][0]["outputs"][0]
+    assert "1 of 3 folds" in cross_validation_report.table(crossval)
+    edit(runs["1"] / "summary.json", status="running")
+    assert cross_validation.read(sweep_folder) == []
+
+
+def test_a_case_that_two_folds_validated_is_named(sweep_folder: Path) -> None:
+    path = by_fold(sweep_folder)["2"] / "summary.json"
+    other = next(iter(summaries(sweep_folder)["0"]["val/cases"]))
+    edit(
+        path,
+        **{"val/cases": {**summaries(sweep_folder)["2"]["val/cases"], other: {"box": 0.5, "hole": None}}},
     )
-    assert cross_validation.read(tmp_path)[0].label == ""
+    (crossval,) = cross_validation.read(sweep_folder)
+    assert f"{other} (fold 0 and 2): validated more than once, and counted as often" in crossval.warnings
+    assert len(crossval.cases) == 8
+
+
+def test_of_a_fold_trained_twice_the_later_run_counts(sweep_folder: Path) -> None:
+    first = by_fold(sweep_folder)["1"]
+    shutil.copytree(first, sweep_folder / "again")
+    edit(sweep_folder / "again/summary.json", **{"val/cases": {"case_9": {"box": 1.0, "hole": 1.0}}})
+    (crossval,) = cross_validation.read(sweep_folder)
+    assert crossval.warnings == (f"fold 1 was trained twice; again counts, {first.name} does not",)
+    assert list(crossval.folds[1].rows) == ["case_9"]
+    (sweep_folder / "again").rename(sweep_folder / "again.20260101-000000")  # as run.resume=never renames it
+    assert cross_validation.read(sweep_folder)[0].warnings == ()
+
+
+def test_folds_of_other_configs_are_not_averaged(sweep_folder: Path) -> None:
+    path = by_fold(sweep_folder)["2"] / "config.yaml"
+    path.write_text(path.read_text().replace("seed: 0", "seed: 7"))
+    (crossval,) = cross_validation.read(sweep_folder)
+    assert [fold.number for fold in crossval.folds] == ["0", "1"] and crossval.missing == {"2": "not there"}
+    both = cross_validation.read(sweep_folder, least=1)
+    larger = next(crossval for crossval in both if len(crossval.folds) == 2)
+    assert "fold 2 was trained with another config, and is not counted: seed=0 and 7" in larger.warnings
+
+
+def test_folds_with_different_preprocessing_give_a_warning(sweep_folder: Path) -> None:
+    path = by_fold(sweep_folder)["1"] / "config.yaml"
+    path.write_text(path.read_text().replace("  num_channels: 1\n", "  num_channels: 2\n"))
+    (crossval,) = cross_validation.read(sweep_folder)
+    assert crossval.warnings == (
+        "fold 0 and fold 1: the data was preprocessed differently: derived.num_channels=1 and 2",
+    )
+
+
+def test_a_missing_splits_file_gives_a_warning(sweep_folder: Path) -> None:
+    edit_configs(sweep_folder, "  splits_file: null\n", "  splits_file: moved/splits.json\n")
+    shutil.rmtree(by_fold(sweep_folder)["2"])
+    (crossval,) = cross_validation.read(sweep_folder)
+    assert crossval.warnings == (
+        "data.splits_file=moved/splits.json cannot be read, so the number of folds is unknown; some may be "
+        "missing",
+    )
+
+
+@pytest.mark.parametrize("names", [("kiste", "hole"), ("hole", "box"), ("box", "hole", "more")])
+def test_folds_of_other_classes_are_not_averaged(sweep_folder: Path, names: tuple[str, ...]) -> None:
+    cases = summaries(sweep_folder)["1"]["val/cases"]
+    edit(
+        by_fold(sweep_folder)["1"] / "summary.json",
+        **{"val/cases": {case: dict.fromkeys(names, 0.5) for case in cases}},
+    )
+    (crossval,) = cross_validation.read(sweep_folder)
+    assert crossval.missing == {"1": f"other classes: {', '.join(names)}"}
+    assert f"warning: without fold 1 (other classes: {', '.join(names)})" in cross_validation_report.table(
+        crossval
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"\xff\xfe", "not a readable config"),
+        (b"data: ${", "not a readable config"),
+        (
+            b"data: {fold: 0, splits_file: null, num_folds: null}",
+            "data.num_folds must be a number of folds, got None",
+        ),
+        (b"data: {fold: 0, num_folds: 100000}", "data.num_folds must be a number of folds, got 100000"),
+        (
+            b"data: {fold: /../../precious, num_folds: 5}",
+            "data.fold must be `all` or a number, got '/../../precious'",
+        ),
+        (b"data: {fold: '1*', num_folds: 5}", "data.fold must be `all` or a number, got '1*'"),
+    ],
+)
+def test_an_unusable_config_is_an_error_with_its_path(content: bytes, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        cross_validation.read(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path}/run/config.yaml: ") and expected in str(error.value)
+
+
+def test_skipped_cases_are_named(sweep_folder: Path) -> None:
+    edit(by_fold(sweep_folder)["1"] / "summary.json", skipped_cases={"case_8": "broken"})
+    assert cross_validation.read(sweep_folder)[0].warnings == (
+        "case_8: skipped by data.on_invalid_case=skip, so not validated",
+    )
+
+
+def test_two_cross_validations_in_one_folder_are_told_apart(sweep_folder: Path) -> None:
+    for number, path in by_fold(sweep_folder).items():
+        other = Path(shutil.copytree(path, sweep_folder / f"other{number}")) / "config.yaml"
+        other.write_text(other.read_text().replace("seed: 0", "seed: 7"))
+    labels = {sweep_folder / f"other{number}": "seed=7" for number in "012"}
+    crossvals = cross_validation.read(sweep_folder, labels)
+    assert sorted(crossval.label for crossval in crossvals) == ["", "seed=7"]
+    assert not any(crossval.warnings for crossval in crossvals)
+    cross_validation_report.write(sweep_folder, crossvals)
+    assert sorted(crossval.label for crossval in cross_validation.read(sweep_folder)) == [
+        "",
+        "seed=7",
+    ]  # read back from the JSON
+    assert "cross-validation, 3 of 3 folds: seed=7" in [
+        cross_validation_report.table(crossval).splitlines()[0] for crossval in crossvals
+    ]

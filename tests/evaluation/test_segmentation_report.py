@@ -1,6 +1,4 @@
-"""medconv/evaluation/segmentation_report.py, rendering.py, overlays.py: a page that stands alone, says the
-numbers, and shows the worst cases.
-"""
+"""medconv/evaluation/segmentation_report.py: a self-contained page with the scores and the worst cases."""
 
 import base64
 import io
@@ -9,42 +7,15 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import nibabel as nib
 import numpy as np
+from helpers.label_maps import dataset, label, save
 from PIL import Image
 
-from medconv.evaluation.overlays import case_png, images_of
 from medconv.evaluation.segmentation import evaluate, report
 from medconv.inference.manifest import MANIFEST
-from medconv.utils.visualization import png
 
 NASTY = '<script>alert("x")</script>&\'"'
 VOID = {"meta", "img", "br"}
-
-
-def save(path: Path, array: np.ndarray) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nib.save(nib.Nifti1Image(array, np.diag([-1.0, -1, 2, 1])), path)
-    return path
-
-
-def label(size: int, shape: tuple[int, ...] = (12, 14, 10)) -> np.ndarray:
-    array = np.zeros(shape, np.uint8)
-    array[2 : 2 + size, 3:9], array[9:11, 9:12] = 1, 2
-    return array
-
-
-def dataset(root: Path, cases: tuple[str, ...] = ("a", "b", "c"), images: bool = True) -> tuple[Path, Path]:
-    for i, case in enumerate(cases):
-        save(root / "labelsTr" / f"{case}.nii.gz", label(6))
-        save(root / "out" / f"{case}.nii.gz", label(6 - i))
-        save(root / "other" / f"{case}.nii.gz", label(3))
-        if images:
-            save(
-                root / "imagesTr" / f"{case}_0000.nii.gz",
-                np.random.default_rng(i).normal(size=(12, 14, 10)).astype("f4"),
-            )
-    return root / "out", root / "labelsTr"
 
 
 class Page(HTMLParser):
@@ -77,7 +48,7 @@ class Page(HTMLParser):
         ]
 
 
-def test_the_page_stands_alone(tmp_path: Path) -> None:
+def test_the_page_is_self_contained(tmp_path: Path) -> None:
     text = report(evaluate(*dataset(tmp_path), tmp_path / "other"))
     page = Page(text)
     assert not page.open
@@ -94,7 +65,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
-def test_numbers_and_worst_cases(tmp_path: Path) -> None:
+def test_the_page_shows_scores_and_the_worst_cases_first(tmp_path: Path) -> None:
     result = evaluate(*dataset(tmp_path))
     page = Page(report(result))
     dice = result["statistics"]["1"]["dice"]
@@ -118,7 +89,7 @@ def test_names_cannot_become_html(tmp_path: Path) -> None:
         assert name in page.text
 
 
-def test_without_images_and_with_one_that_is_damaged(tmp_path: Path) -> None:
+def test_missing_and_damaged_images_are_left_out(tmp_path: Path) -> None:
     predictions, references = dataset(tmp_path, images=False)
     assert "image, reference" not in Page(report(evaluate(predictions, references))).text
     for case in "ab":
@@ -132,41 +103,9 @@ def test_without_images_and_with_one_that_is_damaged(tmp_path: Path) -> None:
     )
 
 
-def test_nothing_to_show(tmp_path: Path) -> None:
+def test_a_class_without_voxels_is_undefined(tmp_path: Path) -> None:
     for name in ("labelsTr", "out"):
         save(tmp_path / name / "a.nii.gz", 0 * label(1))
     (tmp_path / "out" / MANIFEST).write_text('{"class_names": ["background", "one"]}')
     page = Page(report(evaluate(tmp_path / "out", tmp_path / "labelsTr")))
     assert "no case has a defined Dice" in page.text and "undefined in every case" in page.text
-
-
-def test_a_picture_shows_where_they_differ(tmp_path: Path) -> None:
-    """Ignored voxels are no difference; the plane with the one that is wrong is in the picture, in the
-    third class's colour.
-    """
-    wanted, found = label(6), label(6)
-    found[4, 5, 7] = 3
-    wanted[8:, 10:, :3], found[8:, 10:, :3] = 9, 0
-    paths = [save(tmp_path / "r.nii.gz", wanted), save(tmp_path / "p.nii.gz", found)]
-    for ignore, shown in ((9, True), (None, False)):
-        pixels = np.asarray(Image.open(io.BytesIO(case_png(paths, None, ignore))))
-        green = (pixels[..., 1] > pixels[..., 0] + 30) & (pixels[..., 1] > pixels[..., 2] + 10)
-        assert green.any() == shown
-
-
-def test_png_is_read_by_others() -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(png(pixels)))), pixels)
-
-
-def test_images_of(tmp_path: Path) -> None:
-    out, references = dataset(tmp_path)
-    image = tmp_path / "imagesTr/a_0000.nii.gz"
-    assert images_of(out, references, None, ["a", "z"]) == {"a": image}
-    assert images_of(out, tmp_path / "other", None, ["a"]) == {}
-    entries = {"a": {"images": [str(image)]}, "b": {"images": ["gone.nii.gz"]}, "c": {"images": []}}
-    (out / MANIFEST).write_text(json.dumps({"cases": entries}))
-    assert images_of(out, tmp_path / "other", None, ["a", "b", "c"]) == {"a": image}
-    for odd in ("{", "[]", '{"cases": [1]}', '{"cases": {"a": {"images": [5]}}}'):
-        (out / MANIFEST).write_text(odd)
-        assert images_of(out, tmp_path / "other", None, ["a"]) == {}

@@ -18,8 +18,12 @@ from helpers import tiny
 from benchmark import main
 from benchmarks.peers import process
 
+# of the rows of every benchmark
+ROW_KEYS = {"benchmark", "case", "variant", "reference", "ratio", "device", "hardware", "cores", "torch"}
+
 
 def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *arguments: str) -> list[dict]:
+    """The rows of `python scripts/benchmark.py` with these arguments."""
     file = tmp_path / "rows.json"
     monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments, "--json", str(file)])
     with pytest.raises(SystemExit) as end:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +16,6 @@ from helpers import small_runs as smallruns
 from medconv.config import ConfigError
 from medconv.inference.load import load
 from medconv.metrics import image_level
-from medconv.sweeps import table as sweeps_table
-from medconv.sweeps.job import Job
 from medconv.targets import monitor
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.training.callbacks import nonfinite_guard
@@ -293,19 +290,6 @@ def test_a_checkpoint_of_another_task_is_refused(folder: Path, numbers: Path, tm
         ValueError, match=r"another task: it is for regression label .*this run for multiclass bright, dark"
     ):
         smallruns.train(folder, tmp_path / "run", *OURS, *QUIET, f"run.resume={path}")
-
-
-def test_sweeps_put_the_lowest_error_first(tmp_path: Path) -> None:
-    jobs = []
-    for number, score in enumerate((3.0, 1.0, None, 2.0)):
-        jobs.append(Job((f"seed={number}",), (), tmp_path, 0))
-        jobs[-1].folder.path.mkdir(parents=True)
-        written: dict[str, Any] = {"score": monitor.MAE.plain(), "val/mae": score, "status": "done"}
-        (jobs[-1].folder.path / "summary.json").write_text(json.dumps(written))
-    assert [job.overrides[0][-1] for job in sweeps_table.ranked(jobs)] == ["1", "3", "0", "2"]
-    header, first, *_ = sweeps_table.write(tmp_path, jobs).read_text().splitlines()
-    assert header.startswith("seed,val/mae,steps") and first.startswith("1,1.0")
-    assert "1.0000" in sweeps_table.text(jobs).splitlines()[1]
 
 
 def test_a_goal_says_which_of_two_is_better() -> None:

@@ -143,13 +143,6 @@ def _idle_worker() -> None:
     time.sleep(60)
 
 
-def test_a_signal_before_training_ends_the_process_at_once() -> None:
-    for number in signals.PREEMPTING:
-        with pytest.raises(signals.RunInterrupted) as caught, signals.raising():
-            os.kill(os.getpid(), number)
-        assert caught.value.number == number
-
-
 class Told(Callback):
     """This process is told to stop before it trains, and leaves word when it goes on nevertheless."""
 
@@ -173,30 +166,6 @@ def test_a_signal_before_the_first_batch_is_not_put_off(dataset: Path, tmp_path:
     assert not (tmp_path / "went_on").exists()
 
 
-def test_signals_are_noted_once_somebody_looks_at_the_note() -> None:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored
-    try:
-        _note_signals()
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _note_signals() -> None:
-    asked = signals.StopRequest()
-    with pytest.raises(KeyboardInterrupt), asked.noted():
-        os.kill(os.getpid(), signal.SIGINT)
-    asked.heard = True
-    with asked.noted():
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert asked.number == signal.SIGTERM
-        os.kill(os.getpid(), signal.SIGUSR1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert asked.number == signal.SIGUSR1  # the job is put back, though it is told to end as well
-        os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 def layout_that_stops(agreed: bool, **_: Any) -> None:
     raise signals.RunInterrupted(signal.SIGTERM, agreed)
 
@@ -217,38 +186,3 @@ def test_a_process_that_lightning_started_ends_well_where_all_do(
         tiny.train(dataset, tmp_path / "run", *layout)
     assert isinstance(caught.value, signals.RunInterrupted) != agreed
     assert agreed == (caught.value.code == DONE)
-
-
-def test_what_slurm_refuses_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    signals.requeue()  # no job
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    signals.requeue()
-    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'slurm_requeue: disabled' >&2; exit 1\n")
-    (tmp_path / "scontrol").chmod(0o755)
-    signals.requeue()
-    assert ["No such file" in caplog.messages[0], "disabled" in caplog.messages[1], len(caplog.messages)] == [
-        True,
-        True,
-        2,
-    ]
-
-
-def test_a_job_is_put_back_so_many_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Also one whose time is up each time before it has done anything."""
-    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/said\n')
-    (tmp_path / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    for most, restarts in (("", "49"), ("", "50"), ("3", "2"), ("3", "3")):
-        monkeypatch.setenv("MAX_RESTARTS", most)
-        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
-        signals.requeue()
-    assert (tmp_path / "said").read_text() == "requeue 12\n" * 2
-    assert [m for m in caplog.messages if "MAX_RESTARTS" in m][1].startswith(
-        "job 12 is not requeued: Slurm has restarted it 3 times"
-    )

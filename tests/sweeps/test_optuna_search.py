@@ -1,4 +1,4 @@
-"""`hydra/sweeper=optuna`: searches that are stopped and go on, and what they search."""
+"""`hydra/sweeper=optuna`: searches that are stopped and resumed, and their search spaces."""
 
 import csv
 import json
@@ -39,7 +39,7 @@ def space(tmp_path: Path) -> list[str]:
     ]
 
 
-def test_a_search_resumes_where_it_was_stopped(
+def test_a_stopped_search_resumes_with_the_unfinished_trial(
     dataset: Path, tmp_path: Path, space: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "subprocess", FORKED)
@@ -48,14 +48,14 @@ def test_a_search_resumes_where_it_was_stopped(
     first = Forked(*arguments, cwd=tmp_path)
     until(lambda: "[trial 1]" in first.said.read_text() or first.ended())
     os.kill(first.pid, signal.SIGTERM)
-    code, said = first.wait()
-    assert code == PREEMPTED, said
-    tried = said[said.index("[trial 1]") :].splitlines()[0]
-    code, said = Forked(*arguments, cwd=tmp_path).wait()
-    assert code == DONE, said
-    assert f"\n{tried}\n" in said and said.count("\n[trial 2]") == 1 and "[trial 3]" not in said, (
-        said
-    )  # the same again
+    code, output = first.wait()
+    assert code == PREEMPTED, output
+    first_title = output[output.index("[trial 1]") :].splitlines()[0]
+    code, output = Forked(*arguments, cwd=tmp_path).wait()
+    assert code == DONE, output
+    assert (
+        f"\n{first_title}\n" in output and output.count("\n[trial 2]") == 1 and "[trial 3]" not in output
+    ), output  # the same trial again
     with (home / "sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     study = optuna.load_study(study_name="medconv", storage=storage(home))
@@ -63,15 +63,17 @@ def test_a_search_resumes_where_it_was_stopped(
     assert {float(row["optimizer.lr"]): float(row["val/dice"]) for row in rows} == scores
     assert len(scores) == 2 and all(1e-3 <= rate <= 1e-2 for rate in scores)
     assert [row["val/dice"] for row in rows] == sorted((row["val/dice"] for row in rows), reverse=True)
-    code, said = Forked(*arguments, cwd=tmp_path).wait()  # all trials are there
-    assert code == DONE and "[trial" not in said and "sweep, best first" in said
+    code, output = Forked(*arguments, cwd=tmp_path).wait()  # nothing left to try
+    assert code == DONE and "[trial" not in output and "sweep, best first" in output
 
 
 @pytest.mark.parametrize(
     ("code", "score", "state"),
     [(0, 0.5, "COMPLETE"), (0, None, "FAIL"), (0, math.nan, "FAIL"), (1, 0.5, "FAIL"), (-9, None, "FAIL")],
 )
-def test_what_came_of_a_trial_is_told(code: int, score: float | None, state: str, tmp_path: Path) -> None:
+def test_optuna_is_told_the_result_of_a_trial(
+    code: int, score: float | None, state: str, tmp_path: Path
+) -> None:
     settings = {"n_trials": 3, "n_jobs": 2, "seed": 0}
     study = optuna_search._study(tmp_path, settings, DICE, optuna)
     space = {"seed": optuna.distributions.IntDistribution(0, 9)}
@@ -85,8 +87,8 @@ def test_what_came_of_a_trial_is_told(code: int, score: float | None, state: str
         t.params for t in trials
     ]
     optuna_search._tell(again, trials[0], job, optuna)
-    (told,) = [trial for trial in again.trials if trial.state.is_finished()]
-    assert (told.state.name, told.value, told.user_attrs["exit_code"]) == (
+    (finished,) = [trial for trial in again.trials if trial.state.is_finished()]
+    assert (finished.state.name, finished.value, finished.user_attrs["exit_code"]) == (
         state,
         score if state == "COMPLETE" else None,
         code,
@@ -101,7 +103,7 @@ def storage(home: Path) -> object:
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "values"),
+    ("text", "kind", "values"),
     [
         ("x=choice(a,b)", "CategoricalDistribution", {"choices": ("a", "b")}),
         ("x=a,b", "CategoricalDistribution", {"choices": ("a", "b")}),
@@ -112,20 +114,22 @@ def storage(home: Path) -> object:
         ("x=tag(log,interval(1e-4,1e-2))", "FloatDistribution", {"low": 1e-4, "high": 1e-2, "log": True}),
     ],
 )
-def test_hydra_s_ranges_become_optuna_s(given: str, kind: str, values: dict[str, object]) -> None:
-    (override,) = optuna_search._parsed(["x=1", given, "hparams_search=mine"])
-    found = optuna_search._distribution(override, optuna)
-    assert type(found).__name__ == kind
-    assert {name: getattr(found, name) for name in values} == values
+def test_hydras_ranges_become_distributions_of_optuna(
+    text: str, kind: str, values: dict[str, object]
+) -> None:
+    (override,) = optuna_search._parsed(["x=1", text, "hparams_search=mine"])
+    distribution = optuna_search._distribution(override, optuna)
+    assert type(distribution).__name__ == kind
+    assert {name: getattr(distribution, name) for name in values} == values
 
 
-def test_the_last_of_a_key_counts() -> None:
-    found = optuna_search._parsed(["a=choice(1,2)", "b=3", "a=4"])
-    assert sorted(o.input_line for o in found) == ["a=4", "b=3"]
+def test_the_last_override_of_a_key_counts() -> None:
+    overrides = optuna_search._parsed(["a=choice(1,2)", "b=3", "a=4"])
+    assert sorted(o.input_line for o in overrides) == ["a=4", "b=3"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wanted"),
+    ("arguments", "message"),
     [
         (
             ["run.name=x"],
@@ -155,23 +159,25 @@ def test_the_last_of_a_key_counts() -> None:
         ),
     ],
 )
-def test_what_a_search_needs_is_named(arguments: list[str], wanted: str, tmp_path: Path) -> None:
-    code, said = Forked("-m", "hydra/sweeper=optuna", *arguments, cwd=tmp_path).wait()
-    assert code == USER and f"error: {wanted}" in said and "Traceback" not in said, said
-    assert not list(tmp_path.glob("runs/*/*.journal"))  # nothing that a corrected command would meet
+def test_an_unusable_search_is_refused_with_the_reason(
+    arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    code, output = Forked("-m", "hydra/sweeper=optuna", *arguments, cwd=tmp_path).wait()
+    assert code == USER and f"error: {message}" in output and "Traceback" not in output, output
+    assert not list(tmp_path.glob("runs/*/*.journal"))  # which a corrected command would resume
 
 
-def test_a_misspelt_key_beside_options_of_one_s_own(tmp_path: Path, space: list[str]) -> None:
-    code, said = Forked(*space, "data.bach_size=2", cwd=tmp_path).wait()
-    assert code == USER and "error: there is no key data.bach_size; did you mean data.batch_size" in said, (
-        said
+def test_a_misspelt_key_in_a_search_with_own_options_is_refused(tmp_path: Path, space: list[str]) -> None:
+    code, output = Forked(*space, "data.bach_size=2", cwd=tmp_path).wait()
+    assert code == USER and "error: there is no key data.bach_size; did you mean data.batch_size" in output, (
+        output
     )
 
 
-def test_a_dry_run_shows_the_space_and_runs_nothing(tmp_path: Path, space: list[str]) -> None:
-    code, said = Forked(*space, "model.norm=batch,instance", "run.dry_run=true", cwd=tmp_path).wait()
+def test_a_dry_run_prints_the_space_and_runs_nothing(tmp_path: Path, space: list[str]) -> None:
+    code, output = Forked(*space, "model.norm=batch,instance", "run.dry_run=true", cwd=tmp_path).wait()
     assert code == DONE
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "2 trials by Optuna for the best val/dice, into runs/found, over",
         "  optimizer.lr=tag(log,interval(1e-3,1e-2))",
         "  model.norm=batch,instance",
@@ -179,7 +185,7 @@ def test_a_dry_run_shows_the_space_and_runs_nothing(tmp_path: Path, space: list[
     assert not (tmp_path / "runs/found").exists()
 
 
-def test_without_optuna_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optuna_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(
         ConfigError, match="hydra/sweeper=optuna needs the package optuna: pip install 'medconv\\[optuna\\]'"
@@ -187,29 +193,29 @@ def test_without_optuna_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         optuna_search.run(["seed=1,2"], {}, lambda overrides: None)  # type: ignore[arg-type,return-value]
 
 
-def test_a_search_that_goes_on_tries_something_else(tmp_path: Path) -> None:
-    settings, tried = {"n_trials": 3, "n_jobs": 1, "seed": 0}, []
+def test_a_resumed_search_proposes_new_values(tmp_path: Path) -> None:
+    settings, rates = {"n_trials": 3, "n_jobs": 1, "seed": 0}, []
     for _ in range(3):
         study = optuna_search._study(tmp_path, settings, DICE, optuna)
         (trial,) = optuna_search._next(
             study, {"lr": optuna.distributions.FloatDistribution(0, 1)}, [], settings, optuna
         )
         study.tell(trial.number, 0.5)
-        tried.append(trial.params["lr"])
-    assert len(set(tried)) == 3
+        rates.append(trial.params["lr"])
+    assert len(set(rates)) == 3
 
 
 def composed(folder: Path, overrides: list[str]) -> DictConfig:
-    """What Hydra would make of them. A model that has no kernel size, and a value for it, make no config."""
+    """The config as Hydra composes it; a kernel size for a model without one does not compose."""
     if "misspelt=1" in overrides or (
         "model=monai_unet" in overrides and any(o.startswith("model.kernel_size=") for o in overrides)
     ):
         key = "misspelt" if "misspelt=1" in overrides else "model.kernel_size"
         raise ConfigCompositionException(f"Could not override '{key}'")
     settings = {"launcher": {}, "runtime": {"config_sources": []}, "job": {"config_name": "train"}}
-    told = {"overrides": {"task": overrides, "hydra": []}}
+    commands = {"overrides": {"task": overrides, "hydra": []}}
     run = {"dir": str(folder), "name": None, "dry_run": False}
-    return OmegaConf.create({"run": run, "data": {"fold": 0}, "hydra": {**settings, **told}})
+    return OmegaConf.create({"run": run, "data": {"fold": 0}, "hydra": {**settings, **commands}})
 
 
 WELL = """
@@ -243,20 +249,18 @@ def states(folder: Path) -> list[str]:
     ]
 
 
-def test_a_trial_that_makes_no_config_fails_and_the_search_goes_on(
+def test_a_trial_that_does_not_compose_fails_and_the_search_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     space = ["model=choice(monai_unet,customconv)", "model.kernel_size=range(3,8,2)"]
     assert searched(tmp_path, monkeypatch, *space, trials=8) == DONE
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert set(states(tmp_path)) == {"COMPLETE", "FAIL"} and len(states(tmp_path)) == 8
-    assert said.count("does not compose: Could not override 'model.kernel_size'") == states(tmp_path).count(
+    assert output.count("does not compose: Could not override 'model.kernel_size'") == states(tmp_path).count(
         "FAIL"
     )
-    assert "model=monai_unet" not in said[said.index("sweep, best first") :]
-    with pytest.raises(
-        ConfigCompositionException, match="misspelt"
-    ):  # of every trial: a mistake, and nothing is kept
+    assert "model=monai_unet" not in output[output.index("sweep, best first") :]
+    with pytest.raises(ConfigCompositionException, match="misspelt"):  # in every trial: nothing is kept
         searched(tmp_path / "other", monkeypatch, *space, "misspelt=1")
     assert not (tmp_path / "other").exists()
 
@@ -266,9 +270,9 @@ def test_a_trial_that_lost_a_process_is_tried_twice(
 ) -> None:
     assert searched(tmp_path, monkeypatch, "seed=range(0,9)", line=LOST, trials=2) == PREEMPTED
     assert states(tmp_path) == ["FAIL", "FAIL"]
-    said = capsys.readouterr().out
-    assert said.count("[trial 1]") == said.count("[trial 2]") == 2
-    assert "exit code 75: another process is gone" in said
+    output = capsys.readouterr().out
+    assert output.count("[trial 1]") == output.count("[trial 2]") == 2
+    assert "exit code 75: another process is gone" in output
 
 
 def test_equal_trials_at_the_same_time_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,9 +288,9 @@ def test_one_folder_holds_one_search(tmp_path: Path, monkeypatch: pytest.MonkeyP
     searched(tmp_path, monkeypatch, *begun, trials=1)
     searched(
         tmp_path, monkeypatch, begun[1], begun[0], "data.num_workers=4", trials=2
-    )  # changes nothing that is trained
+    )  # does not change what is trained
     assert len(states(tmp_path)) == 2
-    for other, wanted in (
+    for other, message in (
         (["seed=choice(0,1)", "optimizer.lr=1e-2"], "optimizer.lr: 1e-3 before, 1e-2 now"),
         (["seed=choice(0,1)"], "optimizer.lr: 1e-3 before, nothing now"),
         ([*begun, "optimizer.lr=interval(0,1)"], "optimizer.lr: 1e-3 before, FloatDistribution"),
@@ -294,13 +298,13 @@ def test_one_folder_holds_one_search(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ([*begun, "model=a,b"], "model: nothing before, CategoricalDistribution"),
     ):
         with pytest.raises(
-            ConfigError, match=f"^{tmp_path} holds another search; choose another run.name\n.*{wanted}"
+            ConfigError, match=f"^{tmp_path} holds another search; choose another run.name\n.*{message}"
         ):
             searched(tmp_path, monkeypatch, *other)
     assert len(states(tmp_path)) == 2
 
 
-def test_a_search_is_not_started_by_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
@@ -311,7 +315,7 @@ def test_a_search_is_not_started_by_a_launcher(monkeypatch: pytest.MonkeyPatch) 
         optuna_search.run(["seed=1,2"], {}, lambda overrides: None)  # type: ignore[arg-type,return-value]
 
 
-def test_a_study_whose_last_line_was_cut_goes_on_and_a_damaged_one_is_named(
+def test_a_study_with_a_cut_last_line_resumes_a_damaged_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / optuna_search.STUDY
@@ -319,7 +323,7 @@ def test_a_study_whose_last_line_was_cut_goes_on_and_a_damaged_one_is_named(
     with path.open("a") as file:
         file.write('{"op_code": 4, "worker')
     searched(tmp_path, monkeypatch, "seed=range(0,9)", trials=2)
-    assert states(tmp_path) == ["COMPLETE"] * 2  # also what was written after it can be read
+    assert states(tmp_path) == ["COMPLETE"] * 2  # later lines can be read too
     path.write_text(path.read_text().replace('{"op_code', '{"op', 1).replace('"op_code', "op_code", 1))
     with pytest.raises(ConfigError, match=f"^{path}: damaged \\(.*another run.name begins a new search"):
         searched(tmp_path, monkeypatch, "seed=range(0,9)", trials=3)

@@ -1,4 +1,4 @@
-"""`hydra/launcher=slurm` with a little sbatch, squeue and srun of the test's own, which run the real
+"""`hydra/launcher=slurm` with small stand-ins for sbatch, squeue and srun, which run the real
 script.
 """
 
@@ -65,11 +65,11 @@ def array(dataset: Path, *more: str) -> list[str]:
     return ["-m", *tiny.overrides(dataset, "logger=none", "callbacks=none"), *launcher, *more]
 
 
-def test_an_array_runs_the_jobs_and_the_table_says_what_came_of_them(
+def test_an_array_runs_the_jobs_and_the_table_shows_their_results(
     dataset: Path, tmp_path: Path, cluster: dict[str, str]
 ) -> None:
-    code, said = Forked(*array(dataset, "model.norm=batch,nonsense"), cwd=tmp_path, **cluster).wait()
-    assert code == USER, said
+    code, output = Forked(*array(dataset, "model.norm=batch,nonsense"), cwd=tmp_path, **cluster).wait()
+    assert code == USER, output
     home = tmp_path / "runs/array"
     with (home / "sweep.csv").open(newline="") as file:
         best, failed = csv.DictReader(file)
@@ -77,18 +77,18 @@ def test_an_array_runs_the_jobs_and_the_table_says_what_came_of_them(
     assert failed["reason"] == "exit code 1: model: norm must be one of ['batch', 'instance'], got 'nonsense'"
     assert "mean foreground" in (home / "slurm-7_0.log").read_text()
     assert "error: model: norm must be" in (home / "slurm-7_1.log").read_text()
-    assert "array 7 with 2 jobs: logs are runs/array/slurm-7_*.log" in said
+    assert "array 7 with 2 jobs: logs are runs/array/slurm-7_*.log" in output
     assert not (home / "slurm.json").exists()
 
 
-def test_a_dry_run_shows_the_script_and_sends_nothing(
+def test_a_dry_run_prints_the_script_and_submits_nothing(
     dataset: Path, tmp_path: Path, cluster: dict[str, str]
 ) -> None:
     options = ["hydra.launcher.time='01:30:00'", "hydra.launcher.gpus_per_node=4", "hydra.launcher.at_once=1"]
     more = ['hydra.launcher.options=["--constraint=a100"]', "hydra.launcher.setup=['module load cuda']"]
     arguments = array(dataset, "optimizer.lr=1e-3,1e-2", *options, *more)
-    code, said = Forked(*arguments, "run.dry_run=true", cwd=tmp_path, **cluster).wait()
-    assert code == DONE, said
+    code, output = Forked(*arguments, "run.dry_run=true", cwd=tmp_path, **cluster).wait()
+    assert code == DONE, output
     for line in (
         *(
             "#SBATCH --array=0-1%1",
@@ -98,16 +98,16 @@ def test_a_dry_run_shows_the_script_and_sends_nothing(
         ),
         *("#SBATCH --job-name=medconv-array", "module load cuda", "#SBATCH --requeue"),
     ):
-        assert f"\n{line}\n" in said
-    assert "partition" not in said  # what is null is left to the cluster
+        assert f"\n{line}\n" in output
+    assert "partition" not in output  # null: the cluster's default
     assert not Path(cluster["QUEUE"]).exists() and not (tmp_path / "runs/array").exists()
-    checked = subprocess.run(["bash", "-n"], input=said, text=True, capture_output=True, check=False)
+    checked = subprocess.run(["bash", "-n"], input=output, text=True, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stderr
     # the folders are those that the sweep itself takes
-    assert "run.dry_run" not in said and said.count("optimizer.lr=0.001 ") == 1
+    assert "run.dry_run" not in output and output.count("optimizer.lr=0.001 ") == 1
 
 
-def test_a_sweep_that_is_stopped_leaves_its_array_and_finds_it_again(
+def test_a_stopped_sweep_leaves_its_array_and_finds_it_again(
     dataset: Path, tmp_path: Path, cluster: dict[str, str]
 ) -> None:
     arguments = array(dataset, "seed=1,2")
@@ -116,25 +116,25 @@ def test_a_sweep_that_is_stopped_leaves_its_array_and_finds_it_again(
     until(lambda: "array 7 with 2 jobs" in first.said.read_text() or first.ended())
     queued = (tmp_path / "queue").read_text()
     os.kill(first.pid, signal.SIGINT)
-    code, said = first.wait()
+    code, output = first.wait()
     assert (
         code == INTERRUPTED
-        and "array 7 stays in the queue: run the same command again to wait for it" in said
+        and "array 7 stays in the queue: run the same command again to wait for it" in output
     )
-    code, said = Forked(*array(dataset, "seed=3"), cwd=tmp_path, **cluster).wait()
-    assert code == USER and "array 7 with other jobs of this sweep is in the queue" in said, said
+    code, output = Forked(*array(dataset, "seed=3"), cwd=tmp_path, **cluster).wait()
+    assert code == USER and "array 7 with other jobs of this sweep is in the queue" in output, output
     third = Forked(*arguments, cwd=tmp_path, **cluster)
     until(lambda: "array 7 with 2 jobs" in third.said.read_text() or third.ended())
     (tmp_path / "go").touch()
-    code, said = third.wait()
-    assert (tmp_path / "queue").read_text() == queued  # nothing was sent again
-    assert code == DONE and said.count("  -     runs/array/") == 2, said
+    code, output = third.wait()
+    assert (tmp_path / "queue").read_text() == queued  # nothing was submitted again
+    assert code == DONE and output.count("  -     runs/array/") == 2, output
 
 
-def test_a_job_that_slurm_ended_is_said_to_be(
+def test_a_job_ended_by_slurm_has_failed_with_that_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: dict[str, str]
 ) -> None:
-    """No exit code is left where a script is killed for its time or memory."""
+    """A script that is killed for its time or memory leaves no exit code."""
     for name, value in cluster.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "bin/srun").write_text("#!/bin/sh\nkill -9 $PPID\n")
@@ -145,7 +145,7 @@ def test_a_job_that_slurm_ended_is_said_to_be(
     assert job.reason.startswith("exit code 1: ended by Slurm (time limit, memory or scancel)")
 
 
-# Leaves what a run leaves: its folder's summary and, as the array's script, its exit code.
+# In place of srun: writes the summary that a run leaves, or fails.
 ENDED = """#!/usr/bin/env bash
 folder=$(echo "$@" | sed "s/.*run.dir='\\([^']*\\)'.*/\\1/")
 echo "$folder" >> "$QUEUE.ran"
@@ -156,7 +156,7 @@ echo '{"status": "done", "val/dice": 0.5}' > "$folder/summary.json"
 
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: dict[str, str]) -> list[Job]:
-    """Jobs of a cluster whose srun leaves what a run leaves; of seed=2 a failure."""
+    """Three jobs, of which seed=2 fails."""
     for name, value in {**cluster, "FAILS": "2"}.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "bin/srun").write_text(ENDED)
@@ -166,12 +166,12 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: dict[str, st
 def sent(tmp_path: Path) -> list[str]:
     """The folders of the jobs that ran since the last call."""
     ran = tmp_path / "queue.ran"
-    found = ran.read_text().splitlines() if ran.is_file() else []
+    folders = ran.read_text().splitlines() if ran.is_file() else []
     ran.unlink(missing_ok=True)
-    return sorted(Path(line).name for line in found)
+    return sorted(Path(line).name for line in folders)
 
 
-def test_what_an_array_has_trained_is_not_sent_again(
+def test_trained_jobs_are_not_submitted_again(
     tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where nobody waited for its end. A failed job is, one of another config now, and one that is to
@@ -193,12 +193,10 @@ def test_what_an_array_has_trained_is_not_sent_again(
     assert sent(tmp_path) == [third]
 
 
-def test_an_exit_code_that_is_seen_late_counts(
+def test_an_exit_code_that_appears_late_counts(
     tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shared file system may show another machine's files a while later; a run that says it is done is
-    done.
-    """
+    """A shared file system may show files of other machines late; without the code, the summary counts."""
     script = slurm._TEMPLATE
     monkeypatch.setattr(slurm, "_LATE", 20)
     monkeypatch.setattr(
@@ -216,7 +214,7 @@ def test_an_exit_code_that_is_seen_late_counts(
     assert three[0].code == 0
 
 
-def test_an_array_that_sbatch_did_not_tell_of_is_found_by_its_name(
+def test_an_array_is_found_by_its_name_if_sbatch_did_not_answer(
     tmp_path: Path, three: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm, "_ANSWER", 1)
@@ -229,17 +227,17 @@ def test_an_array_that_sbatch_did_not_tell_of_is_found_by_its_name(
     threading.Timer(1, (tmp_path / "go").touch).start()
     slurm.run(three, {"poll_seconds": 0.1}, [])
     assert [job.code for job in three] == [0, 1, 0]
-    assert len(sent(tmp_path)) == 3  # nothing was sent twice
+    assert len(sent(tmp_path)) == 3  # nothing was submitted twice
 
 
-def test_without_squeue_nobody_waits(tmp_path: Path, three: list[Job]) -> None:
+def test_without_squeue_the_sweep_is_refused(tmp_path: Path, three: list[Job]) -> None:
     (tmp_path / "bin/squeue").unlink()
     with pytest.raises(ConfigError, match="^hydra/launcher=slurm: there is no squeue on this machine"):
         slurm.run(three, {"poll_seconds": 0.1}, [])
 
 
 @pytest.mark.parametrize(
-    ("launcher", "wanted"),
+    ("launcher", "message"),
     [
         (
             {"setup": "module load cuda"},
@@ -255,8 +253,10 @@ def test_without_squeue_nobody_waits(tmp_path: Path, three: list[Job]) -> None:
         ),
     ],
 )
-def test_settings_of_another_type_are_named(launcher: dict[str, Any], wanted: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=wanted):
+def test_settings_of_the_wrong_type_are_refused(
+    launcher: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         slurm.script([Job(("seed=1",), (), tmp_path)], launcher, [])
 
 
@@ -270,14 +270,12 @@ def test_values_are_quoted_for_sbatch(tmp_path: Path) -> None:
     assert "#SBATCH --partition=gpu" in lines
 
 
-def test_srun_takes_the_cores_that_the_job_has(tmp_path: Path, cluster: dict[str, str]) -> None:
-    """Where the cluster gives them by GPU, no variable says how many, and srun must not be told another
-    number.
-    """
+def test_srun_gets_the_number_of_cores_if_slurm_names_one(tmp_path: Path, cluster: dict[str, str]) -> None:
+    """A cluster that assigns cores by GPU sets no variable, and srun must not get another number."""
     job = Job(("seed=1",), (), tmp_path / "home")
     job.folder.path.mkdir(parents=True)
     (tmp_path / "bin/srun").write_text('#!/bin/sh\necho "$1"\n')
-    given = []
+    options = []
     for cores in ({}, {"SLURM_CPUS_PER_TASK": "6"}):
         done = subprocess.run(
             ["bash"],
@@ -287,31 +285,33 @@ def test_srun_takes_the_cores_that_the_job_has(tmp_path: Path, cluster: dict[str
             check=True,
             env={**os.environ, **cluster, "SLURM_ARRAY_TASK_ID": "0", **cores},
         )
-        given.append(done.stdout.strip())
-    assert given == ["--kill-on-bad-exit=0", "--cpus-per-task=6"]
+        options.append(done.stdout.strip())
+    assert options == ["--kill-on-bad-exit=0", "--cpus-per-task=6"]
 
 
 @pytest.mark.parametrize(
-    ("sbatch", "wanted"),
+    ("sbatch", "message"),
     [
         (None, "hydra/launcher=slurm: there is no sbatch on this machine"),
         ("echo no such partition >&2; exit 1", "hydra/launcher=slurm: sbatch failed: no such partition"),
         ("echo hello", "hydra/launcher=slurm: sbatch said 'hello' instead of a job's number"),
     ],
 )
-def test_what_slurm_refuses_is_said(
-    sbatch: str | None, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_errors_of_sbatch_are_reported(
+    sbatch: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     if sbatch:
         (tmp_path / "sbatch").write_text(f"#!/bin/sh\n{sbatch}\n")
         (tmp_path / "sbatch").chmod(0o755)
-    with pytest.raises(ConfigError, match=f"^{wanted}"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         slurm.run([Job(("seed=1",), (), tmp_path / "home")], {}, ["seed"])
     assert not (tmp_path / "home/slurm.json").exists()
 
 
-def test_names_of_any_kind_reach_the_job_as_they_are(tmp_path: Path, cluster: dict[str, str]) -> None:
+def test_overrides_with_special_characters_reach_the_job_unchanged(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
     names = ("data.root='a b$(touch hit)'", 'run.name="q\'`x`"', '+x="a\\nb"')
     job = Job(names, (), tmp_path / "ho me")
     job.folder.path.mkdir(parents=True)
@@ -327,15 +327,17 @@ def test_names_of_any_kind_reach_the_job_as_they_are(tmp_path: Path, cluster: di
     done = subprocess.run(
         ["bash"], input=content, text=True, capture_output=True, check=True, env=environment, cwd=tmp_path
     )
-    given: list[Any] = json.loads(done.stdout)
-    assert given[0] == job.arguments and json.loads(given[1]) == {"data.root": "'a b$(touch hit)'"}
+    received: list[Any] = json.loads(done.stdout)
+    assert received[0] == job.arguments and json.loads(received[1]) == {"data.root": "'a b$(touch hit)'"}
     assert not (tmp_path / "hit").exists()
     assert (job.folder.path / "exit_code").read_text() == "0\n"
     with pytest.raises(ConfigError, match="each option must be one line"):
         slurm.script([job], {"options": ["--x\nrm -r /"]}, [])
 
 
-def test_a_job_whose_time_is_up_is_queued_again(tmp_path: Path, cluster: dict[str, str]) -> None:
+def test_a_preempted_job_is_requeued_a_limited_number_of_times(
+    tmp_path: Path, cluster: dict[str, str]
+) -> None:
     job = Job(("seed=1",), (), tmp_path / "home")
     job.folder.path.mkdir(parents=True)
     (tmp_path / "bin/scontrol").write_text('#!/bin/sh\necho "$@" > "$QUEUE"\n')
@@ -349,5 +351,5 @@ def test_a_job_whose_time_is_up_is_queued_again(tmp_path: Path, cluster: dict[st
             ["bash"], input=content, text=True, check=False, env=environment | more, cwd=tmp_path
         )
         codes.append((done.returncode, (job.folder.path / "exit_code").exists()))
-    assert codes == [(75, False), (75, True)]  # it has not ended; then it has come back too often
+    assert codes == [(75, False), (75, True)]  # requeued; then restarted too often
     assert Path(cluster["QUEUE"]).read_text() == "requeue 9\n"

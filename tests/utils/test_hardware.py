@@ -185,3 +185,10 @@ def test_slow_cudnn_is_named(
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
     warn_slow_cudnn()
     assert (f"cuDNN {version} has slow half-precision Conv3d" in caplog.text) == warns
+
+
+def test_a_launcher_binds_processes_to_cores() -> None:
+    settings = {"accelerator": "cpu", "devices": 64}
+    assert check_devices(settings, launched=True) == 64
+    with pytest.raises(ValueError, match="cores, and no GPU"):
+        check_devices(settings)

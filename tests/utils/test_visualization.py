@@ -1,9 +1,12 @@
 """medconv/utils/visualization.py: where things land in a picture of a case."""
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image
 
-from medconv.utils.visualization import overlay
+from medconv.utils.visualization import overlay, png
 
 GAP = 4
 ORANGE, BLUE = np.array([230, 159, 0]), np.array([86, 180, 233])
@@ -146,3 +149,8 @@ def test_intensities_are_stretched_and_a_constant_image_is_black() -> None:
     assert np.abs(picture[0, 80].astype(int) - 128).max() < 8
     flat = overlay(np.full((4, 4), 7.0), [np.zeros((4, 4), np.uint8)], (1.0, 1.0))
     assert (flat == 0).all()
+
+
+def test_a_png_is_read_by_pillow() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(png(pixels)))), pixels)

@@ -150,3 +150,18 @@ def test_fsdp_excludes_pointwise_checkpointing() -> None:
 
 def test_a_callback_that_accumulates_gradients_excludes_a_static_graph() -> None:
     assert not strategy.strategy(trainer(devices=2), PERF, accumulates=True)._ddp_kwargs["static_graph"]
+
+
+def test_a_timeout_is_positive_and_reaches_the_strategy() -> None:
+    values = {
+        "strategy": "ddp",
+        "accelerator": "cpu",
+        "devices": 1,
+        "num_nodes": 1,
+        "accumulate_grad_batches": 1,
+    }
+    perf = {"compile": False, "activation_checkpointing": "none", "timeout_seconds": 7.5}
+    for name in ("ddp", "fsdp"):
+        assert strategy.strategy({**values, "strategy": name}, perf)._timeout.total_seconds() == 7.5
+    with pytest.raises(ValueError, match=r"perf\.timeout_seconds must be positive, got 0"):
+        strategy.strategy(values, {**perf, "timeout_seconds": 0})

@@ -1,0 +1,16 @@
+"""scripts/benchmarks/layers.py: our layers beside the library's."""
+
+from pathlib import Path
+
+import pytest
+from helpers.benchmarks_harness import benchmark
+
+
+def test_our_layers_are_timed_beside_those_of_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("benchmarks.layers.STAGES", [(32, (4, 4, 4))])
+    rows = benchmark(monkeypatch, tmp_path, "layers", "--pairs", "2")
+    variants = {(row["benchmark"], row["variant"]) for row in rows}
+    assert {("norm", "ours, channels-last"), ("depthwise", "ours, blocks of 16")} <= variants
+    assert all(
+        row["seconds"] > 0 and (row["ratio"] == 1 or row["variant"] != row["reference"]) for row in rows
+    )

@@ -1,0 +1,51 @@
+"""scripts/benchmarks/learning.py: trainings are compared case by case."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers import tiny
+from helpers.benchmarks_harness import benchmark, commands_in_this_process
+
+from benchmarks import learning
+
+
+def test_trainings_are_compared_case_by_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands_in_this_process(monkeypatch)
+    dataset = tiny.write_dataset(tmp_path / "data", cases=10)
+    monkeypatch.setattr(learning, "CHANNELS", "model.channels=[8,16,16]")
+    arguments = [
+        "learning",
+        "--root",
+        str(dataset),
+        "--output",
+        str(tmp_path / "runs"),
+        "--variants",
+        "plain",
+        "ball",
+    ]
+    arguments += ["--cases", "3", "--seeds", "1", "--steps", "2"]
+    rows = benchmark(monkeypatch, tmp_path, *arguments)
+    assert [row["variant"] for row in rows] == ["plain", "ball"]
+    splits = json.loads((tmp_path / "runs/splits-3.json").read_text())
+    assert len(splits) == 1 and len(splits[0]["train"]) == 3 and len(splits[0]["val"]) == 2
+    summaries = {
+        v: json.loads((tmp_path / f"runs/3-2/{v}/0/summary.json").read_text()) for v in ("plain", "ball")
+    }
+    assert rows[1]["dice"] == pytest.approx(summaries["ball"]["val/dice"], abs=0.02)
+    assert rows[1]["low"] <= rows[1]["difference"] <= rows[1]["high"]
+    assert rows[0]["difference"] == 0 and rows[1]["million_weights"] < rows[0]["million_weights"]
+
+
+@pytest.mark.parametrize("cases", ["9", "0", "few"])
+def test_more_cases_than_the_training_set_has_are_refused(cases: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"--cases must be `all` or numbers from 1 to 8, got {cases}"):
+        learning._write_splits(tiny.write_dataset(tmp_path / "data", cases=10), cases, 1, tmp_path)
+
+
+def test_paired_differences_are_over_the_seeds_of_both() -> None:
+    plain = {0: {"a": 0.5, "b": 0.6}, 1: {"a": 0.5, "b": 0.7}}
+    other = {0: {"a": 0.6, "b": 0.7}, 2: {"a": 0.0, "b": 0.0}}
+    low, high, mean = learning._paired(other, plain)
+    assert mean == pytest.approx(0.1) and low == pytest.approx(0.1) and high == pytest.approx(0.1)
+    assert learning._paired({5: {"a": 1.0}}, plain) == (None, None, None)

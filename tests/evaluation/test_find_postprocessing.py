@@ -1,0 +1,150 @@
+"""medconv/evaluation/find_postprocessing.py: the command on a real cross-validation, what it needs, and what it refuses."""
+
+import json
+import shutil
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers import tiny
+from helpers.cross_validations import by_fold, edit, edit_configs, summaries
+
+from medconv.inference import postprocessing
+from medconv.utils.exit_codes import DONE, USER
+
+MSD = "medconv.data.datasets.decathlon.msd"
+
+
+def postprocess(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    return tiny.call(monkeypatch, "find-postprocessing", *arguments)
+
+
+def test_postprocessing_is_decided_on_validation_cases(
+    sweep_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert postprocess(monkeypatch, "--runs", str(sweep_folder)) == DONE
+    output = capsys.readouterr()
+    assert "Dice over 7 cases" in output.out
+    assert "warning" not in output.out + output.err  # the Dice equals that in training
+    assert "keep_largest" in output.out and "steps kept: " in output.out
+    best = " ".join(str(path / "checkpoints/best.ckpt") for _, path in sorted(by_fold(sweep_folder).items()))
+    assert (
+        f"medconv predict --checkpoint {best} --postprocess {sweep_folder}/postprocessing.json --input"
+        in output.out
+    )
+    content = json.loads((sweep_folder / "postprocessing.json").read_text())
+    steps = postprocessing.read(sweep_folder / "postprocessing.json")
+    assert steps.targets.names == ("box", "hole")
+    assert len(content["steps"]) + len(content["rejected"]) >= 9
+    assert all(
+        {"difference", "low", "high", "p", "before", "after"} <= set(e["evidence"])
+        for e in content["rejected"]
+    )
+    predictions = {path: path.stat().st_mtime_ns for path in sweep_folder.glob("validation/*/*.nii.gz")}
+    assert len(predictions) == 7
+    for number, summary in summaries(sweep_folder).items():
+        cases = sorted(
+            p.name.removesuffix(".nii.gz") for p in sweep_folder.glob(f"validation/fold{number}-*/*.nii.gz")
+        )
+        assert cases == sorted(summary["val/cases"])
+    next(iter(predictions)).unlink()
+    assert postprocess(monkeypatch, "--runs", str(sweep_folder)) == DONE
+    again = {path: path.stat().st_mtime_ns for path in sweep_folder.glob("validation/*/*.nii.gz")}
+    assert set(again) == set(predictions)
+    assert sum(again[path] == predictions[path] for path in again) == 6  # the others are not predicted again
+
+
+def test_predictions_of_an_earlier_checkpoint_are_not_reused(
+    sweep_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Dice that differs from that in training gives a warning."""
+    runs = by_fold(sweep_folder)
+    case = next(iter(summaries(sweep_folder)["0"]["val/cases"]))
+    stale = sweep_folder / "validation/fold0-00000000"
+    stale.mkdir(parents=True)
+    nib.save(nib.Nifti1Image(np.zeros((16, 18, 12), np.uint8), np.eye(4)), stale / f"{case}.nii.gz")
+    edit(runs["0"] / "summary.json", **{"val/cases": {case: {"box": 0.999, "hole": 0.999}}})
+    assert postprocess(monkeypatch, "--runs", str(sweep_folder)) == DONE
+    assert not stale.exists()
+    assert f"warning: Dice of 1 cases differs from that in training: {case}" in capsys.readouterr().out
+
+
+def test_a_config_can_neither_run_code_nor_delete_other_folders(
+    sweep_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fails(reason: str, *arguments: str) -> None:
+        assert postprocess(monkeypatch, "--runs", str(sweep_folder), *arguments) == USER
+        error = capsys.readouterr().err
+        assert error.count("error:") == 1 and "Traceback" not in error and reason in error
+
+    fails("--device quantum: cannot be used here", "--device", "quantum")
+    unchanged = Path(shutil.copytree(sweep_folder, tmp_path / "unchanged"))
+    root = next(
+        line
+        for line in (by_fold(sweep_folder)["0"] / "config.yaml").read_text().splitlines()
+        if line.startswith("    root:")
+    )
+    call = "{_target_: builtins.open, file: " + str(tmp_path / "hit") + ", mode: w}"
+    for value, reason in (
+        (f"[{call}]", "data.layout.root[0]._target_=builtins.open is refused: a layout takes plain values"),
+        (call, f"data.layout: {MSD} cannot be called with"),
+        ("[1]", f"data.layout: {MSD} cannot be called with"),
+    ):
+        edit_configs(sweep_folder, root, f"    root: {value}")
+        fails(reason)
+        assert not (tmp_path / "hit").exists()
+        shutil.rmtree(sweep_folder)
+        shutil.copytree(unchanged, sweep_folder)
+    edit_configs(sweep_folder, MSD, "medconv.data.datasets.common.class_names_of")
+    edit_configs(sweep_folder, root, root.replace("    root: ", "    root: !!python/name:os.system "))
+    fails("not a readable config")
+    shutil.rmtree(sweep_folder)
+    shutil.copytree(unchanged, sweep_folder)
+    precious = tmp_path / "precious"
+    for folder in (
+        precious,
+        sweep_folder / "validation/fold0-notours",
+        sweep_folder / "validation/fold0-0123abcd",
+    ):
+        folder.mkdir(parents=True)
+    (sweep_folder / "validation/fold0-00000000").symlink_to(precious)
+    assert postprocess(monkeypatch, "--runs", str(sweep_folder)) == DONE
+    assert precious.exists() and (sweep_folder / "validation/fold0-notours").exists()
+    assert not (sweep_folder / "validation/fold0-0123abcd").exists()
+
+
+def test_incomplete_cross_validations_are_refused_with_the_reason(
+    sweep_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def fails(*arguments: str) -> str:
+        assert postprocess(monkeypatch, *arguments) == USER
+        error = capsys.readouterr().err
+        assert error.count("error:") == 1 and "Traceback" not in error
+        return error
+
+    runs = by_fold(sweep_folder)
+    assert "no folds of a cross-validation there" in fails("--runs", str(tmp_path / "nowhere"))
+    best = runs["1"] / "checkpoints/best.ckpt"
+    best.rename(best.with_suffix(".away"))
+    assert f"{best}: no such checkpoint; it is needed to predict fold 1" in fails("--runs", str(sweep_folder))
+    best.with_suffix(".away").rename(best)
+    edit(runs["1"] / "summary.json", status="failed")
+    assert "fold 1 (failed) is missing; each must be trained to its end" in fails("--runs", str(sweep_folder))
+    edit(runs["1"] / "summary.json", status="done")
+    config = runs["0"] / "config.yaml"
+    original = config.read_text()
+    config.write_text(original.replace(MSD, "os.path.join"))
+    assert "is missing; each must" in fails("--runs", str(sweep_folder))  # its config differs from the others
+    config.write_text(original)
+    edit_configs(sweep_folder, MSD, "os.path.join")
+    assert "data.layout._target_=os.path.join is refused" in fails("--runs", str(sweep_folder))
+    edit_configs(sweep_folder, "os.path.join", MSD)
+    lost = {**summaries(sweep_folder)["2"]["val/cases"], "case_99": {"box": 1.0, "hole": 1.0}}
+    edit(runs["2"] / "summary.json", **{"val/cases": lost})
+    assert "it lacks 1 of 8 cases: case_99" in fails("--runs", str(sweep_folder))
+    for number, path in runs.items():
+        other = Path(shutil.copytree(path, sweep_folder / f"other{number}")) / "config.yaml"
+        other.write_text(other.read_text().replace("seed: 0", "seed: 7"))
+    assert "more than one cross-validation there; choose by --select" in fails("--runs", str(sweep_folder))
+    assert "none of them is --select 'seed=8'" in fails("--runs", str(sweep_folder), "--select", "seed=8")

@@ -1,0 +1,29 @@
+"""medconv/evaluation/rendering.py: numbers as reports print them, and templates that miss a variable."""
+
+import jinja2
+import pytest
+
+from medconv.evaluation import rendering
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "text"),
+    [
+        (None, {}, "\N{EN DASH}"),
+        (3, {}, "3"),
+        (0.12345, {}, "0.123"),
+        (-0.5, {"digits": 1}, "\N{MINUS SIGN}0.5"),
+        (0.5, {"digits": 2, "signed": True}, "+0.50"),
+        (-0.5, {"digits": 2, "signed": True}, "\N{MINUS SIGN}0.50"),
+    ],
+)
+def test_numbers_have_a_true_minus_sign_and_a_dash_for_none(
+    value: float | None, options: dict, text: str
+) -> None:
+    assert rendering.number(value, **options) == text
+
+
+@pytest.mark.parametrize("template", ["image_level_report.html.j2", "segmentation_report.html.j2"])
+def test_a_template_without_its_values_is_an_error(template: str) -> None:
+    with pytest.raises(jinja2.UndefinedError):
+        rendering.render(template)

@@ -1,0 +1,77 @@
+"""medconv/evaluation/tables.py: tables of predictions and labels, and mistakes in them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.image_level_tables import write_table, write_tables
+
+from medconv.data.case import Case
+from medconv.evaluation import image_level, tables
+from medconv.inference.output_table import OutputTable
+from medconv.targets.image_level import ImageLevelTargets
+
+
+@pytest.mark.parametrize("kind", ["multiclass", "multilabel"])
+def test_classes_named_like_columns_are_read_back(tmp_path: Path, kind: str) -> None:
+    """`predict` renames columns of classes that are called `case` or `predicted`."""
+    image_targets = ImageLevelTargets(kind, ("case", "control", "predicted"))  # type: ignore[arg-type]
+    outputs = np.array([[0.2, 0.7, 0.1], [0.5, 0.3, 0.2]])
+    folder = OutputTable(tmp_path, image_targets, {}, {})
+    (tmp_path / "a.png").touch()
+    cases = [Case(name, (tmp_path / "a.png",)) for name in ("x", "y")]
+    with folder.open(cases):
+        folder.add(cases, outputs)
+    table = tables.read_predictions(tmp_path / "predictions.csv", "--predictions")
+    assert table.image_targets == image_targets and list(table.outputs) == ["x", "y"]
+    np.testing.assert_allclose(np.stack(list(table.outputs.values())), outputs)
+    if kind == "multilabel":
+        labels = write_table(
+            tmp_path / "l.csv", ["path", *image_targets.names], ["x.png", 1, 0, 0], ["y.png", 1, 1, 0]
+        )
+        assert tables.read_truth(labels, image_targets).values == {"x": (1, 0, 0), "y": (1, 1, 0)}
+
+
+HEADER = ["case", "predicted", "cat", "dog"]
+RECORD = '{"image_targets": {"kind": "multiclass", "names": ["a", "b"]}}'
+FAULTS: dict[str, Callable[[Path, Path], Any]] = {
+    r"--predictions .*predictions.csv: no such file, expected a table \(CSV\)": lambda p, q: p.unlink(),
+    "no column 'case', expected a table as medconv predict writes it": lambda p, q: write_table(
+        p, ["name", "x"], ["a", 1]
+    ),
+    "row 2: column 'dog' must hold a finite number, got 'high'": lambda p, q: write_table(
+        p, HEADER, ["c0", "cat", 1, "high"]
+    ),
+    "row 2: expected probabilities, from 0 to 1": lambda p, q: write_table(p, HEADER, ["c0", "cat", 1.5, 0]),
+    "row 3: case c0 is there twice": lambda p, q: write_table(p, HEADER, *[["c0", "cat", 1, 0]] * 2),
+    "labels.csv, row 2: 'mouse' is not a class of the predictions; they are cat": lambda p, q: write_table(
+        q, ["path", "label"], ["c0.png", "mouse"]
+    ),
+    "no column 'label'; it has path, kind": lambda p, q: write_table(q, ["path", "kind"], ["c0.png", "cat"]),
+    "a column 'case' or 'path' is needed": lambda p, q: write_table(q, ["label"], ["cat"]),
+    "no row for c1, c2, c3": lambda p, q: write_table(q, ["path", "label"], ["c0.png", "cat"]),
+    "none of the cases of .*predictions.csv, such as c0": lambda p, q: write_table(
+        q, ["path", "label"], ["other.png", "cat"]
+    ),
+    "its columns are cat, .*, but prediction.json beside it has a, b": lambda p, q: p.with_name(
+        "prediction.json"
+    ).write_text(RECORD),
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_faulty_tables_are_refused_with_the_row(tmp_path: Path, message: str) -> None:
+    predictions, labels, _, _ = write_tables(tmp_path)
+    FAULTS[message](predictions, labels)
+    with pytest.raises(ValueError, match=message):
+        image_level.evaluate(predictions, labels)
+
+
+def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
+    predictions, labels, _, _ = write_tables(tmp_path)
+    with pytest.raises(ValueError, match="no row whose column 'split' is val"):
+        image_level.evaluate(predictions, labels, part="val")
+    with pytest.raises(ValueError, match="no column 'fold'; it has path, label, split"):
+        image_level.evaluate(predictions, labels, part="val", split="fold")

@@ -1,0 +1,57 @@
+"""medconv/training/run_dir.py: summaries of a run, and where a run resumes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from medconv.training.run_dir import RunDir
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(
+            "",
+            "[]",
+            b"\xff\xfe",
+            "[" * 100_000,
+            '{"val/dice": "x"}',
+            '{"val/cases": []}',
+            '{"val/cases": {"a": 1}}',
+        ),
+        *(
+            '{"val/cases": {"a": {"x": "1"}}}',
+            '{"val/cases": {"a": {"x": 1}, "b": {"y": 1}}}',
+            '{"skipped_cases": [1]}',
+        ),
+    ],
+)
+def test_a_damaged_summary_is_an_error_with_its_path(content: str | bytes, tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=rf"^{path}: (cannot be read \(|not what medconv writes there)"):
+        RunDir(tmp_path).summary()
+
+
+@pytest.mark.parametrize("resume", ["never", "PATH"])
+def test_a_job_that_its_launcher_restarts_resumes(launched: Any, tmp_path: Path, resume: str) -> None:
+    """Whatever `run.resume` says; but not from the checkpoint of another job."""
+    folder = RunDir(tmp_path / "run")
+    folder.checkpoints.mkdir(parents=True)
+    folder.last.touch()
+    (tmp_path / "other.ckpt").touch()
+    requested = "never" if resume == "never" else str(tmp_path / "other.ckpt")
+    composed = OmegaConf.create({"run": {"dir": str(folder.path), "name": "x", "resume": requested}})
+    resumes = []
+    for job, restarts in ((12, 0), (12, 1), (13, 1)):
+        (folder.path / "summary.json").write_text('{"job": "SLURM_JOB_ID=12"}')
+        launched(SLURM_JOB_ID=job, SLURM_RESTART_COUNT=restarts)
+        resumes.append(RunDir.of(composed, {}).resume)
+    assert resumes == [requested, "auto", requested]
+    launched(TORCHELASTIC_RUN_ID="x", TORCHELASTIC_RESTART_COUNT=2)
+    (folder.path / "summary.json").write_text('{"job": "TORCHELASTIC_RUN_ID=x"}')
+    assert RunDir.of(composed, {}).resume == "auto"
+    folder.last.unlink()
+    assert RunDir.of(composed, {}).resume == requested  # it was stopped before its first checkpoint

@@ -1,0 +1,18 @@
+"""medconv/utils/exit_codes.py: the documented codes, which schedulers and scripts of users compare with."""
+
+import re
+
+from helpers import tiny
+
+from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
+
+
+def test_the_readme_names_the_exit_codes() -> None:
+    paragraph = (tiny.ROOT / "README.md").read_text().partition("Exit codes: ")[2].partition("\n\n")[0]
+    codes = [int(code) for code in re.findall(r"(?:^|;\s)(\d+) ", paragraph)]
+    assert codes == [DONE, USER, BUG, PREEMPTED, INTERRUPTED]
+
+
+def test_the_batch_script_requeues_a_preempted_run() -> None:
+    script = (tiny.ROOT / "scripts/slurm/train.sbatch").read_text()
+    assert re.findall(r'"\$code" -eq (\d+)', script) == [str(PREEMPTED)]

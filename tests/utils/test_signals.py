@@ -1,0 +1,77 @@
+"""medconv/utils/signals.py: stop requests by signal, and Slurm's requeue."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from medconv.utils import signals
+
+
+def test_a_signal_before_training_ends_the_process_at_once() -> None:
+    for number in signals.PREEMPTING:
+        with pytest.raises(signals.RunInterrupted) as error, signals.raising():
+            os.kill(os.getpid(), number)
+        assert error.value.number == number
+
+
+def test_signals_set_the_request_once_the_training_loop_checks_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background jobs
+    try:
+        _send_signals()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _send_signals() -> None:
+    request = signals.StopRequest()
+    with pytest.raises(KeyboardInterrupt), request.noted():
+        os.kill(os.getpid(), signal.SIGINT)
+    request.heard = True
+    with request.noted():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.number == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.number == signal.SIGUSR1  # SIGTERM does not cancel the requeue
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_refused_requeue_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    signals.requeue()  # no job
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    signals.requeue()
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'slurm_requeue: disabled' >&2; exit 1\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    signals.requeue()
+    assert ["No such file" in caplog.messages[0], "disabled" in caplog.messages[1], len(caplog.messages)] == [
+        True,
+        True,
+        2,
+    ]
+
+
+def test_a_job_is_requeued_a_limited_number_of_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So a run whose time is always up before its first step ends."""
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/requeued\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    for most, restarts in (("", "49"), ("", "50"), ("3", "2"), ("3", "3")):
+        monkeypatch.setenv("MAX_RESTARTS", most)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+        signals.requeue()
+    assert (tmp_path / "requeued").read_text() == "requeue 12\n" * 2
+    assert [m for m in caplog.messages if "MAX_RESTARTS" in m][1].startswith(
+        "job 12 is not requeued: Slurm has restarted it 3 times"
+    )

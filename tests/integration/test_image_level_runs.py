@@ -290,20 +290,3 @@ def test_a_checkpoint_of_another_task_is_refused(folder: Path, numbers: Path, tm
         ValueError, match=r"another task: it is for regression label .*this run for multiclass bright, dark"
     ):
         smallruns.train(folder, tmp_path / "run", *OURS, *QUIET, f"run.resume={path}")
-
-
-def test_a_goal_says_which_of_two_is_better() -> None:
-    assert monitor.DICE.quality(0.9) > monitor.DICE.quality(0.8) and monitor.MAE.quality(
-        1
-    ) > monitor.MAE.quality(2)
-    assert (
-        monitor.metric_of_task("medconv.training.tasks.Regression")
-        == monitor.metric_of_summary({"score": monitor.MAE.plain()})
-        == monitor.MAE
-    )
-    assert (
-        monitor.metric_of_summary({})
-        == monitor.metric_of_summary({"score": "x"})
-        == monitor.metric_of_task("torch.nn.Linear")
-        == monitor.DICE
-    )

@@ -289,12 +289,6 @@ def test_cross_entropy_is_the_mean_over_known_voxels(case: str) -> None:
     assert cross_entropy(logits, label, targets) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_decoding_the_masks_gives_the_label() -> None:
-    _, label = target_example(REGIONS)
-    masks = REGIONS.reference(label)
-    assert torch.equal(REGIONS.decode(2 * masks[0] - 1), label[0, 0].to(torch.int16))
-
-
 def _problem(case: str) -> tuple[nn.Module, list[Tensor], Callable[[slice], Tensor], Tensor]:
     """A loss, the parameters, the logits of a part of the batch, and the label of the batch."""
     if case == "network":

@@ -1,0 +1,64 @@
+"""medconv/targets/segmentation.py: labels to references, logits to label maps, and content of files."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from medconv.targets.segmentation import SegmentationTargets, highest
+
+CLASSES = SegmentationTargets.of_classes(["background", "a", "b"])
+IGNORING = SegmentationTargets.of_classes(["background", "a", "b"], ignore=9)
+REGIONS = SegmentationTargets(("lesion", "core"), ((1, 2), (2,)), (1, 2))
+
+
+def test_decoding_the_masks_gives_the_label() -> None:
+    label = torch.randint(3, (2, 1, 5, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    masks = REGIONS.reference(label)
+    assert masks.shape == (2, 2, 5, 6)
+    assert torch.equal(REGIONS.decode(2 * masks[0] - 1), label[0, 0].to(torch.int16))
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_classes_are_decoded_to_the_highest_channel(axes: int) -> None:
+    """Also from an iterator of channels; the first of equals counts."""
+    logits = torch.randn(4, *(5, 6, 7)[:axes], generator=torch.Generator().manual_seed(0)).round()
+    label = CLASSES.decode(iter(logits[:3]))
+    assert torch.equal(label, logits[:3].argmax(0).to(torch.int16))
+    assert torch.equal(highest(logits), logits.argmax(0).to(torch.int16))
+
+
+def test_unlabelled_voxels_become_background_and_are_not_known() -> None:
+    label = torch.tensor([[[[0, 1, 9], [2, 9, 1]]]])
+    assert IGNORING.reference(label).tolist() == [[[[0, 1, 0], [2, 0, 1]]]]
+    assert IGNORING.known(label).tolist() == [[[[True, True, False], [True, False, True]]]]
+    assert CLASSES.known(label) is None
+
+
+def test_numbers_of_outputs_and_values() -> None:
+    assert (CLASSES.num_outputs, CLASSES.num_values) == (3, 3)
+    assert (REGIONS.num_outputs, REGIONS.num_values, REGIONS.words) == (2, 3, "lesion=1+2, core=2")
+
+
+@pytest.mark.parametrize("targets", [CLASSES, IGNORING, REGIONS], ids=["classes", "ignoring", "regions"])
+def test_targets_return_from_a_file(targets: SegmentationTargets) -> None:
+    assert SegmentationTargets.from_plain(targets.plain()) == targets
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"names": None}, "expected a list"),
+        ({"names": ["a", " "]}, "class names must differ from each other and not be blank"),
+        ({"values": [[1]]}, "each name needs its label values"),
+        ({"values": [[1], [70000]]}, "label values must be whole numbers from 1 to 32767"),
+        ({"values": [[1], [1]]}, "each name needs a label value of its own"),
+        ({"order": [1, 3]}, "the label value that a region writes must be one of its values"),
+        ({"ignore": 2}, "the label value to ignore must not be a class"),
+    ],
+)
+def test_invalid_content_of_a_file_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SegmentationTargets.from_plain({**CLASSES.plain(), **changes})
+    with pytest.raises(ValueError, match="targets need names, values, order and ignore"):
+        SegmentationTargets.from_plain({"names": ["a"]})

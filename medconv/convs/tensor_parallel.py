@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -26,19 +26,11 @@ from torch.nn.utils.parametrize import is_parametrized
 from medconv.convs.parametrization import CONVS, TRANSPOSED, has_own_forward
 
 WAYS = ("out", "in", "pair")
-# Layers that treat each channel separately, so that split channels need not be gathered for them
-_ELEMENTWISE = (
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ReLU6,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Identity,
-)
+_TensorFunction = Callable[[Tensor], Tensor]
+_NORMS = (_BatchNorm, _InstanceNorm)
+_ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ReLU6, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid)
+# layers that treat each channel separately, so that sharded channels need not be gathered for them
+_CHANNELWISE = (*_NORMS, *_ACTIVATIONS, nn.Identity)
 
 
 def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -> dict[str, str]:
@@ -49,7 +41,7 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
         out   each has some output channels, the output is gathered    (N-1)/N * Y    2 (N-1)/N * X
         in    each has some input channels, the outputs are summed     2 (N-1)/N * Y  (N-1)/N * X
         pair  an `nn.Sequential` of two convolutions, the first `out`, 2 (N-1)/N * Y  2 (N-1)/N * X
-              the second `in`, and what is between them stays divided  (of the second) (of the first)
+              the second `in`, and what is between them stays sharded  (of the second) (of the first)
 
     Parameters become DTensors, so `torch.distributed.checkpoint.state_dict` gathers and scatters them; their
     names stay. All other weights are copied from the first process. Create the optimizer afterwards, give all
@@ -67,7 +59,7 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
     unused, owners = set(plan), Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
     sharded_ids: set[int] = set()
     for name, module in network.named_modules():
-        pattern = next((p for p in plan if re.search(p, name) and _meant(module, plan[p])), None)
+        pattern = next((p for p in plan if re.search(p, name) and _suits(module, plan[p])), None)
         if pattern is not None:
             unused.discard(pattern)
             try:
@@ -82,7 +74,7 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
             f"plan: {min(unused)!r} matches no layer for {plan[min(unused)]!r} of {type(network).__name__}"
         )
     for name, way in styles.items():
-        _divide(network.get_submodule(name), way, mesh)
+        _shard(network.get_submodule(name), way, mesh)
     for tensor in (*network.parameters(), *network.buffers()):
         if not isinstance(tensor, DTensor):
             distributed.broadcast(tensor.data, group_src=0, group=mesh.get_group())
@@ -97,7 +89,7 @@ def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
     grads = [p.grad for p in network.parameters() if p.grad is not None]
     if not grads:
         return torch.tensor(0.0)
-    kinds = [[grad for grad in grads if isinstance(grad, DTensor) == divided] for divided in (True, False)]
+    kinds = [[grad for grad in grads if isinstance(grad, DTensor) == sharded] for sharded in (True, False)]
     norms: list[Any] = [nn.utils.get_total_norm(kind) for kind in kinds if kind]
     total = torch.linalg.vector_norm(
         torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms])
@@ -108,59 +100,37 @@ def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
     return total
 
 
-class _Spread(torch.autograd.Function):
-    """Identity forward; the backward sums the gradients of all processes."""
+class _Exchange(torch.autograd.Function):
+    """A function between processes, with another one for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
-        ctx.mesh = mesh
-        return x.view_as(x)
+    def forward(ctx: Any, x: Tensor, function: _TensorFunction, gradient: _TensorFunction) -> Tensor:
+        ctx.gradient = gradient
+        return function(x)
 
     @staticmethod
-    @once_differentiable  # what is exchanged has no second derivative
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _sum(grad, ctx.mesh), None
-
-
-class _Summed(torch.autograd.Function):
-    """The sum of all processes' tensors."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
-        return _sum(x, mesh)
-
-    @staticmethod
-    @once_differentiable  # what is exchanged has no second derivative
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return grad, None
-
-
-class _Gathered(torch.autograd.Function):
-    """All-gather of channels; the gradient is the process's own share, since all processes have the same."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, channels: int, mesh: DeviceMesh) -> Tensor:
-        ctx.mesh = mesh
-        return _gather(x, channels, mesh)
-
-    @staticmethod
-    @once_differentiable  # what is exchanged has no second derivative
+    @once_differentiable  # an exchange has no second derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return _own(grad, ctx.mesh), None, None
+        return ctx.gradient(grad), None, None
 
 
-class _Taken(torch.autograd.Function):
-    """The process's share of the channels; the backward gathers the gradients of all shares."""
+def _with_summed_gradient(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    return _Exchange.apply(x, lambda x: x.view_as(x), lambda grad: _sum(grad, mesh))
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
-        ctx.channels, ctx.mesh = x.shape[1], mesh
-        return _own(x, mesh)
 
-    @staticmethod
-    @once_differentiable  # what is exchanged has no second derivative
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _gather(grad, ctx.channels, ctx.mesh), None
+def _summed(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    return _Exchange.apply(x, lambda x: _sum(x, mesh), lambda grad: grad)
+
+
+def _gathered(x: Tensor, channels: int, mesh: DeviceMesh) -> Tensor:
+    """All channels; the gradient is the process's own share, since all processes have the same."""
+    return _Exchange.apply(x, lambda x: _gather(x, channels, mesh), lambda grad: _own(grad, mesh))
+
+
+def _split(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The process's share of the channels; the gradients of all shares are gathered."""
+    channels = x.shape[1]
+    return _Exchange.apply(x, lambda x: _own(x, mesh), lambda grad: _gather(grad, channels, mesh))
 
 
 class _Local:
@@ -173,44 +143,44 @@ class _Local:
 
 class _Out(_Local):
     mesh: DeviceMesh
-    whole: bool  # whether the output is gathered
+    in_pair: bool  # the output stays sharded
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        y = self._conv_forward(_Spread.apply(x, self.mesh), self.weight, self.bias)
-        return _Gathered.apply(y, self.out_channels, self.mesh) if self.whole else y
+        y = self._conv_forward(_with_summed_gradient(x, self.mesh), self.weight, self.bias)
+        return y if self.in_pair else _gathered(y, self.out_channels, self.mesh)
 
 
 class _In(_Local):
     mesh: DeviceMesh
-    whole: bool  # whether the input is
+    in_pair: bool  # the input is sharded already
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        y = self._conv_forward(_Taken.apply(x, self.mesh) if self.whole else x, self.weight, None)
-        y = _Summed.apply(y, self.mesh)
+        y = self._conv_forward(x if self.in_pair else _split(x, self.mesh), self.weight, None)
+        y = _summed(y, self.mesh)
         return y if self.bias is None else y + self.bias.view(-1, *[1] * (y.dim() - 2)).to(y.dtype)
 
 
-def _divide(module: Any, way: str, mesh: DeviceMesh) -> None:
+def _shard(module: Any, way: str, mesh: DeviceMesh) -> None:
     if way != "pair":
-        _divide_conv(module, way, mesh, whole=True)
+        _shard_conv(module, way, mesh)
         return
-    first, *between, second = _pair(module)
-    _divide_conv(first, "out", mesh, whole=False)
-    for norm in between:
+    first, *norms, second = _pair(module)
+    _shard_conv(first, "out", mesh, in_pair=True)
+    for norm in norms:
         for values in (norm._parameters, norm._buffers):
             for key in ("weight", "bias", "running_mean", "running_var"):
                 if values.get(key) is not None:
-                    values[key] = _divided(values[key], 0, mesh)
+                    values[key] = _sharded(values[key], 0, mesh)
         norm.num_features = _share(norm.num_features, mesh)[1]
         norm.__class__ = _classed(_Local, norm.__class__)
-    _divide_conv(second, "in", mesh, whole=False)
+    _shard_conv(second, "in", mesh, in_pair=True)
 
 
-def _divide_conv(layer: Any, way: str, mesh: DeviceMesh, whole: bool) -> None:
-    layer._parameters["weight"] = _divided(layer.weight, 0 if way == "out" else 1, mesh)
+def _shard_conv(layer: Any, way: str, mesh: DeviceMesh, in_pair: bool = False) -> None:
+    layer._parameters["weight"] = _sharded(layer.weight, 0 if way == "out" else 1, mesh)
     if way == "out" and layer.bias is not None:
-        layer._parameters["bias"] = _divided(layer.bias, 0, mesh)
-    layer.mesh, layer.whole = mesh, whole
+        layer._parameters["bias"] = _sharded(layer.bias, 0, mesh)
+    layer.mesh, layer.in_pair = mesh, in_pair
     layer.__class__ = _classed(_Out if way == "out" else _In, layer.__class__)
 
 
@@ -222,14 +192,11 @@ def _pair(block: nn.Sequential) -> list[Any]:
         raise ValueError(f"a pair has two convolutions, this one has {len(at)}")
     between = layers[at[0] + 1 : at[1]]
     for layer in between:
-        if isinstance(layer, nn.SyncBatchNorm) or not isinstance(
-            layer, (_BatchNorm, _InstanceNorm, *_ELEMENTWISE)
-        ):
+        if isinstance(layer, nn.SyncBatchNorm) or not isinstance(layer, _CHANNELWISE):
             raise ValueError(
                 f"{type(layer).__name__} within a pair may mix channels, and each process has a share of them"
             )
-    norms = [layer for layer in between if isinstance(layer, (_BatchNorm, _InstanceNorm))]
-    return [layers[at[0]], *norms, layers[at[1]]]
+    return [layers[at[0]], *(layer for layer in between if isinstance(layer, _NORMS)), layers[at[1]]]
 
 
 def _need_layers(module: Any, way: str, mesh: DeviceMesh, sharded_ids: set[int]) -> None:
@@ -262,10 +229,8 @@ def _need_shares(layer: Any, way: str, mesh: DeviceMesh) -> None:
         raise ValueError(f"{type(layer).__name__} has a forward of its own, which would be lost")
     channels = layer.out_channels if way == "out" else layer.in_channels
     if -(-channels // mesh.size()) * (mesh.size() - 1) >= channels:
-        raise ValueError(
-            f"{channels} {way}put channels cannot be divided over {mesh.size()} processes, some would get "
-            "none"
-        )
+        processes = f"{mesh.size()} processes, some would get none"
+        raise ValueError(f"{channels} {way}put channels cannot be divided over {processes}")
 
 
 def _check(mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
@@ -276,7 +241,7 @@ def _check(mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
             raise ValueError(f"plan: {pattern!r} must be one of {WAYS}, got {way!r}")
 
 
-def _meant(module: nn.Module, way: str) -> bool:
+def _suits(module: nn.Module, way: str) -> bool:
     return isinstance(module, nn.Sequential if way == "pair" else CONVS + TRANSPOSED)
 
 
@@ -286,7 +251,7 @@ def _classed(kind: type, base: type) -> type:
     return type(f"{kind.__name__.strip('_')}{base.__name__}", (kind, base), {})
 
 
-def _divided(tensor: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+def _sharded(tensor: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     """The first process's tensor, sharded; the last shard may be smaller."""
     shares = distribute_tensor(tensor.detach().contiguous(), mesh, [Shard(dim)])
     return nn.Parameter(shares, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shares

@@ -10,8 +10,6 @@ partial result, then the partial results are merged.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -35,22 +33,12 @@ def forward(
     y = torch.empty_like(x)
     means, squares = plan.empty(2, plan.samples, plan.chunks, plan.channels).unbind()
     mean, rstd = plan.empty(plan.samples, plan.channels), plan.empty(plan.samples, plan.channels)
-    merge = (triton.cdiv(plan.channels, _MERGED_COLUMNS), plan.samples)
+    merge_grid = (triton.cdiv(plan.channels, _MERGED_COLUMNS), plan.samples)
     with torch.cuda.device_of(x):
         _moments[plan.chunk_grid](x, means, squares, *plan.size, plan.steps, **plan.tile)
-        _merge[merge](
-            means,
-            squares,
-            mean,
-            rstd,
-            *plan.size,
-            plan.chunks,
-            plan.steps * plan.rows,
-            EPS=eps,
-            CHUNKS=triton.next_power_of_2(plan.chunks),
-            COLS=_MERGED_COLUMNS,
-            ACC=plan.acc,
-        )
+        constants = {"CHUNKS": triton.next_power_of_2(plan.chunks), "COLS": _MERGED_COLUMNS, "ACC": plan.acc}
+        sizes = (*plan.size, plan.chunks, plan.steps * plan.rows)
+        _merge[merge_grid](means, squares, mean, rstd, *sizes, EPS=eps, **constants)
         _normalise[plan.tile_grid](
             x, mean, rstd, weight, bias, y, *plan.size, SLOPE=negative_slope, **plan.tile
         )
@@ -107,14 +95,11 @@ class _Plan:
         self.size = (places, self.channels)
         double = x.dtype == torch.float64
         self.acc = tl.float64 if double else tl.float32
-        self.options: dict[str, Any] = {
-            "dtype": torch.float64 if double else torch.float32,
-            "device": x.device,
-        }
+        self.dtype, self.device = torch.float64 if double else torch.float32, x.device
         self.tile = {"ROWS": self.rows, "COLS": columns, "ACC": self.acc}
 
     def empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, **self.options)
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
 @triton.jit
@@ -186,19 +171,9 @@ def _moments(
 
 @triton.jit
 def _merge(
-    means,
-    squares,
-    mean,
-    rstd,
-    places,
-    channels,
-    chunks,
-    length,
-    EPS: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    COLS: tl.constexpr,
-    ACC: tl.constexpr,
-):
+    means, squares, mean, rstd, places, channels, chunks, length,
+    EPS: tl.constexpr, CHUNKS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
     """Chan's merge of all chunks: mean and 1 / standard deviation."""
     chunk = tl.arange(0, CHUNKS)
     columns = tl.program_id(0) * COLS + tl.arange(0, COLS)
@@ -216,19 +191,9 @@ def _merge(
 
 @triton.jit
 def _normalise(
-    x,
-    mean,
-    rstd,
-    weight,
-    bias,
-    y,
-    places,
-    channels,
-    SLOPE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    ACC: tl.constexpr,
-):
+    x, mean, rstd, weight, bias, y, places, channels,
+    SLOPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
     offsets, exists = _tile(0, 1, places, channels, ROWS, COLS)
     value = tl.load(x + offsets, exists, 0.0).to(ACC)
     hat = (value - _row(mean, channels, 1, COLS, ACC)) * _row(rstd, channels, 1, COLS, ACC)
@@ -240,19 +205,9 @@ def _normalise(
 
 @triton.jit
 def _through_activation(
-    grad,
-    x,
-    mean,
-    rstd,
-    weight,
-    bias,
-    offsets,
-    exists,
-    channels,
-    SLOPE: tl.constexpr,
-    COLS: tl.constexpr,
-    ACC: tl.constexpr,
-):
+    grad, x, mean, rstd, weight, bias, offsets, exists, channels,
+    SLOPE: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
     """The gradient before the activation, whose sign is recomputed, and the normalised value; 0 outside."""
     value = tl.load(x + offsets, exists, 0.0).to(ACC)
     slope = tl.load(grad + offsets, exists, 0.0).to(ACC)
@@ -264,22 +219,9 @@ def _through_activation(
 
 @triton.jit
 def _slopes(
-    grad,
-    x,
-    mean,
-    rstd,
-    weight,
-    bias,
-    shifts,
-    scales,
-    places,
-    channels,
-    steps,
-    SLOPE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    ACC: tl.constexpr,
-):
+    grad, x, mean, rstd, weight, bias, shifts, scales, places, channels, steps,
+    SLOPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
     """A chunk's part of the gradients of bias and weight."""
     shift = tl.zeros((ROWS, COLS), ACC)
     scale = tl.zeros((ROWS, COLS), ACC)
@@ -296,22 +238,9 @@ def _slopes(
 
 @triton.jit
 def _input_gradient(
-    grad,
-    x,
-    mean,
-    rstd,
-    weight,
-    bias,
-    shift,
-    scale,
-    dx,
-    places,
-    channels,
-    SLOPE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    ACC: tl.constexpr,
-):
+    grad, x, mean, rstd, weight, bias, shift, scale, dx, places, channels,
+    SLOPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
     """The gradient of x, with its mean over the places and its component along x removed."""
     offsets, exists = _tile(0, 1, places, channels, ROWS, COLS)
     slope, hat = _through_activation(

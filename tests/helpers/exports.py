@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from helpers import tiny
 from torch import Tensor
@@ -30,14 +31,14 @@ class Exported(NamedTuple):
 
 
 class Branching(UNet):
-    """Its Python looks at the values of an image, so that it is no one graph."""
+    """Its code branches on the values of an image, so that it cannot be captured as one graph."""
 
     def forward(self, x: Tensor, stages: int = 0) -> Any:
         return super().forward(x if x.mean() > 0 else -x, stages)
 
 
 def train(folder: Path, *more: str) -> tuple[Path, Path]:
-    """The images of a tiny dataset, and a checkpoint trained on them, with priors and our own norms."""
+    """The images of a tiny dataset, and a checkpoint trained on them, with conv=basis and instance norms."""
     dataset = tiny.write_dataset(folder / "data")
     settings = (
         "conv=basis",
@@ -51,13 +52,13 @@ def train(folder: Path, *more: str) -> tuple[Path, Path]:
 
 
 def shared(folder: Path) -> Exported:
-    """What is in `folder`, made there if it is not yet; another process that asks meanwhile waits for it."""
+    """The files in `folder`, made by the first process that calls this; others wait for it."""
     images, checkpoint = folder / "data/imagesTr", folder / "run/checkpoints/best.ckpt"
     files = {format: folder / f"model.{format}" for format in FORMATS}
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (done := folder / "done").exists():
-            # enough steps to label alike in MONAI, and one validation
+            # enough steps for MONAI's label maps to agree with ours, and one validation
             train(folder, "trainer.max_steps=150", "data.samples_per_epoch=300")
             for format, path in files.items():
                 export.export(checkpoint, path, export.ExportOptions(format, case=images / "case_1.nii.gz"))
@@ -66,7 +67,7 @@ def shared(folder: Path) -> Exported:
 
 
 def variant(source: Path, path: Path, edit: Callable[[dict[str, Any]], Any]) -> Path:
-    """A checkpoint with something else in its record."""
+    """A checkpoint with an edited record."""
     content = torch.load(source, weights_only=True)
     edit(content["medconv"])
     torch.save(content, path)
@@ -74,13 +75,23 @@ def variant(source: Path, path: Path, edit: Callable[[dict[str, Any]], Any]) -> 
 
 
 def read_back(path: Path, format: str) -> LoadedModel:
-    """An exported file of any format with its metadata, as export itself reads what it has written."""
+    """An exported file of any format with its metadata, as export reads it back."""
     metadata = json.loads(metadata_path(path).read_text())
     return as_loaded_model(metadata, read_written(path, format), path, None)
 
 
 def sealed(source: Path, path: Path, **changes: Any) -> Path:
-    """A metadata for `path`, which is that of `source` otherwise."""
+    """Write the metadata of `source`, with changes, for the file `path`; returns `path`."""
     metadata = json.loads(metadata_path(source).read_text())
     metadata_path(path).write_text(json.dumps({**metadata, "sha256": digest(path), **changes}))
     return path
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that `medconv` with these arguments prints before it exits with an error."""
+    capsys.readouterr()
+    assert tiny.call(monkeypatch, *arguments) == 1
+    error = capsys.readouterr().err
+    assert "Traceback" not in error and error.count("error:") == 1, error
+    assert len(error.strip().splitlines()) == 1, error
+    return error

@@ -8,7 +8,7 @@ from helpers import members
 from helpers.exports import Exported
 from torch.nn.utils import parametrize
 
-from medconv.inference.load import load
+from medconv.inference.load import _rounding, load
 
 
 def test_a_loaded_network_is_folded_and_in_evaluation_mode(exported: Exported) -> None:
@@ -37,3 +37,11 @@ def test_checkpoints_of_another_task_or_with_missing_metadata_are_refused(
     path = members.variant(exported.checkpoint, tmp_path / "b.ckpt", edit)
     with members.refused(rf"^{path}: .*{message}"):
         load(path)
+
+
+def test_2d_images_of_one_size_are_rounded_up_to_the_strides() -> None:
+    targets = {"kind": "multiclass", "names": ["a", "b"]}
+    derived = {"image_targets": targets, "spatial_dims": 2, "strides": [[2, 2], [2, 1]]}
+    assert _rounding({"data": {}, "derived": derived}) == (4, 2)
+    for data in ({"patch_size": [16, 16]}, {"resize": [16, 16]}):  # training took several sizes
+        assert _rounding({"data": data, "derived": derived}) == ()

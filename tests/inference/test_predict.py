@@ -7,18 +7,15 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from helpers import members
+from helpers import exports, members, tiny
+from helpers.exports import Exported, refusal
 from helpers.members import call
 
 from medconv.inference import predict
+from medconv.inference.exported.metadata import metadata_path
 from medconv.inference.inputs import find_cases
 from medconv.inference.postprocessing import Step, Steps
 from medconv.inference.predictor import Predictor
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return members.train(tmp_path_factory.mktemp("predict"))
 
 
 def voxels(path: Path) -> np.ndarray:
@@ -26,9 +23,9 @@ def voxels(path: Path) -> np.ndarray:
 
 
 def test_label_maps_probabilities_and_a_manifest_are_written(
-    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images, checkpoint = trained
+    images, checkpoint, _ = exported
     other = members.variant(checkpoint, tmp_path / "other.ckpt")
     output = tmp_path / "out"
     assert (
@@ -57,12 +54,12 @@ def test_label_maps_probabilities_and_a_manifest_are_written(
 
 
 def test_postprocessing_is_applied_and_recorded(
-    trained: tuple[Path, Path],
+    exported: Exported,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    images, checkpoint = trained
+    images, checkpoint, _ = exported
     predictor = Predictor.load([checkpoint])
     steps = Steps((Step("remove_small", "box", 1e6),), predictor.targets)
     (file := tmp_path / "steps.json").write_text(
@@ -94,14 +91,14 @@ def test_postprocessing_is_applied_and_recorded(
     ],
 )
 def test_bad_options_are_one_error_and_write_nothing(
-    trained: tuple[Path, Path],
+    exported: Exported,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
     message: str,
 ) -> None:
-    assert call(monkeypatch, trained[1], trained[0], "--output", tmp_path / "out", *words) == 1
+    assert call(monkeypatch, exported.checkpoint, exported.images, "--output", tmp_path / "out", *words) == 1
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -109,29 +106,29 @@ def test_bad_options_are_one_error_and_write_nothing(
 
 @pytest.mark.parametrize("kind", ["txt", "json array", "json object"])
 def test_the_cases_of_a_list_are_predicted(
-    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    shutil.copy(trained[0] / "case_0.nii.gz", tmp_path / "near.nii.gz")
-    far = str(trained[0] / "case_1.nii.gz")
+    shutil.copy(exported.images / "case_0.nii.gz", tmp_path / "near.nii.gz")
+    far = str(exported.images / "case_1.nii.gz")
     source = tmp_path / ("list.txt" if kind == "txt" else "list.json")
     content = {"json array": ["near.nii.gz", [far]], "json object": {"first": "near.nii.gz", "second": [far]}}
     source.write_text(f"# two\nnear.nii.gz\n\n{far}\n" if kind == "txt" else json.dumps(content[kind]))
-    assert call(monkeypatch, trained[1], source, "--output", tmp_path / "out") == 0
+    assert call(monkeypatch, exported.checkpoint, source, "--output", tmp_path / "out") == 0
     names = {"first", "second"} if kind == "json object" else {"near", "case_1"}
     assert {path.name.removesuffix(".nii.gz") for path in (tmp_path / "out").glob("*.nii.gz")} == names
 
 
 def test_cases_that_fail_are_named_and_the_others_are_predicted(
-    trained: tuple[Path, Path],
+    exported: Exported,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One runs out of memory, one meets a bug of our own; the next start predicts the missing ones."""
     images = tmp_path / "images"
-    shutil.copytree(trained[0], images)
+    shutil.copytree(exported.images, images)
     (images / "case_1.nii.gz").write_bytes(b"damaged")
-    array = voxels(trained[0] / "case_2.nii.gz")
+    array = voxels(exported.images / "case_2.nii.gz")
     nib.save(nib.Nifti1Image(np.stack([array, array], -1), np.eye(4)), images / "case_2.nii.gz")
     nib.save(nib.Nifti1Image(array[..., :1], np.eye(4)), images / "case_3.nii.gz")
     errors = [MemoryError("Unable to allocate 9 TiB"), TypeError("what?")]
@@ -144,7 +141,7 @@ def test_cases_that_fail_are_named_and_the_others_are_predicted(
 
     monkeypatch.setattr(Predictor, "scores", failing)
     monkeypatch.setitem(predict._BAR, "disable", False)  # as on a terminal
-    assert call(monkeypatch, trained[1], images, "--output", tmp_path / "out") == 1
+    assert call(monkeypatch, exported.checkpoint, images, "--output", tmp_path / "out") == 1
     out, err = capsys.readouterr()
     assert "2 of 7 predictions are in" in out and "Traceback" in out + err
     for line in (
@@ -159,24 +156,51 @@ def test_cases_that_fail_are_named_and_the_others_are_predicted(
         assert line in err
     assert {p.name for p in (tmp_path / "out").glob("*.nii.gz")} == {"case_0.nii.gz", "case_6.nii.gz"}
     for i in range(1, 6):
-        shutil.copy(trained[0] / f"case_{i}.nii.gz", images)
-    assert call(monkeypatch, trained[1], images, "--output", tmp_path / "out") == 0
+        shutil.copy(exported.images / f"case_{i}.nii.gz", images)
+    assert call(monkeypatch, exported.checkpoint, images, "--output", tmp_path / "out") == 0
     out, err = capsys.readouterr()
     assert "7 of 7 predictions are in" in out and "5 made now, 2 before" in out
     assert "100%" in err and "7/7" in err  # the bar also counts those that existed
 
 
 def test_a_spacing_far_from_that_of_training_is_logged(
-    trained: tuple[Path, Path],
+    exported: Exported,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "far.nii.gz"
-    nib.save(nib.Nifti1Image(voxels(trained[0] / "case_0.nii.gz"), np.diag([1.0, 1.5, 9.0, 1.0])), path)
-    assert call(monkeypatch, trained[1], path, "--output", tmp_path / "out") == 0
+    nib.save(nib.Nifti1Image(voxels(exported.images / "case_0.nii.gz"), np.diag([1.0, 1.5, 9.0, 1.0])), path)
+    assert call(monkeypatch, exported.checkpoint, path, "--output", tmp_path / "out") == 0
     warning = (
         "warning: case far: its spacing, 1 x 1.5 x 9 mm (right, anterior, superior), is far from "
         "that of training"
     )
     assert warning in "".join(capsys.readouterr())
+
+
+def test_edited_metadata_of_an_exported_model_is_another_setting(
+    exported: Exported, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    source, path = exported.files["onnx"], tmp_path / "m.onnx"
+    shutil.copy(source, path)
+    arguments = ("--input", exported.images, "--device", "cpu", "--output", tmp_path / "out")
+    arguments = ("predict", *arguments, "--exported-model", path)
+    exports.sealed(source, path)
+    assert tiny.call(monkeypatch, *arguments) == 0
+    metadata = json.loads(metadata_path(path).read_text())
+    exports.sealed(source, path, inputs={**metadata["inputs"], "spacing_mm": [1.2, 1.5, 2.0]})
+    assert "holds results made with other settings" in refusal(monkeypatch, capsys, *arguments)
+
+
+def test_missing_networks_and_unseen_mirror_axes_are_refused(
+    exported: Exported, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    arguments = ("predict", "--input", exported.images, "--output", tmp_path / "out", "--device", "cpu")
+    error = refusal(monkeypatch, capsys, *arguments)
+    assert "--checkpoint or --exported-model is needed" in error
+    model = ("--exported-model", exported.files["onnx"])
+    error = refusal(monkeypatch, capsys, *arguments, *model, "--mirror-axes", "2")
+    assert "--mirror-axes=[2] needs a network trained on mirrored images" in error
+    error = refusal(monkeypatch, capsys, *arguments, "--exported-model", tmp_path / "no.onnx")
+    assert "no such file" in error

@@ -14,12 +14,8 @@ from helpers import small_runs as smallruns
 from helpers import tiny
 from PIL import Image
 
-from medconv.data.case import Case
 from medconv.export import export
 from medconv.inference.image_level_predictor import ImageLevelPredictor
-from medconv.inference.load import _rounding, load
-from medconv.inference.predict_image_level import predict_image_level
-from medconv.inference.predictor import Input
 
 
 @pytest.fixture(scope="module")
@@ -102,19 +98,6 @@ def test_several_networks_are_the_mean_of_what_they_mean(
     assert np.abs(a - b).max() > 1e-3
 
 
-def test_mirrored_images_count_as_much(
-    made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]
-) -> None:
-    predictor = ImageLevelPredictor([load(made["multiclass"], mirror_axes=[0, 1])])
-    picture = np.asarray(Image.open(made["table"].parent / "3.png"))
-    for number, flipped in enumerate((picture, picture[::-1], picture[:, ::-1], picture[::-1, ::-1])):
-        Image.fromarray(np.ascontiguousarray(flipped)).save(tmp_path / f"{number}.png")
-    alone = ImageLevelPredictor([load(made["multiclass"], mirror_axes=[])])
-    each = [alone.predict(tmp_path / f"{number}.png") for number in range(4)]
-    np.testing.assert_allclose(predictor.predict(tmp_path / "0.png"), np.mean(each, 0), atol=1e-6)
-    assert np.ptp(each, 0).max() > 1e-6
-
-
 def test_a_case_that_fails_takes_no_other_with_it(
     made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,39 +132,6 @@ def test_a_case_that_fails_takes_no_other_with_it(
     )
     assert predicting(*command, "--mirror-axes", "0", "--overwrite", source=images) == 0
     assert (tmp_path / "out/predictions.csv").read_text() != after
-
-
-def test_pictures_of_another_size_are_refused(made: dict[str, Path], tmp_path: Path) -> None:
-    """Not predicted from their middle; training took one size, which is rounded up to a multiple of 4."""
-    for size in (14, 20):
-        Image.fromarray(np.full((size, size), 90, np.uint8)).save(tmp_path / f"{size}.png")
-    predictor = ImageLevelPredictor([model := load(made["multiclass"])])
-    assert model.rounding == (4, 4) and predictor.predict(tmp_path / "14.png").sum() == pytest.approx(1)
-    with pytest.raises(
-        ValueError, match=r"20\.png: 20 x 20 pixels, the network was trained on .* and takes 16 x 16"
-    ):
-        predictor.predict(tmp_path / "20.png")
-    values = torch.load(made["multiclass"], weights_only=True)["medconv"]["config"]
-    values["data"]["patch_size"] = [16, 16]  # trained on several sizes
-    assert _rounding(values) == ()
-
-
-class Forgetful(ImageLevelPredictor):
-    """Memory runs out in one picture."""
-
-    def overlay(self, case_input: Input, outputs: np.ndarray) -> np.ndarray:
-        if case_input.case.id == "1":
-            raise torch.OutOfMemoryError("no room")
-        return super().overlay(case_input, outputs)
-
-
-def test_a_picture_that_fails_takes_no_other_case_with_it(made: dict[str, Path], tmp_path: Path) -> None:
-    cases = [Case(str(number), (made["table"].parent / f"{number}.png",)) for number in range(3)]
-    with pytest.raises(ValueError, match="1 of 3 cases could not be predicted\n  case 1: out of memory"):
-        predict_image_level(
-            Forgetful([load(made["multiclass"])]), cases, tmp_path / "out", {}, {}, saliency=True
-        )
-    assert [row["case"] for row in rows(tmp_path / "out")] == ["0", "2"]
 
 
 def test_what_is_refused(

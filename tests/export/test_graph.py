@@ -1,0 +1,66 @@
+"""Capturing a network: the divisor of its sizes, and networks with other divisors or of MONAI."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import exports, tiny
+from monai.networks.nets import DynUNet
+
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.export import export
+from medconv.export.graph import divisor_of
+from medconv.inference.exported.load import load
+from medconv.inference.exported.metadata import metadata_path
+
+
+def test_the_divisor_is_the_stride_of_the_coarsest_convolution() -> None:
+    strides = [1, (2, 2, 1), 2]
+    network = DynUNet(3, 1, 2, [3] * 3, strides, strides[1:], filters=[2, 3, 4])
+    assert divisor_of(network, torch.randn(1, 1, 16, 16, 8)) == (4, 4, 2)
+    # A mean over the image has one voxel, which is no resolution of the network.
+    excitation = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 2, 2), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Conv2d(2, 2, 1)
+    )
+    assert divisor_of(excitation, torch.randn(1, 1, 8, 8)) == (2, 2)
+
+
+def test_an_equivariant_network_with_batch_norms_and_another_divisor_per_axis(tmp_path: Path) -> None:
+    settings = ("conv=mirror", "model.norm=batch", "model.strides=[[2,2,1]]", "data.patch_size=[16,16,12]")
+    images, checkpoint = exports.train(tmp_path, *settings)
+    options = export.ExportOptions("onnx", case=images / "case_0.nii.gz")
+    export.export(checkpoint, tmp_path / "m.onnx", options)
+    model = load(tmp_path / "m.onnx", mirror_axes=[0, 1])
+    assert model.equivariant_axes == (0,) and model.window.mirror_axes == (1,)
+    metadata = json.loads(metadata_path(tmp_path / "m.onnx").read_text())
+    assert metadata["inputs"]["divisor"] == [2, 2, 1] and isinstance(model.preprocessing, PreprocessingConfig)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["unet", "dynunet", "segresnet"])
+@pytest.mark.parametrize("format", exports.FORMATS)
+def test_networks_of_monai_are_exported(tmp_path: Path, name: str, format: str) -> None:
+    dataset = tiny.write_dataset(tmp_path / "data")
+    small = [word for word in tiny.SMALL if not word.startswith("model.")]
+    from hydra import compose, initialize_config_dir
+
+    from medconv import config
+    from medconv.training import run
+    from medconv.training.run_dir import RunDir
+
+    overrides = [
+        "data=msd",
+        f"data.root={dataset}",
+        f"data.cache_dir={tmp_path / 'c'}",
+        *small,
+        f"model={name}",
+        "trainer.max_steps=1",
+    ]
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        composed = compose("train", [*overrides, "plan.max_stages=2", f"run.dir={tmp_path / 'run'}"])
+    checked = config.validate(composed)
+    run.train(checked, RunDir.of(checked, {}))
+    options = export.ExportOptions(format, case=dataset / "imagesTr/case_0.nii.gz")
+    export.export(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "m", options)
+    assert exports.read_back(tmp_path / "m", format).network is not None

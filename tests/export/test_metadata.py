@@ -1,0 +1,53 @@
+"""The metadata that is written beside an exported model."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from helpers import exports
+from helpers.exports import Exported
+
+from medconv.data.preprocessing.preprocess import PreprocessingConfig
+from medconv.export.metadata import _inputs
+from medconv.inference.exported.metadata import digest, metadata_path
+from medconv.inference.load import load
+
+
+@pytest.mark.parametrize("format", exports.FORMATS)
+def test_the_metadata_holds_all_that_prediction_needs(exported: Exported, format: str) -> None:
+    path = exported.files[format]
+    metadata = json.loads(metadata_path(path).read_text())
+    model, written = load(exported.checkpoint), exports.read_back(path, format)
+    for name in ("preprocessing", "window", "targets", "class_names", "modalities", "spacing_range_mm"):
+        assert getattr(written, name) == getattr(model, name)
+    assert written.seen_axes == (0, 1)
+    assert metadata["sha256"] == digest(path) and metadata["format"] == format
+    assert metadata["inputs"]["orientation"] == "RAS"
+    assert metadata["inputs"]["dynamic"] == {"batch": True, "spatial": [True] * 3}
+    assert metadata["inputs"]["divisor"] == [2, 2, 2] and ("opset" in metadata) == (format == "onnx")
+    training, validation, parity = (metadata[key] for key in ("training", "validation", "parity"))
+    assert (training["dataset"], training["cases"], validation["cases"]) == ("Tiny", 4, 3)
+    assert set(validation["dice_per_class"]) == {"box", "hole"}
+    assert 0 <= parity["largest_difference"] <= 1e-4 and "case_1.nii.gz" in parity["inputs"]
+    markdown = path.with_name(path.name + ".md").read_text()
+    for text in (metadata["sha256"], "Tiny, 4 cases", "zscore", "1 x 1.5 x 2 mm"):
+        assert text in markdown
+    # no path of the machine that trained it
+    assert str(exported.checkpoint.parent) not in json.dumps(metadata) + markdown
+
+
+@pytest.mark.parametrize(
+    ("dims", "slice_axis", "orientation"), [(2, None, "as stored"), (2, 2, "RAS"), (3, None, "RAS")]
+)
+def test_the_metadata_states_the_orientation(
+    exported: Exported, dims: int, slice_axis: int | None, orientation: str
+) -> None:
+    """2D images keep their axes; volumes, also those that are predicted slice by slice, are reoriented."""
+    preprocessing = PreprocessingConfig(dims, (1.0,) * dims, ("zscore",), ({},), slice_axis)
+    inputs = _inputs(
+        replace(load(exported.checkpoint), preprocessing=preprocessing),
+        SimpleNamespace(divisor=(8,) * dims, dynamic=(True,) * dims),
+    )
+    assert inputs["orientation"] == orientation
+    assert ("anterior" in inputs["layout"]) == (orientation == "RAS")

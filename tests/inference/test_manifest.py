@@ -1,0 +1,81 @@
+"""The manifest of an output folder, and why new predictions do not fit beside old ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from medconv.inference.manifest import MANIFEST, OutputState, differences, entry, read
+
+A = {"images": ["/a.nii"], "stamps": [[1, 2]]}
+OTHER = {"images": ["/b.nii"], "stamps": [[1, 2]]}
+CHANGED = {"images": ["/a.nii"], "stamps": [[1, 3]]}
+
+
+def state(
+    differing: tuple[str, ...] = (), existing: tuple[str, ...] = ("a",), busy: bool = False
+) -> OutputState:
+    return OutputState({"a": A}, ["a"], [*differing], [*existing], busy)
+
+
+def test_a_manifest_is_read_back(tmp_path: Path) -> None:
+    assert read(tmp_path) == {}
+    manifest = {"settings": {"overlap": 0.5}, "cases": {"a": A}, "overwriting": ["a"], "checkpoint": "x"}
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    assert read(tmp_path) == manifest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"settings": []},
+        {"overwriting": [1]},
+        {"cases": {"a": {**A, "stamps": []}}},
+        {"cases": {"a": {"images": [], "stamps": []}}},
+    ],
+)
+def test_a_damaged_manifest_counts_as_none(tmp_path: Path, changes: dict) -> None:
+    manifest = {"settings": {}, "cases": {"a": A}, "overwriting": [], **changes}
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    assert read(tmp_path) == {}
+
+
+def test_the_entry_of_a_case_changes_with_its_image(tmp_path: Path) -> None:
+    image = tmp_path / "a.nii"
+    assert entry([image]) == {"images": [str(image)], "stamps": [None]}
+    image.write_text("1")
+    before = entry([image])
+    image.write_text("22")
+    assert before["stamps"][0] and entry([image]) != before
+
+
+def test_differing_settings_are_named_with_both_values() -> None:
+    assert differences({"overlap": 0.5, "same": 1}, {"same": 1, "flips": [0]}) == [
+        "flips: None there, [0] now",
+        "overlap: 0.5 there, None now",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("existing", "entries", "reason"),
+    [
+        (state(), {"a": A, "b": OTHER}, None),
+        (state(("overlap: 0.5 there, 1 now",)), {"a": A}, "with other settings (overlap: 0.5 there, 1 now)"),
+        (state(("overlap: 0.5 there, 1 now",), existing=()), {"a": A}, None),
+        (state(), {"a": OTHER}, "case a predicted from another image, /a.nii, not /b.nii"),
+        (state(), {"a": CHANGED}, "case a predicted from an image that has changed since: /a.nii"),
+        (state(existing=()), {"a": CHANGED}, None),
+        (state(existing=(), busy=True), {"a": CHANGED}, "an image that has changed since"),
+        (state(busy=True), {"a": A}, "holds results that --overwrite would replace"),
+    ],
+)
+def test_the_conflict_with_existing_results_is_explained(
+    existing: OutputState, entries: dict, reason: str | None
+) -> None:
+    conflict = existing.conflict(entries, ["a"])
+    assert conflict is None if reason is None else reason in str(conflict)
+
+
+def test_an_unfinished_overwrite_is_resumed_only_with_the_same_settings_and_images() -> None:
+    assert state().renewed({"a": A}) == {"a"}
+    assert state().renewed({"a": CHANGED}) == state(("overlap",)).renewed({"a": A}) == set()

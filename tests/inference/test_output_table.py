@@ -1,0 +1,79 @@
+"""The table of image-level predictions: resuming, and results that do not fit."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from helpers.members import refused
+
+from medconv.data.case import Case
+from medconv.inference.manifest import MANIFEST
+from medconv.inference.output_table import TABLE, OutputTable
+from medconv.targets.image_level import ImageLevelTargets
+
+CLASSES = ImageLevelTargets("multiclass", ("benign", "case"))
+
+
+def cases(*names: str) -> list[Case]:
+    return [Case(name, (Path("/images") / f"{name}.png",)) for name in names]
+
+
+def table(path: Path, **settings: Any) -> OutputTable:
+    return OutputTable(path, CLASSES, {"mirror_axes": [], **settings}, {"checkpoint": "x"})
+
+
+def fill(output: OutputTable, listed: Sequence[Case], overwrite: bool = False) -> list[str]:
+    """Add a row for each remaining case; returns their names."""
+    with output.open(listed, overwrite) as remaining:
+        for case in remaining:
+            output.add([case], np.array([[0.25, 0.75]]))
+    return [case.id for case in remaining]
+
+
+def test_rows_are_in_the_order_of_the_cases_and_resume_after_a_cut_off_line(tmp_path: Path) -> None:
+    assert fill(table(tmp_path), cases("b", "a")) == ["b", "a"]
+    with (tmp_path / TABLE).open("a") as file:
+        file.write("c,ben")  # as a killed process leaves it
+    assert fill(table(tmp_path), cases("a", "b", "c")) == ["c"]
+    assert (tmp_path / TABLE).read_text().splitlines() == [
+        "case,predicted,benign,output/case",
+        *(f"{name},case,0.25,0.75" for name in "abc"),
+    ]
+
+
+def test_a_stopped_command_keeps_its_rows(tmp_path: Path) -> None:
+    output = table(tmp_path)
+    with pytest.raises(KeyboardInterrupt), output.open(cases("a", "b")):
+        output.add(cases("a"), np.array([[0.5, 0.5]]))
+        raise KeyboardInterrupt
+    assert fill(table(tmp_path), cases("a", "b")) == ["b"]
+
+
+def test_other_settings_need_overwrite_and_the_same_cases(tmp_path: Path) -> None:
+    fill(table(tmp_path), cases("a", "b"))
+    other = {"mirror_axes": [0]}
+    with refused(r"made with other settings \(mirror_axes: \[\] there, \[0\] now\); .* or --overwrite"):
+        fill(table(tmp_path, **other), cases("a"))
+    with refused("--overwrite would keep predictions made with other settings, .* not in --input: b; "):
+        fill(table(tmp_path, **other), cases("a"), overwrite=True)
+    assert fill(table(tmp_path, **other), cases("a", "b"), overwrite=True) == ["a", "b"]
+
+
+def test_a_table_that_the_manifest_does_not_list_is_refused(tmp_path: Path) -> None:
+    (tmp_path / TABLE).write_text("case,predicted\nz,benign\n")
+    with refused(rf"holds predictions that {MANIFEST} does not list, such as z; take another folder"):
+        fill(table(tmp_path), cases("a"), overwrite=True)
+
+
+def test_a_folder_of_label_maps_is_refused(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text('{"settings": {}, "cases": {}, "overwriting": []}')
+    with refused("holds label maps; take another folder"):
+        fill(table(tmp_path), cases("a"))
+
+
+def test_a_folder_in_which_another_process_works_is_refused(tmp_path: Path) -> None:
+    with FileLock(tmp_path / ".lock"), refused("another process writes its predictions there"):
+        fill(table(tmp_path), cases("a"))

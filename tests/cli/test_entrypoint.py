@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and one line for what a user can change."""
+"""Exit codes, and one line for errors that a user can correct."""
 
 import errno
 import importlib
@@ -22,7 +22,7 @@ from medconv.utils.signals import RunInterrupted
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (ValueError("data.root: no such folder"), USER, "error: data.root: no such folder\n"),
         (HydraException("no such option"), USER, "error: no such option\n"),
@@ -52,21 +52,21 @@ from medconv.utils.signals import RunInterrupted
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
 def test_every_error_has_its_exit_code(
-    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command() -> int:
         raise error
 
     assert guard(command) == code
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == message
 
 
-def test_classes_named_by_text_are_there() -> None:
+def test_error_classes_that_are_named_as_text_exist() -> None:
     for module, name in (*entrypoint.USER_ERRORS, entrypoint.STOPPED, entrypoint.PEER_LOST):
         assert issubclass(getattr(importlib.import_module(module), name), BaseException)
 
 
-def test_our_own_bugs_show_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_shows_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     def broken() -> int:
         raise AssertionError("ours")
 
@@ -75,7 +75,7 @@ def test_our_own_bugs_show_a_traceback(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_a_folder_without_access_is_one_line(capsys: pytest.CaptureFixture[str], number: int) -> None:
+def test_a_folder_without_access_is_one_error(capsys: pytest.CaptureFixture[str], number: int) -> None:
     def refused() -> int:
         raise OSError(number, os.strerror(number), "runs/x")
 
@@ -83,7 +83,7 @@ def test_a_folder_without_access_is_one_line(capsys: pytest.CaptureFixture[str],
     assert capsys.readouterr().err == f"error: runs/x: no access ({os.strerror(number)})\n"
 
     def blocked() -> int:
-        Path("/sys/medconv").mkdir()  # which nobody may
+        Path("/sys/medconv").mkdir()  # which nobody may create
         return DONE
 
     assert guard(blocked) == USER
@@ -93,7 +93,7 @@ def test_a_folder_without_access_is_one_line(capsys: pytest.CaptureFixture[str],
 @pytest.mark.parametrize(
     ("lines", "code"), [(1, DONE), (100_000, USER)], ids=["in the buffer", "more than the buffer holds"]
 )
-def test_a_reader_that_closes_the_pipe_is_no_bug(lines: int, code: int) -> None:
+def test_a_closed_pipe_is_not_a_bug(lines: int, code: int) -> None:
     """As in `medconv --help | head -1`."""
     script = f"import sys; from medconv.cli.entrypoint import guard; sys.exit(guard(lambda: print('x\\n' * {lines}) or 0))"
     reading, writing = os.pipe()
@@ -110,7 +110,7 @@ def test_a_reader_that_closes_the_pipe_is_no_bug(lines: int, code: int) -> None:
     assert (ended.returncode, ended.stderr) == (code, "")
 
 
-def test_another_pipe_that_breaks_is_a_bug(capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_broken_pipe_is_a_bug(capfd: pytest.CaptureFixture[str]) -> None:
     def broken() -> int:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 

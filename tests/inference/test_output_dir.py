@@ -1,6 +1,4 @@
-"""medconv/inference/output_dir.py: who does which case, what may stay beside new results, and what a
-record says.
-"""
+"""The output folder: how processes share cases, which results may stay beside new ones, the manifest."""
 
 import json
 from collections.abc import Sequence
@@ -24,64 +22,64 @@ def folder(path: Path, probabilities: bool = False, **settings: Any) -> OutputDi
     )
 
 
-def fill(work: OutputDir, found: Sequence[Case], overwrite: bool = False) -> list[str]:
-    """Do all cases that are free; returns their names."""
+def fill(output: OutputDir, listed: Sequence[Case], overwrite: bool = False) -> list[str]:
+    """Predict all cases that are free; returns their names."""
     done = []
-    with work.open(found, overwrite):
-        for case, release in work.claims(found):
-            work.label(case.id).write_text("".join(sorted(map(str, work.settings.values()))))
+    with output.open(listed, overwrite):
+        for case, release in output.claims(listed):
+            output.label(case.id).write_text("".join(sorted(map(str, output.settings.values()))))
             done.append(case.id)
             release()
     return done
 
 
-def record(path: Path) -> dict[str, Any]:
+def manifest(path: Path) -> dict[str, Any]:
     return json.loads((path / MANIFEST).read_text())
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+def test_finished_cases_are_skipped(tmp_path: Path) -> None:
     assert fill(folder(tmp_path), cases("a", "b")) == ["a", "b"]
     again = folder(tmp_path)
     assert fill(again, cases("a", "b", "c")) == ["c"]
     assert again.skipped == ["a", "b"] and again.elsewhere == []
     assert {p.name for p in tmp_path.iterdir()} == {"a.nii.gz", "b.nii.gz", "c.nii.gz", MANIFEST, ".lock"}
-    content = record(tmp_path)
+    content = manifest(tmp_path)
     assert content["class_names"] == ["background", "box"] and list(content["cases"]) == ["a", "b", "c"]
     assert content["cases"]["b"]["images"] == [str(Path("images/b.nii.gz").absolute())]
     assert content["settings"] == {"overlap": 0.5, "probabilities": False}
 
 
-def test_processes_share_the_cases(tmp_path: Path) -> None:
-    """Two, step by step: each case once, and the record holds the cases of both."""
+def test_two_processes_share_the_cases(tmp_path: Path) -> None:
+    """Step by step: each case once, and the manifest lists the cases of both."""
     one, two = folder(tmp_path), folder(tmp_path)
     first, second = cases("a", "b", "c"), cases("b", "c", "d")
     with one.open(first):
-        mine = one.claims(first)
-        case, release = next(mine)
+        claims = one.claims(first)
+        case, release = next(claims)
         assert case.id == "a"
         with two.open(second):
-            theirs = two.claims(second)
-            assert next(theirs)[0].id == "b"
-            assert next(mine)[0].id == "c"
-            assert next(theirs)[0].id == "d"
-            assert list(theirs) == [] and two.elsewhere == ["c"] and two.skipped == []
+            other_claims = two.claims(second)
+            assert next(other_claims)[0].id == "b"
+            assert next(claims)[0].id == "c"
+            assert next(other_claims)[0].id == "d"
+            assert list(other_claims) == [] and two.elsewhere == ["c"] and two.skipped == []
             one.label("a").write_text("done")
             release()
-        assert (tmp_path / ".claims").is_dir()  # the first is still at work
+        assert (tmp_path / ".claims").is_dir()  # the first process still works
         two.label("b").write_text("done")
-        assert list(mine) == [] and one.skipped == ["b"] and one.elsewhere == []
-    assert list(record(tmp_path)["cases"]) == ["a", "b", "c", "d"]
+        assert list(claims) == [] and one.skipped == ["b"] and one.elsewhere == []
+    assert list(manifest(tmp_path)["cases"]) == ["a", "b", "c", "d"]
     assert not (tmp_path / ".claims").exists()
 
 
-def test_a_case_that_failed_or_was_left_is_free_again(tmp_path: Path) -> None:
+def test_a_released_case_without_a_result_is_free_again(tmp_path: Path) -> None:
     one, two = folder(tmp_path), folder(tmp_path)
     with one.open(cases("a", "b")), two.open(cases("a", "b")):
-        mine, theirs = one.claims(cases("a", "b")), two.claims(cases("a", "b"))
-        _, release = next(mine)
-        assert next(theirs)[0].id == "b"
+        claims, other_claims = one.claims(cases("a", "b")), two.claims(cases("a", "b"))
+        _, release = next(claims)
+        assert next(other_claims)[0].id == "b"
         release()
-        assert next(theirs)[0].id == "a"  # tried again at the end
+        assert next(other_claims)[0].id == "a"  # tried again at the end
 
 
 def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
@@ -94,7 +92,7 @@ def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
         fill(folder(tmp_path, overlap=0.25), cases("a", "b"))
     with members.refused("probabilities: False there, True now"):
         fill(folder(tmp_path, probabilities=True), cases("a"))
-    assert record(tmp_path)["settings"]["overlap"] == 0.5
+    assert manifest(tmp_path)["settings"]["overlap"] == 0.5
     assert fill(folder(tmp_path), cases("a", "b")) == []
 
 
@@ -102,13 +100,13 @@ def test_overwrite_replaces_all(tmp_path: Path) -> None:
     fill(folder(tmp_path), cases("a", "b"))
     assert fill(folder(tmp_path), cases("a", "b"), overwrite=True) == ["a", "b"]
     assert fill(folder(tmp_path, overlap=0.25), cases("a", "b"), overwrite=True) == ["a", "b"]
-    assert record(tmp_path)["settings"]["overlap"] == 0.25
+    assert manifest(tmp_path)["settings"]["overlap"] == 0.25
     assert (tmp_path / "a.nii.gz").read_text() == "0.25False"
     assert fill(folder(tmp_path, overlap=0.25), cases("b"), overwrite=True) == ["b"]
-    assert list(record(tmp_path)["cases"]) == ["a", "b"]
+    assert list(manifest(tmp_path)["cases"]) == ["a", "b"]
 
 
-def test_overwrite_leaves_no_result_of_other_settings_behind(tmp_path: Path) -> None:
+def test_overwrite_keeps_no_result_of_other_settings(tmp_path: Path) -> None:
     fill(folder(tmp_path), cases("a", "b"))
     with members.refused(
         "--overwrite would keep results made with other settings, .* not in --input: b; take another"
@@ -116,7 +114,7 @@ def test_overwrite_leaves_no_result_of_other_settings_behind(tmp_path: Path) -> 
         fill(folder(tmp_path, overlap=0.25), cases("a"), overwrite=True)
     assert (tmp_path / "a.nii.gz").is_file()
     with folder(tmp_path, overlap=0.25).open(cases("a", "b"), overwrite=True):
-        assert not (tmp_path / "a.nii.gz").exists()  # a case that now fails leaves none
+        assert not (tmp_path / "a.nii.gz").exists()  # so a case that fails now has none
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -142,7 +140,7 @@ def test_label_maps_that_the_manifest_does_not_list_are_never_replaced(
     assert (tmp_path / "z.nii.gz").exists()
 
 
-def test_one_name_of_two_images_is_refused(tmp_path: Path) -> None:
+def test_two_images_with_one_case_id_are_refused(tmp_path: Path) -> None:
     fill(folder(tmp_path), cases("a", "b"))
     with members.refused(
         r"holds case a predicted from another image, \S+/images/a\.nii\.gz, not \S+/elsewhere/a\.nii\.gz"
@@ -150,16 +148,16 @@ def test_one_name_of_two_images_is_refused(tmp_path: Path) -> None:
         fill(folder(tmp_path), cases("a", "c", root="elsewhere"))
 
 
-def test_an_image_that_was_replaced_is_not_done(tmp_path: Path) -> None:
+def test_a_replaced_image_is_refused_without_overwrite(tmp_path: Path) -> None:
     (tmp_path / "a.nii.gz").write_text("image")
-    found, out = cases("a", root=str(tmp_path)), tmp_path / "out"
-    assert fill(folder(out), found) == ["a"] and fill(folder(out), found) == []
+    listed, out = cases("a", root=str(tmp_path)), tmp_path / "out"
+    assert fill(folder(out), listed) == ["a"] and fill(folder(out), listed) == []
     (tmp_path / "a.nii.gz").write_text("another")
     with members.refused(
         r"holds case a predicted from an image that has changed since: .*a\.nii\.gz; take another .* --overwrite"
     ):
-        fill(folder(out), found)
-    assert fill(folder(out), found, overwrite=True) == ["a"]
+        fill(folder(out), listed)
+    assert fill(folder(out), listed, overwrite=True) == ["a"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -167,7 +165,7 @@ def test_an_image_that_was_replaced_is_not_done(tmp_path: Path) -> None:
     "way", ["same", "link", "..", "another's name", "other ending", "image is a link", "probabilities"]
 )
 def test_the_folder_of_an_image_is_refused(tmp_path: Path, overwrite: bool, way: str) -> None:
-    """Whatever it is called; here with a manifest that lists the image as if it were a label map."""
+    """By any path, and also if a manifest lists the image as if it were a label map."""
     images = tmp_path / "out/probabilities" if way == "probabilities" else tmp_path / "images"
     fill(folder(images.parent if way == "probabilities" else images), cases("a"))
     (image := images / ("b.nii" if way == "other ending" else "a.nii.gz")).parent.mkdir(exist_ok=True)
@@ -175,47 +173,43 @@ def test_the_folder_of_an_image_is_refused(tmp_path: Path, overwrite: bool, way:
     (tmp_path / "link").symlink_to(images)
     (tmp_path / "c.nii.gz").symlink_to(image)
     outputs = {"link": tmp_path / "link", "..": images / "../images", "probabilities": images.parent}
-    given = Case(
+    case = Case(
         "a" if way != "another's name" else "c",
         (tmp_path / "c.nii.gz" if way == "image is a link" else image,),
     )
     with members.refused(
         r"^--output \S+: holds the images themselves, such as \S+\.nii(\.gz)?; take another folder"
     ):
-        fill(folder(outputs.get(way, images)), [given], overwrite)
+        fill(folder(outputs.get(way, images)), [case], overwrite)
     assert image.read_text() == "image"
 
 
-def test_overwrite_goes_on_after_it_was_stopped(tmp_path: Path) -> None:
-    found = cases("a", "b", "c")
+def test_a_stopped_overwrite_resumes(tmp_path: Path) -> None:
+    listed = cases("a", "b", "c")
     fill(folder(tmp_path), cases("a", "b", "c", "d"))
     stopped = folder(tmp_path)
-    with pytest.raises(KeyboardInterrupt), stopped.open(found, overwrite=True):
-        case, release = next(stopped.claims(found))
+    with pytest.raises(KeyboardInterrupt), stopped.open(listed, overwrite=True):
+        case, release = next(stopped.claims(listed))
         stopped.label(case.id).write_text("new")
         release()
         raise KeyboardInterrupt
-    assert fill(folder(tmp_path), cases("b"), overwrite=True) == [
-        "b"
-    ]  # only what it was not to replace yet, or lacks
-    assert record(tmp_path)["overwriting"] == []
-    with pytest.raises(KeyboardInterrupt), stopped.open(found, overwrite=True):
+    # The stopped command was to replace it, and has not.
+    assert fill(folder(tmp_path), cases("b"), overwrite=True) == ["b"]
+    assert manifest(tmp_path)["overwriting"] == []
+    with pytest.raises(KeyboardInterrupt), stopped.open(listed, overwrite=True):
         stopped.label("a").write_text("new")
         raise KeyboardInterrupt
-    assert fill(folder(tmp_path), [*found, *cases("d")], overwrite=True) == ["b", "c", "d"]
+    assert fill(folder(tmp_path), [*listed, *cases("d")], overwrite=True) == ["b", "c", "d"]
     assert (tmp_path / "a.nii.gz").read_text() == "new"
-    assert fill(folder(tmp_path), found, overwrite=True) == [
-        "a",
-        "b",
-        "c",
-    ]  # it had ended, so this is another one
+    # The overwriting command has finished, so this is a new one.
+    assert fill(folder(tmp_path), listed, overwrite=True) == ["a", "b", "c"]
 
 
-def test_who_is_at_work_is_not_overwritten(tmp_path: Path) -> None:
+def test_results_of_a_running_process_are_not_overwritten(tmp_path: Path) -> None:
     one = folder(tmp_path)
     with one.open(cases("a", "b")):
-        mine, release = next(one.claims(cases("a", "b")))
-        one.label(mine.id).write_text("done")
+        case, release = next(one.claims(cases("a", "b")))
+        one.label(case.id).write_text("done")
         release()
         with members.refused("overlap: 0.5 there, 0.25 now.*another process is at work there"):
             fill(folder(tmp_path, overlap=0.25), cases("a", "b"), overwrite=True)
@@ -224,15 +218,15 @@ def test_who_is_at_work_is_not_overwritten(tmp_path: Path) -> None:
         ):
             fill(folder(tmp_path), cases("a", "b"), overwrite=True)
     with one.open(cases("a", "b"), overwrite=True):
-        mine, release = next(one.claims(cases("a", "b")))
-        one.label(mine.id).write_text("done")
+        case, release = next(one.claims(cases("a", "b")))
+        one.label(case.id).write_text("done")
         release()
-        assert fill(folder(tmp_path), cases("a", "b"), overwrite=True) == ["b"]  # the same command: it joins
-        assert record(tmp_path)["overwriting"] == ["a", "b"]
-    assert record(tmp_path)["overwriting"] == []
+        assert fill(folder(tmp_path), cases("a", "b"), overwrite=True) == ["b"]  # the same command joins in
+        assert manifest(tmp_path)["overwriting"] == ["a", "b"]
+    assert manifest(tmp_path)["overwriting"] == []
 
 
-def test_what_killed_processes_leave_is_cleaned_away(tmp_path: Path) -> None:
+def test_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     fill(folder(tmp_path), cases("a"))
     (tmp_path / ".claims").mkdir()
     for name in (".123.b.nii.gz", ".claims/host-123-4.process", ".claims/b.lock", ".other.nii.gz"):
@@ -241,7 +235,7 @@ def test_what_killed_processes_leave_is_cleaned_away(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.glob(".*")} == {".lock", ".other.nii.gz"}
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with members.refused(r"--output \S+/file: cannot be written \(File exists\)"):
         fill(folder(tmp_path / "file"), cases("a"))

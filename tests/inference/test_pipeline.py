@@ -1,4 +1,4 @@
-"""medconv/inference/pipeline.py: stages that overlap, how many items are there at once, and errors."""
+"""Stages that overlap, the number of items in memory, and errors."""
 
 import gc
 import threading
@@ -24,7 +24,7 @@ class Big:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_items_in_memory_are_bounded(workers: int) -> None:
-    """All stages are full when item 0 is written, `workers` are loaded and one is predicted; errors keep none."""
+    """All stages are full when item 0 is written, `workers` are loaded and one is predicted; errors keep no item."""
     Big.alive.clear()
     gc.collect()
     highest, lock, numbers = 0, threading.Lock(), count()
@@ -54,8 +54,8 @@ def test_items_in_memory_are_bounded(workers: int) -> None:
     assert highest == workers + 2
 
 
-def test_the_stages_overlap() -> None:
-    """Each stage of one item waits for another stage of its neighbour; one after the other, that never ends."""
+def test_loading_prediction_and_writing_overlap() -> None:
+    """Each stage waits for an earlier stage of the next item, which would never end one after the other."""
     began = {stage: [threading.Event() for _ in range(10)] for stage in ("load", "predict")}
 
     def wait(event: threading.Event) -> None:
@@ -97,7 +97,7 @@ def test_an_error_does_not_stop_other_items() -> None:
 
 
 def test_items_are_requested_as_late_as_possible() -> None:
-    """Another process may do them instead."""
+    """Until then, another process may take them."""
     requested: list[int] = []
 
     def items():

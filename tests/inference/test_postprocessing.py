@@ -1,6 +1,4 @@
-"""Post-processing of label maps against flood fill, voxel by voxel; and the file that says which steps to
-take.
-"""
+"""Post-processing of label maps against flood fill, voxel by voxel; and the file that lists the steps."""
 
 import json
 import math
@@ -16,7 +14,7 @@ from medconv.inference.postprocessing import FOREGROUND, Step, Steps, component_
 from medconv.targets.segmentation import SegmentationTargets
 
 CLASSES = SegmentationTargets.of_classes(("background", "a", "b"))
-REGIONS = SegmentationTargets(("whole", "core", "enhancing"), ((1, 2, 3), (2, 3), (3,)), (1, 2, 3))
+REGIONS = SegmentationTargets(("outer", "core", "enhancing"), ((1, 2, 3), (2, 3), (3,)), (1, 2, 3))
 SPACING = (1.0, 1.5, 2.0)
 
 
@@ -25,7 +23,7 @@ def grid(label: np.ndarray) -> Grid:
 
 
 def random_label(seed: int, shape: tuple[int, ...], values: int = 3, background: float = 0.4) -> np.ndarray:
-    """Many components, of every shape, and holes; values below `values`."""
+    """Many components of any shape, and holes; values below `values`."""
     rng = np.random.default_rng(seed)
     share = [background, *[(1 - background) / (values - 1)] * (values - 1)]
     return rng.choice(values, shape, p=share).astype(np.int16)
@@ -33,45 +31,45 @@ def random_label(seed: int, shape: tuple[int, ...], values: int = 3, background:
 
 @pytest.mark.parametrize("shape", [(7, 6, 5), (12, 11, 1), (1, 9, 10), (6, 1, 1)])
 @pytest.mark.parametrize("seed", range(6))
-def test_components_are_those_of_flood_fill(shape: tuple[int, ...], seed: int) -> None:
+def test_components_equal_those_of_flood_fill(shape: tuple[int, ...], seed: int) -> None:
     label = random_label(seed, shape, background=0.75)
     before, volume = label.copy(), math.prod(SPACING)
-    for of, values in (("a", (1,)), ("b", (2,)), (FOREGROUND, (1, 2))):
-        found = Step("keep_largest", of).apply(label, grid(label), CLASSES)
-        assert np.array_equal(found, oracle.keep_largest(label, values))
+    for name, values in (("a", (1,)), ("b", (2,)), (FOREGROUND, (1, 2))):
+        processed = Step("keep_largest", name).apply(label, grid(label), CLASSES)
+        assert np.array_equal(processed, oracle.keep_largest(label, values))
         for smallest in (1, 2, 3.5):  # voxels
-            found = Step("remove_small", of, smallest * volume).apply(label, grid(label), CLASSES)
-            assert np.array_equal(found, oracle.remove_small(label, values, smallest * volume, volume))
+            processed = Step("remove_small", name, smallest * volume).apply(label, grid(label), CLASSES)
+            assert np.array_equal(processed, oracle.remove_small(label, values, smallest * volume, volume))
     assert np.array_equal(label, before)
 
 
 @pytest.mark.parametrize("shape", [(7, 6, 5), (12, 11, 1), (1, 9, 10), (6, 1, 1)])
 @pytest.mark.parametrize("background", [0.05, 0.2, 0.4])
 @pytest.mark.parametrize("seed", range(3))
-def test_holes_are_those_of_flood_fill(shape: tuple[int, ...], background: float, seed: int) -> None:
+def test_filled_holes_equal_those_of_flood_fill(shape: tuple[int, ...], background: float, seed: int) -> None:
     for values in (2, 3):
         label = random_label(seed, shape, values, background)
         for name, value in (("a", 1), ("b", 2)):
-            found = Step("fill_holes", name).apply(label, grid(label), CLASSES)
-            assert np.array_equal(found, oracle.fill_holes(label, value))
+            filled = Step("fill_holes", name).apply(label, grid(label), CLASSES)
+            assert np.array_equal(filled, oracle.fill_holes(label, value))
 
 
-def test_a_hole_is_no_hole_through_a_diagonal_gap_or_towards_the_border() -> None:
+def test_a_diagonal_gap_leaves_a_hole_closed_and_a_channel_opens_it() -> None:
     label = np.zeros((7, 7, 7), np.int16)
     label[1:6, 1:6, 1:6] = 1
     label[3, 3, 3] = 0
     assert Step("fill_holes", "a").apply(label, grid(label), CLASSES)[3, 3, 3] == 1
-    label[2, 2, 3] = label[1, 1, 3] = 0  # meet it by edges alone: a component's neighbours, not a hole's
+    label[2, 2, 3] = label[1, 1, 3] = 0  # they touch it only at edges, which connect components but not holes
     assert Step("fill_holes", "a").apply(label, grid(label), CLASSES)[3, 3, 3] == 1
     label[3, 3, 0:3] = 0  # a channel to the outside
     assert Step("fill_holes", "a").apply(label, grid(label), CLASSES)[3, 3, 3] == 0
     flat = np.zeros((7, 7, 3), np.int16)
     flat[1:6, 1:6, 1] = 1
-    flat[3, 3, 1] = 0  # open to both sides in a volume, though not in its slice
+    flat[3, 3, 1] = 0  # enclosed in its slice, but open to both sides in the volume
     assert Step("fill_holes", "a").apply(flat, grid(flat), CLASSES)[3, 3, 1] == 0
 
 
-def test_volumes_are_in_mm_whichever_way_axes_lie() -> None:
+def test_volumes_are_in_mm3_in_any_orientation() -> None:
     label = np.zeros((6, 8, 10), np.int16)
     label[:2, :2, :2], label[4, 5:8, 4] = 1, 1  # 24 and 9 mm^3
     for axes, signs in ORIENTATIONS[::7]:
@@ -81,41 +79,41 @@ def test_volumes_are_in_mm_whichever_way_axes_lie() -> None:
         assert Step("remove_small", "a", 9.1).apply(label, turned, CLASSES).sum() == 8
 
 
-def test_components_equally_large_all_stay() -> None:
+def test_equally_large_components_are_all_kept() -> None:
     label = np.zeros((9, 3, 1), np.int16)
     label[[0, 4, 8]] = 1
     label[4, 2] = 0
-    found = Step("keep_largest", "a").apply(label, grid(label), CLASSES)
-    assert found[0].all() and found[8].all() and not found[4].any()
+    processed = Step("keep_largest", "a").apply(label, grid(label), CLASSES)
+    assert processed[0].all() and processed[8].all() and not processed[4].any()
 
 
-def test_what_a_region_loses_falls_to_the_region_around_it() -> None:
+def test_a_removed_component_gets_the_value_of_the_region_around_it() -> None:
     label = np.zeros((9, 9, 1), np.int16)
     label[1:8, 1:8] = 1
     label[2:5, 2:5], label[3, 3], label[6, 6], label[2, 6] = 2, 1, 3, 0
     step = Step("keep_largest", "core").apply(label, grid(label), REGIONS)
-    assert step[6, 6] == 1  # of core and enhancing: neither any more, still of the whole
+    assert step[6, 6] == 1  # no longer core or enhancing, but still in the outer region
     assert np.array_equal(np.argwhere(step != label), [[6, 6, 0]])
-    assert not Step("remove_small", "whole", 1000).apply(label, grid(label), REGIONS).any()
+    assert not Step("remove_small", "outer", 1000).apply(label, grid(label), REGIONS).any()
     filled = Step("fill_holes", "core").apply(label, grid(label), REGIONS)
-    assert filled[3, 3] == 2  # what is of the whole alone loses nothing by joining the core
+    assert filled[3, 3] == 2  # a voxel of the outer region alone leaves no region by joining the core
     assert filled[2, 6] == 0
-    assert Step("fill_holes", "whole").apply(label, grid(label), REGIONS)[2, 6] == 1
+    assert Step("fill_holes", "outer").apply(label, grid(label), REGIONS)[2, 6] == 1
     assert Step("fill_holes", "enhancing").apply(label, grid(label), REGIONS) is label
-    label[3, 3] = 3  # enhancing inside of the core: nothing to fill
+    label[3, 3] = 3  # enhancing voxels belong to the core: nothing to fill
     assert Step("fill_holes", "core").apply(label, grid(label), REGIONS) is label
 
 
-def test_an_empty_label_map_stays_so() -> None:
+def test_an_empty_label_map_is_unchanged() -> None:
     label = np.zeros((4, 4, 4), np.int16)
     for step in (Step("keep_largest", FOREGROUND), Step("remove_small", "a", 5.0), Step("fill_holes", "b")):
         assert step.apply(label, grid(label), CLASSES) is label
 
 
-def test_steps_are_taken_in_their_order(tmp_path: Path) -> None:
+def test_the_steps_of_a_file_are_applied_in_their_order(tmp_path: Path) -> None:
     label = np.zeros((9, 9, 1), np.int16)
     label[1:6, 1:6], label[3, 3], label[8, 8] = 1, 0, 1
-    label[3, 3] = 2  # a stray inside
+    label[3, 3] = 2  # a voxel of the other class inside
     content = {
         "targets": CLASSES.plain(),
         "steps": [
@@ -128,13 +126,13 @@ def test_steps_are_taken_in_their_order(tmp_path: Path) -> None:
     path = tmp_path / "postprocessing.json"
     path.write_text(json.dumps(content))
     steps = read(path)
-    found = steps.apply(label, grid(label), CLASSES)
-    assert found[3, 3] == 1 and found[8, 8] == 0 and found.sum() == 25
+    processed = steps.apply(label, grid(label), CLASSES)
+    assert processed[3, 3] == 1 and processed[8, 8] == 0 and processed.sum() == 25
     assert Steps(steps.steps[::-1], CLASSES).apply(label, grid(label), CLASSES)[3, 3] == 0
     assert [step.plain() for step in steps.steps][1] == {"operation": "fill_holes", "label": "a"}
 
 
-def test_steps_made_for_other_classes_are_refused() -> None:
+def test_steps_for_other_classes_are_refused() -> None:
     label = np.zeros((4, 4, 4), np.int16)
     other = SegmentationTargets.of_classes(("background", "b", "a"))
     with pytest.raises(ValueError, match=r"made for a=1, b=2; the network has b=1, a=2"):
@@ -148,7 +146,7 @@ GOOD = {"operation": "remove_small", "label": "a", "min_mm3": 4.0}
 
 
 @pytest.mark.parametrize(
-    ("content", "wanted"),
+    ("content", "message"),
     [
         ("{", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
@@ -203,7 +201,7 @@ GOOD = {"operation": "remove_small", "label": "a", "min_mm3": 4.0}
         ),
     ],
 )
-def test_a_file_that_is_not_one_of_steps_is_refused(content: object, wanted: str, tmp_path: Path) -> None:
+def test_a_file_with_invalid_steps_is_refused(content: object, message: str, tmp_path: Path) -> None:
     path = tmp_path / "steps.json"
     if isinstance(content, dict) and "targets" not in content:
         content = {**content, "targets": CLASSES.plain()}
@@ -211,7 +209,7 @@ def test_a_file_that_is_not_one_of_steps_is_refused(content: object, wanted: str
     with pytest.raises(ValueError) as error:
         read(path)
     assert str(error.value).startswith(f"{path}: ")
-    assert wanted in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""medconv/inference/saliency.py: the map lies where the network looks; networks of all families; nothing
-is left behind.
-"""
+"""Saliency maps: their place, networks of all families, and that the network stays unchanged."""
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from medconv.utils import visualization
 
 
 class Corner(nn.Module):
-    """The first output grows with what is bright, the second with what is dark, each where it is."""
+    """The first output grows with bright voxels, the second with dark ones."""
 
     def __init__(self, dims: int, inplace: bool = False) -> None:
         super().__init__()
@@ -38,26 +36,21 @@ def spotted(shape: tuple[int, ...], bright: tuple[int, ...], dark: tuple[int, ..
 @pytest.mark.parametrize(
     ("shape", "bright", "dark"), [((8, 9), (1, 7), (6, 2)), ((6, 8, 7), (5, 1, 2), (0, 6, 4))]
 )
-def test_the_map_lies_where_the_network_looks(
+def test_the_maximum_lies_at_the_voxel_that_supports_the_output(
     shape: tuple[int, ...], bright: tuple[int, ...], dark: tuple[int, ...], inplace: bool
 ) -> None:
     network, image = Corner(len(shape), inplace).train(), spotted(shape, bright, dark)
     batch = torch.cat([image, image, image * 0])
-    found = saliency.saliency(network, batch, [0, 1, 0])
-    assert found.shape == (3, *shape) and found.dtype == np.float32
-    assert (
-        np.unravel_index(found[0].argmax(), shape) == bright
-        and np.unravel_index(found[1].argmax(), shape) == dark
-    )
-    assert found[:2].max((*range(1, len(shape) + 1),)).tolist() == [1, 1] and not found[2].any()
-    assert (saliency.saliency(network, image, 1) == found[1]).all()
-    assert (
-        saliency.saliency(network, 2 * image + (image > 0))
-        == saliency.saliency(network, 2 * image + (image > 0), 0)
-    ).all()
+    maps = saliency.saliency(network, batch, [0, 1, 0])
+    assert maps.shape == (3, *shape) and maps.dtype == np.float32
+    assert [np.unravel_index(each.argmax(), shape) for each in maps[:2]] == [bright, dark]
+    assert maps[:2].max((*range(1, len(shape) + 1),)).tolist() == [1, 1] and not maps[2].any()
+    assert (saliency.saliency(network, image, 1) == maps[1]).all()
+    brighter = 2 * image + (image > 0)  # the first output is the highest
+    assert (saliency.saliency(network, brighter) == saliency.saliency(network, brighter, 0)).all()
 
 
-def test_nothing_is_left_behind() -> None:
+def test_the_network_is_unchanged() -> None:
     network = Corner(2, inplace=True).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     with torch.inference_mode():
@@ -69,7 +62,7 @@ def test_nothing_is_left_behind() -> None:
 
 @pytest.mark.parametrize("dims", [2, 3])
 @pytest.mark.parametrize("family", ["resnet", "densenet", "efficientnet", "senet"])
-def test_monais_networks(family: str, dims: int) -> None:
+def test_networks_of_monai_have_maps(family: str, dims: int) -> None:
     torch.manual_seed(0)
     network: nn.Module = {
         "resnet": lambda: nets.ResNet(
@@ -91,19 +84,19 @@ def test_monais_networks(family: str, dims: int) -> None:
             dims, 1, nets.senet.SEResNetBottleneck, (1, 1, 1, 1), 1, 4, inplanes=8, num_classes=3
         ),
     }[family]()
-    size = 64 if family == "efficientnet" else 28  # it fails for smaller ones by itself
+    size = 64 if family == "efficientnet" else 28  # it fails for smaller images in any case
     image = torch.randn(2, 1, *(size,) * dims)
-    found = saliency.saliency(network, image, [0, 2])
-    assert found.shape == (2, *(size,) * dims) and np.isfinite(found).all()
-    assert {0.0, 1.0} >= {float(f.max()) for f in found}
+    maps = saliency.saliency(network, image, [0, 2])
+    assert maps.shape == (2, *(size,) * dims) and np.isfinite(maps).all()
+    assert {0.0, 1.0} >= {float(each.max()) for each in maps}
 
 
-def test_no_layer_with_places() -> None:
+def test_a_network_without_a_spatial_layer_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a layer whose output has the image's axes"):
         saliency.saliency(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), torch.randn(1, 1, 8, 8), 0)
 
 
-def test_a_layer_used_twice_is_none() -> None:
+def test_a_layer_that_is_called_twice_is_not_used() -> None:
     class Twice(Corner):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.relu(self.norm(self.relu(self.stem(x)))).flatten(2).mean(2)
@@ -111,7 +104,7 @@ def test_a_layer_used_twice_is_none() -> None:
     assert saliency._layer(Twice(2), torch.randn(1, 1, 8, 8)) == "norm"
 
 
-def test_our_network_and_its_picture() -> None:
+def test_a_picture_of_our_network_shows_all_planes() -> None:
     class Pooled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -126,7 +119,7 @@ def test_our_network_and_its_picture() -> None:
     assert picture.dtype == np.uint8 and picture.shape[2] == 3 and picture.shape[0] > 3 * 100
 
 
-def test_heat_lies_on_its_place_and_colours_stay() -> None:
+def test_heat_lies_at_its_voxel_and_colours_are_kept() -> None:
     strength = np.zeros((20, 10), np.float32)
     strength[15, 8] = 1
     image = np.zeros((3, 20, 10))

@@ -1,4 +1,4 @@
-"""medconv/inference/sliding_window.py: windows over whole images."""
+"""Windows over full images: weights, flips, and memory."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from medconv.models.unet import UNet
 
 
 class Constant:
-    """Logits 3 and -2 everywhere, and a record of the windows it saw."""
+    """Logits 3 and -2 everywhere; records the shapes of its windows."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
@@ -37,13 +37,13 @@ def test_constant_output_gives_a_constant_map(
 
 
 @pytest.mark.parametrize(("overlap", "windows"), [(0.0, 2), (0.5, 3), (0.75, 5)])
-def test_overlap_decides_how_many_windows_there_are(overlap: float, windows: int) -> None:
+def test_overlap_decides_the_number_of_windows(overlap: float, windows: int) -> None:
     network = Constant()
     SlidingWindow((8, 8), overlap)(network, torch.randn(1, 1, 16, 8))
     assert sum(shape[0] for shape in network.shapes) == windows
 
 
-def test_every_voxel_lands_where_it_came_from() -> None:
+def test_every_voxel_keeps_its_place() -> None:
     image = torch.randn(1, 2, 13, 9, 7)
     torch.testing.assert_close(SlidingWindow((6, 4, 4))(torch.clone, image), image, rtol=1e-4, atol=1e-5)
 
@@ -56,13 +56,13 @@ def test_an_image_smaller_than_the_window_keeps_its_size(size: tuple[int, int]) 
     torch.testing.assert_close(SlidingWindow((8, 8))(torch.clone, image), image, rtol=1e-4, atol=1e-5)
 
 
-def test_one_window_is_the_network_itself() -> None:
+def test_one_window_gives_the_logits_of_the_network() -> None:
     network, image = UNet(3, 1, 2, (4, 8), (2,)).eval(), torch.randn(1, 1, 4, 6, 8)
     torch.testing.assert_close(SlidingWindow((4, 6, 8))(network, image), network(image), rtol=1e-4, atol=1e-5)
 
 
 def test_overlapping_windows_are_weighted_toward_their_centres() -> None:
-    """Two windows that disagree, 0 and 1: between them the nearer centre counts for more."""
+    """Two windows give 0 and 1: between them, the nearer centre has more weight."""
     values = iter([0.0, 1.0])
 
     def network(windows: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def test_overlapping_windows_are_weighted_toward_their_centres() -> None:
     assert (row[4:8].diff() > 0).all() and 0 < row[4] < 0.5 < row[7] < 1
 
 
-def test_heads_of_deep_supervision_are_left_out() -> None:
+def test_deep_supervision_heads_are_left_out() -> None:
     image = torch.randn(1, 1, 12, 9)
     both = SlidingWindow((8, 8))(lambda windows: [windows.clone(), windows[..., ::2, ::2]], image)
     torch.testing.assert_close(both, image, rtol=1e-4, atol=1e-5)
@@ -89,7 +89,7 @@ def test_heads_of_deep_supervision_are_left_out() -> None:
         ({"batch_size": 0}, r"task\.sw_batch_size must be a whole number of at least 1, got 0"),
     ],
 )
-def test_errors_name_the_argument_and_what_came(arguments: dict, message: str) -> None:
+def test_errors_name_the_argument_and_its_value(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SlidingWindow((8, 8), **arguments)
 
@@ -105,15 +105,15 @@ def test_mirror_augmentation_is_the_mean_over_all_flips() -> None:
 
 
 @pytest.mark.parametrize("axes", [(2,), (0, 0), (-1,)])
-def test_mirror_axes_are_different_spatial_axes(axes: tuple[int, ...]) -> None:
+def test_mirror_axes_must_be_different_spatial_axes(axes: tuple[int, ...]) -> None:
     with pytest.raises(
         ValueError, match=r"task\.mirror_axes must be different spatial axes from 0 to 1, got"
     ):
         SlidingWindow((8, 8), mirror_axes=axes)
 
 
-def test_without_room_on_the_gpu_the_sums_lie_in_main_memory() -> None:
-    """As a GPU raises it, at the first window."""
+def test_logits_are_summed_on_the_cpu_if_gpu_memory_is_full() -> None:
+    """The GPU's error is raised at the first window."""
     calls = 0
 
     def network(windows: Tensor) -> Tensor:

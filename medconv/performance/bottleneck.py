@@ -7,6 +7,11 @@ from typing import Any
 
 from medconv.utils.hardware import resolve_precision
 
+_COPY = "try a smaller patch or batch; copies already use pinned memory"
+_AUGMENTATION = "try augmentation=light or augmentation=none"
+_LOGGING = "try a larger trainer.log_every_n_steps, or callbacks=none"
+_VALIDATION = "try a larger trainer.check_val_every_n_epoch, or a smaller task.overlap"
+
 
 def verdict(shares: Mapping[str, float], values: Mapping[str, Any], cores: int) -> str | None:
     """The largest bottleneck and the setting against it; None if nothing was measured.
@@ -18,26 +23,10 @@ def verdict(shares: Mapping[str, float], values: Mapping[str, Any], cores: int) 
     compute = shares["forward"] + shares["backward"] + shares["optimizer"]
     limits = {
         "data_wait": (0.1, "waits for data", _feed(values, cores)),
-        "copy_to_device": (
-            0.1,
-            "copies batches to the device",
-            "try a smaller patch or batch; copies already use pinned memory",
-        ),
-        "augmentation": (
-            0.15,
-            "is augmentation on the device",
-            "try augmentation=light or augmentation=none",
-        ),
-        "logging": (
-            0.1,
-            "is logging and callbacks",
-            "try a larger trainer.log_every_n_steps, or callbacks=none",
-        ),
-        "validation": (
-            0.3,
-            "is validation",
-            "try a larger trainer.check_val_every_n_epoch, or a smaller task.overlap",
-        ),
+        "copy_to_device": (0.1, "copies batches to the device", _COPY),
+        "augmentation": (0.15, "is augmentation on the device", _AUGMENTATION),
+        "logging": (0.1, "is logging and callbacks", _LOGGING),
+        "validation": (0.3, "is validation", _VALIDATION),
     }
     over = {name: shares[name] for name, (limit, _, _) in limits.items() if shares[name] > limit}
     if not over:

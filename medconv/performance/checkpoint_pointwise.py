@@ -28,15 +28,8 @@ CHEAP = frozenset(
     (
         *(*_WITH_STATISTICS, F.group_norm, F.layer_norm, norm_by_sample, triton_instance_norm),
         *(F.leaky_relu, F.relu, F.silu, F.gelu, F.elu, F.hardtanh, F.mish, torch.relu, torch.sigmoid),
-        *(
-            torch.cat,
-            torch.add,
-            torch.mul,
-            torch.Tensor.add,
-            torch.Tensor.mul,
-            torch.Tensor.__add__,
-            torch.Tensor.__mul__,
-        ),
+        *(torch.cat, torch.add, torch.mul),
+        *(Tensor.add, Tensor.mul, Tensor.__add__, Tensor.__mul__),
     )
 )
 _SMALL = 4096  # elements; smaller tensors are saved as they are
@@ -76,15 +69,10 @@ class Recompute(TorchFunctionMode):
         self._own.clear()
         self._last = None
         result = function(*args, **kwargs)
-        if (
-            isinstance(result, Tensor)
-            and result.requires_grad
-            and result.numel() >= _SMALL
-            and _usable(inputs)
-        ):
-            self._notes[_storage(result)] = Note(
-                function, inputs, _autocast(self._device_type), _Identity(result)
-            )
+        large = isinstance(result, Tensor) and result.requires_grad and result.numel() >= _SMALL
+        if large and _usable(inputs):
+            autocast = _autocast(self._device_type)
+            self._notes[_storage(result)] = Note(function, inputs, autocast, _Identity(result))
             for saved in self._own:  # an activation saves its own result
                 if isinstance(saved.content, Tensor):
                     saved.content = self._noted(saved.content)

@@ -22,14 +22,8 @@ log = logging.getLogger(__name__)
 # In the order of a step. `forward` is the network and the loss; `logging` is callbacks, loggers and Lightning
 # itself.
 PHASES = (
-    "data_wait",
-    "copy_to_device",
-    "augmentation",
-    "forward",
-    "backward",
-    "optimizer",
-    "logging",
-    "validation",
+    *("data_wait", "copy_to_device", "augmentation", "forward", "backward", "optimizer"),
+    *("logging", "validation"),
 )
 
 
@@ -49,9 +43,8 @@ class StepProfiler(Callback):
         self._ranges = ranges
         self._open: ExitStack | None = None
         self._clock: Any = None
-        self._pending: deque[tuple[int, list[tuple[str, Any]]]] = (
-            deque()
-        )  # samples and marks that are not added up yet
+        # samples and marks of steps that are not added up yet
+        self._pending: deque[tuple[int, list[tuple[str, Any]]]] = deque()
         self._marks: list[tuple[str, Any]] = []  # name of the phase that ends, and when
         self._recent: tuple[int, Mapping[str, float]] = (0, Counter())
 
@@ -59,11 +52,8 @@ class StepProfiler(Callback):
         return {"seconds": dict(self.seconds), "samples": self.samples, "wall_seconds": self.wall_seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seconds, self.samples, self._before = (
-            Counter(state["seconds"]),
-            state["samples"],
-            state["wall_seconds"],
-        )
+        self.seconds, self.samples = Counter(state["seconds"]), state["samples"]
+        self._before = state["wall_seconds"]
         self._recent = (self.samples, self.seconds.copy())
 
     @property
@@ -171,12 +161,11 @@ class StepProfiler(Callback):
             self._open = None
         if ended:
             self._open = ExitStack()
-            following = (
-                "logging" if ended == "validation" else PHASES[(PHASES.index(ended) + 1) % (len(PHASES) - 1)]
-            )
-            self._open.enter_context(torch.profiler.record_function(f"medconv/{following}"))
+            following = (PHASES.index(ended) + 1) % (len(PHASES) - 1)
+            name = f"medconv/{'logging' if ended == 'validation' else PHASES[following]}"
+            self._open.enter_context(torch.profiler.record_function(name))
             if isinstance(self._clock, _CudaClock):
-                self._open.enter_context(torch.cuda.nvtx.range(f"medconv/{following}"))
+                self._open.enter_context(torch.cuda.nvtx.range(name))
 
 
 class Trace(Callback):

@@ -10,9 +10,8 @@ from medconv.planning.topology import Network, num_weights
 
 GB = 2**30
 _WEIGHT_BYTES = 16  # fp32 weights, gradients, and AdamW's two moments
-_LOSS_BYTES = (
-    20  # per voxel and class: logits, softmax and its logarithm in fp32, and what the loss makes of them
-)
+# Per voxel and class: logits, softmax and its logarithm in fp32, and what the loss makes of them.
+_LOSS_BYTES = 20
 # Of the activations at their peak, as measured (docs/planning.md).
 _KEPT = {"none": 1.0, "pointwise": 0.75, "blocks": 0.7}
 

@@ -103,18 +103,17 @@ def plan(
     if overrides.resize is not None:
         _need_axes("data.resize", overrides.resize, seen.spatial_dims)
         if not overrides.spacing_mm:  # what the network sees
-            spacing = tuple(
-                mm * n / new for mm, n, new in zip(spacing, median, overrides.resize, strict=True)
-            )
+            sizes = zip(spacing, median, overrides.resize, strict=True)
+            spacing = tuple(mm * n / new for mm, n, new in sizes)
         median = tuple(overrides.resize)
     outputs = num_outputs or len(fingerprint.class_voxels[0])
     planner = _Planner(spacing, median, overrides, budget, len(fingerprint.intensities), outputs)
     network, patch = planner.network_and_patch()
-    slices = (
-        middle(shape[axis] for shape in fingerprint.shapes) if axis is not None else 1
-    )  # which keep their own spacing
+    # slices keep their own spacing
+    slices = 1 if axis is None else middle(shape[axis] for shape in fingerprint.shapes)
     batch, why = planner.batch(network, patch, prod(median) * slices * len(fingerprint.shapes))
-    planner.warn(network, patch, batch)
+    needed_gb = planner.gb(network, patch, batch)
+    planner.warn(patch, batch, needed_gb)
     rows = [
         ("dimensions", f"{seen.spatial_dims}D", dims_reason(fingerprint, axis, overrides)),
         ("spacing", f"{by(spacing)} mm", spacing_reason(seen, overrides)),
@@ -122,11 +121,7 @@ def plan(
         ("batch", str(batch), why),
         *network_rows(network, patch, overrides),
         ("normalisation", ", ".join(names), normalisation_reason(modalities, overrides)),
-        (
-            "memory",
-            f"{planner.gb(network, patch, batch):.2g} of {budget.memory_gb:g} GB",
-            memory_reason(budget),
-        ),
+        ("memory", f"{needed_gb:.2g} of {budget.memory_gb:g} GB", memory_reason(budget)),
     ]
     return Plan(
         seen.spatial_dims,
@@ -252,13 +247,12 @@ class _Planner:
             return self.least_batch, f"the least; {reason}: {limits[reason]}"
         return limits[reason], f"{reason}; {others}"
 
-    def warn(self, network: Network, patch: Sequence[int], batch: int) -> None:
+    def warn(self, patch: Sequence[int], batch: int, needed_gb: float) -> None:
         """Warn if a step does not fit: a patch size that the user sets is not changed."""
-        needed, budget = self.gb(network, patch, batch), self.budget
-        if needed > budget.memory_gb:
+        if needed_gb > self.budget.memory_gb:
             log.warning(
                 "data.patch_size=[%s] in a batch of %d takes some %.2g GB, the budget is %g (%s)",
-                *(",".join(map(str, patch)), batch, needed, budget.memory_gb, budget.origin),
+                *(",".join(map(str, patch)), batch, needed_gb, self.budget.memory_gb, self.budget.origin),
             )
 
 

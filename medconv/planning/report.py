@@ -58,15 +58,10 @@ def patch_reason(
 def dims_reason(fingerprint: Fingerprint, axis: int | None, overrides: PlanOverrides) -> str:
     if overrides.spatial_dims is not None:
         return "data.spatial_dims"
-    if overrides.image_level:
-        return (
-            "the images are volumes"
-            if fingerprint.spatial_dims == 3
-            else "the images are pictures or single slices"
-        )
     if axis is not None:
         return f"slice by slice across the {_AXES[axis]} axis: so few slices give a 3D kernel nothing to see"
-    return "the images are volumes" if fingerprint.spatial_dims == 3 else "the images are single slices"
+    flat = "pictures or single slices" if overrides.image_level else "single slices"
+    return f"the images are {'volumes' if fingerprint.spatial_dims == 3 else flat}"
 
 
 def spacing_reason(seen: Fingerprint, overrides: PlanOverrides) -> str:
@@ -85,20 +80,14 @@ def network_rows(
     left = by(coarsest(patch, network.strides))
     late = any(1 in step for step in network.strides[:-1])
     thin = any(1 in kernel for kernel in network.kernel_sizes)
-    even = (
-        "an axis rests until the others' voxels are as long, or where it is short"
-        if late
-        else "all axes alike"
-    )
+    rests = "an axis rests until the others' voxels are as long, or where it is short"
+    uneven = "1 across voxels twice as long as the finest, until they even out"
     reasons = {
-        "strides": f"{even}; {left} voxels are left",
-        "kernel_sizes": "1 across voxels twice as long as the finest, until they even out"
-        if thin
-        else "voxels are near cubes",
+        "strides": f"{rests if late else 'all axes alike'}; {left} voxels are left",
+        "kernel_sizes": uneven if thin else "voxels are near cubes",
         "channels": "twice as many in each stage, up to nnU-Net's limit",
     }
-    set_by_user = {key: f"plan.{key}" for key in reasons if getattr(overrides, key) is not None}
-    reasons |= set_by_user
+    reasons |= {key: f"plan.{key}" for key in reasons if getattr(overrides, key) is not None}
     return [
         ("stages", str(len(network.channels)), f"halved while {MIN_EDGE} voxels are left along an axis"),
         ("strides", _each(network.strides), reasons["strides"]),
@@ -120,20 +109,15 @@ def _each(rows: Sequence[Sequence[int]]) -> str:
 
 
 def normalisation_reason(modalities: Sequence[str] | None, overrides: PlanOverrides) -> str:
-    return (
-        "data.normalisation"
-        if overrides.normalisation is not None
-        else f"modality {', '.join(modalities or ['MRI'])}"
-    )
+    if overrides.normalisation is not None:
+        return "data.normalisation"
+    return f"modality {', '.join(modalities or ['MRI'])}"
 
 
 def memory_reason(budget: Budget) -> str:
-    kept = (
-        ""
-        if budget.activation_checkpointing == "none"
-        else f", activation_checkpointing={budget.activation_checkpointing}"
-    )
-    return f"estimated for a step in {budget.precision}{kept}; the budget: {budget.origin}"
+    mode = budget.activation_checkpointing
+    checkpointing = "" if mode == "none" else f", activation_checkpointing={mode}"
+    return f"estimated for a step in {budget.precision}{checkpointing}; the budget: {budget.origin}"
 
 
 def by(numbers: Sequence[float]) -> str:

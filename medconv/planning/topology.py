@@ -9,9 +9,8 @@ from math import prod
 
 MIN_EDGE = 4  # voxels along an axis at the coarsest stage
 _THICK = 3  # times the finest voxel: slices that are seldom halved, as neighbours have little in common
-_EVEN = (
-    2  # axes whose voxels differ by less than this factor are pooled together, and get kernels of 3 together
-)
+# Axes whose voxels differ by less than this factor are halved together, and get kernels of 3 together.
+_EVEN = 2
 _BASE_CHANNELS, _MAX_CHANNELS = 32, {2: 512, 3: 320}
 _PATCH_EDGE = {2: 2048, 3: 256}  # the largest patch holds as many voxels as a square or cube of this edge
 
@@ -89,35 +88,25 @@ def need_strides(strides: Sequence[Sequence[int]], spatial_dims: int) -> Steps:
     """Raises: ValueError: not one whole number from 1 per step and axis."""
     steps = _per_axis(strides, spatial_dims)
     if steps is None or any(n < 1 for step in steps for n in step):
-        raise ValueError(
-            f"plan.strides needs {spatial_dims} whole numbers of 1 or more for each step between stages, got "
-            f"{strides}"
-        )
+        what = f"{spatial_dims} whole numbers of 1 or more for each step between stages"
+        raise ValueError(f"plan.strides needs {what}, got {strides}")
     return steps
 
 
 def need_kernels(kernel_sizes: Sequence[Sequence[int]], num_stages: int, spatial_dims: int) -> Steps:
     """Raises: ValueError: not one odd number per stage and axis."""
     sizes = _per_axis(kernel_sizes, spatial_dims)
-    if (
-        sizes is None
-        or len(sizes) != num_stages
-        or any(n < 1 or n % 2 == 0 for kernel in sizes for n in kernel)
-    ):
-        raise ValueError(
-            f"plan.kernel_sizes needs {spatial_dims} odd numbers for each of {num_stages} stages, got "
-            f"{kernel_sizes}"
-        )
+    if sizes is None or len(sizes) != num_stages or any(n < 1 or n % 2 == 0 for k in sizes for n in k):
+        what = f"{spatial_dims} odd numbers for each of {num_stages} stages"
+        raise ValueError(f"plan.kernel_sizes needs {what}, got {kernel_sizes}")
     return sizes
 
 
 def need_channels(channels: Sequence[int], num_stages: int) -> tuple[int, ...]:
     """Raises: ValueError: not one positive number per stage."""
     if len(channels) != num_stages or any(n < 1 for n in channels):
-        raise ValueError(
-            f"plan.channels needs one number of 1 or more for each of {num_stages} stages, got "
-            f"{list(channels)}"
-        )
+        what = f"one number of 1 or more for each of {num_stages} stages"
+        raise ValueError(f"plan.channels needs {what}, got {list(channels)}")
     return tuple(channels)
 
 
@@ -126,12 +115,9 @@ def _per_axis(rows: object, spatial_dims: int) -> Steps | None:
     if not isinstance(rows, (list, tuple)):
         return None
     full = [(row,) * spatial_dims if isinstance(row, int) else row for row in rows]
-    all_integers = all(isinstance(row, (list, tuple)) and all(type(n) is int for n in row) for row in full)
-    return (
-        tuple(tuple(row) for row in full)
-        if all_integers and all(len(row) == spatial_dims for row in full)
-        else None
-    )
+    if not all(isinstance(row, (list, tuple)) and len(row) == spatial_dims for row in full):
+        return None
+    return tuple(map(tuple, full)) if all(type(n) is int for row in full for n in row) else None
 
 
 def coarsest(patch: Sequence[int], strides: Steps) -> tuple[int, ...]:

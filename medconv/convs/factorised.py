@@ -120,7 +120,7 @@ class SqueezeExcitation(Foldable):
         return x * self.gate(self.expand(self.activation(self.reduce(self.pool(x)))))
 
     def folded(self) -> nn.Module:
-        """The same of torch's own modules only."""
+        """The same, of torch modules only."""
         return fx.symbolic_trace(self)
 
 
@@ -217,8 +217,8 @@ def _separable_product(parts: Any, into: int) -> Tensor:
 def _finish(
     parts: Any, conv: Conv, made: Callable[[], Tensor], dense: Tensor, init_from_weights: bool
 ) -> nn.Module:
-    """The kept weight's error noted, or a new one drawn: unit variance along each step, then scaled to the
-    old one's.
+    """Note the error of a projected weight, or draw new ones: unit variance in each step, then scaled to the
+    old weight's.
     """
     parts.requires_grad_(conv.weight.requires_grad)
     if init_from_weights:

@@ -110,10 +110,10 @@ def filter_bank(
 
     Raises: ValueError: an unknown name, or invalid arguments of a bank.
     """
-    words = [names] if isinstance(names, str) else list(names)
-    if not words or any(word not in BANKS for word in words):
+    banks = [names] if isinstance(names, str) else list(names)
+    if not banks or any(name not in BANKS for name in banks):
         raise ValueError(f"bank must be one of {sorted(BANKS)}, or a list of them, got {names!r}")
-    filters = torch.cat([BANKS[word](kernel_size, spacing_mm, sigma_mm) for word in words])
+    filters = torch.cat([BANKS[name](kernel_size, spacing_mm, sigma_mm) for name in banks])
     distinct: list[Tensor] = []
     for candidate in filters:
         if not any(torch.allclose(candidate, filter_, atol=1e-6) for filter_ in distinct):

@@ -78,8 +78,8 @@ class TwoLaunches(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         layer: Any = self
         prior = layer.parametrizations.weight[0]
-        alone = len(layer.parametrizations.weight) == 1  # no parametrization of the user's after ours
-        if alone and prefers_two_launches(layer, prior, input):
+        only_ours = len(layer.parametrizations.weight) == 1  # the user may add others after ours
+        if only_ours and prefers_two_launches(layer, prior, input):
             return _two_launches(layer, prior, input)
         return super().forward(input)
 

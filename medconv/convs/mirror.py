@@ -179,7 +179,7 @@ class Mirror:
         return self._convert_all(network, regular)
 
     def _convert_all(self, network: nn.Module, regular: dict[str, tuple[bool, bool]]) -> list[str]:
-        done = []
+        converted = []
         for name, layer in layers_with_channels(network):
             if name in regular:
                 try:
@@ -187,8 +187,8 @@ class Mirror:
                     layer.train(layer.training)  # new parametrizations are in training mode
                 except ValueError as error:
                     raise ValueError(f"layer {name}: {error}") from error
-                done.append(name)
-        return [name for name in done if isinstance(network.get_submodule(name), CONVS + TRANSPOSED)]
+                converted.append(name)
+        return [name for name in converted if isinstance(network.get_submodule(name), CONVS + TRANSPOSED)]
 
 
 def mirror_axes(network: nn.Module) -> tuple[int, ...]:

@@ -80,8 +80,8 @@ def _probe(network: nn.Module, derived: Values, patch_size: Sequence[int]) -> No
     image_level = derived.get("image_targets") is not None
     expected = (1, derived["num_classes"], *(() if image_level else patch_size))
     if shape != expected:
-        meant = "(batch, outputs)" if image_level else "(batch, classes, *patch_size)"
+        axes = "(batch, outputs)" if image_level else "(batch, classes, *patch_size)"
         near = "model=resnet, densenet, efficientnet, senet or encoder" if image_level else "model=customconv"
         raise ConfigError(
-            f"model must return logits of shape {expected} {meant}, it returns {shape}; {near} does"
+            f"model must return logits of shape {expected} {axes}, it returns {shape}; {near} does"
         )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class RunningStatistics:
-    """A forward pass changes them before it is known whether the loss is finite."""
+    """Those of a network, which a forward pass changes before its loss is known to be finite."""
 
     def __init__(self, module: nn.Module) -> None:
         norms: list[Any] = [
@@ -28,8 +28,8 @@ class RunningStatistics:
         """Restore what `now` returned. Args: where: a bool tensor on the device, whether to; None: yes."""
         for group, old in zip(self._groups, saved, strict=True):
             restored = old if where is None else torch.where(where, old, _flat(group))
-            parts = restored.split([one.numel() for one in group])
-            torch._foreach_copy_(group, [part.view_as(one) for part, one in zip(parts, group, strict=True)])
+            parts = restored.split([value.numel() for value in group])
+            torch._foreach_copy_(group, [part.view_as(v) for part, v in zip(parts, group, strict=True)])
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

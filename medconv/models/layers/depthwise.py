@@ -48,8 +48,8 @@ def block_weight(weight: Tensor, channels: int, size: int) -> Tensor:
     Output o of a block sees input i of it through the weight where o belongs to i, and zeros elsewhere.
     """
     multiplier = weight.shape[0] // channels
-    own = torch.eye(size, dtype=weight.dtype, device=weight.device).repeat_interleave(multiplier, 0)
-    blocks = weight.view(-1, size * multiplier, 1, *weight.shape[2:]) * own[None, :, :, None, None, None]
+    mask = torch.eye(size, dtype=weight.dtype, device=weight.device).repeat_interleave(multiplier, 0)
+    blocks = weight.view(-1, size * multiplier, 1, *weight.shape[2:]) * mask[None, :, :, None, None, None]
     return blocks.flatten(0, 1).contiguous(memory_format=torch.channels_last_3d)
 
 

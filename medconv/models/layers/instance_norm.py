@@ -82,9 +82,7 @@ def triton_instance_norm(
 
 
 class _ChannelsLast(nn.Module):
-    """The forward of `instance_norm`; torch's own for unbatched input, running statistics and all that it
-    refuses.
-    """
+    """`instance_norm` as forward; torch's for unbatched input, running statistics and errors."""
 
     negative_slope: float | None = None
     spatial_dims: int
@@ -105,17 +103,13 @@ class _ChannelsLast(nn.Module):
 
 
 class ChannelsLastInstanceNorm2d(_ChannelsLast, nn.InstanceNorm2d):
-    """`nn.InstanceNorm2d` that keeps channels-last, and applies a leaky ReLU where `negative_slope` is
-    set.
-    """
+    """`nn.InstanceNorm2d` that keeps channels-last; with a leaky ReLU if `negative_slope` is set."""
 
     spatial_dims = 2
 
 
 class ChannelsLastInstanceNorm3d(_ChannelsLast, nn.InstanceNorm3d):
-    """`nn.InstanceNorm3d` that keeps channels-last, and applies a leaky ReLU where `negative_slope` is
-    set.
-    """
+    """`nn.InstanceNorm3d` that keeps channels-last; with a leaky ReLU if `negative_slope` is set."""
 
     spatial_dims = 3
 
@@ -167,8 +161,8 @@ def _slope(layer: nn.Module | None) -> float | None:
 
 def _is_block(parent: nn.Sequential) -> bool:
     kind = type(parent)
-    own = kind.forward is not nn.Sequential.forward or kind.__iter__ is not nn.Sequential.__iter__
-    return kind is not nn.Sequential and not own and _is_untouched(parent)
+    unchanged = kind.forward is nn.Sequential.forward and kind.__iter__ is nn.Sequential.__iter__
+    return kind is not nn.Sequential and unchanged and _is_untouched(parent)
 
 
 def _is_untouched(layer: nn.Module) -> bool:

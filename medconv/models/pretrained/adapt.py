@@ -30,9 +30,9 @@ class Layers:
 def layers_of(
     model: Mapping[str, Any], more_channels: Mapping[str, Any], more_outputs: Mapping[str, Any]
 ) -> Layers:
-    """Find them in any network: build the `model` node with one more channel and with one more output.
+    """Find these layers in any network: build the `model` node with one more channel or one more output.
 
-    The layers whose parameters change their shape are the ones.
+    The layers whose parameters then have another shape are these.
     """
     return Layers(_changed(model, more_channels), _changed(model, more_outputs))
 
@@ -47,27 +47,21 @@ def _changed(model: Mapping[str, Any], other: Mapping[str, Any]) -> frozenset[st
 
 
 def _sizes(model: Mapping[str, Any]) -> dict[str, torch.Size]:
-    with (
-        torch.random.fork_rng([]),
-        torch.device("meta"),
-    ):  # no memory, and no random numbers that others would miss
-        return {
-            name: value.shape
-            for name, value in configs.build(model, "model").named_parameters(remove_duplicate=False)
-        }
+    with torch.random.fork_rng([]), torch.device("meta"):  # no memory, and no change of the random state
+        parameters = configs.build(model, "model").named_parameters(remove_duplicate=False)
+        return {name: value.shape for name, value in parameters}
 
 
 def module_of(name: str) -> str:
     """The layer of a parameter, also if a parametrization computes the weight from it."""
-    return (
-        name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
-    )
+    layer, computed, _ = name.partition(".parametrizations.")
+    return layer if computed else name.rpartition(".")[0]
 
 
 def within(name: str, modules: frozenset[str]) -> bool:
     """Whether a parameter belongs to one of these modules, or to a module that replaced one."""
-    module = module_of(name)
-    return any(module == one or (one and module.startswith(f"{one}.")) for one in modules)
+    layer = module_of(name)
+    return any(layer == module or (module and layer.startswith(f"{module}.")) for module in modules)
 
 
 def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None:
@@ -113,12 +107,11 @@ def inflate_2d(value: Tensor, layer: Any, how: str, axis: int) -> Tensor | None:
     size = tuple(layer.kernel_size)
     if tuple(value.shape[2:]) != _without((0, 0, *size), axis):
         return None
-    planes = how == "acs" and isinstance(layer, nn.Conv3d) and len(set(size)) == 1 and size[0] % 2 == 1
-    if planes:
+    if how == "acs" and isinstance(layer, nn.Conv3d) and len(set(size)) == 1 and size[0] % 2 == 1:
         return _planes(value, size[0])
     taps = size[axis]
-    seen = max(1.0, taps / layer.stride[axis]) if layer.transposed else taps
-    return value.unsqueeze(2 + axis).repeat_interleave(taps, 2 + axis) / seen
+    taps_per_voxel = max(1.0, taps / layer.stride[axis]) if layer.transposed else taps
+    return value.unsqueeze(2 + axis).repeat_interleave(taps, 2 + axis) / taps_per_voxel
 
 
 def _planes(value: Tensor, size: int) -> Tensor:

@@ -33,12 +33,9 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
     norms = [module for name, module in network.named_modules() if _is_fixed(name, module, patterns)]
     for norm in norms:
         fix_statistics(norm)
-    weights, whole = (sum(p.numel() for p in some) / 1e6 for some in (frozen, parameters.values()))
-    line = (
-        f"init.freeze: {len(frozen)} of {len(parameters)} parameters, {weights:.3g} of {whole:.3g} "
-        "million weights"
-    )
-    return line + (f", and the statistics of {len(norms)} batch norms" if norms else "")
+    weights, total = (sum(p.numel() for p in group) / 1e6 for group in (frozen, parameters.values()))
+    numbers = f"{len(frozen)} of {len(parameters)} parameters, {weights:.3g} of {total:.3g} million weights"
+    return f"init.freeze: {numbers}" + (f", and the statistics of {len(norms)} batch norms" if norms else "")
 
 
 def _is_fixed(name: str, module: Any, patterns: Sequence[str]) -> bool:

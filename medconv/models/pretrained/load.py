@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # the name that replaces `.weight` in a convolution with a computed weight
 _COMPUTED = ".parametrizations.weight.original"
 _ROWS = 12  # of each kind, in the log
+Tensors = Mapping[str, Tensor]
 Pairs = Mapping[str, tuple[Tensor, Tensor]]  # by name in the network: the file's tensor, the network's
 
 
@@ -42,10 +43,9 @@ class Report:
     share: float = 0.0
 
     def __str__(self) -> str:
-        whole, changed = len(self.loaded) + len(self.random), len(self.reshaped)
-        line = f"{len(self.loaded)} of {whole} tensors loaded" + (
-            f", {changed} of them reshaped" if changed else ""
-        )
+        line = f"{len(self.loaded)} of {len(self.loaded) + len(self.random)} tensors loaded"
+        if self.reshaped:
+            line += f", {len(self.reshaped)} of them reshaped"
         if self.random:
             line += f"; {len(self.random)} randomly initialised ({some(list(self.random), 3)})"
         if self.unused:
@@ -89,29 +89,30 @@ def load(
         raise ConfigError(
             f"init.inflate_2d must be null or one of {', '.join(adapt.TO_3D)}, got {inflate_2d}"
         )
-    theirs, record = read.read(path)
-    own = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
+    file_tensors, record = read.read(path)
+    tensors = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
     source, layers = f"init.pretrained={path}", layers or Layers()
-    match = matched(theirs, own)
+    match = matched(file_tensors, tensors)
+    kernels = f"it holds {_first_kernels(file_tensors)}; the network has {_first_kernels(tensors)}"
     if match is None:
-        raise ValueError(f"{source}: no name in it is one of this network's: {_both(theirs, own)}")
-    names = {name: match.name(name) for name in own}
-    pairs = {name: (theirs[there], own[name]) for name, there in names.items() if there in theirs}
-    _need_same_convolution(match, theirs, own, source)
+        raise ValueError(f"{source}: no name in it is one of this network's: {kernels}")
+    file_names = {name: match.file_name(name) for name in tensors}
+    pairs = {n: (file_tensors[name], tensors[n]) for n, name in file_names.items() if name in file_tensors}
+    _need_same_convolution(match, file_tensors, tensors, source)
     _need_same_dimensions(network, pairs, source, inflate_2d)
-    report, values = _tensors_to_load(
-        own,
-        pairs,
-        _Fit(network, derived, layers, inflate_2d, _new_axis(pairs, record), _differ(record, derived)),
-    )
-    _need_some(values, pairs, _both(theirs, own), network, source)
-    if wrong := [str(names[name]) for name, value in values.items() if not bool(value.isfinite().all())]:
+    axis, other_classes = _new_axis(pairs, record), _has_other_classes(record, derived)
+    fit = _Fit(network, derived, layers, inflate_2d, axis, other_classes)
+    report, values = _tensors_to_load(tensors, pairs, fit)
+    _need_some(values, pairs, kernels, network, source)
+    if wrong := [str(file_names[name]) for name, value in values.items() if not value.isfinite().all()]:
         raise ValueError(f"{source}: {some(wrong, 3)} in it holds numbers that are not finite")
     with torch.no_grad():
         for name, value in values.items():
-            own[name].copy_(value)
-    _finish(report, names, values, theirs, [name for name in own if not adapt.within(name, layers.head)], own)
-    _say(report, source, path)
+            tensors[name].copy_(value)
+    _add_unused(report, file_tensors, file_names, values)
+    sizes = {n: value.numel() for n, value in tensors.items() if not adapt.within(n, layers.head)}
+    report.share = sum(sizes[name] for name in sizes if name in values) / max(1, sum(sizes.values()))
+    _log(report, source, path)
     return report
 
 
@@ -122,10 +123,10 @@ def _new_axis(pairs: Pairs, record: Mapping[str, Any]) -> int:
     return adapt.new_axis(shapes, saved_axis if saved_axis in (0, 1, 2) else 2)
 
 
-def _differ(record: Mapping[str, Any], derived: Mapping[str, Any]) -> bool:
+def _has_other_classes(record: Mapping[str, Any], derived: Mapping[str, Any]) -> bool:
     """Whether a checkpoint of ours names other classes; other files name none."""
-    theirs = _derived_values(record)
-    return bool(theirs) and output_names(theirs) != output_names(derived)
+    saved = _derived_values(record)
+    return bool(saved) and output_names(saved) != output_names(derived)
 
 
 def _derived_values(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,18 +135,18 @@ def _derived_values(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return derived if isinstance(derived, Mapping) else {}
 
 
-def _tensors_to_load(own: Mapping[str, Tensor], pairs: Pairs, fit: _Fit) -> tuple[Report, dict[str, Tensor]]:
+def _tensors_to_load(names: Iterable[str], pairs: Pairs, fit: _Fit) -> tuple[Report, dict[str, Tensor]]:
     """The tensors to load, by name in the network."""
     report, values = Report(), {}
-    for name in own:
-        value, words = fit(name, *pairs[name]) if name in pairs else (None, "no such name in the file")
+    for name in names:
+        value, note = fit(name, *pairs[name]) if name in pairs else (None, "no such name in the file")
         if value is None:
-            report.random[name] = words
+            report.random[name] = note
             continue
         values[name] = value
         report.loaded.append(name)
-        if words:
-            report.reshaped[name] = words
+        if note:
+            report.reshaped[name] = note
     return report, values
 
 
@@ -161,28 +162,25 @@ class _Fit:
     other_classes: bool
 
     def __call__(self, name: str, value: Tensor, own: Tensor) -> tuple[Tensor | None, str]:
-        """What to load and what was done to it, or None and the reason."""
-        there = tuple(value.shape)
-        done: list[str] = []
+        """What to load and how it was changed, or None and the reason."""
+        file_shape, shape = tuple(value.shape), tuple(own.shape)
+        changes: list[str] = []
         if self.other_classes and adapt.within(name, self.layers.head):
             return None, "head of other classes"
-        if (
-            self.how
-            and (value.ndim, own.ndim) == (4, 5)
-            and (layer := _convolution(self.network, name)) is not None
-        ):
-            solid = adapt.inflate_2d(value, layer, self.how, self.axis)
-            value, done = (
-                (value, done) if solid is None else (solid, [f"2D to 3D by {self.how}, axis {self.axis}"])
-            )
-        if value.shape != own.shape and adapt.within(name, self.layers.image):
-            other = adapt.to_channels(value, own.shape, self.derived["num_channels"])
-            value, done = (value, done) if other is None else (other, [*done, "other input channels"])
-        if value.shape != own.shape:
-            return None, f"{there} in the file, here {tuple(own.shape)}"
+        layer = _convolution(self.network, name) if (value.ndim, own.ndim) == (4, 5) else None
+        if self.how and layer is not None:
+            inflated = adapt.inflate_2d(value, layer, self.how, self.axis)
+            if inflated is not None:
+                value, changes = inflated, [f"2D to 3D by {self.how}, axis {self.axis}"]
+        if value.shape != shape and adapt.within(name, self.layers.image):
+            adapted = adapt.to_channels(value, shape, self.derived["num_channels"])
+            if adapted is not None:
+                value, changes = adapted, [*changes, "other input channels"]
+        if value.shape != shape:
+            return None, f"{file_shape} in the file, here {shape}"
         if value.is_floating_point() != own.is_floating_point() or value.is_complex():
             return None, f"{value.dtype} in the file, here {own.dtype}"
-        return value, f"{there} to {tuple(own.shape)}: {', '.join(done)}" if done else ""
+        return value, f"{file_shape} to {shape}: {', '.join(changes)}" if changes else ""
 
 
 def _convolution(network: nn.Module, name: str) -> nn.Module | None:
@@ -194,19 +192,17 @@ def _convolution(network: nn.Module, name: str) -> nn.Module | None:
     return layer if isinstance(layer, CONVS + TRANSPOSED) else None
 
 
-def _need_same_convolution(
-    match: Match, theirs: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str
-) -> None:
+def _need_same_convolution(match: Match, file_tensors: Tensors, names: Iterable[str], source: str) -> None:
     """Raises: ConfigError: only one of file and network has computed weights."""
-    for name in own:
+    for name in names:
         layer = module_of(name)
-        plain, computed = (str(match.name(f"{layer}{end}")) for end in (".weight", _COMPUTED))
-        if name == layer + _COMPUTED and computed not in theirs and plain in theirs:
+        plain, computed = (str(match.file_name(f"{layer}{end}")) for end in (".weight", _COMPUTED))
+        if name == layer + _COMPUTED and computed not in file_tensors and plain in file_tensors:
             raise ConfigError(
                 f"{source}: it holds plain weights, such as {plain}, and the convolution of this run "
                 "computes its own: conv.init_from_weights=true projects them"
             )
-        if name == f"{layer}.weight" and plain not in theirs and computed in theirs:
+        if name == f"{layer}.weight" and plain not in file_tensors and computed in file_tensors:
             raise ConfigError(
                 f"{source}: its convolutions compute their weights, from {computed} and others, and here "
                 "they are plain: take the `conv` that it was trained with, and conv.init_from_weights=false"
@@ -218,74 +214,53 @@ def _need_same_dimensions(network: nn.Module, pairs: Pairs, source: str, how: st
     for name, (value, own) in pairs.items():
         if {value.ndim, own.ndim} != {4, 5} or _convolution(network, name) is None:
             continue
-        words = (
-            f"{source}: it is of a {value.ndim - 2}D network ({name} {tuple(value.shape)}), this one "
-            f"is {own.ndim - 2}D"
-        )
+        dims = f"it is of a {value.ndim - 2}D network ({name} {tuple(value.shape)})"
+        message = f"{source}: {dims}, this one is {own.ndim - 2}D"
         if own.ndim == 4:
-            raise ConfigError(f"{words}; 3D weights are not used in 2D")
+            raise ConfigError(f"{message}; 3D weights are not used in 2D")
         if how is None:
             raise ConfigError(
-                f"{words}: init.inflate_2d=inflate repeats its kernels along the new axis, "
+                f"{message}: init.inflate_2d=inflate repeats its kernels along the new axis, "
                 "init.inflate_2d=acs puts them into planes"
             )
 
 
-def _need_some(
-    values: Mapping[str, Tensor], pairs: Pairs, both: str, network: nn.Module, source: str
-) -> None:
+def _need_some(values: Tensors, pairs: Pairs, kernels: str, network: nn.Module, source: str) -> None:
     """Raises: ValueError: no kernel or matrix of the file fits."""
-    kernels = {name for name, value in network.named_parameters(remove_duplicate=False) if value.ndim > 1}
-    if kernels & values.keys():
+    names = {name for name, value in network.named_parameters(remove_duplicate=False) if value.ndim > 1}
+    if names & values.keys():
         return
-    wrong = [
-        f"{name} {tuple(value.shape)}, here {tuple(own.shape)}"
-        for name, (value, own) in pairs.items()
-        if name in kernels
-    ]
+    wrong = [f"{n} {tuple(v.shape)}, here {tuple(own.shape)}" for n, (v, own) in pairs.items() if n in names]
     if wrong:
         raise ValueError(
             f"{source}: {len(wrong)} kernels have names of this network's, but other sizes: {some(wrong, 2)}"
         )
-    raise ValueError(f"{source}: no kernel in it is one of this network's: {both}")
+    raise ValueError(f"{source}: no kernel in it is one of this network's: {kernels}")
 
 
-def _both(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str:
-    """What the file holds and what the network needs, for messages."""
-
-    def first(tensors: Mapping[str, Tensor]) -> str:
-        kernels = [f"{name} {tuple(value.shape)}" for name, value in tensors.items() if value.ndim > 1]
-        return some(kernels, 2) or "no kernels"
-
-    return f"it holds {first(theirs)}; the network has {first(own)}"
+def _first_kernels(tensors: Tensors) -> str:
+    """The first kernels and their shapes, for messages."""
+    return some([f"{n} {tuple(v.shape)}" for n, v in tensors.items() if v.ndim > 1], 2) or "no kernels"
 
 
-def _finish(
-    report: Report,
-    names: Mapping[str, str | None],
-    values: Mapping[str, Tensor],
-    theirs: Mapping[str, Tensor],
-    body: Sequence[str],
-    own: Mapping[str, Tensor],
+def _add_unused(
+    report: Report, file_tensors: Tensors, file_names: Mapping[str, str | None], values: Tensors
 ) -> None:
-    """Complete the report: unused tensors of the file, and the loaded share of the network's body."""
-    own_names = {there: name for name, there in names.items()}
-    for there in theirs:
-        name = own_names.get(there)
+    """Report the tensors of the file that are not loaded."""
+    names = {file_name: name for name, file_name in file_names.items()}
+    for file_name in file_tensors:
+        name = names.get(file_name)
         if name not in values:
-            report.unused[there] = report.random.get(name, "") if name else "no such name in the network"
+            report.unused[file_name] = report.random.get(name, "") if name else "no such name in the network"
     for name in [name for name in report.random if name.endswith(COUNTER)]:  # older files have none
         del report.random[name]
-    report.share = sum(own[name].numel() for name in body if name in values) / max(
-        1, sum(own[n].numel() for n in body)
-    )
 
 
-def _say(report: Report, source: str, path: Path) -> None:
+def _log(report: Report, source: str, path: Path) -> None:
     """One line for the console, the first rows for the log."""
-    words = shown(f"{source}: {report}")
+    line = shown(f"{source}: {report}")
     if report.share < 0.5:
-        log.warning("%s; %.0f %% of the weights are the file's, all others random", words, 100 * report.share)
+        log.warning("%s; %.0f %% of the weights are the file's, all others random", line, 100 * report.share)
     else:
-        log.info("%s", words)
+        log.info("%s", line)
     log.debug("weights from %s\n%s", path, shown(report.table()))

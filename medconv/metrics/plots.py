@@ -33,41 +33,24 @@ def confusion(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.nd
     predicted = image_level.decided(targets, outputs)
     positive = image_level.positives(targets, truth)
     if targets.kind == "multiclass":
-        table, columns, across, title = (
-            positive.T.astype(int) @ predicted,
-            targets.names,
-            "predicted",
-            "cases of each class",
-        )
+        table, columns = positive.T.astype(int) @ predicted, targets.names
+        across, title = "predicted", "cases of each class"
     else:
         parts = (predicted & positive, ~predicted & positive, predicted & ~positive, ~predicted & ~positive)
         table = np.stack([part.sum(0) for part in parts], 1)
-        columns, across, title = (
-            ("true positive", "false negative", "false positive", "true negative"),
-            "",
-            f"predicted above {image_level.THRESHOLD}",
-        )
+        columns = ("true positive", "false negative", "false positive", "true negative")
+        across, title = "", f"predicted above {image_level.THRESHOLD}"
+    cases = np.maximum(table.sum(1, keepdims=True), 1)
     figure, axes = _figure(_size(len(columns)), _size(len(targets.names)))
-    axes.imshow(
-        table / np.maximum(table.sum(1, keepdims=True), 1), cmap="Blues", vmin=0, vmax=1, aspect="auto"
-    )
-    axes.set_xticks(
-        range(len(columns)), [_text(name) for name in columns], rotation=40, ha="right", fontsize=8
-    )
-    axes.set_yticks(range(len(targets.names)), [_text(name) for name in targets.names], fontsize=8)
+    axes.imshow(table / cases, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(columns)), map(_text, columns), rotation=40, ha="right", fontsize=8)
+    axes.set_yticks(range(len(targets.names)), map(_text, targets.names), fontsize=8)
     axes.set(xlabel=across, ylabel="truth" if targets.kind == "multiclass" else "", title=title)
     if max(table.shape) <= _COUNTED:
-        dark = table > 0.6 * np.maximum(table.sum(1, keepdims=True), 1)
+        dark = table > 0.6 * cases
         for (row, column), count in np.ndenumerate(table):
-            axes.text(
-                column,
-                row,
-                str(count),
-                ha="center",
-                va="center",
-                color="w" if dark[row, column] else "k",
-                fontsize=8,
-            )
+            color = "w" if dark[row, column] else "k"
+            axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize=8)
     return _pixels(figure)
 
 
@@ -75,26 +58,21 @@ def roc(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """A curve per class (against the rest) or label, at most ten; of two classes only the second."""
     figure, axes = _figure()
     positive = image_level.positives(targets, truth)
-    shown = (
-        range(1, 2)
-        if (targets.kind, targets.num_outputs) == ("multiclass", 2)
-        else range(targets.num_outputs)
-    )
+    curves = list(zip(targets.names, outputs.T, positive.T, strict=True))
+    if (targets.kind, len(curves)) == ("multiclass", 2):
+        curves = curves[1:]
     undefined = []
-    for index in shown[:_CURVES]:
-        area = image_level.auc(outputs[:, index], positive[:, index])
+    for name, score, member in curves[:_CURVES]:
+        area = image_level.auc(score, member)
         if area is None:
-            undefined.append(targets.names[index])
-            continue
-        axes.plot(
-            *_steps(outputs[:, index], positive[:, index]),
-            label=f" {_text(targets.names[index])}, AUC {area:.3f}",
-        )
+            undefined.append(name)
+        else:
+            axes.plot(*_steps(score, member), label=f" {_text(name)}, AUC {area:.3f}")
     axes.plot([0, 1], [0, 1], color="0.7", linestyle=":", linewidth=1)
     axes.set(
         xlabel="1 - specificity", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), title="ROC"
     )
-    _legend(axes, len(shown) - _CURVES, undefined)
+    _legend(axes, len(curves) - _CURVES, undefined)
     return _pixels(figure)
 
 

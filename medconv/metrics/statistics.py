@@ -23,15 +23,8 @@ def describe(values: Sequence[float | None]) -> dict[str, float | int | None]:
         return {"n": 0, **dict.fromkeys(("mean", "sd", "median", "low", "high"))}
     low, high = interval(defined)
     sd = float(defined.std(ddof=1)) if len(defined) > 1 else None
-    median = float(np.median(defined))
-    return {
-        "n": len(defined),
-        "mean": float(defined.mean()),
-        "sd": sd,
-        "median": median,
-        "low": low,
-        "high": high,
-    }
+    mean, median = float(defined.mean()), float(np.median(defined))
+    return {"n": len(defined), "mean": mean, "sd": sd, "median": median, "low": low, "high": high}
 
 
 def interval(values: np.ndarray) -> tuple[float | None, float | None]:
@@ -65,14 +58,8 @@ def paired(first: Sequence[float | None], second: Sequence[float | None]) -> dic
     difference = np.array([a - b for a, b in both])
     difference[np.abs(difference) < 1e-12] = 0  # equal up to rounding
     low, high = interval(difference)
-    return {
-        "n": len(both),
-        **means,
-        "difference": float(difference.mean()),
-        "low": low,
-        "high": high,
-        "p": signed_rank(difference),
-    }
+    row = {"n": len(both), **means, "difference": float(difference.mean()), "low": low, "high": high}
+    return {**row, "p": signed_rank(difference)}
 
 
 def signed_rank(difference: np.ndarray) -> float:

@@ -52,9 +52,7 @@ def _groups(labels: dict[str, Any], path: Path) -> Regions:
             raise ValueError(f"{path}: `labels` must give every class a name of its own, got {names}")
         return {str(name): (int(value),) for value, name in labels.items()}
     lists = {name: value if isinstance(value, list) else [value] for name, value in labels.items()}
-    invalid = [
-        name for name, values in lists.items() if not values or not all(str(v).isdecimal() for v in values)
-    ]
+    invalid = [n for n, values in lists.items() if not values or not all(str(v).isdecimal() for v in values)]
     if invalid or len(lists.get(IGNORE, [0])) > 1:
         got = {name: labels[name] for name in invalid or [IGNORE]}
         raise ValueError(
@@ -69,16 +67,13 @@ def _parse_regions(
     regions = {name: values for name, values in groups.items() if values != (0,)}
     single = {values[0]: name for name, values in groups.items() if len(values) == 1}
     highest = max(max(values) for values in regions.values())
-    names = tuple(
-        single.get(value, f"label {value}" if value else "background") for value in range(highest + 1)
-    )
+    names = tuple(single.get(v, f"label {v}" if v else "background") for v in range(highest + 1))
     if order is None:
         raise ValueError(
             f"{path}: regions need the key `regions_class_order`, one label value for each of {list(regions)}"
         )
-    return names, _region_targets(
-        regions, order, names, ignore, f"{path}: labels", f"{path}: regions_class_order"
-    )
+    keys = f"{path}: labels", f"{path}: regions_class_order"
+    return names, _region_targets(regions, order, names, ignore, *keys)
 
 
 def _region_targets(
@@ -100,14 +95,11 @@ def _region_targets(
         order = [values[0] for values in regions.values()]
     valid = (
         isinstance(order, Sequence)
-        and len(order) == len(regions)
         and all(type(value) is int for value in order)
+        and len(set(order)) == len(order) == len(regions)
+        and all(value in region for value, region in zip(order, regions.values(), strict=True))
     )
-    if (
-        not valid
-        or len(set(order)) < len(order)
-        or any(v not in r for v, r in zip(order, regions.values(), strict=True))
-    ):
+    if not valid:
         raise ValueError(
             f"{order_key} must give each of {list(regions)} a label value of its own, one that lies in it, "
             f"got {order}"
@@ -132,10 +124,8 @@ def _check_values(regions: Regions, names: Sequence[str], ignore: int | None, ke
 
 def _values(region: str, members: Any, names: Sequence[str]) -> tuple[int, ...]:
     listed = members if isinstance(members, Sequence) and not isinstance(members, str) else [members]
-    return tuple(
-        member if type(member) is int else _value_of(member, names, f"data.regions: {region}")
-        for member in listed
-    )
+    key = f"data.regions: {region}"
+    return tuple(m if type(m) is int else _value_of(m, names, key) for m in listed)
 
 
 def _value_of(name: Any, names: Sequence[str], key: str) -> int:

@@ -17,11 +17,7 @@ class Stages(nn.Module):
     Unlike a 3-kernel with stride 2 on an even grid, these keep mirror symmetry. The `conv` group may replace
     all convolutions with a wider kernel. Weights have torch's default initialisation; the subclass applies
     `initialise`.
-    Args:
-        channels: one number per stage, finest first; the attribute keeps them.
-        strides: one per step between stages: int, or one int per axis (1 along an axis that is not pooled).
-        kernel_size: odd, in voxels; one int, or per stage one int or one per axis.
-        norm: `batch` or `instance`.
+    Args: as of `UNet`; the attribute `channels` keeps them.
     Raises: ValueError: lists that do not fit together; of `features`, a size that `divisor` does not divide.
     """
 

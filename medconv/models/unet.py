@@ -15,17 +15,14 @@ from medconv.models.layers.blocks import conv_nd, conv_transpose_nd
 
 
 class UNet(Stages):
-    """Encoder, decoder and skips; each stage is one block of `convs_per_stage` convolutions.
-
-    Stages are joined by convolutions whose kernel is their stride, down and up: unlike a 3-kernel with stride
-    2 on an even grid, these keep mirror symmetry. The `conv` group may replace all convolutions with a wider
-    kernel.
+    """Encoder, decoder and skips; its stages are joined down and up as in `Stages`.
 
     Shape: (batch, in_channels, *spatial) -> (batch, out_channels, *spatial), logits.
     Args:
-        channels: one number per stage, finest first; the attribute keeps them.
+        channels: one number per stage, finest first.
         strides: one per step between stages: int, or one int per axis (1 along an axis that is not pooled).
         kernel_size: odd, in voxels; one int, or per stage one int or one per axis.
+        convs_per_stage: convolutions of a block; there is one block per stage and direction.
         norm: `batch` or `instance`.
         Of `forward`: stages: how many of the decoder's coarser stages to return as well, after the logits,
             finest first, for `DeepSupervision`; 0: the logits alone.

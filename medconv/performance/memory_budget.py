@@ -51,11 +51,10 @@ def total_memory(cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")
     except OSError:
         groups = []
     for _, controllers, place in groups:
-        root, name = (
-            (cgroups, "memory.max") if not controllers else (cgroups / "memory", "memory.limit_in_bytes")
-        )
         if controllers and "memory" not in controllers.split(","):
             continue
+        root = cgroups / "memory" if controllers else cgroups  # version 1, version 2
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
         inner = root / place.lstrip("/")
         limits += [_limit(folder / name) for folder in (inner, *inner.parents) if folder.is_relative_to(root)]
         limits.append(_limit(root / name))

@@ -1,4 +1,4 @@
-"""Line lengths of documents and configs (ruff checks those of code), and that what documents name is there."""
+"""Line lengths of documents and configs (ruff checks those of code); files and modules that documents name."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ def name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
-def test_lines_of_documents_have_at_most_100_characters_but_for_tables(path: Path) -> None:
+def test_lines_of_documents_have_at_most_100_characters_except_tables(path: Path) -> None:
     lines = enumerate(path.read_text().splitlines(), 1)
     long = [
         f"{name(path)}:{number}"
@@ -34,7 +34,7 @@ def test_lines_of_configs_have_at_most_110_characters(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
-def test_files_that_documents_name_are_there(path: Path) -> None:
+def test_files_that_documents_name_exist(path: Path) -> None:
     text = path.read_text()
     named = set(
         re.findall(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./-]+\.(?:py|yaml|md|sbatch|json|png|svg))\b", text)
@@ -44,19 +44,35 @@ def test_files_that_documents_name_are_there(path: Path) -> None:
         for link in re.findall(r"\]\(([\w./-]+\.\w+)(?:#[\w-]+)?\)", text)
     }
     missing = sorted(file for file in named | linked if not (ROOT / file).exists())
-    assert not missing, f"{name(path)} names files that are not there: {', '.join(missing)}"
+    assert not missing, f"{name(path)} names files that do not exist: {', '.join(missing)}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
-def test_modules_that_documents_name_are_there(path: Path) -> None:
+def test_modules_that_documents_name_exist(path: Path) -> None:
     missing = []
     for dotted in set(re.findall(r"\bmedconv(?:\.[a-z_]\w*)+", path.read_text())):
         parts = dotted.split(".")
-        found = [n for n in range(len(parts), 0, -1) if _exists(parts[:n])]
-        rest = parts[found[0] :]
-        if len(rest) > 1 or (rest and not _defines(parts[: found[0]], rest[0])):
+        lengths = [n for n in range(len(parts), 0, -1) if _exists(parts[:n])]
+        rest = parts[lengths[0] :]
+        if len(rest) > 1 or (rest and not _defines(parts[: lengths[0]], rest[0])):
             missing.append(dotted)
-    assert not missing, f"{name(path)} names what is not there: {', '.join(sorted(missing))}"
+    assert not missing, f"{name(path)} names what does not exist: {', '.join(sorted(missing))}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_tests_that_documents_name_exist(path: Path) -> None:
+    """`FILE::test_x`, `test_x`, or `test_x...` for several that begin alike."""
+    text = path.read_text()
+    sources = {str(file.relative_to(ROOT)): file.read_text() for file in (ROOT / "tests").rglob("*.py")}
+    tests = {file: re.findall(r"(?m)^def (test_\w+)", source) for file, source in sources.items()}
+    known = {test for defined in tests.values() for test in defined} | {Path(file).stem for file in tests}
+    named = re.findall(r"(?:(tests/[\w/]+\.py)::|(?<![\w/]))(test_\w+)(\.\.\.)?", text)
+    missing = [
+        f"{file}::{test}" if file else test
+        for file, test, more in named
+        if not any(test == one or (more and one.startswith(test)) for one in tests.get(file, known))
+    ]
+    assert not missing, f"{name(path)} names tests that do not exist: {', '.join(missing)}"
 
 
 def _exists(parts: list[str]) -> bool:

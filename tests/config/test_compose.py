@@ -25,7 +25,7 @@ from medconv.utils.logging import message
         ("scheduler.power=2", "power"),
     ],
 )
-def test_unknown_keys_and_options(override: str, expected: str) -> None:
+def test_unknown_keys_and_options_are_refused_with_the_nearest_ones(override: str, expected: str) -> None:
     def job(config: Any, settings: Any) -> None:
         raise AssertionError("no job may start")
 

@@ -32,7 +32,7 @@ def test_errors_of_a_later_call_name_the_key_and_the_arguments() -> None:
         errors_with_key("optimizer", sgd)([nn.Parameter()])
 
 
-def test_targets_of_a_nested_node() -> None:
+def test_targets_of_nested_nodes_are_listed_with_their_keys() -> None:
     node = {"_target_": "a.B", "parts": [{"_target_": "c.D"}]}
     assert list(iter_targets(node, "model")) == [
         ("model._target_", "a.B"),

@@ -26,7 +26,7 @@ def compose(*overrides: str) -> Any:
         ("loss._target_=torch.nn.CrossEntropyLos", "loss._target_"),
     ],
 )
-def test_wrong_types_and_targets(override: str, expected: str) -> None:
+def test_wrong_keys_types_and_targets_are_refused_with_the_key(override: str, expected: str) -> None:
     with pytest.raises(Exception) as error:
         config.validate(compose(override))
     assert expected in message(error.value)

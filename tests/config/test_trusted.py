@@ -20,7 +20,7 @@ from medconv.utils.exit_codes import USER
 SOURCES = sorted(
     [*(tiny.ROOT / "medconv").rglob("*.py"), *(tiny.ROOT / "scripts").rglob("*.py"), tiny.ROOT / "train.py"]
 )
-# Each a way to make objects, or code, of a file's content.
+# Each of them creates objects or runs code from a file.
 NEVER = {
     "eval",
     "exec",
@@ -49,7 +49,7 @@ NEVER |= {
 }
 OWN = {
     "medconv/export/formats.py": ["torch.jit.load(file", "torch.export.load(file"]
-}  # that it has just written
+}  # which it has just written
 
 
 def calls(source: str) -> list[tuple[str, dict[str, Any], int]]:
@@ -64,7 +64,7 @@ def calls(source: str) -> list[tuple[str, dict[str, Any], int]]:
 
 def unsafe(source: str) -> list[int]:
     """Lines that may unpickle objects."""
-    found = []
+    lines = []
     for name, keywords, line in calls(source):
         loads = name.endswith(("torch.load", ".load_from_checkpoint", "trainer.fit"))
         wrong = (
@@ -72,12 +72,12 @@ def unsafe(source: str) -> list[int]:
             or (loads and keywords.get("weights_only") is not True)
             or keywords.get("allow_pickle") is True
         )
-        found += [line] if wrong else []
-    return found
+        lines += [line] if wrong else []
+    return lines
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(tiny.ROOT)))
-def test_nothing_unpickles_objects(path: Path) -> None:
+def test_no_source_file_unpickles_objects(path: Path) -> None:
     if "benchmarks/peers" in str(path):
         pytest.skip("runs a peer's own trainer on files that it wrote itself")
     source = path.read_text()
@@ -104,7 +104,7 @@ def test_nothing_unpickles_objects(path: Path) -> None:
         ),
     ],
 )
-def test_unsafe_loads_are_seen(source: str) -> None:
+def test_unsafe_loads_are_detected(source: str) -> None:
     assert unsafe(source) == [1]
 
 
@@ -127,7 +127,7 @@ def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def payload(trained: Path, tmp_path: Path) -> Path:
-    """A checkpoint that is whole but for an object in what the optimizer remembers."""
+    """A valid checkpoint, except for an object in the state of the optimizer."""
     content = torch.load(trained / "checkpoints/last.ckpt", weights_only=True)
     content["optimizer_states"][0]["more"] = Payload(tmp_path / "hit")
     torch.save(content, tmp_path / "bad.ckpt")
@@ -137,11 +137,11 @@ def payload(trained: Path, tmp_path: Path) -> Path:
 def refused(command: str, arguments: list[str], monkeypatch: Any, capsys: Any, hit: Path) -> str:
     monkeypatch.chdir(hit.parent)
     code = tiny.call(monkeypatch, command, *arguments)
-    said = capsys.readouterr().err
-    assert code == USER, said
-    assert "Traceback" not in said and said.count("error:") == 1, said
+    error = capsys.readouterr().err
+    assert code == USER, error
+    assert "Traceback" not in error and error.count("error:") == 1, error
     assert not hit.exists()
-    return said
+    return error
 
 
 def arguments_of(command: str, payload: Path, trained: Path, dataset: Path) -> list[str]:
@@ -170,13 +170,13 @@ def test_a_payload_is_refused_by_every_command(
     command: str, payload: Path, trained: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     arguments = arguments_of(command, payload, trained, dataset)
-    said = refused(
+    error = refused(
         command if command in COMMANDS else "train", arguments, monkeypatch, capsys, payload.parent / "hit"
     )
-    assert ".ckpt" in said, said
+    assert ".ckpt" in error, error
 
 
-def test_the_payload_would_have_run(payload: Path) -> None:
+def test_the_payload_runs_if_it_is_unpickled(payload: Path) -> None:
     torch.load(payload, weights_only=False)
     assert (payload.parent / "hit").is_dir()
 
@@ -243,7 +243,7 @@ def placed(node: Any, hit: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_a_node_that_came_with_a_file_chooses_no_code(
+def test_a_node_from_a_file_cannot_choose_code(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ConfigError, match=r"^model.* is refused: [^\n]+$"):
@@ -265,7 +265,7 @@ def test_a_checkpoint_that_names_code_is_refused(
     assert not (tmp_path / "hit").exists()
 
 
-def test_networks_and_what_the_user_trusts_pass() -> None:
+def test_networks_and_trusted_packages_are_built() -> None:
     assert isinstance(trusted.build_trusted({"_target_": "torch.nn.Identity"}, "model"), torch.nn.Identity)
     nested = {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.ReLU"}]}
     assert isinstance(trusted.build_trusted(nested, "model")[0], torch.nn.ReLU)
@@ -275,7 +275,7 @@ def test_networks_and_what_the_user_trusts_pass() -> None:
     assert trusted.build_trusted(loss, "loss", ["monai.losses"]).sigmoid
 
 
-def test_whether_a_network_began_with_known_weights_is_no_choice_of_code() -> None:
+def test_the_argument_pretrained_is_allowed() -> None:
     node = {
         "_target_": "monai.networks.nets.DenseNet121",
         "spatial_dims": 3,
@@ -298,7 +298,7 @@ def test_a_package_that_the_user_names_is_trusted(trained: Path, tmp_path: Path)
     ("group", "key", "value"),
     [("model", "channels", [-1, 4]), ("model", "channels", [10**30, 4]), ("derived", "num_channels", 10**9)],
 )
-def test_made_up_values_in_a_config_are_refused(
+def test_absurd_sizes_in_a_config_are_refused(
     trained: Path, tmp_path: Path, group: str, key: str, value: object
 ) -> None:
     content = torch.load(trained / "checkpoints/best.ckpt", weights_only=True)

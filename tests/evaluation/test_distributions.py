@@ -17,7 +17,7 @@ def svg(values: dict[str, float], unit: str = "mm", title: str = "liver <b>") ->
 
 
 def tooltips(root: ElementTree.Element) -> list[str | None]:
-    """Of the dots, then of the triangles."""
+    """First those of the dots, then those of the triangles."""
     return [title.text for title in root.iterfind(".//use/title")]
 
 
@@ -25,7 +25,7 @@ def words(root: ElementTree.Element) -> list[str]:
     return [text.text or "" for text in root.iter("text")]
 
 
-def test_a_dot_for_each_case_and_a_count_beyond_the_axis() -> None:
+def test_each_case_is_a_dot_or_counted_beyond_the_axis() -> None:
     values = {f"case<{i}>": 1 + i / 10 for i in range(9)}
     cases = [f"case<{i}>: {1 + i / 10:.4g}" for i in range(9)]
     assert tooltips(svg(values)) == cases
@@ -39,7 +39,7 @@ def test_a_dot_for_each_case_and_a_count_beyond_the_axis() -> None:
     assert not tooltips(svg({str(i): i / 1000 for i in range(1000)}))
 
 
-def test_dots_and_box_stand_where_the_axis_says() -> None:
+def test_dots_and_box_are_at_their_values_on_the_axis() -> None:
     """Five cases from 0 to 4: the dots are evenly spaced between the ticks of 0 and 4, the box from 1 to
     3.
     """
@@ -54,7 +54,7 @@ def test_dots_and_box_stand_where_the_axis_says() -> None:
 
 
 @pytest.mark.parametrize("values", [[0.5], [0.0, 0.0], [1e-9, 2e-9], [-3.0, 4e6], [0.83, 0.97], [-2.5, 71.3]])
-def test_distributions_of_little(values: list[float]) -> None:
+def test_few_or_equal_values_get_round_ticks_around_them(values: list[float]) -> None:
     """Ticks are round numbers in order that enclose all values."""
     root = svg({str(i): value for i, value in enumerate(values)}, "")
     assert "nan" not in ElementTree.tostring(root, "unicode").lower()
@@ -63,7 +63,7 @@ def test_distributions_of_little(values: list[float]) -> None:
     np.testing.assert_allclose(np.diff(marks), marks[1] - marks[0], rtol=1e-4)
 
 
-def test_no_value_no_chart() -> None:
+def test_without_values_there_is_no_chart() -> None:
     assert distribution([Series("liver", {}, "a")], "mm") == ""
 
 
@@ -76,8 +76,8 @@ def test_the_same_values_give_the_same_text_in_the_colours_of_the_page() -> None
 
 
 @pytest.mark.parametrize("name", ["$x_1$ <b>", "肺炎", "a\x01\nb", "very long " * 9 + "A"])
-def test_odd_names(name: str) -> None:
-    """A formula is no formula; what XML forbids is left out; the tooltip has the whole name."""
+def test_names_are_escaped_and_shortened(name: str) -> None:
+    """`$` starts no formula, and characters that XML forbids are left out."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         text = distribution([Series(name, {"case": 1.0}, "a")], "")

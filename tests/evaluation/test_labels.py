@@ -1,6 +1,4 @@
-"""medconv/evaluation/labels.py: classes and tolerances from files that somebody may have sent, and from
-options.
-"""
+"""medconv/evaluation/labels.py: classes and tolerances from untrusted files, and from options."""
 
 import json
 from pathlib import Path
@@ -33,11 +31,11 @@ def folders(tmp_path: Path, record: Any = None, labels: Any = None) -> tuple[Pat
     return tmp_path / "out", tmp_path / "labelsTr"
 
 
-def test_targets_from_the_record_then_the_dataset(tmp_path: Path) -> None:
+def test_targets_come_from_the_manifest_then_from_the_dataset(tmp_path: Path) -> None:
     assert targets_of(*folders(tmp_path)) is None
     regions = {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}
-    found = targets_of(*folders(tmp_path, labels={"labels": regions, "regions_class_order": [1, 2]}))
-    assert found == SegmentationTargets(("whole", "core"), ((1, 2), (2,)), (1, 2), ignore=3)
+    targets = targets_of(*folders(tmp_path, labels={"labels": regions, "regions_class_order": [1, 2]}))
+    assert targets == SegmentationTargets(("whole", "core"), ((1, 2), (2,)), (1, 2), ignore=3)
     assert targets_of(
         *folders(tmp_path, {"class_names": ["background", "x"]})
     ) == SegmentationTargets.of_classes(("background", "x"))
@@ -94,7 +92,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_damaged_record_is_named(tmp_path: Path, record: Any) -> None:
+def test_a_damaged_manifest_is_an_error_with_its_path(tmp_path: Path, record: Any) -> None:
     predictions, references = folders(tmp_path, record)
     with pytest.raises(
         ValueError, match=rf"^{predictions}/{MANIFEST}: expected a JSON object whose `class_names` is a list"
@@ -102,7 +100,9 @@ def test_a_damaged_record_is_named(tmp_path: Path, record: Any) -> None:
         targets_of(predictions, references)
 
 
-def test_a_record_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_that_is_too_large_or_not_text_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(evaluation_labels, "_MAX_BYTES", 1000)
     predictions, references = folders(tmp_path, '{"class_names": ["background", "' + "x" * 2000 + '"]}')
     with pytest.raises(ValueError, match="expected a JSON object"):
@@ -112,7 +112,7 @@ def test_a_record_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         targets_of(predictions, references)
 
 
-def test_two_folders_must_mean_the_same(tmp_path: Path) -> None:
+def test_two_folders_must_have_the_same_classes(tmp_path: Path) -> None:
     for name, classes in (
         ("a", ["background", "x"]),
         ("b", ["background", "x"]),
@@ -129,11 +129,11 @@ def test_two_folders_must_mean_the_same(tmp_path: Path) -> None:
         agreed_targets([tmp_path / "a", tmp_path / "c"], tmp_path / "labelsTr")
 
 
-def test_classes_without_names() -> None:
+def test_classes_without_names_are_numbered() -> None:
     assert numbered([0, 10, 2]) == numbered(["10", "2"]) == SegmentationTargets(("2", "10"), ((2,), (10,)))
 
 
-def test_values_that_are_not_declared() -> None:
+def test_undeclared_label_values_are_refused() -> None:
     path, label = Path("a.nii.gz"), np.array([[0, 1], [3, 4]], np.int16)
     check_declared(path, label, REGIONS, ignore=4)
     with pytest.raises(ValueError, match=r"^a\.nii\.gz: label value 4 is not declared, expected 0 to 3$"):
@@ -142,7 +142,7 @@ def test_values_that_are_not_declared() -> None:
         check_declared(path, label + 5, REGIONS, ignore=4)
 
 
-def test_tolerances() -> None:
+def test_a_tolerance_is_for_all_classes_or_for_one() -> None:
     assert Tolerance(tolerances([])).checked(["a", "b=c"]) == {"a": 1.0, "b=c": 1.0}
     assert Tolerance(tolerances(["2", "b=c=0.5"])).checked(["a", "b=c"]) == {"a": 2.0, "b=c": 0.5}
     with pytest.raises(ValueError, match=r"^--tolerance-mm: no class 'livr'; there are liver, spleen$"):
@@ -150,7 +150,7 @@ def test_tolerances() -> None:
 
 
 @pytest.mark.parametrize("option", ["", "wide", "liver=", "=3", "-1", "nan", "inf", "liver=-2"])
-def test_tolerances_that_are_none(option: str) -> None:
+def test_unusable_tolerances_are_refused(option: str) -> None:
     with pytest.raises(
         ValueError, match=rf"^--tolerance-mm {option}: expected millimetres, such as 2, or NAME=MM"
     ):

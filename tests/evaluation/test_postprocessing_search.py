@@ -1,4 +1,4 @@
-"""Which post-processing is kept: where it helps, where it harms, where it could be chance."""
+"""medconv/evaluation/postprocessing_search.py: which steps are kept, tried and rejected."""
 
 import numpy as np
 import pytest
@@ -22,37 +22,37 @@ def reference() -> np.ndarray:
 
 
 def samples(
-    spoil: dict[str, np.ndarray], references: dict[str, np.ndarray] | None = None
+    predictions: dict[str, np.ndarray], references: dict[str, np.ndarray] | None = None
 ) -> dict[str, Sample]:
     grid = Grid.of(SHAPE, np.diag([1.0, 1.5, 2.0, 1.0]))
-    known = references or {}
+    labels = references or {}
     return {
-        case: Sample(spoil.get(case, reference()), known.get(case, reference()), grid).cropped()
+        case: Sample(predictions.get(case, reference()), labels.get(case, reference()), grid).cropped()
         for case in CASES
     }
 
 
-def decide(known: dict[str, Sample], *tried: Step, targets: SegmentationTargets = CLASSES) -> Decision:
-    return postprocessing_search.decide(known.__getitem__, sorted(known), targets, tried)
+def decide(cases: dict[str, Sample], *steps: Step, targets: SegmentationTargets = CLASSES) -> Decision:
+    return postprocessing_search.decide(cases.__getitem__, sorted(cases), targets, steps)
 
 
 def strays(count: int, value: int = 1) -> dict[str, np.ndarray]:
     """Predictions with a stray component of `value`, in the first `count` cases; a little larger from case
     to case.
     """
-    spoilt = {}
+    predictions = {}
     for i, case in enumerate(CASES[:count]):
-        spoilt[case] = reference()
-        spoilt[case][17:19, 1:4, 1 : 2 + i % 4] = value
-    return spoilt
+        predictions[case] = reference()
+        predictions[case][17:19, 1:4, 1 : 2 + i % 4] = value
+    return predictions
 
 
-def test_what_helps_is_kept_with_its_evidence() -> None:
-    known = samples(strays(14))
-    decision = decide(known, Step("keep_largest", "a"), Step("keep_largest", "b"), Step("fill_holes", "a"))
+def test_a_step_that_helps_is_kept_with_its_evidence() -> None:
+    cases = samples(strays(14))
+    decision = decide(cases, Step("keep_largest", "a"), Step("keep_largest", "b"), Step("fill_holes", "a"))
     (kept,) = decision.accepted
     assert kept.step == Step("keep_largest", "a")
-    before = [2 * 180 / (360 + np.count_nonzero(known[case].prediction == 1) - 180) for case in CASES]
+    before = [2 * 180 / (360 + np.count_nonzero(cases[case].prediction == 1) - 180) for case in CASES]
     assert kept.before == pytest.approx(np.mean(before)) and kept.after == 1
     assert kept.difference == pytest.approx(1 - np.mean(before))
     assert kept.low is not None and kept.high is not None
@@ -64,8 +64,8 @@ def test_what_helps_is_kept_with_its_evidence() -> None:
     assert postprocessing_search.table(decision).count("\n") == 3
 
 
-def test_what_harms_is_not_kept() -> None:
-    """Two parts in every reference, of which the prediction has both."""
+def test_a_step_that_harms_is_not_kept() -> None:
+    """Every reference has two parts, and so has the prediction."""
     two = reference()
     two[3:6, 12:17, 2:7] = 1
     everywhere = dict.fromkeys(CASES, two)
@@ -78,7 +78,7 @@ def test_what_harms_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(("count", "kept"), [(1, False), (4, False), (5, False), (8, True)])
-def test_what_could_be_chance_is_not_kept(count: int, kept: bool) -> None:
+def test_a_gain_that_could_be_chance_is_not_kept(count: int, kept: bool) -> None:
     decision = decide(samples(strays(count)), Step("keep_largest", "a"), Step("fill_holes", "b"))
     assert bool(decision.accepted) == kept
     if not kept:
@@ -86,50 +86,51 @@ def test_what_could_be_chance_is_not_kept(count: int, kept: bool) -> None:
         assert decision.rejected[0].reason.startswith("no: could be chance (p = ")
 
 
-def test_the_more_is_tried_the_more_is_asked() -> None:
-    """Ten steps that change something: the chance that one of them looks well by chance is ten times that
-    of one.
-    """
-    known = samples(strays(7))
+def test_more_candidates_need_stronger_evidence() -> None:
+    """One of ten steps looks good by chance ten times as often as a single step."""
+    cases = samples(strays(7))
     steps = [
         Step("remove_small", of, mm3)
         for of in ("a", FOREGROUND)
         for mm3 in (100.0, 101.0, 102.0, 103.0, 104.0)
     ]
-    assert decide(known, steps[0]).accepted
-    assert not decide(known, *steps).accepted
+    assert decide(cases, steps[0]).accepted
+    assert not decide(cases, *steps).accepted
 
 
-def test_a_step_that_helps_on_the_whole_and_harms_a_class_is_not_kept() -> None:
-    """`b` has a small part in every reference, which falls with the strays of `a`."""
+def test_a_step_that_helps_on_average_but_harms_a_class_is_not_kept() -> None:
+    """`b` has a small part in every reference, which is removed with the strays of `a`."""
     parts = reference()
     parts[0, 0, :2] = 2
-    spoilt = {case: np.maximum(label, parts) for case, label in strays(16).items()}
-    known = samples(spoilt, dict.fromkeys(CASES, parts))
-    (verdict,) = decide(known, Step("remove_small", FOREGROUND, 80.0)).rejected
+    predictions = {case: np.maximum(label, parts) for case, label in strays(16).items()}
+    cases = samples(predictions, dict.fromkeys(CASES, parts))
+    (verdict,) = decide(cases, Step("remove_small", FOREGROUND, 80.0)).rejected
     assert verdict.difference > 0 and verdict.low is not None and verdict.low > 0 and verdict.p < 0.001
     assert verdict.worse == ("b",) and verdict.reason == "no: harms b"
-    helps = decide(known, Step("remove_small", "a", 80.0), Step("remove_small", FOREGROUND, 80.0))
+    helps = decide(cases, Step("remove_small", "a", 80.0), Step("remove_small", FOREGROUND, 80.0))
     assert [v.step.label for v in helps.accepted] == ["a"]
 
 
-def test_a_false_finding_where_there_is_nothing_counts_in_full() -> None:
+def test_a_false_positive_in_an_empty_reference_counts_fully() -> None:
     absent = reference()
     absent[absent == 2] = 0
-    spoilt = {case: absent.copy() for case in CASES}
-    for i, label in enumerate(spoilt.values()):
+    predictions = {case: absent.copy() for case in CASES}
+    for i, label in enumerate(predictions.values()):
         label[15, 15, : 1 + i % 5] = 2
-    known = samples(spoilt, dict.fromkeys(CASES, absent))
-    (kept,) = decide(known, Step("remove_small", "b", 20.0)).accepted
+    cases = samples(predictions, dict.fromkeys(CASES, absent))
+    (kept,) = decide(cases, Step("remove_small", "b", 20.0)).accepted
     assert (kept.before, kept.after) == (0, 1)
 
 
-def test_steps_are_added_one_after_another_the_best_first() -> None:
-    spoilt = strays(16)
-    for i, label in enumerate(spoilt.values()):
+def test_steps_are_added_one_by_one_the_best_first() -> None:
+    predictions = strays(16)
+    for i, label in enumerate(predictions.values()):
         label[14, 14, 4 : 6 + i % 2] = 0  # a hole of `b`, which costs less than the strays of `a`
     decision = decide(
-        samples(spoilt), Step("fill_holes", "b"), Step("remove_small", "a", 100.0), Step("keep_largest", "a")
+        samples(predictions),
+        Step("fill_holes", "b"),
+        Step("remove_small", "a", 100.0),
+        Step("keep_largest", "a"),
     )
     assert [str(v.step) for v in decision.accepted] == ["remove_small below 100 mm^3", "fill_holes"]
     (rejected,) = decision.rejected
@@ -137,25 +138,25 @@ def test_steps_are_added_one_after_another_the_best_first() -> None:
     assert decision.after == {"a": 1.0, "b": 1.0}
 
 
-def test_voxels_to_ignore_do_not_count() -> None:
+def test_ignored_voxels_do_not_count() -> None:
     ignored = reference()
     ignored[16:20, :5, :8] = 255
-    known = samples(strays(16), dict.fromkeys(CASES, ignored))
+    cases = samples(strays(16), dict.fromkeys(CASES, ignored))
     decision = decide(
-        known,
+        cases,
         Step("keep_largest", "a"),
         targets=SegmentationTargets.of_classes(("background", "a", "b"), ignore=255),
     )
     assert decision.rejected[0].changed == 16 and decision.rejected[0].difference == 0
 
 
-def test_candidates_come_from_the_references() -> None:
+def test_thresholds_come_from_the_components_of_the_references() -> None:
     references = {}
     for i, case in enumerate(CASES):
         references[case] = reference()
         references[case][0, 0, : 1 + i % 3] = 2  # 3, 6 or 9 mm^3
-    known = samples({}, references)
-    volumes = postprocessing_search.volumes(known.__getitem__, CASES, CLASSES)
+    cases = samples({}, references)
+    volumes = postprocessing_search.volumes(cases.__getitem__, CASES, CLASSES)
     assert volumes["a"].tolist() == pytest.approx([540] * 16)
     assert sorted(set(volumes["b"].round(6))) == [3, 6, 9, 450]
     assert len(volumes[FOREGROUND]) == 48
@@ -172,19 +173,19 @@ def test_candidates_come_from_the_references() -> None:
 
 
 @pytest.mark.parametrize("mm3", [209.7, 0.012345, 99999.0, 3.0, 0.3])
-def test_a_threshold_is_not_above_the_component_it_stands_for(mm3: float) -> None:
-    found = [
+def test_a_threshold_does_not_exceed_its_component(mm3: float) -> None:
+    thresholds = [
         s.min_mm3
         for s in postprocessing_search.candidates(
             {"a": np.array([mm3])}, SegmentationTargets.of_classes(("_", "a"))
         )
         if s.min_mm3
     ]
-    assert len(found) == 2
-    assert found[1] <= mm3 * (1 + 1e-9) and found[1] == pytest.approx(mm3, rel=0.01)
+    assert len(thresholds) == 2
+    assert thresholds[1] <= mm3 * (1 + 1e-9) and thresholds[1] == pytest.approx(mm3, rel=0.01)
 
 
-def test_the_whole_foreground_is_tried_where_no_class_or_region_is_all_of_it() -> None:
+def test_the_foreground_is_tried_unless_a_class_or_region_covers_it() -> None:
     one = SegmentationTargets.of_classes(("background", "a"))
     regions = SegmentationTargets(("whole", "core"), ((1, 2), (2,)), (1, 2))
     for targets, names in ((one, {"a"}), (regions, {"whole", "core"}), (CLASSES, {"a", "b", FOREGROUND})):
@@ -192,7 +193,7 @@ def test_the_whole_foreground_is_tried_where_no_class_or_region_is_all_of_it() -
         assert {step.label for step in postprocessing_search.candidates(volumes, targets)} == names
 
 
-def test_of_an_absent_class_no_threshold_is_tried() -> None:
+def test_an_absent_class_has_no_threshold() -> None:
     steps = postprocessing_search.candidates(
         {"a": np.array([])}, SegmentationTargets.of_classes(("background", "a"))
     )
@@ -210,14 +211,14 @@ def test_a_crop_changes_nothing() -> None:
     cropped = whole.cropped()
     assert cropped.prediction.shape[2] == 1
     for step in (Step("fill_holes", "a"), Step("keep_largest", "b"), Step("remove_small", FOREGROUND, 7.0)):
-        ours, theirs = (step.apply(s.prediction, s.grid, CLASSES) for s in (cropped, whole))
+        of_crop, of_whole = (step.apply(s.prediction, s.grid, CLASSES) for s in (cropped, whole))
         assert np.array_equal(
-            Sample(theirs, whole.reference, grid).cropped().prediction,
-            ours[
+            Sample(of_whole, whole.reference, grid).cropped().prediction,
+            of_crop[
                 tuple(
                     slice(
                         *(lambda w: (w.min(), w.max() + 1))(
-                            np.nonzero(ours.any(axis=tuple(a for a in range(3) if a != axis)))[0]
+                            np.nonzero(of_crop.any(axis=tuple(a for a in range(3) if a != axis)))[0]
                         )
                     )
                     for axis in range(3)

@@ -30,8 +30,10 @@ def label_of(*counts: int) -> np.ndarray:
     return np.pad(values, (0, math.prod(SHAPE) - len(values))).astype(np.uint8).reshape(SHAPE)
 
 
-def folders(root: Path, predicted: dict[str, np.ndarray], known: dict[str, np.ndarray]) -> tuple[Path, Path]:
-    for name, labels in (("predictions", predicted), ("labelsTr", known)):
+def folders(
+    root: Path, predicted: dict[str, np.ndarray], true_labels: dict[str, np.ndarray]
+) -> tuple[Path, Path]:
+    for name, labels in (("predictions", predicted), ("labelsTr", true_labels)):
         (root / name).mkdir(exist_ok=True)
         for case, label in labels.items():
             save(root / name / f"{case}.nii.gz", label)
@@ -42,7 +44,7 @@ def dices(result: dict[str, Any]) -> dict[str, float | None]:
     return {name: values["dice"] for name, values in result["per_class"].items()}
 
 
-def test_perfect_prediction(tmp_path: Path) -> None:
+def test_a_perfect_prediction_has_the_best_scores(tmp_path: Path) -> None:
     labels = {"a": label_of(10, 20), "b": label_of(5, 6)}
     result = evaluate(*folders(tmp_path, labels, labels))
     best = {
@@ -61,7 +63,7 @@ def test_perfect_prediction(tmp_path: Path) -> None:
     ]
 
 
-def test_dice_by_numbers(tmp_path: Path) -> None:
+def test_dice_counts_voxels(tmp_path: Path) -> None:
     """Case a: class 1 has 12 and 10 voxels, 10 in common; 2 of its voxels are class 2 in the prediction."""
     result = evaluate(*folders(tmp_path, {"a": label_of(10, 10)}, {"a": label_of(12, 8)}))
     assert result["cases"][0]["dice"]["1"] == pytest.approx(2 * 10 / 22)
@@ -88,10 +90,10 @@ def with_names(predictions: Path, *names: str) -> None:
     (predictions / MANIFEST).write_text(json.dumps({"checkpoint": "x", "class_names": names}))
 
 
-def test_absent_class_is_none_and_null(tmp_path: Path) -> None:
+def test_an_absent_class_is_none_and_null(tmp_path: Path) -> None:
     """In neither label map: undefined. In one only: 0."""
-    predicted, known = {"a": label_of(4), "b": label_of(4, 3)}, {"a": label_of(4), "b": label_of(4)}
-    predictions, references = folders(tmp_path, predicted, known)
+    predicted, true_labels = {"a": label_of(4), "b": label_of(4, 3)}, {"a": label_of(4), "b": label_of(4)}
+    predictions, references = folders(tmp_path, predicted, true_labels)
     with_names(predictions, "background", "one", "two", "three")
     result = evaluate(predictions, references)
     assert [row["dice"] for row in result["cases"]] == [
@@ -107,7 +109,7 @@ def test_absent_class_is_none_and_null(tmp_path: Path) -> None:
     assert json.loads(text)["per_class"]["three"]["dice"] is None
 
 
-def test_nothing_anywhere_is_undefined(tmp_path: Path) -> None:
+def test_dice_of_empty_label_maps_is_undefined(tmp_path: Path) -> None:
     result = evaluate(*folders(tmp_path, {"a": label_of()}, {"a": label_of()}))
     assert result["mean"]["dice"] is None
     write(result, tmp_path / "metrics.json")
@@ -115,9 +117,9 @@ def test_nothing_anywhere_is_undefined(tmp_path: Path) -> None:
     assert table(result).splitlines()[-1].split() == ["mean", "foreground", *"------"]
 
 
-def test_csv_and_table(tmp_path: Path) -> None:
-    predicted, known = {"b": label_of(4, 2), "a": label_of(4)}, {"a": label_of(4), "b": label_of(4)}
-    predictions, references = folders(tmp_path, predicted, known)
+def test_the_csv_has_a_row_per_case_and_class_the_table_one_per_class(tmp_path: Path) -> None:
+    predicted, true_labels = {"b": label_of(4, 2), "a": label_of(4)}, {"a": label_of(4), "b": label_of(4)}
+    predictions, references = folders(tmp_path, predicted, true_labels)
     with_names(predictions, "background", "liver", "tumour, left")
     result = evaluate(predictions, references)
     write(result, tmp_path / "metrics.json")
@@ -137,7 +139,7 @@ def test_csv_and_table(tmp_path: Path) -> None:
     assert lines[3] == ["mean", "foreground", "0.5000", "-", "0.5000", "8.37", "8.37", "0.0"]
 
 
-def test_class_names_from_the_record_or_the_dataset(tmp_path: Path) -> None:
+def test_class_names_come_from_the_manifest_or_the_dataset(tmp_path: Path) -> None:
     labels = {"a": label_of(3, 3)}
     predictions, references = folders(tmp_path, labels, labels)
     assert list(evaluate(predictions, references)["per_class"]) == ["1", "2"]
@@ -150,8 +152,8 @@ def test_class_names_from_the_record_or_the_dataset(tmp_path: Path) -> None:
     assert list(evaluate(predictions, references)["per_class"]) == ["x", "y"]
 
 
-def test_class_names_of_cases_with_different_classes(tmp_path: Path) -> None:
-    """Without names a class counts from the first case on that shows it."""
+def test_without_names_the_classes_are_those_of_all_cases(tmp_path: Path) -> None:
+    """A class that a case does not have is undefined there."""
     labels = {"a": label_of(3), "b": label_of(3, 3)}
     result = evaluate(*folders(tmp_path, labels, labels))
     assert result["cases"][0]["dice"] == {"1": 1.0, "2": None}
@@ -165,7 +167,7 @@ def test_missing_references_are_named(tmp_path: Path) -> None:
         evaluate(predictions, references)
 
 
-def test_references_without_a_prediction_are_said(tmp_path: Path) -> None:
+def test_references_without_a_prediction_are_reported(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
     result = evaluate(predictions, references)
     assert [row["case"] for row in result["cases"]] == ["a"]
@@ -173,11 +175,11 @@ def test_references_without_a_prediction_are_said(tmp_path: Path) -> None:
     assert table(result).splitlines()[-1] == "1 of 2 references have no prediction and are not counted: b"
 
 
-def test_two_sets_of_predictions(tmp_path: Path) -> None:
+def test_two_sets_of_predictions_are_compared_case_by_case(tmp_path: Path) -> None:
     """Case c is in one set only; b's class 2 has no Dice in the first, so it is compared nowhere."""
-    known = {name: label_of(10, 5) for name in "ac"} | {"b": label_of(10)}
+    true_labels = {name: label_of(10, 5) for name in "ac"} | {"b": label_of(10)}
     predictions, references = folders(
-        tmp_path, {"a": label_of(10, 5), "b": label_of(8), "c": label_of(1)}, known
+        tmp_path, {"a": label_of(10, 5), "b": label_of(8), "c": label_of(1)}, true_labels
     )
     for name, label in {"a": label_of(5, 5), "b": label_of(4, 3)}.items():
         save(tmp_path / "other" / f"{name}.nii.gz", label)
@@ -199,24 +201,24 @@ def test_two_sets_of_predictions(tmp_path: Path) -> None:
         ] * 4
 
 
-def test_two_sets_without_a_common_case(tmp_path: Path) -> None:
+def test_sets_without_a_common_case_are_refused(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
     save(tmp_path / "other/b.nii.gz", label_of(3))
     with pytest.raises(ValueError, match=rf"--compare {tmp_path}/other: no case that {predictions} has too"):
         evaluate(predictions, references, tmp_path / "other")
 
 
-def test_workers_change_nothing(tmp_path: Path) -> None:
+def test_the_number_of_workers_does_not_change_the_scores(tmp_path: Path) -> None:
     labels = {str(i): label_of(i + 1, 20 - i) for i in range(8)}
-    known = {str(i): label_of(9, 9) for i in range(8)}
-    predictions, references = folders(tmp_path, labels, known)
+    true_labels = {str(i): label_of(9, 9) for i in range(8)}
+    predictions, references = folders(tmp_path, labels, true_labels)
     assert evaluate(predictions, references, workers=4) == evaluate(predictions, references)
 
 
-def test_regions_and_voxels_to_ignore(tmp_path: Path) -> None:
-    predicted, known = label_of(6, 4), label_of(4, 6)
-    known[-1] = 3
-    predictions, references = folders(tmp_path, {"a": predicted}, {"a": known})
+def test_regions_are_scored_and_ignored_voxels_are_not(tmp_path: Path) -> None:
+    predicted, true_labels = label_of(6, 4), label_of(4, 6)
+    true_labels[-1] = 3
+    predictions, references = folders(tmp_path, {"a": predicted}, {"a": true_labels})
     labels = {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}
     (tmp_path / "dataset.json").write_text(json.dumps({"labels": labels, "regions_class_order": [1, 2]}))
     assert dices(evaluate(predictions, references)) == {"whole": 1.0, "core": pytest.approx(2 * 4 / 10)}
@@ -228,7 +230,7 @@ def test_regions_and_voxels_to_ignore(tmp_path: Path) -> None:
         evaluate(predictions, references)
 
 
-def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
+def test_all_faulty_cases_are_named_at_once(tmp_path: Path) -> None:
     good = label_of(3)
     names = ("good", "shape", "affine", "broken", "value", "fraction")
     predictions, references = folders(tmp_path, dict.fromkeys(names, good), dict.fromkeys(names, good))
@@ -257,7 +259,7 @@ def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
     )
 
 
-def test_folders_that_are_none(tmp_path: Path) -> None:
+def test_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(1)}, {})
     with pytest.raises(ValueError, match=rf"--references {references}: no image there \(\.nii\.gz, \.nii, "):
         evaluate(predictions, references)
@@ -265,14 +267,14 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         evaluate(tmp_path / "gone", references)
 
 
-def test_two_label_maps_of_one_name(tmp_path: Path) -> None:
+def test_two_label_maps_of_one_case_are_refused(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(1), "b": label_of(1)}, {"a": label_of(1)})
     save(predictions / "b.nii", label_of(2))
     with pytest.raises(ValueError, match=rf"--predictions {predictions}: more than one file for b$"):
         evaluate(predictions, references)
 
 
-def test_suffixes_may_differ_and_hidden_files_are_left_alone(tmp_path: Path) -> None:
+def test_suffixes_may_differ_and_hidden_files_are_skipped(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(1)}, {})
     save(references / "a.nii", label_of(1))
     (predictions / ".partial.b.nii.gz").write_bytes(b"")
@@ -284,10 +286,19 @@ def run_main(monkeypatch: pytest.MonkeyPatch, *options: object) -> int:
     return tiny.call(monkeypatch, "evaluate", *options)
 
 
-def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_and_writes_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
-    given = ["--predictions", predictions, "--references", references, "--output", tmp_path / "metrics.json"]
-    assert run_main(monkeypatch, *given) == 0
+    arguments = [
+        "--predictions",
+        predictions,
+        "--references",
+        references,
+        "--output",
+        tmp_path / "metrics.json",
+    ]
+    assert run_main(monkeypatch, *arguments) == 0
     printed = capsys.readouterr().out
     assert "1.0000" in printed and all(
         str(tmp_path / f"metrics.{kind}") in printed for kind in ("json", "csv", "html")
@@ -300,12 +311,12 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ]
     assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] == 1
     (references / "a.nii.gz").unlink()
-    assert run_main(monkeypatch, *given) == 1
+    assert run_main(monkeypatch, *arguments) == 1
     assert "error: --references" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "message"),
     [
         (
             ["--output", "metrics.csv"],
@@ -328,58 +339,80 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["--tolerance-mm", "livr=2"], "--tolerance-mm: no class 'livr'; there are 1"),
     ],
 )
-def test_mistakes(
+def test_unusable_options_are_refused_before_the_work(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     options: list[object],
-    wanted: str,
+    message: str,
 ) -> None:
     folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
     save(tmp_path / "elsewhere/b.nii.gz", label_of(5))
     for name in ("folder.json", "other.csv"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
-    given = ["--predictions", "predictions", "--references", "labelsTr", "--output", "metrics.json", *options]
-    assert run_main(monkeypatch, *given) == 1
-    assert capsys.readouterr().err.strip() == f"error: {wanted}"
+    arguments = [
+        "--predictions",
+        "predictions",
+        "--references",
+        "labelsTr",
+        "--output",
+        "metrics.json",
+        *options,
+    ]
+    assert run_main(monkeypatch, *arguments) == 1
+    assert capsys.readouterr().err.strip() == f"error: {message}"
     assert not (tmp_path / "metrics.json").exists()
 
 
-def test_references_where_one_stands(
+def test_references_may_be_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`.` has its dataset.json beside it, too; and an imagesTr without images is none."""
+    """dataset.json is found beside `.`, and an empty imagesTr is no error."""
     _, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
     (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"0": "background", "1": "liver"}}))
     (tmp_path / "imagesTr").mkdir()
     monkeypatch.chdir(references)
-    given = ["--predictions", "../predictions", "--references", ".", "--output", "../metrics.json"]
-    assert run_main(monkeypatch, *given) == 0, capsys.readouterr().err
+    arguments = ["--predictions", "../predictions", "--references", ".", "--output", "../metrics.json"]
+    assert run_main(monkeypatch, *arguments) == 0, capsys.readouterr().err
     assert list(json.loads((tmp_path / "metrics.json").read_text())["per_class"]) == ["liver"]
 
 
-def test_names_that_are_no_text(
+def test_unprintable_names_are_escaped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Any bytes in the name of a file, and what a terminal would obey in that of a class."""
+    """Invalid UTF-8 in the name of a case, terminal control codes in that of a class."""
     odd = "sp\udce4t"
     predictions, references = folders(tmp_path, {odd: label_of(5)}, {odd: label_of(5), odd * 2: label_of(5)})
     with_names(predictions, "background", "\x1b[2Jliver\udce4")
-    given = ["--predictions", predictions, "--references", references, "--output", tmp_path / "metrics.json"]
-    assert run_main(monkeypatch, *given) == 0, capfd.readouterr().err
+    arguments = [
+        "--predictions",
+        predictions,
+        "--references",
+        references,
+        "--output",
+        tmp_path / "metrics.json",
+    ]
+    assert run_main(monkeypatch, *arguments) == 0, capfd.readouterr().err
     printed = capfd.readouterr().out
     assert "\\x1b[2Jliver\\udce4" in printed and "sp\\udce4tsp\\udce4t" in printed and "\x1b" not in printed
     assert "sp\\udce4t" in (tmp_path / "metrics.csv").read_text()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_full_disk_is_no_bug(
+def test_a_full_disk_is_an_error_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
-    (tmp_path / f".{os.getpid()}.metrics.csv").symlink_to("/dev/full")  # what is renamed when it is whole
-    given = ["--predictions", predictions, "--references", references, "--output", tmp_path / "metrics.json"]
-    assert run_main(monkeypatch, *given) == 1
-    wanted = f"error: {tmp_path}/metrics.csv: cannot be written (No space left on device)"
-    assert capsys.readouterr().err.strip() == wanted
+    (tmp_path / f".{os.getpid()}.metrics.csv").symlink_to("/dev/full")  # renamed once it is complete
+    arguments = [
+        "--predictions",
+        predictions,
+        "--references",
+        references,
+        "--output",
+        tmp_path / "metrics.json",
+    ]
+    assert run_main(monkeypatch, *arguments) == 1
+    message = f"error: {tmp_path}/metrics.csv: cannot be written (No space left on device)"
+    assert capsys.readouterr().err.strip() == message

@@ -1,4 +1,4 @@
-"""A job of a sweep: its folder, its arguments, and how a sweep without a name is called."""
+"""medconv/sweeps/job.py: the folder, arguments and failures of a job."""
 
 import sys
 from pathlib import Path
@@ -13,8 +13,8 @@ from medconv.utils import signals
 from medconv.utils.cluster import PeerLostError
 
 
-def test_only_a_failure_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By this a sweep tells a job that lost a process from one that was stopped; both end with 75."""
+def test_only_a_failure_writes_an_error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file distinguishes a job that lost a process from a stopped one; both end with 75."""
     monkeypatch.setenv("MEDCONV_SWEEP", "")
     sweep_job = Job(("a=1",), (), tmp_path)
     composed = OmegaConf.create({"run": {"dir": str(sweep_job.folder.path)}})
@@ -24,20 +24,20 @@ def test_only_a_failure_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sweep_job.has_error and sweep_job.begin() is None and not sweep_job.has_error
 
 
-def test_a_job_has_its_folder_by_its_overrides_in_any_order() -> None:
-    one = Job(("a=1", "data.fold=0"), (), Path("runs/x"))
-    assert one.folder.path == Job(("data.fold=0", "a=1"), (), Path("runs/x")).folder.path
-    assert one.folder.path != Job(("a=1", "data.fold=1"), (), Path("runs/x")).folder.path
+def test_the_order_of_overrides_does_not_change_the_folder() -> None:
+    first = Job(("a=1", "data.fold=0"), (), Path("runs/x"))
+    assert first.folder.path == Job(("data.fold=0", "a=1"), (), Path("runs/x")).folder.path
+    assert first.folder.path != Job(("a=1", "data.fold=1"), (), Path("runs/x")).folder.path
 
 
 @pytest.mark.parametrize("name", ["it's", "a\\b", "a\\", "a\\'b", 'a "b"', "a b,c=[1]"])
-def test_a_folder_of_any_name_reaches_the_job(name: str) -> None:
+def test_a_folder_with_special_characters_reaches_the_job(name: str) -> None:
     sweep_job = Job(("a=1",), (), Path(name))
-    (given,) = [one for one in sweep_job.arguments if one.startswith("run.dir=")]
-    assert OverridesParser.create().parse_override(given).value() == str(sweep_job.folder.path)
+    (argument,) = [word for word in sweep_job.arguments if word.startswith("run.dir=")]
+    assert OverridesParser.create().parse_override(argument).value() == str(sweep_job.folder.path)
 
 
-def test_a_sweep_without_a_name_has_one_by_what_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_without_a_name_is_named_by_what_varies(monkeypatch: pytest.MonkeyPatch) -> None:
     def home(*arguments: str) -> Path:
         monkeypatch.setattr(sys, "argv", ["train.py", "-m", "seed=1,2", *arguments])
         return job.home(OmegaConf.create({"run": {"dir": None, "name": None}}))
@@ -48,5 +48,5 @@ def test_a_sweep_without_a_name_has_one_by_what_it_tries(monkeypatch: pytest.Mon
         "data.fold=0,1",
         "hydra.sweeper.n_trials=3",
     ]
-    assert {home(one) for one in same} == {home()}
+    assert {home(override) for override in same} == {home()}
     assert len({home(), home("hparams_search=recipe"), home("hparams_search=mine")}) == 3

@@ -29,7 +29,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "good.ckpt"
 
 
-def test_weights_come_back(checkpoint: Path) -> None:
+def test_weights_are_loaded_into_a_matching_network(checkpoint: Path) -> None:
     content, layer = checkpoint_io.read(checkpoint), nn.Linear(3, 2)
     checkpoint_io.load_weights(layer, content, checkpoint)
     assert torch.equal(layer.weight, content["state_dict"]["network.weight"])
@@ -62,7 +62,7 @@ def test_a_payload_is_never_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "hit").exists()
 
 
-def test_a_flipped_bit_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_an_error(checkpoint: Path, tmp_path: Path) -> None:
     content = bytearray(checkpoint.read_bytes())
     weights = next(iter(torch.load(checkpoint, weights_only=True)["state_dict"].values()))
     content[content.index(weights.numpy().tobytes())] ^= 1
@@ -72,7 +72,7 @@ def test_a_flipped_bit_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
         checkpoint_io.read(tmp_path / "x.ckpt")
 
 
-def test_a_checkpoint_that_is_not_ours(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "x.ckpt")
     with pytest.raises(ValueError, match="not a medconv checkpoint"):
         checkpoint_io.read(tmp_path / "x.ckpt")

@@ -1,4 +1,4 @@
-"""medconv/utils/hardware.py: what is not there is said before any work."""
+"""medconv/utils/hardware.py: missing devices are errors before any work, and settings fit the hardware."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,17 +36,17 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("devices", [4, "4", [0, 3]])
-def test_devices_that_are_not_there(devices: Any, two_gpus: None) -> None:
+def test_devices_that_the_machine_lacks_are_refused(devices: Any, two_gpus: None) -> None:
     with pytest.raises(ValueError, match=r"trainer.devices=.*: this machine has 2 GPUs"):
         check_devices({"accelerator": "auto", "devices": devices})
 
 
 @pytest.mark.parametrize("devices", [1, 2, "2", "auto", -1, [1]])
-def test_devices_that_are_there(devices: Any, two_gpus: None) -> None:
+def test_devices_that_the_machine_has_are_accepted(devices: Any, two_gpus: None) -> None:
     check_devices({"accelerator": "gpu", "devices": devices})
 
 
-def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_or_too_many_cores_are_refused_on_a_small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(
         ValueError, match=r"trainer.accelerator=gpu: no GPU is visible here; take auto or cpu"
@@ -58,45 +58,45 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_switches_without_effect_are_named_with_the_reason() -> None:
     assert without_effect(PERF, TRAINER) == []
-    said = without_effect({**PERF, "cuda_graphs": True}, {**TRAINER, "benchmark": True})
-    assert said == [
+    lines = without_effect({**PERF, "cuda_graphs": True}, {**TRAINER, "benchmark": True})
+    assert lines == [
         "trainer.benchmark=true has no effect: cuDNN runs on NVIDIA GPUs only",
         "perf.cuda_graphs=true has no effect: there is no GPU to replay them on",
     ]
-    said = without_effect(
+    lines = without_effect(
         {**PERF, "channels_last": False, "activation_checkpointing": "pointwise", "compile": True}, TRAINER
     )
-    assert [line.split(" ")[0] for line in said] == [
+    assert [line.split(" ")[0] for line in lines] == [
         "perf.fast_norm=true",
         "perf.activation_checkpointing=pointwise",
     ]
 
 
-def test_memory_advice_is_for_memory_only() -> None:
+def test_memory_advice_is_only_for_memory_errors() -> None:
     assert "perf.activation_checkpointing=pointwise" in str(
         memory_advice(torch.OutOfMemoryError("CUDA out of memory"))
     )
     assert "data.batch_size" in str(
         memory_advice(RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 bytes"))
     )
-    for said in (
+    for message in (
         "CUDA error: out of memory",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
         "CUBLAS_STATUS_ALLOC_FAILED",
     ):
-        assert "task.sw_batch_size=1" in str(memory_advice(RuntimeError(said)))
+        assert "task.sw_batch_size=1" in str(memory_advice(RuntimeError(message)))
     assert memory_advice(RuntimeError("shapes cannot be multiplied")) is None
 
 
 @pytest.mark.parametrize(
     "claim", [lambda: torch.empty(1 << 50), lambda: np.empty(1 << 50), lambda: bytearray(1 << 60)]
 )
-def test_no_memory_for_torch_numpy_or_python_names_the_switches(claim: Callable[[], Any]) -> None:
+def test_out_of_memory_in_torch_numpy_or_python_names_the_switches(claim: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match=r"does not fit into memory.*\(\S+.*\)$"), naming_memory({}):
         claim()
 
 
-def test_backends() -> None:
+def test_backends_set_the_matmul_precision() -> None:
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         apply_backends({"matmul_precision": "highest"})
@@ -112,7 +112,7 @@ def test_backends() -> None:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def test_cudnn_tries_its_algorithms_unless_told_otherwise(two_gpus: None) -> None:
+def test_cudnn_tries_its_algorithms_by_default(two_gpus: None) -> None:
     assert benchmark_kernels(None, "gpu", None) is True
     assert benchmark_kernels(None, "gpu", True) is False
     assert benchmark_kernels(None, "cpu", None) is None
@@ -144,7 +144,7 @@ def test_devices_are_normalised(two_gpus: None) -> None:
 @pytest.mark.parametrize(
     "precision", ["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true", 16, 32, None]
 )
-def test_precision_that_was_chosen_stays(precision: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chosen_precision_is_kept(precision: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert resolve_precision(precision, "gpu") == precision
     if not str(precision).startswith("16"):
@@ -187,7 +187,7 @@ def test_slow_cudnn_is_named(
     assert (f"cuDNN {version} has slow half-precision Conv3d" in caplog.text) == warns
 
 
-def test_a_launcher_binds_processes_to_cores() -> None:
+def test_a_launcher_may_start_more_processes_than_visible_cores() -> None:
     settings = {"accelerator": "cpu", "devices": 64}
     assert check_devices(settings, launched=True) == 64
     with pytest.raises(ValueError, match="cores, and no GPU"):

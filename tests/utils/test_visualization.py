@@ -1,4 +1,4 @@
-"""medconv/utils/visualization.py: where things land in a picture of a case."""
+"""medconv/utils/visualization.py: planes, orientation, sizes and colours in a picture of a case."""
 
 import io
 
@@ -139,7 +139,7 @@ def test_colours_appear_where_the_label_is_and_tell_classes_apart() -> None:
     assert np.abs(painted[:, :80] - 0.55 * ORANGE).max() <= 1
     assert (painted[:, 80:120] == 0).all()
     assert np.abs(painted[:, 120:] - 0.55 * BLUE).max() <= 1
-    assert np.abs(eighth[:, 120:] - 0.55 * ORANGE).max() <= 1  # the colours come round again
+    assert np.abs(eighth[:, 120:] - 0.55 * ORANGE).max() <= 1  # the colours repeat
 
 
 def test_intensities_are_stretched_and_a_constant_image_is_black() -> None:

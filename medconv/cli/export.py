@@ -29,13 +29,7 @@ def parser() -> Parser:
     add = command.group("input and output").add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="a run's checkpoints/best.ckpt")
     add("--format", required=True, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
-    add(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="PATH",
-        help="the file; for a bundle, a new folder",
-    )
+    add("--output", type=Path, required=True, metavar="PATH", help="the file; for a bundle, a new folder")
     add("--opset", type=int, default=OPSET, metavar="N", help="ONNX operator set; default %(default)s")
     add = command.group("comparison with the checkpoint").add_argument
     add(

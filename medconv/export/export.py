@@ -17,7 +17,7 @@ from pathlib import Path
 from medconv.config import tuples_to_lists
 from medconv.export.formats import FORMATS, OPSETS, check_opset, read_written, write_network
 from medconv.export.graph import Captured, capture
-from medconv.export.metadata import describe, in_words
+from medconv.export.metadata import as_markdown, describe
 from medconv.export.monai_bundle import MODEL, check_bundle, write_bundle
 from medconv.export.parity import on_case, on_patches
 from medconv.inference.exported.metadata import Metadata, as_loaded_model, metadata_path
@@ -65,11 +65,11 @@ def export(source: Path, output: Path, choices: ExportOptions, trusted: Sequence
     if choices.format == "bundle":
         check_bundle(network)
     captured = capture(network)
-    make = _bundle if choices.format == "bundle" else _file
-    make(source, output, choices, network, captured, load(source, trusted))
+    write = _write_bundle if choices.format == "bundle" else _write_file
+    write(source, output, choices, network, captured, load(source, trusted))
 
 
-def _file(
+def _write_file(
     source: Path,
     output: Path,
     choices: ExportOptions,
@@ -79,12 +79,12 @@ def _file(
 ) -> None:
     with replacing(output, durable=True) as partial:
         write_network(captured, choices.format, partial, choices.opset)
-        metadata = _compared(source, partial, choices, network, captured, reference)
+        metadata = _compare(source, partial, choices, network, captured, reference)
     _write_metadata(metadata, output)
     log.info("%s, with its metadata %s", output, metadata_path(output).name)
 
 
-def _bundle(
+def _write_bundle(
     source: Path,
     output: Path,
     choices: ExportOptions,
@@ -96,13 +96,13 @@ def _bundle(
         model = partial / MODEL
         model.parent.mkdir(parents=True)
         write_network(captured, "torchscript", model, choices.opset)
-        metadata = _compared(source, model, choices, network, captured, reference)
+        metadata = _compare(source, model, choices, network, captured, reference)
         _write_metadata(metadata, model)
         write_bundle(partial, network, metadata, output.name)
     log.info("%s, a MONAI bundle; docs/README.md in it has the command", output)
 
 
-def _compared(
+def _compare(
     source: Path,
     file: Path,
     choices: ExportOptions,
@@ -110,8 +110,8 @@ def _compared(
     captured: Captured,
     reference: LoadedModel,
 ) -> Metadata:
-    """The metadata of an exported file, whose logits are compared with the checkpoint's. Raises:
-    ValueError: they differ.
+    """Compare the logits of an exported file with the checkpoint's; returns its metadata. Raises: ValueError:
+    they differ.
     """
     format = "torchscript" if choices.format == "bundle" else choices.format
     content = checkpoint_io.read(source)
@@ -136,7 +136,7 @@ def _compared(
 
 
 def _write_metadata(metadata: Metadata, model: Path) -> None:
-    write_text(model.with_name(model.name + ".md"), in_words(metadata, model.name))
+    write_text(model.with_name(model.name + ".md"), as_markdown(metadata, model.name))
     write_text(metadata_path(model), json.dumps(metadata, indent=2) + "\n")
 
 

@@ -20,7 +20,7 @@ def write_network(captured: Captured, format: str, path: Path, opset: int) -> No
 
     Raises: ValueError: torch cannot write the network in this format, or a package is missing.
     """
-    writers = {"torchscript": _torchscript, "pt2": _export, "onnx": _onnx}
+    writers = {"torchscript": _torchscript, "pt2": _pt2, "onnx": _onnx}
     if format == "onnx":
         need(("onnx", "onnxscript"), "--format onnx")
     try:
@@ -60,7 +60,7 @@ def _torchscript(captured: Captured, path: Path, _: int) -> None:
     torch.jit.save(traced, str(path))
 
 
-def _export(captured: Captured, path: Path, _: int) -> None:
+def _pt2(captured: Captured, path: Path, _: int) -> None:
     with path.open("wb") as file:
         torch.export.save(captured.program, file)
 

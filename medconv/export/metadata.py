@@ -24,15 +24,13 @@ _SOFTMAX = (
     "softmax over the channels; a voxel's label is the number of the highest channel, the first of several"
 )
 _FRAMED = (
-    "none; after resampling, or scaling to `resize`, the middle `frame` is cut out, or padded with "
-    "0 on both sides"
+    "none; after resampling, or scaling to `resize`, the middle `frame` is cut out, or padded with 0 on both "
+    "sides"
 )
 _SIGMOID = (
     "a sigmoid for each channel; a region is where its logit is above 0; `order` gives the label value "
     "that each region writes, later ones over earlier ones, the rest is 0"
 )
-
-
 _IMAGE_LEVEL = {
     "multiclass": "softmax over the outputs: probabilities of classes that exclude each other",
     "multilabel": "a sigmoid of each output: probabilities of labels that may occur together",
@@ -164,7 +162,7 @@ def _scores(image_targets: ImageLevelTargets, rows: Sequence[Mapping[str, Any]])
     return image_level.measure(image_targets, outputs.reshape(shapes[0]), values.reshape(shapes[1]))
 
 
-def in_words(metadata: Metadata, name: str) -> str:
+def as_markdown(metadata: Metadata, name: str) -> str:
     """The metadata as Markdown. Args: name: of the file."""
     inputs, windows, outputs, valid, trained = (
         metadata[k] for k in ("inputs", "windows", "outputs", "validation", "training")

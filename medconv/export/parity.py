@@ -33,7 +33,7 @@ def on_patches(reference: LoadedModel, exported: LoadedModel, captured: Captured
         image = torch.randn(batch, len(reference.modalities), *size, generator=generator)
         expected = full_resolution(reference.network(image.contiguous(memory_format=reference.memory_format)))
         difference = (exported.network(image) - expected).abs().max() / _unit(reference, expected)
-        largest = torch.maximum(largest, difference)  # keeps NaN, other than max()
+        largest = torch.maximum(largest, difference)  # keeps NaN, unlike max()
     return float(largest)
 
 
@@ -48,9 +48,9 @@ def on_case(reference: LoadedModel, exported: LoadedModel, case: Path) -> tuple[
         raise ValueError(f"--case {case}: expected one case, found {len(cases)}")
     if reference.image_targets is not None:
         return _on_image_level_case(reference, exported, cases[0])
-    both = [Predictor([replace(member, precision="32-true")]) for member in (reference, exported)]
-    case_input = both[0].read(cases[0])
-    expected, actual = (predictor.scores(case_input).logits[0] for predictor in both)
+    predictors = [Predictor([replace(member, precision="32-true")]) for member in (reference, exported)]
+    case_input = predictors[0].read(cases[0])
+    expected, actual = (predictor.scores(case_input).logits[0] for predictor in predictors)
     return float((actual - expected).abs().max()), tuple(case_input.arrays[0].shape[1:])
 
 
@@ -58,9 +58,10 @@ def _on_image_level_case(
     reference: LoadedModel, exported: LoadedModel, case: Case
 ) -> tuple[float, tuple[int, ...]]:
     """The largest difference of probabilities, or of numbers."""
-    both = [ImageLevelPredictor([replace(member, precision="32-true")]) for member in (reference, exported)]
-    case_input = both[0].read(case)
-    expected, actual = (torch.from_numpy(predictor.predict_batch([case_input])) for predictor in both)
+    members = [replace(member, precision="32-true") for member in (reference, exported)]
+    predictors = [ImageLevelPredictor([member]) for member in members]
+    case_input = predictors[0].read(case)
+    expected, actual = (torch.from_numpy(predictor.predict_batch([case_input])) for predictor in predictors)
     difference = (actual - expected).abs().max() / _unit(reference, expected)
     return float(difference), tuple(case_input.arrays[0].shape[1:])
 

@@ -56,11 +56,10 @@ class ImageLevelPredictor(Predictor):
         for member in self.members:
             size = case_input.arrays[self.preprocessings.index(member.preprocessing)].shape[1:]
             if tuple(size) != member.window.patch_size:
-                here, there = (" x ".join(map(str, shape)) for shape in (size, member.window.patch_size))
+                actual, expected = (" x ".join(map(str, n)) for n in (size, member.window.patch_size))
                 raise ValueError(
-                    f"{case.images[0]}: {here} voxels after preprocessing, the network was trained on "
-                    f"images of "
-                    f"{there}"
+                    f"{case.images[0]}: {actual} voxels after preprocessing, the network was trained on "
+                    f"images of {expected}"
                 )
             _check_size(case.images[0], member, case_input.crop)
         return case_input
@@ -114,8 +113,8 @@ def _check_size(path: Path, member: LoadedModel, crop: CropInfo) -> None:
         return
     size = resampled_shape(crop.shape[:2], spacing[:2], preprocessing.spacing_mm)
     if rounded_up(size, member.rounding) != preprocessing.frame:
-        here, there = (" x ".join(map(str, shape)) for shape in (size, preprocessing.frame))
+        actual, expected = (" x ".join(map(str, shape)) for shape in (size, preprocessing.frame))
         raise ValueError(
-            f"{path}: {here} pixels, the network was trained on images of one size and takes {there}; "
+            f"{path}: {actual} pixels, the network was trained on images of one size and takes {expected}; "
             "resize the image, or train with data.resize"
         )

@@ -39,12 +39,8 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     if not source.exists():
         raise ValueError(f"--input {source}: no such file or folder")
     if source.is_file():
-        readers = {".txt": _lines, ".json": _json, ".csv": _table}
-        return (
-            _named(source, readers[source.suffix](source))
-            if source.suffix in readers
-            else [_single(source, num_channels)]
-        )
+        reader = {".txt": _lines, ".json": _json, ".csv": _table}.get(source.suffix)
+        return [_single(source, num_channels)] if reader is None else _named(source, reader(source))
     if not any(path.name.endswith(VOLUMES) for path in source.iterdir()):
         if cases := _in_dicom(source):
             return cases
@@ -68,21 +64,19 @@ def _in_dicom(source: Path) -> list[Case]:
     entries: list[Entry] = []
     modalities: dict[str, list[str]] = {}
     below = sorted(path for path in source.rglob("*") if path.is_dir())
-    without: list[Path] = []
+    without_dicom: list[Path] = []
     for folder in (source, *below):
         if any(part.startswith(".") for part in folder.relative_to(source).parts):
             continue
         if not is_dicom(folder):
-            without.append(folder)
+            without_dicom.append(folder)
             continue
         series = dicom_series.find_series(folder)
         if series.skipped:
             log.info("--input %s: skipped %s", folder, dicom_series.summarize(series.skipped))
         for name, path, modality in dicom_series.cases(series, folder):
-            case = (
-                "_".join([*folder.relative_to(source).parts, *([name] if name else [])])
-                or source.resolve().name
-            )
+            parts = [*folder.relative_to(source).parts, *([name] if name else [])]
+            case = "_".join(parts) or source.resolve().name
             entries.append((case, (str(path.absolute()),)))
             modalities.setdefault(modality, []).append(case)
     modalities.pop("", None)
@@ -93,7 +87,7 @@ def _in_dicom(source: Path) -> list[Case]:
             "of one modality"
         )
     if entries:
-        _warn_skipped(source, without)
+        _warn_skipped(source, without_dicom)
     return _named(source, entries) if entries else []
 
 

@@ -87,7 +87,7 @@ def load(
     """
     content = checkpoint_io.read(path)
     try:
-        model = _built(content, path, trusted, mirror_axes, plain)
+        model = _build_model(content, path, trusted, mirror_axes, plain)
     except DAMAGED as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
@@ -97,7 +97,7 @@ def load(
     return model
 
 
-def _built(
+def _build_model(
     content: dict[str, Any],
     path: Path,
     trusted: Sequence[str],
@@ -145,10 +145,9 @@ def with_window(
     """The same network with other windows; None keeps what it was validated with. Raises: ValueError: a value
     that is out of range.
     """
-    window = model.window
-    window = window if overlap is None else replace(window, overlap=overlap)
-    window = window if batch_size is None else replace(window, batch_size=batch_size)
-    return replace(model, window=window)
+    values: dict[str, Any] = {"overlap": overlap, "batch_size": batch_size}
+    changes = {key: value for key, value in values.items() if value is not None}
+    return replace(model, window=replace(model.window, **changes))
 
 
 def _mirror_axes(values: Values, network: nn.Module, axes: Sequence[int] | None) -> tuple[int, ...]:

@@ -84,13 +84,12 @@ def _stamp(path: Path) -> list[int] | None:
         return None
 
 
-def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """The settings of the manifest (there) that differ from those of this command (here), in words."""
-    keys = dict.fromkeys([*here, *there])
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The settings that differ. Args: old: the manifest's. new: those of this command."""
     return [
-        f"{key}: {there.get(key)} there, {here.get(key)} now"
-        for key in keys
-        if there.get(key) != here.get(key)
+        f"{key}: {old.get(key)} there, {new.get(key)} now"
+        for key in dict.fromkeys([*new, *old])
+        if old.get(key) != new.get(key)
     ]
 
 

@@ -48,12 +48,8 @@ class OutputDir:
         probabilities: bool = False,
         dicom_seg: bool = False,
     ) -> None:
-        self.path, self.about, self.writes_probabilities, self.writes_dicom_seg = (
-            path,
-            dict(about),
-            probabilities,
-            dicom_seg,
-        )
+        self.path, self.about = path, dict(about)
+        self.writes_probabilities, self.writes_dicom_seg = probabilities, dicom_seg
         extra = {"dicom_seg": True} if dicom_seg else {}
         self.settings = json.loads(json.dumps({**settings, "probabilities": probabilities, **extra}))
         self._ending = _VOLUME  # of label maps; `open` chooses it by the cases
@@ -183,7 +179,7 @@ class OutputDir:
         """
         self._process_lock.release()
         Path(self._process_lock.lock_file).unlink(missing_ok=True)
-        if not self._others():
+        if not self._is_shared():
             shutil.rmtree(self._claims, ignore_errors=True)
             manifest = read(self.path) if completed else {}
             if manifest.get("overwriting"):
@@ -204,10 +200,10 @@ class OutputDir:
             manifest.get("overwriting", []),
             differences(manifest["settings"], self.settings) if manifest else [],
             names,
-            self._others(),
+            self._is_shared(),
         )
 
-    def _others(self) -> bool:
+    def _is_shared(self) -> bool:
         """Whether another process works here; removes the locks of processes that have ended."""
         alive = False
         for path in self._claims.glob("*.process"):

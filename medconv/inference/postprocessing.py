@@ -189,9 +189,9 @@ def _fill_holes(
     no region.
     """
     value = _value(step.label, targets)
-    regions = _holding(value, targets)
+    regions = _names_of(value, targets)
     fillable = np.isin(
-        label, [0, *(v for v in range(1, targets.num_values) if _holding(v, targets) < regions)]
+        label, [0, *(v for v in range(1, targets.num_values) if _names_of(v, targets) < regions)]
     )
     fillable &= ~np.isin(label, values)
     holes, count = ndimage.label(fillable, _FACES)
@@ -246,7 +246,7 @@ def _remaining(value: int, values: Sequence[int], targets: SegmentationTargets) 
     return max(others, key=targets.order.index, default=0)
 
 
-def _holding(value: int, targets: SegmentationTargets) -> set[str]:
+def _names_of(value: int, targets: SegmentationTargets) -> set[str]:
     """The classes or regions that a label value belongs to."""
     return {name for name, values in targets.by_name.items() if value in values}
 

@@ -85,9 +85,8 @@ def _run_image_level(members: Sequence[LoadedModel], device: str, options: argpa
     }
     if wrong := [name for name, value in segmentation_options.items() if value]:
         raise ValueError(
-            f"{wrong[0]} is for label maps; {members[0].path} is an image-level network, whose "
-            f"predictions go "
-            "into predictions.csv"
+            f"{wrong[0]} is for label maps; {members[0].path} is an image-level network, whose predictions "
+            "go into predictions.csv"
         )
     if options.sw_batch_size is not None and options.sw_batch_size < 1:
         raise ValueError(f"--sw-batch-size must be at least 1, got {options.sw_batch_size}")

@@ -1,4 +1,4 @@
-"""`medconv preprocess`, and what training does with faulty cases."""
+"""`medconv preprocess`, and training on a dataset with invalid cases."""
 
 import json
 import os
@@ -14,30 +14,30 @@ from medconv.data.datasets.decathlon import msd
 from medconv.data.splits import split_fold
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
-COUNT = 10  # cases of a dataset that is large enough to stop in the middle
+COUNT = 10  # cases, so that the command can be stopped before its end
 
 
 def overrides(dataset: Path, cache: Path) -> list[str]:
     return ["data=msd", f"data.root={dataset}", f"data.cache_dir={cache}", "data.num_folds=3"]
 
 
-def prepares(
+def run_preprocess(
     arguments: list[str],
     cwd: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     code: int = 0,
 ) -> tuple[str, str]:
-    """The command in this process; what it says on standard output and standard error."""
+    """The command in this process; returns its standard output and standard error."""
     monkeypatch.chdir(cwd)
-    ended = tiny.call(monkeypatch, "preprocess", *arguments)
+    exit_code = tiny.call(monkeypatch, "preprocess", *arguments)
     out, err = capsys.readouterr()
-    assert ended == code, err
+    assert exit_code == code, err
     assert "Traceback" not in err
     return out, err
 
 
-def test_preparing_says_what_was_made_and_where(
+def test_the_last_lines_name_the_store_and_the_plan_and_verify_finds_a_damaged_file(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [
@@ -45,7 +45,7 @@ def test_preparing_says_what_was_made_and_where(
         "data.spacing_mm=[1,1.5,2]",
         "data.patch_size=[16,16,12]",
     ]
-    out, _ = prepares(arguments, tmp_path, monkeypatch, capsys)
+    out, _ = run_preprocess(arguments, tmp_path, monkeypatch, capsys)
     (home,) = (tmp_path / "cache").iterdir()
     (store,) = [path for path in home.iterdir() if path.is_dir()]
     size = sum(path.stat().st_size for path in store.iterdir()) / 1e6
@@ -61,8 +61,10 @@ def test_preparing_says_what_was_made_and_where(
     content[-1] ^= 1
     (store / "case_3.image.npy").write_bytes(content)
     os.utime(store / "case_3.image.npy", ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert "preparing 1" not in prepares(arguments, tmp_path, monkeypatch, capsys)[0]
-    assert "preparing 1 of 7 cases" in prepares([*arguments, "--verify"], tmp_path, monkeypatch, capsys)[0]
+    assert "preparing 1" not in run_preprocess(arguments, tmp_path, monkeypatch, capsys)[0]
+    assert (
+        "preparing 1 of 7 cases" in run_preprocess([*arguments, "--verify"], tmp_path, monkeypatch, capsys)[0]
+    )
     changed = {path.name.split(".")[0] for path, when in before.items() if path.stat().st_mtime_ns != when}
     assert changed == {"case_3"}
 
@@ -71,7 +73,7 @@ def test_check_only_shows_a_table_and_writes_nothing(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*overrides(dataset, tmp_path / "cache"), "--check-only"]
-    out, err = prepares(arguments, tmp_path, monkeypatch, capsys)
+    out, err = run_preprocess(arguments, tmp_path, monkeypatch, capsys)
     head, *rows = out.splitlines()[:8]
     assert head.split("  ")[0] == "case" and head.split()[-3:] == ["background", "box", "hole"]
     assert [row.split()[0] for row in rows] == [f"case_{i}" for i in range(7)]
@@ -84,14 +86,14 @@ def test_check_only_shows_a_table_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_check_only_lists_every_fault_and_fails(
+def test_check_only_lists_every_error_and_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tiny.write_dataset(tmp_path / "damaged")
     (root / "imagesTr/case_1.nii.gz").write_bytes(b"")
     (root / "labelsTr/case_4.nii.gz").unlink()
     arguments = [*overrides(root, tmp_path / "cache"), "--check-only", "data.on_invalid_case=skip"]
-    out, err = prepares(arguments, tmp_path, monkeypatch, capsys, USER)
+    out, err = run_preprocess(arguments, tmp_path, monkeypatch, capsys, USER)
     rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("case_")}
     assert (
         rows["case_1"].endswith("1 errors")
@@ -102,18 +104,18 @@ def test_check_only_lists_every_fault_and_fails(
     assert not (tmp_path / "cache").exists()
 
 
-def test_help_and_config_are_shown(
+def test_help_and_config_are_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, _ = prepares(["--help"], tmp_path, monkeypatch, capsys)
+    out, _ = run_preprocess(["--help"], tmp_path, monkeypatch, capsys)
     assert "--check-only" in out and "--verify" in out and "data=msd" in out
-    out, _ = prepares(["data=msd", "--cfg", "job", "-p", "data"], tmp_path, monkeypatch, capsys)
+    out, _ = run_preprocess(["data=msd", "--cfg", "job", "-p", "data"], tmp_path, monkeypatch, capsys)
     assert "on_invalid_case: raise" in out
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wanted"),
+    ("arguments", "message"),
     [
         (["data.rot=x"], "there is no key data.rot; did you mean data.root"),
         (["data=nowhere"], "Could not find 'data/nowhere'"),
@@ -123,18 +125,18 @@ def test_help_and_config_are_shown(
         (["--check"], "check"),
     ],
 )
-def test_bad_configuration(
+def test_a_bad_configuration_is_one_error(
     arguments: list[str],
-    wanted: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert wanted in prepares(arguments, tmp_path, monkeypatch, capsys, USER)[1]
+    assert message in run_preprocess(arguments, tmp_path, monkeypatch, capsys, USER)[1]
 
 
-def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
-    """SIGKILL, some cases before its end."""
+def test_a_killed_command_resumes(tmp_path: Path) -> None:
+    """It gets SIGKILL before its last cases."""
     root, cache = tiny.write_dataset(tmp_path / "data", cases=COUNT, shape=(64, 64, 64)), tmp_path / "cache"
     arguments = [*overrides(root, cache), "data.spacing_mm=[0.9,1.3,1.9]", "data.prepare_workers=1"]
     first = Forked(*arguments, cwd=tmp_path, command="preprocess")
@@ -142,17 +144,17 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
         time.sleep(0.002)
     os.kill(first.pid, signal.SIGKILL)
     assert first.wait()[0] == -signal.SIGKILL
-    done = list(cache.glob("*/*/case_*.json"))
-    assert 2 <= len(done) < COUNT
-    before = {path: path.stat().st_mtime_ns for path in done}
+    prepared = list(cache.glob("*/*/case_*.json"))
+    assert 2 <= len(prepared) < COUNT
+    before = {path: path.stat().st_mtime_ns for path in prepared}
     code, output = Forked(*arguments, cwd=tmp_path, command="preprocess").wait()
     assert code == DONE, output
-    assert f"preparing {COUNT - len(done)} of {COUNT} cases" in output
-    assert {path: path.stat().st_mtime_ns for path in done} == before
+    assert f"preparing {COUNT - len(prepared)} of {COUNT} cases" in output
+    assert {path: path.stat().st_mtime_ns for path in prepared} == before
     assert len(list(cache.glob("*/*/case_*.json"))) == COUNT and not list(cache.glob("*/*/.*"))
 
 
-def test_two_commands_at_once_do_the_work_once(tmp_path: Path) -> None:
+def test_two_concurrent_commands_prepare_each_case_once(tmp_path: Path) -> None:
     root, cache = tiny.write_dataset(tmp_path / "data", cases=6), tmp_path / "cache"
     both = [Forked(*overrides(root, cache), cwd=tmp_path, command="preprocess") for _ in range(2)]
     codes, outputs = zip(*(process.wait() for process in both), strict=True)
@@ -161,7 +163,7 @@ def test_two_commands_at_once_do_the_work_once(tmp_path: Path) -> None:
     assert all("prepared  6 cases" in output for output in outputs)
 
 
-def test_spaces_and_letters_of_other_alphabets_from_end_to_end(tmp_path: Path) -> None:
+def test_paths_may_have_spaces_and_letters_of_any_alphabet(tmp_path: Path) -> None:
     home = tmp_path / "Größe und 患者"
     home.mkdir()
     root = tiny.write_dataset(home / "mes données")
@@ -182,27 +184,27 @@ def test_spaces_and_letters_of_other_alphabets_from_end_to_end(tmp_path: Path) -
     assert (home / "aus gabe/Fall é 0.nii.gz").is_file()
 
 
-def test_training_goes_on_without_faulty_cases_and_says_so(
+def test_training_skips_invalid_cases_and_lists_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = tiny.write_dataset(tmp_path / "data")
-    whole = split_fold(msd(root).cases, 0, 3)
-    faulty = [whole[0][0].id, whole[1][0].id]
-    for case in faulty:
+    train, val = split_fold(msd(root).cases, 0, 3)
+    invalid = [train[0].id, val[0].id]
+    for case in invalid:
         (root / f"imagesTr/{case}.nii.gz").write_bytes(b"")
     with pytest.raises(ValueError, match="2 errors in 7 cases"):
         tiny.train(root, tmp_path / "raise")
     summary = tiny.train(root, tmp_path / "skip", "data.on_invalid_case=skip")
     assert summary["status"] == "done"
-    assert sorted(summary["skipped_cases"]) == sorted(faulty)
-    assert all("the file is empty (0 bytes)" in fault for fault in summary["skipped_cases"].values())
-    assert sorted(summary["val/cases"]) == sorted(case.id for case in whole[1] if case.id not in faulty)
+    assert sorted(summary["skipped_cases"]) == sorted(invalid)
+    assert all("the file is empty (0 bytes)" in error for error in summary["skipped_cases"].values())
+    assert sorted(summary["val/cases"]) == sorted(case.id for case in val if case.id not in invalid)
     assert "data.on_invalid_case=skip skips 2 of 7 cases\n  case case_" in caplog.text
     again = tiny.train(tiny.write_dataset(tmp_path / "good"), tmp_path / "none", "data.on_invalid_case=skip")
     assert again["skipped_cases"] == {}
 
 
-def test_nothing_left_to_train_on_is_an_error(tmp_path: Path) -> None:
+def test_training_without_a_valid_case_is_an_error(tmp_path: Path) -> None:
     root = tiny.write_dataset(tmp_path / "data")
     train, _ = split_fold(msd(root).cases, 1, 3)
     for case in train:
@@ -211,7 +213,7 @@ def test_nothing_left_to_train_on_is_an_error(tmp_path: Path) -> None:
         tiny.train(root, tmp_path / "run", "data.on_invalid_case=skip", "data.fold=1")
 
 
-def test_sigterm_ends_preparation_as_it_ends_training(tmp_path: Path) -> None:
+def test_sigterm_ends_preprocessing_with_the_exit_code_of_training(tmp_path: Path) -> None:
     root = tiny.write_dataset(tmp_path / "data", cases=COUNT, shape=(64, 64, 64))
     arguments = [*overrides(root, tmp_path / "cache"), "data.prepare_workers=1"]
     process = Forked(*arguments, cwd=tmp_path, command="preprocess")

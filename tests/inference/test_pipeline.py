@@ -24,7 +24,7 @@ class Big:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_items_in_memory_are_bounded(workers: int) -> None:
-    """All stages are full when item 0 is written, `workers` are loaded and one is predicted; errors keep no item."""
+    """All stages are full when item 0 is written, `workers` are loaded and one is predicted; errors free it."""
     Big.alive.clear()
     gc.collect()
     highest, lock, numbers = 0, threading.Lock(), count()

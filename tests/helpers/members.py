@@ -1,4 +1,4 @@
-"""A trained network and others made of it, as real checkpoints, for the tests in this folder."""
+"""The checkpoint of a trained network, and variants of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def call(monkeypatch: pytest.MonkeyPatch, checkpoint: Path, source: Path, *more:
 def variant(
     source: Path, path: Path, edit: Callable[[dict[str, Any]], Any] | None = None, seed: int = 1
 ) -> Path:
-    """A checkpoint with other weights, and whatever `edit` changes in its record."""
+    """A checkpoint with other weights, and with the edits of `edit` in its metadata."""
     content = torch.load(source, weights_only=True)
     generator = torch.Generator().manual_seed(seed)
     for name, value in content["state_dict"].items():

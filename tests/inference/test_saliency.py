@@ -8,7 +8,6 @@ from torch import nn
 
 from medconv.inference import saliency
 from medconv.models.unet import UNet
-from medconv.utils import visualization
 
 
 class Corner(nn.Module):
@@ -117,18 +116,3 @@ def test_a_picture_of_our_network_shows_all_planes() -> None:
 
     picture = saliency.overlay(Pooled(), torch.randn(1, 8, 10, 6), (1.0, 1.0, 2.0), 1)
     assert picture.dtype == np.uint8 and picture.shape[2] == 3 and picture.shape[0] > 3 * 100
-
-
-def test_heat_lies_at_its_voxel_and_colours_are_kept() -> None:
-    strength = np.zeros((20, 10), np.float32)
-    strength[15, 8] = 1
-    image = np.zeros((3, 20, 10))
-    image[0, :10], image[2, 10:] = 1, 1  # red on the left, blue on the right
-    picture = visualization.heat(image, strength, (1.0, 1.0)).astype(int)
-    width = (picture.shape[1] - 4) // 2
-    bare, warm = picture[:, :width], picture[:, -width:]
-    assert bare[0, 0].tolist() == [255, 0, 0] and bare[0, -1].tolist() == [0, 0, 255]
-    rows, columns = np.nonzero((bare != warm).any(2))
-    assert (columns.mean() / width, 1 - rows.mean() / len(picture)) == pytest.approx(
-        (15.5 / 20, 8.5 / 10), abs=0.02
-    )

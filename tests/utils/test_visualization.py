@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medconv.utils.visualization import overlay, png
+from medconv.utils.visualization import heat, overlay, png
 
 GAP = 4
 ORANGE, BLUE = np.array([230, 159, 0]), np.array([86, 180, 233])
@@ -154,3 +154,18 @@ def test_intensities_are_stretched_and_a_constant_image_is_black() -> None:
 def test_a_png_is_read_by_pillow() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(png(pixels)))), pixels)
+
+
+def test_heat_lies_at_its_voxel_and_colours_are_kept() -> None:
+    strength = np.zeros((20, 10), np.float32)
+    strength[15, 8] = 1
+    image = np.zeros((3, 20, 10))
+    image[0, :10], image[2, 10:] = 1, 1  # red on the left, blue on the right
+    picture = heat(image, strength, (1.0, 1.0)).astype(int)
+    width = (picture.shape[1] - GAP) // 2
+    bare, warm = picture[:, :width], picture[:, -width:]
+    assert bare[0, 0].tolist() == [255, 0, 0] and bare[0, -1].tolist() == [0, 0, 255]
+    rows, columns = np.nonzero((bare != warm).any(2))
+    assert (columns.mean() / width, 1 - rows.mean() / len(picture)) == pytest.approx(
+        (15.5 / 20, 8.5 / 10), abs=0.02
+    )

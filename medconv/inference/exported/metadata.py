@@ -77,7 +77,7 @@ def as_loaded_model(
     """
     path = metadata_path(model)
     try:
-        loaded = _loaded(metadata, network, model)
+        loaded = _build_model(metadata, network, model)
     except (ValueError, *DAMAGED) as error:
         raise ValueError(f"{path}: damaged, it cannot be read ({type(error).__name__}: {error})") from error
     if mirror_axes is None:
@@ -90,18 +90,12 @@ def as_loaded_model(
     return replace(loaded, window=replace(loaded.window, mirror_axes=axes))
 
 
-def _loaded(metadata: Metadata, network: nn.Module, model: Path) -> LoadedModel:
+def _build_model(metadata: Metadata, network: nn.Module, model: Path) -> LoadedModel:
     inputs, windows, outputs = metadata["inputs"], metadata["windows"], metadata["outputs"]
-    required = {
-        key: configs.lists_to_tuples(inputs[key])
-        for key in ("spatial_dims", "spacing_mm", "normalisation", "slice_axis")
-    }
-    optional = {
-        key: configs.lists_to_tuples(inputs[key])
-        for key in ("frame", "resize")
-        if inputs.get(key) is not None
-    }
-    preprocessing = PreprocessingConfig(**required, intensities=_numbers(inputs["intensities"]), **optional)
+    required = {key: inputs[key] for key in ("spatial_dims", "spacing_mm", "normalisation", "slice_axis")}
+    optional = {key: inputs.get(key) for key in ("frame", "resize")}
+    values = {key: configs.lists_to_tuples(value) for key, value in (required | optional).items()}
+    preprocessing = PreprocessingConfig(intensities=_numbers(inputs["intensities"]), **values)
     image_targets = (
         ImageLevelTargets.from_plain(outputs["image_targets"]) if "image_targets" in outputs else None
     )

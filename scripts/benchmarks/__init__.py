@@ -1,3 +1,3 @@
-"""Benchmarks that anyone can run: `python scripts/benchmark.py NAME`; each number stands beside its peer
-of the same run.
+"""Benchmarks that anyone can run: `python scripts/benchmark.py NAME`; each compares with a
+peer in the same run.
 """

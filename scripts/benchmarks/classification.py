@@ -1,4 +1,4 @@
-"""Classifiers of a MedMNIST file: trained with several seeds and convolutions, measured on its test part."""
+"""Classifiers of a MedMNIST file: trained with several seeds and convolutions, measured on its test set."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> list[Row]:
-    """Train what is not trained yet; the test part is seen only then."""
+    """Train what is not trained yet, then measure on the test set."""
     output: Path = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
     options.root, options.cache = options.root.resolve(), output / "prepared"

@@ -1,4 +1,4 @@
-"""Contestants of the data benchmark, processes of their own, that take turns on one core."""
+"""Contestants of the data benchmark: separate processes that take turns on one core."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def contestants(options: argparse.Namespace, mode: str) -> dict[str, Contestant]
 
 
 def held(options: argparse.Namespace, mode: str, dataset: Dataset) -> list[Row]:
-    """One contest: every contestant in turn, round by round.
+    """Run one contest: every contestant in turn, round by round.
 
     Returns: a row each: `seconds` for one sample (or case), the mean over all rounds, as most samples are
         cheap and few are dear; `ratio` to the reference likewise, `spread` of that ratio over the rounds
@@ -140,9 +140,7 @@ def _rounds(
 
 @contextmanager
 def _processes(rivals: Mapping[str, Contestant], common: Sequence[str]) -> Iterator[dict[str, PeerProcess]]:
-    """Started one after the other, frozen but for their turns; ended also where this process is told to
-    end.
-    """
+    """Start them one after the other, frozen except in their turns; end them in any case."""
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with ExitStack() as stack:

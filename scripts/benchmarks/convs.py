@@ -46,10 +46,8 @@ STAGES: dict[int, list[tuple[int, tuple[int, ...]]]] = {
     3: [(32, (40, 56, 40)), (64, (20, 28, 20)), (128, (10, 14, 10)), (256, (5, 7, 5))],
     2: [(32, (256, 256)), (64, (128, 128)), (128, (64, 64)), (256, (32, 32))],
 }
-MANY_TIMES_SLOWER = (
-    "separable",
-    "unfold and einsum",
-)  # timed a fifth as often: nothing close has to be told apart
+# Timed a fifth as often: the differences are large.
+MANY_TIMES_SLOWER = ("separable", "unfold and einsum")
 REFERENCE = Path(__file__).parents[2] / "tests" / "reference" / "backward.py"
 
 logger = logging.getLogger(__name__)
@@ -106,9 +104,8 @@ def stages(options: argparse.Namespace) -> list[Row]:
             where = f"{channels} channels at {'x'.join(map(str, size))}, batch {options.batch}"
             for what, make in PASSES.items():
                 runs = {name: make(layer, x, options) for name, layer in layers.items()}
-                for name in (
-                    layers
-                ):  # each in pairs with the library's: a slow neighbour would slow the next one down
+                # Each in pairs with the library's: a slow variant would slow the next one down.
+                for name in layers:
                     pair = {LIBRARY: runs[LIBRARY], name: runs[name]}
                     pairs = options.pairs if name not in MANY_TIMES_SLOWER else max(1, options.pairs // 5)
                     timing = {**alternate(pair, LIBRARY, pairs)[name], "pairs": pairs}
@@ -124,9 +121,7 @@ def stages(options: argparse.Namespace) -> list[Row]:
 
 
 def small(options: argparse.Namespace) -> list[Row]:
-    """Wide layers against chains of thin ones: what operations promise, what the cost model says, what is
-    measured.
-    """
+    """Wide layers against chains of thin ones: by number of operations, by the cost model, and measured."""
     examples = {
         "A: 64 channels at 160x120, 3-kernel": (64, [(64, 64, 3)], [(64, 14, 1), (14, 15, 3), (15, 64, 1)]),
         "B: 256 to 128 channels at 160x120, 1-kernel": (256, [(256, 128, 1)], [(256, 1, 1), (1, 128, 1)]),
@@ -235,7 +230,7 @@ class Calls(TorchDispatchMode):
 
 
 class Unfolded(nn.Module):
-    """A convolution as people write it who need one that the library lacks: patches, then a product."""
+    """The usual naive code for a convolution that torch lacks: patches, then a matrix product."""
 
     def __init__(self, conv: Any) -> None:
         super().__init__()
@@ -250,7 +245,7 @@ class Unfolded(nn.Module):
 
 
 class ThreePlanes(nn.Module):
-    """`acs` as its paper has it: three thin convolutions, joined."""
+    """`acs` as in its paper: three thin convolutions, concatenated."""
 
     def __init__(self, conv: Any) -> None:
         super().__init__()
@@ -267,7 +262,7 @@ class ThreePlanes(nn.Module):
 
 
 class _Forced(nn.Module):
-    """`transform` in one of its two ways, whatever the cost model says."""
+    """`transform` in one of its two implementations, whatever the cost model says."""
 
     def __init__(self, conv: nn.Module, two: bool) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ class Dataset:
 
     @property
     def home(self) -> Path:
-        """Where contestants keep what they prepare of it."""
+        """The folder for the contestants' prepared data."""
         return self.raw.parent.parent / ("patch" + "x".join(map(str, self.patch)))
 
 
@@ -110,7 +110,7 @@ def _make_folders(raw: Path) -> None:
 
 
 def _describe(raw: Path, name: str, modality: str, classes: Sequence[str], cases: int) -> None:
-    """Last, as its presence says that all is there."""
+    """Written last: its presence means that the dataset is complete."""
     meta = {
         "name": name,
         "channel_names": {"0": modality},

@@ -101,7 +101,7 @@ def _monais(prediction: np.ndarray, reference: np.ndarray, spacing: tuple[float,
 
 
 def _moved(label: np.ndarray) -> np.ndarray:
-    """Another opinion on the same structures: smoothed, and a voxel further along the first axis."""
+    """A prediction of the same structures: smoothed, and moved by a voxel along the first axis."""
     smooth = [
         gaussian_filter((label == value).astype(np.float32), 1) for value in range(int(label.max()) + 1)
     ]

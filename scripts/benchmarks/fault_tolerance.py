@@ -1,6 +1,4 @@
-"""What it costs a training step that a run survives: the check of the gradient, random numbers by number,
-checkpoints.
-"""
+"""Cost of fault tolerance per training step: gradient check, counter-based random numbers, checkpoints."""
 
 from __future__ import annotations
 

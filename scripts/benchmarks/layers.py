@@ -49,7 +49,7 @@ def show(rows: Sequence[Row]) -> str:
 
 
 def _norms(x: Tensor) -> dict[str, Callable[[], Any]]:
-    """Each followed by a leaky ReLU and by what the next convolution wants: channels-last."""
+    """Each followed by a leaky ReLU and a conversion to channels-last, for the next convolution."""
     weight, bias = torch.ones(2, x.shape[1], device=x.device).unbind()
     last = x.contiguous(memory_format=_LAST)
 

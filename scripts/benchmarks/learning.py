@@ -1,4 +1,4 @@
-"""Does a convolution help? Short trainings of every kind on few and many cases, compared case by case."""
+"""Short trainings with every convolution on few and many cases, compared case by case."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def _paired(
 
 
 def _weights(folder: Path) -> float | None:
-    """From the line of a run's log that says so."""
+    """The number of weights, from the run's log."""
     for log_file in folder.glob("*/train.log"):
         for line in log_file.read_text().splitlines():
             if "million parameters" in line:

@@ -1,6 +1,4 @@
-"""Bytes of tensors that are alive: on a CPU counted from the operations, so without the allocator's
-habits.
-"""
+"""Bytes of tensors that are alive: on a CPU counted from the operations, without the allocator's rounding."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveTensors(TorchDispatchMode):
-    """Counts what is made inside the block and still alive; what was there before, such as parameters, is not
-    counted.
+    """Counts the tensors that the block created and that are still alive; not earlier ones, such as
+    parameters.
 
-    The inside of a compiled graph is not seen.
+    Tensors inside a compiled graph are not counted.
     """
 
     def __init__(self) -> None:

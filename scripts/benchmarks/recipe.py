@@ -1,6 +1,4 @@
-"""Accuracy for an equal budget: our training, nnU-Net's and a plain MONAI loop on the same cases and
-cores, over time.
-"""
+"""Dice over training time: our training, nnU-Net's and a plain MONAI loop on the same cases and cores."""
 
 from __future__ import annotations
 
@@ -133,7 +131,7 @@ def show(rows: Sequence[Row]) -> str:
 
 @dataclass(frozen=True)
 class _Bench:
-    """What all contestants share. Args: raw: the dataset in nnU-Net's layout; None where nobody needs it."""
+    """The settings of all contestants. Args: raw: the dataset in nnU-Net's layout; None if unused."""
 
     options: argparse.Namespace
     dataset: Dataset
@@ -192,7 +190,7 @@ class _Bench:
 
 
 def times(seconds: float, snapshots: int) -> list[float]:
-    """When to keep weights before the end: in geometric progression from `seconds` / `EARLIEST` on."""
+    """When to save snapshots before the end: a geometric progression from `seconds` / `EARLIEST` on."""
     last = max(1, snapshots - 1)
     return [seconds * EARLIEST ** (number / last - 1) for number in range(last)][: snapshots - 1]
 
@@ -251,7 +249,7 @@ def _curve(row: Row) -> dice_curves.Curve:
 
 
 def _earlier(files: Sequence[Path]) -> list[Row]:
-    """Raises: ValueError: a file that is not there, or none of this benchmark's."""
+    """Raises: ValueError: a file that is missing or not of this benchmark."""
     rows: list[Row] = []
     for path in files:
         try:
@@ -269,7 +267,7 @@ def _command(name: str, nnunet_python: str | None) -> tuple[str, ...]:
 
 
 def _slots(options: argparse.Namespace) -> list[list[int]]:
-    """The cores of those that run at the same time. Raises: ValueError: cores that there are not."""
+    """The cores of each of the parallel trainings. Raises: ValueError: cores that the machine lacks."""
     there = sorted(os.sched_getaffinity(0))
     words = options.cores.split(",") if options.cores else map(str, there)
     cores = sorted({int(word) if word.strip().isdecimal() else -1 for word in words})
@@ -285,12 +283,9 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError(
             "contestant nnunet needs --nnunet-python: the python of an environment with nnunetv2"
         )
-    numbers = {
-        "--minutes": min(options.minutes),
-        "--snapshots": options.snapshots,
-        "--threads": options.threads,
-    }
-    for name, value in {**numbers, "--score-cases": options.score_cases}.items():
+    numbers = {"--minutes": min(options.minutes), "--snapshots": options.snapshots}
+    numbers |= {"--threads": options.threads, "--score-cases": options.score_cases}
+    for name, value in numbers.items():
         if value is not None and value <= 0:
             raise ValueError(f"{name} must be more than 0, got {value}")
     if min(options.minutes) < _LEAST:

@@ -1,4 +1,4 @@
-"""What every benchmark gives: rows, written as JSON and shown as a table, and alternating timings."""
+"""Shared by all benchmarks: rows as JSON and as a table, and alternating timings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 def conditions() -> Row:
-    """Hardware and versions that a timing stands on."""
+    """Hardware and versions, for a row."""
     cuda = torch.cuda.is_available()
     name = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
     return {
@@ -40,8 +40,8 @@ def alternate(
     warm_up: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, dict[str, float]]:
-    """Time variants in turn, in an order drawn anew each round, so that what disturbs the machine disturbs
-    all of them.
+    """Time variants in turn, in an order drawn anew each round, so that disturbances of the machine
+    affect all of them.
 
     Args: clock: tells seconds.
     Returns: per variant `seconds` (median), `ratio` to the reference (median over rounds), and `spread` of
@@ -54,7 +54,7 @@ def alternate(
             run()
     order, dice = list(variants), random.Random(0)
     for _ in range(pairs):
-        dice.shuffle(order)  # what runs before leaves its traces in the caches
+        dice.shuffle(order)  # the variant before changes the caches
         for name in order:
             run = variants[name]
             synchronise()

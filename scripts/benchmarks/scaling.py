@@ -1,4 +1,4 @@
-"""Training by one process and by several, the same command but for `trainer.devices`: samples a second of
+"""Training by one process and by several, the same command except `trainer.devices`: samples a second of
 each.
 """
 

@@ -159,7 +159,7 @@ def _memory(trial: Trial, device: torch.device) -> Row:
 
 @contextmanager
 def _peers(options: argparse.Namespace) -> Iterator[dict[str, PeerProcess]]:
-    """The peers' processes, by name; they work only when asked for a step."""
+    """The peers' processes, by name; each waits until a step is requested."""
     sizes = [
         "--patch",
         *map(str, options.patch),

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> list[Row]:
 
 
 def formats() -> dict[str, Format]:
-    """All that can be had here; what is not installed is left out with a word."""
+    """All formats whose packages are installed; a message names the others."""
     available: dict[str, Format] = {}
     for dtype in ("float32", "float16"):
         available[f"npy {dtype}"] = Format(dtype, _write_npy, _read_npy, "numpy")
@@ -110,7 +110,7 @@ def reads(
 
 
 def drop(path: Path) -> None:
-    """Forget a file's, or a folder's files', pages; those in memory alone are written first."""
+    """Drop the pages of a file or of a folder's files from the page cache, after writing them to disk."""
     for file in _files(path):
         descriptor = os.open(file, os.O_RDONLY)
         os.fsync(descriptor)

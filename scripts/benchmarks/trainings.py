@@ -1,6 +1,4 @@
-"""Trainings of the recipe benchmark as processes: what each stands on, how they are held to their cores,
-what went wrong.
-"""
+"""Trainings of the recipe benchmark as processes: their settings, cores, results and errors."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ log = logging.getLogger(__name__)
 class Entry:
     """One training of one contestant.
 
-    Args: command: what its three parts are called by. settings: what a result stands on.
+    Args: command: starts its three parts. settings: a result is valid for these only.
     """
 
     name: str
@@ -50,9 +48,7 @@ class Entry:
         return Path(self.job.folder)
 
     def result(self) -> Row | None:
-        """What was found before; None where this is not finished. Raises: ValueError: it was made with
-        other settings.
-        """
+        """The earlier result, if any. Raises: ValueError: it was made with other settings."""
         path = self.folder / "result.json"
         if not path.is_file():
             return None
@@ -69,12 +65,12 @@ class Entry:
         return result
 
     def trained(self) -> bool:
-        """Whether this very job has been trained; predictions may be lacking."""
+        """Whether exactly this job is trained; predictions may be missing."""
         path = self.folder / training.DONE
         return path.is_file() and json.loads(path.read_text())["job"] == asdict(self.job)
 
     def keep(self, result: Row) -> None:
-        """Write its result; of the weights only the last are needed any more."""
+        """Write its result and delete all snapshots except the last."""
         write_text(
             self.folder / "result.json",
             json.dumps({**result, "settings": dict(self.settings)}, indent=1) + "\n",
@@ -84,19 +80,15 @@ class Entry:
 
 
 class Processes:
-    """Runs parts of entries; on leaving, whatever of them is still alive is ended, their loaders'
-    processes too.
-    """
+    """Runs parts of entries; on leaving, ends their processes and those of their loaders."""
 
     def __init__(self) -> None:
-        self.faults: dict[str, str] = {}  # an entry's folder to what went wrong
+        self.faults: dict[str, str] = {}  # an entry's folder to its error
         self._alive: set[subprocess.Popen[bytes]] = set()
         self._lock = Lock()
 
     def run(self, part: str, entries: Sequence[Entry], slots: Sequence[Sequence[int]]) -> None:
-        """One part of entries at the same time, each on the cores of its slot; those that failed before
-        are left out.
-        """
+        """Run one part of all entries in parallel, each on its slot's cores; skip failed entries."""
         able = [entry for entry in entries if str(entry.folder) not in self.faults]
         with ThreadPoolExecutor(len(slots)) as pool:
             try:
@@ -117,7 +109,7 @@ class Processes:
         if part == "train":
             if entry.trained():
                 return
-            shutil.rmtree(entry.folder, ignore_errors=True)  # one that was ended begins anew
+            shutil.rmtree(entry.folder, ignore_errors=True)  # a training that was stopped starts again
         entry.folder.mkdir(parents=True, exist_ok=True)
         log.info("%s, %g s: %s on core %s", entry.name, entry.job.seconds, part, ", ".join(map(str, cores)))
         job, printed = entry.folder / "job.json", entry.folder / f"{part}.log"

@@ -1,5 +1,4 @@
-"""Memory of loader workers: does each one cost the same however many there are, and however large the dataset
-is?
+"""Memory of each loader worker, by the number of workers and the size of the dataset.
 
 Linux only. A worker's memory is read from /proc while it waits with its batches ready: `rss`, with all it
 shares with others; `pss`, in which a page counts by its share; `private`, what would be gone with it. The
@@ -72,7 +71,7 @@ def show(rows: Sequence[Row]) -> str:
 
 
 def generate(folder: Path, cases: int, shape: Sequence[int]) -> tuple[Store, list[Case]]:
-    """A store of noise with two classes, unless it is there already."""
+    """A store of noise with two classes, made if it is missing."""
     store = Store(folder / f"workers-{cases}-{'x'.join(map(str, shape))}")
     source = folder / "source"
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +113,7 @@ def measured(loader: Any, batches: int, settle_seconds: float = 1.0) -> list[dic
 
 
 class Nothing(Dataset):
-    """What a worker costs that reads nothing."""
+    """A dataset that reads nothing: the cost of the worker itself."""
 
     def __len__(self) -> int:
         return 1_000_000

@@ -1,4 +1,4 @@
-"""scripts/benchmarks/convs.py: our convolutions beside the library's, and what their costs are predicted to be."""
+"""scripts/benchmarks/convs.py: our convolutions beside those of torch, and their predicted costs."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""scripts/benchmarks/data.py and its parts, at tiny sizes: real contestants, real files, and honest
-numbers.
-"""
+"""scripts/benchmarks/data.py at tiny sizes, with real contestants and files."""
 
 import os
 import sys

@@ -1,6 +1,4 @@
-"""scripts/benchmarks/peers: the protocol, with real peers at a tiny size, and what goes wrong with
-processes.
-"""
+"""scripts/benchmarks/peers: the training steps of DynUNet and nnU-Net at a tiny size."""
 
 import math
 import os

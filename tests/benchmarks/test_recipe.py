@@ -1,6 +1,4 @@
-"""scripts/benchmarks/recipe.py at a tiny size: real trainings of a few seconds, and what their numbers
-stand on.
-"""
+"""scripts/benchmarks/recipe.py at a tiny size: real trainings of a few seconds, their curves and results."""
 
 import json
 import os

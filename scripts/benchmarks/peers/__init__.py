@@ -1,1 +1,1 @@
-"""What others train with, each in a process of its own that works when it is told to."""
+"""Peers: other training code, each in its own process, which works on request."""

@@ -29,7 +29,7 @@ from benchmarks.peers.serving import own_stdout, say
 
 
 class Plain(L.LightningModule):
-    """What people write: a network, a loss and an optimizer; between its steps it waits for the next line."""
+    """A plain module: a network, a loss and an optimizer; between steps it waits for the next line."""
 
     def __init__(self, network: torch.nn.Module, channel: TextIO) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class Plain(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-        """From here to here again is one turn of the loop. Returns: -1, which ends the epoch, where no
-        step is asked for.
+        """From one call to the next is one turn of the loop. Returns: -1,
+        which ends the epoch, if no step is requested.
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -62,7 +62,7 @@ class Plain(L.LightningModule):
 
 
 class Same(Dataset):
-    """One batch, time and again."""
+    """The same batch in every step."""
 
     def __init__(self, batch: tuple[Tensor, Tensor]) -> None:
         self.batch = batch
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def build(options: argparse.Namespace) -> DynUNet:
-    """The same convolutions as nnU-Net's PlainConvUNet of these features has."""
+    """With the same convolutions as nnU-Net's PlainConvUNet of these features."""
     steps = len(options.features) - 1
     return DynUNet(
         spatial_dims=len(options.patch),

@@ -31,7 +31,7 @@ LEARNING_RATE = 1e-3
 
 
 def prepare(job: training.Job) -> None:
-    """The plan alone; what MONAI prepares it keeps in memory."""
+    """Only the plan: MONAI keeps its prepared data in memory."""
     path = Path(job.prepared) / "plan.json"
     if path.is_file():
         return
@@ -142,7 +142,7 @@ def _files(job: training.Job) -> dict[str, dict[str, str]]:
 
 
 def _read(plan: dict[str, Any], keys: tuple[str, ...]) -> list[Any]:
-    """What the cache holds of a case."""
+    """A case as the cache holds it."""
     import monai.transforms as mt
 
     modes = ["bilinear", "nearest"][: len(keys)]

@@ -74,7 +74,7 @@ def composed(options: argparse.Namespace, cache: Path) -> Any:
 
 
 def data_module(options: argparse.Namespace, cache: Path) -> Any:
-    """The DataModule of that training; the dataset is prepared where it is not yet."""
+    """The DataModule of that training; prepares the dataset if necessary."""
     from medconv import config
     from medconv.training import data_setup
 
@@ -92,7 +92,7 @@ def _prepare_anew(options: argparse.Namespace) -> int:
 
 
 class _Untouched:
-    """Stands for an augmentation, but leaves batches as they are."""
+    """In place of an augmentation: returns batches unchanged."""
 
     def __init__(self, augment: Any) -> None:
         self._augment = augment

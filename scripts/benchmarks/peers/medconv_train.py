@@ -80,7 +80,7 @@ def _data(job: training.Job) -> list[str]:
 
 
 def _link(case: Case, folder: Path) -> None:
-    """Its images under the names that the command tells cases and channels by."""
+    """Link the images under the names by which the command recognises cases and channels."""
     from medconv.data.io.images import stem
 
     for channel, image in enumerate(case.images):
@@ -90,7 +90,7 @@ def _link(case: Case, folder: Path) -> None:
 
 
 def _command(name: str, *arguments: str) -> None:
-    """Ends this process with the command's exit code where it fails; what it said has been seen."""
+    """Ends this process with the command's exit code if it fails; its output has been shown."""
     code = subprocess.run([sys.executable, "-m", "medconv.cli", name, *arguments], check=False).returncode
     if code:
         sys.exit(code)

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _batches(cases: Any, options: argparse.Namespace) -> Any:
-    """Endless: as many draws as are asked for, from one persistent worker."""
+    """Endless batches from one persistent worker."""
     from monai.data import DataLoader
     from torch.utils.data import RandomSampler
 
@@ -62,7 +62,7 @@ def _batches(cases: Any, options: argparse.Namespace) -> Any:
 
 
 def _prepared(options: argparse.Namespace) -> list[Any]:
-    """The deterministic part; what it gives is cached."""
+    """The deterministic part, whose result is cached."""
     import monai.transforms as mt
     import torch
 

@@ -1,4 +1,4 @@
-"""A peer in a process, maybe an environment, of its own, that works whenever it is asked to."""
+"""A peer in its own process, and possibly its own environment, which works on request."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NNUNET_DATA, TORCHIO_DATA = (
     (str(Path(__file__).with_name(f"{name}_data.py")),) for name in ("nnunet", "torchio")
 )
 MEDCONV_DATA, MONAI_DATA = (("-m", f"benchmarks.peers.{name}_data") for name in ("medconv", "monai"))
-PATIENCE_S = 10.0  # for one that was told to quit
-KEPT_LINES = 6  # of what it printed, for a message
+PATIENCE_S = 10.0  # for a peer to quit
+KEPT_LINES = 6  # of its output, for a message
 
 
 def importable() -> dict[str, str]:
@@ -32,7 +32,7 @@ def importable() -> dict[str, str]:
 
 
 class PeerProcess:
-    """Starts a peer on entering and ends it on leaving; between its steps the peer waits without work.
+    """Starts a peer on entering and ends it on leaving; between requests the peer is idle.
 
         with PeerProcess(python, [*NNUNET, "--threads", "2"]) as peer:
             seconds = peer.step()
@@ -79,13 +79,13 @@ class PeerProcess:
         self._printed.close()
 
     def step(self) -> float:
-        """Has the peer take one training step. Returns: its seconds, by the peer's own clock."""
+        """Let the peer take one training step. Returns: its seconds, by the peer's own clock."""
         answer = self.ask("step")
         self.loss = float(answer["loss"])
         return float(answer["seconds"])
 
     def ask(self, request: str) -> dict[str, Any]:
-        """Has the peer do something. Returns: its answer, with `seconds` by its own clock."""
+        """Send the peer a request. Returns: its answer, with `seconds` by its own clock."""
         self._signal(signal.SIGCONT)
         self._tell(request)
         answer = self._answer("seconds")
@@ -109,7 +109,7 @@ class PeerProcess:
             raise ValueError(f"needed a python executable, got {self.python}: {error}") from error
 
     def _signal(self, number: int) -> None:
-        """To the peer and all that it started; only where those are a group of their own."""
+        """Signal the peer and its child processes; only if they are their own process group."""
         if self.frozen:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -123,7 +123,7 @@ class PeerProcess:
 
     def _tell(self, word: str) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):  # it has ended: waiting for its answer tells why
+        with suppress(OSError):  # it has ended: waiting for its answer raises the reason
             self._process.stdin.write(word + "\n")
             self._process.stdin.flush()
 
@@ -148,7 +148,7 @@ class PeerProcess:
         return ValueError(f"the peer `{self.python} {' '.join(self.arguments)}` {what}; {printed}")
 
     def _end(self, patience_s: float) -> None:
-        """Lets it quit by itself, and kills it where that takes too long."""
+        """Let it quit by itself; kill it if that takes too long."""
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
         if not self._process.stdin.closed:

@@ -1,4 +1,4 @@
-"""A callback that keeps weights of our training at given times, for the recipe benchmark."""
+"""A callback that saves the weights of our training at given times, for the recipe benchmark."""
 
 from __future__ import annotations
 

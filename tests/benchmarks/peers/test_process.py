@@ -90,7 +90,7 @@ def test_an_environment_without_nnunet_is_told_what_to_install() -> None:
 
 
 def test_the_nnunet_script_imports_neither_medconv_nor_torch() -> None:
-    # as a script's folder is
+    # the folder of the script is on the path, as Python does for scripts
     code = "import runpy, sys; sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[1])"
     code += "; assert not {'medconv', 'torch'} & set(sys.modules)"
     subprocess.run(

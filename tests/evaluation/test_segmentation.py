@@ -281,24 +281,20 @@ def test_suffixes_may_differ_and_hidden_files_are_skipped(tmp_path: Path) -> Non
     assert evaluate(predictions, references)["mean"]["dice"] == 1
 
 
-def run_main(monkeypatch: pytest.MonkeyPatch, *options: object) -> int:
+def run_main(
+    monkeypatch: pytest.MonkeyPatch, predictions: Path, references: Path, output: Path, *options: object
+) -> int:
     monkeypatch.setattr("medconv.evaluation.segmentation.start_logging", lambda: None)
-    return tiny.call(monkeypatch, "evaluate", *options)
+    folders = ["--predictions", predictions, "--references", references]
+    return tiny.call(monkeypatch, "evaluate", *folders, "--output", output, *options)
 
 
 def test_the_command_prints_a_table_and_writes_the_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
-    arguments = [
-        "--predictions",
-        predictions,
-        "--references",
-        references,
-        "--output",
-        tmp_path / "metrics.json",
-    ]
-    assert run_main(monkeypatch, *arguments) == 0
+    output = tmp_path / "metrics.json"
+    assert run_main(monkeypatch, predictions, references, output) == 0
     printed = capsys.readouterr().out
     assert "1.0000" in printed and all(
         str(tmp_path / f"metrics.{kind}") in printed for kind in ("json", "csv", "html")
@@ -311,7 +307,7 @@ def test_the_command_prints_a_table_and_writes_the_results(
     ]
     assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] == 1
     (references / "a.nii.gz").unlink()
-    assert run_main(monkeypatch, *arguments) == 1
+    assert run_main(monkeypatch, predictions, references, output) == 1
     assert "error: --references" in capsys.readouterr().err
 
 
@@ -351,16 +347,8 @@ def test_unusable_options_are_refused_before_the_work(
     for name in ("folder.json", "other.csv"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
-    arguments = [
-        "--predictions",
-        "predictions",
-        "--references",
-        "labelsTr",
-        "--output",
-        "metrics.json",
-        *options,
-    ]
-    assert run_main(monkeypatch, *arguments) == 1
+    paths = (Path("predictions"), Path("labelsTr"), Path("metrics.json"))
+    assert run_main(monkeypatch, *paths, *options) == 1
     assert capsys.readouterr().err.strip() == f"error: {message}"
     assert not (tmp_path / "metrics.json").exists()
 
@@ -373,8 +361,8 @@ def test_references_may_be_the_current_folder(
     (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"0": "background", "1": "liver"}}))
     (tmp_path / "imagesTr").mkdir()
     monkeypatch.chdir(references)
-    arguments = ["--predictions", "../predictions", "--references", ".", "--output", "../metrics.json"]
-    assert run_main(monkeypatch, *arguments) == 0, capsys.readouterr().err
+    paths = (Path("../predictions"), Path(), Path("../metrics.json"))
+    assert run_main(monkeypatch, *paths) == 0, capsys.readouterr().err
     assert list(json.loads((tmp_path / "metrics.json").read_text())["per_class"]) == ["liver"]
 
 
@@ -385,15 +373,8 @@ def test_unprintable_names_are_escaped(
     odd = "sp\udce4t"
     predictions, references = folders(tmp_path, {odd: label_of(5)}, {odd: label_of(5), odd * 2: label_of(5)})
     with_names(predictions, "background", "\x1b[2Jliver\udce4")
-    arguments = [
-        "--predictions",
-        predictions,
-        "--references",
-        references,
-        "--output",
-        tmp_path / "metrics.json",
-    ]
-    assert run_main(monkeypatch, *arguments) == 0, capfd.readouterr().err
+    output = tmp_path / "metrics.json"
+    assert run_main(monkeypatch, predictions, references, output) == 0, capfd.readouterr().err
     printed = capfd.readouterr().out
     assert "\\x1b[2Jliver\\udce4" in printed and "sp\\udce4tsp\\udce4t" in printed and "\x1b" not in printed
     assert "sp\\udce4t" in (tmp_path / "metrics.csv").read_text()
@@ -405,14 +386,7 @@ def test_a_full_disk_is_an_error_of_the_user(
 ) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
     (tmp_path / f".{os.getpid()}.metrics.csv").symlink_to("/dev/full")  # renamed once it is complete
-    arguments = [
-        "--predictions",
-        predictions,
-        "--references",
-        references,
-        "--output",
-        tmp_path / "metrics.json",
-    ]
-    assert run_main(monkeypatch, *arguments) == 1
+    output = tmp_path / "metrics.json"
+    assert run_main(monkeypatch, predictions, references, output) == 1
     message = f"error: {tmp_path}/metrics.csv: cannot be written (No space left on device)"
     assert capsys.readouterr().err.strip() == message

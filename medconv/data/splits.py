@@ -40,17 +40,14 @@ def split_cases(
         name: [case for case in cases if case.split == name] for name in ("train", "val", "test", "")
     }
     train = [*by_split["train"], *by_split[""]]
-    if not by_split["val"] or fold == "all" or splits is not None:
-        data_split = DataSplit(
-            *split_fold([*train, *by_split["val"]], fold, num_folds, splits), by_split["test"]
+    val = by_split["val"]
+    if not val or fold == "all" or splits is not None:
+        train, val = split_fold([*train, *val], fold, num_folds, splits)
+    elif str(fold) != "0":
+        log.warning(
+            "data.fold=%s is not used: the dataset defines its own training and validation cases", fold
         )
-    else:
-        data_split = DataSplit(train, by_split["val"], by_split["test"])
-        if str(fold) != "0":
-            log.warning(
-                "data.fold=%s is not used: the dataset defines its own training and validation cases",
-                fold,
-            )
+    data_split = DataSplit(train, val, by_split["test"])
     _check_groups(data_split)
     return data_split
 
@@ -88,21 +85,19 @@ def check_examples(data_split: DataSplit, image_targets: ImageLevelTargets) -> N
     if image_targets.kind == "regression":
         return
     for split, cases in (("training", data_split.train), ("validation", data_split.val)):
+        if not cases:
+            continue
         counts = class_counts(cases, image_targets)
         missing = [n for n, count in zip(image_targets.names, counts, strict=True) if not count]
-        if (
-            split == "validation"
-            and image_targets.kind == "multilabel"
-            and cases
-            and not any(0 < n < len(cases) for n in counts)
-        ):
+        needs_auc = split == "validation" and image_targets.kind == "multilabel"
+        if needs_auc and not any(0 < n < len(cases) for n in counts):
             raise ValueError(
                 "no finding has both positive and negative validation cases, so there is no AUC to choose "
                 "a checkpoint by; another data.fold or data.num_folds may help"
             )
-        if split == "validation" and image_targets.kind == "multilabel" and cases and missing:
+        if needs_auc and missing:
             log.warning("no validation case has %s, so its AUC is undefined", ", ".join(missing))
-        elif cases and missing:
+        elif missing:
             raise ValueError(
                 f"no {split} case has class {', '.join(missing)}, expected at least one of each; another "
                 "data.fold or data.num_folds, or data.class_names without it, may help"
@@ -120,24 +115,23 @@ def class_counts(cases: Sequence[Case], image_targets: ImageLevelTargets) -> lis
 def indices_by_class(cases: Sequence[Case], image_targets: ImageLevelTargets) -> list[list[int]]:
     """Indices of the cases of each class; for findings, of the positive cases, then of cases without any."""
     values = [case.values or () for case in cases]
+    names = range(len(image_targets.names))
     if image_targets.kind == "multiclass":
-        return [
-            [i for i, v in enumerate(values) if v[0] == index] for index in range(len(image_targets.names))
-        ]
-    positive = [[i for i, v in enumerate(values) if v[index]] for index in range(len(image_targets.names))]
+        return [[i for i, v in enumerate(values) if v[0] == index] for index in names]
+    positive = [[i for i, v in enumerate(values) if v[index]] for index in names]
     return [*positive, [i for i, v in enumerate(values) if not any(v)]]
 
 
 def _check_groups(data_split: DataSplit) -> None:
-    splits: dict[str, dict[str, str]] = defaultdict(dict)
-    named = (("training", data_split.train), ("validation", data_split.val), ("test", data_split.test))
-    for name, cases in named:
+    splits = {"training": data_split.train, "validation": data_split.val, "test": data_split.test}
+    groups: dict[str, dict[str, str]] = defaultdict(dict)  # split to its first case
+    for split, cases in splits.items():
         for case in cases:
             if case.group:
-                splits[case.group].setdefault(name, case.id)
-    for group, examples in splits.items():
+                groups[case.group].setdefault(split, case.id)
+    for group, examples in groups.items():
         if len(examples) > 1:
-            detail = ", ".join(f"{case} in {name}" for name, case in examples.items())
+            detail = ", ".join(f"{case} in {split}" for split, case in examples.items())
             raise ValueError(
                 f"group {group} is in more than one split: {detail}; expected all of its cases in one"
             )

@@ -61,19 +61,15 @@ def csv(
     header, lines = read_rows(path)
     split_column = split_column or ("split" if "split" in header else None)
     group_column = group_column or ("group" if "group" in header else None)
-    keys = (
-        "data.path_column",
-        *["data.label_columns"] * len(columns),
-        "data.split_column",
-        "data.group_column",
-    )
-    for key, column in zip(keys, (path_column, *columns, split_column, group_column), strict=True):
-        _need_column(key, column, header, path)
+    _need_column("data.path_column", path_column, header, path)
+    for column in columns:
+        _need_column("data.label_columns", column, header, path)
+    _need_column("data.split_column", split_column, header, path)
+    _need_column("data.group_column", group_column, header, path)
     rows = [
         _row(path, number, line, path_column, columns, split_column, group_column) for number, line in lines
     ]
-    kind = _kind(target_type, columns, task)
-    image_targets = _targets(kind, columns, rows, class_names, path)
+    image_targets = _targets(_kind(target_type, columns, task), columns, rows, class_names, path)
     return _dataset(path, rows, image_targets, modality)
 
 
@@ -182,7 +178,8 @@ def _targets(
 
 
 def _sort_key(label: str) -> tuple[float, str]:
-    return (_number(label), label) if _number(label) is not None else (math.inf, label)  # type: ignore[return-value]
+    number = _number(label)
+    return (math.inf if number is None else number), label
 
 
 def _number(text: str) -> float | None:
@@ -201,15 +198,8 @@ def _dataset(path: Path, rows: Sequence[_Row], image_targets: ImageLevelTargets,
             errors[case] = f"{row.location}: {error}"
         cases.append(Case(case, (row.path,), values=values, group=row.group, split=row.split))
     modalities = modalities_of([row.path for row in rows if row.error is None], modality)
-    ordered = tuple(sorted(cases, key=lambda case: case.id))
-    return Dataset(
-        path.parent.name or path.stem,
-        ordered,
-        image_targets.names,
-        modalities,
-        errors,
-        image_targets=image_targets,
-    )
+    ordered, name = tuple(sorted(cases, key=lambda case: case.id)), path.parent.name or path.stem
+    return Dataset(name, ordered, image_targets.names, modalities, errors, image_targets=image_targets)
 
 
 def _values(row: _Row, image_targets: ImageLevelTargets) -> tuple[tuple[float, ...] | None, str | None]:
@@ -219,18 +209,13 @@ def _values(row: _Row, image_targets: ImageLevelTargets) -> tuple[tuple[float, .
         column, label = labels[0]
         if label in image_targets.names:
             return (float(image_targets.names.index(label)),), None
-        return (
-            None,
-            f"column {column!r}: {label!r} is not a class; the classes are {', '.join(image_targets.names)}",
-        )
+        classes = ", ".join(image_targets.names)
+        return None, f"column {column!r}: {label!r} is not a class; the classes are {classes}"
     numbers = [_number(label) for _, label in labels]
     for (column, label), number in zip(labels, numbers, strict=True):
         if number is None:
             return None, f"column {column!r} must hold numbers, got {label!r}"
         if image_targets.kind == "multilabel" and number not in (0, 1):
-            return (
-                None,
-                f"column {column!r} must hold 0 or 1, got {label!r}; data.target_type=regression takes any "
-                "number",
-            )
+            rule = f"column {column!r} must hold 0 or 1, got {label!r}"
+            return None, f"{rule}; data.target_type=regression takes any number"
     return tuple(number for number in numbers if number is not None), None

@@ -27,17 +27,12 @@ def folder(
             "data=folder needs both data.images and data.labels, as glob patterns such as 'scans/*_t1.nii.gz'"
         )
     image_files, label_files = _files(images, "data.images"), _files(labels, "data.labels")
-    if not set(image_files) & set(label_files):
+    if not image_files.keys() & label_files:
         ids = f"{', '.join(list(image_files)[:3])} in images, {', '.join(list(label_files)[:3])} in labels"
         raise ValueError(f"data=folder: no case has both an image and a label; the `*` matches {ids}")
-    errors = {
-        case: f"{image_files[case]}: no label matches {labels}"
-        for case in set(image_files) - set(label_files)
-    }
-    errors |= {
-        case: f"{label_files[case]}: no image matches {images}"
-        for case in set(label_files) - set(image_files)
-    }
+    without_label, without_image = image_files.keys() - label_files, label_files.keys() - image_files
+    errors = {case: f"{image_files[case]}: no label matches {labels}" for case in without_label}
+    errors |= {case: f"{label_files[case]}: no image matches {images}" for case in without_image}
     cases = [
         Case(case, (image_files[case],) if case in image_files else (), label_files.get(case))
         for case in {**image_files, **label_files}
@@ -50,11 +45,9 @@ def folder(
 
 
 def _files(pattern: str, key: str) -> dict[str, Path]:
-    return (
-        in_folder(Path(pattern), key)
-        if "*" not in pattern and Path(pattern).is_dir()
-        else _by_wildcard(pattern, key)
-    )
+    if "*" not in pattern and Path(pattern).is_dir():
+        return in_folder(Path(pattern), key)
+    return _by_wildcard(pattern, key)
 
 
 def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:

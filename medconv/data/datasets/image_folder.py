@@ -1,4 +1,4 @@
-"""Cases from a folder per class: ROOT/CLASS/*.png, or ROOT/train/CLASS/*.png beside val and test."""
+"""`data=imagefolder`: a folder per class, ROOT/CLASS/*.png, or ROOT/train/CLASS/*.png beside val and test."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ def imagefolder(
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f"data.root={root}: no such folder")
-    subfolders = [(path, path.name.lower()) for path in _folders(root)]
-    split_folders = {path: SPLITS[name] for path, name in subfolders if name in SPLITS}
+    split_folders = {
+        path: SPLITS[path.name.lower()] for path in _folders(root) if path.name.lower() in SPLITS
+    }
     parents = split_folders if "train" in split_folders.values() else {root: ""}
     folders = [(folder, split) for parent, split in parents.items() for folder in _folders(parent)]
-    names = (
-        tuple(map(str, class_names)) if class_names else tuple(sorted({folder.name for folder, _ in folders}))
-    )
+    names = tuple(map(str, class_names or sorted({folder.name for folder, _ in folders})))
     if len(names) < 2:
         raise ValueError(
             f"data.root={root}: expected a folder for each of two classes or more, found "

@@ -66,11 +66,8 @@ class DataModule(LightningDataModule):
         self.store, self.train_cases, self.val_cases, self.patch_size = store, train, val, patch_size
         self.augment, self.seed, self.batch_size = augment, seed, batch_size
         self.samples_per_epoch, self.oversample_foreground = samples_per_epoch, oversample_foreground
-        self.num_workers, self.prefetch_factor, self.persistent_workers = (
-            num_workers,
-            prefetch_factor,
-            persistent_workers,
-        )
+        self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
+        self.persistent_workers = persistent_workers
         self.slice_axis, self.draw_from = slice_axis, draw_from
         # Called by the loader with the phase of a step that ends; a profiler sets it
         self.mark: Callable[[str], None] = lambda phase: None
@@ -97,23 +94,16 @@ class DataModule(LightningDataModule):
         dataset = self._samples()
         order = SampleOrder(self.samples_per_epoch, self.batch_size, self._rank, self._world_size)
         collate = default_collate if self._augments_on_device else _Augmenting(self.augment)
-        loader = self._loader(dataset, sampler=order, batch_size=self.batch_size, collate_fn=collate)
+        loader = self._loader(dataset, collate, sampler=order, batch_size=self.batch_size)
         loader.mark = lambda phase: self.mark(phase)  # `mark` may be set later
         return loader
 
     def _samples(self) -> ImageDataset | PatchDataset:
         if self.image_level:
             return ImageDataset(self.store, self.train_cases, self.seed, self.draw_from)
-        ids = [case.id for case in self.train_cases]
-        return PatchDataset(
-            self.store,
-            ids,
-            self.patch_size,
-            self.seed,
-            self.oversample_foreground,
-            self.slice_axis,
-            self._read_size(),
-        )
+        ids, share = [case.id for case in self.train_cases], self.oversample_foreground
+        read_size = self._read_size()
+        return PatchDataset(self.store, ids, self.patch_size, self.seed, share, self.slice_axis, read_size)
 
     @property
     def image_level(self) -> bool:
@@ -134,33 +124,24 @@ class DataModule(LightningDataModule):
         cases = list(self.val_cases)
         mine = cases[self._rank :: self._world_size] or cases[:1]
         if self.image_level and mine:
-            loader = self._loader(
-                ImageCases(self.store, mine),
-                batch_size=self.batch_size,
-                shuffle=False,
-                collate_fn=default_collate,
-            )
+            images = ImageCases(self.store, mine)
+            loader = self._loader(images, default_collate, batch_size=self.batch_size, shuffle=False)
         else:
-            loader = self._loader(
-                CaseDataset(self.store, mine), batch_size=1, shuffle=False, collate_fn=_only_item
-            )
+            loader = self._loader(CaseDataset(self.store, mine), _only_item, batch_size=1, shuffle=False)
         loader.stopped = lambda: self.stopped()
         return loader
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Keep sample numbers on the host: reading them back from a device would wait for its queue."""
-        return (
-            {**batch, "sample": batch["sample"].tolist()}
-            if self._augments_on_device and "sample" in batch
-            else batch
-        )
+        if self._augments_on_device and "sample" in batch:
+            return {**batch, "sample": batch["sample"].tolist()}
+        return batch
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        if self.trainer is not None and self.trainer.training:
-            self.mark("copy_to_device")
-        if self._augments_on_device and self.trainer is not None and self.trainer.training:
-            return self.augment(batch)
-        return batch
+        if self.trainer is None or not self.trainer.training:
+            return batch
+        self.mark("copy_to_device")
+        return self.augment(batch) if self._augments_on_device else batch
 
     def _loader(self, dataset: Any, collate_fn: Callable[[list[Sample]], Batch], **settings: Any) -> _Loader:
         workers = self._workers

@@ -45,12 +45,8 @@ class PatchDataset(monai.data.Dataset):
     ) -> None:
         super().__init__(cases)
         self.data: Any = np.array(cases)  # one block of memory: reference counts of strings copy their pages
-        self.store, self.seed, self.oversample_foreground, self.slice_axis = (
-            store,
-            seed,
-            oversample_foreground,
-            slice_axis,
-        )
+        self.store, self.seed = store, seed
+        self.oversample_foreground, self.slice_axis = oversample_foreground, slice_axis
         self.box, self.read_size = self._with_slice_axis(patch_size), read_size
         self._turn: tuple[int, np.ndarray] = (-1, np.empty(0))
 

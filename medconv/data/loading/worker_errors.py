@@ -21,8 +21,6 @@ from torch.utils.data import Dataset, get_worker_info
 _DEAD = re.compile(
     r"DataLoader worker \(pid\S* ([\d, ]+)\) (?:is killed by signal: ([^.]+)\.|exited unexpectedly)"
 )
-
-
 _NAMES = {signal.strsignal(number): number.name for number in signal.Signals}
 WAITING, READING, AUGMENTING = range(3)
 _GUARDED: WeakSet[GuardedDataset] = WeakSet()  # of this process

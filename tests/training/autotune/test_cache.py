@@ -1,4 +1,4 @@
-"""medconv/training/autotune/cache.py: perf=autotune in real runs, what it remembers, and who decides."""
+"""medconv/training/autotune/cache.py: perf=autotune in real runs; choices are cached and shared with other ranks."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ AUTO = ("perf=autotune", "perf.auto_seconds=1", "model.norm=instance", "trainer.
 
 @pytest.fixture(scope="module")
 def after_a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `data/tiny`, and `run` that measured and left its choice in `data/prepared`."""
+    """A folder with the dataset `data/tiny` and `run`, whose choice is cached in `data/prepared`."""
     folder = tmp_path_factory.mktemp("measured")
     tiny.train(tiny.write_dataset(folder / "data/tiny"), folder / "run", *AUTO)
     return folder
@@ -34,7 +34,7 @@ def dataset(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def measured(after_a_run: Path, tmp_path: Path) -> Path:
-    """The dataset in a copy of `after_a_run` at the test's folder."""
+    """The dataset in a copy of `after_a_run` in the test's folder."""
     shutil.copytree(after_a_run, tmp_path, dirs_exist_ok=True)
     return tmp_path / "data/tiny"
 
@@ -44,35 +44,34 @@ def choice(folder: Path) -> dict[str, Any]:
     return {key: cache._get(values, key) for key in cache.OPEN}
 
 
-def memory(dataset: Path) -> Path:
+def cache_file(dataset: Path) -> Path:
     (path,) = (dataset.parent / "prepared/autotune").glob("*.json")
     return path
 
 
-def test_a_run_measures_chooses_and_says_so(
+def test_a_run_measures_and_logs_its_choice(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", logger="medconv"):
         tiny.train(dataset, tmp_path / "run", *AUTO)
     assert "perf=autotune takes the first of these" in caplog.text
-    found = choice(tmp_path / "run")
-    assert None not in found.values()
-    assert (
-        found["perf.activation_checkpointing"] == "none" and found["perf.compile"] is False
-    )  # memory is ample, the run is short
-    record = json.loads(memory(dataset).read_text())
-    assert record["choice"] == found
+    chosen = choice(tmp_path / "run")
+    assert None not in chosen.values()
+    # memory is ample, the run is short
+    assert chosen["perf.activation_checkpointing"] == "none" and chosen["perf.compile"] is False
+    record = json.loads(cache_file(dataset).read_text())
+    assert record["choice"] == chosen
     first, *others = record["rows"]
-    assert first["choice"].items() >= {key.split(".")[1]: value for key, value in found.items()}.items()
+    assert first["choice"].items() >= {key.split(".")[1]: value for key, value in chosen.items()}.items()
     assert all(first["seconds"] <= row["seconds"] / 0.97 for row in others if row["seconds"])
 
 
-def test_the_next_run_remembers_and_another_network_does_not(
+def test_the_cached_choice_is_for_the_same_network_only(
     measured: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    record = json.loads(memory(measured).read_text())
+    record = json.loads(cache_file(measured).read_text())
     record["choice"]["perf.channels_last"] = not record["choice"]["perf.channels_last"]
-    memory(measured).write_text(json.dumps(record))
+    cache_file(measured).write_text(json.dumps(record))
     with caplog.at_level("INFO", logger="medconv"):
         tiny.train(measured, tmp_path / "second", *AUTO, "seed=5")
     assert "as measured here before" in caplog.text and "takes the first" not in caplog.text
@@ -81,19 +80,18 @@ def test_the_next_run_remembers_and_another_network_does_not(
     assert len(list((measured.parent / "prepared/autotune").glob("*.json"))) == 2
 
 
-def test_a_run_that_goes_on_keeps_its_choice(after_a_run: Path, measured: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_choice(after_a_run: Path, measured: Path, tmp_path: Path) -> None:
     chosen = choice(tmp_path / "run")
-    memory(measured).write_text(json.dumps({"choice": dict.fromkeys(chosen, "another")}))
+    cache_file(measured).write_text(json.dumps({"choice": dict.fromkeys(chosen, "another")}))
     original, copied_cache = after_a_run / "data/tiny", f"data.cache_dir={measured.parent / 'prepared'}"
     assert tiny.train(original, tmp_path / "run", *AUTO, copied_cache)["status"] == "done"
     assert choice(tmp_path / "run") == chosen
 
 
-def test_what_the_user_fixed_is_not_measured(dataset: Path, tmp_path: Path) -> None:
+def test_settings_of_the_user_are_not_measured(dataset: Path, tmp_path: Path) -> None:
     fixed = ["perf.channels_last=false", "perf.activation_checkpointing=blocks", "trainer.precision=32-true"]
     tiny.train(dataset, tmp_path / "run", *AUTO, *fixed)
-    found = choice(tmp_path / "run")
-    assert found == {
+    assert choice(tmp_path / "run") == {
         "perf.channels_last": False,
         "perf.fast_norm": False,
         "perf.activation_checkpointing": "blocks",
@@ -109,10 +107,10 @@ def test_measuring_does_not_change_the_training(dataset: Path, tmp_path: Path) -
     assert tiny.losses(tmp_path / "auto") == pytest.approx(tiny.losses(tmp_path / "plain"), rel=1e-4)
 
 
-def test_other_ranks_take_what_rank_zero_found(
+def test_other_ranks_take_the_choice_of_rank_0(
     measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, record = memory(measured), memory(measured).read_text()
+    path, record = cache_file(measured), cache_file(measured).read_text()
     path.unlink()
     monkeypatch.setenv("RANK", "1")
     waits = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: path.write_text(record))
@@ -121,31 +119,31 @@ def test_other_ranks_take_what_rank_zero_found(
     monkeypatch.setattr(cache, "_memory", lambda _: path)
     values["perf"] = {**values["perf"], "auto_batch_size": False}
     values["trainer"] = {"precision": None}
-    found = cache.settle(values, RunDir(tmp_path / "new"))
-    assert {key: cache._get(found, key) for key in cache.OPEN} == json.loads(record)["choice"]
+    settled = cache.settle(values, RunDir(tmp_path / "new"))
+    assert {key: cache._get(settled, key) for key in cache.OPEN} == json.loads(record)["choice"]
 
 
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [(None, 100_000), (1.0, 100_000), (0.25, 25_000), (5, 1000), (5000, 100_000), (1, 200)],
 )
-def test_a_run_of_fewer_batches_is_shorter(limit: Any, expected: float) -> None:
+def test_planned_seconds_follow_the_number_of_batches(limit: Any, expected: float) -> None:
     trainer = {"max_steps": -1, "max_time": None, "max_epochs": 100, "limit_train_batches": limit}
     values = {"trainer": trainer, "data": {"samples_per_epoch": 1000, "batch_size": 2}}
     assert cache._planned_seconds(values, 2.0) == expected
 
 
-def test_heads_of_deep_supervision_are_measured_with_the_rest(
+def test_deep_supervision_heads_are_measured_too(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, work = [], cache._work
-    monkeypatch.setattr(cache, "_work", lambda *given: seen.append(work(*given)) or seen[-1])
+    works, make_work = [], cache._work
+    monkeypatch.setattr(cache, "_work", lambda *arguments: works.append(make_work(*arguments)) or works[-1])
     deep = ["model.channels=[4,6,8,8]", "model.strides=[2,2,2]", "data.patch_size=[16,16,16]"]
     tiny.train(dataset, tmp_path / "run", *AUTO, *deep, "task.deep_supervision=true", "trainer.max_steps=1")
-    assert [tuple(o.shape[2:]) for o in seen[0].network(seen[0].image)] == [(16,) * 3, (8,) * 3]
+    assert [tuple(o.shape[2:]) for o in works[0].network(works[0].image)] == [(16,) * 3, (8,) * 3]
 
 
-def test_a_rank_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_rank_0_ends_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 1.0, cache._PATIENCE + 1.0])
     monkeypatch.setattr(cache, "time", SimpleNamespace(monotonic=seconds.__next__, sleep=lambda _: None))
     with pytest.raises(
@@ -155,7 +153,7 @@ def test_a_rank_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.Monke
         cache._awaited(tmp_path / "nowhere.json")
 
 
-def test_two_processes_agree(dataset: Path, tmp_path: Path) -> None:
+def test_two_processes_measure_once(dataset: Path, tmp_path: Path) -> None:
     arguments = tiny.overrides(dataset, *AUTO, "trainer.devices=2", f"run.dir={tmp_path / 'run'}")
     ended = ranks.run(*arguments, cwd=tmp_path)
     assert ended.codes == [DONE, DONE], ended.stderr
@@ -163,32 +161,34 @@ def test_two_processes_agree(dataset: Path, tmp_path: Path) -> None:
     assert torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
 
 
-def test_nothing_that_fits_is_said_with_the_table(dataset: Path, tmp_path: Path) -> None:
+def test_the_error_if_nothing_fits_shows_the_table(dataset: Path, tmp_path: Path) -> None:
     settings = [*AUTO, "loss._target_=helpers.tiny.FullLoss"]
     with pytest.raises(ConfigError, match=r"no candidate runs, fits into memory.*\n.*takes the first"):
         tiny.train(dataset, tmp_path / "run", *settings)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_damaged_memory_is_measured_anew(
+def test_a_damaged_cache_is_measured_anew(
     measured: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory(measured).write_text("")
+    cache_file(measured).write_text("")
     assert tiny.train(measured, tmp_path / "second", *AUTO)["status"] == "done"
     assert "cannot be read, so it is measured anew" in caplog.text
-    assert set(json.loads(memory(measured).read_text())["choice"]) == set(cache.OPEN)
+    assert set(json.loads(cache_file(measured).read_text())["choice"]) == set(cache.OPEN)
 
 
 @pytest.mark.parametrize("content", ["", '{"choice": {}}', "[]", "{}"])
-def test_a_damaged_memory_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str) -> None:
-    path = tmp_path / "memory.json"
+def test_a_damaged_cache_file_is_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    path = tmp_path / "choice.json"
     path.write_text(content)
     assert cache._remembered(path) is None
     assert f"{path} cannot be read, so it is measured anew" in caplog.text
     assert not path.exists()
 
 
-def test_a_cache_that_takes_nothing_costs_the_memory_only(
+def test_a_choice_that_cannot_be_cached_is_a_warning(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tiny.train(dataset, tmp_path / "plain")
@@ -197,8 +197,7 @@ def test_a_cache_that_takes_nothing_costs_the_memory_only(
     assert "the choice cannot be kept for later runs" in caplog.text
 
 
-def test_a_run_whose_last_checkpoint_is_gone_keeps_its_choice(tmp_path: Path) -> None:
-    """It goes on from the one before."""
+def test_a_run_that_resumes_from_the_previous_checkpoint_keeps_its_choice(tmp_path: Path) -> None:
     values: dict[str, Any] = {"perf": {"auto_batch_size": False}, "trainer": {}}
     recorded = json.loads(json.dumps(values))
     for key in cache.OPEN:

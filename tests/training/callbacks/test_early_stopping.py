@@ -1,6 +1,4 @@
-"""Runs that end early, and learning rates that wait for progress:
-medconv/training/callbacks/early_stopping.py in real runs.
-"""
+"""medconv/training/callbacks/early_stopping.py: runs that stop early, and learning rates that are lowered."""
 
 import csv
 import json
@@ -17,7 +15,7 @@ from medconv.config import ConfigError
 from medconv.utils import checkpoint_io
 from medconv.utils.exit_codes import DONE
 
-# No validation but the first is ever good enough.
+# No validation but the first is counted as progress.
 NEVER = [
     "early_stopping=patience",
     "early_stopping.patience=2",
@@ -28,7 +26,7 @@ NEVER = [
 PLATEAU = ["scheduler=plateau", "scheduler.patience=1", "scheduler.min_delta=2", "scheduler.warmup_steps=0"]
 
 
-def test_a_run_without_progress_ends_early_and_says_so(dataset: Path, tmp_path: Path) -> None:
+def test_a_run_without_progress_stops_early_and_records_why(dataset: Path, tmp_path: Path) -> None:
     summary = tiny.train(dataset, tmp_path / "run", *NEVER, *PLATEAU, "trainer.max_steps=40")
     assert summary["status"] == "done" and summary["steps"] == 12  # validations after 4, 8 and 12 steps
     best = next(iter(validations(tmp_path / "run")))
@@ -39,14 +37,13 @@ def test_a_run_without_progress_ends_early_and_says_so(dataset: Path, tmp_path: 
     assert len(validations(tmp_path / "run")) == 3
     content = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")
     assert content["callbacks"]["EarlyStopping"]["waited"] == 2
-    assert content["lr_schedulers"][0]["level"] == 0.25  # lowered twice, the last validation's included
+    assert content["lr_schedulers"][0]["level"] == 0.25  # lowered twice, the last validation included
     assert content["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.25 * 0.005)
-    assert (
-        tiny.train(dataset, tmp_path / "run", *NEVER, *PLATEAU, "trainer.max_steps=40") == summary
-    )  # finished
+    again = tiny.train(dataset, tmp_path / "run", *NEVER, *PLATEAU, "trainer.max_steps=40")
+    assert again == summary  # it has finished
 
 
-def test_a_run_that_goes_on_keeps_its_count(dataset: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_count(dataset: Path, tmp_path: Path) -> None:
     """Two steps between validations, in the middle of an epoch."""
     often = [*NEVER, "trainer.val_check_interval=2", "trainer.limit_val_batches=1"]
     tiny.train(dataset, tmp_path / "run", *often, "trainer.max_steps=4")
@@ -84,41 +81,39 @@ SCORED = [
 ]
 
 
-def test_before_its_least_number_of_steps_nothing_is_decided(dataset: Path, tmp_path: Path) -> None:
-    """It got better after two validations without progress, so it goes on."""
-    least = [
+def test_no_run_stops_before_min_steps(dataset: Path, tmp_path: Path) -> None:
+    """After two validations without progress one is better, so the run continues."""
+    settings = [
         "trainer.min_steps=14",
         "+callbacks.scores.values=[0.5,0.4,0.4,0.6,0.7,0.6,0.6]",
         "trainer.max_steps=60",
     ]
-    summary = tiny.train(dataset, tmp_path / "run", *SCORED, *least)
+    summary = tiny.train(dataset, tmp_path / "run", *SCORED, *settings)
     assert summary["steps"] == summary["stopped_early"]["step"] == 28  # the seventh validation
     assert len(validations(tmp_path / "run")) == 7
 
 
 def test_a_run_that_ends_anyway_has_not_stopped_early(dataset: Path, tmp_path: Path) -> None:
     for name, end in (("steps", "trainer.max_steps=12"), ("epochs", "trainer.max_epochs=3")):
-        given = ["trainer.max_steps=-1", end, "+callbacks.scores.values=[0.5,0.4,0.4]"]
-        summary = tiny.train(dataset, tmp_path / name, *SCORED, *given)
+        settings = ["trainer.max_steps=-1", end, "+callbacks.scores.values=[0.5,0.4,0.4]"]
+        summary = tiny.train(dataset, tmp_path / name, *SCORED, *settings)
         assert (summary["steps"], summary["stopped_early"]) == (12, None)
 
 
-def test_a_run_that_was_killed_as_it_stopped_has_ended(dataset: Path, tmp_path: Path) -> None:
-    folder, given = (
-        tmp_path / "run",
-        [*SCORED, "+callbacks.scores.values=[0.5,0.4,0.4]", "trainer.max_steps=60"],
-    )
-    first = tiny.train(dataset, folder, *given)
+def test_a_run_that_was_killed_while_stopping_has_ended(dataset: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = [*SCORED, "+callbacks.scores.values=[0.5,0.4,0.4]", "trainer.max_steps=60"]
+    first = tiny.train(dataset, folder, *settings)
     assert first["steps"] == 12
     kept = {key: value for key, value in first.items() if key not in ("status", "stopped_early")}
     (folder / "summary.json").write_text(json.dumps({**kept, "status": "running"}))
-    again = tiny.train(dataset, folder, *given)
+    again = tiny.train(dataset, folder, *settings)
     assert (again["status"], again["steps"], again["stopped_early"]) == ("done", 12, first["stopped_early"])
     assert len(validations(folder)) == 3
 
 
 def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> None:
-    """By a metric that rank 0 alone has."""
+    """By a metric that only rank 0 has."""
     alone = [
         "early_stopping.monitor=val/cross_entropy",
         "early_stopping.mode=min",
@@ -129,17 +124,14 @@ def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> No
     ended = ranks.run(*tiny.overrides(dataset, *arguments, *two), cwd=tmp_path)
     assert ended.codes == [DONE, DONE], ended.stderr
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert (
-        summary["hardware"]["devices"] == 2
-        and summary["steps"] == 6
-        and summary["stopped_early"]["step"] == 6
-    )
+    assert summary["hardware"]["devices"] == 2
+    assert summary["steps"] == summary["stopped_early"]["step"] == 6
     assert ended.stdout[0].count("stopped early") == 2  # in the log, and in the table at the end
     assert ended.stdout[0].count("learning rate lowered") == 2
 
 
 @pytest.mark.parametrize(
-    ("override", "wanted"),
+    ("override", "message"),
     [
         (
             ["early_stopping=patience", "early_stopping.monitor=val/f1"],
@@ -167,17 +159,17 @@ def test_two_processes_end_at_the_same_step(dataset: Path, tmp_path: Path) -> No
         ),
     ],
 )
-def test_what_stopping_needs_is_named(
-    override: list[str], wanted: str, dataset: Path, tmp_path: Path
+def test_settings_without_effect_are_errors(
+    override: list[str], message: str, dataset: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=f"^{wanted}") as error:
+    with pytest.raises(ValueError, match=f"^{message}") as error:
         tiny.train(dataset, tmp_path / "run", *override, "logger=none", "callbacks=none")
-    assert isinstance(error.value, ConfigError) or "no such metric" in wanted
+    assert isinstance(error.value, ConfigError) or "no such metric" in message
 
 
 def validations(folder: Path) -> list[float]:
     with (folder / "metrics.csv").open(newline="") as file:
         rows: list[dict[str, Any]] = list(csv.DictReader(file))
-    found = [float(row["val/dice"]) for row in rows if row.get("val/dice")]
-    assert not any(math.isnan(value) for value in found)
-    return found
+    scores = [float(row["val/dice"]) for row in rows if row.get("val/dice")]
+    assert not any(math.isnan(value) for value in scores)
+    return scores

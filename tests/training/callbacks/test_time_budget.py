@@ -1,4 +1,4 @@
-"""medconv/training/callbacks/time_budget.py: how many steps fit into a time; whole runs lie in integration."""
+"""medconv/training/callbacks/time_budget.py: how many steps fit into the time; whole runs are in tests/integration."""
 
 import math
 from types import SimpleNamespace
@@ -19,13 +19,13 @@ def steps(schedule: ProgressSchedule, number: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [100000.0, math.inf])
-def test_with_more_time_a_schedule_goes_on_before_the_first_estimate(limit: float) -> None:
-    """Its old end is behind it, and the first step would take it to the new one."""
-    begun, schedule = (cosine(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)) for _ in range(2))
-    begun.total_steps = schedule.total_steps = limit
-    begun.move_end(40)
-    steps(begun, 40)
-    schedule.load_state_dict(begun.state_dict())
+def test_a_resumed_run_with_more_time_extends_its_schedule_at_once(limit: float) -> None:
+    """Otherwise the first step would take it from its old end to the new one."""
+    earlier, schedule = (cosine(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)) for _ in range(2))
+    earlier.total_steps = schedule.total_steps = limit
+    earlier.move_end(40)
+    steps(earlier, 40)
+    schedule.load_state_dict(earlier.state_dict())
     budget = TimeBudget(10)
     budget.load_state_dict({"seconds": 5, "spent": 5, "validation": 0.1, "total_steps": 40})
     configs = [SimpleNamespace(scheduler=schedule)]
@@ -48,7 +48,7 @@ def test_with_more_time_a_schedule_goes_on_before_the_first_estimate(limit: floa
         (100, 1, 30, None, 30),
     ],
 )
-def test_steps_from_one_validation_to_the_next(
+def test_steps_between_validations(
     batches: int, accumulate: int, within: int, epochs: int | None, expected: float
 ) -> None:
     settings = {
@@ -60,10 +60,8 @@ def test_steps_from_one_validation_to_the_next(
     assert steps_between_validations(trainer) == expected
 
 
-def test_a_run_that_goes_on_leaves_time_for_validations_it_has_not_seen() -> None:
-    """Lightning knows of no validation batches until it validates, nor does a run that goes on in an epoch
-    without.
-    """
+def test_a_resumed_run_leaves_time_for_validations() -> None:
+    """Lightning does not know the number of validation batches until the first validation."""
     budget = TimeBudget(100.0)
     budget.load_state_dict({"spent": 0.0, "validation": 10.0, "total_steps": None})
     settings: Any = {"num_training_batches": 50, "accumulate_grad_batches": 1, "val_check_batch": 50}

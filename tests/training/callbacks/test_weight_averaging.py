@@ -1,6 +1,4 @@
-"""medconv/training/callbacks/weight_averaging.py: which mean of the weights is validated and saved, and
-that training itself does not notice.
-"""
+"""medconv/training/callbacks/weight_averaging.py: the mean of the weights, which training ignores."""
 
 from __future__ import annotations
 
@@ -23,6 +21,7 @@ STEPS = [
     "scheduler.warmup_steps=0",
     "weight_averaging.begin=0",
 ]
+SPY = "+callbacks.spy._target_=tests.training.callbacks.test_weight_averaging.Weights"
 
 
 class Weights(Callback):
@@ -43,22 +42,11 @@ def state(path: Path, key: str = "state_dict") -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(("power", "every"), [(2.0, 1), (0.0, 1), (1.0, 3)])
 def test_the_mean_is_weighted_by_the_power_of_the_step(tmp_path: Path, power: float, every: int) -> None:
-    """After n updates of equal value the k-th counts k (k + 1) ... of the Gamma functions' ratio; power 0:
-    all alike.
-    """
+    """Each update has the weight (power + 1) / (its number + power); with power 0 all have the same share."""
     dataset = tiny.write_dataset(tmp_path / "dataset")
-    spy = [
-        "+callbacks.spy._target_=tests.training.callbacks.test_weight_averaging.Weights",
-        f"+callbacks.spy.path={tmp_path}",
-    ]
-    tiny.train(
-        dataset,
-        tmp_path / "run",
-        *STEPS,
-        *spy,
-        f"weight_averaging.power={power}",
-        f"weight_averaging.every={every}",
-    )
+    spy = [SPY, f"+callbacks.spy.path={tmp_path}"]
+    settings = [f"weight_averaging.power={power}", f"weight_averaging.every={every}"]
+    tiny.train(dataset, tmp_path / "run", *STEPS, *spy, *settings)
     seen = [torch.load(tmp_path / f"{step}.pt", weights_only=True) for step in range(1, 9, every)]
     shares = [1.0]
     for count in range(1, len(seen)):
@@ -66,40 +54,28 @@ def test_the_mean_is_weighted_by_the_power_of_the_step(tmp_path: Path, power: fl
         shares = [*(share * (1 - newest) for share in shares), newest]
     if power == 0:
         assert shares == pytest.approx([1 / len(seen)] * len(seen))
-    found = state(tmp_path / "run/checkpoints/last.ckpt")
-    for name, value in found.items():
+    averaged = state(tmp_path / "run/checkpoints/last.ckpt")
+    for name, value in averaged.items():
         if value.is_floating_point():
             expected = sum(share * weights[name] for share, weights in zip(shares, seen, strict=True))
             torch.testing.assert_close(value, expected, msg=name)
     own = state(tmp_path / "run/checkpoints/last.ckpt", "current_model_state")
-    assert all(
-        torch.equal(own[name], value)
-        for name, value in torch.load(tmp_path / "8.pt", weights_only=True).items()
-    )
+    last = torch.load(tmp_path / "8.pt", weights_only=True)
+    assert all(torch.equal(own[name], value) for name, value in last.items())
 
 
-def test_half_of_the_mean_comes_from_the_last_fifth() -> None:
+def test_with_power_2_half_of_the_mean_comes_from_the_last_fifth() -> None:
     callback, mean = AverageWeights(power=2.0, begin=0), [torch.zeros(1)]
     for count in range(1, 1000):
         callback._update(mean, [torch.tensor([float(count >= 794)])], torch.tensor(count))
     assert float(mean[0]) == pytest.approx(0.5, abs=0.01)
 
 
-def test_the_first_steps_are_left_out(tmp_path: Path) -> None:
+def test_steps_before_begin_are_left_out(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
-    spy = [
-        "+callbacks.spy._target_=tests.training.callbacks.test_weight_averaging.Weights",
-        f"+callbacks.spy.path={tmp_path}",
-    ]
-    tiny.train(
-        dataset,
-        tmp_path / "run",
-        *STEPS,
-        *spy,
-        "weight_averaging.begin=6",
-        "weight_averaging.power=0",
-        "weight_averaging.every=1",
-    )
+    spy = [SPY, f"+callbacks.spy.path={tmp_path}"]
+    settings = ["weight_averaging.begin=6", "weight_averaging.power=0", "weight_averaging.every=1"]
+    tiny.train(dataset, tmp_path / "run", *STEPS, *spy, *settings)
     seen = [torch.load(tmp_path / f"{step}.pt", weights_only=True) for step in (7, 8)]
     for name, value in state(tmp_path / "run/checkpoints/last.ckpt").items():
         if value.is_floating_point():
@@ -110,7 +86,7 @@ def test_the_first_steps_are_left_out(tmp_path: Path) -> None:
     assert all(torch.equal(value, own[name]) for name, value in state(short).items())
 
 
-def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
+def test_averaging_does_not_change_the_training(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
     begin = {"polynomial": STEPS[-1:], "none": []}
     for name in begin:
@@ -123,19 +99,21 @@ def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
     assert "current_model_state" not in checkpoint_io.read(plain)
 
 
-def test_a_run_that_goes_on_has_the_mean_of_one_that_was_not_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_mean_of_an_uninterrupted_one(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
-    tiny.train(dataset, tmp_path / "whole", *STEPS)
+    tiny.train(dataset, tmp_path / "uninterrupted", *STEPS)
     tiny.train(dataset, tmp_path / "half", *STEPS, "trainer.max_steps=4")
     half = tmp_path / "half/checkpoints/last.ckpt"
-    tiny.train(dataset, tmp_path / "on", *STEPS, f"run.resume={half}")
+    tiny.train(dataset, tmp_path / "resumed", *STEPS, f"run.resume={half}")
     for key in ("state_dict", "current_model_state"):
-        one, other = (state(tmp_path / name / "checkpoints/last.ckpt", key) for name in ("whole", "on"))
+        one, other = (
+            state(tmp_path / name / "checkpoints/last.ckpt", key) for name in ("uninterrupted", "resumed")
+        )
         for name, value in one.items():
             torch.testing.assert_close(other[name], value, msg=name)
 
 
-def test_the_mean_is_what_is_loaded(tmp_path: Path) -> None:
+def test_the_mean_is_loaded(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
     tiny.train(dataset, tmp_path / "run", *STEPS)
     path = tmp_path / "run/checkpoints/last.ckpt"
@@ -146,7 +124,7 @@ def test_the_mean_is_what_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"), [("power=-1", "0 or more, got -1"), ("every=0", "at least 1, got 0")]
 )
-def test_values_out_of_range(tmp_path: Path, wrong: str, message: str) -> None:
+def test_values_out_of_range_are_errors(tmp_path: Path, wrong: str, message: str) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
     with pytest.raises(ValueError, match=rf"weight_averaging\.\w+ must be .*{message}"):
         tiny.train(dataset, tmp_path / "run", f"weight_averaging.{wrong}")

@@ -1,5 +1,5 @@
-"""medconv/training/checkpoint/writer.py and the run folder's choice of a checkpoint: whole or not there,
-damage found, the one before it used.
+"""medconv/training/checkpoint/writer.py and the run folder's choice of a checkpoint: written completely or not
+at all; damage is noticed, and the previous checkpoint used.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import tiny
+from helpers.checkpoints import CONTENT, first, saved
 from lightning import Callback
 
 from medconv.cli import train
@@ -38,38 +39,15 @@ from medconv.utils.cluster import PeerLostError
 from medconv.utils.exit_codes import DONE, USER
 from medconv.utils.signals import RunInterrupted
 
-CONTENT = {
-    "medconv": {"config": {}},
-    "state_dict": {"weight": torch.arange(2000.0)},
-    "curves": {"metrics.csv": 3},
-}
 
-
-def saved(folder: Path, *numbers: float) -> Path:
-    """Checkpoints written one after the other, as `last.ckpt`, told apart by their first weight."""
-    io = AtomicCheckpointIO()
-    for number in numbers:
-        weight = torch.arange(2000.0)
-        weight[0] = number
-        io.save_checkpoint({**CONTENT, "state_dict": {"weight": weight}}, folder / "checkpoints/last.ckpt")
-    io.teardown()
-    return folder / "checkpoints/last.ckpt"
-
-
-def first(path: Path) -> float:
-    return float(checkpoint_io.read(path)["state_dict"]["weight"][0])
-
-
-def test_a_checkpoint_keeps_the_one_before_it(tmp_path: Path) -> None:
+def test_the_previous_checkpoint_is_kept(tmp_path: Path) -> None:
     last = saved(tmp_path, 1, 2, 3)
     assert (first(last), first(last.with_name("previous.ckpt"))) == (3, 2)
     assert sorted(path.name for path in last.parent.iterdir()) == ["last.ckpt", "previous.ckpt"]
 
 
-def test_the_copy_is_made_before_training_goes_on(tmp_path: Path) -> None:
-    """What is written is what there was when it was asked for, strides and the versions of a module's
-    state included.
-    """
+def test_the_copy_is_made_before_training_continues(tmp_path: Path) -> None:
+    """The values at the time of the call are written, with strides and the versions of a module's state."""
     io, gate = AtomicCheckpointIO(), threading.Event()
     network = torch.nn.Conv3d(2, 2, 3).to(memory_format=torch.channels_last_3d)
     before = {name: value.clone() for name, value in network.state_dict().items()}
@@ -80,23 +58,23 @@ def test_the_copy_is_made_before_training_goes_on(tmp_path: Path) -> None:
         network.weight.zero_()
     gate.set()
     io.wait()
-    found = checkpoint_io.read(tmp_path / "last.ckpt")["state_dict"]
-    assert all(torch.equal(found[name], value) for name, value in before.items())
-    assert found["weight"].stride() == network.weight.stride()
-    assert found._metadata == network.state_dict()._metadata
+    state = checkpoint_io.read(tmp_path / "last.ckpt")["state_dict"]
+    assert all(torch.equal(state[name], value) for name, value in before.items())
+    assert state["weight"].stride() == network.weight.stride()
+    assert state._metadata == network.state_dict()._metadata
 
 
-def test_a_flipped_bit_or_a_missing_end_is_found_wherever_it_is(tmp_path: Path) -> None:
-    """Or, in the few bytes that say nothing, such as dates and the padding between parts, changes nothing."""
+def test_a_flipped_bit_or_a_missing_end_is_noticed(tmp_path: Path) -> None:
+    """Or it changes nothing, in a few bytes such as dates and the padding between parts."""
     last, rng = saved(tmp_path, 1), random.Random(0)
-    whole, harmless = last.read_bytes(), 0
+    intact, harmless = last.read_bytes(), 0
     places = [
         *range(200),
-        *range(len(whole) - 600, len(whole)),
-        *(rng.randrange(len(whole)) for _ in range(200)),
+        *range(len(intact) - 600, len(intact)),
+        *(rng.randrange(len(intact)) for _ in range(200)),
     ]
     for place in places:
-        damaged = bytearray(whole)
+        damaged = bytearray(intact)
         damaged[place] ^= 1 << rng.randrange(8)
         last.write_bytes(damaged)
         try:
@@ -109,8 +87,8 @@ def test_a_flipped_bit_or_a_missing_end_is_found_wherever_it_is(tmp_path: Path) 
         )
         assert content["curves"] == CONTENT["curves"]
     assert harmless < len(places) // 2
-    for length in [0, 1, 100, *(rng.randrange(len(whole)) for _ in range(50)), len(whole) - 1]:
-        last.write_bytes(whole[:length])
+    for length in [0, 1, 100, *(rng.randrange(len(intact)) for _ in range(50)), len(intact) - 1]:
+        last.write_bytes(intact[:length])
         with pytest.raises(ValueError, match=re.escape(str(last))):
             checkpoint_io.read(last)
 
@@ -140,7 +118,7 @@ def test_without_a_whole_one_nothing_is_trained(tmp_path: Path) -> None:
         RunDir(tmp_path).resume_from()
 
 
-def test_the_best_is_a_second_name_and_stays_when_the_last_is_written_anew(tmp_path: Path) -> None:
+def test_best_is_a_hard_link_that_stays_when_last_is_rewritten(tmp_path: Path) -> None:
     io, last, best = AtomicCheckpointIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
     for number in (1.0, 2.0, 3.0):
         io.also = best if number < 3 else None
@@ -150,10 +128,10 @@ def test_the_best_is_a_second_name_and_stays_when_the_last_is_written_anew(tmp_p
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_best_is_there_before_the_last_that_knows_of_it(tmp_path: Path) -> None:
-    """So one that is killed between the two is met by a run that is still to find it."""
+def test_best_is_written_before_last(tmp_path: Path) -> None:
+    """A run that is killed between the two repeats the validation."""
     io, last, best = AtomicCheckpointIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
-    last.mkdir()  # what comes after cannot be done
+    last.mkdir()  # cannot be replaced
     io.also = best
     io.save_checkpoint(CONTENT, last)
     with pytest.raises(OSError, match="last.ckpt"):
@@ -162,17 +140,15 @@ def test_a_best_is_there_before_the_last_that_knows_of_it(tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "best.ckpt"}
 
 
-def test_copies_are_of_the_kind_of_what_they_copy() -> None:
+def test_copies_have_the_type_of_the_original() -> None:
     tree: Any = defaultdict(list, a=[torch.ones(1)])
     copied = writer.copied({"tree": tree, "counted": Counter("aab")})
     assert copied["counted"] == Counter("aab") and copied["tree"]["b"] == []
     assert torch.equal(copied["tree"]["a"][0], torch.ones(1)) and copied["tree"]["a"][0] is not tree["a"][0]
 
 
-def test_a_run_from_elsewhere_keeps_a_best_of_its_own(dataset: Path, tmp_path: Path) -> None:
-    """Though it is not as good as that of the run that it goes on from; and its totals are those of all
-    its steps.
-    """
+def test_a_run_that_resumes_from_another_has_a_best_of_its_own(dataset: Path, tmp_path: Path) -> None:
+    """Also if it is worse than that of the other run. Its totals are those of all steps."""
     tiny.train(dataset, tmp_path / "one", "logger=none", "trainer.max_steps=2", "data.samples_per_epoch=4")
     content = checkpoint_io.read(tmp_path / "one/checkpoints/last.ckpt")
     content["callbacks"]["CheckpointWriter"]["best"] = 2.0
@@ -186,9 +162,7 @@ def test_a_run_from_elsewhere_keeps_a_best_of_its_own(dataset: Path, tmp_path: P
     assert summary["wall_seconds"] > content["callbacks"]["StepProfiler"]["wall_seconds"] > 0
 
 
-def test_where_a_file_cannot_have_two_names_it_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_hard_links_the_file_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -198,9 +172,7 @@ def test_where_a_file_cannot_have_two_names_it_is_copied(
 
 
 class Full(Callback):
-    """From the third step on no file may grow beyond so many bytes: the writer meets it in the midst of a
-    checkpoint.
-    """
+    """From the third step on no file may be larger than so many bytes: writing a checkpoint fails midway."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -217,7 +189,7 @@ FULL = [
 ]
 
 
-def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(
+def test_a_full_disk_ends_the_run_and_leaves_the_previous_checkpoint(
     dataset: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = [*FULL, "+callbacks.full.room=30000", "logger=none"]
@@ -227,8 +199,8 @@ def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     last = tmp_path / "run/checkpoints/last.ckpt"
-    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith(("error", "Traceback"))]
-    assert (code, said) == (USER, [f"error: {last}: cannot be written (File too large)"])
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith(("error", "Traceback"))]
+    assert (code, lines) == (USER, [f"error: {last}: cannot be written (File too large)"])
     assert checkpoint_io.read(last)["global_step"] in (2, 3)
     assert {path.name for path in last.parent.iterdir()} == {"last.ckpt", "previous.ckpt"}
 
@@ -242,8 +214,8 @@ def _train(arguments: list[str], cwd: Path, stderr: int) -> None:
     sys.exit(guard(lambda: train.main(arguments)))
 
 
-def test_where_nothing_at_all_can_be_written_one_line_says_so(dataset: Path, tmp_path: Path) -> None:
-    """Neither curves nor the log nor the summary: the first of them that fails."""
+def test_if_nothing_can_be_written_the_error_is_one_line(dataset: Path, tmp_path: Path) -> None:
+    """Neither logs nor the summary; the first file that fails is named."""
     arguments = tiny.overrides(dataset, *FULL, "+callbacks.full.room=1", f"run.dir={tmp_path / 'run'}")
     read, write = os.pipe()  # a file could not hold its messages
     process = multiprocessing.get_context("fork").Process(target=_train, args=(arguments, tmp_path, write))
@@ -274,24 +246,24 @@ class Small:
 
 
 @pytest.mark.parametrize("room", [0, 10, 100, 1000, 5000])
-def test_why_a_checkpoint_could_not_be_written_is_said(room: int) -> None:
-    """torch says it only where the first bytes fail."""
+def test_the_error_of_a_failed_write_is_kept(room: int) -> None:
+    """torch raises it only if the first bytes fail."""
     with pytest.raises(OSError, match="No space left"):
         writer._Recording(Small(room)).save(CONTENT)
 
 
-def test_what_goes_wrong_in_the_thread_is_raised(tmp_path: Path) -> None:
+def test_an_error_in_the_thread_is_raised(tmp_path: Path) -> None:
     io = AtomicCheckpointIO()
     (tmp_path / "no folder").touch()
     io.save_checkpoint(CONTENT, tmp_path / "no folder/last.ckpt")
     with pytest.raises(OSError, match="no folder/last.ckpt"):
         io.wait()
-    io.check()  # said once
+    io.check()  # it is raised once
 
 
-def test_what_ends_while_it_is_looked_at_is_not_forgotten() -> None:
+def test_a_write_that_fails_during_the_check_is_not_forgotten() -> None:
     class Late(Future):
-        """Done from the second look on."""
+        """Done at the second look."""
 
         looks = 0
 

@@ -37,13 +37,15 @@ def test_heads_are_trained_but_not_part_of_the_network(dataset: Path, tmp_path: 
 
 def test_a_run_with_heads_resumes_exactly(dataset: Path, tmp_path: Path) -> None:
     short = [*DEEP, "data.samples_per_epoch=4", "scheduler=constant", "scheduler.warmup_steps=0"]
-    tiny.train(dataset, tmp_path / "whole", *short, "trainer.max_epochs=4", "trainer.max_steps=-1")
+    tiny.train(dataset, tmp_path / "uninterrupted", *short, "trainer.max_epochs=4", "trainer.max_steps=-1")
     tiny.train(dataset, tmp_path / "half", *short, "trainer.max_epochs=2", "trainer.max_steps=-1")
     resumed = [*short, "trainer.max_epochs=4", "trainer.max_steps=-1"]
-    tiny.train(dataset, tmp_path / "rest", *resumed, f"run.resume={tmp_path / 'half/checkpoints/last.ckpt'}")
+    tiny.train(
+        dataset, tmp_path / "resumed", *resumed, f"run.resume={tmp_path / 'half/checkpoints/last.ckpt'}"
+    )
     states = [
         torch.load(tmp_path / f"{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        for name in ("whole", "rest")
+        for name in ("uninterrupted", "resumed")
     ]
     for key, value in states[0].items():
         assert torch.equal(value, states[1][key]), key

@@ -15,16 +15,11 @@ from torch import Tensor
 from medconv.data.augmentation.spatial import control_points, reach
 
 PLACE = ("rotation", "scale", "shift", "elastic")
-VALUES = (
-    "noise",
-    "blur",
-    "simulate_low_resolution",
-    "brightness",
-    "additive_brightness",
-    "contrast",
-    "gamma_inverted",
-    "gamma",
+PER_CHANNEL = (
+    *("blur", "simulate_low_resolution", "brightness", "additive_brightness", "contrast"),
+    *("gamma_inverted", "gamma"),
 )
+VALUES = ("noise", *PER_CHANNEL)
 MOVES = ("moved", "matrix", "shift", "flips", "elastic")  # the spatial fields of `Parameters`
 THICK = 3.0  # times the finest spacing: axes with a larger spacing are not resampled
 _ZOOM_OUT = 1.25  # patches that show a larger area have zeros at their borders
@@ -69,16 +64,7 @@ class Parameters:
 
     def per_row(self) -> dict[str, Tensor]:
         """The parameters per channel, name to values, with samples and channels flattened into rows."""
-        names = (
-            "blur",
-            "simulate_low_resolution",
-            "brightness",
-            "additive_brightness",
-            "contrast",
-            "gamma_inverted",
-            "gamma",
-        )
-        return {name: getattr(self, name).flatten(0, 1) for name in names}
+        return {name: getattr(self, name).flatten(0, 1) for name in PER_CHANNEL}
 
 
 class ParameterSampler:
@@ -128,24 +114,19 @@ class ParameterSampler:
         self.rotation_deg, self.shift = rotation_deg, shift
         self.elastic_mm, self.elastic_spacing_mm = elastic_mm, elastic_spacing_mm
         self.scale, self.noise_std, self.blur_sigma = _tuple(scale), _tuple(noise_std), _tuple(blur_sigma)
-        self.simulate_low_resolution, self.brightness, self.additive_brightness = (
-            _tuple(simulate_low_resolution),
-            _tuple(brightness),
-            _tuple(additive_brightness),
-        )
+        self.simulate_low_resolution, self.brightness = _tuple(simulate_low_resolution), _tuple(brightness)
+        self.additive_brightness = _tuple(additive_brightness)
         self.contrast, self.gamma = _tuple(contrast), _tuple(gamma)
         self.mirror_axes = mirrored_axes(mirror_axes, len(self.spacing_mm))
         self._check()
-        self.thin = np.array(self.spacing_mm) <= THICK * min(self.spacing_mm)
-        self._distance = tuple(max(1.0, elastic_spacing_mm / mm) for mm in self.spacing_mm)
         spacing = np.array(self.spacing_mm)
+        self.thin = spacing <= THICK * min(self.spacing_mm)
+        self._distance = tuple(max(1.0, elastic_spacing_mm / mm) for mm in self.spacing_mm)
         self._from_mm = spacing / spacing[:, None]  # a matrix in mm to one in voxels
-        self._moves = any(self.p[name] for name in PLACE)
-        self._points = (
-            control_points(self.patch_size, self._distance) if self.p["elastic"] else (0,) * len(self.thin)
-        )
-        self._stray = self.elastic_mm * self.thin / np.array(self.spacing_mm) * bool(self.p["elastic"])
-        self._no_control = np.zeros((len(self.thin), *self._points))
+        bends = bool(self.p["elastic"])
+        points = control_points(self.patch_size, self._distance) if bends else (0,) * len(spacing)
+        self._no_control = np.zeros((len(spacing), *points))
+        self._stray = elastic_mm * self.thin / spacing * bends
         self.max_read_size = self._largest_size()
 
     def sample(self, numbers: Sequence[int], num_channels: int = 1) -> Parameters:
@@ -190,14 +171,10 @@ class ParameterSampler:
             angle = np.deg2rad(self.rotation_deg) * (2 * draw() - 1)
             if turns and self.thin[a] and self.thin[b]:
                 matrix = matrix @ _plane_rotation(axes, a, b, angle)
-        zoom, shift = (
-            _between(draw, self.scale),
-            [(2 * draw() - 1) * self.shift * shifts for _ in range(axes)],
-        )
-        shift = [
-            s if thin else round(s * n) / n
-            for s, thin, n in zip(shift, self.thin, self.patch_size, strict=True)
-        ]
+        zoom = _between(draw, self.scale)
+        shares = [(2 * draw() - 1) * self.shift * shifts for _ in range(axes)]
+        along = zip(shares, self.thin, self.patch_size, strict=True)
+        shift = [share if thin else round(share * n) / n for share, thin, n in along]
         flips = [draw() < 0.5 and axis in self.mirror_axes for axis in range(axes)]
         if zooms:
             matrix = np.where(self.thin, zoom, 1.0)[:, None] * matrix
@@ -209,20 +186,16 @@ class ParameterSampler:
             return self._no_control
         rng, axes = np.random.default_rng([self.seed, 4, number]), len(self.spacing_mm)
         size = self.elastic_mm * rng.random() * self.thin / np.array(self.spacing_mm)
-        return rng.uniform(-1, 1, (axes, *self._points)) * size.reshape(-1, *(1,) * axes)
+        return rng.uniform(-1, 1, self._no_control.shape) * size.reshape(-1, *(1,) * axes)
 
     def _draw_values(self, draw: Callable[[], float]) -> tuple[Any, ...]:
         """`Parameters` from `blur` to `gamma`, of one channel."""
         blur = [_between(draw, self.blur_sigma) * thin for thin in self.thin]
         share = _between(draw, self.simulate_low_resolution)
+        shares = [share if thin else 1.0 for thin in self.thin]
         return (
             self._chosen(draw, "blur", blur, [0.0] * len(blur)),
-            self._chosen(
-                draw,
-                "simulate_low_resolution",
-                [share if thin else 1.0 for thin in self.thin],
-                [1.0] * len(blur),
-            ),
+            self._chosen(draw, "simulate_low_resolution", shares, [1.0] * len(blur)),
             self._chosen(draw, "brightness", _factor(draw, self.brightness), 1.0),
             self._chosen(draw, "additive_brightness", _between(draw, self.additive_brightness), 0.0),
             self._chosen(draw, "contrast", _factor(draw, self.contrast), 1.0),
@@ -235,6 +208,8 @@ class ParameterSampler:
 
     def _largest_size(self) -> tuple[int, ...]:
         """For a patch rotated in one plane and scaled up to `_ZOOM_OUT`; what lies outside is 0."""
+        if not any(self.p[name] for name in PLACE):
+            return self.patch_size
         half, spacing = np.array(self.patch_size) / 2, np.array(self.spacing_mm)
         far = half.copy()
         for i, j in permutations(np.flatnonzero(self.thin), 2) if self.p["rotation"] else ():
@@ -243,11 +218,7 @@ class ParameterSampler:
             far[i] = max(far[i], half[i] * np.cos(angle) + other * np.sin(angle))
         zoom = min(max(1.0, self.scale[1]), _ZOOM_OUT) if self.p["scale"] else 1.0
         shift = self.shift * np.array(self.patch_size) if self.p["shift"] else 0.0
-        return (
-            self._holding(far * np.where(self.thin, zoom, 1.0) + shift + self._stray)
-            if self._moves
-            else self.patch_size
-        )
+        return self._holding(far * np.where(self.thin, zoom, 1.0) + shift + self._stray)
 
     def _holding(self, far: np.ndarray) -> tuple[int, ...]:
         """The smallest size with the centre of the patch that includes voxels `far` from it."""
@@ -262,11 +233,8 @@ class ParameterSampler:
             )
         for key, low in _RANGES.items():
             values = getattr(self, key)
-            if (
-                len(values) != 2
-                or not all(isinstance(v, (int, float)) for v in values)
-                or not low <= values[0] <= values[1] < np.inf
-            ):
+            numbers = len(values) == 2 and all(isinstance(v, (int, float)) for v in values)
+            if not numbers or not low <= values[0] <= values[1] < np.inf:
                 raise ValueError(
                     f"augmentation.{key} must be a range [low, high] from {low:g} upwards, got {list(values)}"
                 )

@@ -26,8 +26,7 @@ _MAX_IMAGES = 64  # in one forward pass
 
 
 class ImageLevelPredictor(Predictor):
-    """One network for classification or regression, or the mean of several: of their probabilities, or of
-    their numbers.
+    """One network for classification or regression, or the mean of the outputs of several.
 
     Members may differ in preprocessing. Args: as in `Predictor`. batch_size: images in one forward
     pass; None: by their size. Raises: ValueError: members that were not trained for the same targets.

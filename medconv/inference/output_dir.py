@@ -54,7 +54,7 @@ class OutputDir:
         self.settings = json.loads(json.dumps({**settings, "probabilities": probabilities, **extra}))
         self._ending = _VOLUME  # of label maps; `open` chooses it by the cases
         self.skipped: list[str] = []
-        self.elsewhere: list[str] = []
+        self.claimed_by_others: list[str] = []
         self._claims, self._lock = path / ".claims", FileLock(path / ".lock")
         self._process_lock = FileLock(
             self._claims / f"{socket.gethostname()}-{os.getpid()}-{id(self)}.process", thread_local=False
@@ -98,7 +98,7 @@ class OutputDir:
     def claims(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Callable[[], None]]]:
         """Cases to predict, one after the other, each with a function to call when it is done or has failed.
 
-        Cases that another process works on are tried again at the end, and then left to it.
+        Cases that another process works on are tried again at the end, and then skipped.
         """
         postponed: list[Case] = []
         for is_second_pass, remaining in ((False, cases), (True, postponed)):
@@ -109,7 +109,7 @@ class OutputDir:
                 elif self.label(case.id).exists():
                     self.skipped.append(case.id)
                 elif is_second_pass:
-                    self.elsewhere.append(case.id)
+                    self.claimed_by_others.append(case.id)
                 else:
                     postponed.append(case)
 

@@ -144,7 +144,7 @@ class OutputTable:
         return {row[0]: row for row in rows[1:] if row}
 
     def _write(self, cases: Sequence[Case]) -> None:
-        """The table: these cases first, in their order, then the others that it has."""
+        """Write the table: these cases first, in their order, then its other rows."""
         text = io.StringIO(newline="")
         order = dict.fromkeys([*(case.id for case in cases if case.id in self.rows), *self.rows])
         csv.writer(text, lineterminator="\n").writerows([self.header, *(self.rows[case] for case in order)])

@@ -137,7 +137,7 @@ def predict(
                 raise error
             if error is not None:
                 failed[case.id] = reason(error)
-        bar.update(len(cases) - len(folder.elsewhere) - bar.n)  # those that were done already
+        bar.update(len(cases) - len(folder.claimed_by_others) - bar.n)  # also those that were finished before
     return _report(folder, len(cases), failed)
 
 
@@ -172,8 +172,8 @@ def _write(predictor: Predictor, folder: OutputDir, claimed: Claimed, scores: Sc
 
 
 def _report(folder: OutputDir, number: int, failed: dict[str, str]) -> int:
-    elsewhere, before = len(folder.elsewhere), len(folder.skipped)
-    now = number - elsewhere - before - len(failed)
+    others, before = len(folder.claimed_by_others), len(folder.skipped)
+    now = number - others - before - len(failed)
     log.info(
         "%d of %d predictions are in %s: %d made now, %d before or by others",
         now + before,
@@ -182,8 +182,8 @@ def _report(folder: OutputDir, number: int, failed: dict[str, str]) -> int:
         now,
         before,
     )
-    if elsewhere:
-        log.info("other processes still work on %d cases, such as %s", elsewhere, folder.elsewhere[0])
+    if others:
+        log.info("other processes still work on %d cases, such as %s", others, folder.claimed_by_others[0])
     check_all_predicted(failed, number)
     return DONE
 

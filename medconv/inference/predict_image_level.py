@@ -99,7 +99,7 @@ def _load(predictor: ImageLevelPredictor, batch: Sequence[Case]) -> LoadedBatch:
 
 
 def _predict(predictor: ImageLevelPredictor, failed: dict[str, str], loaded: LoadedBatch) -> PredictedBatch:
-    """The whole batch at once; if that fails, one by one, so that one image does not fail the others."""
+    """The batch in one forward pass; if that fails, image by image, so that only the failing case is lost."""
     failed.update({case.id: reason(result) for case, result in loaded if isinstance(result, Exception)})
     inputs = [result for _, result in loaded if isinstance(result, Input)]
     if not inputs:

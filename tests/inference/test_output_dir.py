@@ -41,7 +41,7 @@ def test_finished_cases_are_skipped(tmp_path: Path) -> None:
     assert fill(folder(tmp_path), cases("a", "b")) == ["a", "b"]
     again = folder(tmp_path)
     assert fill(again, cases("a", "b", "c")) == ["c"]
-    assert again.skipped == ["a", "b"] and again.elsewhere == []
+    assert again.skipped == ["a", "b"] and again.claimed_by_others == []
     assert {p.name for p in tmp_path.iterdir()} == {"a.nii.gz", "b.nii.gz", "c.nii.gz", MANIFEST, ".lock"}
     content = manifest(tmp_path)
     assert content["class_names"] == ["background", "box"] and list(content["cases"]) == ["a", "b", "c"]
@@ -62,12 +62,12 @@ def test_two_processes_share_the_cases(tmp_path: Path) -> None:
             assert next(other_claims)[0].id == "b"
             assert next(claims)[0].id == "c"
             assert next(other_claims)[0].id == "d"
-            assert list(other_claims) == [] and two.elsewhere == ["c"] and two.skipped == []
+            assert list(other_claims) == [] and two.claimed_by_others == ["c"] and two.skipped == []
             one.label("a").write_text("done")
             release()
         assert (tmp_path / ".claims").is_dir()  # the first process still works
         two.label("b").write_text("done")
-        assert list(claims) == [] and one.skipped == ["b"] and one.elsewhere == []
+        assert list(claims) == [] and one.skipped == ["b"] and one.claimed_by_others == []
     assert list(manifest(tmp_path)["cases"]) == ["a", "b", "c", "d"]
     assert not (tmp_path / ".claims").exists()
 

@@ -1,6 +1,4 @@
-"""medconv/data/augmentation/augment.py: where things move, in millimetres, and that a batch is nothing but
-its samples.
-"""
+"""medconv/data/augmentation/augment.py: where things move in millimetres; a batch equals its samples."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from helpers.augmentation import ALL, SHAPES, SPACING
 from helpers.volumes import dice, rotation
 from torch import Tensor
 
@@ -18,16 +17,8 @@ from medconv.data.augmentation.augment import Augment, centre
 from medconv.data.augmentation.parameters import PLACE, VALUES, Parameters
 
 CONF = Path(__file__).parents[3] / "conf" / "augmentation"
-ALL: dict[str, Any] = {
-    "p": dict.fromkeys((*PLACE, *VALUES), 1.0),
-    "rotation_deg": 20,
-    "scale": (0.8, 1.25),
-    "shift": 0.1,
-}
 SOME: dict[str, Any] = {**ALL, "p": dict.fromkeys((*PLACE, *VALUES), 0.5), "mirror_axes": "all"}
 MOVES: dict[str, Any] = {**ALL, "p": dict.fromkeys(PLACE, 1.0)}
-SHAPES = {2: (20, 17), 3: (14, 12, 10)}
-SPACING = (1, 1.5, 2)
 
 
 def make(axes: int = 3, seed: int = 0, patch_size: Sequence[int] | None = None, **settings: Any) -> Augment:
@@ -86,7 +77,9 @@ def in_voxels(matrix_mm: np.ndarray, spacing_mm: Sequence[float]) -> Tensor:
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("settings", [ALL, SOME])
 @pytest.mark.parametrize("more", [0, 4])
-def test_a_batch_is_its_samples(axes: int, settings: dict[str, Any], more: int) -> None:
+def test_a_batch_gives_the_same_as_its_samples_one_by_one(
+    axes: int, settings: dict[str, Any], more: int
+) -> None:
     augment, batch = make(axes, 3, **settings), batch_of([4, 9, 2, 11, 5], axes, more=more)
     together = augment(batch)
     for i in range(5):
@@ -101,10 +94,8 @@ def test_a_batch_is_its_samples(axes: int, settings: dict[str, Any], more: int) 
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_a_stack_on_an_accelerator_is_the_samples_in_a_worker(
-    axes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its way, few calls for all samples at once, taken on a CPU."""
+def test_all_samples_at_once_give_the_same_as_one_by_one(axes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of an accelerator, here on a CPU."""
     settings = {
         **SOME,
         "flip_label_pairs": [(1, 2)],
@@ -123,19 +114,19 @@ def test_a_stack_on_an_accelerator_is_the_samples_in_a_worker(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("axes", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_gpu_gives_what_a_worker_gives(axes: int, dtype: torch.dtype) -> None:
-    """But for the noise, as its generator draws other numbers."""
+def test_a_gpu_gives_the_same_as_a_cpu(axes: int, dtype: torch.dtype) -> None:
+    """Without noise, because a GPU's generator draws other numbers."""
     settings = {**SOME, "p": {**SOME["p"], "noise": 0}, "elastic_mm": 2, "elastic_spacing_mm": 8}
     augment, batch = make(axes, 3, **settings), batch_of(range(16), axes, more=3)
-    there = augment({k: v.to(dtype).cuda() if k == "image" else v.cuda() for k, v in batch.items()})
-    here = augment(batch)
-    torch.testing.assert_close(there["image"].float().cpu(), here["image"], rtol=0, atol=2e-2)
-    assert (there["label"].cpu() != here["label"]).float().mean() < 1e-3
-    assert there["image"].is_cuda and there["image"].dtype == dtype
+    on_gpu = augment({k: v.to(dtype).cuda() if k == "image" else v.cuda() for k, v in batch.items()})
+    on_cpu = augment(batch)
+    torch.testing.assert_close(on_gpu["image"].float().cpu(), on_cpu["image"], rtol=0, atol=2e-2)
+    assert (on_gpu["label"].cpu() != on_cpu["label"]).float().mean() < 1e-3
+    assert on_gpu["image"].is_cuda and on_gpu["image"].dtype == dtype
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_samples_read_no_larger_than_they_need_give_the_same(axes: int) -> None:
+def test_samples_cropped_to_their_read_size_give_the_same(axes: int) -> None:
     """Loader workers read what a sample shows; an accelerator gets the largest size for all."""
     settings = {
         **SOME,
@@ -148,18 +139,18 @@ def test_samples_read_no_larger_than_they_need_give_the_same(axes: int) -> None:
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(20, 1, *augment.max_read_size, generator=generator)
     label = torch.randint(0, 4, (20, 1, *augment.max_read_size), generator=generator)
-    whole = augment({"image": image, "label": label, "sample": numbers})
+    full = augment({"image": image, "label": label, "sample": numbers})
     sizes = [augment.read_size(n) for n in numbers]
     assert len(set(sizes)) > 4 and SHAPES[axes] in sizes
     assert all(n <= most for size in sizes for n, most in zip(size, augment.max_read_size, strict=True))
     parts = [[centre(x[i], sizes[i]).clone() for i in numbers] for x in (image, label)]
     small = augment({"image": parts[0], "label": parts[1], "sample": numbers})
-    torch.testing.assert_close(small["image"], whole["image"], rtol=0, atol=1e-4)
-    assert (small["label"] != whole["label"]).float().mean() < 1e-3  # ties of the nearest voxel
+    torch.testing.assert_close(small["image"], full["image"], rtol=0, atol=1e-4)
+    assert (small["label"] != full["label"]).float().mean() < 1e-3  # ties of the nearest voxel
 
 
 @pytest.mark.parametrize("axes", [2, 3])
-def test_nothing_from_beyond_the_patch_is_missing(axes: int) -> None:
+def test_read_size_includes_all_that_a_sample_shows(axes: int) -> None:
     """An image of ones stays one wherever `read_size` is not cut at its largest."""
     augment = make(axes, 0, p={"rotation": 1, "scale": 1, "shift": 1}, rotation_deg=25, scale=(0.8, 1.1))
     for number in range(20):
@@ -169,28 +160,8 @@ def test_nothing_from_beyond_the_patch_is_missing(axes: int) -> None:
         inside = all(n < most for n, most in zip(size, augment.max_read_size, strict=True))
         assert not inside or image.min() > 0.999
         cut = centre(ones, [max(1, n - 6) for n in size])
-        assert (
-            augment.place(cut, cut.to(torch.uint8), augment.sample([number]))[0].min() < 0.5
-        )  # and is not larger than needed
-
-
-def test_the_largest_size_is_that_of_a_patch_turned_in_millimetres() -> None:
-    """Half a side of 10 mm becomes 10 cos 30 + 10 sin 30 = 13.7 mm, and a voxel to interpolate from."""
-    settings = {
-        "spacing_mm": (1, 2),
-        "patch_size": (20, 10),
-        "rotation_deg": 30,
-        "scale": (0.5, 3),
-        "shift": 0.1,
-    }
-    assert make(2, p={"rotation": 1}, **settings).max_read_size == (30, 16)
-    assert make(2, p={"scale": 1}, **settings).max_read_size == (28, 16)  # 1.25 at most
-    assert make(2, p={"shift": 1}, **settings).max_read_size == (26, 14)
-    assert make(2, p={"rotation": 1}, **{**settings, "rotation_deg": 90}).max_read_size == (
-        32,
-        18,
-    )  # the diagonal
-    assert make(2, p={"rotation": 1}, **{**settings, "spacing_mm": (1, 4)}).max_read_size == (22, 12)
+        image, _ = augment.place(cut, cut.to(torch.uint8), augment.sample([number]))
+        assert image.min() < 0.5  # a smaller crop does not suffice
 
 
 @pytest.mark.parametrize("axes", [2, 3])
@@ -211,7 +182,7 @@ def test_parameters_that_do_nothing_change_nothing(axes: int) -> None:
     assert torch.equal(label, batch["label"])
 
 
-def test_the_input_is_left_alone() -> None:
+def test_the_input_is_not_changed() -> None:
     batch = batch_of([0, 1, 2, 3])
     image, label = batch["image"].clone(), batch["label"].clone()
     for settings in (ALL, SOME, {"p": dict.fromkeys(VALUES, 1.0)}):
@@ -219,7 +190,7 @@ def test_the_input_is_left_alone() -> None:
     assert torch.equal(batch["image"], image) and torch.equal(batch["label"], label)
 
 
-def test_seed_and_sample_decide_everything() -> None:
+def test_seed_and_sample_number_decide_the_result() -> None:
     batch = batch_of([7, 8])
     batch["image"][1], batch["label"][1] = batch["image"][0], batch["label"][0]
     first, again = make(seed=5, **ALL)(batch), make(seed=5, **ALL)(batch)
@@ -231,7 +202,7 @@ def test_seed_and_sample_decide_everything() -> None:
     torch.testing.assert_close(swapped["image"].flip(0), first["image"], rtol=0, atol=1e-6)
 
 
-def test_what_was_done_to_an_image_can_be_done_to_a_prediction() -> None:
+def test_a_prediction_can_be_moved_like_its_image() -> None:
     augment, batch = make(**ALL), batch_of([3])
     parameters = augment.sample([3], 2)
     prediction = batch["label"].float() * 10
@@ -243,9 +214,7 @@ def test_what_was_done_to_an_image_can_be_done_to_a_prediction() -> None:
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (0.8, 2.0), (1.0, 1.0, 1.0), (0.7, 1.0, 1.9)])
 def test_a_blob_lands_where_the_matrix_says_in_mm(spacing: tuple[float, ...]) -> None:
-    """Output position p shows the input at matrix @ p + shift: what was at q is found at inverse(matrix) @
-    (q - shift).
-    """
+    """Output position p shows the input at matrix @ p + shift: q moves to inverse(matrix) @ (q - shift)."""
     axes = len(spacing)
     shape = tuple(round(extent / s) for extent, s in zip((60, 44, 50), spacing, strict=False))
     matrix = rotation((25, -15, 10))[:axes, :axes] if axes == 3 else rotation((30, 0, 0))[:2, :2]
@@ -258,8 +227,8 @@ def test_a_blob_lands_where_the_matrix_says_in_mm(spacing: tuple[float, ...]) ->
     out, label = augment.apply(image, (image > 0.5).to(torch.uint8), parameters)
     places = positions_mm(shape, spacing)
     for mass, tolerance in ((out[0, 0].numpy(), 0.05), (label[0, 0].numpy(), 0.4)):
-        found = (places * mass).reshape(axes, -1).sum(1) / mass.sum()
-        np.testing.assert_allclose(found, after, atol=tolerance)
+        centre_of_mass = (places * mass).reshape(axes, -1).sum(1) / mass.sum()
+        np.testing.assert_allclose(centre_of_mass, after, atol=tolerance)
 
 
 def test_drawn_rotations_keep_a_ball_a_ball() -> None:
@@ -274,7 +243,7 @@ def test_drawn_rotations_keep_a_ball_a_ball() -> None:
 
 
 @pytest.mark.parametrize("axis", range(3))
-def test_a_shift_moves_by_what_it_says(axis: int) -> None:
+def test_a_shift_is_a_share_of_the_patch(axis: int) -> None:
     """Two voxels of 14, 12 or 10, towards the start: the share is of the patch along that axis."""
     batch = batch_of([0], channels=1)
     size = SHAPES[3][axis]
@@ -287,7 +256,7 @@ def test_a_shift_moves_by_what_it_says(axis: int) -> None:
         assert out.narrow(2 + axis, size - 2, 2).abs().max() < 1e-5  # 0 comes in from outside
 
 
-def test_a_shift_across_thick_slices_is_by_whole_slices() -> None:
+def test_shifts_across_thick_slices_are_whole_slices() -> None:
     image = torch.zeros(20, 1, 16, 16, 8)
     image[..., 4:] = 1
     augment = make(spacing_mm=(1, 1, 5), patch_size=(16, 16, 8), p={"shift": 1}, shift=0.2)
@@ -310,7 +279,7 @@ def test_labels_keep_their_values_and_type(axes: int, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_in_half_precision_out(dtype: torch.dtype) -> None:
+def test_half_precision_images_stay_half_precision(dtype: torch.dtype) -> None:
     """Computed in float32 between: equal to rounding, also of values that squared would not fit into 16
     bits.
     """
@@ -335,7 +304,7 @@ def test_image_and_label_move_together(axes: int) -> None:
         assert dice(label[i].numpy() > 0, out["label"][i].numpy() > 0) < 0.95
 
 
-def test_elastic_deformation_moves_smoothly_and_not_beyond_its_largest() -> None:
+def test_elastic_deformation_is_smooth_and_at_most_elastic_mm() -> None:
     """An image of each voxel's own place shows where it was taken from."""
     shape, spacing = (36, 30, 24), (1.0, 1.2, 1.5)
     augment = make(
@@ -354,96 +323,6 @@ def test_elastic_deformation_moves_smoothly_and_not_beyond_its_largest() -> None
     assert 2 < max(largest) <= 4.001 and min(largest) < 1
 
 
-@pytest.mark.parametrize(
-    ("spacing", "turns"), [((0.5, 0.5, 1.7), False), ((3.1, 1, 1), False), ((2, 2, 6), True)]
-)
-def test_across_thick_slices_nothing_is_resampled(spacing: tuple[float, ...], turns: bool) -> None:
-    thick = int(np.argmax(spacing))
-    augment = make(spacing_mm=spacing, patch_size=(20, 20, 20), **{**ALL, "shift": 0})
-    drawn = augment.sample(range(20))
-    others = [i for i in range(3) if i != thick]
-    across = torch.cat([drawn.matrix[:, thick, others], drawn.matrix[:, others, thick]], dim=1)
-    assert (across.abs().max() > 0.02) == turns
-    assert drawn.matrix[:, others][:, :, others][:, 0, 1].abs().max() > 0.1
-    for values, neutral in (
-        (drawn.matrix[:, thick, thick], 1),
-        (drawn.blur[..., thick], 0),
-        (drawn.simulate_low_resolution[..., thick], 1),
-    ):
-        assert bool((values != neutral).any()) == turns
-    assert bool(drawn.elastic[:, thick].any()) == turns and drawn.elastic[:, others[0]].any()
-    assert turns or augment.max_read_size[thick] in (20, 22)
-
-
-def test_drawn_parameters_stay_in_their_ranges_and_use_them() -> None:
-    drawn = make(2, spacing_mm=(1, 1), **{**ALL, "p": {**ALL["p"], "elastic": 0}}).sample(range(500), 2)
-    scale = torch.linalg.det(drawn.matrix).sqrt()
-    assert 0.8 <= scale.min() < 0.82 and 1.22 < scale.max() <= 1.25
-    angle = torch.rad2deg(torch.atan2(drawn.matrix[:, 1, 0], drawn.matrix[:, 0, 0]))
-    assert -20 <= angle.min() < -19 and 19 < angle.max() <= 20
-    product = drawn.matrix @ drawn.matrix.mT / scale[:, None, None] ** 2
-    torch.testing.assert_close(product, torch.eye(2).expand_as(product), rtol=0, atol=1e-5)
-    assert (
-        drawn.shift.shape == (500, 2)
-        and 0.095 < drawn.shift.max() <= 0.1
-        and -0.1 <= drawn.shift.min() < -0.095
-    )
-    ranges = {
-        "brightness": (0.75, 1.25),
-        "contrast": (0.75, 1.25),
-        "gamma": (0.7, 1.5),
-        "gamma_inverted": (0.7, 1.5),
-    }
-    ranges |= {
-        "additive_brightness": (-0.2, 0.2),
-        "noise_std": (0, 0.1),
-        "blur": (0.5, 1),
-        "simulate_low_resolution": (0.5, 1),
-    }
-    for name, (low, high) in ranges.items():
-        values, near = getattr(drawn, name), 0.02 * (high - low)
-        assert low <= values.min() < low + near and high - near < values.max() <= high, name
-        if low < 1 < high:
-            assert abs((values < 1).float().mean() - 0.5) < 0.05, name
-        if name != "noise_std":
-            assert not torch.equal(values[:, 0], values[:, 1]), name  # each channel by itself
-    assert torch.equal(
-        drawn.simulate_low_resolution[..., 0], drawn.simulate_low_resolution[..., 1]
-    )  # axes alike, other than in blur
-    assert not torch.equal(drawn.blur[..., 0], drawn.blur[..., 1])
-    assert len(drawn.noise_seed.unique()) == 500
-
-
-@pytest.mark.parametrize("name", (*PLACE, *VALUES))
-def test_probabilities_are_what_they_say_and_change_nothing_else(name: str) -> None:
-    """Of 600 samples; what the others draw is the same as with all of them certain."""
-    settings = {**ALL, "elastic_spacing_mm": 30}
-    sure = make(2, **settings).sample(range(600))
-    drawn = make(2, **{**settings, "p": {**ALL["p"], name: 0.25}}).sample(range(600))
-    if name in PLACE:
-        left = {"rotation": lambda d: d.matrix[:, 0, 1] != 0, "shift": lambda d: d.shift.any(1)}
-        left |= {
-            "scale": lambda d: (torch.linalg.det(d.matrix) - 1).abs() > 1e-6,
-            "elastic": lambda d: d.elastic.flatten(1).any(1),
-        }
-        share = left[name](drawn).float().mean()
-    else:
-        field = {"noise": "noise_std"}.get(name, name)
-        neutral = 0 if name in ("noise", "blur", "additive_brightness") else 1
-        share = (getattr(drawn, field).reshape(600, -1)[:, 0] != neutral).float().mean()
-    assert share == pytest.approx(0.25, abs=0.05)
-    mine = {"rotation": {"matrix"}, "scale": {"matrix"}, "noise": {"noise_std"}}.get(name, {name})
-    for other in set(vars(drawn)) - mine:
-        assert torch.equal(getattr(drawn, other), getattr(sure, other)), other
-
-
-def test_only_what_moves_is_resampled() -> None:
-    assert not make(p={"noise": 1}).sample(range(9)).moved.any()
-    for name in PLACE:
-        assert make(p={name: 1}).sample(range(9)).moved.all()
-    assert make(p={"noise": 1}).max_read_size == SHAPES[3] and make(p={"noise": 1}).read_size(0) == SHAPES[3]
-
-
 @pytest.mark.parametrize("axes", [2, 3])
 def test_mirrored_samples_are_exact_flips_of_image_and_label(axes: int) -> None:
     augment, batch = make(axes, mirror_axes=[0, axes - 1]), batch_of(range(24), axes, more=2)
@@ -451,26 +330,14 @@ def test_mirrored_samples_are_exact_flips_of_image_and_label(axes: int) -> None:
     image, label = centre(batch["image"], SHAPES[axes]), centre(batch["label"], SHAPES[axes])
     for i in range(24):
         flips = [[], [1], [axes], [1, axes]]
-        found = [n for n, dims in enumerate(flips) if torch.equal(out["image"][i], image[i].flip(dims))]
-        assert len(found) == 1 and torch.equal(out["label"][i], label[i].flip(flips[found[0]]))
-        seen.update(found)
+        matches = [n for n, dims in enumerate(flips) if torch.equal(out["image"][i], image[i].flip(dims))]
+        assert len(matches) == 1 and torch.equal(out["label"][i], label[i].flip(flips[matches[0]]))
+        seen.update(matches)
     assert seen == {0, 1, 2, 3}
 
 
-def test_mirroring_changes_nothing_else_of_a_sample() -> None:
-    plain, mirrored = (
-        make(seed=5, **ALL).sample([3, 4, 5, 6]),
-        make(seed=5, **ALL, mirror_axes=[0]).sample([3, 4, 5, 6]),
-    )
-    assert torch.equal(plain.matrix.abs(), mirrored.matrix.abs()) and not torch.equal(
-        plain.matrix, mirrored.matrix
-    )
-    for name in set(vars(plain)) - {"matrix", "flips"}:
-        assert torch.equal(getattr(plain, name), getattr(mirrored, name))
-
-
 @pytest.mark.parametrize("moves", [False, True])
-def test_left_and_right_labels_swap_with_the_mirror(moves: bool) -> None:
+def test_left_and_right_labels_swap_in_mirrored_samples(moves: bool) -> None:
     label = torch.randint(0, 5, (16, 1, *SHAPES[3]), generator=torch.Generator().manual_seed(0)).to(
         torch.uint8
     )
@@ -485,7 +352,7 @@ def test_left_and_right_labels_swap_with_the_mirror(moves: bool) -> None:
         assert torch.equal(after[i], table[before[i].long()] if flips[i, 0] else before[i])
 
 
-def test_the_presets_are_valid_and_cost_what_they_say() -> None:
+def test_presets_are_valid_and_change_the_expected_number_of_samples() -> None:
     for path in CONF.glob("*.yaml"):
         settings = yaml.safe_load(path.read_text())
         assert settings.pop("_target_") == "medconv.data.augmentation.augment.Augment"
@@ -498,48 +365,3 @@ def test_the_presets_are_valid_and_cost_what_they_say() -> None:
             assert changed == {"none": 0, "light": 12}.get(path.stem, changed) and (
                 changed > 6 or path.stem == "none"
             )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"p": {"rotate": 1}},
-            r"augmentation\.p gives probabilities from 0 to 1 of rotation, scale, .*, got \['rotate'\]",
-        ),
-        ({"p": {"noise": 1.5}}, r"augmentation\.p gives probabilities from 0 to 1 .* 'noise': 1\.5"),
-        ({"p": {"noise": float("nan")}}, r"augmentation\.p gives probabilities"),
-        (
-            {"scale": (0, 1)},
-            r"augmentation\.scale must be a range \[low, high\] from 0\.01 upwards, got \[0, 1\]",
-        ),
-        ({"scale": (1.4, 0.7)}, r"augmentation\.scale must be a range"),
-        ({"gamma": (0.7,)}, r"augmentation\.gamma must be a range .* got \[0\.7\]"),
-        ({"scale": 2}, r"augmentation\.scale must be a range .* got \[2\]"),
-        ({"noise_std": (-0.1, 1)}, r"augmentation\.noise_std must be a range .* from 0 upwards"),
-        ({"blur_sigma": (0.5, float("inf"))}, r"augmentation\.blur_sigma must be a range"),
-        (
-            {"simulate_low_resolution": (0.5, 2)},
-            r"augmentation\.simulate_low_resolution is a share of the voxels, at most 1, got \[0\.5, 2\]",
-        ),
-        ({"rotation_deg": -1}, r"augmentation\.rotation_deg must be 0 or more, got -1"),
-        ({"shift": float("nan")}, r"augmentation\.shift must be 0 or more, got nan"),
-        (
-            {"p": {"elastic": 1}, "elastic_mm": 11},
-            r"augmentation\.elastic_mm must be at most 0\.4 of .* got 11 and 25",
-        ),
-        (
-            {"mirror_axes": [3]},
-            r"augmentation\.mirror_axes must be different spatial axes from 0 to 2, or `all`, got \[3\]",
-        ),
-        ({"mirror_axes": [0, 0]}, r"augmentation\.mirror_axes must be different"),
-        ({"mirror_axes": ["a"]}, r"augmentation\.mirror_axes must be different .* got \['a'\]"),
-        ({"mirror_axes": 0}, r"augmentation\.mirror_axes must be different .* got 0"),
-        ({"rotation_deg": "abc"}, r"augmentation\.rotation_deg must be 0 or more, got abc"),
-        ({"scale": ("a", "b")}, r"augmentation\.scale must be a range"),
-        ({"mirror_axes": "both"}, r"augmentation\.mirror_axes must be different .* got both"),
-    ],
-)
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(**settings)

@@ -1,21 +1,21 @@
-"""medconv/data/preprocessing/pipeline.py and store.py: damage is found and mended, faulty cases are left
-out, full disks are survived.
-"""
+"""medconv/data/preprocessing/pipeline.py: cases are prepared once, faulty cases are named or left out."""
 
 import json
+import logging
 import os
-import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers.tiny import ROOT
+from helpers.stores import ARRAYS, assert_complete, rewritten, times
 from helpers.volumes import (
+    SHAPE,
+    edit_json,
     image_array,
+    label_array,
     preprocessing_config,
     save,
     tiny,
@@ -28,121 +28,252 @@ from helpers.volumes import (
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import nnunet
-from medconv.data.preprocessing import pipeline as preparing
-from medconv.data.preprocessing.pipeline import fingerprint, prepare
+from medconv.data.preprocessing import pipeline
+from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare, prepare_case
+from medconv.data.preprocessing.preprocess import preprocess_label
 from medconv.data.preprocessing.store import Entry, Store
 
 
-def times(store: Store) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in store.folder.iterdir()}
-
-
-def redone(store: Store, before: dict[str, int]) -> set[str]:
-    """Cases of which anything was written since."""
-    return {name.split(".")[0] for name, when in times(store).items() if before.get(name) != when}
-
-
-def change_a_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-
-
-def rot(path: Path) -> None:
-    """A changed byte that nobody wrote: size and time stay."""
+def touch(path: Path) -> None:
+    """Change a file's time but not its content."""
     stat = path.stat()
-    change_a_byte(path)
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000_000))
 
 
-def assert_as_new(store: Store, dataset: Dataset) -> None:
-    for case in dataset.cases:
-        wanted = preparing.prepare_case(case, preprocessing_config(), len(dataset.class_names))
-        np.testing.assert_array_equal(store.read(case.id).image, wanted.image)
-        np.testing.assert_array_equal(store.read(case.id).label, wanted.label)
+def test_a_prepared_case_has_image_label_and_foreground(tmp_path: Path) -> None:
+    (case,) = nnunet(write_nnunet(tmp_path, 1)).cases
+    entry = prepare_case(case, preprocessing_config(channels=2), 3)
+    np.testing.assert_array_equal(entry.image, [image_array(0), image_array(0) + 100])
+    assert entry.image.dtype == np.float32 and entry.label.dtype == np.uint8
+    np.testing.assert_array_equal(entry.label, label_array(0))
+    assert entry.foreground.dtype == np.int32
+    assert entry.foreground.shape == (np.count_nonzero(label_array(0)), 4)  # class and position
+    for value, *where in entry.foreground:
+        assert label_array(0)[tuple(where)] == value
+    assert len(np.unique(entry.foreground, axis=0)) == len(entry.foreground)
 
 
-@pytest.mark.parametrize("name", ["image.npy", "label.npy", "foreground.npy", "json"])
-@pytest.mark.parametrize(
-    "damage", [truncate, change_a_byte, lambda path: path.unlink()], ids=["cut", "changed", "gone"]
-)
-def test_a_damaged_entry_is_noticed_at_the_next_start_and_redone(
-    tmp_path: Path, name: str, damage: Callable[[Path], object]
-) -> None:
+def test_foreground_positions_are_spread_over_a_large_class(tmp_path: Path) -> None:
+    (case,) = tiny(tmp_path, 1).cases
+    label = np.ones((30, 30, 30), np.uint8)
+    label[0, 0, :3] = 2
+    save(case.files[0], image_array(0, (30, 30, 30)))
+    save(case.files[1], label)
+    foreground = prepare_case(case, preprocessing_config(), 3).foreground
+    big, small = foreground[foreground[:, 0] == 1], foreground[foreground[:, 0] == 2]
+    assert len(big) == 5_000 and len(small) == 3
+    assert big[:, 1].min() == 0 and big[:, 1].max() > 25 and abs(big[:, 1].mean() - 14.5) < 3
+
+
+def test_a_case_without_foreground_has_no_positions(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path / "data", 1)
+    save(dataset.cases[0].files[-1], np.zeros(SHAPE, np.uint8))
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    assert store.read("case_0").foreground.shape == (0, 4)
+
+
+def test_cases_are_prepared_once(tmp_path: Path) -> None:
     dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
     store = prepare(dataset, preprocessing_config(), cache, 2)
     before = times(store)
-    damage(store.folder / f"case_1.{name}")
-    assert [store.has(case) for case in dataset.cases] == [True, False, True]
-    prepare(dataset, preprocessing_config(), cache, 2)
-    assert redone(store, before) == {"case_1"}
-    assert_as_new(store, dataset)
+    ends = ("json", *(f"{name}.npy" for name in ARRAYS))
+    assert set(before) == {f"case_{i}.{end}" for i in range(3) for end in ends}
+    assert_complete(store, dataset)
+    again = prepare(msd(tmp_path / "data"), preprocessing_config(), cache, 2)
+    assert again.folder == store.folder and times(again) == before
 
 
-@pytest.mark.parametrize("name", ["image.npy", "label.npy", "foreground.npy"])
-def test_damage_that_leaves_no_trace_is_found_on_request(tmp_path: Path, name: str) -> None:
-    dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
-    store = prepare(dataset, preprocessing_config(), cache, 1)
+@pytest.mark.parametrize("which", ["images", "labels", "time alone"])
+def test_only_the_case_of_a_changed_file_is_prepared_again(tmp_path: Path, which: str) -> None:
+    dataset = tiny(tmp_path / "data")
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     before = times(store)
-    rot(store.folder / f"case_2.{name}")
-    prepare(dataset, preprocessing_config(), cache, 1)
-    assert redone(store, before) == set()
-    prepare(dataset, preprocessing_config(), cache, 1, verify=True)
-    assert redone(store, before) == {"case_2"}
-    assert_as_new(store, dataset)
+    case = dataset.cases[1]
+    if which == "images":
+        save(case.images[0], image_array(5) * 3)
+    elif which == "labels":
+        save(case.files[-1], label_array(2))
+    touch(case.files[-1 if which == "labels" else 0])
+    assert not store.has(case)
+    prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    assert rewritten(store, before) == {"case_1"}
+    assert_complete(store, dataset)
 
 
-def test_a_copied_store_is_good_and_is_read_only_once(tmp_path: Path) -> None:
-    """Tools that copy give files a new time; then the checksum decides, and the new time is remembered."""
-    dataset, cache = tiny(tmp_path / "data"), tmp_path / "cache"
-    store = prepare(dataset, preprocessing_config(), cache, 1)
-    shutil.copytree(cache, tmp_path / "copy", copy_function=shutil.copyfile)
-    for path in (tmp_path / "copy").rglob("*.npy"):
-        os.utime(path, ns=(1, 1_000_000_000))
-    copy = Store(tmp_path / "copy" / store.folder.name)
-    before = times(copy)
-    assert prepare(dataset, preprocessing_config(), tmp_path / "copy", 1).folder == copy.folder
-    assert {name for name, when in times(copy).items() if before[name] != when} == {
-        f"case_{i}.json" for i in range(3)
-    }
-    before = times(copy)
-    prepare(dataset, preprocessing_config(), tmp_path / "copy", 1)
-    assert redone(copy, before) == set()
-    change_a_byte(copy.folder / "case_0.image.npy")
-    prepare(dataset, preprocessing_config(), tmp_path / "copy", 1)
-    assert redone(copy, before) == {"case_0"}
-    assert_as_new(copy, dataset)
+def test_adding_a_case_keeps_the_others(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path / "data", 3)
+    two = Dataset(dataset.name, dataset.cases[:2], dataset.class_names, dataset.modalities)
+    store = prepare(two, preprocessing_config(), tmp_path / "cache", 1)
+    before = times(store)
+    prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    assert rewritten(store, before) == {"case_2"}
+    assert_complete(store, dataset)
 
 
-def test_a_copied_store_that_may_only_be_read_is_used_as_it_is(open_folder: Path) -> None:
-    dataset = tiny(open_folder / "data", 1)
-    store = prepare(dataset, preprocessing_config(), open_folder / "cache", 1)
-    os.utime(store.folder / "case_0.image.npy", ns=(1, 1))
-
-    def look() -> None:
-        raise ValueError(store.has(dataset.cases[0]))
-
-    assert unprivileged(look) == "ValueError: True"
-
-
-def test_an_entry_of_another_recipe_is_none_of_this(tmp_path: Path) -> None:
+def test_each_config_has_its_own_store(tmp_path: Path) -> None:
     dataset, cache = tiny(tmp_path / "data", 1), tmp_path / "cache"
-    one, other = (
-        prepare(dataset, preprocessing_config(), cache, 1),
-        prepare(dataset, preprocessing_config(normalisation="zscore"), cache, 1),
-    )
-    for path in other.folder.iterdir():
-        shutil.copy2(path, one.folder / path.name)
-    assert not one.has(dataset.cases[0])
-    prepare(dataset, preprocessing_config(), cache, 1)
-    assert_as_new(one, dataset)
+    settings: list[dict[str, Any]] = [{}, {"spacing_mm": (1, 1.5, 2.1)}, {"normalisation": "zscore"}]
+    stores = [prepare(dataset, preprocessing_config(**kwargs), cache, 1) for kwargs in settings]
+    renamed = Dataset(dataset.name, dataset.cases, ("background", "one", "two"), dataset.modalities)
+    stores.append(prepare(renamed, preprocessing_config(), cache, 1))
+    assert len({store.folder for store in stores}) == 4
+    assert stores[2].read("case_0").image.mean() == pytest.approx(0, abs=1e-5)
+    assert all(store.has(dataset.cases[0]) for store in stores)
 
 
-def test_a_file_that_changes_while_it_is_prepared_is_prepared_anew(
+@pytest.mark.parametrize("name", ["zscore", "ct"])
+def test_a_changed_image_affects_other_cases_only_with_ct(tmp_path: Path, name: str) -> None:
+    """With `ct`, each case depends on the intensities of all cases."""
+    dataset = tiny(tmp_path / "data", 4)
+
+    def prepared() -> Store:
+        measured, _ = fingerprint(dataset, tmp_path / "cache", 1)
+        config = replace(preprocessing_config(normalisation=name), intensities=measured.intensities)
+        return prepare(dataset, config, tmp_path / "cache", 1)
+
+    first = prepared()
+    before = times(first)
+    save(dataset.cases[2].images[0], image_array(2) * 1.01)
+    second = prepared()
+    if name == "ct":
+        assert second.folder != first.folder
+    else:
+        assert second.folder == first.folder and rewritten(second, before) == {"case_2"}
+
+
+def test_renamed_classes_do_not_change_the_labels(tmp_path: Path) -> None:
+    root = write_msd(tmp_path / "data", 1)
+    dataset = msd(edit_json(root, labels={"0": "background", "1": "one", "2": "two", "3": "three"}))
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    label, crop_info = label_array(0).astype(np.int16), store.crop_info("case_0")
+    expected = preprocess_label(label, crop_info, preprocessing_config(), 4)
+    np.testing.assert_array_equal(store.read("case_0").label, expected)
+    json.loads((store.folder / "case_0.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda case: save(case.images[0], np.full(SHAPE, np.nan, np.float32)),
+        lambda case: save(case.label, np.full(SHAPE, 9, np.uint8)),
+        lambda case: save(case.label, label_array(0)[:-1]),
+    ],
+)
+def test_files_replaced_since_the_check_are_not_prepared(
+    tmp_path: Path, damage: Callable[[Case], object]
+) -> None:
+    dataset = tiny(tmp_path / "data", 2)
+    fingerprint(dataset, tmp_path / "cache", 1)
+    damage(dataset.cases[1])
+    with pytest.raises(ValueError, match=r"case_1"):
+        prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    (store,) = (Store(path) for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    assert not store.has(dataset.cases[1])
+
+
+def test_prepare_names_a_damaged_file(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path / "data")
+    truncate(dataset.cases[1].images[0])
+    with pytest.raises(ValueError, match=r"case_1\.nii\.gz: damaged or truncated"):
+        prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+
+
+@pytest.mark.parametrize("content", ["", '{"sources": [[', "{}"])
+def test_records_cut_by_a_power_failure_are_written_again(tmp_path: Path, content: str) -> None:
+    dataset, folder = tiny(tmp_path / "data", 2), tmp_path / "cache"
+    first = fingerprint(dataset, folder, 1)
+    store = prepare(dataset, preprocessing_config(), folder, 1)
+    (store.folder / "case_1.json").write_text(content)
+    (folder / "fingerprint.json").write_text(content)
+    assert fingerprint(dataset, folder, 1) == first
+    assert_complete(prepare(dataset, preprocessing_config(), folder, 1), dataset)
+
+
+def test_a_complete_read_only_cache_is_used(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path / "data", 2)
+    measured, _ = fingerprint(dataset, tmp_path / "cache", 1)
+    config = replace(preprocessing_config(), intensities=measured.intensities)
+    store = prepare(dataset, config, tmp_path / "cache", 1)
+
+    def read() -> None:
+        assert fingerprint(dataset, tmp_path / "cache", 1)[0] == measured
+        again = prepare(dataset, config, tmp_path / "cache", 1)
+        assert again.folder == store.folder and again.read("case_1").label.shape == SHAPE
+
+    os.chmod(tmp_path / "cache", 0o555)  # noqa: PTH101
+    (tmp_path / "cache/.lock").chmod(0o444)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o011)  # the folders of pytest are closed to other users
+    assert unprivileged(read) == ""
+
+
+def test_dataset_folder_depends_on_name_and_files(tmp_path: Path) -> None:
+    one, other = tiny(tmp_path / "one", 2), tiny(tmp_path / "other", 2)
+    folder = dataset_folder(tmp_path / "cache", one)
+    assert folder.parent == tmp_path / "cache" and folder.name.startswith("Tiny-")
+    assert dataset_folder(tmp_path / "cache", one) == folder
+    assert dataset_folder(tmp_path / "cache", other) != folder
+    odd = Dataset("a b/../ü", one.cases, one.class_names, one.modalities)
+    assert dataset_folder(tmp_path / "cache", odd).name.startswith("a_b____ü-")
+    assert dataset_folder(tmp_path / "cache", odd).parent == tmp_path / "cache"
+
+
+def test_dataset_folder_stays_the_same_when_a_case_is_added(tmp_path: Path) -> None:
+    few = tiny(tmp_path / "data", 2)
+    more = tiny(tmp_path / "data", 3)
+    assert dataset_folder(tmp_path, few) == dataset_folder(tmp_path, more)
+    assert dataset_folder(tmp_path, few) != dataset_folder(tmp_path, tiny(tmp_path / "other", 2))
+
+
+def test_fingerprint_is_kept_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = []
+
+    def counting(dataset: Dataset, workers: int, skip: bool) -> object:
+        checks.append(dataset.name)
+        return real(dataset, workers, skip)
+
+    real = pipeline.check
+    monkeypatch.setattr(pipeline, "check", counting)
+    dataset, folder = tiny(tmp_path / "data"), tmp_path / "cache"
+    first = fingerprint(dataset, folder, 1)
+    assert fingerprint(dataset, folder, 1) == first  # read back from JSON it equals what was measured
+    assert len(checks) == 1
+    save(dataset.cases[0].images[0], image_array(0) + 50)
+    touch(dataset.cases[0].images[0])
+    second, _ = fingerprint(dataset, folder, 1)
+    assert len(checks) == 2
+    assert second.intensities[0]["mean"] > first[0].intensities[0]["mean"] + 10
+    fingerprint(Dataset("Tiny", dataset.cases, ("background", "a", "b", "c"), ("MRI",)), folder, 1)
+    assert len(checks) == 3
+
+
+def test_fingerprint_of_a_faulty_dataset_is_not_kept(tmp_path: Path) -> None:
+    dataset, folder = tiny(tmp_path / "data"), tmp_path / "cache"
+    dataset.cases[0].images[0].unlink()
+    truncate(dataset.cases[1].images[0])
+    message = r"2 errors in 3 cases\n  case case_0: .*no such file\n  case case_1: .*truncated"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            fingerprint(dataset, folder, 1)
+    save(dataset.cases[0].images[0], image_array(0))
+    save(dataset.cases[1].images[0], image_array(1))
+    assert fingerprint(dataset, folder, 1)[0].spatial_dims == 3
+
+
+def test_warnings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = tiny(tmp_path / "data")
+    save(dataset.cases[2].files[-1], np.zeros(SHAPE, np.uint8))
+    with caplog.at_level(logging.WARNING):
+        fingerprint(dataset, tmp_path / "cache", 1)
+    assert "case case_2: " in caplog.text and "no foreground" in caplog.text
+
+
+def test_a_file_that_changes_while_it_is_prepared_is_prepared_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset, cache = tiny(tmp_path / "data", 1), tmp_path / "cache"
-    real = preparing.prepare_case
+    real = pipeline.prepare_case
 
     def replaced_meanwhile(case: Case, *arguments: object) -> Entry:
         entry = real(case, *arguments)  # type: ignore[arg-type]
@@ -150,60 +281,47 @@ def test_a_file_that_changes_while_it_is_prepared_is_prepared_anew(
         os.utime(case.images[0], ns=(1, 1))
         return entry
 
-    monkeypatch.setattr(preparing, "prepare_case", replaced_meanwhile)
+    monkeypatch.setattr(pipeline, "prepare_case", replaced_meanwhile)
     store = prepare(dataset, preprocessing_config(), cache, 1)
     assert not store.has(dataset.cases[0])
     monkeypatch.undo()
     prepare(dataset, preprocessing_config(), cache, 1)
-    assert_as_new(store, dataset)
+    assert_complete(store, dataset)
 
 
-def test_a_damaged_entry_in_a_worker_names_case_and_remedy(tmp_path: Path) -> None:
-    store = prepare(tiny(tmp_path / "data", 1), preprocessing_config(), tmp_path / "cache", 1)
-    truncate(store.folder / "case_0.image.npy")
-    with pytest.raises(
-        ValueError,
-        match=r"^case case_0: .* cannot be read \(.*\); start again, and what is damaged is prepared",
-    ):
-        store.read("case_0")
-
-
-def test_the_fingerprint_file_tells_what_a_dataset_is(tmp_path: Path) -> None:
+def test_the_fingerprint_file_describes_the_dataset(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 2)
-    found, skipped = fingerprint(dataset, tmp_path / "cache", 1)
+    measured, skipped = fingerprint(dataset, tmp_path / "cache", 1)
     content = json.loads((tmp_path / "cache/fingerprint.json").read_text())
-    assert (
-        skipped == {}
-        and content["cases"] == ["case_0", "case_1"]
-        and content["class_names"] == list(dataset.class_names)
-    )
+    assert skipped == {} and content["cases"] == ["case_0", "case_1"]
+    assert content["class_names"] == list(dataset.class_names)
     assert content["fingerprint"]["shapes"] == [[12, 14, 10]] * 2
-    assert content["fingerprint"]["intensities"][0]["mean"] == found.intensities[0]["mean"]
+    assert content["fingerprint"]["intensities"][0]["mean"] == measured.intensities[0]["mean"]
     voxels = np.array(content["fingerprint"]["class_voxels"])
     np.testing.assert_allclose(content["class_volumes_ml"], voxels * 1.0 * 1.5 * 2.0 / 1000)
 
 
-def test_faulty_cases_are_left_out_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = fingerprint(tiny(tmp_path / "two", 2), tmp_path / "a", 1)[0]
+def test_skip_leaves_out_faulty_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = fingerprint(tiny(tmp_path / "two", 2), tmp_path / "a", 1)[0]
     dataset, folder = tiny(tmp_path / "three", 3), tmp_path / "b"
-    kept = dataset.cases[2].images[0].read_bytes()
+    content = dataset.cases[2].images[0].read_bytes()
     dataset.cases[2].images[0].write_bytes(b"")
     with pytest.raises(ValueError, match="1 errors in 3 cases"):
         fingerprint(dataset, folder, 1)
-    found, skipped = fingerprint(dataset, folder, 1, skip=True)
-    assert found == whole
+    measured, skipped = fingerprint(dataset, folder, 1, skip=True)
+    assert measured == expected
     assert skipped == {"case_2": f"{dataset.cases[2].images[0]}: the file is empty (0 bytes)"}
     with monkeypatch.context() as patch:
-        patch.setattr(preparing, "check", None)  # nothing is checked again
-        assert fingerprint(dataset, folder, 1, skip=True) == (found, skipped)
+        patch.setattr(pipeline, "check", None)  # nothing is checked again
+        assert fingerprint(dataset, folder, 1, skip=True) == (measured, skipped)
     with pytest.raises(ValueError, match="1 errors in 3 cases"):
         fingerprint(dataset, folder, 1)
-    dataset.cases[2].images[0].write_bytes(kept)
-    found, skipped = fingerprint(dataset, folder, 1, skip=True)
-    assert skipped == {} and len(found.shapes) == 3
+    dataset.cases[2].images[0].write_bytes(content)
+    measured, skipped = fingerprint(dataset, folder, 1, skip=True)
+    assert skipped == {} and len(measured.shapes) == 3
 
 
-def test_a_fault_that_goes_without_a_trace_is_forgotten(open_folder: Path) -> None:
+def test_a_case_with_repaired_permissions_is_used_again(open_folder: Path) -> None:
     """Permissions change neither size nor time."""
     dataset = tiny(open_folder / "data")
     (open_folder / "cache").mkdir(mode=0o777)
@@ -219,20 +337,19 @@ def test_a_fault_that_goes_without_a_trace_is_forgotten(open_folder: Path) -> No
     assert unprivileged(look) == "ValueError: []"
 
 
-def test_what_a_layout_shows_is_a_fault_among_others(tmp_path: Path) -> None:
+def test_missing_files_are_listed_with_other_faults(tmp_path: Path) -> None:
     root = write_nnunet(tmp_path / "data", 4)
     (root / "imagesTr/case_1_0001.nii.gz").unlink()
     (root / "labelsTr/case_2.nii.gz").unlink()
     dataset = nnunet(root)
-    with pytest.raises(
-        ValueError, match=r"2 errors in 4 cases\n  case case_1: .*found \[0\]\n  case case_2: .*no such file"
-    ):
+    message = r"2 errors in 4 cases\n  case case_1: .*found \[0\]\n  case case_2: .*no such file"
+    with pytest.raises(ValueError, match=message):
         fingerprint(dataset, tmp_path / "cache", 1)
-    found, skipped = fingerprint(dataset, tmp_path / "cache", 1, skip=True)
-    assert sorted(skipped) == ["case_1", "case_2"] and len(found.shapes) == 2
+    measured, skipped = fingerprint(dataset, tmp_path / "cache", 1, skip=True)
+    assert sorted(skipped) == ["case_1", "case_2"] and len(measured.shapes) == 2
 
 
-def test_no_good_case_is_an_error_also_with_skip(tmp_path: Path) -> None:
+def test_skip_needs_a_good_case(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 2)
     for case in dataset.cases:
         case.images[0].write_bytes(b"")
@@ -240,100 +357,15 @@ def test_no_good_case_is_an_error_also_with_skip(tmp_path: Path) -> None:
         fingerprint(dataset, tmp_path / "cache", 1, skip=True)
 
 
-FULL = (
-    r"case case_(\d): no room in {folder} \({reason}\): this case needs 1\.\d MB, [\d.]+ MB are free; "
-    r"make room, or name "
-)
-PREPARE = """
-import resource, signal, sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from helpers.volumes import msd, preprocessing_config
-from medconv.data.preprocessing.pipeline import prepare
-{before}
-try:
-    prepare(msd({root!r}), preprocessing_config(), Path({cache!r}), 1)
-except ValueError as error:
-    print(error)
-"""
-
-
-def prepare_apart(root: Path, cache: Path, before: str = "", launcher: tuple[str, ...] = ()) -> str:
-    code = PREPARE.format(tests=str(ROOT / "tests"), root=str(root), cache=str(cache), before=before)
-    done = subprocess.run(
-        [*launcher, sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        cwd=root.parent,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_a_full_disk_is_named_and_the_next_start_goes_on(tmp_path: Path) -> None:
-    """A real one, of 4 MB, for three cases of 1.25 MB each; then the files are moved to a larger one."""
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
-        pytest.skip("`unshare -rm` is not allowed here, so no small disk can be mounted")
-    root, cache = write_msd(tmp_path / "data", 5, shape=(64, 64, 64)), tmp_path / "cache"
-    cache.mkdir()
-    mount = f'mount -t tmpfs -o size=4m tmpfs "{cache}" && "$@"; cp -r "{cache}" "{tmp_path / "saved"}"'
-    said = prepare_apart(root, cache, launcher=("unshare", "-rm", "sh", "-c", mount, "sh"))
-    folder = r"\S+/cache/\w+"
-    found = re.match(FULL.format(folder=folder, reason="No space left on device"), said)
-    assert found and int(found[1]) in (2, 3), said
-    (store,) = [Store(p) for p in (tmp_path / "saved").iterdir() if p.is_dir()]
-    assert not list(store.folder.glob(".*"))  # what did not fit is gone
-    before = times(store)
-    prepare(msd(root), preprocessing_config(), tmp_path / "saved", 1)
-    assert redone(store, before) >= {f"case_{i}" for i in range(int(found[1]), 5)}
-    arrays = {f"case_{i}.image.npy" for i in range(int(found[1]))}
-    assert {name: when for name, when in times(store).items() if name in arrays} == {
-        name: before[name] for name in arrays
-    }
-    assert_as_new(store, msd(root))
-
-
-def test_a_file_that_may_not_grow_is_named_too(tmp_path: Path) -> None:
-    root, cache = write_msd(tmp_path / "data", 2, shape=(64, 64, 64)), tmp_path / "cache"
-    limit = (
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, "
-        "(500_000,) * 2)"
-    )
-    said = prepare_apart(root, cache, limit)
-    assert re.match(FULL.format(folder=r"\S+/cache/\w+", reason="File too large"), said), said
-    store = prepare(msd(root), preprocessing_config(), cache, 1)
-    assert [p for p in cache.iterdir() if p.is_dir()] == [store.folder]
-    assert_as_new(store, msd(root))
-
-
-def test_a_cache_that_may_not_be_written_is_named(open_folder: Path) -> None:
+def test_an_unwritable_cache_is_named(open_folder: Path) -> None:
     dataset = tiny(open_folder / "data", 1)
-    said = unprivileged(fingerprint, dataset, open_folder / "cache", 1)
-    assert said == f"ValueError: data.cache_dir: cannot write to {open_folder / 'cache'} (Permission denied)"
+    error = unprivileged(fingerprint, dataset, open_folder / "cache", 1)
+    assert error == f"ValueError: data.cache_dir: cannot write to {open_folder / 'cache'} (Permission denied)"
     fingerprint(dataset, open_folder / "cache", 1)
     (open_folder / "cache").chmod(0o777)
     store = prepare(dataset, preprocessing_config(), open_folder / "cache", 1)
     (store.folder / "case_0.json").write_text("")
     (open_folder / "cache/.lock").chmod(0o666)
-    said = unprivileged(prepare, dataset, preprocessing_config(), open_folder / "cache", 1)
-    assert said.endswith(
-        f"cannot write to {store.folder} (Permission denied); data.cache_dir names another place"
-    )
-
-
-def test_no_room_for_the_findings_is_named_too(tmp_path: Path) -> None:
-    root, cache = write_msd(tmp_path / "data", 2), tmp_path / "cache"
-    code = PREPARE.replace("import prepare\n", "import fingerprint\n").replace(
-        "prepare(msd({root!r}), preprocessing_config(),", "fingerprint(msd({root!r}),"
-    )
-    limit = (
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100,) * 2)"
-    )
-    code = code.format(tests=str(ROOT / "tests"), root=str(root), cache=str(cache), before=limit)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.stdout == f"data.cache_dir: cannot write to {cache} (File too large)\n", done.stderr
-    assert [path.name for path in cache.iterdir()] == [".lock"]
+    error = unprivileged(prepare, dataset, preprocessing_config(), open_folder / "cache", 1)
+    expected = f"cannot write to {store.folder} (Permission denied); data.cache_dir names another place"
+    assert error.endswith(expected)

@@ -1,0 +1,59 @@
+"""Checks on the store of prepared cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from helpers.volumes import preprocessing_config
+
+from medconv.data.case import Dataset
+from medconv.data.preprocessing import store as store_module
+from medconv.data.preprocessing.pipeline import prepare_case
+from medconv.data.preprocessing.store import Store
+from medconv.utils import atomic_io
+
+ARRAYS = ("image", "label", "foreground")
+
+
+def times(store: Store) -> dict[str, int]:
+    """File name to modification time."""
+    return {path.name: path.stat().st_mtime_ns for path in store.folder.iterdir()}
+
+
+def rewritten(store: Store, before: dict[str, int]) -> set[str]:
+    """Cases with files that are new or changed since `before`; none may be missing."""
+    now = times(store)
+    assert before.keys() <= now.keys()
+    return {name.split(".")[0] for name in now if before.get(name) != now[name]}
+
+
+def assert_complete(store: Store, dataset: Dataset) -> None:
+    """The store has every case, as `prepare_case` makes it."""
+    for case in dataset.cases:
+        assert store.has(case)
+        entry = store.read(case.id)
+        expected = prepare_case(case, preprocessing_config(), len(dataset.class_names))
+        for name in ARRAYS:
+            np.testing.assert_array_equal(getattr(entry, name), getattr(expected, name))
+        assert entry.crop_info == expected.crop_info
+
+
+@contextmanager
+def before_each_file(act: Callable[[Path], None]) -> Iterator[None]:
+    """Call `act` right before a file of the store is renamed into place."""
+    real = atomic_io.replacing
+
+    @contextmanager
+    def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
+        with real(path, durable) as partial:
+            yield partial
+            act(path)
+
+    atomic_io.replacing = store_module.replacing = replacing
+    try:
+        yield
+    finally:
+        atomic_io.replacing = store_module.replacing = real

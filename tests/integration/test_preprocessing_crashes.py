@@ -1,0 +1,184 @@
+"""Preprocessing that is killed, runs out of disk space, or runs in several processes at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.stores import assert_complete, before_each_file, rewritten, times
+from helpers.tiny import ROOT
+from helpers.volumes import preprocessing_config, write_msd
+
+from medconv.data.case import Case, Dataset
+from medconv.data.datasets.decathlon import msd
+from medconv.data.preprocessing import pipeline
+from medconv.data.preprocessing.fingerprint import CheckResult
+from medconv.data.preprocessing.pipeline import fingerprint, prepare
+from medconv.data.preprocessing.store import Entry, Store
+
+FORK = multiprocessing.get_context("fork")
+FULL = (
+    r"case case_(\d): no room in \S+/cache/\w+ \({reason}\): this case needs 1\.\d MB, "
+    r"[\d.]+ MB are free; make room, or name "
+)
+CODE = """
+import resource, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from helpers.volumes import preprocessing_config
+from medconv.data.datasets.decathlon import msd
+from medconv.data.preprocessing.pipeline import fingerprint, prepare
+{before}
+try:
+    {call}
+except ValueError as error:
+    print(error)
+"""
+
+
+def error_of(call: str, root: Path, before: str = "", launcher: tuple[str, ...] = ()) -> str:
+    """The error of a call in a new process that runs `before` first."""
+    code = CODE.format(tests=str(ROOT / "tests"), call=call, before=before)
+    done = subprocess.run(
+        [*launcher, sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=root.parent,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def prepare_call(root: Path, cache: Path) -> str:
+    return f"prepare(msd({str(root)!r}), preprocessing_config(), Path({str(cache)!r}), 1)"
+
+
+def file_size_limit(size: int) -> str:
+    signal_ignored = "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)"
+    return f"{signal_ignored}; resource.setrlimit(resource.RLIMIT_FSIZE, ({size},) * 2)"
+
+
+def stores(cache: Path) -> list[Store]:
+    return [Store(path) for path in cache.iterdir() if path.is_dir()]
+
+
+def _prepare_and_report(root: Path, cache: Path, log: Path, start: Barrier, answers: Queue[Any]) -> None:
+    """In a process of its own; writes each check and each case to a log that all processes share."""
+
+    def note(line: str) -> None:
+        with log.open("a") as file:
+            file.write(line + "\n")
+
+    real_check, real_write = pipeline.check, Store.write
+
+    def slow_check(dataset: Dataset, workers: int, skip: bool) -> CheckResult:
+        note("check")
+        time.sleep(0.1)
+        return real_check(dataset, workers, skip)
+
+    def slow_write(self: Store, case: Case, entry: Entry, sources: Any) -> None:
+        note(case.id)
+        time.sleep(0.1)
+        real_write(self, case, entry, sources)
+
+    pipeline.check, Store.write = slow_check, slow_write  # type: ignore[assignment,method-assign]
+    dataset = msd(root)
+    start.wait(timeout=60)
+    measured = fingerprint(dataset, cache, 1)
+    store = prepare(dataset, preprocessing_config(), cache, 1)
+    answers.put((measured, all(store.has(case) for case in dataset.cases)))
+
+
+def test_concurrent_processes_do_the_work_once(tmp_path: Path) -> None:
+    write_msd(tmp_path / "data")
+    cache, log = tmp_path / "cache", tmp_path / "log"
+    start, answers = FORK.Barrier(3), FORK.Queue()
+    arguments = (tmp_path / "data", cache, log, start, answers)
+    processes = [FORK.Process(target=_prepare_and_report, args=arguments) for _ in range(3)]
+    for process in processes:
+        process.start()
+    fingerprints, complete = zip(*[answers.get(timeout=120) for _ in processes], strict=True)
+    for process in processes:
+        process.join(timeout=60)
+        assert process.exitcode == 0
+    assert sorted(log.read_text().split()) == ["case_0", "case_1", "case_2", "check"]
+    assert all(complete)
+    assert fingerprints[0] == fingerprints[1] == fingerprints[2]
+    (store,) = stores(cache)
+    assert_complete(store, msd(tmp_path / "data"))
+
+
+def _prepare_until(root: Path, cache: Path, fatal: str) -> None:
+    """Dies by SIGKILL before the file `fatal` is in place."""
+    with before_each_file(lambda path: os.kill(os.getpid(), signal.SIGKILL) if path.name == fatal else None):
+        prepare(msd(root), preprocessing_config(), cache, 1)
+
+
+@pytest.mark.parametrize("fatal", ["case_1.json", "case_1.label.npy", "case_2.image.npy"])
+def test_a_killed_preparation_is_resumed(tmp_path: Path, fatal: str) -> None:
+    root, cache = write_msd(tmp_path / "data"), tmp_path / "cache"
+    process = FORK.Process(target=_prepare_until, args=(root, cache, fatal))
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode == -signal.SIGKILL
+    dataset = msd(root)
+    (store,) = stores(cache)
+    number = int(fatal[5])
+    assert [store.has(case) for case in dataset.cases] == [i < number for i in range(3)]
+    done = {f"case_{i}" for i in range(number)}
+    before = {name: time for name, time in times(store).items() if name.split(".")[0] in done}
+    assert prepare(dataset, preprocessing_config(), cache, 1).folder == store.folder
+    assert rewritten(store, before).isdisjoint(done)
+    assert_complete(store, dataset)
+
+
+def test_a_full_disk_is_named_and_the_next_start_resumes(tmp_path: Path) -> None:
+    """A disk of 4 MB holds three cases of 1.25 MB each; then its files are copied to a larger one."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+        pytest.skip("`unshare -rm` is not allowed here, so no small disk can be mounted")
+    root, cache = write_msd(tmp_path / "data", 5, shape=(64, 64, 64)), tmp_path / "cache"
+    cache.mkdir()
+    mount = f'mount -t tmpfs -o size=4m tmpfs "{cache}" && "$@"; cp -r "{cache}" "{tmp_path / "saved"}"'
+    launcher = ("unshare", "-rm", "sh", "-c", mount, "sh")
+    error = error_of(prepare_call(root, cache), root, launcher=launcher)
+    match = re.match(FULL.format(reason="No space left on device"), error)
+    assert match and int(match[1]) in (2, 3), error
+    (store,) = stores(tmp_path / "saved")
+    assert not list(store.folder.glob(".*"))  # no partial file
+    before = times(store)
+    prepare(msd(root), preprocessing_config(), tmp_path / "saved", 1)
+    assert rewritten(store, before) >= {f"case_{i}" for i in range(int(match[1]), 5)}
+    after = times(store)
+    for i in range(int(match[1])):
+        assert after[f"case_{i}.image.npy"] == before[f"case_{i}.image.npy"]
+    assert_complete(store, msd(root))
+
+
+def test_a_file_size_limit_is_named(tmp_path: Path) -> None:
+    root, cache = write_msd(tmp_path / "data", 2, shape=(64, 64, 64)), tmp_path / "cache"
+    error = error_of(prepare_call(root, cache), root, before=file_size_limit(500_000))
+    assert re.match(FULL.format(reason="File too large"), error), error
+    store = prepare(msd(root), preprocessing_config(), cache, 1)
+    assert [only.folder for only in stores(cache)] == [store.folder]
+    assert_complete(store, msd(root))
+
+
+def test_no_room_for_the_fingerprint_is_named(tmp_path: Path) -> None:
+    root, cache = write_msd(tmp_path / "data", 2), tmp_path / "cache"
+    call = f"fingerprint(msd({str(root)!r}), Path({str(cache)!r}), 1)"
+    error = error_of(call, root, before=file_size_limit(100))
+    assert error == f"data.cache_dir: cannot write to {cache} (File too large)\n"
+    assert [path.name for path in cache.iterdir()] == [".lock"]

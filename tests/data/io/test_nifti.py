@@ -10,20 +10,9 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.formats import assert_error_names, flip_a_bit, header_pair, mgh, mgz, set_fields
-from helpers.volumes import (
-    AFFINE,
-    SHAPE,
-    image_array,
-    save,
-    save_raw,
-    truncate,
-    unprivileged,
-)
+from helpers.volumes import AFFINE, SHAPE, image_array, save, save_raw, truncate, unprivileged
 
-from medconv.data.io.images import (
-    read_array,
-    read_header,
-)
+from medconv.data.io.images import read_array, read_header
 
 
 def damage(path: Path) -> Path:

@@ -11,9 +11,7 @@ import pytest
 from helpers.formats import assert_error_names, nrrd
 from helpers.volumes import SHAPE, image_array, truncate
 
-from medconv.data.io.images import (
-    read_array,
-)
+from medconv.data.io.images import read_array
 
 pynrrd = pytest.importorskip("nrrd", reason="the extra `nrrd`")
 

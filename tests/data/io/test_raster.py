@@ -1,6 +1,4 @@
-"""medconv/data/io/raster.py and its way through files: PNG, JPEG and TIFF as images, as masks, and as
-predictions.
-"""
+"""medconv/data/io/raster.py: PNG, JPEG and TIFF files as images, masks, cases and predictions."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +57,7 @@ def as_seen(volume: np.ndarray) -> np.ndarray:
         ("bits.png", GREY > 100),
     ],
 )
-def test_grey_pixels_come_exactly(tmp_path: Path, name: str, pixels: np.ndarray) -> None:
+def test_grey_pixels_are_read_exactly(tmp_path: Path, name: str, pixels: np.ndarray) -> None:
     path = save(tmp_path / name, pixels)
     image, grid = read_image([path])
     np.testing.assert_array_equal(as_seen(image[0]), pixels.astype(np.float32))
@@ -84,8 +82,8 @@ def test_colours_are_three_channels_and_an_opaque_alpha_is_dropped(tmp_path: Pat
     assert np.abs(jpeg - 77).max() <= 2
 
 
-def test_a_photograph_is_upright(tmp_path: Path) -> None:
-    """Orientation 6: held on its side, the rows that are stored run from the top right downwards."""
+def test_a_rotated_photograph_is_read_upright(tmp_path: Path) -> None:
+    """Orientation 6: the stored rows are columns, from the right."""
     exif = Image.Exif()
     exif[0x0112] = 6
     path = save(tmp_path / "a.png", GREY, exif=exif)
@@ -103,17 +101,15 @@ def test_a_photograph_is_upright(tmp_path: Path) -> None:
         (np.where(GREY > 100, 255, 0).astype(np.uint8), GREY > 100),
         (np.where(GREY > 100, 65535, 0).astype(np.uint16), GREY > 100),
         (GREY > 100, GREY > 100),
-        (
-            np.where(GREY > 100, 2, 0).astype(np.uint8),
-            np.where(GREY > 100, 2, 0),
-        ),  # the third class, and not the second
+        # the third class, not the second
+        (np.where(GREY > 100, 2, 0).astype(np.uint8), np.where(GREY > 100, 2, 0)),
         (np.where(GREY > 100, 255, GREY // 100).astype(np.uint8), np.where(GREY > 100, 255, GREY // 100)),
         (np.stack([GREY // 60] * 3, axis=-1), GREY // 60),
         (np.zeros((4, 6), np.uint8), np.zeros((4, 6))),
     ],
     ids=["values", "0 and 255", "16 bits", "one bit", "0 and 2", "0 1 255", "grey as RGB", "empty"],
 )
-def test_masks(tmp_path: Path, pixels: np.ndarray, expected: np.ndarray) -> None:
+def test_masks_are_read_as_label_values(tmp_path: Path, pixels: np.ndarray, expected: np.ndarray) -> None:
     label, grid = read_label(save(tmp_path / "m.png", pixels))
     np.testing.assert_array_equal(as_seen(label), expected)
     assert label.dtype == np.int16 and grid.shape == (6, 4, 1)
@@ -180,7 +176,7 @@ MASK = np.where(NOISE[..., 0] > 128, 255, 0).astype(np.uint8)
         (read_label, lambda p: save(p / "a.jpg", MASK), "JPEG blurs the values of a mask, PNG keeps them"),
     ],
 )
-def test_what_is_no_picture_or_no_mask_is_named(
+def test_an_error_names_the_file_and_its_fault(
     tmp_path: Path, read: Callable[[Any], Any], make: Callable[[Path], Path], message: str
 ) -> None:
     path = make(tmp_path)
@@ -189,7 +185,7 @@ def test_what_is_no_picture_or_no_mask_is_named(
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_prediction_lies_on_its_picture_and_looks_like_it(tmp_path: Path) -> None:
+def test_a_prediction_has_the_grid_and_orientation_of_its_picture(tmp_path: Path) -> None:
     image = save(tmp_path / "a.jpg", RGB)
     label = read_label(save(tmp_path / "m.png", GREY // 60))[0]
     write_label(tmp_path / "out.png", label, image)
@@ -206,48 +202,45 @@ def test_a_prediction_lies_on_its_picture_and_looks_like_it(tmp_path: Path) -> N
     assert top < 0.3 and left < 0.3
 
 
-def test_pairs_of_pictures_and_masks_are_a_dataset(tmp_path: Path) -> None:
+def test_pairs_of_pictures_and_masks_form_a_dataset(tmp_path: Path) -> None:
     for i in range(4):
         save(tmp_path / f"images/case{i}.jpg", np.roll(RGB, i, 0))
         save(tmp_path / f"masks/case{i}.png", np.where(100 + i < GREY, 255, 0).astype(np.uint8))
-    found = image_mask(str(tmp_path / "images"), str(tmp_path / "masks"))
-    assert [case.id for case in found.cases] == ["case0", "case1", "case2", "case3"]
-    assert found.modalities == ("red", "green", "blue") and found.class_names == ("background", "1")
+    dataset = image_mask(str(tmp_path / "images"), str(tmp_path / "masks"))
+    assert [case.id for case in dataset.cases] == ["case0", "case1", "case2", "case3"]
+    assert dataset.modalities == ("red", "green", "blue") and dataset.class_names == ("background", "1")
     again = image_mask(str(tmp_path / "images/*.jpg"), str(tmp_path / "masks/*.png"))
-    assert again == found
-    known, faults = fingerprint(found, tmp_path / "cache", 1)
-    assert known.spatial_dims == 2 and not faults and known.shapes[0] == (6, 4)
-    config = PreprocessingConfig(2, (1.0, 1.0), ("dataset",) * 3, known.intensities)
-    entry = prepare(found, config, tmp_path / "cache", 1).read("case0")
-    mean, std = known.intensities[0]["mean"], known.intensities[0]["std"]
-    image = read_image(found.cases[0].images)[0]
+    assert again == dataset
+    measured, faults = fingerprint(dataset, tmp_path / "cache", 1)
+    assert measured.spatial_dims == 2 and not faults and measured.shapes[0] == (6, 4)
+    config = PreprocessingConfig(2, (1.0, 1.0), ("dataset",) * 3, measured.intensities)
+    entry = prepare(dataset, config, tmp_path / "cache", 1).read("case0")
+    mean, std = measured.intensities[0]["mean"], measured.intensities[0]["std"]
+    image = read_image(dataset.cases[0].images)[0]
     np.testing.assert_allclose(entry.image[0], (image[0, :, :, 0] - mean) / std, atol=1e-4)
     logits = np.stack([entry.label == 0, entry.label == 1]).astype(np.float32)
-    assert (restore(torch.from_numpy(logits), entry.crop_info) == read_label(found.cases[0].label)[0]).all()
+    assert (restore(torch.from_numpy(logits), entry.crop_info) == read_label(dataset.cases[0].label)[0]).all()
 
 
-def test_a_folder_of_pictures_is_a_folder_of_cases(tmp_path: Path) -> None:
+def test_each_picture_of_a_folder_is_a_case(tmp_path: Path) -> None:
     for name in ("b.png", "a.jpg"):
         save(tmp_path / "in" / name, RGB)
     assert [case.id for case in find_cases(tmp_path / "in", 3)] == ["a", "b"]
     assert list(in_folder(tmp_path / "in", "--predictions")) == ["a", "b"]
     write_label(tmp_path / "in/volume.nii.gz", np.zeros((6, 4, 1)), tmp_path / "in/b.png")
-    assert [case.id for case in find_cases(tmp_path / "in", 3)] == [
-        "volume"
-    ]  # previews beside volumes do not count
+    # pictures beside a volume are previews
+    assert [case.id for case in find_cases(tmp_path / "in", 3)] == ["volume"]
 
 
-def test_predictions_of_pictures_are_pictures(tmp_path: Path) -> None:
+def test_predictions_for_pictures_are_pictures(tmp_path: Path) -> None:
     cases = [Case("a", (save(tmp_path / "in/a.png", GREY),))]
     folder = OutputDir(tmp_path / "out", {"network": 1}, {})
     with folder.open(cases):
         for case, release in folder.claims(cases):
             write_label(folder.label(case.id), np.ones((6, 4, 1)), case.images[0])
             release()
-    assert sorted(p.name for p in (tmp_path / "out").iterdir() if p.name[0] != ".") == [
-        "a.png",
-        "prediction.json",
-    ]
+    written = sorted(path.name for path in (tmp_path / "out").glob("[!.]*"))
+    assert written == ["a.png", "prediction.json"]
     again = OutputDir(tmp_path / "out", {"network": 1}, {})
     with again.open(cases):
         assert list(again.claims(cases)) == [] and again.skipped == ["a"]

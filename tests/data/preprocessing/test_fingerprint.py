@@ -1,8 +1,5 @@
-"""medconv/data/preprocessing/fingerprint.py: all faults of a dataset at once, warnings, and the
-fingerprint.
-"""
+"""medconv/data/preprocessing/fingerprint.py: faults and warnings of a dataset, and its fingerprint."""
 
-import gzip
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +7,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from helpers.formats import flip_a_bit, set_fields
 from helpers.volumes import (
     AFFINE,
     SHAPE,
@@ -31,7 +29,7 @@ from medconv.data.datasets.auto import auto
 from medconv.data.datasets.decathlon import msd
 from medconv.data.preprocessing.fingerprint import check, examine
 
-Make = Callable[[Path, Path], object]  # from the paths of a case's image and label, which are there and good
+Make = Callable[[Path, Path], object]  # damages a case, given the paths of its image and label
 
 
 def with_value(array: np.ndarray, value: float, count: int = 1) -> np.ndarray:
@@ -40,145 +38,122 @@ def with_value(array: np.ndarray, value: float, count: int = 1) -> np.ndarray:
     return changed
 
 
-def header(**fields: object) -> Callable[[np.ndarray], None]:
-    def edit(stored: np.ndarray) -> None:
-        for name, value in fields.items():
-            stored[name] = value
-
-    return edit
+def image_voxels(array: np.ndarray) -> Make:
+    return lambda image, label: save(image, array)
 
 
-def flip_a_bit(path: Path) -> None:
-    """In a file that is not packed, where any byte decodes to something."""
-    content = bytearray(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=0))
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+def label_voxels(array: np.ndarray, affine: np.ndarray = AFFINE) -> Make:
+    return lambda image, label: save(label, array, affine)
 
 
-# What is done to the files of a case; whose fault it then is; and what the message must say.
+def image_header(**fields: object) -> Make:
+    return lambda image, label: save_raw(image, set_fields(**fields))
+
+
+def label_header(**fields: object) -> Make:
+    return lambda image, label: save_raw(label, set_fields(**fields), label_array(0))
+
+
+# How to damage the files of a case, which file is then named, and a pattern of the message
 FAULTS: dict[str, tuple[Make, str, str]] = {
     "image_cut": (lambda i, m: truncate(i), "image", "damaged or truncated"),
     "label_cut": (lambda i, m: truncate(m), "label", "damaged or truncated|not a readable NIfTI"),
     "image_empty": (lambda i, m: i.write_bytes(b""), "image", r"empty \(0 bytes\)"),
     "label_empty": (lambda i, m: m.write_bytes(b""), "label", r"empty \(0 bytes\)"),
     "image_text": (lambda i, m: i.write_text("no image\n" * 90), "image", "not a readable NIfTI file"),
-    "wrong_magic": (
-        lambda i, m: save_raw(i, header(magic=b"no!", sizeof_hdr=1)),
-        "image",
-        "not a readable NIfTI file",
-    ),
+    "wrong_magic": (image_header(magic=b"no!", sizeof_hdr=1), "image", "not a readable NIfTI file"),
     "promises_more": (
-        lambda i, m: save_raw(i, header(dim=[3, 12, 14, 40, 1, 1, 1, 1])),
+        image_header(dim=[3, 12, 14, 40, 1, 1, 1, 1]),
         "image",
         "damaged or truncated.*Expected 26880 bytes, got 6720",
     ),
     "other_shape": (
-        lambda i, m: save(m, label_array(0, (12, 14, 9))),
+        label_voxels(label_array(0, (12, 14, 9))),
         "label",
         r"shape \(12, 14, 9\) differs from that of other_shape\.nii\.gz, \(12, 14, 10\)",
     ),
     "other_affine": (
-        lambda i, m: save(m, label_array(0), AFFINE + np.outer([0, 0, 1, 0], [0, 0, 0, 1])),
+        label_voxels(label_array(0), AFFINE + np.outer([0, 0, 1, 0], [0, 0, 0, 1])),
         "label",
         r"corners 0\.5 voxels from where other_affine\.nii\.gz has them \(at most 0\.01 is allowed\)",
     ),
     "other_orientation": (
-        lambda i, m: save(m, label_array(0), np.diag([-1, 1.5, 2, 1])),
+        label_voxels(label_array(0), np.diag([-1, 1.5, 2, 1])),
         "label",
         "LAS 1 x 1.5 x 2 mm against RAS 1 x 1.5 x 2 mm",
     ),
     "undeclared": (
-        lambda i, m: save(m, with_value(label_array(0), 7)),
+        label_voxels(with_value(label_array(0), 7)),
         "label",
         r"label values \[7\] are not declared, expected 0 to 2",
     ),
-    "fractional": (
-        lambda i, m: save(m, with_value(label_array(0), 1.5)),
-        "label",
-        r"whole numbers, found 1\.5",
-    ),
-    "negative": (
-        lambda i, m: save(m, with_value(label_array(0), -1)),
-        "label",
-        r"must lie in 0\.\.32767, found -1",
-    ),
+    "fractional": (label_voxels(with_value(label_array(0), 1.5)), "label", r"whole numbers, found 1\.5"),
+    "negative": (label_voxels(with_value(label_array(0), -1)), "label", r"must lie in 0\.\.32767, found -1"),
     "label_nan": (
-        lambda i, m: save(m, with_value(label_array(0), np.nan, 4)),
+        label_voxels(with_value(label_array(0), np.nan, 4)),
         "label",
         "4 label values are not finite",
     ),
     "image_nan": (
-        lambda i, m: save(i, with_value(image_array(0), np.nan, 3)),
+        image_voxels(with_value(image_array(0), np.nan, 3)),
         "image",
         "3 voxels are NaN or infinite, expected finite numbers",
     ),
     "image_inf": (
-        lambda i, m: save(i, with_value(image_array(0), -np.inf, 2)),
+        image_voxels(with_value(image_array(0), -np.inf, 2)),
         "image",
         "2 voxels are NaN or infinite",
     ),
-    "complex": (
-        lambda i, m: save(i, image_array(0).astype(np.complex64)),
-        "image",
-        "real numbers, got complex64",
-    ),
+    "complex": (image_voxels(image_array(0).astype(np.complex64)), "image", "real numbers, got complex64"),
     "colour": (
-        lambda i, m: save(i, np.zeros(SHAPE, [(c, "u1") for c in "RGB"])),
+        image_voxels(np.zeros(SHAPE, [(c, "u1") for c in "RGB"])),
         "image",
         "expected voxels that are real",
     ),
     "four_axes": (
-        lambda i, m: save(i, np.stack([image_array(0)] * 3, axis=-1)),
+        image_voxels(np.stack([image_array(0)] * 3, axis=-1)),
         "image",
         "expected 1 channels as declared, found 3",
     ),
     "label_gone": (lambda i, m: m.unlink(), "label", "no such file"),
     "image_gone": (lambda i, m: i.unlink(), "image", "no such file"),
-    "singular": (
-        lambda i, m: save_raw(i, header(srow_y=[0] * 4)),
-        "image",
-        "affine is singular, so it has no spacing",
-    ),
+    "singular": (image_header(srow_y=[0] * 4), "image", "affine is singular, so it has no spacing"),
     "zero_spacing": (
-        lambda i, m: save_raw(i, header(sform_code=0, qform_code=1, pixdim=[1, 0, 1, 1, 0, 0, 0, 0])),
+        image_header(sform_code=0, qform_code=1, pixdim=[1, 0, 1, 1, 0, 0, 0, 0]),
         "image",
         "spacing is 0 mm along axis 0, expected more than 0",
     ),
     "negative_spacing": (
-        lambda i, m: save_raw(i, header(sform_code=0, qform_code=1, pixdim=[1, 1, -1.5, 2, 0, 0, 0, 0])),
+        image_header(sform_code=0, qform_code=1, pixdim=[1, 1, -1.5, 2, 0, 0, 0, 0]),
         "image",
         "spacing is -1.5 mm along axis 1, expected more than 0",
     ),
     "other_spacing": (
-        lambda i, m: save(m, label_array(0), AFFINE @ np.diag([1, 1, 1.1, 1])),
+        label_voxels(label_array(0), AFFINE @ np.diag([1, 1, 1.1, 1])),
         "label",
         "RAS 1 x 1.5 x 2.2 mm against RAS 1 x 1.5 x 2 mm",
     ),
     "label_promises_more": (
-        lambda i, m: save_raw(m, header(dim=[3, 12, 14, 40, 1, 1, 1, 1]), label_array(0)),
+        label_header(dim=[3, 12, 14, 40, 1, 1, 1, 1]),
         "label",
         "damaged or truncated.*Expected 6720 bytes, got 1680",
     ),
     "label_complex": (
-        lambda i, m: save(m, label_array(0).astype(np.complex64)),
+        label_voxels(label_array(0).astype(np.complex64)),
         "label",
         "real numbers, got complex64",
     ),
     "label_colour": (
-        lambda i, m: save(m, np.zeros(SHAPE, [(c, "u1") for c in "RGB"])),
+        label_voxels(np.zeros(SHAPE, [(c, "u1") for c in "RGB"])),
         "label",
         "expected voxels that are real",
     ),
     "label_four_axes": (
-        lambda i, m: save(m, np.stack([label_array(0)] * 3, axis=-1)),
+        label_voxels(np.stack([label_array(0)] * 3, axis=-1)),
         "label",
         r"one value per voxel, got shape \(12, 14, 10, 3\)",
     ),
-    "label_singular": (
-        lambda i, m: save_raw(m, header(srow_x=[0] * 4), label_array(0)),
-        "label",
-        "affine is singular, so it has no spacing",
-    ),
+    "label_singular": (label_header(srow_x=[0] * 4), "label", "affine is singular, so it has no spacing"),
     "bit": (lambda i, m: flip_a_bit(i), "image", r"damaged or truncated.*CRC check failed"),
 }
 GOOD = ("good_a", "good_b")
@@ -197,7 +172,7 @@ def write_faulty(root: Path, names: tuple[str, ...]) -> Dataset:
 
 @pytest.fixture(scope="module")
 def error_report(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What `check` says of a dataset with every fault there is, in a folder with spaces and other letters."""
+    """The error of `check` for a dataset with every fault, in a folder with spaces and non-ASCII letters."""
     dataset = write_faulty(tmp_path_factory.mktemp("data") / "Größe 患者", (GOOD[0], *FAULTS, GOOD[1]))
     with pytest.raises(ValueError) as error:
         check(dataset, 2)
@@ -212,24 +187,23 @@ def test_every_fault_is_named_with_case_and_file(error_report: str, fault: str) 
     assert re.search(rf"Größe 患者/{folder}/{fault}\.nii\.gz: .*({message})", line), line
 
 
-def test_faults_come_all_at_once(error_report: str) -> None:
+def test_all_faults_are_reported_at_once(error_report: str) -> None:
     first, *lines = error_report.splitlines()
     assert first == f"dataset Faulty: {len(FAULTS)} errors in {len(FAULTS) + 2} cases"
     assert len(lines) == len(FAULTS)
     assert "good" not in error_report
 
 
-def test_unreadable_permission(open_folder: Path) -> None:
+def test_a_label_without_permission_is_a_fault(open_folder: Path) -> None:
     dataset = write_faulty(open_folder, GOOD)
     assert dataset.cases[0].label is not None
     dataset.cases[0].label.chmod(0)
-    said = unprivileged(check, dataset, 1)
-    assert re.search(
-        r"1 errors in 2 cases\n  case good_a: .*labelsTr/good_a\.nii\.gz: no permission to read it$", said
-    ), said
+    error = unprivileged(check, dataset, 1)
+    message = r"1 errors in 2 cases\n  case good_a: .*labelsTr/good_a\.nii\.gz: no permission to read it$"
+    assert re.search(message, error), error
 
 
-def test_several_faults_of_one_case(tmp_path: Path) -> None:
+def test_all_faults_of_a_case_are_listed(tmp_path: Path) -> None:
     dataset = write_faulty(tmp_path, ("case",))
     image, label = dataset.cases[0].files
     save(image, np.stack([with_value(image_array(0), np.nan)] * 2, axis=-1))
@@ -241,34 +215,28 @@ def test_several_faults_of_one_case(tmp_path: Path) -> None:
     ]
 
 
-def test_channels_on_different_grids(tmp_path: Path) -> None:
+def test_channels_on_different_grids_are_a_fault(tmp_path: Path) -> None:
     dataset = auto(write_nnunet(tmp_path, 1))
     save(dataset.cases[0].images[1], image_array(0), AFFINE @ np.diag([1, 1, 1.5, 1]))
-    with pytest.raises(
-        ValueError, match=r"case case_0: .*case_0_0001\.nii\.gz: its affine .*case_0_0000\.nii\.gz"
-    ):
+    message = r"case case_0: .*case_0_0001\.nii\.gz: its affine .*case_0_0000\.nii\.gz"
+    with pytest.raises(ValueError, match=message):
         check(dataset, 1)
 
 
-def test_case_without_a_label(tmp_path: Path) -> None:
+def test_a_case_without_a_label_is_a_fault(tmp_path: Path) -> None:
     image = save(tmp_path / "a.nii.gz", image_array(0))
     dataset = Dataset("x", (Case("a", (image,)),), ("background", "one"), ("MRI",))
     with pytest.raises(ValueError, match="case a: has no label, but training needs one"):
         check(dataset, 1)
 
 
-def flatten(dataset: Dataset, index: int) -> None:
-    image, label = dataset.cases[index].files
+def test_a_slice_among_volumes_is_a_fault(tmp_path: Path) -> None:
+    dataset = tiny(tmp_path)
+    image, label = dataset.cases[1].files
     save(image, image_array(0)[..., :1])
     save(label, label_array(0)[..., 1:2])
-
-
-def test_mixed_2d_and_3d(tmp_path: Path) -> None:
-    dataset = tiny(tmp_path)
-    flatten(dataset, 1)
-    with pytest.raises(
-        ValueError, match=r"1 errors in 3 cases\n  case case_1: one slice only, while most cases are volumes"
-    ):
+    message = r"1 errors in 3 cases\n  case case_1: one slice only, while most cases are volumes"
+    with pytest.raises(ValueError, match=message):
         check(dataset, 1)
 
 
@@ -281,30 +249,27 @@ def test_a_damaged_file_does_not_make_slices_a_fault(tmp_path: Path) -> None:
 
 
 def test_good_datasets_have_neither_faults_nor_warnings(tmp_path: Path) -> None:
-    roots = (
-        write_msd(tmp_path / "a"),
-        write_nnunet(tmp_path / "b"),
-        write_msd(tmp_path / "c", shape=(12, 14, 1)),
-    )
-    for root in roots:
+    volumes, channels = write_msd(tmp_path / "a"), write_nnunet(tmp_path / "b")
+    slices = write_msd(tmp_path / "c", shape=(12, 14, 1))
+    for root in (volumes, channels, slices):
         assert check(auto(root), 2)[1] == []
 
 
 def test_label_without_foreground_is_a_warning(tmp_path: Path) -> None:
     dataset = tiny(tmp_path)
     path = save(dataset.cases[1].files[-1], np.zeros(SHAPE, np.uint8))
-    found, warnings, _ = check(dataset, 1)
+    fingerprint, warnings, _ = check(dataset, 1)
     assert warnings == [f"case case_1: {path}: no foreground, every voxel is background"]
-    assert found.class_voxels[1] == (np.prod(SHAPE), 0, 0)
+    assert fingerprint.class_voxels[1] == (np.prod(SHAPE), 0, 0)
 
 
 @pytest.mark.parametrize("value", [0, 5])
 def test_constant_image_is_a_warning(tmp_path: Path, value: float) -> None:
     dataset = tiny(tmp_path)
     path = save(dataset.cases[2].images[0], np.full(SHAPE, value, np.float32))
-    found, warnings, _ = check(dataset, 1)
+    fingerprint, warnings, _ = check(dataset, 1)
     assert warnings == [f"case case_2: {path}: a channel is constant"]
-    assert found.shapes[2] == SHAPE
+    assert fingerprint.shapes[2] == SHAPE
 
 
 def two_forms(path: Path, qform: np.ndarray) -> Path:
@@ -327,7 +292,7 @@ def test_sform_and_qform_that_disagree_are_a_warning(tmp_path: Path) -> None:
 
 def test_qform_that_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
     dataset = tiny(tmp_path)
-    path = save_raw(dataset.cases[0].images[0], header(sform_code=1, qform_code=1, quatern_b=5))
+    path = save_raw(dataset.cases[0].images[0], set_fields(sform_code=1, qform_code=1, quatern_b=5))
     _, (warning,), _ = check(dataset, 1)
     assert warning.startswith(f"case case_0: {path}: its qform cannot be read")
 
@@ -338,31 +303,30 @@ def test_fingerprint_of_volumes(tmp_path: Path) -> None:
     image, label = image_array(1), label_array(1)
     image[[0, 1, -1]] = 0
     label[[0, 1, -1]] = 0
-    turned = affine_of(
-        (2, 0, 1), (-1, 1, -1), (3, 0.5, 0.7), (1, 2, 3)
-    )  # array axes run S to I, L to R, A to P
+    # array axes run S to I, L to R, A to P
+    affine = affine_of((2, 0, 1), (-1, 1, -1), (3, 0.5, 0.7), (1, 2, 3))
     for path, array in zip(dataset.cases[1].files, (image, label), strict=True):
-        save(path, array, turned)
-    found, _, _ = check(dataset, 2)
-    assert found.spatial_dims == 3
-    assert found.shapes == ((12, 14, 10), (14, 10, 9))
-    np.testing.assert_allclose(found.spacings_mm, [(1, 1.5, 2), (0.5, 0.7, 3)], rtol=1e-6)
-    for counts, array in zip(found.class_voxels, (label_array(0), label), strict=True):
+        save(path, array, affine)
+    fingerprint, _, _ = check(dataset, 2)
+    assert fingerprint.spatial_dims == 3
+    assert fingerprint.shapes == ((12, 14, 10), (14, 10, 9))
+    np.testing.assert_allclose(fingerprint.spacings_mm, [(1, 1.5, 2), (0.5, 0.7, 3)], rtol=1e-6)
+    for counts, array in zip(fingerprint.class_voxels, (label_array(0), label), strict=True):
         assert counts == tuple(np.bincount(array.ravel(), minlength=3))
     values = np.concatenate([image_array(0)[label_array(0) > 0], image[label > 0]])
-    (known,) = found.intensities
-    assert known["mean"] == pytest.approx(values.mean(), rel=1e-5)
-    assert known["std"] == pytest.approx(values.std(), rel=1e-5)
-    assert known["percentile_00_5"] == pytest.approx(np.percentile(values, 0.5), rel=1e-5)
-    assert known["percentile_99_5"] == pytest.approx(np.percentile(values, 99.5), rel=1e-5)
+    (statistics,) = fingerprint.intensities
+    assert statistics["mean"] == pytest.approx(values.mean(), rel=1e-5)
+    assert statistics["std"] == pytest.approx(values.std(), rel=1e-5)
+    assert statistics["percentile_00_5"] == pytest.approx(np.percentile(values, 0.5), rel=1e-5)
+    assert statistics["percentile_99_5"] == pytest.approx(np.percentile(values, 99.5), rel=1e-5)
 
 
 def test_fingerprint_of_slices_and_channels(tmp_path: Path) -> None:
-    found, _, _ = check(auto(write_nnunet(tmp_path, 2, shape=(12, 14, 1))), 1)
-    assert found.spatial_dims == 2
-    assert found.shapes == ((12, 14),) * 2
-    np.testing.assert_allclose(found.spacings_mm, [(1, 1.5)] * 2)
-    first, second = found.intensities
+    fingerprint, _, _ = check(auto(write_nnunet(tmp_path, 2, shape=(12, 14, 1))), 1)
+    assert fingerprint.spatial_dims == 2
+    assert fingerprint.shapes == ((12, 14),) * 2
+    np.testing.assert_allclose(fingerprint.spacings_mm, [(1, 1.5)] * 2)
+    first, second = fingerprint.intensities
     assert second["mean"] - first["mean"] == pytest.approx(100, abs=1e-3)
 
 
@@ -386,23 +350,21 @@ def test_oblique_files_agree_in_spite_of_single_precision(tmp_path: Path) -> Non
 
 
 @pytest.mark.realdata
-def test_real_anisotropic_case(realdata: Path) -> None:
+def test_the_fingerprint_of_a_real_anisotropic_case(realdata: Path) -> None:
     root = realdata / "spinalcord_t2s"
     if not root.is_dir():
         pytest.skip(f"{root} is absent")
     case = Case("cord", (root / "image.nii.gz",), root / "label.nii.gz")
-    found, _, _ = check(Dataset("cord", (case,), ("background", "grey matter"), ("MRI",)), 1)
-    assert found.spacings_mm[0] == pytest.approx((0.5, 0.5, 7.5), rel=0.01)
-    assert found.class_voxels[0][1] > 0
+    fingerprint, _, _ = check(Dataset("cord", (case,), ("background", "grey matter"), ("MRI",)), 1)
+    assert fingerprint.spacings_mm[0] == pytest.approx((0.5, 0.5, 7.5), rel=0.01)
+    assert fingerprint.class_voxels[0][1] > 0
 
 
-def test_the_odd_one_out_is_at_fault_whichever_it_is(tmp_path: Path) -> None:
-    """A stray volume among slices, as well as a slice among volumes."""
+def test_a_volume_among_slices_is_a_fault(tmp_path: Path) -> None:
     root = write_msd(tmp_path / "data", 4, shape=SHAPE[:2], affine=AFFINE)
     save(root / "imagesTr/case_2.nii.gz", image_array(2))
     save(root / "labelsTr/case_2.nii.gz", label_array(2))
-    with pytest.raises(
-        ValueError, match=r"1 errors in 4 cases\n  case case_2: a volume, while most cases are one slice"
-    ):
+    message = r"1 errors in 4 cases\n  case case_2: a volume, while most cases are one slice"
+    with pytest.raises(ValueError, match=message):
         check(msd(root), 1)
     assert list(check(msd(root), 1, skip=True).errors) == ["case_2"]

@@ -1,6 +1,4 @@
-"""medconv/data/preprocessing/preprocess.py: to the network's grid and back, against nibabel's own
-reorientation and by millimetres.
-"""
+"""medconv/data/preprocessing/preprocess.py: to the grid of the network and back, compared with nibabel."""
 
 import subprocess
 import sys
@@ -54,9 +52,9 @@ def canonical_spacing(axes: tuple[int, ...]) -> tuple[float, ...]:
 def test_round_trip_in_every_orientation(axes: tuple[int, ...], signs: tuple[int, ...]) -> None:
     affine = affine_of(axes, signs, SPACING_MM, (-50, 20, 1000))
     image, label = with_border()
-    grid, known = Grid.of(SHAPE, affine), preprocessing_config(canonical_spacing(axes))
-    array, crop_info = preprocess(image, grid, known)
-    prepared = preprocess_label(label, crop_info, known, 4)
+    grid, config = Grid.of(SHAPE, affine), preprocessing_config(canonical_spacing(axes))
+    array, crop_info = preprocess(image, grid, config)
+    prepared = preprocess_label(label, crop_info, config, 4)
 
     canonical = nib.as_closest_canonical(nib.Nifti1Image(image[0], affine))
     reference = np.asanyarray(canonical.dataobj)
@@ -94,9 +92,9 @@ def test_resampled_round_trip_keeps_a_smooth_shape(
     label = (distance < 1).astype(np.int16) + (distance < 0.7)
     image = np.ones((1, *shape), np.float32)
     image[:, :2] = 0
-    known = preprocessing_config(target_mm)
-    array, crop_info = preprocess(image, Grid.of(shape, affine), known)
-    prepared = preprocess_label(label, crop_info, known, 3)
+    config = preprocessing_config(target_mm)
+    array, crop_info = preprocess(image, Grid.of(shape, affine), config)
+    prepared = preprocess_label(label, crop_info, config, 3)
     assert array.shape[1:] == prepared.shape != crop_info.shape
     back = restore(one_hot(prepared, 3), crop_info)
     assert back.shape == shape
@@ -104,11 +102,13 @@ def test_resampled_round_trip_keeps_a_smooth_shape(
         assert dice(back >= value, label >= value) > 0.9
 
 
+def centre_of_mass(mass: np.ndarray) -> np.ndarray:
+    return np.array([(index * mass).sum() / mass.sum() for index in np.indices(mass.shape)])
+
+
 @pytest.mark.parametrize(("axes", "signs"), ORIENTATIONS[::11])
-def test_a_point_stays_where_it_is_in_mm(axes: tuple[int, ...], signs: tuple[int, ...]) -> None:
-    """A blob at a known place of the patient, found again by centre of mass; the new grid starts at the
-    content's edge.
-    """
+def test_a_point_keeps_its_position_in_mm(axes: tuple[int, ...], signs: tuple[int, ...]) -> None:
+    """The centre of mass of a blob; the new grid starts at the edge of the content."""
     shape, native_mm, target_mm = (34, 28, 16), (0.8, 1.0, 2.1), np.array([1.1, 0.7, 1.9])
     affine = affine_of(axes, signs, native_mm, (30, -20, 5))
     centre = affine[:3] @ [17.3, 13.6, 7.2, 1]
@@ -117,22 +117,19 @@ def test_a_point_stays_where_it_is_in_mm(axes: tuple[int, ...], signs: tuple[int
     image[:, :3] = 0
     image[..., -2:] = 0
     label = (weight > 0.4).astype(np.int16)
-    known = preprocessing_config(tuple(target_mm))
-    array, crop_info = preprocess(image, Grid.of(shape, affine), known)
-    prepared = preprocess_label(label, crop_info, known, 2)
+    config = preprocessing_config(tuple(target_mm))
+    array, crop_info = preprocess(image, Grid.of(shape, affine), config)
+    prepared = preprocess_label(label, crop_info, config, 2)
 
     canonical = nib.as_closest_canonical(nib.Nifti1Image(image[0], affine)).affine
     edge_mm = canonical[:3] @ [*(a - 0.5 for a, _ in crop_info.box), 1]
-    wanted = (centre - edge_mm) / target_mm - 0.5
+    expected = (centre - edge_mm) / target_mm - 0.5
     for mass in (array[0] - 1, prepared):
-        found = np.array([(np.indices(mass.shape)[i] * mass).sum() / mass.sum() for i in range(3)])
-        np.testing.assert_allclose(found, wanted, atol=0.5)
-    # exact with the spacing that the new shape really has: whole voxels make it differ a little from the
-    # target
-    extent_mm = np.diff(crop_info.box)[:, 0] * np.diag(canonical)[:3]
-    mass = array[0] - 1
-    found = np.array([(np.indices(mass.shape)[i] * mass).sum() / mass.sum() for i in range(3)])
-    np.testing.assert_allclose(edge_mm + (found + 0.5) * extent_mm / mass.shape, centre, atol=0.02)
+        np.testing.assert_allclose(centre_of_mass(mass), expected, atol=0.5)
+    # exact with the actual spacing, which differs from the target because the shape is in whole voxels
+    spacing_mm = np.diff(crop_info.box)[:, 0] * np.diag(canonical)[:3] / array.shape[1:]
+    position_mm = edge_mm + (centre_of_mass(array[0] - 1) + 0.5) * spacing_mm
+    np.testing.assert_allclose(position_mm, centre, atol=0.02)
 
 
 def test_resampling_keeps_the_outer_edges() -> None:
@@ -154,17 +151,17 @@ def test_resampled_label_has_no_new_values() -> None:
     label = np.zeros((12, 12, 12), np.int16)
     label[2:6], label[6:10] = 1, 4
     for target in ((0.6, 1.7, 1.3), (2.5, 0.7, 1)):
-        known = preprocessing_config(target)
+        config = preprocessing_config(target)
         _, crop_info = preprocess(
-            np.ones((1, 12, 12, 12), np.float32), Grid.of((12, 12, 12), np.eye(4)), known
+            np.ones((1, 12, 12, 12), np.float32), Grid.of((12, 12, 12), np.eye(4)), config
         )
-        prepared = preprocess_label(label, crop_info, known, 5)
+        prepared = preprocess_label(label, crop_info, config, 5)
         assert prepared.shape != label.shape
         assert set(np.unique(prepared)) == {0, 1, 4}
 
 
 @pytest.mark.parametrize(("num_classes", "dtype"), [(3, np.uint8), (256, np.uint8), (257, np.int16)])
-def test_prepared_label_is_as_small_as_it_can_be(num_classes: int, dtype: type) -> None:
+def test_a_prepared_label_has_the_smallest_dtype(num_classes: int, dtype: type) -> None:
     label = np.zeros((4, 4, 4), np.int16)
     label[0, 0, 0] = num_classes - 1
     _, crop_info = preprocess(
@@ -174,7 +171,7 @@ def test_prepared_label_is_as_small_as_it_can_be(num_classes: int, dtype: type) 
     assert prepared.dtype == dtype and prepared.max() == num_classes - 1
 
 
-def test_content_of_several_channels() -> None:
+def test_the_content_box_covers_all_channels() -> None:
     image = np.zeros((2, 8, 8, 8), np.float32)
     image[0, 2, 3, 4], image[1, 5, 3, 1] = 1, -1
     assert content_box(image) == (slice(2, 6), slice(3, 4), slice(1, 5))
@@ -183,7 +180,7 @@ def test_content_of_several_channels() -> None:
     np.testing.assert_array_equal(array, image[:, 2:6, 3:4, 1:5])
 
 
-def test_outside_the_content_is_background() -> None:
+def test_voxels_outside_the_content_are_background() -> None:
     image = np.zeros((1, 6, 6, 6), np.float32)
     image[0, 1:4, 2:5, 0:2] = 1
     _, crop_info = preprocess(image, Grid.of((6, 6, 6), np.eye(4)), preprocessing_config((1, 1, 1)))
@@ -193,8 +190,8 @@ def test_outside_the_content_is_background() -> None:
 
 @pytest.mark.parametrize("shape", [(9, 11), (9, 11, 1)])
 @pytest.mark.parametrize("signs", [(1, 1, 1), (-1, 1, 1), (-1, -1, 1)])
-def test_a_slice_stays_as_it_is(tmp_path: Path, shape: tuple[int, ...], signs: tuple[int, ...]) -> None:
-    """2D has no anatomy to turn to: rows and columns stay rows and columns."""
+def test_a_slice_is_not_reoriented(tmp_path: Path, shape: tuple[int, ...], signs: tuple[int, ...]) -> None:
+    """The anatomical axes of a slice are unknown, so rows stay rows and columns stay columns."""
     rng = np.random.default_rng(0)
     image, label = rng.uniform(1, 2, shape).astype(np.float32), rng.integers(0, 3, shape).astype(np.uint8)
     image[:2], label[:2] = 0, 0
@@ -210,14 +207,14 @@ def test_a_slice_stays_as_it_is(tmp_path: Path, shape: tuple[int, ...], signs: t
     np.testing.assert_array_equal(restore(one_hot(prepared, 3), crop_info), native)
 
 
-def test_a_resampled_slice() -> None:
+def test_a_slice_is_resampled_in_its_plane() -> None:
     grid = Grid.of((40, 30, 1), np.diag([1, 1, 9, 1]))
     distance = np.hypot(*np.meshgrid(np.arange(40) - 18, np.arange(30) - 15, indexing="ij"))
     label = (distance < 9).astype(np.int16)[..., None]
-    known = preprocessing_config((1.4, 0.8))
-    array, crop_info = preprocess(np.ones((1, 40, 30, 1), np.float32), grid, known)
+    config = preprocessing_config((1.4, 0.8))
+    array, crop_info = preprocess(np.ones((1, 40, 30, 1), np.float32), grid, config)
     assert array.shape == (1, 29, 38)
-    prepared = preprocess_label(label, crop_info, known, 2)
+    prepared = preprocess_label(label, crop_info, config, 2)
     back = restore(one_hot(prepared, 2), crop_info)
     assert back.shape == (40, 30, 1) and dice(back > 0, label > 0) > 0.95
 
@@ -226,11 +223,11 @@ def normalised(values: np.ndarray, name: str, **known: float) -> np.ndarray:
     image = values.astype(np.float32).reshape(1, -1, 1, 1)
     grid = Grid.of((*image.shape[1:], 2), np.eye(4))
     statistics = {"percentile_00_5": 0.0, "percentile_99_5": 0.0, "mean": 0.0, "std": 0.0, **known}
-    made = PreprocessingConfig(3, (1, 1, 1), (name,), (statistics,))
-    return preprocess(np.repeat(image, 2, axis=3), grid, made)[0][0, :, 0, 0]
+    config = PreprocessingConfig(3, (1, 1, 1), (name,), (statistics,))
+    return preprocess(np.repeat(image, 2, axis=3), grid, config)[0][0, :, 0, 0]
 
 
-def test_normalisation_by_numbers() -> None:
+def test_each_normalisation_gives_the_expected_numbers() -> None:
     values = np.array([1.0, 2.0, 3.0, 6.0])  # mean 3, standard deviation sqrt(3.5)
     np.testing.assert_allclose(
         normalised(values, "zscore"), np.array([-2, -1, 0, 3]) / np.sqrt(3.5), rtol=1e-5
@@ -259,20 +256,15 @@ def test_constant_images_stay_finite(name: str, value: float) -> None:
 def test_each_channel_has_its_own_normalisation() -> None:
     image = np.arange(1, 17, dtype=np.float32).reshape(2, 2, 2, 2)
     window = {"percentile_00_5": 9.0, "percentile_99_5": 12.0, "mean": 10.0, "std": 2.0}
-    made = PreprocessingConfig(3, (1, 1, 1), ("rescale", "ct"), ({}, window))
-    array, _ = preprocess(image, Grid.of((2, 2, 2), np.eye(4)), made)
+    config = PreprocessingConfig(3, (1, 1, 1), ("rescale", "ct"), ({}, window))
+    array, _ = preprocess(image, Grid.of((2, 2, 2), np.eye(4)), config)
     np.testing.assert_allclose(array[0].ravel(), np.arange(8) / 7, rtol=1e-6)
     np.testing.assert_allclose(array[1].ravel(), [-0.5, 0, 0.5, 1, 1, 1, 1, 1])
 
 
-def test_which_normalisation() -> None:
-    assert normalisation_for(None, ("CT", "ct ", "T1", "MRI", "PET")) == (
-        "ct",
-        "ct",
-        "zscore",
-        "zscore",
-        "zscore",
-    )
+def test_the_modality_selects_the_normalisation() -> None:
+    names = normalisation_for(None, ("CT", "ct ", "T1", "MRI", "PET"))
+    assert names == ("ct", "ct", "zscore", "zscore", "zscore")
     assert normalisation_for("rescale", ("CT", "T1")) == ("rescale", "rescale")
     assert normalisation_for(["none", "ct"], ("CT", "T1")) == ("none", "ct")
     with pytest.raises(
@@ -281,7 +273,7 @@ def test_which_normalisation() -> None:
         normalisation_for(["ct"], ("CT", "T1"))
 
 
-def test_recipe_refuses_what_it_cannot_do() -> None:
+def test_an_unknown_normalisation_or_a_bad_spacing_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"data\.normalisation must be one of .*'zscore'.* got \['minmax'\]"):
         PreprocessingConfig(3, (1, 1, 1), ("ct", "minmax"), ({}, {}))
     for spacing in ((1.0, 1.0), (1.0, 1.0, 0.0), (1.0, -1.0, 1.0), (1.0, 1.0, float("nan"))):
@@ -289,67 +281,62 @@ def test_recipe_refuses_what_it_cannot_do() -> None:
             PreprocessingConfig(3, spacing, ("ct",), ({},))
 
 
-def test_oblique_grids_turn_to_their_nearest_axes() -> None:
+def test_oblique_grids_are_reoriented_to_their_nearest_axes() -> None:
     affine = np.eye(4)
     affine[:3, :3] = rotation((8, -12, 5)) @ np.diag([1, 1, 3]) @ np.eye(3)[[2, 0, 1]]
     image, label = with_border()
     grid = Grid.of(SHAPE, affine)
     canonical = nib.as_closest_canonical(nib.Nifti1Image(image[0], affine))
-    turned, spacing = to_canonical(image, grid)
-    np.testing.assert_array_equal(turned[0], np.asanyarray(canonical.dataobj))
+    reoriented, spacing = to_canonical(image, grid)
+    np.testing.assert_array_equal(reoriented[0], np.asanyarray(canonical.dataobj))
     assert spacing == pytest.approx(canonical.header.get_zooms()[:3])
-    known = preprocessing_config(spacing)
-    _, crop_info = preprocess(image, grid, known)
-    np.testing.assert_array_equal(
-        restore(one_hot(preprocess_label(label, crop_info, known, 4), 4), crop_info), label
-    )
+    config = preprocessing_config(spacing)
+    _, crop_info = preprocess(image, grid, config)
+    prepared = preprocess_label(label, crop_info, config, 4)
+    np.testing.assert_array_equal(restore(one_hot(prepared, 4), crop_info), label)
 
 
 def test_restore_takes_logits_of_any_precision_and_size() -> None:
-    """Four times finer: the step after the first of 4 voxels comes after the fourth of 16, for outer edges
-    stay.
-    """
+    """Four times finer: an edge after the first of 4 voxels is an edge after the fourth of 16."""
     crop_info = CropInfo(Grid.of((16, 8, 8), np.eye(4)), (16, 8, 8), ((0, 16), (2, 6), (0, 8)))
     logits = torch.full((3, 4, 2, 4), -5.0, dtype=torch.bfloat16)
     logits[0] = 0
     logits[2, 1:] = 5
     back = restore(logits, crop_info)
-    wanted = np.zeros((16, 8, 8))
-    wanted[4:, 2:6] = 2
-    np.testing.assert_array_equal(back, wanted)
+    expected = np.zeros((16, 8, 8))
+    expected[4:, 2:6] = 2
+    np.testing.assert_array_equal(back, expected)
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 3), (9, 12, 8), (9, 10, 3), (9, 10, 11)])
 @pytest.mark.parametrize("slices", [False, True])
-def test_restore_takes_channel_after_channel_with_the_result_of_all_at_once(
+def test_restoring_channel_by_channel_gives_the_same_as_all_at_once(
     shape: tuple[int, ...], slices: bool
 ) -> None:
-    """To the last bit, and the first of equal ones wins; also where slices of a volume were put together."""
+    """To the last bit; the first of equal logits wins. `slices`: the memory layout of stacked slices."""
     logits = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
     logits[4] = logits[2]
     logits = logits.transpose(1, 3).contiguous().transpose(1, 3) if slices else logits
     grid = Grid.of((9, 10, 11), np.eye(4))
-    whole = torch.nn.functional.interpolate(
-        logits[None], size=(9, 10, 11), mode="trilinear", align_corners=False
-    )[0]
+    size = {"size": grid.shape, "mode": "trilinear", "align_corners": False}
+    resized = torch.nn.functional.interpolate(logits[None], **size)[0]
     crop_info = CropInfo(grid, grid.shape, ((0, 9), (0, 10), (0, 11)))
-    for channel, wanted in zip(on_content_grid(logits, crop_info), whole, strict=True):
-        assert torch.equal(channel, wanted)
-    found = restore(logits, crop_info)
-    np.testing.assert_array_equal(found, whole.argmax(0).numpy())
-    assert set(np.unique(found)) == {0, 1, 2, 3}
-    np.testing.assert_array_equal(
-        restore(logits, crop_info, SegmentationTargets.of_classes("abcde").decode), found
-    )
+    for channel, expected in zip(on_content_grid(logits, crop_info), resized, strict=True):
+        assert torch.equal(channel, expected)
+    label = restore(logits, crop_info)
+    np.testing.assert_array_equal(label, resized.argmax(0).numpy())
+    assert set(np.unique(label)) == {0, 1, 2, 3}
+    decode = SegmentationTargets.of_classes("abcde").decode
+    np.testing.assert_array_equal(restore(logits, crop_info, decode), label)
     regions = SegmentationTargets(tuple("abcde"), ((1,),) * 5, (3, 1, 5, 2, 4))
-    wanted = np.zeros(grid.shape, np.int16)
-    for value, region in zip(regions.order, whole.numpy(), strict=True):
-        wanted[region > 0] = value
-    np.testing.assert_array_equal(restore(logits, crop_info, regions.decode), wanted)
+    region_label = np.zeros(grid.shape, np.int16)
+    for value, region in zip(regions.order, resized.numpy(), strict=True):
+        region_label[region > 0] = value
+    np.testing.assert_array_equal(restore(logits, crop_info, regions.decode), region_label)
 
 
 def test_restore_does_not_hold_all_channels_on_the_native_grid() -> None:
-    """Of 30 classes on 80 x 80 x 80 voxels, which would be 61 MB; one channel is 2 MB."""
+    """All 30 classes on 80 x 80 x 80 voxels would need 61 MB; one channel needs 2 MB."""
     code = """
 import resource, sys, numpy as np, torch
 from medconv.data.case import Grid

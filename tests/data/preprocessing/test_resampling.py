@@ -1,4 +1,4 @@
-"""medconv/data/preprocessing/resampling.py: against scipy's zoom, which does the same voxel by voxel."""
+"""medconv/data/preprocessing/resampling.py: compared with scipy's zoom."""
 
 import numpy as np
 import pytest
@@ -22,40 +22,42 @@ def scipy_zoom(volume: np.ndarray, shape: tuple[int, ...], order: int) -> np.nda
 
 @pytest.mark.parametrize(("before", "after"), SHAPES)
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_image_is_scipys(before: tuple[int, ...], after: tuple[int, ...], order: str) -> None:
+def test_a_resampled_image_equals_that_of_scipy(
+    before: tuple[int, ...], after: tuple[int, ...], order: str
+) -> None:
     volume = np.random.default_rng(0).normal(100, 30, before).astype(np.float32, order=order)
-    found = zoom(volume, after)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, scipy_zoom(volume, after, 3), atol=1e-4)
+    image = zoom(volume, after)
+    assert image.dtype == np.float32
+    np.testing.assert_allclose(image, scipy_zoom(volume, after, 3), atol=1e-4)
 
 
 @pytest.mark.parametrize(("before", "after"), SHAPES)
 @pytest.mark.parametrize("classes", [2, 5])
-def test_label_is_the_heaviest_of_scipys_classes(
+def test_a_resampled_label_is_the_class_with_the_largest_weight_in_scipy(
     before: tuple[int, ...], after: tuple[int, ...], classes: int
 ) -> None:
-    """Noise, where almost every voxel is contested, and regions, where almost none is."""
+    """Classes share most voxels of noise, and few voxels of regions."""
     rng = np.random.default_rng(1)
     regions = (ndimage.gaussian_filter(rng.normal(0, 1, before), 2) * 20).clip(0, classes - 1)
     for label in (rng.integers(0, classes, before), regions):
         weights = np.stack([scipy_zoom(label.astype(int) == value, after, 1) for value in range(classes)])
-        found = zoom_label(label.astype(np.int16), after, classes)
-        assert found.dtype == np.int16
-        np.testing.assert_array_equal(found, weights.argmax(0))
+        resampled = zoom_label(label.astype(np.int16), after, classes)
+        assert resampled.dtype == np.int16
+        np.testing.assert_array_equal(resampled, weights.argmax(0))
 
 
-def test_classes_that_share_a_voxel_equally_leave_it_to_the_lower() -> None:
+def test_the_lower_of_two_equal_classes_wins() -> None:
     assert zoom_label(np.array([[0, 0, 1, 1, 2, 2, 0, 2]], np.int16), (1, 4), 3).tolist() == [[0, 1, 2, 0]]
     assert zoom_label(np.array([[2, 1, 1, 0, 0, 2]], np.int16), (1, 3), 3).tolist() == [[1, 0, 0]]
 
 
-def test_a_label_without_foreground_and_one_that_falls_between_the_voxels() -> None:
+def test_empty_and_thin_labels_are_resampled() -> None:
     assert not zoom_label(np.zeros((8, 8, 8), np.int16), (5, 5, 5), 3).any()
     thin = np.zeros((60, 4, 4), np.int16)
     thin[1] = 1
     np.testing.assert_array_equal(zoom_label(thin, (4, 4, 4), 2), scipy_zoom(thin, (4, 4, 4), 1) > 0.5)
 
 
-def test_nothing_is_done_to_a_volume_that_keeps_its_shape() -> None:
+def test_a_volume_that_keeps_its_shape_is_not_changed() -> None:
     volume = np.random.default_rng(0).normal(0, 1, (4, 5, 6)).astype(np.float32)
     np.testing.assert_array_equal(zoom(volume, volume.shape), volume)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests fork processes, which hang on OpenMP's threads
+
 import pytest
 from helpers import cross_validations, exports, launchers, tiny
 

@@ -210,7 +210,6 @@ def _train(arguments: list[str], cwd: Path, stderr: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1), os.dup2(stderr, 2)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
     os.chdir(cwd)
-    torch.set_num_threads(1)  # the threads of OpenMP do not exist in a fork, which would wait for them
     sys.argv = ["medconv", "train", *arguments]
     sys.exit(guard(lambda: train.main(arguments)))
 

@@ -95,7 +95,7 @@ def test_a_batch_gives_the_same_as_its_samples_one_by_one(
 
 @pytest.mark.parametrize("axes", [2, 3])
 def test_all_samples_at_once_give_the_same_as_one_by_one(axes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of an accelerator, here on a CPU."""
+    """As on an accelerator, but here on a CPU."""
     settings = {
         **SOME,
         "flip_label_pairs": [(1, 2)],
@@ -127,7 +127,7 @@ def test_a_gpu_gives_the_same_as_a_cpu(axes: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("axes", [2, 3])
 def test_samples_cropped_to_their_read_size_give_the_same(axes: int) -> None:
-    """Loader workers read what a sample shows; an accelerator gets the largest size for all."""
+    """Workers read only what each sample shows; an accelerator gets `max_read_size` for all samples."""
     settings = {
         **SOME,
         "p": {**SOME["p"], **dict.fromkeys(PLACE, 0.3)},
@@ -207,9 +207,11 @@ def test_a_prediction_can_be_moved_like_its_image() -> None:
     parameters = augment.sample([3], 2)
     prediction = batch["label"].float() * 10
     _, moved = augment.apply(batch["image"], batch["label"], parameters)
-    seen, label = augment.place(prediction, batch["label"], parameters)
+    moved_prediction, label = augment.place(prediction, batch["label"], parameters)
     assert torch.equal(label, moved)
-    assert dice(seen.numpy() > 15, moved.numpy() > 1) > 0.7  # random voxels, one linear, one nearest
+    assert (
+        dice(moved_prediction.numpy() > 15, moved.numpy() > 1) > 0.7
+    )  # random voxels, one linear, one nearest
 
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (0.8, 2.0), (1.0, 1.0, 1.0), (0.7, 1.0, 1.9)])
@@ -262,8 +264,8 @@ def test_shifts_across_thick_slices_are_whole_slices() -> None:
     augment = make(spacing_mm=(1, 1, 5), patch_size=(16, 16, 8), p={"shift": 1}, shift=0.2)
     drawn = augment.sample(range(20)).shift
     assert drawn[:, 2].mul(8).unique().tolist() == [-2, -1, 0, 1, 2]
-    seen = augment.place(image, image.to(torch.uint8), augment.sample(range(20)))[0][:, :, 4:12, 4:12]
-    assert ((seen - seen.round()).abs() < 1e-4).all()
+    shifted = augment.place(image, image.to(torch.uint8), augment.sample(range(20)))[0][:, :, 4:12, 4:12]
+    assert ((shifted - shifted.round()).abs() < 1e-4).all()
 
 
 @pytest.mark.parametrize("axes", [2, 3])
@@ -326,14 +328,14 @@ def test_elastic_deformation_is_smooth_and_at_most_elastic_mm() -> None:
 @pytest.mark.parametrize("axes", [2, 3])
 def test_mirrored_samples_are_exact_flips_of_image_and_label(axes: int) -> None:
     augment, batch = make(axes, mirror_axes=[0, axes - 1]), batch_of(range(24), axes, more=2)
-    out, seen = augment(batch), set()
+    out, patterns = augment(batch), set()
     image, label = centre(batch["image"], SHAPES[axes]), centre(batch["label"], SHAPES[axes])
     for i in range(24):
         flips = [[], [1], [axes], [1, axes]]
         matches = [n for n, dims in enumerate(flips) if torch.equal(out["image"][i], image[i].flip(dims))]
         assert len(matches) == 1 and torch.equal(out["label"][i], label[i].flip(flips[matches[0]]))
-        seen.update(matches)
-    assert seen == {0, 1, 2, 3}
+        patterns.update(matches)
+    assert patterns == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("moves", [False, True])

@@ -1,4 +1,4 @@
-"""medconv/data/augmentation/intensity.py: against NumPy, SciPy and torch's own interpolation, row by row."""
+"""medconv/data/augmentation/intensity.py: compared row by row with NumPy, SciPy and torch."""
 
 from collections.abc import Callable
 
@@ -19,18 +19,18 @@ def rows(seed: int = 0) -> Tensor:
 
 
 def only(value: float, neutral: float, count: int = 5) -> Tensor:
-    """For the second row and the last."""
+    """The value for the second and the last row, `neutral` for the others."""
     values = torch.full((count,), neutral)
     values[[1, -1]] = value
     return values
 
 
-def test_noise_has_the_stated_deviation_and_the_same_in_all_channels() -> None:
+def test_noise_has_its_deviation_in_every_channel_and_follows_the_seeds() -> None:
     image, std = torch.zeros(3, 2, 40, 50), torch.tensor([0.0, 0.3, 0.7])
     intensity.add_noise(image, std, torch.arange(3))
-    for sample, wanted in zip(image, std.tolist(), strict=True):
+    for sample, deviation in zip(image, std.tolist(), strict=True):
         for channel in sample:
-            assert channel.std().item() == pytest.approx(wanted, rel=0.05) and channel.mean().abs() < 0.06
+            assert channel.std().item() == pytest.approx(deviation, rel=0.05) and channel.mean().abs() < 0.06
     first, second = image[2].flatten(1)
     assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 0.1
     assert abs(torch.corrcoef(torch.stack([image[1].flatten(), image[2].flatten()]))[0, 1]) < 0.1
@@ -39,19 +39,17 @@ def test_noise_has_the_stated_deviation_and_the_same_in_all_channels() -> None:
     assert torch.equal(again, image)
 
 
-def test_blur_is_scipys_gaussian() -> None:
-    """Away from the ends, where the weights that fall outside are given to the rest."""
+def test_blur_equals_the_gaussian_of_scipy() -> None:
+    """Except near the borders, where only the weights inside the image are used."""
     x, sigma = rows(), torch.tensor([[0.0, 0.0, 0.0], [0.8, 0.5, 1.0], [0, 0, 0], [0, 0, 0], [1.0, 0, 0.7]])
     y = x.clone()
     intensity.soften(y, sigma, torch.ones(5, 3))
     for i in range(5):
-        wanted = (
-            ndimage.gaussian_filter(x[i].double().numpy(), sigma[i].tolist(), truncate=3)
-            if sigma[i].any()
-            else x[i].numpy()
-        )
+        expected = x[i].double().numpy()
+        if sigma[i].any():
+            expected = ndimage.gaussian_filter(expected, sigma[i].tolist(), truncate=3)
         inner = (slice(4, -4),) * 3
-        np.testing.assert_allclose(y[i].numpy()[inner], wanted[inner], atol=2e-5)
+        np.testing.assert_allclose(y[i].numpy()[inner], expected[inner], atol=2e-5)
     flat = torch.full(SHAPE, 7.0)
     intensity.soften(flat, sigma, torch.ones(5, 3))
     torch.testing.assert_close(flat, torch.full(SHAPE, 7.0))
@@ -59,15 +57,15 @@ def test_blur_is_scipys_gaussian() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.73, 0.99, 0.01])
 @pytest.mark.parametrize("axes", [2, 3])
-def test_low_resolution_is_nearest_down_and_linear_up(share: float, axes: int) -> None:
+def test_low_resolution_samples_down_nearest_and_up_linearly(share: float, axes: int) -> None:
     x = rows()[:, 0] if axes == 2 else rows()
     y, coarse = x.clone(), only(share, 1.0)[:, None].expand(5, axes)
     intensity.soften(y, torch.zeros(5, axes), coarse)
     size = [max(1, round(n * share)) for n in x.shape[1:]]
     small = F.interpolate(x[:, None].double(), size, mode="nearest-exact")
-    wanted = F.interpolate(small, x.shape[1:], mode="bilinear" if axes == 2 else "trilinear")[:, 0].float()
-    wanted[[0, 2, 3]] = x[[0, 2, 3]]
-    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-4)
+    expected = F.interpolate(small, x.shape[1:], mode="bilinear" if axes == 2 else "trilinear")[:, 0].float()
+    expected[[0, 2, 3]] = x[[0, 2, 3]]
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-4)
 
 
 def test_blur_comes_before_low_resolution() -> None:
@@ -79,35 +77,34 @@ def test_blur_comes_before_low_resolution() -> None:
     torch.testing.assert_close(both, apart, rtol=0, atol=1e-4)
 
 
-def test_gain_and_offset() -> None:
+def test_values_are_scaled_and_shifted() -> None:
     x, y = rows(), rows()
-    intensity.scale_values(
-        y, torch.tensor([1.0, 2.0, 1.0, 0.5, 1.0]), torch.tensor([0.0, -1.0, 3.0, 0.0, 0.0])
-    )
-    wanted = torch.stack([x[0], x[1] * 2 - 1, x[2] + 3, x[3] * 0.5, x[4]])
-    torch.testing.assert_close(y, wanted)
+    gain, offset = torch.tensor([1.0, 2.0, 1.0, 0.5, 1.0]), torch.tensor([0.0, -1.0, 3.0, 0.0, 0.0])
+    intensity.scale_values(y, gain, offset)
+    expected = torch.stack([x[0], x[1] * 2 - 1, x[2] + 3, x[3] * 0.5, x[4]])
+    torch.testing.assert_close(y, expected)
 
 
 @pytest.mark.parametrize("factor", [0.75, 1.25])
-def test_contrast_is_about_the_mean_and_within_the_range(factor: float) -> None:
+def test_contrast_scales_about_the_mean_and_keeps_the_range(factor: float) -> None:
     x, y = rows(), rows()
     intensity.stretch(y, only(factor, 1.0))
     for i in (1, 4):
-        wanted = ((x[i] - x[i].mean()) * factor + x[i].mean()).clamp(x[i].min(), x[i].max())
-        torch.testing.assert_close(y[i], wanted, rtol=0, atol=1e-5)
+        expected = ((x[i] - x[i].mean()) * factor + x[i].mean()).clamp(x[i].min(), x[i].max())
+        torch.testing.assert_close(y[i], expected, rtol=0, atol=1e-5)
     assert torch.equal(y[[0, 2, 3]], x[[0, 2, 3]])
 
 
 @pytest.mark.parametrize("inverted", [False, True])
 @pytest.mark.parametrize("exponent", [0.7, 1.5])
-def test_gamma_bends_and_keeps_mean_and_deviation(inverted: bool, exponent: float) -> None:
+def test_gamma_keeps_mean_and_deviation(inverted: bool, exponent: float) -> None:
     x, y = rows(), rows()
     intensity.bend(y, only(exponent, 1.0), inverted)
     for i in (1, 4):
         source = -x[i].double() if inverted else x[i].double()
         bent = ((source - source.min()) / (source.max() - source.min())) ** exponent
-        wanted = (bent - bent.mean()) / bent.std(correction=0) * source.std(correction=0) + source.mean()
-        torch.testing.assert_close(y[i].double(), -wanted if inverted else wanted, rtol=0, atol=1e-4)
+        expected = (bent - bent.mean()) / bent.std(correction=0) * source.std(correction=0) + source.mean()
+        torch.testing.assert_close(y[i].double(), -expected if inverted else expected, rtol=0, atol=1e-4)
     assert torch.equal(y[[0, 2, 3]], x[[0, 2, 3]])
 
 
@@ -126,17 +123,17 @@ def test_a_constant_image_stays_finite(change: Callable[[Tensor], None]) -> None
     torch.testing.assert_close(x, torch.full(SHAPE, 2.5), rtol=0, atol=1e-3)
 
 
-def test_rows_at_once_are_rows_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of an accelerator, on a CPU: chosen rows as one stack, written back."""
-    one, stack = rows(), rows()
+def test_all_rows_at_once_give_the_same_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chosen rows as one stack, as on an accelerator, but here on a CPU."""
+    one_by_one, stack = rows(), rows()
 
-    def all_of(x: Tensor) -> None:
+    def change(x: Tensor) -> None:
         intensity.soften(x, only(0.9, 0.0)[:, None].expand(5, 3), only(0.6, 1.0)[:, None].expand(5, 3))
         intensity.scale_values(x, only(1.2, 1.0), only(0.3, 0.0))
         intensity.stretch(x, only(1.2, 1.0))
         intensity.bend(x, only(1.2, 1.0), False)
 
-    all_of(one)
+    change(one_by_one)
     monkeypatch.setattr(spatial, "one_by_one", lambda device: False)
-    all_of(stack)
-    torch.testing.assert_close(one, stack, rtol=1e-5, atol=1e-5)
+    change(stack)
+    torch.testing.assert_close(one_by_one, stack, rtol=1e-5, atol=1e-5)

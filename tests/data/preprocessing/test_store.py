@@ -61,10 +61,10 @@ def test_a_reader_never_sees_half_an_entry(tmp_path: Path) -> None:
     dataset = tiny(tmp_path / "data", 1)
     (case,) = dataset.cases
     store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
-    seen: list[tuple[str, bool]] = []
-    with before_each_file(lambda path: seen.append((path.name, store.has(case)))):
+    steps: list[tuple[str, bool]] = []
+    with before_each_file(lambda path: steps.append((path.name, store.has(case)))):
         store.write(case, prepare_case(case, preprocessing_config(), 3))
-    assert seen == [(f"case_0.{n}", False) for n in ("image.npy", "label.npy", "foreground.npy", "json")]
+    assert steps == [(f"case_0.{n}", False) for n in ("image.npy", "label.npy", "foreground.npy", "json")]
     assert store.has(case)
 
 

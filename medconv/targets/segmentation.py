@@ -86,7 +86,7 @@ class SegmentationTargets:
         """Label values are below this number; `ignore` is not counted."""
         return 1 + max((v for group in self.values for v in group), default=0)
 
-    def known(self, label: Tensor) -> Tensor | None:
+    def labelled(self, label: Tensor) -> Tensor | None:
         """Mask of the labelled voxels; None if all are. Shape: any -> same, bool."""
         return None if self.ignore is None else label != self.ignore
 

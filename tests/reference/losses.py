@@ -34,16 +34,20 @@ def dice_cross_entropy(
 
 
 def dice_binary_cross_entropy(
-    logits: np.ndarray, masks: np.ndarray, known: np.ndarray, dice_weight: float = 1.0, ce_weight: float = 1.0
+    logits: np.ndarray,
+    masks: np.ndarray,
+    labelled: np.ndarray,
+    dice_weight: float = 1.0,
+    ce_weight: float = 1.0,
 ) -> float:
-    """Logits and masks (batch, regions, *spatial), known (batch, 1, *spatial); counts run over the known
+    """Logits and masks (batch, regions, *spatial), labelled (batch, 1, *spatial); counts run over the labelled
     voxels of the batch.
     """
     regions = logits.shape[1]
     entropy, voxels = 0.0, 0
     both, sizes = [0.0] * regions, [0.0] * regions
     for b, *position in product(range(len(logits)), *map(range, logits.shape[2:])):
-        if not known[(b, 0, *position)]:
+        if not labelled[(b, 0, *position)]:
             continue
         voxels += 1
         for r in range(regions):

@@ -31,8 +31,8 @@ def test_classes_are_decoded_to_the_highest_channel(axes: int) -> None:
 def test_unlabelled_voxels_become_background_and_are_not_known() -> None:
     label = torch.tensor([[[[0, 1, 9], [2, 9, 1]]]])
     assert IGNORING.reference(label).tolist() == [[[[0, 1, 0], [2, 0, 1]]]]
-    assert IGNORING.known(label).tolist() == [[[[True, True, False], [True, False, True]]]]
-    assert CLASSES.known(label) is None
+    assert IGNORING.labelled(label).tolist() == [[[[True, True, False], [True, False, True]]]]
+    assert CLASSES.labelled(label) is None
 
 
 def test_numbers_of_outputs_and_values() -> None:

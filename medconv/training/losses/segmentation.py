@@ -28,12 +28,12 @@ class DiceCrossEntropy(nn.Module):
     overlapping regions use a sigmoid, binary cross-entropy and the Dice of each region.
 
     Shape: logits (batch, classes, *spatial) with reference (batch, 1, *spatial) of class indices, or logits
-        (batch, regions, *spatial) with reference (batch, regions, *spatial) of 0 and 1; known
+        (batch, regions, *spatial) with reference (batch, regions, *spatial) of 0 and 1; labelled
         (batch, 1, *spatial) bool -> scalar, computed in fp32.
     Args:
         dice_weight, ce_weight: of the two terms.
         smooth: added to numerator and denominator of the Dice, in voxels.
-        known: of `forward`: the voxels that count; elsewhere the gradient is 0. None: all.
+        labelled: of `forward`: the voxels that count; elsewhere the gradient is 0. None: all.
     Raises: ValueError: a weight or smooth that is not a number of 0 or more.
     Source: Milletari et al. 2016, arXiv:1606.04797; the sum as in Isensee et al. 2021.
     """
@@ -45,7 +45,7 @@ class DiceCrossEntropy(nn.Module):
                 raise ValueError(f"{name} must be a number of 0 or more, got {value}")
         self.dice_weight, self.ce_weight, self.smooth = dice_weight, ce_weight, smooth
 
-    def forward(self, logits: Tensor, reference: Tensor, known: Tensor | None = None) -> Tensor:
+    def forward(self, logits: Tensor, reference: Tensor, labelled: Tensor | None = None) -> Tensor:
         logits = logits.float()
         if logits.shape[1] == reference.shape[1]:
             probability, mask = logits.sigmoid(), reference.float()
@@ -56,31 +56,31 @@ class DiceCrossEntropy(nn.Module):
             true = torch.stack([reference[:, 0] == c for c in range(logits.shape[1])], 1)
             entropy = -torch.where(true, log_probability, 0)
             probability, mask = log_probability.exp()[:, 1:], true[:, 1:].float()
-        if known is not None:
+        if labelled is not None:
             entropy, probability, mask = (
-                torch.where(known, values, 0) for values in (entropy, probability, mask)
+                torch.where(labelled, values, 0) for values in (entropy, probability, mask)
             )
-        both, sizes, voxels = self._counts(probability, mask, known, reference[:, :1].numel())
+        both, sizes, voxels = self._counts(probability, mask, labelled, reference[:, :1].numel())
         dice = ((2 * both + self.smooth) / (sizes + self.smooth)).mean()
         return self.ce_weight * entropy.sum() / voxels + self.dice_weight * (1 - dice)
 
     def _counts(
-        self, probability: Tensor, mask: Tensor, known: Tensor | None, voxels: int
+        self, probability: Tensor, mask: Tensor, labelled: Tensor | None, voxels: int
     ) -> tuple[Tensor, Tensor, Any]:
-        """Summed over all ranks: intersection, and size of prediction plus size of reference. Third: known
+        """Summed over all ranks: intersection, and size of prediction plus size of reference. Third: labelled
         voxels per rank.
         """
         axes, ranks = [0, *range(2, probability.ndim)], 1
         counts = torch.stack([(probability * mask).sum(axes), (probability + mask).sum(axes)]).flatten()
-        if known is not None:
-            counts = torch.cat([counts, known.sum().float()[None]])
+        if labelled is not None:
+            counts = torch.cat([counts, labelled.sum().float()[None]])
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             counts, ranks = _SumOverRanks.apply(counts), torch.distributed.get_world_size()
         size = probability.shape[1]
         return (
             counts[:size],
             counts[size : 2 * size],
-            voxels if known is None else counts[-1].clamp(min=1) / ranks,
+            voxels if labelled is None else counts[-1].clamp(min=1) / ranks,
         )
 
 
@@ -101,11 +101,11 @@ class _SumOverRanks(torch.autograd.Function):
 class SegmentationLoss(nn.Module):
     """Any loss, adapted to segmentation targets: encodes label maps as masks and excludes ignored voxels.
 
-    A loss with an argument `known`, like ours, gets the mask of voxels that count. Any other loss gets only
-    the known voxels, in one row as a single sample. This is exact for losses that sum over a batch's voxels
+    A loss with an argument `labelled`, like ours, gets the mask of labelled voxels. Any other loss gets only
+    these voxels, in one row as a single sample. This is exact for losses that sum over a batch's voxels
     regardless of their positions. A trial on random numbers checks this, and that the loss accepts such
     logits and label maps.
-    Shape: logits (batch, outputs, *spatial), label (batch, 1, *spatial) -> scalar; 0 if no voxel is known.
+    Shape: logits (batch, outputs, *spatial), label (batch, 1, *spatial) -> scalar; 0 if no voxel is labelled.
     Args: spatial_dims: of the images; None: 3, or 2 if the loss fails in 3D.
     Raises: ValueError: the loss does not fit the targets.
     """
@@ -114,20 +114,20 @@ class SegmentationLoss(nn.Module):
         super().__init__()
         self.loss, self.targets = loss, targets
         self.takes_known = (
-            "known" in signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+            "labelled" in signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
         )
         if (problem := self._problem(spatial_dims or 3)) and (spatial_dims or self._problem(2)):
             raise problem
 
     def forward(self, logits: Tensor, label: Tensor) -> Tensor:
-        reference, known = self.targets.reference(label), self.targets.known(label)
-        if known is None:
+        reference, labelled = self.targets.reference(label), self.targets.labelled(label)
+        if labelled is None:
             return self.loss(logits, reference)
         if self.takes_known:
-            return self.loss(logits, reference, known=known)  # type: ignore[call-arg]
-        if not known.any():
+            return self.loss(logits, reference, labelled=labelled)  # type: ignore[call-arg]
+        if not labelled.any():
             return logits[:0].sum()  # 0, with a gradient of 0
-        return self.loss(_known_voxels(logits, known), _known_voxels(reference, known))
+        return self.loss(_labelled_voxels(logits, labelled), _labelled_voxels(reference, labelled))
 
     def _problem(self, spatial_dims: int) -> ValueError | None:
         """Why the loss does not fit: it fails on such masks or label maps, or depends on where voxels lie.
@@ -164,7 +164,7 @@ class SegmentationLoss(nn.Module):
         )
 
     def _trial_losses(self, spatial_dims: int) -> tuple[float, float]:
-        """The loss of random numbers, and of the same voxels shuffled if it will get known voxels only."""
+        """The loss of random numbers, and of the same voxels shuffled if it will get labelled voxels only."""
         shuffles = self.targets.ignore is not None and not self.takes_known
         generator = torch.Generator().manual_seed(0)
         size = (_SHORT_EDGE if shuffles else _EDGE,) * spatial_dims
@@ -177,7 +177,7 @@ class SegmentationLoss(nn.Module):
             if not shuffles:
                 return plain, plain
             everywhere = torch.ones_like(label, dtype=torch.bool)
-            rows = [_known_voxels(values, everywhere)[:, :, order] for values in (logits, reference)]
+            rows = [_labelled_voxels(values, everywhere)[:, :, order] for values in (logits, reference)]
             return plain, float(self.loss(*rows))
 
     def _description(self, spatial_dims: int) -> str:
@@ -200,24 +200,24 @@ def over_heads(loss: Loss, outputs: Any, label: Tensor, spatial_dims: int) -> Te
 
 
 def cross_entropy(logits: Tensor, label: Tensor, targets: SegmentationTargets) -> float | None:
-    """Mean cross-entropy over the known voxels (and over regions, if they overlap); None: no voxel is known.
+    """Mean cross-entropy over the labelled voxels (and regions, if they overlap); None if there are none.
 
     Shape: logits (batch, outputs, *spatial), label (batch, 1, *spatial).
     """
     label = label.to(logits.device)  # large logits are moved from a GPU to main memory
-    known, reference = targets.known(label), targets.reference(label)
-    if known is not None:
-        if not known.any():
+    labelled, reference = targets.labelled(label), targets.reference(label)
+    if labelled is not None:
+        if not labelled.any():
             return None
-        logits, reference = _known_voxels(logits, known), _known_voxels(reference, known)
+        logits, reference = _labelled_voxels(logits, labelled), _labelled_voxels(reference, labelled)
     if targets.overlapping:
         return float(F.binary_cross_entropy_with_logits(logits, reference.float()))
     return float(F.cross_entropy(logits, reference[:, 0].long()))
 
 
-def _known_voxels(values: Tensor, known: Tensor) -> Tensor:
-    """The known voxels of all samples: (batch, channels, *spatial) -> (1, channels, voxels, 1, ...)."""
-    row = values.movedim(1, -1)[known[:, 0]].T
+def _labelled_voxels(values: Tensor, labelled: Tensor) -> Tensor:
+    """The labelled voxels of all samples: (batch, channels, *spatial) -> (1, channels, voxels, 1, ...)."""
+    row = values.movedim(1, -1)[labelled[:, 0]].T
     return row.reshape(1, *row.shape, *(1,) * (values.ndim - 3))
 
 

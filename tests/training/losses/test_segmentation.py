@@ -149,8 +149,8 @@ def test_regions_equal_the_loops(
 ) -> None:
     logits, label = target_example(targets, shape)
     masks = torch.cat([(label == 1) | (label == 2), label == 2], 1)
-    known = (label != targets.ignore) if targets.ignore else torch.ones_like(label)
-    expected = dice_binary_cross_entropy(logits.double().numpy(), masks.numpy(), known.numpy(), **weights)
+    labelled = (label != targets.ignore) if targets.ignore else torch.ones_like(label)
+    expected = dice_binary_cross_entropy(logits.double().numpy(), masks.numpy(), labelled.numpy(), **weights)
     assert float(SegmentationLoss(DiceCrossEntropy(**weights), targets)(logits, label)) == pytest.approx(
         expected, rel=1e-5
     )
@@ -158,8 +158,8 @@ def test_regions_equal_the_loops(
 
 def test_ignoring_equals_the_loops_over_known_voxels() -> None:
     logits, label = target_example(IGNORING)
-    known = (label != 9)[:, 0]
-    one_row = logits.movedim(1, -1)[known].T[None], label[:, 0][known][None, None]
+    labelled = (label != 9)[:, 0]
+    one_row = logits.movedim(1, -1)[labelled].T[None], label[:, 0][labelled][None, None]
     expected = dice_cross_entropy(one_row[0].double().numpy(), one_row[1].numpy())
     assert float(SegmentationLoss(DiceCrossEntropy(), IGNORING)(logits, label)) == pytest.approx(
         expected, rel=1e-5

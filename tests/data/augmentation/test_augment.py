@@ -19,6 +19,7 @@ from medconv.data.augmentation.parameters import PLACE, VALUES, Parameters
 CONF = Path(__file__).parents[3] / "conf" / "augmentation"
 SOME: dict[str, Any] = {**ALL, "p": dict.fromkeys((*PLACE, *VALUES), 0.5), "mirror_axes": "all"}
 MOVES: dict[str, Any] = {**ALL, "p": dict.fromkeys(PLACE, 1.0)}
+ELASTIC: dict[str, Any] = {"elastic_mm": 2, "elastic_spacing_mm": 8}
 
 
 def make(axes: int = 3, seed: int = 0, patch_size: Sequence[int] | None = None, **settings: Any) -> Augment:
@@ -36,7 +37,7 @@ def batch_of(
 
 
 def fixed(axes: int, count: int = 1, channels: int = 1, **changes: Any) -> Parameters:
-    """Parameters that do nothing, but for the changes."""
+    """Parameters that change nothing, except those given."""
     ones, none = torch.ones(count, channels), torch.zeros(count, channels)
     values: dict[str, Any] = {
         "moved": torch.tensor([bool({"matrix", "shift", "elastic"} & changes.keys())]).repeat(count),
@@ -58,7 +59,7 @@ def fixed(axes: int, count: int = 1, channels: int = 1, **changes: Any) -> Param
 
 
 def positions_mm(shape: Sequence[int], spacing_mm: Sequence[float]) -> np.ndarray:
-    """(axes, *shape): each voxel's place from the centre."""
+    """Positions of the voxels from the centre. Shape: (axes, *shape)."""
     axes = [(np.arange(n) + 0.5 - n / 2) * s for n, s in zip(shape, spacing_mm, strict=True)]
     return np.stack(np.meshgrid(*axes, indexing="ij"))
 
@@ -86,24 +87,15 @@ def test_a_batch_gives_the_same_as_its_samples_one_by_one(
         alone = augment({key: value[i : i + 1] for key, value in batch.items()})
         torch.testing.assert_close(together["image"][i : i + 1], alone["image"], rtol=0, atol=1e-6)
         assert torch.equal(together["label"][i : i + 1], alone["label"])
-    assert together["image"].shape == (5, 2, *SHAPES[axes]) and together["label"].shape == (
-        5,
-        1,
-        *SHAPES[axes],
-    )
+    assert together["image"].shape == (5, 2, *SHAPES[axes])
+    assert together["label"].shape == (5, 1, *SHAPES[axes])
 
 
 @pytest.mark.parametrize("axes", [2, 3])
 def test_all_samples_at_once_give_the_same_as_one_by_one(axes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on an accelerator, but here on a CPU."""
-    settings = {
-        **SOME,
-        "flip_label_pairs": [(1, 2)],
-        "left_right_axis": 0,
-        "elastic_mm": 2,
-        "elastic_spacing_mm": 8,
-    }
-    augment, batch = make(axes, 3, **settings), batch_of(range(16), axes, more=3)
+    augment = make(axes, 3, **SOME, **ELASTIC, flip_label_pairs=[(1, 2)], left_right_axis=0)
+    batch = batch_of(range(16), axes, more=3)
     one_by_one = augment(batch)
     monkeypatch.setattr(spatial, "one_by_one", lambda device: False)
     stack = augment(batch)
@@ -116,7 +108,7 @@ def test_all_samples_at_once_give_the_same_as_one_by_one(axes: int, monkeypatch:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_gpu_gives_the_same_as_a_cpu(axes: int, dtype: torch.dtype) -> None:
     """Without noise, because a GPU's generator draws other numbers."""
-    settings = {**SOME, "p": {**SOME["p"], "noise": 0}, "elastic_mm": 2, "elastic_spacing_mm": 8}
+    settings = {**SOME, **ELASTIC, "p": {**SOME["p"], "noise": 0}}
     augment, batch = make(axes, 3, **settings), batch_of(range(16), axes, more=3)
     on_gpu = augment({k: v.to(dtype).cuda() if k == "image" else v.cuda() for k, v in batch.items()})
     on_cpu = augment(batch)
@@ -128,13 +120,7 @@ def test_a_gpu_gives_the_same_as_a_cpu(axes: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("axes", [2, 3])
 def test_samples_cropped_to_their_read_size_give_the_same(axes: int) -> None:
     """Workers read only what each sample shows; an accelerator gets `max_read_size` for all samples."""
-    settings = {
-        **SOME,
-        "p": {**SOME["p"], **dict.fromkeys(PLACE, 0.3)},
-        "elastic_mm": 2,
-        "elastic_spacing_mm": 8,
-    }
-    augment = make(axes, 1, **settings)
+    augment = make(axes, 1, **{**SOME, **ELASTIC, "p": {**SOME["p"], **dict.fromkeys(PLACE, 0.3)}})
     numbers = list(range(20))
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(20, 1, *augment.max_read_size, generator=generator)
@@ -151,7 +137,7 @@ def test_samples_cropped_to_their_read_size_give_the_same(axes: int) -> None:
 
 @pytest.mark.parametrize("axes", [2, 3])
 def test_read_size_includes_all_that_a_sample_shows(axes: int) -> None:
-    """An image of ones stays one wherever `read_size` is not cut at its largest."""
+    """An image of ones stays one if `read_size` is below `max_read_size` along every axis."""
     augment = make(axes, 0, p={"rotation": 1, "scale": 1, "shift": 1}, rotation_deg=25, scale=(0.8, 1.1))
     for number in range(20):
         size = augment.read_size(number)
@@ -206,12 +192,11 @@ def test_a_prediction_can_be_moved_like_its_image() -> None:
     augment, batch = make(**ALL), batch_of([3])
     parameters = augment.sample([3], 2)
     prediction = batch["label"].float() * 10
-    _, moved = augment.apply(batch["image"], batch["label"], parameters)
-    moved_prediction, label = augment.place(prediction, batch["label"], parameters)
-    assert torch.equal(label, moved)
-    assert (
-        dice(moved_prediction.numpy() > 15, moved.numpy() > 1) > 0.7
-    )  # random voxels, one linear, one nearest
+    _, label = augment.apply(batch["image"], batch["label"], parameters)
+    moved, same_label = augment.place(prediction, batch["label"], parameters)
+    assert torch.equal(same_label, label)
+    # not 1: the prediction is interpolated linearly, the label by nearest neighbour
+    assert dice(moved.numpy() > 15, label.numpy() > 1) > 0.7
 
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (0.8, 2.0), (1.0, 1.0, 1.0), (0.7, 1.0, 1.9)])
@@ -234,7 +219,7 @@ def test_a_blob_lands_where_the_matrix_says_in_mm(spacing: tuple[float, ...]) ->
 
 
 def test_drawn_rotations_keep_a_ball_a_ball() -> None:
-    """With voxels of 1 x 1.2 x 2.5 mm; a rotation in voxels would turn it into an egg."""
+    """A rotation in voxels, of 1 x 1.2 x 2.5 mm, would deform it."""
     shape, spacing = (40, 44, 13), (1, 1.2, 2.5)
     ball = torch.from_numpy((positions_mm(shape, spacing) ** 2).sum(0) < 14**2)[None, None].to(torch.uint8)
     augment = make(spacing_mm=spacing, patch_size=shape, p={"rotation": 1}, rotation_deg=45)
@@ -246,7 +231,7 @@ def test_drawn_rotations_keep_a_ball_a_ball() -> None:
 
 @pytest.mark.parametrize("axis", range(3))
 def test_a_shift_is_a_share_of_the_patch(axis: int) -> None:
-    """Two voxels of 14, 12 or 10, towards the start: the share is of the patch along that axis."""
+    """A share of 2/14, 2/12 or 2/10 shifts by two voxels."""
     batch = batch_of([0], channels=1)
     size = SHAPES[3][axis]
     shift = torch.zeros(1, 3)
@@ -340,10 +325,9 @@ def test_mirrored_samples_are_exact_flips_of_image_and_label(axes: int) -> None:
 
 @pytest.mark.parametrize("moves", [False, True])
 def test_left_and_right_labels_swap_in_mirrored_samples(moves: bool) -> None:
-    label = torch.randint(0, 5, (16, 1, *SHAPES[3]), generator=torch.Generator().manual_seed(0)).to(
-        torch.uint8
-    )
-    batch = {"image": torch.zeros(16, 1, *SHAPES[3]), "label": label, "sample": torch.arange(16)}
+    generator, shape = torch.Generator().manual_seed(0), (16, 1, *SHAPES[3])
+    label = torch.randint(0, 5, shape, generator=generator).to(torch.uint8)
+    batch = {"image": torch.zeros(shape), "label": label, "sample": torch.arange(16)}
     settings = {"mirror_axes": [0, 1], **(MOVES if moves else {})}
     plain, paired = make(**settings), make(**settings, flip_label_pairs=[(1, 3), (2, 4)], left_right_axis=0)
     flips = plain.sample(range(16)).flips
@@ -359,11 +343,8 @@ def test_presets_are_valid_and_change_the_expected_number_of_samples() -> None:
         settings = yaml.safe_load(path.read_text())
         assert settings.pop("_target_") == "medconv.data.augmentation.augment.Augment"
         for axes in (2, 3):
-            out = make(axes, **settings)(batch_of(range(12), axes))
-            changed = sum(
-                not torch.equal(a, b)
-                for a, b in zip(out["image"], batch_of(range(12), axes)["image"], strict=True)
-            )
-            assert changed == {"none": 0, "light": 12}.get(path.stem, changed) and (
-                changed > 6 or path.stem == "none"
-            )
+            batch = batch_of(range(12), axes)
+            images = zip(make(axes, **settings)(batch)["image"], batch["image"], strict=True)
+            changed = sum(not torch.equal(augmented, image) for augmented, image in images)
+            assert changed == {"none": 0, "light": 12}.get(path.stem, changed)
+            assert changed > 6 or path.stem == "none"

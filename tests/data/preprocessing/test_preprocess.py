@@ -72,7 +72,7 @@ def test_round_trip_in_every_orientation(axes: tuple[int, ...], signs: tuple[int
 def blob(
     shape: tuple[int, ...], affine: np.ndarray, centre_mm: np.ndarray, radii_mm: np.ndarray
 ) -> np.ndarray:
-    """How far each voxel is from the centre, in radii."""
+    """The distance of each voxel from the centre, in radii."""
     voxels = np.stack([*np.meshgrid(*[np.arange(n) for n in shape], indexing="ij"), np.ones(shape)])
     positions = np.einsum("ij,jxyz->ixyz", affine[:3], voxels)
     return np.linalg.norm(

@@ -1,4 +1,4 @@
-"""Image-level data: preprocessed to one size, stored, sampled, augmented, loaded; derived config values."""
+"""Image-level data: preprocessed to one size, stored, sampled, augmented, loaded."""
 
 import logging
 import os
@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.picture_tables import COUNT, SIZE, pixels, write
 from helpers.volumes import image_array
 from helpers.volumes import save as save_volume
-from hydra import compose, initialize_config_dir
 
-from medconv import config
 from medconv.data.augmentation.augment import Augment
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.datasets.csv_table import csv
@@ -25,32 +24,12 @@ from medconv.data.loading.image_dataset import ImageCases, ImageDataset
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, framed, preprocess
 from medconv.data.preprocessing.store import Store
-from medconv.training import data_setup
 
-COUNT, SIZE = 10, (12, 8)  # X, Y
 LIGHT: dict[str, Any] = {
     "p": {"rotation": 1.0, "noise": 1.0, "additive_brightness": 1.0},
     "spacing_mm": (1.0, 1.0),
     "patch_size": SIZE,
 }
-
-
-def pixels(seed: int, size: tuple[int, int] = SIZE) -> np.ndarray:
-    return np.random.default_rng(seed).integers(1, 256, (size[1], size[0]), dtype=np.uint8)
-
-
-def write(root: Path, count: int = COUNT, **sizes: tuple[int, int]) -> Path:
-    """Pictures 0.png, 1.png, ...; every fifth is of class b.
-
-    Args: sizes: `_3=(9, 9)` gives picture 3 another size.
-    """
-    root.mkdir(parents=True, exist_ok=True)
-    lines = ["path,label,age"]
-    for i in range(count):
-        write_picture(root / f"{i}.png", pixels(i, sizes.get(f"_{i}", SIZE)))
-        lines.append(f"{i}.png,{'b' if i % 5 == 0 else 'a'},{20 + i}")
-    (root / "labels.csv").write_text("\n".join(lines))
-    return root / "labels.csv"
 
 
 def prepare_images(dataset: Dataset, folder: Path) -> tuple[PreprocessingConfig, Store]:
@@ -248,85 +227,6 @@ def test_augmentation_keeps_values_and_does_not_depend_on_the_batch() -> None:
         atol=1e-4,
         rtol=1e-4,
     )
-
-
-def composed(table: Path, *overrides: str) -> Any:
-    arguments = [
-        "data=csv",
-        f"data.root={table}",
-        f"data.cache_dir={table.parent.parent / 'cache'}",
-        "data.num_workers=0",
-    ]
-    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        return config.validate(
-            compose("train", [*arguments, "trainer.accelerator=cpu", "data.num_folds=2", *overrides])
-        )
-
-
-def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    table = write(tmp_path / "data", 20)
-    write_picture(tmp_path / "data/1.png", pixels(2))  # a copy of 2
-    settings = composed(table, "data.balanced_sampling=true", "data.fold=1")
-    prepared = data_setup.prepare_data(settings)
-    derived = data_setup.derived_values(prepared)
-    expected = {
-        "image_targets": {"kind": "multiclass", "names": ["a", "b"]},
-        "targets": None,
-        "num_classes": 2,
-        "num_channels": 1,
-        "class_names": ["a", "b"],
-        "patch_size": list(SIZE),
-        "spatial_dims": 2,
-        "value_means": None,
-    }
-    assert {key: derived[key] for key in expected} == expected
-    validation = {case.id for case in prepared.val}
-    assert ("1" in validation) != ("2" in validation), "else the next line tests nothing"
-    assert "1 images are in training and also in validation" in caplog.text
-    assert len(prepared.train) + len(prepared.val) == 19
-    assert derived["class_counts"] == [sum(c.values == (v,) for c in prepared.train) for v in (0.0, 1.0)]
-    values = config.resolve(settings, {**derived, "num_train_cases": len(prepared.train)})
-    values["data"]["batch_size"] = 4
-    batch = next(iter(data_setup.data_module(values, prepared).train_dataloader()))
-    assert sorted(batch["label"].flatten().tolist()) == [0, 0, 1, 1]
-    numbers = data_setup.prepare_data(
-        composed(table, "task=regression", "data.label_columns=age", "data.fold=all")
-    )
-    derived = data_setup.derived_values(numbers)
-    assert derived["value_means"] == [pytest.approx(29.5)]
-    assert derived["value_stds"] == [pytest.approx(np.arange(20).std())]
-    assert derived["class_counts"] is None and derived["num_classes"] == 1 and not numbers.val
-
-
-@pytest.mark.parametrize(
-    ("sizes", "overrides", "message"),
-    [
-        (
-            {"_3": (9, 9)},
-            [],
-            r"3\.png: 9 x 9 pixels, while most pictures have 12 x 8; expected one size, or "
-            r"data\.resize=\[12,8\]",
-        ),
-        ({}, ["data.regions={x:[1]}"], r"data\.regions is for label maps"),
-        ({}, ["data.flip_label_pairs=[[a,b]]"], r"data\.flip_label_pairs is for label maps"),
-        (
-            {},
-            ["data.balanced_sampling=true", "task=regression", "data.label_columns=age"],
-            r"data\.balanced_sampling=true draws each class",
-        ),
-        ({}, ["data.num_folds=10"], "no validation case has class"),
-    ],
-)
-def test_invalid_settings_are_errors(tmp_path: Path, sizes: Any, overrides: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        data_setup.prepare_data(composed(write(tmp_path / "data", **sizes), *overrides))
-
-
-def test_resize_scales_pictures_of_different_sizes(tmp_path: Path) -> None:
-    table = write(tmp_path / "data", 20, _3=(9, 30))
-    prepared = data_setup.prepare_data(composed(table, "data.resize=[16,8]"))
-    assert prepared.preprocessing.resize == (16, 8) and prepared.plan.patch_size == (16, 8)
-    assert all(prepared.store.read(case.id).image.shape == (1, 16, 8) for case in prepared.dataset.cases)
 
 
 def test_fingerprint_leaves_out_the_test_split(tmp_path: Path) -> None:

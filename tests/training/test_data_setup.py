@@ -1,0 +1,92 @@
+"""medconv/training/data_setup.py: the dataset of a config, and the config values that follow from it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.picture_tables import SIZE, pixels, write
+from hydra import compose, initialize_config_dir
+
+from medconv import config
+from medconv.data.io.raster import write_picture
+from medconv.training import data_setup
+
+
+def composed(table: Path, *overrides: str) -> Any:
+    arguments = [
+        "data=csv",
+        f"data.root={table}",
+        f"data.cache_dir={table.parent.parent / 'cache'}",
+        "data.num_workers=0",
+    ]
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        return config.validate(
+            compose("train", [*arguments, "trainer.accelerator=cpu", "data.num_folds=2", *overrides])
+        )
+
+
+def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = write(tmp_path / "data", 20)
+    write_picture(tmp_path / "data/1.png", pixels(2))  # a copy of 2
+    settings = composed(table, "data.balanced_sampling=true", "data.fold=1")
+    prepared = data_setup.prepare_data(settings)
+    derived = data_setup.derived_values(prepared)
+    expected = {
+        "image_targets": {"kind": "multiclass", "names": ["a", "b"]},
+        "targets": None,
+        "num_classes": 2,
+        "num_channels": 1,
+        "class_names": ["a", "b"],
+        "patch_size": list(SIZE),
+        "spatial_dims": 2,
+        "value_means": None,
+    }
+    assert {key: derived[key] for key in expected} == expected
+    validation = {case.id for case in prepared.val}
+    assert ("1" in validation) != ("2" in validation), "else the next line tests nothing"
+    assert "1 images are in training and also in validation" in caplog.text
+    assert len(prepared.train) + len(prepared.val) == 19
+    assert derived["class_counts"] == [sum(c.values == (v,) for c in prepared.train) for v in (0.0, 1.0)]
+    values = config.resolve(settings, {**derived, "num_train_cases": len(prepared.train)})
+    values["data"]["batch_size"] = 4
+    batch = next(iter(data_setup.data_module(values, prepared).train_dataloader()))
+    assert sorted(batch["label"].flatten().tolist()) == [0, 0, 1, 1]
+    numbers = data_setup.prepare_data(
+        composed(table, "task=regression", "data.label_columns=age", "data.fold=all")
+    )
+    derived = data_setup.derived_values(numbers)
+    assert derived["value_means"] == [pytest.approx(29.5)]
+    assert derived["value_stds"] == [pytest.approx(np.arange(20).std())]
+    assert derived["class_counts"] is None and derived["num_classes"] == 1 and not numbers.val
+
+
+@pytest.mark.parametrize(
+    ("sizes", "overrides", "message"),
+    [
+        (
+            {"_3": (9, 9)},
+            [],
+            r"3\.png: 9 x 9 pixels, while most pictures have 12 x 8; expected one size, or "
+            r"data\.resize=\[12,8\]",
+        ),
+        ({}, ["data.regions={x:[1]}"], r"data\.regions is for label maps"),
+        ({}, ["data.flip_label_pairs=[[a,b]]"], r"data\.flip_label_pairs is for label maps"),
+        (
+            {},
+            ["data.balanced_sampling=true", "task=regression", "data.label_columns=age"],
+            r"data\.balanced_sampling=true draws each class",
+        ),
+        ({}, ["data.num_folds=10"], "no validation case has class"),
+    ],
+)
+def test_invalid_settings_are_errors(tmp_path: Path, sizes: Any, overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        data_setup.prepare_data(composed(write(tmp_path / "data", **sizes), *overrides))
+
+
+def test_resize_scales_pictures_of_different_sizes(tmp_path: Path) -> None:
+    table = write(tmp_path / "data", 20, _3=(9, 30))
+    prepared = data_setup.prepare_data(composed(table, "data.resize=[16,8]"))
+    assert prepared.preprocessing.resize == (16, 8) and prepared.plan.patch_size == (16, 8)
+    assert all(prepared.store.read(case.id).image.shape == (1, 16, 8) for case in prepared.dataset.cases)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers import tiny
+from helpers.preprocess_command import overrides, run_preprocess
 from helpers.processes import Forked
 
 from medconv.data.datasets.decathlon import msd
@@ -15,93 +16,6 @@ from medconv.data.splits import split_fold
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
 COUNT = 10  # cases, so that the command can be stopped before its end
-
-
-def overrides(dataset: Path, cache: Path) -> list[str]:
-    return ["data=msd", f"data.root={dataset}", f"data.cache_dir={cache}", "data.num_folds=3"]
-
-
-def run_preprocess(
-    arguments: list[str],
-    cwd: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    code: int = 0,
-) -> tuple[str, str]:
-    """The command in this process; returns its standard output and standard error."""
-    monkeypatch.chdir(cwd)
-    exit_code = tiny.call(monkeypatch, "preprocess", *arguments)
-    out, err = capsys.readouterr()
-    assert exit_code == code, err
-    assert "Traceback" not in err
-    return out, err
-
-
-def test_the_last_lines_name_the_store_and_the_plan_and_verify_finds_a_damaged_file(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [
-        *overrides(dataset, tmp_path / "cache"),
-        "data.spacing_mm=[1,1.5,2]",
-        "data.patch_size=[16,16,12]",
-    ]
-    out, _ = run_preprocess(arguments, tmp_path, monkeypatch, capsys)
-    (home,) = (tmp_path / "cache").iterdir()
-    (store,) = [path for path in home.iterdir() if path.is_dir()]
-    size = sum(path.stat().st_size for path in store.iterdir()) / 1e6
-    assert out.splitlines()[-4:] == [
-        "prepared  7 cases of Tiny",
-        f"store     {store}, {size:.1f} MB",
-        f"findings  {home / 'fingerprint.json'}",
-        "plan      spacing 1 x 1.5 x 2 mm, patch 16 x 16 x 12 voxels",
-    ]
-    before = {path: path.stat().st_mtime_ns for path in store.iterdir()}
-    stat = (store / "case_3.image.npy").stat()
-    content = bytearray((store / "case_3.image.npy").read_bytes())
-    content[-1] ^= 1
-    (store / "case_3.image.npy").write_bytes(content)
-    os.utime(store / "case_3.image.npy", ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert "preparing 1" not in run_preprocess(arguments, tmp_path, monkeypatch, capsys)[0]
-    assert (
-        "preparing 1 of 7 cases" in run_preprocess([*arguments, "--verify"], tmp_path, monkeypatch, capsys)[0]
-    )
-    changed = {path.name.split(".")[0] for path, when in before.items() if path.stat().st_mtime_ns != when}
-    assert changed == {"case_3"}
-
-
-def test_check_only_shows_a_table_and_writes_nothing(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [*overrides(dataset, tmp_path / "cache"), "--check-only"]
-    out, err = run_preprocess(arguments, tmp_path, monkeypatch, capsys)
-    head, *rows = out.splitlines()[:8]
-    assert head.split("  ")[0] == "case" and head.split()[-3:] == ["background", "box", "hole"]
-    assert [row.split()[0] for row in rows] == [f"case_{i}" for i in range(7)]
-    assert rows[0].split()[1:13] == ["16", "x", "18", "x", "12", "1", "x", "1.5", "x", "2", "LAS", "1"]
-    assert " %" in rows[0] and " to " in rows[0]
-    plan = {line.split("  ")[0]: line for line in out.splitlines()}
-    assert plan["patch"].endswith("the median image, 16 x 18 x 12, rounded up to what the strides divide")
-    assert plan["batch"].startswith("batch          2  ") and "of CPU memory" in plan["memory"]
-    assert out.endswith("no errors in 7 cases of Tiny\n") and err == ""
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_check_only_lists_every_error_and_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = tiny.write_dataset(tmp_path / "damaged")
-    (root / "imagesTr/case_1.nii.gz").write_bytes(b"")
-    (root / "labelsTr/case_4.nii.gz").unlink()
-    arguments = [*overrides(root, tmp_path / "cache"), "--check-only", "data.on_invalid_case=skip"]
-    out, err = run_preprocess(arguments, tmp_path, monkeypatch, capsys, USER)
-    rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("case_")}
-    assert (
-        rows["case_1"].endswith("1 errors")
-        and rows["case_4"].endswith("1 errors")
-        and rows["case_2"].endswith("%")
-    )
-    assert err.startswith("error: dataset Tiny: 2 errors in 7 cases\n  case case_1: ")
-    assert not (tmp_path / "cache").exists()
 
 
 def test_help_and_config_are_printed(

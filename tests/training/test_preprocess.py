@@ -1,0 +1,104 @@
+"""medconv/training/preprocess.py: what `medconv preprocess` prints about a dataset, its plan and its errors."""
+
+import os
+from pathlib import Path
+
+import pytest
+from helpers import tiny
+from helpers.preprocess_command import overrides, run_preprocess
+
+from medconv.data.case import Case, Dataset
+from medconv.data.preprocessing.fingerprint import CaseReport
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.training.preprocess import table
+from medconv.utils.exit_codes import USER
+
+
+def test_the_last_lines_name_the_store_and_the_plan_and_verify_finds_a_damaged_file(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        *overrides(dataset, tmp_path / "cache"),
+        "data.spacing_mm=[1,1.5,2]",
+        "data.patch_size=[16,16,12]",
+    ]
+    out, _ = run_preprocess(arguments, tmp_path, monkeypatch, capsys)
+    (home,) = (tmp_path / "cache").iterdir()
+    (store,) = [path for path in home.iterdir() if path.is_dir()]
+    size = sum(path.stat().st_size for path in store.iterdir()) / 1e6
+    assert out.splitlines()[-4:] == [
+        "prepared  7 cases of Tiny",
+        f"store     {store}, {size:.1f} MB",
+        f"findings  {home / 'fingerprint.json'}",
+        "plan      spacing 1 x 1.5 x 2 mm, patch 16 x 16 x 12 voxels",
+    ]
+    before = {path: path.stat().st_mtime_ns for path in store.iterdir()}
+    stat = (store / "case_3.image.npy").stat()
+    content = bytearray((store / "case_3.image.npy").read_bytes())
+    content[-1] ^= 1
+    (store / "case_3.image.npy").write_bytes(content)
+    os.utime(store / "case_3.image.npy", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert "preparing 1" not in run_preprocess(arguments, tmp_path, monkeypatch, capsys)[0]
+    assert (
+        "preparing 1 of 7 cases" in run_preprocess([*arguments, "--verify"], tmp_path, monkeypatch, capsys)[0]
+    )
+    changed = {path.name.split(".")[0] for path, when in before.items() if path.stat().st_mtime_ns != when}
+    assert changed == {"case_3"}
+
+
+def test_check_only_shows_a_table_and_writes_nothing(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*overrides(dataset, tmp_path / "cache"), "--check-only"]
+    out, err = run_preprocess(arguments, tmp_path, monkeypatch, capsys)
+    head, *rows = out.splitlines()[:8]
+    assert head.split("  ")[0] == "case" and head.split()[-3:] == ["background", "box", "hole"]
+    assert [row.split()[0] for row in rows] == [f"case_{i}" for i in range(7)]
+    assert rows[0].split()[1:13] == ["16", "x", "18", "x", "12", "1", "x", "1.5", "x", "2", "LAS", "1"]
+    assert " %" in rows[0] and " to " in rows[0]
+    plan = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert plan["patch"].endswith("the median image, 16 x 18 x 12, rounded up to what the strides divide")
+    assert plan["batch"].startswith("batch          2  ") and "of CPU memory" in plan["memory"]
+    assert out.endswith("no errors in 7 cases of Tiny\n") and err == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_check_only_lists_every_error_and_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tiny.write_dataset(tmp_path / "damaged")
+    (root / "imagesTr/case_1.nii.gz").write_bytes(b"")
+    (root / "labelsTr/case_4.nii.gz").unlink()
+    arguments = [*overrides(root, tmp_path / "cache"), "--check-only", "data.on_invalid_case=skip"]
+    out, err = run_preprocess(arguments, tmp_path, monkeypatch, capsys, USER)
+    rows = {line.split()[0]: line for line in out.splitlines() if line.startswith("case_")}
+    assert (
+        rows["case_1"].endswith("1 errors")
+        and rows["case_4"].endswith("1 errors")
+        and rows["case_2"].endswith("%")
+    )
+    assert err.startswith("error: dataset Tiny: 2 errors in 7 cases\n  case case_1: ")
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "labels", "cells"),
+    [
+        ("multiclass", ("normal", "tumour"), (1.0,), ["", "x"]),
+        ("regression", ("age",), (41.5,), ["41.5"]),
+    ],
+)
+def test_the_table_has_a_column_for_each_image_level_target(
+    kind: str, names: tuple[str, ...], labels: tuple[float, ...], cells: list[str]
+) -> None:
+    """A case without a label has dashes."""
+    targets = ImageLevelTargets(kind, names)
+    cases = (Case("a", (), values=labels), Case("b", ()))
+    lines = table(
+        Dataset("d", cases, names, ("MRI",), image_targets=targets),
+        [CaseReport("a"), CaseReport("b", ["no file"])],
+    ).splitlines()
+    starts = [lines[0].index(name) for name in names]
+    shown = [[line[start:].split("  ")[0].strip() for start in starts] for line in lines[1:]]
+    assert shown == [cells, ["-"] * len(names)]
+    assert lines[2].endswith("1 errors") and not lines[1].endswith("errors")

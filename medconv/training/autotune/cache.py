@@ -66,7 +66,7 @@ def settle(values: Values, folder: RunDir) -> Values:
     path = _memory(values)
     result = _remembered(path)
     if result is not None:
-        log.info("perf=autotune: %s, as measured here before (%s)", _words(result), path)
+        log.info("perf=autotune: %s, as measured here before (%s)", _describe(result), path)
     elif is_rank_zero():
         result = _measured(values)
         _remember(result, path, values)
@@ -247,7 +247,7 @@ def _recorded(earlier: Any, values: Values, unsettled: Sequence[str]) -> dict[st
     return choice
 
 
-def _words(result: dict[str, Any]) -> str:
+def _describe(result: dict[str, Any]) -> str:
     return str(Choice(**{key.split(".")[1]: value for key, value in result["choice"].items() if key in OPEN}))
 
 

@@ -16,12 +16,12 @@ def check_same_task(content: Mapping[str, Any], derived: Mapping[str, Any], sett
     Args: derived: values of this run. setting: the key and its value, for the message.
     Raises: ValueError: it differs; describes both.
     """
-    theirs = content["medconv"].get("config", {}).get("derived", {})
-    alike = all(theirs.get(key) == derived[key] for key in ("spatial_dims", "num_channels", "num_classes"))
-    if not alike or output_names(theirs) != output_names(derived) or _kind(theirs) != _kind(derived):
+    trained = content["medconv"].get("config", {}).get("derived", {})
+    alike = all(trained.get(key) == derived[key] for key in ("spatial_dims", "num_channels", "num_classes"))
+    if not alike or output_names(trained) != output_names(derived) or _kind(trained) != _kind(derived):
         raise ValueError(
-            f"{setting}: a checkpoint of another task: it is for {_words(theirs)}, this run for "
-            f"{_words(derived)}"
+            f"{setting}: a checkpoint of another task: it is for {_describe(trained)}, this run for "
+            f"{_describe(derived)}"
         )
 
 
@@ -36,10 +36,10 @@ def check_has_training_state(content: Mapping[str, Any], setting: str) -> None:
 
 def check_weights_fit(module: nn.Module, content: Mapping[str, Any], setting: str) -> None:
     """Raises: ValueError: names or sizes of the weights differ from this module's; names the first ones."""
-    theirs, own = content["state_dict"], module.state_dict()
-    wrong = [f"{k} is missing in it" for k in own if k not in theirs]
-    wrong += [f"{k} is not in the network" for k in theirs if k not in own]
-    sizes = ((k, tuple(theirs[k].shape), tuple(own[k].shape)) for k in own if k in theirs)
+    saved, own = content["state_dict"], module.state_dict()
+    wrong = [f"{k} is missing in it" for k in own if k not in saved]
+    wrong += [f"{k} is not in the network" for k in saved if k not in own]
+    sizes = ((k, tuple(saved[k].shape), tuple(own[k].shape)) for k in own if k in saved)
     wrong += [f"{k} is {there} in it, here {here}" for k, there, here in sizes if there != here]
     if wrong:
         raise ValueError(f"{setting}: its weights do not fit this network: {'; '.join(wrong[:3])}")
@@ -47,21 +47,21 @@ def check_weights_fit(module: nn.Module, content: Mapping[str, Any], setting: st
 
 def check_same_optimizer(content: Mapping[str, Any], target: str, setting: str) -> None:
     """Raises: ValueError: the checkpoint holds the state of another optimizer."""
-    theirs = str(content["medconv"].get("config", {}).get("optimizer", {}).get("_target_", target))
-    if theirs != target:
+    trained_with = str(content["medconv"].get("config", {}).get("optimizer", {}).get("_target_", target))
+    if trained_with != target:
         raise ValueError(
-            f"{setting}: was trained with optimizer._target_={theirs}, this run has {target}; use the same "
-            "optimizer, or init.pretrained to start a new run from its weights"
+            f"{setting}: was trained with optimizer._target_={trained_with}, this run has {target}; use the "
+            "same optimizer, or init.pretrained to start a new run from its weights"
         )
 
 
 def check_same_freezing(content: Mapping[str, Any], init: Mapping[str, Any], setting: str) -> None:
     """Raises: ValueError: frozen parameters or learning rate multipliers differ from those of `init`."""
-    theirs = content["medconv"]["config"]["init"]
+    saved = content["medconv"]["config"]["init"]
     for key in ("freeze", "lr_multipliers"):
-        if (theirs[key] or None) != (init[key] or None):
+        if (saved[key] or None) != (init[key] or None):
             raise ValueError(
-                f"{setting}: was trained with init.{key}={theirs[key]}, this run has {init[key]}; use the "
+                f"{setting}: was trained with init.{key}={saved[key]}, this run has {init[key]}; use the "
                 "same, or init.pretrained to start a new run from its weights"
             )
 
@@ -72,7 +72,7 @@ def _kind(derived: Mapping[str, Any]) -> Any:
     return image_targets.get("kind") if isinstance(image_targets, Mapping) else None
 
 
-def _words(derived: Mapping[str, Any]) -> str:
+def _describe(derived: Mapping[str, Any]) -> str:
     channels, outputs = derived.get("num_channels"), derived.get("num_classes")
     names = ", ".join(output_names(derived)) or "unnamed classes"
     kind = f"{_kind(derived)} " if _kind(derived) else ""

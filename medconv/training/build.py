@@ -18,8 +18,6 @@ from medconv.convs import mirror_axes
 from medconv.data import left_right
 from medconv.data.loading.datamodule import DataModule
 from medconv.data.preprocessing.preprocess import restore
-from medconv.inference.load import LoadedModel as LoadedModel
-from medconv.inference.load import load as load
 from medconv.inference.tta import test_time_axes, training_axes
 from medconv.models.build import build_network
 from medconv.models.layers.max_pool import swap_pools

@@ -16,12 +16,10 @@ from omegaconf import DictConfig
 
 from medconv import config as configs
 from medconv.config import Values
-from medconv.inference.load import LoadedModel as LoadedModel
-from medconv.inference.load import load as load
 from medconv.models.build import model_of
 from medconv.models.monai_networks import stem_for
-from medconv.models.pretrained import load as models_load
 from medconv.models.pretrained.adapt import layers_of
+from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance import bottleneck
 from medconv.targets import monitor
 from medconv.training import report
@@ -130,7 +128,7 @@ def _first_weights(config: DictConfig, values: Values, folder: RunDir) -> Callab
     )
     layers = layers_of(values["model"], *map(model_of, more))
     return partial(
-        models_load.load,
+        load_pretrained,
         path=Path(init["pretrained"]),
         derived=derived,
         layers=layers,

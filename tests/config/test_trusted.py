@@ -14,7 +14,7 @@ from helpers import tiny
 
 from medconv.cli.main import COMMANDS
 from medconv.config import ConfigError, trusted
-from medconv.training import run
+from medconv.inference.load import load
 from medconv.utils.exit_codes import USER
 
 SOURCES = sorted(
@@ -261,7 +261,7 @@ def test_a_checkpoint_that_names_code_is_refused(
     content["medconv"]["config"][group] = placed(NODES[name], tmp_path / "hit")
     torch.save(content, tmp_path / "x.ckpt")
     with pytest.raises(ValueError, match="is refused"):
-        run.load(tmp_path / "x.ckpt")
+        load(tmp_path / "x.ckpt")
     assert not (tmp_path / "hit").exists()
 
 
@@ -290,8 +290,8 @@ def test_a_package_that_the_user_names_is_trusted(trained: Path, tmp_path: Path)
     content["medconv"]["config"]["model"]["_target_"] = "helpers.tiny.Net"
     torch.save(content, tmp_path / "own.ckpt")
     with pytest.raises(ValueError, match="is refused"):
-        run.load(tmp_path / "own.ckpt")
-    assert type(run.load(tmp_path / "own.ckpt", trusted=["helpers"]).network).__name__ == "Net"
+        load(tmp_path / "own.ckpt")
+    assert type(load(tmp_path / "own.ckpt", trusted=["helpers"]).network).__name__ == "Net"
 
 
 @pytest.mark.parametrize(
@@ -306,4 +306,4 @@ def test_absurd_sizes_in_a_config_are_refused(
     content["medconv"]["config"]["model"]["in_channels"] = value if key == "num_channels" else 1
     torch.save(content, tmp_path / "x.ckpt")
     with pytest.raises(ValueError):
-        run.load(tmp_path / "x.ckpt")
+        load(tmp_path / "x.ckpt")

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from medconv.config import ConfigError
 from medconv.data import left_right
+from medconv.inference.load import load
 from medconv.inference.sliding_window import SlidingWindow
-from medconv.training import run
 
 NAMES = ("background", "left_kidney", "spleen", "right_kidney", "lung_l", "lung_r")
 
@@ -120,7 +120,7 @@ def test_pairs_reach_augmentation_validation_and_prediction(kidneys: Path, tmp_p
     tiny.train(kidneys, tmp_path / "run", *settings, "trainer.max_steps=1")
     arguments = RecordingAugment.arguments
     assert arguments["flip_label_pairs"] == ((1, 2),) and arguments["left_right_axis"] == 0
-    model = run.load(tmp_path / "run/checkpoints/last.ckpt")
+    model = load(tmp_path / "run/checkpoints/last.ckpt")
     assert model.window.flip_label_pairs == ((1, 2),) and model.window.mirror_axes == (0,)
 
 

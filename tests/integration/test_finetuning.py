@@ -13,7 +13,7 @@ import torch
 from helpers import resuming, tiny
 from helpers.processes import Forked
 
-from medconv.training import run
+from medconv.inference.load import load
 from medconv.utils import checkpoint_io
 from medconv.utils.exit_codes import DONE
 
@@ -66,7 +66,7 @@ def test_on_other_classes_with_frozen_layers_and_rates_of_their_own(
                 assert torch.equal(value, before[name]) == name.startswith("network.encoder"), name
     found = rates(after)
     assert found[0.1] == pytest.approx(0.1 * found[1.0]) and found[0.5] == pytest.approx(0.5 * found[1.0])
-    assert run.load(tmp_path / "run/checkpoints/last.ckpt").class_names
+    assert load(tmp_path / "run/checkpoints/last.ckpt").class_names
 
 
 def test_the_log_holds_the_table(first: Path, dataset: Path, tmp_path: Path) -> None:

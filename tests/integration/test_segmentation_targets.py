@@ -10,7 +10,7 @@ import pytest
 import yaml
 from helpers import tiny
 
-from medconv.training import run
+from medconv.inference.load import load
 
 REGIONS = ["data.regions={both:[box,hole],hole:[hole]}", "data.regions_order=[1,2]"]
 LEARNING = ["trainer.max_steps=60", "data.samples_per_epoch=60", "optimizer.lr=2e-2"]
@@ -47,7 +47,7 @@ def test_regions_are_learned_and_predicted(
     summary = json.loads((of_regions / "summary.json").read_text())
     assert set(summary["val/dice_per_class"]) == {"both", "hole"}
     assert summary["val/dice_per_class"]["both"] > 0.4
-    model = run.load(of_regions / "checkpoints/best.ckpt")
+    model = load(of_regions / "checkpoints/best.ckpt")
     assert model.targets.names == ("both", "hole") and model.targets.order == (1, 2)
     files = [
         "--checkpoint",
@@ -120,6 +120,6 @@ def test_nnunets_recipe(dataset: Path, tmp_path: Path, data: str) -> None:
     config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert config["optimizer"]["_target_"] == "torch.optim.SGD" and config["scheduler"]["power"] == 0.9
     assert config["trainer"]["gradient_clip_val"] == 12 and config["model"]["norm"] == "instance"
-    assert run.load(tmp_path / "run/checkpoints/last.ckpt").window.mirror_axes == (
+    assert load(tmp_path / "run/checkpoints/last.ckpt").window.mirror_axes == (
         (0, 1, 2) if data == "3d" else (0, 1)
     )

@@ -19,6 +19,7 @@ from medconv.data.io.images import read_label
 from medconv.data.loading.patch_dataset import PatchDataset
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, preprocess, preprocess_label, restore
 from medconv.data.preprocessing.store import Entry, Store
+from medconv.inference.load import load
 from medconv.inference.predictor import Predictor
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.metrics.dice import dice
@@ -127,7 +128,7 @@ def trained(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_prediction_equals_validation(trained: Path, dataset: Path) -> None:
     path = trained / "checkpoints/best.ckpt"
-    model = run.load(path)
+    model = load(path)
     assert (model.preprocessing.slice_axis, model.preprocessing.spatial_dims, model.window.slice_axis) == (
         2,
         2,

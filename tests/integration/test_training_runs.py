@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from medconv.config import ConfigError
 from medconv.evaluation.segmentation import evaluate
 from medconv.inference import predict
+from medconv.inference.load import load
 from medconv.inference.predictor import Predictor
 from medconv.training import run
 from medconv.utils.exit_codes import INTERRUPTED
@@ -76,7 +77,7 @@ def test_predict_and_evaluate_give_the_numbers_of_validation(
     images.mkdir()
     for case in recorded:
         (images / f"{case}.nii.gz").symlink_to(dataset / "imagesTr" / f"{case}.nii.gz")
-    model = run.load(done / "checkpoints" / "best.ckpt")
+    model = load(done / "checkpoints" / "best.ckpt")
     predict.predict(Predictor([model]), predict.find_cases(images, 1), tmp_path / "out")
     result = evaluate(tmp_path / "out", dataset / "labelsTr")
     assert {row["case"]: row["dice"] for row in result["cases"]} == recorded
@@ -87,7 +88,7 @@ def test_predict_and_evaluate_give_the_numbers_of_validation(
 
 
 def test_a_loaded_network_is_plain(done: Path) -> None:
-    model = run.load(done / "checkpoints" / "best.ckpt")
+    model = load(done / "checkpoints" / "best.ckpt")
     assert not any("medconv.convs" in type(m).__module__ for m in model.network.modules())
     assert not any("parametrizations" in name for name, _ in model.network.named_parameters())
 
@@ -124,13 +125,13 @@ def test_training_on_all_cases_has_no_best(dataset: Path, tmp_path: Path) -> Non
     assert summary["val/dice_per_class"] is None
     assert (tmp_path / "run/checkpoints/last.ckpt").is_file()
     assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
-    assert run.load(tmp_path / "run/checkpoints/last.ckpt").class_names == ("background", "box", "hole")
+    assert load(tmp_path / "run/checkpoints/last.ckpt").class_names == ("background", "box", "hole")
 
 
 def test_two_dimensions(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "flat", shape=(16, 20, 1))
     tiny.train(dataset, tmp_path / "run")
-    model = run.load(tmp_path / "run/checkpoints/best.ckpt")
+    model = load(tmp_path / "run/checkpoints/best.ckpt")
     predict.predict(Predictor([model]), predict.find_cases(dataset / "imagesTr", 1), tmp_path / "out")
     assert nib.load(tmp_path / "out/case_0.nii.gz").shape == (16, 20, 1)
 
@@ -156,7 +157,7 @@ def test_other_networks_take_the_same_convolutions(
     assert summary["status"] == "done"
     state = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert any("parametrizations" in key for key in state) == (conv == "transform")
-    run.load(tmp_path / "run/checkpoints/last.ckpt")
+    load(tmp_path / "run/checkpoints/last.ckpt")
 
 
 OTHERS = ["basis", "ball", "spacing", "masked", "mirror", "bottleneck", "separable", "acs", "se"]
@@ -165,7 +166,7 @@ OTHERS = ["basis", "ball", "spacing", "masked", "mirror", "bottleneck", "separab
 @pytest.mark.parametrize("conv", OTHERS)
 def test_every_convolution_trains_and_comes_back_folded(dataset: Path, tmp_path: Path, conv: str) -> None:
     assert tiny.train(dataset, tmp_path / "run", f"conv={conv}")["status"] == "done"
-    model = run.load(tmp_path / "run/checkpoints/last.ckpt")
+    model = load(tmp_path / "run/checkpoints/last.ckpt")
     assert not any(type(m).__module__.startswith("medconv.convs") for m in model.network.modules())
 
 
@@ -177,7 +178,7 @@ def test_every_conv_option_is_trained_here() -> None:
 def test_convolutions_in_mm_take_the_spacing_of_the_data(dataset: Path, tmp_path: Path) -> None:
     """Voxels of 1 x 1.5 x 2 mm: a ball of 1.6 mm leaves out the neighbours across slices, in both stages."""
     tiny.train(dataset, tmp_path / "run", "conv=ball", "conv.radius_mm=1.6")
-    model = run.load(tmp_path / "run/checkpoints/last.ckpt")
+    model = load(tmp_path / "run/checkpoints/last.ckpt")
     for name in ("encoder.0.0", "encoder.1.0"):
         weight = model.network.get_submodule(name).weight
         assert not weight[..., 0].any() and not weight[..., 2].any() and weight[:, :, :, 1, 1].all()
@@ -190,7 +191,7 @@ def test_mirror_test_time_augmentation_is_skipped_where_it_changes_nothing(
     with caplog.at_level("INFO", logger="medconv"):
         tiny.train(dataset, tmp_path / "run", *settings)
     assert "task.mirror_axes: [0] skipped, the network is equivariant along them" in caplog.text
-    model = run.load(tmp_path / "run/checkpoints/last.ckpt")
+    model = load(tmp_path / "run/checkpoints/last.ckpt")
     assert model.window.mirror_axes == (1,)
     image = torch.randn(1, 1, *model.window.patch_size)
     ours, both = (dataclasses.replace(model.window, mirror_axes=axes) for axes in ((1,), (0, 1)))
@@ -215,7 +216,7 @@ def test_pretrained_dense_weights_are_projected_into_a_convolution(
     with caplog.at_level("INFO", logger="medconv"):
         tiny.train(dataset, tmp_path / "run", "conv.init_from_weights=true", *frozen)
     assert "weights kept with a relative error of 0." in caplog.text
-    dense, ours = (run.load(tmp_path / name / "checkpoints/last.ckpt").network for name in ("dense", "run"))
+    dense, ours = (load(tmp_path / name / "checkpoints/last.ckpt").network for name in ("dense", "run"))
     name = "encoder.1.0.weight"
     expected = dense.get_parameter(name) * torch.tensor(mask)
     torch.testing.assert_close(ours.get_parameter(name), expected)

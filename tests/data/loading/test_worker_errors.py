@@ -12,13 +12,11 @@ import pytest
 from helpers import ranks, tiny
 from helpers.volumes import preprocessing_config
 from helpers.volumes import tiny as tiny_dataset
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from threadpoolctl import threadpool_limits
 
 from medconv.data.loading import worker_errors
 from medconv.data.loading.datamodule import DataModule
 from medconv.data.preprocessing.pipeline import prepare
-from medconv.training.memory_errors import naming_memory
 from medconv.utils.exit_codes import USER
 
 
@@ -211,11 +209,6 @@ def test_threads_of_a_worker_block_sigterm(tmp_path: Path) -> None:
         list(module(tmp_path / "data", CountingThreads(counts), 2).train_dataloader())
     assert [path.read_text() for path in counts.iterdir()] == ["1", "1"]
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-
-
-def test_worker_ended_by_sigterm_preempts_the_run() -> None:
-    with pytest.raises(SIGTERMException), naming_memory(SETTINGS):
-        raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Terminated. ")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from helpers import tiny
 from lightning import Callback
 
-from medconv.training import run
+from medconv.inference.load import load
 from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.utils import checkpoint_io
 
@@ -117,7 +117,7 @@ def test_the_mean_is_loaded(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "dataset")
     tiny.train(dataset, tmp_path / "run", *STEPS)
     path = tmp_path / "run/checkpoints/last.ckpt"
-    weight = run.load(path).network.get_parameter("encoder.0.0.weight")
+    weight = load(path).network.get_parameter("encoder.0.0.weight")
     assert torch.equal(weight, state(path)["encoder.0.0.weight"])
 
 

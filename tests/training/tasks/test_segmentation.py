@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from helpers import tiny
 
+from medconv.inference.load import load
 from medconv.models.unet import UNet
-from medconv.training import run
 
 DEEP = [
     "task.deep_supervision=true",
@@ -23,7 +23,7 @@ def test_heads_are_trained_but_not_part_of_the_network(dataset: Path, tmp_path: 
     heads = [key for key in content["state_dict"] if key.startswith("supervision.heads.")]
     assert heads == ["supervision.heads.0.weight", "supervision.heads.0.bias"]
     assert content["state_dict"][heads[1]].ne(0).all()  # trained: a bias begins at 0
-    model = run.load(tmp_path / "run/checkpoints/last.ckpt")
+    model = load(tmp_path / "run/checkpoints/last.ckpt")
     assert type(model.network) is UNet and not any("supervision" in key for key in model.network.state_dict())
     tiny.train(dataset, tmp_path / "plain", *DEEP, "task.deep_supervision=false")
     plain = torch.load(tmp_path / "plain/checkpoints/last.ckpt", weights_only=True)

@@ -1,0 +1,35 @@
+"""medconv/training/memory_errors.py: the advice when memory runs out or a loader worker is killed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from medconv.training.memory_errors import naming_memory
+
+
+def test_a_worker_killed_by_sigterm_preempts_the_run() -> None:
+    with pytest.raises(SIGTERMException), naming_memory({}):
+        raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Terminated. ")
+
+
+@pytest.mark.parametrize(
+    "allocate", [lambda: torch.empty(1 << 50), lambda: np.empty(1 << 50), lambda: bytearray(1 << 60)]
+)
+def test_failed_allocations_name_the_settings_that_save_memory(allocate: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match=r"does not fit into memory.*\(\S+.*\)$"), naming_memory({}):
+        allocate()
+
+
+def test_a_killed_worker_names_the_settings_of_the_loader() -> None:
+    settings = {"num_workers": 4, "prefetch_factor": 2, "batch_size": 8, "patch_size": [96, 96, 96]}
+    with pytest.raises(ValueError, match=r"data\.patch_size \(now \[96, 96, 96\]\)"), naming_memory(settings):
+        raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
+
+
+def test_other_errors_pass_through() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), naming_memory({}):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

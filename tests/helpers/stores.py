@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,12 @@ def assert_complete(store: Store, dataset: Dataset) -> None:
         for name in ARRAYS:
             np.testing.assert_array_equal(getattr(entry, name), getattr(expected, name))
         assert entry.crop_info == expected.crop_info
+
+
+def touch(path: Path) -> None:
+    """Change a file's time but not its content."""
+    stat = path.stat()
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000_000))
 
 
 @contextmanager

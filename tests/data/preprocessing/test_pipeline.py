@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.stores import ARRAYS, assert_complete, rewritten, times
+from helpers.stores import ARRAYS, assert_complete, rewritten, times, touch
 from helpers.volumes import (
     SHAPE,
     edit_json,
@@ -32,12 +32,6 @@ from medconv.data.preprocessing import pipeline
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare, prepare_case
 from medconv.data.preprocessing.preprocess import preprocess_label
 from medconv.data.preprocessing.store import Entry, Store
-
-
-def touch(path: Path) -> None:
-    """Change a file's time but not its content."""
-    stat = path.stat()
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000_000))
 
 
 def test_a_prepared_case_has_image_label_and_foreground(tmp_path: Path) -> None:
@@ -81,23 +75,6 @@ def test_cases_are_prepared_once(tmp_path: Path) -> None:
     assert_complete(store, dataset)
     again = prepare(msd(tmp_path / "data"), preprocessing_config(), cache, 2)
     assert again.folder == store.folder and times(again) == before
-
-
-@pytest.mark.parametrize("which", ["images", "labels", "time alone"])
-def test_only_the_case_of_a_changed_file_is_prepared_again(tmp_path: Path, which: str) -> None:
-    dataset = tiny(tmp_path / "data")
-    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
-    before = times(store)
-    case = dataset.cases[1]
-    if which == "images":
-        save(case.images[0], image_array(5) * 3)
-    elif which == "labels":
-        save(case.files[-1], label_array(2))
-    touch(case.files[-1 if which == "labels" else 0])
-    assert not store.has(case)
-    prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
-    assert rewritten(store, before) == {"case_1"}
-    assert_complete(store, dataset)
 
 
 def test_adding_a_case_keeps_the_others(tmp_path: Path) -> None:

@@ -9,8 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.stores import ARRAYS, assert_complete, before_each_file, rewritten, times
-from helpers.volumes import label_array, preprocessing_config, tiny, truncate, unprivileged, write_msd
+from helpers.stores import ARRAYS, assert_complete, before_each_file, rewritten, times, touch
+from helpers.volumes import (
+    image_array,
+    label_array,
+    preprocessing_config,
+    save,
+    tiny,
+    truncate,
+    unprivileged,
+    write_msd,
+)
 from torch.nn.functional import one_hot
 
 from medconv.data.datasets.decathlon import msd
@@ -123,6 +132,23 @@ def test_folders_of_others_stay_in_the_store(tmp_path: Path) -> None:
     prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
     assert (store.folder / ".snapshot.of.today").is_dir() and not (store.folder / ".77.case_0.json").exists()
     assert store.has(dataset.cases[0])
+
+
+@pytest.mark.parametrize("which", ["images", "labels", "time alone"])
+def test_only_the_case_of_a_changed_file_is_prepared_again(tmp_path: Path, which: str) -> None:
+    dataset = tiny(tmp_path / "data")
+    store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    before = times(store)
+    case = dataset.cases[1]
+    if which == "images":
+        save(case.images[0], image_array(5) * 3)
+    elif which == "labels":
+        save(case.files[-1], label_array(2))
+    touch(case.files[-1 if which == "labels" else 0])
+    assert not store.has(case)
+    prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
+    assert rewritten(store, before) == {"case_1"}
+    assert_complete(store, dataset)
 
 
 def change_a_byte(path: Path) -> None:

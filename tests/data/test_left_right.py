@@ -1,20 +1,13 @@
-"""medconv/data/left_right.py and what `data.flip_label_pairs` changes: augmentation, test-time
-augmentation, equivariant networks.
-"""
+"""medconv/data/left_right.py, and what the sliding window does with `data.flip_label_pairs`."""
 
-import json
-import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import tiny
 from torch import Tensor
 
 from medconv.config import ConfigError
 from medconv.data import left_right
-from medconv.inference.load import load
 from medconv.inference.sliding_window import SlidingWindow
 
 NAMES = ("background", "left_kidney", "spleen", "right_kidney", "lung_l", "lung_r")
@@ -97,55 +90,15 @@ def test_first_axis_of_slices_is_left_to_right_unless_they_are_sagittal(slice_ax
     assert torch.equal(window(Sided(), image), paired(Sided(), image)) != swaps
 
 
-@pytest.fixture(scope="module")
-def kidneys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny dataset with names that have sides."""
-    root = tiny.write_dataset(tmp_path_factory.mktemp("kidneys") / "tiny")
-    meta = json.loads((root / "dataset.json").read_text())
-    meta["labels"] = {"0": "background", "1": "left_kidney", "2": "right_kidney"}
-    (root / "dataset.json").write_text(json.dumps(meta))
-    return root
-
-
-PAIRS = "data.flip_label_pairs=[[left_kidney,right_kidney]]"
-
-
-def test_pairs_reach_augmentation_validation_and_prediction(kidneys: Path, tmp_path: Path) -> None:
-    settings = [
-        PAIRS,
-        "augmentation.mirror_axes=[0]",
-        "task.mirror_axes=[0]",
-        f"augmentation._target_={__name__}.RecordingAugment",
-    ]
-    tiny.train(kidneys, tmp_path / "run", *settings, "trainer.max_steps=1")
-    arguments = RecordingAugment.arguments
-    assert arguments["flip_label_pairs"] == ((1, 2),) and arguments["left_right_axis"] == 0
-    model = load(tmp_path / "run/checkpoints/last.ckpt")
-    assert model.window.flip_label_pairs == ((1, 2),) and model.window.mirror_axes == (0,)
-
-
-class RecordingAugment:
-    """An augmentation that does nothing and records its arguments."""
-
-    arguments: dict[str, Any] = {}  # noqa: RUF012
-
-    def __init__(self, **arguments: Any) -> None:
-        type(self).arguments = arguments
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return batch
-
-
-@pytest.mark.parametrize("more", [[], ["data.spatial_dims=2"]])
-def test_equivariant_network_is_an_error(kidneys: Path, tmp_path: Path, more: list[str]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"conv=mirror along axis 0.*cannot tell left_kidney from right_kidney"
-    ):
-        tiny.train(kidneys, tmp_path / "run", PAIRS, "conv=mirror", *more)
-
-
-def test_equivariance_along_another_axis_is_allowed(kidneys: Path, tmp_path: Path) -> None:
-    tiny.train(kidneys, tmp_path / "run", PAIRS, "conv=mirror", "conv.axes=[1]", "trainer.max_steps=1")
+@pytest.mark.parametrize(("slice_axis", "axes"), [(None, (1, 2)), (1, (1,)), (0, (0, 1))])
+def test_network_may_be_equivariant_along_axes_other_than_left_to_right(
+    slice_axis: int | None, axes: tuple[int, ...]
+) -> None:
+    """Sagittal slices (axis 0) have no such axis."""
+    derived = {"class_names": list(NAMES), "flip_label_pairs": [[1, 3]], "slice_axis": slice_axis}
+    left_right.check_equivariance(derived, axes)
+    with pytest.raises(ConfigError, match="cannot tell left_kidney from right_kidney"):
+        left_right.check_equivariance({**derived, "slice_axis": None}, (*axes, 0))
 
 
 @pytest.mark.parametrize(
@@ -167,22 +120,3 @@ def test_warning_for_regions_does_not_recommend_pairs(
     warning = "augmentation.mirror_axes=[0] swaps left and right but no regions: {}; mirror along other axes"
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ([] if lookalikes is None else [warning.format(lookalikes)])
-
-
-@pytest.mark.parametrize(
-    ("settings", "warning"),
-    [
-        (["augmentation.mirror_axes=[0]"], "data.flip_label_pairs=[[left_kidney,right_kidney]] would"),
-        (["conv=mirror"], "makes a network that cannot tell left_kidney from right_kidney"),
-        (["augmentation.mirror_axes=[1]"], None),
-        (["augmentation.mirror_axes=[0]", PAIRS], None),
-    ],
-)
-def test_one_warning_if_sides_are_mixed(
-    kidneys: Path, tmp_path: Path, settings: list[str], warning: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "medconv"):
-        tiny.train(kidneys, tmp_path / "run", *settings, "trainer.max_steps=1")
-    messages = [record.getMessage() for record in caplog.records if "left_kidney" in record.getMessage()]
-    assert len(messages) == (warning is not None)
-    assert warning is None or warning in messages[0]

@@ -1,0 +1,114 @@
+"""medconv/training/build.py: what a config gives the network, the task and the trainer of a run."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+
+from medconv import config
+from medconv.config import ConfigError
+from medconv.inference.load import load
+from medconv.training import run
+from medconv.training.build import assemble
+from medconv.training.data_setup import prepare_data
+from medconv.training.run_dir import RunDir
+from medconv.utils.signals import StopRequest
+
+
+def trainer_of(dataset: Path, folder: Path, *overrides: str) -> Any:
+    """The trainer of a run that does not begin."""
+    with tiny.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        composed = tiny.compose("train", tiny.overrides(dataset, *overrides))
+    composed = run._with_launched_devices(config.validate(composed))
+    prepared = prepare_data(composed)
+    values = run._resolve(composed, prepared, RunDir(folder))
+    return assemble(values, prepared, RunDir(folder), StopRequest())[0]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "epochs"),
+    [
+        ([], 100),
+        (["trainer.max_steps=4"], -1),
+        (["trainer.max_time=00:01:00:00"], -1),
+        (["trainer.max_steps=4", "trainer.max_epochs=7"], 7),
+    ],
+)
+def test_run_has_100_epochs_if_nothing_else_ends_it(
+    dataset: Path, tmp_path: Path, bounds: list[str], epochs: int
+) -> None:
+    trainer = trainer_of(dataset, tmp_path / "run", "trainer.max_steps=-1", *bounds)
+    assert trainer.max_epochs == epochs and not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def kidneys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny dataset with names that have sides."""
+    root = tiny.write_dataset(tmp_path_factory.mktemp("kidneys") / "tiny")
+    meta = json.loads((root / "dataset.json").read_text())
+    meta["labels"] = {"0": "background", "1": "left_kidney", "2": "right_kidney"}
+    (root / "dataset.json").write_text(json.dumps(meta))
+    return root
+
+
+PAIRS = "data.flip_label_pairs=[[left_kidney,right_kidney]]"
+
+
+def test_pairs_reach_augmentation_validation_and_prediction(kidneys: Path, tmp_path: Path) -> None:
+    settings = [
+        PAIRS,
+        "augmentation.mirror_axes=[0]",
+        "task.mirror_axes=[0]",
+        f"augmentation._target_={__name__}.RecordingAugment",
+    ]
+    tiny.train(kidneys, tmp_path / "run", *settings, "trainer.max_steps=1")
+    arguments = RecordingAugment.arguments
+    assert arguments["flip_label_pairs"] == ((1, 2),) and arguments["left_right_axis"] == 0
+    model = load(tmp_path / "run/checkpoints/last.ckpt")
+    assert model.window.flip_label_pairs == ((1, 2),) and model.window.mirror_axes == (0,)
+
+
+class RecordingAugment:
+    """An augmentation that does nothing and records its arguments."""
+
+    arguments: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, **arguments: Any) -> None:
+        type(self).arguments = arguments
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return batch
+
+
+@pytest.mark.parametrize("more", [[], ["data.spatial_dims=2"]])
+def test_equivariant_network_is_an_error(kidneys: Path, tmp_path: Path, more: list[str]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"conv=mirror along axis 0.*cannot tell left_kidney from right_kidney"
+    ):
+        tiny.train(kidneys, tmp_path / "run", PAIRS, "conv=mirror", *more)
+
+
+def test_equivariance_along_another_axis_is_allowed(kidneys: Path, tmp_path: Path) -> None:
+    tiny.train(kidneys, tmp_path / "run", PAIRS, "conv=mirror", "conv.axes=[1]", "trainer.max_steps=1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        (["augmentation.mirror_axes=[0]"], "data.flip_label_pairs=[[left_kidney,right_kidney]] would"),
+        (["conv=mirror"], "makes a network that cannot tell left_kidney from right_kidney"),
+        (["augmentation.mirror_axes=[1]"], None),
+        (["augmentation.mirror_axes=[0]", PAIRS], None),
+    ],
+)
+def test_one_warning_if_sides_are_mixed(
+    kidneys: Path, tmp_path: Path, settings: list[str], warning: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "medconv"):
+        tiny.train(kidneys, tmp_path / "run", *settings, "trainer.max_steps=1")
+    messages = [record.getMessage() for record in caplog.records if "left_kidney" in record.getMessage()]
+    assert len(messages) == (warning is not None)
+    assert warning is None or warning in messages[0]

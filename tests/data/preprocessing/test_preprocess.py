@@ -236,6 +236,7 @@ def test_each_normalisation_gives_the_expected_numbers() -> None:
     np.testing.assert_array_equal(normalised(values, "none"), values)
     window = {"percentile_00_5": 1.5, "percentile_99_5": 5.0, "mean": 2.0, "std": 4.0}
     np.testing.assert_allclose(normalised(values, "ct", **window), [-0.125, 0, 0.25, 0.75])
+    np.testing.assert_allclose(normalised(values, "dataset", **window), [-0.25, 0, 0.25, 1])
 
 
 @pytest.mark.parametrize("name", ["zscore", "rescale"])
@@ -265,6 +266,7 @@ def test_each_channel_has_its_own_normalisation() -> None:
 def test_the_modality_selects_the_normalisation() -> None:
     names = normalisation_for(None, ("CT", "ct ", "T1", "MRI", "PET"))
     assert names == ("ct", "ct", "zscore", "zscore", "zscore")
+    assert normalisation_for(None, ("red", "green", "blue")) == ("dataset",) * 3
     assert normalisation_for("rescale", ("CT", "T1")) == ("rescale", "rescale")
     assert normalisation_for(["none", "ct"], ("CT", "T1")) == ("none", "ct")
     with pytest.raises(

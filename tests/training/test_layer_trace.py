@@ -1,0 +1,78 @@
+"""medconv/training/layer_trace.py: the rows of a forward and backward pass, and their table."""
+
+import pytest
+import torch
+from torch import nn
+
+from medconv.training.layer_trace import Row, first_bad, severity, table, trace
+
+BATCH = {"image": torch.tensor([[1.0, -2.0]]), "sample": torch.tensor([3])}
+
+
+class Root(nn.Module):
+    """Its gradient at 0 is infinite."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values.sqrt()
+
+
+def network(*last: nn.Module) -> nn.Sequential:
+    """A layer whose weights are 1, and a ReLU, in evaluation mode."""
+    layer = nn.Linear(2, 2, bias=False)
+    nn.init.ones_(layer.weight)
+    return nn.Sequential(layer, nn.ReLU(), *last).eval()
+
+
+def rows_of(module: nn.Module, scale: float = 1.0) -> list[Row]:
+    return trace(module, BATCH, lambda: module(BATCH["image"]).sum(), scale)
+
+
+def test_rows_are_in_the_order_of_computation_and_the_pass_leaves_no_mark() -> None:
+    module = network(nn.Linear(2, 1, bias=False))
+    modes: list[bool] = []
+    module.register_forward_pre_hook(lambda *_: modes.append(module.training))
+    rows = rows_of(module, scale=8.0)
+    assert [(row.name, row.kind, row.what) for row in rows] == [
+        ("image", "batch", "input"),
+        ("0", "Linear", "output"),
+        ("1", "ReLU", "output"),
+        ("2", "Linear", "output"),
+        ("loss", "loss", "loss"),
+        ("2", "Linear", "gradient of output"),
+        ("1", "ReLU", "gradient of output"),
+        ("0", "Linear", "gradient of output"),
+        ("0.weight", "parameter", "gradient of weights"),
+        ("2.weight", "parameter", "gradient of weights"),
+    ]
+    assert rows[0] == Row("image", "batch", "input", bad=0, total=2, low=-2.0, high=1.0)
+    assert rows[1].low == rows[1].high == -1.0
+    assert rows[5].low == rows[5].high == 8.0  # of the scaled loss
+    assert first_bad(rows) is None and severity(None) > max(map(severity, rows))
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert modes == [True]  # batch norm and dropout are as in the step
+    assert not any(part.training or part._forward_hooks for part in module.modules())
+
+
+def test_the_table_ends_at_the_first_tensor_that_is_not_finite() -> None:
+    rows = rows_of(network(Root()))
+    bad = first_bad(rows)
+    assert bad is not None
+    assert bad.words() == "1 (ReLU), gradient of output, 2 of 2 values"
+    assert (bad.low, bad.high) == (None, None)
+    lines = table(rows).splitlines()
+    assert [line.split()[0] for line in lines] == ["layer", "image", "0", "1", "2", "loss", "2", "1"]
+    assert lines[-1].split()[-5:] == ["2", "of", "2", "-", "-"]
+    assert [line.split() for line in table(rows, most=2).splitlines()[1:]] == [
+        line.split() for line in lines[-2:]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([1.0, torch.nan, -3.0], (1, 3, -3.0, 1.0)), ([torch.inf, -torch.inf], (2, 2, None, None))],
+)
+def test_a_row_counts_the_values_that_are_not_finite_and_has_the_range_of_the_others(
+    values: list[float], expected: tuple[int, int, float | None, float | None]
+) -> None:
+    row = Row.of("image", "batch", "input", torch.tensor(values))
+    assert (row.bad, row.total, row.low, row.high) == expected

@@ -69,9 +69,7 @@ def test_slope_and_intercept_of_each_slice_are_applied(tmp_path: Path) -> None:
 
 
 def test_a_tilted_gantry_gives_a_sheared_affine(tmp_path: Path) -> None:
-    """The slices are shifted within their planes: each first voxel lies where its header says, and voxels
-    keep their volume.
-    """
+    """Slices are shifted within their planes; positions agree with the headers, voxels keep their volume."""
 
     def tilt(content: Any, z: int) -> None:
         content.ImagePositionPatient = [-20, 30.5 + 1.5 * z, -7.25 + 6.5 * z]
@@ -105,7 +103,7 @@ def test_a_single_slice_has_its_thickness_as_spacing(tmp_path: Path) -> None:
     [("DiffusionBValue", (800.0, 0.0)), ("EchoTime", (4.6, 2.3)), ("ImageType", (["A", "W"], ["A", "F"]))],
 )
 def test_repeated_positions_are_channels(tmp_path: Path, name: str, values: tuple) -> None:
-    """In the order of the values that separate them, not of the files."""
+    """In the order of the header values, not of the files."""
     voxels = [array(seed=seed) for seed in range(2)]
     for number, value in enumerate(values):
         series(
@@ -139,7 +137,7 @@ def test_compressed_series_are_decoded(tmp_path: Path, syntax: str) -> None:
 
 @pytest.mark.parametrize(("name", "uid"), [("JPEGLosslessProcess14_1", "70"), ("JPEG2000Lossless", "90")])
 def test_series_compressed_by_gdcm_are_decoded(tmp_path: Path, name: str, uid: str) -> None:
-    """The syntaxes that archives use most; pydicom cannot write them."""
+    """Archives use these syntaxes most; pydicom cannot write them."""
     gdcm = pytest.importorskip("gdcm", reason="the extra `dicom`")
     voxels = array((16, 12, 3))
     for path in series(tmp_path, voxels).iterdir():

@@ -109,9 +109,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
 
 
 def test_the_stamp_changes_with_any_slice(tmp_path: Path) -> None:
-    """Replaced by one of the same size and an older time, or deleted. The stamp of a file, which means its
-    series, does not change with another series in that folder.
-    """
+    """The stamp of a file is that of its series, so another series in the folder does not change it."""
     folder = series(tmp_path / "a", array())
     path = names(folder)[1]
     of_folder, of_file = stamp(folder), stamp(path)

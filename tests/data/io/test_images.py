@@ -11,15 +11,7 @@ import numpy as np
 import pytest
 from helpers import formats
 from helpers.formats import assert_error_names, set_fields
-from helpers.volumes import (
-    AFFINE,
-    SHAPE,
-    image_array,
-    label_array,
-    rotation,
-    save,
-    save_raw,
-)
+from helpers.volumes import AFFINE, SHAPE, image_array, label_array, rotation, save, save_raw
 
 from medconv.data.io.images import (
     in_folder,
@@ -191,9 +183,8 @@ def test_an_invalid_label_value_is_named(tmp_path: Path, value: float, message: 
 def test_a_scaled_integer_mask_is_read_as_0_and_1(tmp_path: Path, slope: float, stored: int) -> None:
     """0 and 255 with a slope of 1/255, as a float, read as 0 and 0.99999997."""
     mask = (label_array(0) > 0).astype(np.uint8)
-    path = save_raw(
-        tmp_path / "mask.nii.gz", set_fields(scl_slope=slope, scl_inter=0), (mask * stored).astype(np.int16)
-    )
+    fields = set_fields(scl_slope=slope, scl_inter=0)
+    path = save_raw(tmp_path / "mask.nii.gz", fields, (mask * stored).astype(np.int16))
     values = read_array(path)[0]
     assert slope == 0.1 or (values != np.rint(values)).any()
     np.testing.assert_array_equal(read_label(path)[0], mask)
@@ -214,9 +205,8 @@ def test_an_error_names_the_worst_label_value_and_its_voxel(tmp_path: Path) -> N
 
 def test_a_label_map_with_channels_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "label.nii.gz", np.zeros((*SHAPE, 2), np.uint8))
-    with pytest.raises(
-        ValueError, match=r"label\.nii\.gz: .*one value per voxel, got shape \(12, 14, 10, 2\)"
-    ):
+    message = r"label\.nii\.gz: .*one value per voxel, got shape \(12, 14, 10, 2\)"
+    with pytest.raises(ValueError, match=message):
         read_label(path)
 
 
@@ -286,9 +276,8 @@ def test_a_written_file_is_flushed_before_it_is_renamed(
     monkeypatch.setattr(os, "fsync", note)
     write_label(tmp_path / "label.nii.gz", label_array(0), source)
     write_channels(tmp_path / "channels.nii.gz", [image_array(0)], 1, source)
-    assert [file for file, _ in flushed] == [
-        (tmp_path / f"{n}.nii.gz").stat().st_ino for n in ("label", "channels")
-    ]
+    written = [(tmp_path / f"{name}.nii.gz").stat().st_ino for name in ("label", "channels")]
+    assert [file for file, _ in flushed] == written
     assert all(file not in named for file, named in flushed)
 
 

@@ -19,7 +19,7 @@ from lightning import Callback
 
 from medconv.data.loading import datamodule
 from medconv.utils import signals
-from medconv.utils.exit_codes import DONE, INTERRUPTED, PREEMPTED
+from medconv.utils.exit_codes import INTERRUPTED, PREEMPTED
 
 
 @pytest.fixture(scope="module")
@@ -164,25 +164,3 @@ def test_a_signal_before_the_first_batch_is_not_put_off(dataset: Path, tmp_path:
         tiny.train(dataset, tmp_path / "run", "logger=none", *told)
     assert not caught.value.agreed and status(tmp_path / "run") == "preempted"
     assert not (tmp_path / "went_on").exists()
-
-
-def layout_that_stops(agreed: bool, **_: Any) -> None:
-    raise signals.RunInterrupted(signal.SIGTERM, agreed)
-
-
-@pytest.mark.parametrize("agreed", [True, False])
-def test_a_process_that_lightning_started_ends_well_where_all_do(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agreed: bool
-) -> None:
-    """Else Lightning kills the first, which may still be writing; where it ends alone the first must be
-    told.
-    """
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    layout = [
-        "data.layout._target_=tests.integration.test_resuming.layout_that_stops",
-        f"+data.layout.agreed={agreed}",
-    ]
-    with pytest.raises(SystemExit) as caught:
-        tiny.train(dataset, tmp_path / "run", *layout)
-    assert isinstance(caught.value, signals.RunInterrupted) != agreed
-    assert agreed == (caught.value.code == DONE)

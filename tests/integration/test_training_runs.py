@@ -107,25 +107,10 @@ def test_a_folder_of_another_config_is_refused(done: Path, dataset: Path) -> Non
         tiny.train(dataset, done, "trainer.max_steps=40", "data.samples_per_epoch=40", "optimizer.lr=0.5")
 
 
-def test_a_config_that_never_trained_does_not_hold_its_folder(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        tiny.train(dataset, tmp_path / "run", "model.norm=nonsense")
-    assert tiny.train(dataset, tmp_path / "run")["status"] == "done"
-
-
 def test_resume_never_moves_the_old_run_aside(dataset: Path, tmp_path: Path) -> None:
     tiny.train(dataset, tmp_path / "run")
     tiny.train(dataset, tmp_path / "run", "run.resume=never", "optimizer.lr=0.5")
     assert len(list(tmp_path.glob("run*"))) == 2
-
-
-def test_training_on_all_cases_has_no_best(dataset: Path, tmp_path: Path) -> None:
-    summary = tiny.train(dataset, tmp_path / "run", "data.fold=all")
-    assert summary["val/dice"] is None
-    assert summary["val/dice_per_class"] is None
-    assert (tmp_path / "run/checkpoints/last.ckpt").is_file()
-    assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
-    assert load(tmp_path / "run/checkpoints/last.ckpt").class_names == ("background", "box", "hole")
 
 
 def test_two_dimensions(tmp_path: Path) -> None:

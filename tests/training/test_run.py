@@ -1,0 +1,50 @@
+"""medconv/training/run.py: a run from its composed config to its summary."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny
+
+from medconv.config import ConfigError
+from medconv.inference.load import load
+from medconv.utils import signals
+from medconv.utils.exit_codes import DONE
+
+
+def test_config_that_failed_does_not_block_its_folder(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        tiny.train(dataset, tmp_path / "run", "model.norm=nonsense")
+    assert tiny.train(dataset, tmp_path / "run")["status"] == "done"
+
+
+def test_training_on_all_cases_has_no_best_checkpoint(dataset: Path, tmp_path: Path) -> None:
+    summary = tiny.train(dataset, tmp_path / "run", "data.fold=all")
+    assert summary["val/dice"] is None
+    assert summary["val/dice_per_class"] is None
+    assert (tmp_path / "run/checkpoints/last.ckpt").is_file()
+    assert not (tmp_path / "run/checkpoints/best.ckpt").exists()
+    assert load(tmp_path / "run/checkpoints/last.ckpt").class_names == ("background", "box", "hole")
+
+
+def layout_that_stops(agreed: bool, **_: Any) -> None:
+    raise signals.RunInterrupted(signal.SIGTERM, agreed)
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_process_that_lightning_started_exits_with_0_if_all_processes_stop(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agreed: bool
+) -> None:
+    """Lightning kills the first process if another one exits with an error, and the first may still be
+    writing. A process that stops alone must exit with an error, so that the first one ends too.
+    """
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    layout = [
+        "data.layout._target_=tests.training.test_run.layout_that_stops",
+        f"+data.layout.agreed={agreed}",
+    ]
+    with pytest.raises(SystemExit) as caught:
+        tiny.train(dataset, tmp_path / "run", *layout)
+    assert isinstance(caught.value, signals.RunInterrupted) != agreed
+    assert agreed == (caught.value.code == DONE)

@@ -3,10 +3,10 @@ import swap_convs`.
 """
 
 from medconv.convs.autograd import Convolution, convolution
+from medconv.convs.channel_transform import TransformPrior, transform
 from medconv.convs.equivariance import check_equivariance
 from medconv.convs.factorised import bottleneck, se, separable
 from medconv.convs.filter_banks import filter_bank, gabor, gaussian_jet, laplacian_of_gaussian, lines
-from medconv.convs.folding import TransformPrior, transform
 from medconv.convs.linear import acs, ball, basis, load_plane_weight, spacing
 from medconv.convs.masked import masked
 from medconv.convs.mirror import Mirror, equivariant_head, mirror_axes

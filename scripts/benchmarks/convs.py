@@ -27,9 +27,9 @@ from medconv.convs import (
     ball,
     basis,
     bottleneck,
+    channel_transform,
     convolution,
     cost_model,
-    folding,
     masked,
     mirror,
     se,
@@ -269,12 +269,12 @@ class _Forced(nn.Module):
         self.conv, self.two = conv, two
 
     def forward(self, x: Tensor) -> Tensor:
-        chosen = folding.prefers_two_launches
-        folding.prefers_two_launches = lambda *_: self.two
+        chosen = channel_transform.prefers_two_launches
+        channel_transform.prefers_two_launches = lambda *_: self.two
         try:
             return self.conv(x)
         finally:
-            folding.prefers_two_launches = chosen
+            channel_transform.prefers_two_launches = chosen
 
 
 def _layers(dims: int, channels: int, options: argparse.Namespace) -> dict[str, nn.Module]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from medconv.data.augmentation.spatial import control_points, reach
+from medconv.data.random_streams import RandomStream, generator
 
 PLACE = ("rotation", "scale", "shift", "elastic")
 PER_CHANNEL = (
@@ -133,7 +134,7 @@ class ParameterSampler:
         """Draw the parameters of these samples, each from its own number."""
         rows = []
         for number in numbers:
-            draw = self._dice(2, number)
+            draw = self._dice(RandomStream.VALUES, number)
             noise = self._chosen(draw, "noise", _between(draw, self.noise_std), 0.0), int(2**62 * draw())
             channels = [self._draw_values(draw) for _ in range(num_channels)]
             rows.append((*self._draw_place(number), *noise, *zip(*channels, strict=True)))
@@ -150,9 +151,9 @@ class ParameterSampler:
         far = reach(matrix, np.array(shift) * self.patch_size, self.patch_size) + self._stray
         return tuple(int(n) for n in np.minimum(self._holding(far), self.max_read_size))
 
-    def _dice(self, purpose: int, number: int) -> Callable[[], float]:
+    def _dice(self, stream: RandomStream, number: int) -> Callable[[], float]:
         """A function that returns the next random number of a sample, from 0 to 1."""
-        rng = np.random.default_rng([self.seed, purpose, number])
+        rng = generator(self.seed, stream, number)
 
         def numbers() -> Iterator[float]:
             while True:
@@ -164,7 +165,7 @@ class ParameterSampler:
         """`Parameters` from `moved` to `elastic`. All numbers are drawn even if unused, so that a probability
         does not change the other parameters.
         """
-        axes, draw = len(self.spacing_mm), self._dice(3, number)
+        axes, draw = len(self.spacing_mm), self._dice(RandomStream.PLACE, number)
         turns, zooms, shifts, bends = (draw() < self.p[name] for name in PLACE)
         matrix = np.eye(axes)
         for a, b in combinations(range(axes), 2):
@@ -184,7 +185,7 @@ class ParameterSampler:
     def _draw_control(self, number: int) -> np.ndarray:
         if not self.p["elastic"]:
             return self._no_control
-        rng, axes = np.random.default_rng([self.seed, 4, number]), len(self.spacing_mm)
+        rng, axes = generator(self.seed, RandomStream.ELASTIC, number), len(self.spacing_mm)
         size = self.elastic_mm * rng.random() * self.thin / np.array(self.spacing_mm)
         return rng.uniform(-1, 1, self._no_control.shape) * size.reshape(-1, *(1,) * axes)
 

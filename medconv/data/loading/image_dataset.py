@@ -14,6 +14,7 @@ import torch
 
 from medconv.data.case import Case
 from medconv.data.preprocessing.store import Store
+from medconv.data.random_streams import RandomStream, generator
 
 _IN_MEMORY = 256 * 2**20  # bytes; prepared images up to this size are kept in memory, which is faster
 Sample = dict[str, Any]
@@ -96,6 +97,9 @@ class ImageDataset(ImageCases):
         """Item `index` of an endless sequence of permutations of `count` items. Args: key: which sequence."""
         turn, place = divmod(index, count)
         if self._turns.get(key, (-1,))[0] != turn:
-            purpose = [self.seed, 1, turn] if key == 0 else [self.seed, 5, turn, key]
-            self._turns[key] = turn, np.random.default_rng(purpose).permutation(count)
+            if key == 0:
+                rng = generator(self.seed, RandomStream.CASE_ORDER, turn)
+            else:
+                rng = generator(self.seed, RandomStream.BALANCED_ORDER, turn, key)
+            self._turns[key] = turn, rng.permutation(count)
         return int(self._turns[key][1][place])

@@ -17,6 +17,7 @@ from torch.utils.data import Sampler
 from medconv.data.case import Case
 from medconv.data.io.images import read_label
 from medconv.data.preprocessing.store import Entry, Store
+from medconv.data.random_streams import RandomStream, generator
 
 Sample = dict[str, Any]
 
@@ -52,7 +53,7 @@ class PatchDataset(monai.data.Dataset):
 
     def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
         entry = self.store.read(self.case_of(index))
-        start = self._start(entry, np.random.default_rng([self.seed, 0, index]))
+        start = self._start(entry, generator(self.seed, RandomStream.PATCH_POSITION, index))
         box = self.box if self.read_size is None else self._with_slice_axis(self.read_size(index))
         start = tuple(s - (b - n) // 2 for s, b, n in zip(start, box, self.box, strict=True))
         return {
@@ -65,7 +66,7 @@ class PatchDataset(monai.data.Dataset):
         """Cases come in a new random order each round."""
         turn, place = divmod(index, len(self.data))
         if turn != self._turn[0]:
-            order = np.random.default_rng([self.seed, 1, turn]).permutation(len(self.data))
+            order = generator(self.seed, RandomStream.CASE_ORDER, turn).permutation(len(self.data))
             self._turn = turn, order
         return str(self.data[self._turn[1][place]])
 

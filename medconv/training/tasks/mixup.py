@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_PURPOSE = 7  # separates these random numbers from those of patch positions and augmentation
+from medconv.data.random_streams import RandomStream, generator
 
 
 class Mixup:
@@ -49,7 +49,7 @@ class Mixup:
         return random[:, 0], partners
 
     def _random(self, number: int) -> tuple[float, float]:
-        rng = np.random.default_rng([self.seed, _PURPOSE, number])
+        rng = generator(self.seed, RandomStream.MIXUP, number)
         return float(rng.beta(self.alpha, self.alpha)), float(rng.random())
 
 

@@ -1,4 +1,4 @@
-"""medconv/convs/folding.py: against two convolutions in plain loops, folded and in two launches, and which
+"""medconv/convs/channel_transform.py: against two convolutions in plain loops, folded and in two launches, and which
 of them it takes.
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
-from medconv.convs import TransformPrior, fold_convs, folding, gaussian_jet, transform
+from medconv.convs import TransformPrior, channel_transform, fold_convs, gaussian_jet, transform
 
 CONVS = {
     "1d": (nn.Conv1d(2, 3, 3, padding=1), {}, (7,)),
@@ -61,7 +61,7 @@ def bank_of(conv: nn.Module) -> np.ndarray:
 def test_equals_a_1x1_convolution_and_then_the_bank(
     name: str, two: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folding, "prefers_two_launches", lambda *_: two)
+    monkeypatch.setattr(channel_transform, "prefers_two_launches", lambda *_: two)
     plain, arguments, size = CONVS[name]
     conv = build(plain, **arguments)
     image = torch.randn(2, conv.in_channels, *size)
@@ -193,10 +193,12 @@ def test_the_cost_model_decides_between_folding_and_two_launches() -> None:
         transform(nn.Conv2d(16, 16, 3), transform_channels=1600),
     )
     small, large = torch.empty(2, 256, 5, 7, 5), torch.empty(2, 16, 256, 256)
-    assert folding.prefers_two_launches(
+    assert channel_transform.prefers_two_launches(
         deep, prior_of(deep), small
     )  # 1.8 million weights, two launches 65,000
-    assert not folding.prefers_two_launches(wide, prior_of(wide), large)  # 100 hidden channels per output
+    assert not channel_transform.prefers_two_launches(
+        wide, prior_of(wide), large
+    )  # 100 hidden channels per output
 
 
 @pytest.mark.parametrize(
@@ -213,14 +215,16 @@ def test_the_choice_agrees_with_measurements(
 ) -> None:
     """On two cores with AMX, bf16: `python scripts/benchmark.py convs`, docs/benchmarks.md."""
     conv = transform({2: nn.Conv2d, 3: nn.Conv3d}[dims](channels, channels, 3, padding=1))
-    assert folding.prefers_two_launches(conv, prior_of(conv), torch.empty(2, channels, *size)) == two
+    assert (
+        channel_transform.prefers_two_launches(conv, prior_of(conv), torch.empty(2, channels, *size)) == two
+    )
 
 
 def test_folded_and_two_launches_have_equal_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     conv, gradients = build(CONVS["3d in blocks"][0]), []
     image = torch.randn(2, 2, 4, 4, 4)
     for two in (False, True):
-        monkeypatch.setattr(folding, "prefers_two_launches", lambda *_, two=two: two)
+        monkeypatch.setattr(channel_transform, "prefers_two_launches", lambda *_, two=two: two)
         gradients.append(torch.autograd.grad(conv(image).square().sum(), list(conv.parameters())))
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
@@ -234,5 +238,5 @@ class Double(nn.Module):
 def test_a_further_parametrization_of_the_weight_is_applied_too(monkeypatch: pytest.MonkeyPatch) -> None:
     conv, image = transform(nn.Conv2d(8, 8, 3, padding=1)), torch.randn(1, 8, 6, 6)
     parametrize.register_parametrization(conv, "weight", Double())
-    monkeypatch.setattr(folding, "prefers_two_launches", lambda *_: True)
+    monkeypatch.setattr(channel_transform, "prefers_two_launches", lambda *_: True)
     torch.testing.assert_close(conv(image), F.conv2d(image, conv.weight, conv.bias, padding=1))

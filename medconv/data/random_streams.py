@@ -1,0 +1,28 @@
+"""The streams of random numbers of training samples, each a function of (seed, stream, number).
+
+A stream of its own for each purpose: one more draw in a stream changes all later numbers of it, and with
+them every seeded run.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class RandomStream(IntEnum):
+    """What the random numbers are for. A new purpose takes the next number; none is used again."""
+
+    PATCH_POSITION = 0
+    CASE_ORDER = 1
+    VALUES = 2  # of the augmentation: intensity, blur, noise
+    PLACE = 3  # of the augmentation: rotation, scale, shift, mirroring
+    ELASTIC = 4
+    BALANCED_ORDER = 5  # of the cases of each class
+    MIXUP = 7
+
+
+def generator(seed: int, stream: RandomStream, *numbers: int) -> np.random.Generator:
+    """The generator of one sample or round. Args: numbers: of the sample, or of the round and the class."""
+    return np.random.default_rng([seed, int(stream), *numbers])

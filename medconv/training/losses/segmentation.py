@@ -113,7 +113,7 @@ class SegmentationLoss(nn.Module):
     def __init__(self, loss: Loss, targets: SegmentationTargets, spatial_dims: int | None = None) -> None:
         super().__init__()
         self.loss, self.targets = loss, targets
-        self.takes_known = (
+        self.takes_mask = (
             "labelled" in signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
         )
         if (problem := self._problem(spatial_dims or 3)) and (spatial_dims or self._problem(2)):
@@ -123,7 +123,7 @@ class SegmentationLoss(nn.Module):
         reference, labelled = self.targets.reference(label), self.targets.labelled(label)
         if labelled is None:
             return self.loss(logits, reference)
-        if self.takes_known:
+        if self.takes_mask:
             return self.loss(logits, reference, labelled=labelled)  # type: ignore[call-arg]
         if not labelled.any():
             return logits[:0].sum()  # 0, with a gradient of 0
@@ -165,7 +165,7 @@ class SegmentationLoss(nn.Module):
 
     def _trial_losses(self, spatial_dims: int) -> tuple[float, float]:
         """The loss of random numbers, and of the same voxels shuffled if it will get labelled voxels only."""
-        shuffles = self.targets.ignore is not None and not self.takes_known
+        shuffles = self.targets.ignore is not None and not self.takes_mask
         generator = torch.Generator().manual_seed(0)
         size = (_SHORT_EDGE if shuffles else _EDGE,) * spatial_dims
         logits = torch.randn(2, self.targets.num_outputs, *size, generator=generator)

@@ -156,7 +156,7 @@ def test_regions_equal_the_loops(
     )
 
 
-def test_ignoring_equals_the_loops_over_known_voxels() -> None:
+def test_ignoring_equals_the_loops_over_labelled_voxels() -> None:
     logits, label = target_example(IGNORING)
     labelled = (label != 9)[:, 0]
     one_row = logits.movedim(1, -1)[labelled].T[None], label[:, 0][labelled][None, None]
@@ -187,7 +187,7 @@ def test_ignored_voxels_change_nothing_and_get_no_gradient(name: str, case: str)
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("case", ["ignoring", "both"])
-def test_a_batch_without_known_voxels_gives_a_finite_loss(name: str, case: str) -> None:
+def test_a_batch_without_labelled_voxels_gives_a_finite_loss(name: str, case: str) -> None:
     targets = TARGETS[case]
     loss = SegmentationLoss(make_loss(name, targets), targets)
     logits, label = target_example(targets)
@@ -282,7 +282,7 @@ def test_coarse_heads_get_the_nearest_labels_and_half_the_weight() -> None:
 
 
 @pytest.mark.parametrize("case", TARGETS)
-def test_cross_entropy_is_the_mean_over_known_voxels(case: str) -> None:
+def test_cross_entropy_is_the_mean_over_labelled_voxels(case: str) -> None:
     targets = TARGETS[case]
     logits, label = target_example(targets)
     expected = SegmentationLoss(DiceCrossEntropy(dice_weight=0), targets)(logits, label)

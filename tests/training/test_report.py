@@ -1,0 +1,87 @@
+"""medconv/training/report.py: the log lines before a run trains, and the hyperparameters after it."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch import nn
+
+from medconv.training import report
+from medconv.training.run_dir import RunDir
+
+VALUES: dict[str, Any] = {
+    "data": {"batch_size": 3, "spacing_mm": [1, 2], "fold": 0},
+    "model": {"_target_": "torch.nn.Linear"},
+    "trainer": {"accelerator": "cpu", "benchmark": True, "sync_batchnorm": False},
+    "perf": {
+        "cuda_graphs": False,
+        "fast_norm": False,
+        "channels_last": False,
+        "activation_checkpointing": "none",
+        "compile": False,
+    },
+    "run": {"name": "x"},
+    "derived": {"patch_size": (32, 48), "spacing_mm": (0.5, 1.25), "slice_axis": 2},
+}
+PARAMETERS = {
+    "data.batch_size": 3.0,
+    "data.spacing_mm": "[1, 2]",
+    "data.fold": 0.0,
+    "model._target_": "torch.nn.Linear",
+    "perf.compile": False,
+}
+
+
+def trainer(loggers: Any = False, **settings: Any) -> L.Trainer:
+    return L.Trainer(accelerator="cpu", devices=1, logger=loggers, enable_checkpointing=False, **settings)
+
+
+def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.LogCaptureFixture) -> None:
+    network, accumulating = nn.Linear(100, 100, bias=False), trainer(accumulate_grad_batches=4)
+    caplog.clear()  # of Lightning's messages
+    caplog.set_level(logging.INFO, "medconv")
+    report.announce(VALUES, "Tiny", 5, 2, network, accumulating, RunDir(Path("runs/x")))
+    assert caplog.messages == [
+        "data: Tiny, 5 cases to train on, 2 to validate",
+        "patch: 32 x 48 voxels of 0.5 x 1.25 mm, global batch 12",
+        "slices: 2D, across the superior axis of the volumes",
+        "model: torch.nn.Linear, 0.01 million parameters",
+        "trainer: 1 x cpu, precision 32-true",
+        "run: runs/x",
+        "trainer.benchmark=true has no effect: cuDNN runs on NVIDIA GPUs only",
+    ]
+
+
+def test_skipped_cases_are_listed_with_their_faults(caplog: pytest.LogCaptureFixture) -> None:
+    report.skipped_cases({"a": "the file is empty", "b": "no label"}, 7)
+    assert caplog.messages == [
+        "data.on_invalid_case=skip skips 2 of 7 cases\n  case a: the file is empty\n  case b: no label"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "expected"),
+    [("", PARAMETERS), ('{"data.fold": "1", "conv": "separable"}', {"data.fold": 1.0, "conv": "separable"})],
+)
+def test_tensorboard_shows_all_hyperparameters_or_those_of_a_sweep_with_the_final_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep: str, expected: dict[str, Any]
+) -> None:
+    """Other loggers get all hyperparameters in both cases."""
+    monkeypatch.setenv(report.OF_A_SWEEP, sweep)
+    folder, board = RunDir(tmp_path), TensorBoardLogger(tmp_path, name="", version="tensorboard")
+    other = CSVLogger(tmp_path)
+    score = {"name": "val/mae", "words": "mean absolute error", "mode": "min"}
+    folder.write_summary(**{"score": score, "val/mae": 0.25, "val/dice": 0.5})
+    report.hyperparameters(trainer([board, other]), {**VALUES, "perf": {"compile": False}}, folder)
+    events = EventAccumulator(board.log_dir).Reload()
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    page = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert {key: getattr(value, value.WhichOneof("kind")) for key, value in page.items()} == expected
+    assert events.Scalars("hparams/val_mae")[-1].value == 0.25
+    assert "hparams/val_dice" not in events.Tags()["scalars"]
+    assert other.experiment.hparams == PARAMETERS

@@ -23,14 +23,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A table of pictures, and checkpoints of classes, findings and numbers in it."""
     root = tmp_path_factory.mktemp("whole")
     table = smallruns.write_table(root / "data", {"label": "finding", "other": "other", "age": "number"})
-    wanted = {
+    settings = {
         "multiclass": ("task=classification", "augmentation.mirror_axes=[0,1]"),
         "multilabel": ("task=classification", "data.label_columns=[label,other]"),
         "regression": ("task=regression", "data.label_columns=[age]"),
     }
-    for kind, more in wanted.items():
+    for kind, more in settings.items():
         smallruns.train(table, root / kind, *smallruns.OURS, *more)
-    return {"table": table, **{kind: root / kind / "checkpoints/best.ckpt" for kind in wanted}}
+    return {"table": table, **{kind: root / kind / "checkpoints/best.ckpt" for kind in settings}}
 
 
 @pytest.fixture
@@ -62,22 +62,24 @@ def variant(source: Path, path: Path) -> Path:
 def test_as_validated(
     made: dict[str, Path], kind: str, tmp_path: Path, predicting: Callable[..., int]
 ) -> None:
-    """What validation found of each case, to the last digits, in any batches."""
+    """A prediction equals the output of validation, to the last digits, in any batches."""
     assert predicting("--checkpoint", made[kind], "--output", tmp_path, "--sw-batch-size", 5) == 0
-    found = {row["case"]: row for row in rows(tmp_path)}
+    predictions = {row["case"]: row for row in rows(tmp_path)}
     record = torch.load(made[kind], weights_only=True)["medconv"]
     names = record["image_targets"]["names"]
-    assert list(found) == sorted(found, key=int) and len(found) == 18 and record["validation"]
+    assert (
+        list(predictions) == sorted(predictions, key=int) and len(predictions) == 18 and record["validation"]
+    )
     for case, row in record["validation"].items():
-        assert [float(found[case][name]) for name in names] == pytest.approx(
+        assert [float(predictions[case][name]) for name in names] == pytest.approx(
             row["outputs"], rel=1e-4, abs=1e-5
         )
     if kind == "multiclass":
-        for row in found.values():
+        for row in predictions.values():
             assert row["predicted"] == max(names, key=lambda name: float(row[name]))
             assert sum(float(row[name]) for name in names) == pytest.approx(1)
     else:
-        assert "predicted" not in found["0"]
+        assert "predicted" not in predictions["0"]
 
 
 def test_several_networks_are_the_mean_of_what_they_mean(
@@ -109,11 +111,11 @@ def test_a_case_that_fails_takes_no_other_with_it(
     (images / "damaged.png").write_bytes((images / "0.png").read_bytes()[:60])
     command = ("--checkpoint", made["multiclass"], "--output", tmp_path / "out")
     assert predicting(*command, source=images) == 1
-    said = capsys.readouterr().err
-    assert "2 of 6 cases could not be predicted" in said and "Traceback" not in said
+    errors = capsys.readouterr().err
+    assert "2 of 6 cases could not be predicted" in errors and "Traceback" not in errors
     assert (
-        "colours.png: the network was trained on 1 channels (grey), found 3" in said
-        and "case damaged" in said
+        "colours.png: the network was trained on 1 channels (grey), found 3" in errors
+        and "case damaged" in errors
     )
     before = (tmp_path / "out/predictions.csv").read_text()
     assert [row["case"] for row in rows(tmp_path / "out")] == ["0", "1", "2", "3"]
@@ -138,7 +140,7 @@ def test_what_is_refused(
     made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = ("--checkpoint", made["multiclass"])
-    for words, said in (
+    for words, message in (
         (
             (*both, made["regression"]),
             "its outputs differ: image-level regression; there image-level multiclass",
@@ -147,7 +149,7 @@ def test_what_is_refused(
         ((*both, "--sw-batch-size", 0), "--sw-batch-size must be at least 1, got 0"),
     ):
         assert predicting(*words, "--output", tmp_path / "out") == 1
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     (tmp_path / "list.csv").write_text("file\nx.png\n")
     assert predicting(*both, "--output", tmp_path / "out", source=tmp_path / "list.csv") == 1
     assert "list.csv: no column 'path', it has file" in capsys.readouterr().err
@@ -188,9 +190,10 @@ def test_exported_networks_answer_alike(
         ImageLevelPredictor.load([], models=[file]).predict(tmp_path / "large.png")  # type: ignore[attr-defined]
     assert predicting("--exported-model", file, "--output", tmp_path / "a") == 0
     assert predicting("--checkpoint", made[kind], "--output", tmp_path / "b") == 0
-    for ours, theirs in zip(rows(tmp_path / "a"), rows(tmp_path / "b"), strict=True):
+    for exported, trained in zip(rows(tmp_path / "a"), rows(tmp_path / "b"), strict=True):
         numbers = (
-            [float(v) for k, v in row.items() if k not in ("case", "predicted")] for row in (ours, theirs)
+            [float(v) for k, v in row.items() if k not in ("case", "predicted")]
+            for row in (exported, trained)
         )
         assert next(numbers) == pytest.approx(next(numbers), rel=1e-4, abs=1e-5)
     assert predicting("--exported-model", file, "--output", tmp_path / "c", "--saliency") == 1

@@ -68,28 +68,29 @@ def rows(folder: Path, epochs: int, *more: str) -> list[dict[str, int]]:
     return [json.loads(line) for line in (folder / "rows").read_text().splitlines()]
 
 
-def grown(found: list[dict[str, int]], key: str, begin: int) -> int:
+def grown(epochs: list[dict[str, int]], key: str, begin: int) -> int:
     """From the median of ten epochs that end at `begin` to that of the last ten."""
     middle = [
-        sorted(row[key] for row in part)[len(part) // 2] for part in (found[begin - 10 : begin], found[-10:])
+        sorted(row[key] for row in part)[len(part) // 2]
+        for part in (epochs[begin - 10 : begin], epochs[-10:])
     ]
     return middle[1] - middle[0]
 
 
 def test_files_and_processes_stay_over_a_short_run(tmp_path: Path) -> None:
     """Workers that are started anew in each epoch, which leave most behind."""
-    found = rows(tmp_path, 6, "data.persistent_workers=false")
+    epochs = rows(tmp_path, 6, "data.persistent_workers=false")
     for key in ("files", "workers"):
-        assert len({row[key] for row in found[2:]}) == 1, (key, [row[key] for row in found])
+        assert len({row[key] for row in epochs[2:]}) == 1, (key, [row[key] for row in epochs])
 
 
 @pytest.mark.slow
 def test_500_epochs_hold_what_50_held(tmp_path: Path) -> None:
-    found = rows(tmp_path, 500)
-    figures = {key: (found[BEGIN - 1][key], found[-1][key]) for key in found[0]}
+    epochs = rows(tmp_path, 500)
+    figures = {key: (epochs[BEGIN - 1][key], epochs[-1][key]) for key in epochs[0]}
     print(figures)
-    assert len(found) == 500
+    assert len(epochs) == 500
     for key in ("files", "workers", "workers_files"):
-        assert grown(found, key, BEGIN) == 0, figures
-    assert grown(found, "kB", BEGIN) < 8000, figures
-    assert grown(found, "workers_kB", BEGIN) < 8000, figures
+        assert grown(epochs, key, BEGIN) == 0, figures
+    assert grown(epochs, "kB", BEGIN) < 8000, figures
+    assert grown(epochs, "workers_kB", BEGIN) < 8000, figures

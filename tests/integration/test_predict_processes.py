@@ -34,16 +34,16 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             nib.Nifti1Image(np.tile(array, (2, 2, 2)), np.diag([1.0, 1.5, 2, 1])),
             home / f"large/case_{i}.nii.gz",
         )
-    given = {"--checkpoint": checkpoint, "--input": home / "large", "--device": "cpu", "--overlap": 0.75}
-    return [str(word) for pair in given.items() for word in pair]
+    options = {"--checkpoint": checkpoint, "--input": home / "large", "--device": "cpu", "--overlap": 0.75}
+    return [str(word) for pair in options.items() for word in pair]
 
 
 @pytest.fixture(scope="module")
 def serial(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("serial") / "out"
-    code, said = start(flags, output).wait()
-    assert code == 0, said
-    assert f"{NUMBER} of {NUMBER} predictions are in {output}: {NUMBER} made now, 0 before" in said
+    code, messages = start(flags, output).wait()
+    assert code == 0, messages
+    assert f"{NUMBER} of {NUMBER} predictions are in {output}: {NUMBER} made now, 0 before" in messages
     return output
 
 
@@ -58,9 +58,9 @@ def wait_for(number: int, output: Path) -> None:
 def assert_same(output: Path, serial: Path) -> None:
     assert {p.name for p in output.iterdir()} == {p.name for p in serial.iterdir()}
     for path in serial.glob("*.nii.gz"):
-        found, wanted = nib.load(output / path.name), nib.load(path)
-        np.testing.assert_array_equal(np.asarray(found.dataobj), np.asarray(wanted.dataobj))
-        np.testing.assert_array_equal(found.affine, wanted.affine)
+        image, expected = nib.load(output / path.name), nib.load(path)
+        np.testing.assert_array_equal(np.asarray(image.dataobj), np.asarray(expected.dataobj))
+        np.testing.assert_array_equal(image.affine, expected.affine)
 
 
 def test_killed_and_continued(flags: list[str], serial: Path, tmp_path: Path) -> None:
@@ -71,9 +71,9 @@ def test_killed_and_continued(flags: list[str], serial: Path, tmp_path: Path) ->
     assert process.wait()[0] == -signal.SIGKILL
     before = {path: path.stat().st_mtime_ns for path in output.glob(WHOLE)}
     assert 2 <= len(before) < NUMBER and (output / ".claims").is_dir()
-    code, said = start(flags, output).wait()
-    assert code == 0, said
-    assert f"{NUMBER - len(before)} made now, {len(before)} before" in said
+    code, messages = start(flags, output).wait()
+    assert code == 0, messages
+    assert f"{NUMBER - len(before)} made now, {len(before)} before" in messages
     assert all(path.stat().st_mtime_ns == when for path, when in before.items())
     assert_same(output, serial)
 
@@ -82,7 +82,7 @@ def test_three_processes_share_a_list(flags: list[str], serial: Path, tmp_path: 
     processes = [start(flags, tmp_path / "out") for _ in range(3)]
     ended = [process.wait() for process in processes]
     assert [code for code, _ in ended] == [0, 0, 0], ended
-    assert sum(int(re.search(r"(\d+) made now", said)[1]) for _, said in ended) == NUMBER
+    assert sum(int(re.search(r"(\d+) made now", messages)[1]) for _, messages in ended) == NUMBER
     assert_same(tmp_path / "out", serial)
     assert len(json.loads((tmp_path / "out/prediction.json").read_text())["cases"]) == NUMBER
 
@@ -92,13 +92,16 @@ def test_stopped(flags: list[str], tmp_path: Path) -> None:
     process = start(flags, output)
     wait_for(1, output)
     os.kill(process.pid, signal.SIGTERM)
-    code, said = process.wait()
-    assert code == 75, said
-    assert "stopped by SIGTERM; run the same command again to resume\n" in said and "Traceback" not in said
+    code, messages = process.wait()
+    assert code == 75, messages
+    assert (
+        "stopped by SIGTERM; run the same command again to resume\n" in messages
+        and "Traceback" not in messages
+    )
     assert not (output / ".claims").exists() and not [p for p in output.glob(".*") if p.name != ".lock"]
-    found = list(output.glob("*.nii.gz"))
-    assert 1 <= len(found) < NUMBER
-    assert all(np.asarray(nib.load(path).dataobj).shape == (32, 36, 24) for path in found)
+    predictions = list(output.glob("*.nii.gz"))
+    assert 1 <= len(predictions) < NUMBER
+    assert all(np.asarray(nib.load(path).dataobj).shape == (32, 36, 24) for path in predictions)
 
 
 def test_a_full_disk(flags: list[str], serial: Path, tmp_path: Path) -> None:
@@ -118,15 +121,18 @@ def test_a_full_disk(flags: list[str], serial: Path, tmp_path: Path) -> None:
         timeout=300,
         check=False,
     )
-    said = done.stderr
-    assert done.returncode == 1, said
+    errors = done.stderr
+    assert done.returncode == 1, errors
     assert re.search(
-        r"^error: case case_\d: no room in \S+/disk/out \(No space left on device\), 0\.\d MB are free", said
+        r"^error: case case_\d: no room in \S+/disk/out \(No space left on device\), 0\.\d MB are free",
+        errors,
     )
-    assert "Traceback" not in said and said.count("\n") == 1
-    found = list((tmp_path / "out").glob("*.nii.gz"))
-    assert 1 <= len(found) < NUMBER and not list((tmp_path / "out").glob("**/.*.nii.gz"))
-    for path in found:
-        whole = np.asarray(nib.load(tmp_path / "out/probabilities" / path.name).dataobj)
-        assert whole.shape == (32, 36, 24, 3) and whole.dtype == np.float32
-        np.testing.assert_array_equal(whole.argmax(-1), np.asarray(nib.load(serial / path.name).dataobj))
+    assert "Traceback" not in errors and errors.count("\n") == 1
+    predictions = list((tmp_path / "out").glob("*.nii.gz"))
+    assert 1 <= len(predictions) < NUMBER and not list((tmp_path / "out").glob("**/.*.nii.gz"))
+    for path in predictions:
+        probabilities = np.asarray(nib.load(tmp_path / "out/probabilities" / path.name).dataobj)
+        assert probabilities.shape == (32, 36, 24, 3) and probabilities.dtype == np.float32
+        np.testing.assert_array_equal(
+            probabilities.argmax(-1), np.asarray(nib.load(serial / path.name).dataobj)
+        )

@@ -66,16 +66,16 @@ def test_a_sweep_leaves_a_folder_per_job_and_survives_a_failed_one(
     arguments = tiny.overrides(
         dataset, "trainer.max_steps=2", "data.samples_per_epoch=4", "trainer.limit_val_batches=1"
     )
-    code, said = Forked("-m", *arguments, "model.norm=batch,nonsense", "run.name=both", cwd=tmp_path).wait()
-    assert code == USER, said
-    assert "error: model: norm must be one of" in said
+    code, output = Forked("-m", *arguments, "model.norm=batch,nonsense", "run.name=both", cwd=tmp_path).wait()
+    assert code == USER, output
+    assert "error: model: norm must be one of" in output
     folders = [p for p in (tmp_path / "runs/both").iterdir() if p.is_dir()]
     assert len(folders) >= 1
     (summary,) = [json.loads(p.read_text()) for p in (tmp_path / "runs/both").glob("*/summary.json")]
     assert summary["status"] == "done"
-    assert "sweep, best first" in said
+    assert "sweep, best first" in output
     reason = "exit code 1: model: norm must be one of ['batch', 'instance'], got 'nonsense'"
-    assert f"model.norm=nonsense  failed, {reason}\n" in said
+    assert f"model.norm=nonsense  failed, {reason}\n" in output
     with (tmp_path / "runs/both/sweep.csv").open(newline="") as file:
         best, failed = csv.DictReader(file)
     assert best["model.norm"] == "batch" and float(best["val/dice"]) == summary["val/dice"]

@@ -64,8 +64,8 @@ def test_on_other_classes_with_frozen_layers_and_rates_of_their_own(
         for name, value in state.items():
             if name.startswith("network.") and "head" not in name:
                 assert torch.equal(value, before[name]) == name.startswith("network.encoder"), name
-    found = rates(after)
-    assert found[0.1] == pytest.approx(0.1 * found[1.0]) and found[0.5] == pytest.approx(0.5 * found[1.0])
+    lrs = rates(after)
+    assert lrs[0.1] == pytest.approx(0.1 * lrs[1.0]) and lrs[0.5] == pytest.approx(0.5 * lrs[1.0])
     assert load(tmp_path / "run/checkpoints/last.ckpt").class_names
 
 
@@ -76,8 +76,8 @@ def test_the_log_holds_the_table(first: Path, dataset: Path, tmp_path: Path) -> 
     code, output = Forked(*arguments, f"run.dir={tmp_path / 'run'}", cwd=tmp_path).wait()
     assert code == DONE, output
     assert "eval mode" not in output
-    said = [line for line in output.splitlines() if "init.pretrained" in line]
-    assert len(said) == 1 and "tensors loaded" in said[0]
+    lines = [line for line in output.splitlines() if "init.pretrained" in line]
+    assert len(lines) == 1 and "tensors loaded" in lines[0]
     text = (tmp_path / "run/train.log").read_text()
     assert (
         "  loaded    encoder.0.0.weight\n" in text
@@ -126,9 +126,11 @@ def test_into_another_number_of_channels_and_dimensions(dataset: Path, tmp_path:
         "init.freeze=[encoder]",
     ]
     tiny.train(dataset, solid, f"init.pretrained={path}", *planes)
-    own, theirs = last(solid)["state_dict"], checkpoint_io.read(path)["state_dict"]
-    coefficients = own["network.encoder.0.0.parametrizations.weight.original"]
-    torch.testing.assert_close(coefficients, theirs["network.encoder.0.0.weight"].flatten(2).transpose(1, 2))
+    solid_state, flat_state = last(solid)["state_dict"], checkpoint_io.read(path)["state_dict"]
+    coefficients = solid_state["network.encoder.0.0.parametrizations.weight.original"]
+    torch.testing.assert_close(
+        coefficients, flat_state["network.encoder.0.0.weight"].flatten(2).transpose(1, 2)
+    )
 
 
 @pytest.mark.slow

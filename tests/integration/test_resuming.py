@@ -66,10 +66,10 @@ def test_told_to_stop_while_it_validates(dataset: Path, whole: Path, tmp_path: P
     """By Slurm. The last validation, of the last step, is given up and done after the restart; the job is
     put back.
     """
-    folder, said = tmp_path / "run", tmp_path / "said"
+    folder, requeued = tmp_path / "run", tmp_path / "requeued"
     scontrol = tmp_path / "bin/scontrol"
     scontrol.parent.mkdir()
-    scontrol.write_text(f'#!/bin/sh\necho "$@" > {said}; cp {folder}/summary.json {tmp_path}/then.json\n')
+    scontrol.write_text(f'#!/bin/sh\necho "$@" > {requeued}; cp {folder}/summary.json {tmp_path}/then.json\n')
     scontrol.chmod(0o755)
     environment = {"SLURM_JOB_ID": "4711", "PATH": f"{scontrol.parent}:{os.environ['PATH']}"}
     process = start(dataset, folder, [*STEPS, "+callbacks.beat.pause=1"], **environment)
@@ -78,7 +78,7 @@ def test_told_to_stop_while_it_validates(dataset: Path, whole: Path, tmp_path: P
     process.join(60)
     assert process.exitcode == PREEMPTED
     assert resuming.beats(folder).read_text().count("v") < 9  # the last validation was not completed
-    assert said.read_text().split() == ["requeue", "4711"]
+    assert requeued.read_text().split() == ["requeue", "4711"]
     assert json.loads((tmp_path / "then.json").read_text())["status"] == status(folder) == "preempted"
     assert last(folder)["global_step"] == 17
     train(dataset, folder, STEPS)
@@ -143,7 +143,7 @@ def _idle_worker() -> None:
     time.sleep(60)
 
 
-class Told(Callback):
+class Stopped(Callback):
     """This process is told to stop before it trains, and leaves word when it goes on nevertheless."""
 
     def __init__(self, path: str) -> None:
@@ -156,11 +156,11 @@ class Told(Callback):
 
 def test_a_signal_before_the_first_batch_is_not_put_off(dataset: Path, tmp_path: Path) -> None:
     """As a run waits for other machines, workers or a compiler, and looks at no note."""
-    told = [
-        "+callbacks.told._target_=tests.integration.test_resuming.Told",
-        f"+callbacks.told.path={tmp_path / 'went_on'}",
+    settings = [
+        "+callbacks.stopped._target_=tests.integration.test_resuming.Stopped",
+        f"+callbacks.stopped.path={tmp_path / 'went_on'}",
     ]
     with pytest.raises(signals.RunInterrupted) as caught:
-        tiny.train(dataset, tmp_path / "run", "logger=none", *told)
+        tiny.train(dataset, tmp_path / "run", "logger=none", *settings)
     assert not caught.value.agreed and status(tmp_path / "run") == "preempted"
     assert not (tmp_path / "went_on").exists()

@@ -113,8 +113,8 @@ def test_a_volume_goes_through_slice_by_slice(axis: int) -> None:
         return torch.stack([windows[:, 0], windows[:, 1], windows.sum(1)], 1) ** 2
 
     logits = SlidingWindow((4, 4), batch_size=3, slice_axis=axis)(network, image)
-    wanted = torch.stack([image[:, 0], image[:, 1], image.sum(1)], 1) ** 2
-    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-5)
+    expected = torch.stack([image[:, 0], image[:, 1], image.sum(1)], 1) ** 2
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
     assert {shape[1:] for shape in seen} == {(2, 4, 4)}
     assert max(shape[0] for shape in seen) == 3
 
@@ -140,8 +140,8 @@ def test_prediction_equals_validation(trained: Path, dataset: Path) -> None:
         image = dataset / f"imagesTr/{case}.nii.gz"
         label = Predictor([model])(image)
         assert label.shape == nib.load(image).shape
-        found = dice(label, read_label(dataset / f"labelsTr/{case}.nii.gz")[0], model.targets)
-        assert found == row
+        scores = dice(label, read_label(dataset / f"labelsTr/{case}.nii.gz")[0], model.targets)
+        assert scores == row
     assert max(value for row in rows.values() for value in row.values() if value is not None) > 0.02
 
 

@@ -197,9 +197,9 @@ def test_a_machine_that_is_lost_ends_the_job_and_the_same_command_goes_on(
         killed = time.monotonic()
         assert job.wait(timeout=60) == 128 + signal.SIGKILL  # srun's: the highest
         assert time.monotonic() - killed < 20
-    said = (tmp_path / "err0").read_text()
-    assert said.startswith(LOST)
-    assert said.count("\n") == 1 and said.endswith("again to resume from the last checkpoint\n")
+    errors = (tmp_path / "err0").read_text()
+    assert errors.startswith(LOST)
+    assert errors.count("\n") == 1 and errors.endswith("again to resume from the last checkpoint\n")
     assert _summary(tmp_path)["status"] == "preempted"
     reached = torch.load(last, weights_only=True)["global_step"]
     assert 0 < reached < 60
@@ -236,9 +236,9 @@ def test_two_machines_give_the_result_of_one_and_the_first_alone_writes(
     same = [*SAME, "data.samples_per_epoch=12", "trainer.max_steps=6"]
     one = tiny.train(dataset, tmp_path / "one", *same, "data.batch_size=4")  # prepares for them, too
     with two_machines(tmp_path, *tiny.overrides(dataset, *same, "run.dir=run")) as nodes:
-        (said, complained), _ = [node.communicate(timeout=120) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], complained
-    assert "global batch 4" in said
+        (output, errors), _ = [node.communicate(timeout=120) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], errors
+    assert "global batch 4" in output
     assert list((tmp_path / "node1").iterdir()) == []
     run = tmp_path / "node0/run"
     two = json.loads((run / "summary.json").read_text())
@@ -259,16 +259,16 @@ def test_torchrun_ends_too_and_only_a_shared_folder_goes_on(dataset: Path, tmp_p
         awaited((tmp_path / "node0/run/checkpoints/last.ckpt").is_file, nodes[0])
         power_off(nodes[1])
         killed = time.monotonic()
-        said = nodes[0].communicate(timeout=60)[1]
+        errors = nodes[0].communicate(timeout=60)[1]
     print(f"ended after {time.monotonic() - killed:.1f} s")
-    assert nodes[0].returncode == 1 and LOST in said and "exitcode  : 75" in said
+    assert nodes[0].returncode == 1 and LOST in errors and "exitcode  : 75" in errors
     assert time.monotonic() - killed < 30
     with two_machines(tmp_path, *arguments) as nodes:
         messages = [node.communicate(timeout=120)[1] for node in nodes]
-    for said in messages:
+    for message in messages:
         assert re.search(
             r"error: run: not the same folder for all processes, they would resume at steps \[\d+, 0\]; it ",
-            said,
+            message,
         )
 
 
@@ -308,8 +308,10 @@ def test_machines_lost_again_and_again(dataset: Path, tmp_path: Path) -> None:
             killed = time.monotonic()
             assert job.wait(timeout=90) == 128 + signal.SIGKILL
             seen.append(round(time.monotonic() - killed, 1))
-            said = (tmp_path / f"err{1 - number % 2}").read_text()
-            assert said.splitlines()[-1].startswith(LOST), said  # before processes have met, torch says more
+            errors = (tmp_path / f"err{1 - number % 2}").read_text()
+            assert errors.splitlines()[-1].startswith(LOST), (
+                errors
+            )  # before processes have met, torch says more
             for task in tasks:
                 task.unlink()
     with slurm(tmp_path, *arguments) as job:

@@ -93,13 +93,13 @@ def _scores(variant: str, seed: int, options: argparse.Namespace, output: Path, 
     overrides = [*(word for word in _words(variant) if word), *options.set]
     folder = output / f"{short_hash([variant, options.set, options.steps, str(options.root)])}-{seed}"
     data = ["data=medmnist", f"data.root={options.root}", f"data.cache_dir={options.cache}"]
-    given = [
+    settings = [
         f"trainer.max_steps={options.steps}",
         f"seed={seed}",
         f"run.dir={folder}",
         "trainer.enable_progress_bar=false",
     ]
-    _command(["train", *data, *given, *overrides], folder.with_suffix(".log"), options)
+    _command(["train", *data, *settings, *overrides], folder.with_suffix(".log"), options)
     answers = folder / options.checkpoint
     chosen = ["--checkpoint", str(folder / f"checkpoints/{options.checkpoint}.ckpt")]
     _command(
@@ -111,8 +111,8 @@ def _scores(variant: str, seed: int, options: argparse.Namespace, output: Path, 
     _command(
         ["evaluate", *measured, "--output", str(answers / "scores.json")], folder.with_suffix(".log"), options
     )
-    found: dict[str, Any] = json.loads((answers / "scores.json").read_text())["mean"]
-    return {**found, "seconds": json.loads((folder / "summary.json").read_text())["wall_seconds"]}
+    scores: dict[str, Any] = json.loads((answers / "scores.json").read_text())["mean"]
+    return {**scores, "seconds": json.loads((folder / "summary.json").read_text())["wall_seconds"]}
 
 
 def _words(variant: str) -> list[str]:
@@ -142,11 +142,11 @@ def _command(words: Sequence[str], printed: Path, options: argparse.Namespace) -
         raise ValueError(f"{' '.join(words)} ended with code {code}; see {printed}")
 
 
-def _row(variant: str, found: Sequence[Row], options: argparse.Namespace) -> Row:
+def _row(variant: str, runs: Sequence[Row], options: argparse.Namespace) -> Row:
     of = f"{options.steps} steps, {options.seeds} seeds, {options.checkpoint} checkpoint"
     case = f"{options.root.name}, {of}, {' '.join(options.set)}"
-    scores = {name: [scores[name] for scores in found] for name in SCORES}
-    seconds = mean(scores["seconds"] for scores in found)
+    scores = {name: [scores[name] for scores in runs] for name in SCORES}
+    seconds = mean(scores["seconds"] for scores in runs)
     return {
         "benchmark": "classification",
         "case": case,

@@ -108,13 +108,13 @@ def compared(answers: Mapping[str, Sequence[Mapping[str, Any]]], reference: str)
     def per_sample(of: Sequence[Mapping[str, Any]]) -> float:
         return sum(a["seconds"] for a in of) / sum(a["samples"] for a in of)
 
-    found = {}
+    rows = {}
     for name, of in answers.items():
         ratios = sorted(
             per_sample([a]) / per_sample([b]) for a, b in zip(of, answers[reference], strict=True)
         )
         mean = per_sample(of)
-        found[name] = {
+        rows[name] = {
             "seconds": mean,
             "samples_per_second": 1 / mean,
             "ratio": mean / per_sample(answers[reference]),
@@ -123,7 +123,7 @@ def compared(answers: Mapping[str, Sequence[Mapping[str, Any]]], reference: str)
             "samples": sum(a["samples"] for a in of),
             **({"parts": of[-1]["parts"]} if "parts" in of[-1] else {}),
         }
-    return found
+    return rows
 
 
 def _rounds(

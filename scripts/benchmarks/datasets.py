@@ -78,11 +78,11 @@ def linked(folder: Path, number: int, root: Path, cases: int | None) -> Path:
     """The first cases of a Decathlon folder of one channel. Raises: ValueError: no such dataset, or
     several channels.
     """
-    found = msd(root)
-    if len(found.modalities) != 1:
-        raise ValueError(f"--root {root}: one channel is needed, got {list(found.modalities)}")
-    chosen = found.cases[:cases]
-    name = "".join(c for c in found.name if c.isalnum())
+    dataset = msd(root)
+    if len(dataset.modalities) != 1:
+        raise ValueError(f"--root {root}: one channel is needed, got {list(dataset.modalities)}")
+    chosen = dataset.cases[:cases]
+    name = "".join(c for c in dataset.name if c.isalnum())
     raw = folder / f"{name}-{len(chosen)}" / "raw" / f"Dataset{number:03d}_{name}"
     if not (raw / "dataset.json").is_file():
         _make_folders(raw)
@@ -94,7 +94,7 @@ def linked(folder: Path, number: int, root: Path, cases: int | None) -> Path:
             ):
                 (raw / link).unlink(missing_ok=True)
                 (raw / link).symlink_to(file.resolve())
-        _describe(raw, name, found.modalities[0], found.class_names, len(chosen))
+        _describe(raw, name, dataset.modalities[0], dataset.class_names, len(chosen))
     return raw
 
 

@@ -55,8 +55,8 @@ def _compared(name: str, pairs: Sequence[Pair], times: int) -> list[results.Row]
         "medconv": lambda: [_ours(*pair) for pair in pairs],
         REFERENCE: lambda: [_monais(*pair) for pair in pairs],
     }
-    found = [np.concatenate([np.ravel(np.array(v, float)) for v in run()]) for run in variants.values()]
-    differences = np.abs(np.subtract(*found))
+    scores = [np.concatenate([np.ravel(np.array(v, float)) for v in run()]) for run in variants.values()]
+    differences = np.abs(np.subtract(*scores))
     apart = float(
         differences[np.isfinite(differences)].max(initial=0)
     )  # where a class is missing MONAI has nan or infinity

@@ -143,8 +143,8 @@ def test_other_convolutions_fit(folder: Path, tmp_path: Path, conv: str) -> None
     model = load(tmp_path / "run/checkpoints/last.ckpt")
     image = torch.randn(2, 1, *model.window.patch_size)
     with torch.no_grad():
-        found, turned = model.network(image), model.network(image.flip(2))
-    assert torch.allclose(found, turned, atol=1e-4) == (conv == "mirror")
+        outputs, mirrored = model.network(image), model.network(image.flip(2))
+    assert torch.allclose(outputs, mirrored, atol=1e-4) == (conv == "mirror")
 
 
 def test_a_network_that_cannot_be_mirrored_says_which_can(folder: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_tensorboard_has_curves_pictures_and_hyperparameters(done: Path) -> None
     events = EventAccumulator(str(done / "tensorboard"), size_guidance={"images": 0})
     events.Reload()
     tags = events.Tags()
-    wanted = {
+    scalars = {
         "train/loss",
         "val/dice",
         "val/dice/box",
@@ -64,7 +64,7 @@ def test_tensorboard_has_curves_pictures_and_hyperparameters(done: Path) -> None
         "perf/samples_per_second",
         "perf/data_wait_share",
     }
-    assert wanted <= set(tags["scalars"])
+    assert scalars <= set(tags["scalars"])
     assert tags["images"]
     assert "hparams/val_dice" in tags["scalars"]
 
@@ -216,10 +216,10 @@ def test_golden_losses(dataset: Path, tmp_path: Path) -> None:
         "conv=transform",
     ]
     tiny.train(dataset, tmp_path / "run", *settings)
-    found = tiny.losses(tmp_path / "run")
+    losses = tiny.losses(tmp_path / "run")
     golden = json.loads(GOLDEN.read_text())
-    assert len(found) == 8
-    assert found == pytest.approx(golden, rel=1e-3), f"new losses: {found}"
+    assert len(losses) == 8
+    assert losses == pytest.approx(golden, rel=1e-3), f"new losses: {losses}"
 
 
 def test_the_same_run_twice_is_the_same_bit_for_bit(dataset: Path, tmp_path: Path) -> None:

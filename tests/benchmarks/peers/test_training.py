@@ -12,13 +12,13 @@ def test_a_step_is_taken_if_half_of_it_fits_into_the_time() -> None:
     now = ManualClock()
     clock = training.Clock(10, now)
     clock.start()
-    taken = []
+    steps = []
     for step in (6.0, 2.0, 1.0, 1.0, 9.0):
         if not clock.fits():
             break
         now.wait(step)
-        taken.append(step)
-    assert taken == [6.0, 2.0, 1.0] + [1.0]  # 6 + 3 fit into 10, 10 + 0.5 do not
+        steps.append(step)
+    assert steps == [6.0, 2.0, 1.0] + [1.0]  # 6 + 3 fit into 10, 10 + 0.5 do not
 
 
 def test_the_clock_stops_while_snapshots_are_saved(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from medconv.config import flatten
-from medconv.metrics.dice import Row
+from medconv.metrics.dice import ClassScores
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.training.run_dir import FREE, RunDir, short_hash
 from medconv.utils.logging import some
@@ -43,7 +43,7 @@ class Fold:
     folder: RunDir
     values: dict[str, Any]
     status: str
-    rows: dict[str, Row]
+    rows: dict[str, ClassScores]
     skipped: dict[str, str]
 
     @property
@@ -81,7 +81,7 @@ class CrossValidation:
         return None if content["kind"] is None else ImageLevelTargets.from_plain(content)
 
     @property
-    def cases(self) -> list[tuple[str, str, Row]]:
+    def cases(self) -> list[tuple[str, str, ClassScores]]:
         """(fold, case, Dice per class, or outputs and values) of every validated case."""
         return [(fold.number, case, row) for fold in self.folds for case, row in fold.rows.items()]
 

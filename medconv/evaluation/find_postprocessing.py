@@ -22,7 +22,7 @@ from medconv.data.datasets.phantom import phantom
 from medconv.data.io.images import check_same_grid, read_label
 from medconv.evaluation import cross_validation, cross_validation_report, postprocessing_search
 from medconv.evaluation.cross_validation import CrossValidation, Fold
-from medconv.evaluation.postprocessing_search import Decision, Sample
+from medconv.evaluation.postprocessing_search import Decision, LabelledCase
 from medconv.inference.exported.metadata import digest
 from medconv.inference.predict import predict, usable_device
 from medconv.inference.predictor import Predictor
@@ -97,17 +97,17 @@ class Loader:
 
     def __init__(self, predictions: Mapping[str, Path], references: Mapping[str, Path | None]) -> None:
         self.predictions, self.references = predictions, references
-        self._cache: dict[str, Sample] = {}
+        self._cache: dict[str, LabelledCase] = {}
         self._bytes = 0
 
-    def __call__(self, name: str) -> Sample:
+    def __call__(self, name: str) -> LabelledCase:
         if name in self._cache:
             return self._cache[name]
         path, label = self.predictions[name], self.references[name.split("/", 1)[1]]
         assert label is not None
         (prediction, grid), (reference, reference_grid) = read_label(path), read_label(label)
         check_same_grid(label, reference_grid, path, grid)
-        sample = Sample(prediction, reference, grid).cropped()
+        sample = LabelledCase(prediction, reference, grid).cropped()
         self._bytes += sample.prediction.nbytes + sample.reference.nbytes
         if self._bytes <= _CACHE_BYTES:
             self._cache[name] = sample

@@ -11,7 +11,7 @@ import numpy as np
 
 from medconv.data.case import Grid
 from medconv.inference.postprocessing import FOREGROUND, Step, bounding_box, component_volumes
-from medconv.metrics.dice import Row, dice
+from medconv.metrics.dice import ClassScores, dice
 from medconv.metrics.statistics import holm, paired
 from medconv.targets.segmentation import SegmentationTargets
 
@@ -21,17 +21,17 @@ _ROUNDING = 1e-9  # Dice; smaller differences are rounding errors
 
 
 @dataclass(frozen=True)
-class Sample:
+class LabelledCase:
     """A prediction and its reference. Shape: (X, Y, Z), or the crop of `grid` with all foreground of both."""
 
     prediction: np.ndarray
     reference: np.ndarray
     grid: Grid
 
-    def cropped(self) -> Sample:
+    def cropped(self) -> LabelledCase:
         """The crop with all foreground of both; steps and Dice depend on nothing else."""
         box = bounding_box((self.prediction != 0) | (self.reference != 0)) or (slice(0, 1),) * 3
-        return Sample(self.prediction[box].copy(), self.reference[box].copy(), self.grid)
+        return LabelledCase(self.prediction[box].copy(), self.reference[box].copy(), self.grid)
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ class Decision:
 
     accepted: tuple[Verdict, ...]
     rejected: tuple[Verdict, ...]
-    before: Row
-    after: Row
+    before: ClassScores
+    after: ClassScores
 
 
-Load = Callable[[str], Sample]
+Load = Callable[[str], LabelledCase]
 Progress = Callable[[Sequence[str], str], Iterable[str]]
 
 
@@ -249,7 +249,7 @@ def _dice(label: np.ndarray, reference: np.ndarray, targets: SegmentationTargets
     return [1.0 if value is None else value for value in dice(label, reference, targets).values()]
 
 
-def _means(scores: np.ndarray, targets: SegmentationTargets) -> Row:
+def _means(scores: np.ndarray, targets: SegmentationTargets) -> ClassScores:
     return dict(zip(targets.names, scores.mean(0).tolist(), strict=True))
 
 

@@ -26,7 +26,7 @@ from medconv.evaluation.segmentation_report import write_report
 from medconv.inference.output_table import TABLE
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics import statistics
-from medconv.metrics.dice import Row
+from medconv.metrics.dice import ClassScores
 from medconv.metrics.segmentation import METRICS, VOLUMES, measure
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.atomic_io import write_text
@@ -223,7 +223,7 @@ def _measured(
 
 def _measure_case(
     prediction: Path, reference: Path, targets: SegmentationTargets | None, tolerance: labels.Tolerance
-) -> dict[str, Row]:
+) -> dict[str, ClassScores]:
     (predicted, grid), (label, label_grid) = read_label(prediction), read_label(reference)
     check_same_grid(reference, label_grid, prediction, grid)
     if targets is None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-Row = dict[str, float | None]  # class name to value; None if undefined
+ClassScores = dict[str, float | None]  # class name to value; None if undefined
 
 
 class LabelValues(Protocol):
@@ -26,7 +26,7 @@ class LabelValues(Protocol):
     def by_name(self) -> Mapping[str, tuple[int, ...]]: ...
 
 
-def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) -> Row:
+def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) -> ClassScores:
     """Dice of each foreground class or region; voxels whose reference is `targets.ignore` do not count.
 
     A class in neither label map is undefined (None); a class in only one of them has 0.
@@ -39,14 +39,14 @@ def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) ->
     pairs = np.bincount((prediction.astype(np.int64) * size + reference).ravel(), minlength=size**2).reshape(
         size, size
     )
-    row: Row = {}
+    row: ClassScores = {}
     for name, values in targets.by_name.items():
         total = pairs[list(values)].sum() + pairs[:, list(values)].sum()
         row[name] = float(2 * pairs[np.ix_(values, values)].sum() / total) if total else None
     return row
 
 
-def mean_per_class(rows: Sequence[Mapping[str, float | None]]) -> Row:
+def mean_per_class(rows: Sequence[Mapping[str, float | None]]) -> ClassScores:
     """Mean of each class over the cases in which it is defined; None if there are none."""
     names = list(rows[0]) if rows else []
     defined = {name: [row[name] for row in rows if row[name] is not None] for name in names}

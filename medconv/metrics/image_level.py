@@ -11,6 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from medconv.metrics.segmentation import MetricValues
+
 BINS = 15  # of the calibration error
 THRESHOLD = 0.5  # multilabel: a label with a probability above it is predicted
 _OF_CLASSES = ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error")
@@ -19,7 +21,6 @@ METRICS = {"multiclass": _OF_CLASSES, "multilabel": _OF_CLASSES, "regression": _
 _AT_ONCE = 4_000_000  # weights of cases per chunk: 32 MB
 _CONSTANT = 1e-12  # a spread below this share of the largest value is rounding error
 Columns = dict[str, np.ndarray]  # metric to one value for each sample
-Row = dict[str, float | None]  # metric to value; None if undefined
 
 
 class Outputs(Protocol):
@@ -38,7 +39,7 @@ class Outputs(Protocol):
     def num_values(self) -> int: ...
 
 
-def measure(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> Row:
+def measure(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> MetricValues:
     """The metrics of `METRICS`; None if undefined.
 
     Multiclass: `auc`, one against the rest, mean over classes (of two classes, that of the second);
@@ -54,7 +55,7 @@ def measure(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> Row:
     return _plain(_columns(targets, outputs, truth, np.ones((1, len(truth)))))
 
 
-def per_name(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, Row]:
+def per_name(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
     """Metrics per class, label or value.
 
     For a class or label: `auc`, `sensitivity`, `specificity`, `precision` and `cases`, the number of cases
@@ -66,7 +67,7 @@ def per_name(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[s
         pairs = zip(targets.names, outputs.T[..., None], truth.T[..., None], strict=True)
         return {name: _plain(_columns(targets, o, t, np.ones((1, len(t))))) for name, o, t in pairs}
     predicted, positive = decided(targets, outputs), positives(targets, truth)
-    rows: dict[str, Row] = {}
+    rows: dict[str, MetricValues] = {}
     for name, score, f, t in zip(targets.names, outputs.T, predicted.T, positive.T, strict=True):
         both = float((f & t).sum())
         columns = {
@@ -100,7 +101,7 @@ def paired(
     truth: np.ndarray,
     samples: int = 1000,
     seed: int = 0,
-) -> dict[str, Row]:
+) -> dict[str, MetricValues]:
     """Compare two sets of predictions of the same cases, by the same bootstrap samples.
 
     Returns: for each metric `value` and `value_compare`, their `difference` with `low` and `high` (95 %), and
@@ -109,7 +110,7 @@ def paired(
     """
     first, second = measure(targets, outputs, truth), measure(targets, others, truth)
     draws, other_draws = (_bootstrap(targets, part, truth, samples, seed) for part in (outputs, others))
-    rows: dict[str, Row] = {}
+    rows: dict[str, MetricValues] = {}
     for name, value in first.items():
         other, off = second[name], draws[name] - other_draws[name]
         row = rows[name] = {"value": value, "value_compare": other}
@@ -184,7 +185,7 @@ def _middle(values: np.ndarray) -> tuple[float, float] | None:
     return tuple(float(end) for end in np.percentile(values, [2.5, 97.5])) if len(values) else None  # type: ignore[return-value]
 
 
-def _plain(columns: Columns) -> Row:
+def _plain(columns: Columns) -> MetricValues:
     """The values of the first sample."""
     first = {name: float(values[0]) for name, values in columns.items()}
     return {name: value if np.isfinite(value) else None for name, value in first.items()}

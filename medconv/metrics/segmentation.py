@@ -16,7 +16,7 @@ import numpy as np
 from scipy.ndimage import find_objects
 
 from medconv.metrics import surface_distance
-from medconv.metrics.dice import LabelValues, Row
+from medconv.metrics.dice import ClassScores, LabelValues
 
 MetricValues = dict[str, float | None]  # metric name to value
 _ML = 1e-3  # ml per mm^3
@@ -71,7 +71,7 @@ def measure(
     grid: VoxelGrid,
     targets: LabelValues,
     tolerance_mm: Mapping[str, float],
-) -> dict[str, Row]:
+) -> dict[str, ClassScores]:
     """Metric to class to value. Voxels whose reference is `targets.ignore` count as background in both.
 
     Shape: two integer label maps (X, Y, Z); a single slice along any axis is measured in 2D.
@@ -88,7 +88,7 @@ def measure(
         spacing_mm = (*spacing_mm[:thin], *spacing_mm[thin + 1 :])
     boxes = [find_objects(label, max_label=targets.num_values - 1) for label in (prediction, reference)]
     worst_mm = surface_distance.diagonal_mm(prediction.shape, spacing_mm)
-    rows: dict[str, Row] = {name: {} for name in (*(m.name for m in METRICS), *VOLUMES)}
+    rows: dict[str, ClassScores] = {name: {} for name in (*(m.name for m in METRICS), *VOLUMES)}
     for name, values in targets.by_name.items():
         box = _around([boxes_of_map[value - 1] for boxes_of_map in boxes for value in values])
         mask, reference_mask = (

@@ -14,7 +14,7 @@ from medconv.data.preprocessing.preprocess import normalisation_for
 from medconv.planning.memory_model import GB, Budget, step_bytes
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.report import (
-    Row,
+    ReportRow,
     by,
     dims_reason,
     memory_reason,
@@ -68,7 +68,7 @@ class Plan:
     channels: tuple[int, ...]
     normalisation: tuple[str, ...]
     memory_gb: float
-    rows: tuple[Row, ...] = field(default=(), compare=False, repr=False)
+    rows: tuple[ReportRow, ...] = field(default=(), compare=False, repr=False)
 
     def values(self) -> dict[str, Any]:
         """Everything but `rows`."""

@@ -14,10 +14,10 @@ from medconv.planning.topology import MIN_EDGE, Network, coarsest, largest_patch
 
 _SMALL_VIEW = 0.25  # of the median image's voxels; with less in a patch nnU-Net trains a coarser network, too
 _AXES = ("right", "anterior", "superior")
-Row = tuple[str, str, str]
+ReportRow = tuple[str, str, str]
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ReportRow]) -> str:
     """One line for each value: what, value, reason."""
     wide = [max(len(row[i]) for row in rows) for i in range(2)]
     return "\n".join(f"{what:<{wide[0]}}  {value:<{wide[1]}}  {reason}" for what, value, reason in rows)

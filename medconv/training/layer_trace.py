@@ -15,7 +15,7 @@ _ORDER = (INPUT, OUTPUT, LOSS, GRADIENT, WEIGHT)
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRecord:
     """A tensor of the pass.
 
     Args:
@@ -32,7 +32,7 @@ class Row:
     high: float | None
 
     @classmethod
-    def of(cls, name: str, kind: str, what: str, tensor: Tensor) -> Row:
+    def of(cls, name: str, kind: str, what: str, tensor: Tensor) -> LayerRecord:
         values = tensor.detach()
         finite = values[values.isfinite()]
         low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (None, None)
@@ -47,17 +47,17 @@ class Row:
         return f"{self.name} ({self.kind}), {self.what}, {self.bad} of {self.total} values"
 
 
-def severity(row: Row | None) -> int:
+def severity(row: LayerRecord | None) -> int:
     """Position in the computation: 0 for the batch, larger for later tensors, largest for None."""
     return len(_ORDER) if row is None else _ORDER.index(row.what)
 
 
-def first_bad(rows: Sequence[Row]) -> Row | None:
+def first_bad(rows: Sequence[LayerRecord]) -> LayerRecord | None:
     """The first row, in the order of computation, with a value that is not finite."""
     return next((row for row in rows if row.bad), None)
 
 
-def table(rows: Sequence[Row], most: int = 12) -> str:
+def table(rows: Sequence[LayerRecord], most: int = 12) -> str:
     """The `most` rows up to and including the first non-finite one, one line each."""
     end = next((index + 1 for index, row in enumerate(rows) if row.bad), len(rows))
     cells = [
@@ -70,14 +70,14 @@ def table(rows: Sequence[Row], most: int = 12) -> str:
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: LayerRecord) -> tuple[str, ...]:
     low, high = ("-" if value is None else f"{value:.4g}" for value in (row.low, row.high))
     return f"{row.name} ({row.kind})", row.what, f"{row.bad} of {row.total}" if row.bad else "-", low, high
 
 
-def inputs(batch: Mapping[str, Any]) -> list[Row]:
+def inputs(batch: Mapping[str, Any]) -> list[LayerRecord]:
     return [
-        Row.of(k, "batch", INPUT, v)
+        LayerRecord.of(k, "batch", INPUT, v)
         for k, v in batch.items()
         if isinstance(v, Tensor) and v.is_floating_point()
     ]
@@ -85,16 +85,16 @@ def inputs(batch: Mapping[str, Any]) -> list[Row]:
 
 def trace(
     module: nn.Module, batch: Mapping[str, Any], loss_of: Callable[[], Tensor], scale: float = 1.0
-) -> list[Row]:
+) -> list[LayerRecord]:
     """Rows of one forward and backward pass, in the order of computation. Does not touch `.grad`.
 
     Args: loss_of: runs the module on the batch. scale: of the loss before backward, as in fp16 training.
     """
     rows = inputs(batch)
-    back: list[Row] = []
+    back: list[LayerRecord] = []
     with torch.inference_mode(False), torch.enable_grad(), _training(module), _watched(module, rows, back):
         loss = loss_of()
-        rows.append(Row.of("loss", "loss", LOSS, loss))
+        rows.append(LayerRecord.of("loss", "loss", LOSS, loss))
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         gradients = (
             torch.autograd.grad(loss * scale, [p for _, p in trained], allow_unused=True)
@@ -102,7 +102,7 @@ def trace(
             else []
         )
     weights = [
-        Row.of(name, "parameter", WEIGHT, gradient)
+        LayerRecord.of(name, "parameter", WEIGHT, gradient)
         for (name, _), gradient in zip(trained, gradients, strict=False)
         if gradient is not None
     ]
@@ -110,7 +110,7 @@ def trace(
 
 
 @contextmanager
-def _watched(module: nn.Module, rows: list[Row], back: list[Row]) -> Iterator[None]:
+def _watched(module: nn.Module, rows: list[LayerRecord], back: list[LayerRecord]) -> Iterator[None]:
     """Inside, hooks append the output of each layer to `rows`, and its gradient to `back`."""
     seen: set[str] = set()  # activation checkpointing calls a layer again during backward
 
@@ -120,9 +120,9 @@ def _watched(module: nn.Module, rows: list[Row], back: list[Row]) -> Iterator[No
                 return
             seen.add(name)
             for tensor in _tensors(output):
-                rows.append(Row.of(name, kind, OUTPUT, tensor))
+                rows.append(LayerRecord.of(name, kind, OUTPUT, tensor))
                 if tensor.requires_grad:
-                    tensor.register_hook(lambda gradient: back.append(Row.of(name, kind, GRADIENT, gradient)))
+                    tensor.register_hook(lambda g: back.append(LayerRecord.of(name, kind, GRADIENT, g)))
 
         return hook
 

@@ -202,7 +202,7 @@ def scored(entry: Entry, val: Sequence[Case], targets: SegmentationTargets) -> R
     references = {case.id: case.label for case in val}
     content = json.loads((entry.folder / training.DONE).read_text())
     curve = []
-    cases: dict[str, dice.Row] = {}
+    cases: dict[str, dice.ClassScores] = {}
     for snapshot in entry.job.snapshots:
         folder, cases = entry.job.predictions(snapshot), {}
         for case in snapshot["cases"]:

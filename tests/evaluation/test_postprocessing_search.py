@@ -5,7 +5,7 @@ import pytest
 
 from medconv.data.case import Grid
 from medconv.evaluation import postprocessing_search
-from medconv.evaluation.postprocessing_search import Decision, Sample
+from medconv.evaluation.postprocessing_search import Decision, LabelledCase
 from medconv.inference.postprocessing import FOREGROUND, Step
 from medconv.targets.segmentation import SegmentationTargets
 
@@ -23,16 +23,16 @@ def reference() -> np.ndarray:
 
 def samples(
     predictions: dict[str, np.ndarray], references: dict[str, np.ndarray] | None = None
-) -> dict[str, Sample]:
+) -> dict[str, LabelledCase]:
     grid = Grid.of(SHAPE, np.diag([1.0, 1.5, 2.0, 1.0]))
     labels = references or {}
     return {
-        case: Sample(predictions.get(case, reference()), labels.get(case, reference()), grid).cropped()
+        case: LabelledCase(predictions.get(case, reference()), labels.get(case, reference()), grid).cropped()
         for case in CASES
     }
 
 
-def decide(cases: dict[str, Sample], *steps: Step, targets: SegmentationTargets = CLASSES) -> Decision:
+def decide(cases: dict[str, LabelledCase], *steps: Step, targets: SegmentationTargets = CLASSES) -> Decision:
     return postprocessing_search.decide(cases.__getitem__, sorted(cases), targets, steps)
 
 
@@ -207,13 +207,13 @@ def test_a_crop_changes_nothing() -> None:
     label[:, :, :4] = 0
     label[:, :, 5:] = 0  # one slice of foreground
     grid = Grid.of(SHAPE, np.diag([1.0, 1.5, 2.0, 1.0]))
-    whole = Sample(label, np.zeros_like(label), grid)
+    whole = LabelledCase(label, np.zeros_like(label), grid)
     cropped = whole.cropped()
     assert cropped.prediction.shape[2] == 1
     for step in (Step("fill_holes", "a"), Step("keep_largest", "b"), Step("remove_small", FOREGROUND, 7.0)):
         of_crop, of_whole = (step.apply(s.prediction, s.grid, CLASSES) for s in (cropped, whole))
         assert np.array_equal(
-            Sample(of_whole, whole.reference, grid).cropped().prediction,
+            LabelledCase(of_whole, whole.reference, grid).cropped().prediction,
             of_crop[
                 tuple(
                     slice(
@@ -225,5 +225,5 @@ def test_a_crop_changes_nothing() -> None:
                 )
             ],
         )
-    empty = Sample(np.zeros_like(label), np.zeros_like(label), grid).cropped()
+    empty = LabelledCase(np.zeros_like(label), np.zeros_like(label), grid).cropped()
     assert empty.prediction.shape == (1, 1, 1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from medconv.training.layer_trace import Row, first_bad, severity, table, trace
+from medconv.training.layer_trace import LayerRecord, first_bad, severity, table, trace
 
 BATCH = {"image": torch.tensor([[1.0, -2.0]]), "sample": torch.tensor([3])}
 
@@ -23,7 +23,7 @@ def network(*last: nn.Module) -> nn.Sequential:
     return nn.Sequential(layer, nn.ReLU(), *last).eval()
 
 
-def rows_of(module: nn.Module, scale: float = 1.0) -> list[Row]:
+def rows_of(module: nn.Module, scale: float = 1.0) -> list[LayerRecord]:
     return trace(module, BATCH, lambda: module(BATCH["image"]).sum(), scale)
 
 
@@ -44,7 +44,7 @@ def test_rows_are_in_the_order_of_computation_and_the_pass_leaves_no_mark() -> N
         ("0.weight", "parameter", "gradient of weights"),
         ("2.weight", "parameter", "gradient of weights"),
     ]
-    assert rows[0] == Row("image", "batch", "input", bad=0, total=2, low=-2.0, high=1.0)
+    assert rows[0] == LayerRecord("image", "batch", "input", bad=0, total=2, low=-2.0, high=1.0)
     assert rows[1].low == rows[1].high == -1.0
     assert rows[5].low == rows[5].high == 8.0  # of the scaled loss
     assert first_bad(rows) is None and severity(None) > max(map(severity, rows))
@@ -74,5 +74,5 @@ def test_the_table_ends_at_the_first_tensor_that_is_not_finite() -> None:
 def test_a_row_counts_the_values_that_are_not_finite_and_has_the_range_of_the_others(
     values: list[float], expected: tuple[int, int, float | None, float | None]
 ) -> None:
-    row = Row.of("image", "batch", "input", torch.tensor(values))
+    row = LayerRecord.of("image", "batch", "input", torch.tensor(values))
     assert (row.bad, row.total, row.low, row.high) == expected

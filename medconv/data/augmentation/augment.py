@@ -16,7 +16,7 @@ from torch import Tensor
 from medconv.data.augmentation import intensity, spatial
 from medconv.data.augmentation.parameters import MOVES, Parameters, ParameterSampler
 
-Batch = Tensor | Sequence[Tensor]
+Images = Tensor | Sequence[Tensor]
 
 
 class Augment(ParameterSampler):
@@ -50,7 +50,7 @@ class Augment(ParameterSampler):
         return {**batch, "image": image, "label": batch["label"] if values else label, "sample": numbers}
 
     def apply(
-        self, image: Batch, label: Batch | None, parameters: Parameters
+        self, image: Images, label: Images | None, parameters: Parameters
     ) -> tuple[Tensor, Tensor | None]:
         """Linear interpolation for images, nearest neighbour for labels, 0 outside; the input is kept."""
         moved, label = self.place(image, label, parameters)
@@ -65,7 +65,7 @@ class Augment(ParameterSampler):
         return values.to(moved.dtype), label
 
     def place(
-        self, image: Batch, label: Batch | None, parameters: Parameters
+        self, image: Images, label: Images | None, parameters: Parameters
     ) -> tuple[Tensor, Tensor | None]:
         """The spatial part of `apply`."""
         out = image[0].new_empty((len(image), len(image[0]), *self.patch_size))

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from medconv.data.case import Case
+from medconv.data.loading.patch_dataset import Sample
 from medconv.data.preprocessing.store import Store
 from medconv.data.random_streams import RandomStream, generator
 
 _IN_MEMORY = 256 * 2**20  # bytes; prepared images up to this size are kept in memory, which is faster
-Sample = dict[str, Any]
 
 
 class ImageCases(monai.data.Dataset):

@@ -92,9 +92,8 @@ class Diagnosis:
         one = findings[0]
         what = "loss" if one["loss"] is None or not math.isfinite(one["loss"]) else "gradient"
         where = f" on rank {one['rank']}" if self._trainer.world_size > 1 else ""
-        first = (
-            layer_trace.Row(**one["first"]).words() if one["first"] else "none when the batch was run again"
-        )
+        row = one["first"]
+        first = layer_trace.LayerRecord(**row).words() if row else "none when the batch was run again"
         cases = some([case for finding in findings for case in finding["cases"]])
         saved = f"The batch and its layer trace are in {path}." if path else ""
         text = (
@@ -122,12 +121,12 @@ class Diagnosis:
             "cases": ["{} ({})".format(*describe(number)) for number in samples],
         }
 
-    def _trace(self, forward: ForwardPass, scale: float) -> list[layer_trace.Row]:
+    def _trace(self, forward: ForwardPass, scale: float) -> list[layer_trace.LayerRecord]:
         """Every tensor of the pass, run again. If that fails: batch and loss, since other ranks wait."""
         module = self._module
         rows = layer_trace.inputs(forward.batch)
         if forward.loss is not None:
-            rows.append(layer_trace.Row.of("loss", "loss", layer_trace.LOSS, forward.loss))
+            rows.append(layer_trace.LayerRecord.of("loss", "loss", layer_trace.LOSS, forward.loss))
         if any(isinstance(p, DTensor) for p in module.parameters()):  # FSDP cannot run a pass on one rank
             return rows
         before, statistics = layer_trace.generators(module.device), self._statistics.now()

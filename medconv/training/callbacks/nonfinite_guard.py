@@ -145,7 +145,7 @@ class NonfiniteGuard(Callback):
         path = self._diagnosis.save(step, findings[0]) if stops or not self.skipped else None
         message = self._diagnosis.message(step, findings, path)
         if path is not None and findings[0]["first"]:
-            rows = [layer_trace.Row(**row) for row in findings[0]["rows"]]
+            rows = [layer_trace.LayerRecord(**row) for row in findings[0]["rows"]]
             table = layer_trace.table(rows)
             log.warning("step %d, layer by layer up to the first non-finite tensor:\n%s", step.number, table)
         if stops:

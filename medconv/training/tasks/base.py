@@ -17,11 +17,11 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from medconv.data.loading.datamodule import Batch
 from medconv.targets.monitor import DICE, MonitoredMetric
 from medconv.training.distributed.strategy import shard
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
-Batch = dict[str, Any]
 _NORM = GradClipAlgorithmType.NORM
 
 

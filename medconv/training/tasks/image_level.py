@@ -13,16 +13,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from medconv.data.augmentation.parameters import check_axes
+from medconv.data.loading.datamodule import Batch
 from medconv.inference.tta import flips, mean_over_flips
 from medconv.metrics import image_level
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.monitor import AUC, MAE, MonitoredMetric
 from medconv.training.losses.image_level import ImageLevelLoss
-from medconv.training.tasks.base import Batch, Task, gather
+from medconv.training.tasks.base import Task, gather
 from medconv.training.tasks.mixup import Mixup
 
 # outputs: probabilities or values, from `ImageLevelTargets.decode`; values: the case's label
-Row = dict[str, list[float]]
+CaseOutputs = dict[str, list[float]]
 _SMALLEST = 1e-7  # probability, so that its logarithm is finite
 
 
@@ -37,7 +38,7 @@ class ImageLevelTask(Task):
         seed: of mixup. mixup: alpha of `Mixup`.
         mirror_axes: spatial axes of mirror test-time augmentation: decoded outputs are averaged over all
             flips.
-        loss, optimizer, scheduler, record, memory_format: see `Task`; a row of `validation` is a `Row`.
+        loss, optimizer, scheduler, record, memory_format: see `Task`.
     Raises: ValueError: the targets are of another kind, or values are out of range.
     """
 
@@ -62,7 +63,7 @@ class ImageLevelTask(Task):
             )
         self.image_targets, self.mixup = image_targets, Mixup(mixup, seed)
         self.flips = flips(check_axes("task.mirror_axes", mirror_axes, spatial_dims))
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, CaseOutputs] = {}
 
     def loss_of(self, batch: Batch) -> Tensor:
         assert isinstance(self.loss, ImageLevelLoss)
@@ -116,7 +117,7 @@ class Regression(ImageLevelTask):
     kinds: ClassVar[tuple[str, ...]] = ("regression",)
 
 
-def arrays(rows: dict[str, Row]) -> tuple[np.ndarray, np.ndarray]:
+def arrays(rows: dict[str, CaseOutputs]) -> tuple[np.ndarray, np.ndarray]:
     """Outputs (cases, outputs) and labels (cases, values) of all cases."""
     outputs, values = (np.array([row[key] for row in rows.values()]) for key in ("outputs", "values"))
     return outputs, values

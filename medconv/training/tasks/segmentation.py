@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from medconv.data.loading.datamodule import Batch
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.metrics import dice as metrics_dice
-from medconv.metrics.dice import Row, dice, mean_per_class
+from medconv.metrics.dice import ClassScores, dice, mean_per_class
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.losses.segmentation import cross_entropy, over_heads
-from medconv.training.tasks.base import Batch, Task, gather
+from medconv.training.tasks.base import Task, gather
 
 
 class Segmentation(Task):
@@ -65,7 +66,7 @@ class Segmentation(Task):
             tuple(patch_size), overlap, sw_batch_size, tuple(mirror_axes), slice_axis, tuple(flip_label_pairs)
         )
         self.to_native = to_native
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, ClassScores] = {}
         self.case_losses: dict[str, float | None] = {}  # None: no voxel of the case is known
 
     def loss_of(self, batch: Batch) -> Tensor:

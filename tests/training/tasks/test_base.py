@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from medconv.training.tasks.base import Batch, Task, gather
+from medconv.data.loading.datamodule import Batch
+from medconv.training.tasks.base import Task, gather
 
 
 class Mean(Task):

@@ -69,12 +69,12 @@ def run(options: argparse.Namespace) -> list[Row]:
     return [{**row, **around} for part in options.parts for row in PARTS[part](options)]
 
 
-def show(found: Sequence[Row]) -> str:
+def show(rows: Sequence[Row]) -> str:
     """Stages as one table for each kind of pass, ratios to the library with their spread; the other parts
     row by row.
     """
     tables = []
-    grid = [row for row in found if row["benchmark"] == "stages"]
+    grid = [row for row in rows if row["benchmark"] == "stages"]
     for kind in dict.fromkeys(row["case"].split(",")[0] for row in grid):
         of_kind = [row for row in grid if row["case"].split(",")[0] == kind]
         lines: dict[str, Row] = {}
@@ -85,10 +85,10 @@ def show(found: Sequence[Row]) -> str:
         columns = list(dict.fromkeys(column for line in lines.values() for column in line))
         tables.append(table(list(lines.values()), columns))
     for part in ("small", "backward"):
-        rows = [row for row in found if row["benchmark"] == part]
+        of_part = [row for row in rows if row["benchmark"] == part]
         skipped = ("benchmark", "reference", *conditions(), "dtype")
-        if rows:
-            tables.append(table(rows, [key for key in rows[0] if key not in skipped]))
+        if of_part:
+            tables.append(table(of_part, [key for key in of_part[0] if key not in skipped]))
     return "\n\n".join(tables)
 
 

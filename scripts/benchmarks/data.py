@@ -93,12 +93,12 @@ def run(options: argparse.Namespace) -> list[Row]:
     _check(options)
     rows: list[Row] = []
     with _scratch(options):
-        found = [_dataset(options, name) for name in options.sets] if set(options.parts) - {"store"} else []
+        sets = [_dataset(options, name) for name in options.sets] if set(options.parts) - {"store"} else []
         for part in options.parts:
             if part == "store":
                 rows += stores.run(options)
                 continue
-            for dataset in found:
+            for dataset in sets:
                 log.info("%s, %s set", part, dataset.name)
                 rows += (
                     reading.run(options, dataset) if part == "read" else contest.held(options, part, dataset)
@@ -125,8 +125,8 @@ def _in_short(rows: Sequence[Row]) -> Iterator[str]:
             "the better of MONAI and TorchIO": [contest.MONAI, contest.TORCHIO],
         }
         best = {name: max(speed.get(rival, 0.0) for rival in of) for name, of in rivals.items()}
-        found = [f"{speed[contest.OURS] / value:.2f} times {name}" for name, value in best.items() if value]
-        yield f"{case}: ours gives {', '.join(found)}"
+        factors = [f"{speed[contest.OURS] / value:.2f} times {name}" for name, value in best.items() if value]
+        yield f"{case}: ours gives {', '.join(factors)}"
 
 
 def _in_words(rows: Sequence[Row], part: str) -> list[Row]:

@@ -55,9 +55,9 @@ def run(options: argparse.Namespace) -> list[Row]:
         name: Trial(fused if quick else plain, choice) for name, (choice, quick) in _variants(options).items()
     }
     if options.peers:  # the network of the peers, under our switches
-        theirs = replace(fused, network=dynunet.build(options))
-        trials["peers' network, perf=reference"] = Trial(theirs, Choice())
-        trials["peers' network, perf=fast"] = Trial(theirs, _fast())
+        peers_work = replace(fused, network=dynunet.build(options))
+        trials["peers' network, perf=reference"] = Trial(peers_work, Choice())
+        trials["peers' network, perf=fast"] = Trial(peers_work, _fast())
     chosen = search.measure(
         fused,
         search.choices({}, fused.network, device.type == "cuda"),
@@ -147,7 +147,7 @@ def _work(options: argparse.Namespace, device: torch.device, network: nn.Module)
     loss = DiceCrossEntropy()
     optimizer = partial(torch.optim.AdamW, lr=1e-3, fused=True)
     return Work(
-        network, lambda outputs, wanted: over_heads(loss, outputs, wanted, dims), optimizer, image, label
+        network, lambda outputs, target: over_heads(loss, outputs, target, dims), optimizer, image, label
     )
 
 

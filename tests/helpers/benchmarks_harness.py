@@ -80,14 +80,14 @@ class ForkedPeer:
     ) -> None:
         assert (command[0], command[1]) == (sys.executable, "-m"), command
         assert pipes == {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}, pipes
-        (into, asked), (answered, out) = os.pipe(), os.pipe()
+        (into, requests), (answers, out) = os.pipe(), os.pipe()
         ends = (into, out, stderr.fileno())
-        arguments = (command[2:], ends, (asked, answered), env, start_new_session)
+        arguments = (command[2:], ends, (requests, answers), env, start_new_session)
         self._process = multiprocessing.get_context("fork").Process(target=_peer, args=arguments)
         self._process.start()
         os.close(into), os.close(out)
         self.pid = self._process.pid
-        self.stdin, self.stdout = os.fdopen(asked, "w"), os.fdopen(answered)
+        self.stdin, self.stdout = os.fdopen(requests, "w"), os.fdopen(answers)
 
     @property
     def returncode(self) -> int | None:

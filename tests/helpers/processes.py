@@ -24,17 +24,17 @@ from medconv.cli.main import run
 class Forked:
     """A command in the background, in a fork of this process that need not load the libraries again.
 
-    Its output is in `said`. Args: command: a subcommand of `medconv`.
+    Its output is in the file `output`. Args: command: a subcommand of `medconv`.
     """
 
     def __init__(self, *arguments: str, cwd: Path, command: str = "train", **environment: str) -> None:
-        self.said = cwd / f"said{time.monotonic_ns()}"
-        self.said.touch()
+        self.output = cwd / f"output{time.monotonic_ns()}"
+        self.output.touch()
         self.pid, self.code = os.fork(), None
         if self.pid:
             return
-        output = os.open(self.said, os.O_WRONLY)
-        os.dup2(output, 1), os.dup2(output, 2)
+        file = os.open(self.output, os.O_WRONLY)
+        os.dup2(file, 1), os.dup2(file, 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         os.chdir(cwd)
         os.environ.update(environment, PYTHONPATH=tiny.PYTHONPATH)
@@ -51,9 +51,9 @@ class Forked:
         return self.code is not None
 
     def wait(self) -> tuple[int, str]:
-        """Exit code, and what it said."""
+        """Exit code, and what it printed."""
         until(self.ended)
-        return int(self.code or 0), self.said.read_text()
+        return int(self.code or 0), self.output.read_text()
 
 
 class ForkedJob:
@@ -108,9 +108,9 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def until(found: Callable[[], Any], seconds: float = 400, pause: float = 0.05) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 400, pause: float = 0.05) -> Any:
     deadline = time.monotonic() + seconds
-    while not (value := found()) and time.monotonic() < deadline:
+    while not (value := condition()) and time.monotonic() < deadline:
         time.sleep(pause)
     assert value
     return value

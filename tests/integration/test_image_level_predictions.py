@@ -1,5 +1,5 @@
-"""Whole images predicted, evaluated and exported, from networks that were trained on them; and what a user
-is told.
+"""Whole images predicted, evaluated and exported, from networks that were trained on them; and commands that
+are refused.
 """
 
 import csv

@@ -117,13 +117,13 @@ def test_every_model_takes_a_step(folder: Path, tmp_path: Path, model: str) -> N
         "densenet": ["model.block_config=[1,1,1]", "model.init_features=8", "model.growth_rate=4"],
         "senet": ["model.layers=[1,1,1,1]"],
     }
-    ours = (
+    overrides = (
         [o for o in OURS if not o.startswith("model=")]
         if model in ("customconv", "encoder")
         else smaller.get(model, [])
     )
     fast = ["trainer.max_steps=1", "perf.activation_checkpointing=blocks", *QUIET]
-    summary = smallruns.train(folder, tmp_path / "run", f"model={model}", *ours, *fast)
+    summary = smallruns.train(folder, tmp_path / "run", f"model={model}", *overrides, *fast)
     assert summary["status"] == "done" and len(summary["val/cases"]) == 7
     assert load(tmp_path / "run/checkpoints/last.ckpt").image_targets is not None
 

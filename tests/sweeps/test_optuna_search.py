@@ -35,7 +35,7 @@ def space(tmp_path: Path) -> list[str]:
         str(tmp_path / "own"),
         "hydra/sweeper=optuna",
         "hparams_search=mine",
-        "run.name=found",
+        "run.name=search",
     ]
 
 
@@ -44,9 +44,9 @@ def test_a_stopped_search_resumes_with_the_unfinished_trial(
 ) -> None:
     monkeypatch.setattr(run, "subprocess", FORKED)
     arguments = [*space, *tiny.overrides(dataset), "callbacks=none", "model.norm=choice(batch,instance)"]
-    home = tmp_path / "runs/found"
+    home = tmp_path / "runs/search"
     first = Forked(*arguments, cwd=tmp_path)
-    until(lambda: "[trial 1]" in first.said.read_text() or first.ended())
+    until(lambda: "[trial 1]" in first.output.read_text() or first.ended())
     os.kill(first.pid, signal.SIGTERM)
     code, output = first.wait()
     assert code == PREEMPTED, output
@@ -178,11 +178,11 @@ def test_a_dry_run_prints_the_space_and_runs_nothing(tmp_path: Path, space: list
     code, output = Forked(*space, "model.norm=batch,instance", "run.dry_run=true", cwd=tmp_path).wait()
     assert code == DONE
     assert output.splitlines() == [
-        "2 trials by Optuna for the best val/dice, into runs/found, over",
+        "2 trials by Optuna for the best val/dice, into runs/search, over",
         "  optimizer.lr=tag(log,interval(1e-3,1e-2))",
         "  model.norm=batch,instance",
     ]
-    assert not (tmp_path / "runs/found").exists()
+    assert not (tmp_path / "runs/search").exists()
 
 
 def test_without_optuna_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

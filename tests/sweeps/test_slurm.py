@@ -113,7 +113,7 @@ def test_a_stopped_sweep_leaves_its_array_and_finds_it_again(
     arguments = array(dataset, "seed=1,2")
     (tmp_path / "busy").write_text(f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done\n")
     first = Forked(*arguments, cwd=tmp_path, INSTEAD=f"bash {tmp_path}/busy", **cluster)
-    until(lambda: "array 7 with 2 jobs" in first.said.read_text() or first.ended())
+    until(lambda: "array 7 with 2 jobs" in first.output.read_text() or first.ended())
     queued = (tmp_path / "queue").read_text()
     os.kill(first.pid, signal.SIGINT)
     code, output = first.wait()
@@ -124,7 +124,7 @@ def test_a_stopped_sweep_leaves_its_array_and_finds_it_again(
     code, output = Forked(*array(dataset, "seed=3"), cwd=tmp_path, **cluster).wait()
     assert code == USER and "array 7 with other jobs of this sweep is in the queue" in output, output
     third = Forked(*arguments, cwd=tmp_path, **cluster)
-    until(lambda: "array 7 with 2 jobs" in third.said.read_text() or third.ended())
+    until(lambda: "array 7 with 2 jobs" in third.output.read_text() or third.ended())
     (tmp_path / "go").touch()
     code, output = third.wait()
     assert (tmp_path / "queue").read_text() == queued  # nothing was submitted again

@@ -293,17 +293,17 @@ def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path, resume: str) -> None:
     saved(tmp_path / "run", 1)
     fork = multiprocessing.get_context("fork")
     ready = fork.Event()
-    there = fork.Process(target=_holds, args=(tmp_path / "run", "auto", ready), daemon=True)
-    there.start()
+    other = fork.Process(target=_holds, args=(tmp_path / "run", "auto", ready), daemon=True)
+    other.start()
     assert ready.wait(60)
     with pytest.raises(
         ConfigError, match=r"run: another process is training there; .*choose another run\.name"
     ):
         RunDir(tmp_path / "run", resume).begin({"derived": {}})
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    worker = int(Path(f"/proc/{there.pid}/task/{there.pid}/children").read_text())
-    there.kill()
-    there.join()
+    worker = int(Path(f"/proc/{other.pid}/task/{other.pid}/children").read_text())
+    other.kill()
+    other.join()
     with closing(RunDir(tmp_path / "run", resume)) as folder:
         folder.begin({"derived": {}})
     os.kill(worker, signal.SIGKILL)
@@ -326,7 +326,7 @@ def test_a_best_that_is_damaged_hides_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "missing"),
         ("", "empty"),
@@ -335,9 +335,9 @@ def test_a_best_that_is_damaged_hides_no_error(tmp_path: Path) -> None:
         ("a: 1", "empty, or not a config"),
     ],
 )
-def test_a_run_without_its_config_does_not_go_on(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_run_without_its_config_does_not_go_on(tmp_path: Path, text: str | None, message: str) -> None:
     saved(tmp_path, 1)
     if text is not None:
         (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ValueError, match=rf"config\.yaml: {said}.*run\.resume=never starts a new run"):
+    with pytest.raises(ValueError, match=rf"config\.yaml: {message}.*run\.resume=never starts a new run"):
         RunDir(tmp_path).planned_memory()

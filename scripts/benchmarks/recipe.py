@@ -214,8 +214,8 @@ def scored(entry: Entry, val: Sequence[Case], targets: SegmentationTargets) -> R
         scores = {"dice": mean(per_class), "dice_per_class": per_class, "cases": len(first)}
         curve.append({"seconds": snapshot["seconds"], "steps": snapshot["steps"], **scores})
     per_class = mean_per_class(list(cases.values()))
-    whole = {"dice": mean(per_class), "dice_per_class": per_class, "cases": cases, "curve": curve}
-    return {"about": content["about"], "git_commit": git_commit(), "conditions": conditions(), **whole}
+    result = {"dice": mean(per_class), "dice_per_class": per_class, "cases": cases, "curve": curve}
+    return {"about": content["about"], "git_commit": git_commit(), "conditions": conditions(), **result}
 
 
 def _row(entry: Entry, bench: _Bench, cores: int) -> Row:
@@ -268,11 +268,11 @@ def _command(name: str, nnunet_python: str | None) -> tuple[str, ...]:
 
 def _slots(options: argparse.Namespace) -> list[list[int]]:
     """The cores of each of the parallel trainings. Raises: ValueError: cores that the machine lacks."""
-    there = sorted(os.sched_getaffinity(0))
-    words = options.cores.split(",") if options.cores else map(str, there)
+    available = sorted(os.sched_getaffinity(0))
+    words = options.cores.split(",") if options.cores else map(str, available)
     cores = sorted({int(word) if word.strip().isdecimal() else -1 for word in words})
-    if not cores or not set(cores) <= set(there):
-        raise ValueError(f"--cores must be some of {','.join(map(str, there))}, got {options.cores}")
+    if not cores or not set(cores) <= set(available):
+        raise ValueError(f"--cores must be some of {','.join(map(str, available))}, got {options.cores}")
     if options.pairs and len(cores) < 2:
         raise ValueError(f"--pairs needs two cores, got {','.join(map(str, cores))}")
     return [[core] for core in cores[:2]] if options.pairs else [cores]

@@ -56,11 +56,11 @@ class Entry:
         made = result["settings"]
         other = [key for key in sorted({*made, *self.settings}) if made.get(key) != self.settings.get(key)]
         if other:
-            told = ", ".join(
+            differences = ", ".join(
                 f"{key}: {made.get(key)}, asked for now: {self.settings.get(key)}" for key in other
             )
             raise ValueError(
-                f"{path} was made with other settings ({told}); give another --output, or remove it"
+                f"{path} was made with other settings ({differences}); give another --output, or remove it"
             )
         return result
 

@@ -51,8 +51,8 @@ def write_table(root: Path, columns: dict[str, str], cases: int = 18) -> Path:
             bright = number % 4 / 4
             pixels = np.random.default_rng(number).normal(60 + 100 * bright, 15, (16, 16))
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(root / f"{number}.png")
-            found = {"number": 1000 + 100 * bright, "finding": int(bright > 0.4), "other": number // 2 % 2}
-            writer.writerow([f"{number}.png", *(found[kind] for kind in columns.values())])
+            values = {"number": 1000 + 100 * bright, "finding": int(bright > 0.4), "other": number // 2 % 2}
+            writer.writerow([f"{number}.png", *(values[kind] for kind in columns.values())])
     return root / "labels.csv"
 
 

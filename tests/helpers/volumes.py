@@ -173,6 +173,6 @@ def unprivileged(function: Callable[..., Any], *arguments: Any) -> str:
 
     process = fork.Process(target=run)
     process.start()
-    said = answers.get(timeout=60)
+    message = answers.get(timeout=60)
     process.join(timeout=60)
-    return str(said)
+    return str(message)

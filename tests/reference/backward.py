@@ -48,7 +48,7 @@ class HistoricConvolution(Convolution):
         repeated = grad.repeat(1, into // groups, 1, 1)
         repeated = repeated.view(batch * out * (into // groups), 1, *grad.shape[2:])
         flat = x.reshape(1, batch * into, *x.shape[2:])
-        found = F.conv2d(flat, repeated, None, dilation, padding, stride, batch * into)
-        found = found.view(batch, found.shape[1] // batch, *found.shape[2:]).sum(0)
-        found = found.view(into // groups, out, *found.shape[1:]).transpose(0, 1)
-        return grad_x, found[:, :, :height, :width], None, None, None, None, None
+        grad_weight = F.conv2d(flat, repeated, None, dilation, padding, stride, batch * into)
+        grad_weight = grad_weight.view(batch, grad_weight.shape[1] // batch, *grad_weight.shape[2:]).sum(0)
+        grad_weight = grad_weight.view(into // groups, out, *grad_weight.shape[1:]).transpose(0, 1)
+        return grad_x, grad_weight[:, :, :height, :width], None, None, None, None, None

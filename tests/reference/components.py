@@ -9,7 +9,7 @@ Voxel = tuple[int, ...]
 
 def components(voxels: set[Voxel], faces_only: bool = False) -> list[set[Voxel]]:
     steps = [d for d in product((-1, 0, 1), repeat=3) if any(d) and (not faces_only or sum(map(abs, d)) == 1)]
-    left, found = set(voxels), []
+    left, groups = set(voxels), []
     while left:
         group, edge = set(), [left.pop()]
         while edge:
@@ -20,8 +20,8 @@ def components(voxels: set[Voxel], faces_only: bool = False) -> list[set[Voxel]]
                 if neighbour in left:
                     left.remove(neighbour)
                     edge.append(neighbour)
-        found.append(group)
-    return found
+        groups.append(group)
+    return groups
 
 
 def voxels_of(label: np.ndarray, values: tuple[int, ...]) -> set[Voxel]:

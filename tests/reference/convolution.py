@@ -58,8 +58,8 @@ def nearest_transform(weight: np.ndarray, bank: np.ndarray) -> np.ndarray:
     """
     out, transform_channels = bank.shape[:2]
     system = np.stack([bank[:, t].ravel() for t in range(transform_channels)], axis=1)
-    wanted = np.stack([weight[:, i].reshape(out, -1).ravel() for i in range(weight.shape[1])], axis=1)
-    return np.linalg.lstsq(system, wanted, rcond=None)[0]
+    kernels = np.stack([weight[:, i].reshape(out, -1).ravel() for i in range(weight.shape[1])], axis=1)
+    return np.linalg.lstsq(system, kernels, rcond=None)[0]
 
 
 def fold(transform: np.ndarray, bank: np.ndarray) -> np.ndarray:

@@ -58,16 +58,18 @@ def numbers(outputs: Sequence[Sequence[float]], truth: Sequence[Sequence[float]]
     return {name: _mean_known([row[name] for row in rows]) for name in rows[0]}
 
 
-def _finding(scores: list[float], there: list[bool]) -> dict[str, float | None]:
-    found = [s > 0.5 for s in scores]
-    right = [float(f == t) for f, t in zip(found, there, strict=True)]
-    recalls = [_mean([r for r, t in zip(right, there, strict=True) if t is kind]) for kind in (True, False)]
+def _finding(scores: list[float], positive: list[bool]) -> dict[str, float | None]:
+    predicted = [s > 0.5 for s in scores]
+    right = [float(f == t) for f, t in zip(predicted, positive, strict=True)]
+    recalls = [
+        _mean([r for r, t in zip(right, positive, strict=True) if t is kind]) for kind in (True, False)
+    ]
     return {
-        "auc": auc(scores, there),
+        "auc": auc(scores, positive),
         "accuracy": _mean(right),
         "balanced_accuracy": _mean_known(recalls),
-        "f1": _f1(found, there),
-        "calibration_error": calibration_error(scores, there),
+        "f1": _f1(predicted, positive),
+        "calibration_error": calibration_error(scores, positive),
     }
 
 
@@ -85,9 +87,9 @@ def _number(outputs: list[float], truth: list[float]) -> dict[str, float | None]
     }
 
 
-def _f1(found: Sequence[bool], there: Sequence[bool]) -> float | None:
-    both = sum(f and t for f, t in zip(found, there, strict=True))
-    return 2 * both / (sum(found) + sum(there)) if sum(found) + sum(there) else None
+def _f1(predicted: Sequence[bool], positive: Sequence[bool]) -> float | None:
+    both = sum(f and t for f, t in zip(predicted, positive, strict=True))
+    return 2 * both / (sum(predicted) + sum(positive)) if sum(predicted) + sum(positive) else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

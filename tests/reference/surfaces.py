@@ -16,15 +16,15 @@ def corners(mask: np.ndarray) -> np.ndarray:
     """Places of the corners whose surrounding voxels are not all in, nor all out; corner i lies before
     voxel i.
     """
-    found = []
+    places = []
     for place in np.ndindex(*[n + 1 for n in mask.shape]):
         around = [
             _at(mask, [p - step for p, step in zip(place, steps, strict=True)])
             for steps in np.ndindex(*[2] * mask.ndim)
         ]
         if any(around) and not all(around):
-            found.append(place)
-    return np.array(found)
+            places.append(place)
+    return np.array(places)
 
 
 def directed(

@@ -19,7 +19,7 @@ from medconv.inference.image_level_predictor import ImageLevelPredictor
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A table of pictures, and checkpoints of classes, findings and numbers in it."""
     root = tmp_path_factory.mktemp("whole")
     table = smallruns.write_table(root / "data", {"label": "finding", "other": "other", "age": "number"})
@@ -34,10 +34,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def predicting(monkeypatch: pytest.MonkeyPatch, made: dict[str, Path]) -> Callable[..., int]:
+def predicting(monkeypatch: pytest.MonkeyPatch, files: dict[str, Path]) -> Callable[..., int]:
     def run(*words: object, source: Path | None = None) -> int:
         return tiny.call(
-            monkeypatch, "predict", "--input", source or made["table"], "--device", "cpu", *words
+            monkeypatch, "predict", "--input", source or files["table"], "--device", "cpu", *words
         )
 
     return run
@@ -60,12 +60,12 @@ def variant(source: Path, path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["multiclass", "multilabel", "regression"])
 def test_as_validated(
-    made: dict[str, Path], kind: str, tmp_path: Path, predicting: Callable[..., int]
+    files: dict[str, Path], kind: str, tmp_path: Path, predicting: Callable[..., int]
 ) -> None:
     """A prediction equals the output of validation, to the last digits, in any batches."""
-    assert predicting("--checkpoint", made[kind], "--output", tmp_path, "--sw-batch-size", 5) == 0
+    assert predicting("--checkpoint", files[kind], "--output", tmp_path, "--sw-batch-size", 5) == 0
     predictions = {row["case"]: row for row in rows(tmp_path)}
-    record = torch.load(made[kind], weights_only=True)["medconv"]
+    record = torch.load(files[kind], weights_only=True)["medconv"]
     names = record["image_targets"]["names"]
     assert (
         list(predictions) == sorted(predictions, key=int) and len(predictions) == 18 and record["validation"]
@@ -83,13 +83,13 @@ def test_as_validated(
 
 
 def test_several_networks_are_the_mean_of_what_they_mean(
-    made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]
+    files: dict[str, Path], tmp_path: Path, predicting: Callable[..., int]
 ) -> None:
-    other = variant(made["multiclass"], tmp_path / "other.ckpt")
+    other = variant(files["multiclass"], tmp_path / "other.ckpt")
     for name, networks in (
-        ("a", [made["multiclass"]]),
+        ("a", [files["multiclass"]]),
         ("b", [other]),
-        ("both", [made["multiclass"], other]),
+        ("both", [files["multiclass"], other]),
     ):
         assert predicting("--checkpoint", *networks, "--output", tmp_path / name) == 0
     a, b, both = (
@@ -101,15 +101,15 @@ def test_several_networks_are_the_mean_of_what_they_mean(
 
 
 def test_a_case_that_fails_takes_no_other_with_it(
-    made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    files: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = tmp_path / "images"
     images.mkdir()
     for number in range(4):
-        (images / f"{number}.png").write_bytes((made["table"].parent / f"{number}.png").read_bytes())
+        (images / f"{number}.png").write_bytes((files["table"].parent / f"{number}.png").read_bytes())
     Image.new("RGB", (16, 16), (9, 99, 200)).save(images / "colours.png")
     (images / "damaged.png").write_bytes((images / "0.png").read_bytes()[:60])
-    command = ("--checkpoint", made["multiclass"], "--output", tmp_path / "out")
+    command = ("--checkpoint", files["multiclass"], "--output", tmp_path / "out")
     assert predicting(*command, source=images) == 1
     errors = capsys.readouterr().err
     assert "2 of 6 cases could not be predicted" in errors and "Traceback" not in errors
@@ -137,12 +137,12 @@ def test_a_case_that_fails_takes_no_other_with_it(
 
 
 def test_what_is_refused(
-    made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    files: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    both = ("--checkpoint", made["multiclass"])
+    both = ("--checkpoint", files["multiclass"])
     for words, message in (
         (
-            (*both, made["regression"]),
+            (*both, files["regression"]),
             "its outputs differ: image-level regression; there image-level multiclass",
         ),
         ((*both, "--save-probabilities"), "--save-probabilities is for label maps; "),
@@ -156,13 +156,13 @@ def test_what_is_refused(
 
 
 def test_evaluation_with_pictures(
-    made: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+    files: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`evaluate` finds what `predict` wrote, and gives the scores of validation for the validated cases."""
-    assert predicting("--checkpoint", made["multilabel"], "--output", tmp_path / "out", "--saliency") == 0
+    assert predicting("--checkpoint", files["multilabel"], "--output", tmp_path / "out", "--saliency") == 0
     for number in range(18):
         assert Image.open(tmp_path / f"out/saliency/{number}.png").size == (160 + 4 + 160, 160)
-    words = ("--predictions", tmp_path / "out", "--labels", made["table"], "--output", tmp_path / "s.json")
+    words = ("--predictions", tmp_path / "out", "--labels", files["table"], "--output", tmp_path / "s.json")
     assert tiny.call(monkeypatch, "evaluate", *words) == 0
     result = json.loads((tmp_path / "s.json").read_text())
     assert (
@@ -174,14 +174,14 @@ def test_evaluation_with_pictures(
 
 @pytest.mark.parametrize("kind", ["multiclass", "regression"])
 def test_exported_networks_answer_alike(
-    made: dict[str, Path],
+    files: dict[str, Path],
     tmp_path: Path,
     kind: str,
     predicting: Callable[..., int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "model.onnx"
-    export.export(made[kind], file, export.ExportOptions("onnx", case=made["table"].parent / "1.png"))
+    export.export(files[kind], file, export.ExportOptions("onnx", case=files["table"].parent / "1.png"))
     metadata = json.loads((tmp_path / "model.onnx.json").read_text())
     assert metadata["outputs"]["image_targets"]["kind"] == kind and metadata["inputs"]["frame"] == [16, 16]
     assert kind in (tmp_path / "model.onnx.md").read_text()
@@ -189,7 +189,7 @@ def test_exported_networks_answer_alike(
     with pytest.raises(ValueError, match="20 x 20 pixels"):
         ImageLevelPredictor.load([], models=[file]).predict(tmp_path / "large.png")  # type: ignore[attr-defined]
     assert predicting("--exported-model", file, "--output", tmp_path / "a") == 0
-    assert predicting("--checkpoint", made[kind], "--output", tmp_path / "b") == 0
+    assert predicting("--checkpoint", files[kind], "--output", tmp_path / "b") == 0
     for exported, trained in zip(rows(tmp_path / "a"), rows(tmp_path / "b"), strict=True):
         numbers = (
             [float(v) for k, v in row.items() if k not in ("case", "predicted")]
@@ -201,4 +201,4 @@ def test_exported_networks_answer_alike(
     with pytest.raises(
         ValueError, match="a bundle is for segmentation, this network is image-level; take another --format"
     ):
-        export.export(made[kind], tmp_path / "bundle", export.ExportOptions("bundle"))
+        export.export(files[kind], tmp_path / "bundle", export.ExportOptions("bundle"))

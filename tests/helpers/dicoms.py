@@ -38,7 +38,7 @@ def one(pixels: np.ndarray, sop_class: str = MRImageStorage, **elements: Any) ->
     meta = FileMetaDataset()
     meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = sop_class, generate_uid()
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    made = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
+    dataset = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
     bits = 8 * pixels.dtype.itemsize
     known: dict[str, Any] = {
         "SOPClassUID": sop_class,
@@ -74,14 +74,14 @@ def one(pixels: np.ndarray, sop_class: str = MRImageStorage, **elements: Any) ->
     }
     for name, value in {**known, **elements}.items():
         if value is not None:
-            setattr(made, name, value)
-    made["PixelData"].VR = "OW" if bits > 8 else "OB"
-    return made
+            setattr(dataset, name, value)
+    dataset["PixelData"].VR = "OW" if bits > 8 else "OB"
+    return dataset
 
 
-def save(made: FileDataset, path: Path) -> Path:
+def save(dataset: FileDataset, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    made.save_as(path, enforce_file_format=True)
+    dataset.save_as(path, enforce_file_format=True)
     return path
 
 
@@ -106,7 +106,7 @@ def series(
     """
     count = voxels.shape[2]
     for z, place in enumerate(positions(count, orientation, step_mm)):
-        made = one(
+        dataset = one(
             voxels[:, :, z].T,
             **{
                 "ImagePositionPatient": [f"{v:.8g}" for v in place],
@@ -118,11 +118,11 @@ def series(
             },
         )
         if edit is not None:
-            edit(made, z)
+            edit(dataset, z)
         rank = (
             z // 2 if z % 2 == 0 else (count + 1) // 2 + z // 2
         )  # every other slice first, as some archives have them
-        save(made, folder / f"IM{999 - rank:04d}.dcm")
+        save(dataset, folder / f"IM{999 - rank:04d}.dcm")
     return folder
 
 
@@ -145,13 +145,13 @@ def names(folder: Path) -> list[Path]:
 
 def change(path: Path, **elements: Any) -> Path:
     """Elements of a file set, or taken away where they are None."""
-    made = pydicom.dcmread(path)
+    dataset = pydicom.dcmread(path)
     for name, value in elements.items():
         if value is None:
-            delattr(made, name)
+            delattr(dataset, name)
         else:
-            setattr(made, name, value)
-    made.save_as(path)
+            setattr(dataset, name, value)
+    dataset.save_as(path)
     return path
 
 
@@ -168,10 +168,10 @@ def with_new_uid(path: Path) -> FileDataset:
 
 
 def item(**elements: Any) -> Items:
-    made = Dataset()
+    dataset = Dataset()
     for name, value in elements.items():
-        setattr(made, name, value)
-    return Items([made])
+        setattr(dataset, name, value)
+    return Items([dataset])
 
 
 def enhanced(path: Path, voxels: np.ndarray, order: Sequence[int], b_values: Sequence[float] = (0,)) -> Path:

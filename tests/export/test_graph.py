@@ -37,8 +37,16 @@ def test_an_equivariant_network_with_batch_norms_and_another_divisor_per_axis(tm
     assert metadata["inputs"]["divisor"] == [2, 2, 1] and isinstance(model.preprocessing, PreprocessingConfig)
 
 
+# DynUNet needs three stages, SegResNet an edge divisible by 8.
+SETTINGS = {
+    "monai_unet": ["plan.max_stages=2"],
+    "dynunet": ["plan.max_stages=3", "data.patch_size=[16,16,16]"],
+    "segresnet": ["plan.max_stages=2", "data.patch_size=[16,16,16]"],
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["unet", "dynunet", "segresnet"])
+@pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("format", exports.FORMATS)
 def test_networks_of_monai_are_exported(tmp_path: Path, name: str, format: str) -> None:
     dataset = tiny.write_dataset(tmp_path / "data")
@@ -58,7 +66,7 @@ def test_networks_of_monai_are_exported(tmp_path: Path, name: str, format: str) 
         "trainer.max_steps=1",
     ]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        composed = compose("train", [*overrides, "plan.max_stages=2", f"run.dir={tmp_path / 'run'}"])
+        composed = compose("train", [*overrides, *SETTINGS[name], f"run.dir={tmp_path / 'run'}"])
     checked = config.validate(composed)
     run.train(checked, RunDir.of(checked, {}))
     options = export.ExportOptions(format, case=dataset / "imagesTr/case_0.nii.gz")

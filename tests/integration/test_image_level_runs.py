@@ -4,6 +4,7 @@ refuse.
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None
 
 
 def test_numbers_keep_the_lowest_error(numbers: Path, tmp_path: Path) -> None:
-    """In their own units, by the same model where it is said."""
+    """The error is in the units of the table; early stopping and the best checkpoint follow it."""
     stops = ["early_stopping=patience", "early_stopping.patience=50", *QUIET, *FAST]
     summary = smallruns.train(
         numbers, tmp_path / "run", "task=regression", *OURS, *stops, "trainer.max_steps=30"
@@ -94,8 +95,6 @@ def test_numbers_keep_the_lowest_error(numbers: Path, tmp_path: Path) -> None:
 
 
 def column(run: Path, name: str) -> list[float]:
-    import csv
-
     with (run / "metrics.csv").open(newline="") as file:
         return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
 

@@ -144,7 +144,7 @@ def _idle_worker() -> None:
 
 
 class Stopped(Callback):
-    """This process is told to stop before it trains, and leaves word when it goes on nevertheless."""
+    """Sends this process SIGTERM before it trains, and writes a file if the process goes on nevertheless."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -155,8 +155,8 @@ def _values(
             )
         return (float(image_targets.names.index(label)),)
     values = tuple(_number(row[column], where, column) for column in columns)
-    if fault := image_targets.invalid_reason(values):
-        raise ValueError(f"{where}: {fault}")
+    if reason := image_targets.invalid_reason(values):
+        raise ValueError(f"{where}: {reason}")
     return values
 
 

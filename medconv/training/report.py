@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 
 def skipped_cases(skipped: Mapping[str, str], num_cases: int) -> None:
-    """Log the skipped cases. Args: skipped: case id to its fault."""
-    lines = "".join(f"\n  case {case}: {fault}" for case, fault in skipped.items())
+    """Log the skipped cases. Args: skipped: case id to its error."""
+    lines = "".join(f"\n  case {case}: {error}" for case, error in skipped.items())
     log.warning("data.on_invalid_case=skip skips %d of %d cases%s", len(skipped), num_cases, lines)
 
 

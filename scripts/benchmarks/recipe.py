@@ -99,12 +99,12 @@ def run(options: argparse.Namespace) -> list[Row]:
             processes.run("train", together, slots)
             processes.run("predict", together, slots)
             for entry in together:
-                if str(entry.folder) not in processes.faults:
+                if str(entry.folder) not in processes.errors:
                     entry.keep(scored(entry, bench.val, bench.dataset.targets))
-    if processes.faults:
+    if processes.errors:
         raise ValueError(
-            f"{len(processes.faults)} of {len(entries)} trainings failed\n"
-            + "\n".join(processes.faults.values())
+            f"{len(processes.errors)} of {len(entries)} trainings failed\n"
+            + "\n".join(processes.errors.values())
         )
     rows = [_row(entry, bench, len(slots[0])) for entry in entries]
     if options.plot:

@@ -83,13 +83,13 @@ class Processes:
     """Runs parts of entries; on leaving, ends their processes and those of their loaders."""
 
     def __init__(self) -> None:
-        self.faults: dict[str, str] = {}  # an entry's folder to its error
+        self.errors: dict[str, str] = {}  # an entry's folder to its error
         self._alive: set[subprocess.Popen[bytes]] = set()
         self._lock = Lock()
 
     def run(self, part: str, entries: Sequence[Entry], slots: Sequence[Sequence[int]]) -> None:
         """Run one part of all entries in parallel, each on its slot's cores; skip failed entries."""
-        able = [entry for entry in entries if str(entry.folder) not in self.faults]
+        able = [entry for entry in entries if str(entry.folder) not in self.errors]
         with ThreadPoolExecutor(len(slots)) as pool:
             try:
                 for future in [
@@ -120,8 +120,8 @@ class Processes:
                 -KEPT_LINES:
             ]
             what = f"  {entry.name}, {part}: ended with code {code}; {printed} ends with"
-            self.faults[str(entry.folder)] = "\n    ".join([what, *lines])
-            log.error("%s", self.faults[str(entry.folder)].strip())
+            self.errors[str(entry.folder)] = "\n    ".join([what, *lines])
+            log.error("%s", self.errors[str(entry.folder)].strip())
 
     def _finished(self, command: Sequence[str], printed: Path, threads: int, cores: Sequence[int]) -> int:
         """Its exit code. In a thread of its own: a process inherits the cores of the thread that starts

@@ -244,16 +244,16 @@ def test_all_faulty_cases_are_named_at_once(tmp_path: Path) -> None:
         evaluate(predictions, references)
     first, *lines = str(error.value).splitlines()
     assert first == "5 of 6 cases cannot be evaluated"
-    faults = dict(line.removeprefix("  case ").split(": ", 1) for line in lines)
+    errors = dict(line.removeprefix("  case ").split(": ", 1) for line in lines)
     assert (
         f"{predictions}/shape.nii.gz: shape (5, 5, 4) differs from that of shape.nii.gz, (6, 5, 4)"
-        == faults["shape"]
+        == errors["shape"]
     )
-    assert faults["affine"].startswith(f"{predictions}/affine.nii.gz: its affine puts the volume's corners")
-    assert faults["broken"] == f"{references}/broken.nii.gz: the file is empty (0 bytes)"
-    assert faults["value"] == f"{references}/value.nii.gz: label value 2 is not declared, expected 0 to 1"
+    assert errors["affine"].startswith(f"{predictions}/affine.nii.gz: its affine puts the volume's corners")
+    assert errors["broken"] == f"{references}/broken.nii.gz: the file is empty (0 bytes)"
+    assert errors["value"] == f"{references}/value.nii.gz: label value 2 is not declared, expected 0 to 1"
     assert (
-        faults["fraction"]
+        errors["fraction"]
         == f"{predictions}/fraction.nii.gz: label values must be whole numbers, found 0.5 at voxel (0, 0, "
         "0); within 0.001 of one they are rounded"
     )

@@ -119,7 +119,7 @@ def _prepare_image_level(case: Case, config: PreprocessingConfig) -> Entry:
 
 def _changed(case: Case) -> ValueError:
     return ValueError(
-        f"case {case.id}: its files have changed since they were checked, and are at fault now; start again"
+        f"case {case.id}: its files have changed since they were checked, and are invalid now; start again"
     )
 
 

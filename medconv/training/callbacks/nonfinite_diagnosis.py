@@ -88,7 +88,7 @@ class Diagnosis:
         return path
 
     def message(self, step: StepRecord, findings: Sequence[dict[str, Any]], path: Path | None) -> str:
-        """Args: findings: of the ranks at fault. path: the saved file, if there is one."""
+        """Args: findings: of the ranks with a non-finite value. path: the saved file, if there is one."""
         one = findings[0]
         what = "loss" if one["loss"] is None or not math.isfinite(one["loss"]) else "gradient"
         where = f" on rank {one['rank']}" if self._trainer.world_size > 1 else ""

@@ -211,8 +211,8 @@ def test_pairs_of_pictures_and_masks_form_a_dataset(tmp_path: Path) -> None:
     assert dataset.modalities == ("red", "green", "blue") and dataset.class_names == ("background", "1")
     again = image_mask(str(tmp_path / "images/*.jpg"), str(tmp_path / "masks/*.png"))
     assert again == dataset
-    measured, faults = fingerprint(dataset, tmp_path / "cache", 1)
-    assert measured.spatial_dims == 2 and not faults and measured.shapes[0] == (6, 4)
+    measured, errors = fingerprint(dataset, tmp_path / "cache", 1)
+    assert measured.spatial_dims == 2 and not errors and measured.shapes[0] == (6, 4)
     config = PreprocessingConfig(2, (1.0, 1.0), ("dataset",) * 3, measured.intensities)
     entry = prepare(dataset, config, tmp_path / "cache", 1).read("case0")
     mean, std = measured.intensities[0]["mean"], measured.intensities[0]["std"]

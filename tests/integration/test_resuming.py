@@ -8,12 +8,13 @@ import json
 import multiprocessing
 import os
 import signal
-import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import resuming, tiny
+from helpers.processes import until
 from helpers.resuming import STEPS, assert_the_same_run, last, start, status, train, wait_for
 from lightning import Callback
 
@@ -121,26 +122,28 @@ def test_workers_end_when_they_are_told_to_or_left_alone(dataset: Path, tmp_path
     ]
     assert len(workers) >= 2
     process.kill()
-    process.join(60)
-    deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{pid}").is_dir() for pid in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    worker = multiprocessing.get_context("fork").Process(target=_idle_worker, daemon=True)
+    process.join()
+    until(lambda: not any(Path(f"/proc/{pid}").is_dir() for pid in workers))
+    pipe, of_worker = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+    worker = context.Process(target=_worker_that_answers, args=(of_worker,), daemon=True)
     worker.start()
-    time.sleep(0.5)
+    of_worker.close()
+    assert pipe.recv() == "started"
     os.kill(worker.pid or 0, signal.SIGINT)  # as a terminal sends it to all
     os.kill(worker.pid or 0, signal.SIGUSR1)
-    worker.join(0.5)
-    assert worker.is_alive()
+    pipe.send("after both signals")
+    assert pipe.recv() == "after both signals"
     worker.terminate()
-    worker.join(20)
+    worker.join()
     assert worker.exitcode == 0
 
 
-def _idle_worker() -> None:
+def _worker_that_answers(pipe: Connection) -> None:
     datamodule._init_worker(0)
-    time.sleep(60)
+    pipe.send("started")
+    while True:
+        pipe.send(pipe.recv())
 
 
 class Stopped(Callback):

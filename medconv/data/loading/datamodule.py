@@ -257,9 +257,9 @@ def _init_worker(worker: int) -> None:
     A collection writes to every object, which would copy their memory pages into each worker. Workers ignore
     the signals of a terminal or Slurm: the main process handles them and still needs its workers.
     """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)  # first: threads inherit it, also those of BLAS
     threadpool_limits(1)  # torch's own threads are capped by its worker loop
     gc.freeze()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _RUN_SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -19,6 +19,7 @@ from medconv.inference.load import LoadedModel
 from medconv.metrics import image_level
 from medconv.metrics.dice import mean, mean_per_class
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.utils.logging import size_text
 
 _SOFTMAX = (
     "softmax over the channels; a voxel's label is the number of the highest channel, the first of several"
@@ -172,11 +173,11 @@ def as_markdown(metadata: Metadata, name: str) -> str:
         "file": f"`{name}`, {metadata['format']}, SHA-256 `{metadata['sha256']}`",
         "channels": ", ".join(inputs["channels"]),
         "orientation": f"{inputs['orientation']}; {inputs['layout']}",
-        "spacing": f"{_size_text(inputs['spacing_mm'])} mm; {inputs['resampling']}",
+        "spacing": f"{size_text(inputs['spacing_mm'])} mm; {inputs['resampling']}",
         "crop": inputs["crop"],
         "normalisation": "; ".join(_normalisation(*pair) for pair in _pairs(inputs)),
         **_window_rows(metadata),
-        "sizes": f"any batch; along the axes: {', '.join(sizes)} of {_size_text(inputs['divisor'])}",
+        "sizes": f"any batch; along the axes: {', '.join(sizes)} of {size_text(inputs['divisor'])}",
         "flips": str(windows["mirror_axes"] or "none"),
         "output": "; ".join([f"{_meaning(outputs)} {', '.join(outputs['channels'])}", *_decoding(outputs)]),
         "trained on": f"{trained['dataset']}, {trained['cases']} cases",
@@ -205,11 +206,11 @@ def _window_rows(metadata: Metadata) -> dict[str, str]:
     """Windows and label values of segmentation, or the image size of an image-level network."""
     windows, outputs = metadata["windows"], metadata["outputs"]
     if "image_targets" in outputs:
-        return {"image": f"{_size_text(windows['patch_size'])} voxels"}
+        return {"image": f"{size_text(windows['patch_size'])} voxels"}
     values = ", ".join(
         f"{n}: {v}" for n, v in zip(*(outputs["targets"][k] for k in ("names", "values")), strict=True)
     )
-    patch = _size_text(windows["patch_size"])
+    patch = size_text(windows["patch_size"])
     size = f"{patch} voxels, overlap {windows['overlap']:g}, weights {windows['weights']}"
     return {"windows": size, "label values": values}
 
@@ -240,10 +241,6 @@ def _normalisation(channel: str, name: str, intensities: Mapping[str, float]) ->
             f"{intensities['std']:g}"
         )
     return f"{channel}: {name}, {formula}"
-
-
-def _size_text(numbers: list[float]) -> str:
-    return " x ".join(f"{n:g}" for n in numbers)
 
 
 def _number(value: float | None) -> str:

@@ -20,6 +20,7 @@ from medconv.inference.predictor import Input, Predictor, autocast
 from medconv.inference.tta import flips, mean_over_flips
 from medconv.planning.topology import rounded_up
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.utils.logging import size_text
 
 _MAX_VOXELS = 2**21  # of all images in one forward pass
 _MAX_IMAGES = 64  # in one forward pass
@@ -55,7 +56,7 @@ class ImageLevelPredictor(Predictor):
         for member in self.members:
             size = case_input.arrays[self.preprocessings.index(member.preprocessing)].shape[1:]
             if tuple(size) != member.window.patch_size:
-                actual, expected = (" x ".join(map(str, n)) for n in (size, member.window.patch_size))
+                actual, expected = map(size_text, (size, member.window.patch_size))
                 raise ValueError(
                     f"{case.images[0]}: {actual} voxels after preprocessing, the network was trained on "
                     f"images of {expected}"
@@ -112,7 +113,7 @@ def _check_size(path: Path, member: LoadedModel, crop: CropInfo) -> None:
         return
     size = resampled_shape(crop.shape[:2], spacing[:2], preprocessing.spacing_mm)
     if rounded_up(size, member.rounding) != preprocessing.frame:
-        actual, expected = (" x ".join(map(str, shape)) for shape in (size, preprocessing.frame))
+        actual, expected = map(size_text, (size, preprocessing.frame))
         raise ValueError(
             f"{path}: {actual} pixels, the network was trained on images of one size and takes {expected}; "
             "resize the image, or train with data.resize"

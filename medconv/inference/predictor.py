@@ -24,6 +24,7 @@ from medconv.inference.exported import load as exported_load
 from medconv.inference.load import LoadedModel, load, with_window
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.hardware import autocast_dtype
+from medconv.utils.logging import size_text
 
 _SHEARED = 0.5  # degrees, as in training's checks
 _FAR = 2.0  # a spacing this many times below or above that of all training cases causes a warning
@@ -215,7 +216,7 @@ class Predictor:
                 mm * _FAR < low or mm > _FAR * high for mm, (low, high) in zip(spacing, ranges, strict=False)
             ):
                 trained = " x ".join(f"{low:.3g} to {high:.3g}" for low, high in ranges)
-                here = " x ".join(f"{mm:.3g}" for mm in spacing[: len(ranges)])
+                here = size_text(spacing[: len(ranges)], 3)
                 return (
                     f"its spacing, {here} mm (right, anterior, superior), is far from that of "
                     f"training, {trained} mm"

@@ -15,7 +15,6 @@ from medconv.planning.memory_model import GB, Budget, step_bytes
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.report import (
     ReportRow,
-    by,
     dims_reason,
     memory_reason,
     network_rows,
@@ -35,6 +34,7 @@ from medconv.planning.topology import (
     rounded_up,
     widths,
 )
+from medconv.utils.logging import size_text
 
 _LEAST_EDGE = 16  # voxels; no axis of a patch is made smaller
 _LEAST_BATCH = 2  # norms and the Dice loss need more than one sample
@@ -116,8 +116,8 @@ def plan(
     planner.warn(patch, batch, needed_gb)
     rows = [
         ("dimensions", f"{seen.spatial_dims}D", dims_reason(fingerprint, axis, overrides)),
-        ("spacing", f"{by(spacing)} mm", spacing_reason(seen, overrides)),
-        ("patch", f"{by(patch)} voxels", patch_reason(network, patch, median, spacing, overrides)),
+        ("spacing", f"{size_text(spacing, 4)} mm", spacing_reason(seen, overrides)),
+        ("patch", f"{size_text(patch, 4)} voxels", patch_reason(network, patch, median, spacing, overrides)),
         ("batch", str(batch), why),
         *network_rows(network, patch, overrides),
         ("normalisation", ", ".join(names), normalisation_reason(modalities, overrides)),
@@ -179,8 +179,8 @@ class _Planner:
             else:
                 return network, patch
         raise ValueError(
-            f"plan.memory_gb: the smallest patch, {by(patch)} voxels, in a batch of {batch} takes some "
-            f"{self.gb(network, patch, batch):.2g} GB, the budget is {self.budget.memory_gb:g} "
+            f"plan.memory_gb: the smallest patch, {size_text(patch, 4)} voxels, in a batch of {batch} takes "
+            f"some {self.gb(network, patch, batch):.2g} GB, the budget is {self.budget.memory_gb:g} "
             f"({self.budget.origin}); perf=memory, a smaller data.batch_size or fewer plan.channels help"
         )
 

@@ -11,6 +11,7 @@ from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.spacing import thick_axis
 from medconv.planning.topology import MIN_EDGE, Network, coarsest, largest_patch, rounded_up
+from medconv.utils.logging import size_text
 
 _SMALL_VIEW = 0.25  # of the median image's voxels; with less in a patch nnU-Net trains a coarser network, too
 _AXES = ("right", "anterior", "superior")
@@ -31,7 +32,7 @@ def patch_reason(
     overrides: PlanOverrides,
 ) -> str:
     """Args: median: the median image's voxels."""
-    dims, median_size, hint = len(patch), by(median), ""
+    dims, median_size, hint = len(patch), size_text(median, 4), ""
     visible_share = prod(min(1.0, p / m) for p, m in zip(patch, median, strict=True))
     if visible_share < _SMALL_VIEW:
         coarser = [s * (_SMALL_VIEW / visible_share) ** (1 / dims) for s in spacing]
@@ -77,7 +78,7 @@ def spacing_reason(seen: Fingerprint, overrides: PlanOverrides) -> str:
 def network_rows(
     network: Network, patch: Sequence[int], overrides: PlanOverrides
 ) -> list[tuple[str, str, str]]:
-    left = by(coarsest(patch, network.strides))
+    left = size_text(coarsest(patch, network.strides), 4)
     late = any(1 in step for step in network.strides[:-1])
     thin = any(1 in kernel for kernel in network.kernel_sizes)
     rests = "an axis rests until the others' voxels are as long, or where it is short"
@@ -118,7 +119,3 @@ def memory_reason(budget: Budget) -> str:
     mode = budget.activation_checkpointing
     checkpointing = "" if mode == "none" else f", activation_checkpointing={mode}"
     return f"estimated for a step in {budget.precision}{checkpointing}; the budget: {budget.origin}"
-
-
-def by(numbers: Sequence[float]) -> str:
-    return " x ".join(f"{n:.4g}" for n in numbers)

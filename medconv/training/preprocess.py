@@ -21,7 +21,7 @@ from medconv.training.data_setup import (
     split_cases,
 )
 from medconv.utils.exit_codes import DONE
-from medconv.utils.logging import start_logging
+from medconv.utils.logging import size_text, start_logging
 
 
 def run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -42,7 +42,7 @@ def _prepare(run_config: DictConfig, verify: bool) -> int:
     )
     print(f"store     {store.folder}, {store.size() / 1e6:.1f} MB")
     print(f"findings  {store.folder.parent / 'fingerprint.json'}")
-    spacing, patch = _size_text(planned.spacing_mm), _size_text(planned.patch_size)
+    spacing, patch = size_text(np.round(planned.spacing_mm, 3)), size_text(planned.patch_size)
     print(f"plan      spacing {spacing} mm, patch {patch} voxels")
     return DONE
 
@@ -89,12 +89,9 @@ def _values(values: tuple[float, ...] | None, dataset: Dataset) -> list[str]:
 def _row(report: CaseReport, values: list[str]) -> list[str]:
     grid, cells = report.grid, ["-"] * 5
     if grid is not None:
-        cells = [_size_text(grid.shape), _size_text(grid.spacing_mm), grid.orientation, str(report.channels)]
+        spacing = size_text(np.round(grid.spacing_mm, 3))
+        cells = [size_text(grid.shape), spacing, grid.orientation, str(report.channels)]
         cells.append(f"{report.low:.4g} to {report.high:.4g}")
     total = sum(report.class_voxels)
     shares = [f"{100 * n / total:.2f} %" for n in report.class_voxels] or values
     return [report.case, *cells, *shares, f"{len(report.errors)} errors" if report.errors else ""]
-
-
-def _size_text(numbers: tuple[float, ...]) -> str:
-    return " x ".join(f"{np.round(n, 3):g}" for n in numbers)

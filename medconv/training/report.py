@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import lightning as L
 from torch import nn
@@ -17,6 +17,7 @@ from medconv.planning.report import table
 from medconv.targets import monitor
 from medconv.training.run_dir import RunDir
 from medconv.utils.hardware import without_effect
+from medconv.utils.logging import size_text
 
 OF_A_SWEEP = "MEDCONV_SWEEP"  # environment variable of a sweep's job: its own overrides, as JSON
 
@@ -50,8 +51,8 @@ def announce(
     log.info("data: %s, %d cases to train on, %d to validate", dataset, num_train, num_val)
     log.info(
         "patch: %s voxels of %s mm, global batch %d",
-        _size_text(derived["patch_size"]),
-        _size_text(derived["spacing_mm"]),
+        size_text(derived["patch_size"]),
+        size_text(derived["spacing_mm"]),
         batch,
     )
     if derived["slice_axis"] is not None:
@@ -101,7 +102,3 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def _size_text(numbers: Sequence[float]) -> str:
-    return " x ".join(f"{n:g}" for n in numbers)

@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
@@ -49,6 +49,11 @@ def shown(text: str) -> str:
 def some(items: Sequence[str], most: int = 5) -> str:
     """The first `most` items, and how many more there are."""
     return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
+
+
+def size_text(numbers: Iterable[float], digits: int = 6) -> str:
+    """Sizes along axes with so many significant digits, such as `0.5 x 0.5 x 7.5`."""
+    return " x ".join(f"{n:.{digits}g}" for n in numbers)
 
 
 def start_logging(rank_zero: bool = True) -> None:

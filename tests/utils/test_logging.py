@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from medconv.config import Config
-from medconv.utils.logging import log_into, message, shown, some, start_logging
+from medconv.utils.logging import log_into, message, shown, size_text, some, start_logging
 
 log = logging.getLogger("medconv")
 
@@ -49,6 +49,11 @@ def test_control_characters_are_spelled_out() -> None:
 def test_long_lists_are_cut() -> None:
     assert some(["a", "b"]) == "a, b"
     assert some(["a", "b", "c"], most=2) == "a, b and 1 more"
+
+
+def test_sizes_along_axes() -> None:
+    assert size_text((0.46875, 0.5, 7.5)) == "0.46875 x 0.5 x 7.5"
+    assert size_text([0.46875, 128], digits=3) == "0.469 x 128"
 
 
 def test_the_file_also_gets_earlier_messages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from medconv.data.io import dicom, dicom_series, nifti, nrrd, raster
 from medconv.data.io.dicom_headers import is_dicom
 from medconv.data.io.nifti import read_header
 from medconv.utils.atomic_io import replacing
+from medconv.utils.logging import size_text
 
 VOLUMES = (".nii.gz", ".nii", ".hdr", ".mgz", ".mgh", nrrd.SUFFIX)  # .hdr: the header of a NIfTI pair
 SUFFIXES = (*VOLUMES, *raster.SUFFIXES)
@@ -264,4 +265,4 @@ def _count_nonfinite(array: np.ndarray) -> int:
 
 
 def _mm(grid: Grid) -> str:
-    return " x ".join(f"{s:.3g}" for s in grid.spacing_mm) + " mm"
+    return size_text(grid.spacing_mm, 3) + " mm"

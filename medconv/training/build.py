@@ -1,15 +1,13 @@
-"""Builds a run from a resolved config: network, task, data, callbacks and trainer."""
+"""Builds a run from a resolved config: network, task, data and trainer."""
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint
 from torch import nn
 
 from medconv import config as configs
@@ -22,28 +20,18 @@ from medconv.inference.tta import test_time_axes, training_axes
 from medconv.models.build import build_network
 from medconv.models.layers.max_pool import swap_pools
 from medconv.models.pretrained.freeze import check_factors, freeze
-from medconv.performance.step_profiler import StepProfiler, Trace
+from medconv.performance.step_profiler import StepProfiler
 from medconv.performance.switches import apply_switches, memory_format
 from medconv.targets.image_level import image_targets_of
 from medconv.training import report
-from medconv.training.callbacks import early_stopping
-from medconv.training.callbacks.final_validation import FinalValidation
-from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
-from medconv.training.callbacks.progress import ProgressBar, ProgressLines
-from medconv.training.callbacks.time_budget import TimeBudget
-from medconv.training.checkpoint import resumable_loop
-from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter
 from medconv.training.data_setup import PreparedData, data_module
-from medconv.training.distributed import strategy
-from medconv.training.distributed.cluster_environment import environment
-from medconv.training.distributed.same_start import ResumeStepCheck
-from medconv.training.loggers.csv import CsvLogger
 from medconv.training.losses.build import fitted_loss
 from medconv.training.optim.build import build_optimizer
 from medconv.training.optim.param_groups import with_lr_multipliers
 from medconv.training.run_dir import RunDir
+from medconv.training.trainer import build_trainer
 from medconv.utils import signals
-from medconv.utils.hardware import apply_backends, benchmark_kernels, uses_gpu
+from medconv.utils.hardware import apply_backends
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +43,6 @@ _SWITCHES = (
     "compile",
     "cuda_graphs",
 )
-
-_DEFAULT_EPOCHS = 100  # if none of trainer.max_time, max_epochs and max_steps is set
 
 
 def assemble(
@@ -87,7 +73,7 @@ def assemble(
         **_target_arguments(values, prepared),
     )
     profiler = StepProfiler(perf["profile"], folder.begun)
-    trainer = _trainer(values, folder, profiler, bool(prepared.val), stop_request)
+    trainer = build_trainer(values, folder, profiler, bool(prepared.val), stop_request)
     data = data_module(values, prepared)
     data.stopped = lambda: stop_request.number != 0
     report.announce(
@@ -146,80 +132,3 @@ def _record(values: Values, prepared: PreparedData) -> Values:
         "spacing_range_mm": configs.tuples_to_lists(prepared.spacing_range_mm),
         "validation": {},
     }
-
-
-def _averaging(values: Values) -> list[L.Callback]:
-    """Weight averaging; it must precede callbacks that read the weights of a validation."""
-    if "_target_" not in values["weight_averaging"]:
-        return []
-    if values["trainer"]["strategy"] == "fsdp":
-        log.info(
-            "weight_averaging is skipped: under trainer.strategy=fsdp no rank has the full weights; the last "
-            "weights are used"
-        )
-        return []
-    return [configs.build(values["weight_averaging"], "weight_averaging")]
-
-
-def _monitoring(values: Values, validates: bool) -> list[L.Callback]:
-    """Callbacks that react to the scores of validations."""
-    plateau = "scheduler=plateau" if str(values["scheduler"].get("_target_")).endswith("plateau") else ""
-    stopping = values["early_stopping"] if "_target_" in values["early_stopping"] else {}
-    if not (validates and values["trainer"]["limit_val_batches"] != 0) and (plateau or stopping):
-        raise configs.ConfigError(
-            f"{plateau or 'early_stopping=patience'} needs validations, but there are no cases to validate"
-        )
-    return [early_stopping.Plateau(), *([configs.build(stopping, "early_stopping")] if stopping else [])]
-
-
-def _trainer(
-    values: Values, folder: RunDir, profiler: Any, validates: bool, stop_request: signals.StopRequest
-) -> L.Trainer:
-    settings, perf = dict(values["trainer"]), values["perf"]
-    max_time = settings.pop("max_time")
-    accumulates = any("Accumulation" in str(node.get("_target_")) for node in values["callbacks"].values())
-    settings["strategy"] = strategy.strategy(settings, perf, accumulates)
-    settings["benchmark"] = benchmark_kernels(
-        settings["benchmark"], settings["accelerator"], settings["deterministic"]
-    )
-    guard = NonfiniteGuard(
-        folder.path / "nonfinite", values["run"]["nan_policy"], values["run"]["max_skipped_steps"]
-    )
-    writer = AtomicCheckpointIO()
-    interval = configs.duration_seconds(values["run"]["checkpoint_interval"], "run.checkpoint_interval")
-    checkpoints = CheckpointWriter(folder.checkpoints, writer, interval)
-    seeding = resumable_loop.PerStepSeeding(values["seed"])
-    callbacks = [checkpoints, seeding, profiler, guard, *_averaging(values)]
-    callbacks += [ResumeStepCheck(), strategy.BroadcastBuffers(), strategy.UnshardForValidation()]
-    if perf["profile"]:
-        callbacks.append(Trace(folder.path / "tensorboard" / "trace"))
-    if max_time is not None:
-        callbacks.append(TimeBudget(configs.duration_seconds(max_time, "trainer.max_time")))
-    callbacks += [*_monitoring(values, validates), FinalValidation()]
-    if settings["enable_progress_bar"]:
-        rate = 20 if uses_gpu(settings["accelerator"]) else 1  # to show the loss, the bar waits for the GPU
-        callbacks.append(ProgressBar(refresh_rate=rate) if sys.stderr.isatty() else ProgressLines())
-        settings["enable_progress_bar"] = sys.stderr.isatty()
-    callbacks += [configs.build(node, f"callbacks.{name}") for name, node in values["callbacks"].items()]
-    loggers = [
-        configs.build(node, f"logger.{name}", save_dir=str(folder.path))
-        for name, node in values["logger"].items()
-    ]
-    stop_sync = strategy.StopSync(perf["stop_sync_interval"])
-    stop_validation = resumable_loop.StopDuringValidation(stop_request, stop_sync)
-    if settings["max_epochs"] is None:
-        bounded = max_time is not None or settings["max_steps"] != -1
-        settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS
-    trainer = L.Trainer(
-        **settings,
-        callbacks=[*callbacks, stop_validation],
-        plugins=[plugin for plugin in (environment(), writer) if plugin is not None],
-        # CheckpointWriter is not one of Lightning's; a user's callback may be
-        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
-        logger=[*loggers, CsvLogger(folder.path / "metrics.csv")],
-        default_root_dir=folder.path,
-        use_distributed_sampler=False,
-    )
-    stop_sync.device = trainer.strategy.root_device if trainer.world_size > 1 else None
-    resumable_loop.install(trainer, checkpoints, stop_request, stop_sync)
-    return trainer

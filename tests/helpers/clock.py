@@ -10,7 +10,7 @@ from lightning import Callback
 
 from medconv.data.augmentation.augment import Augment
 from medconv.performance import step_profiler
-from medconv.training import build
+from medconv.training import trainer
 from medconv.training.callbacks.time_budget import TimeBudget
 
 
@@ -58,7 +58,7 @@ class _ProfilerClock(step_profiler._Clock):
 
 def use_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time budget and step profiler of the test's runs read CLOCK."""
-    monkeypatch.setattr(build, "TimeBudget", partial(TimeBudget, clock=CLOCK))
+    monkeypatch.setattr(trainer, "TimeBudget", partial(TimeBudget, clock=CLOCK))
     monkeypatch.setattr(step_profiler, "_Clock", _ProfilerClock)
 
 

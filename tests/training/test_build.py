@@ -1,4 +1,4 @@
-"""medconv/training/build.py: what a config gives the network, the task and the trainer of a run."""
+"""medconv/training/build.py: what a config gives the network and the task of a run."""
 
 import json
 import logging
@@ -8,40 +8,8 @@ from typing import Any
 import pytest
 from helpers import tiny
 
-from medconv import config
 from medconv.config import ConfigError
 from medconv.inference.load import load
-from medconv.training import run
-from medconv.training.build import assemble
-from medconv.training.data_setup import prepare_data
-from medconv.training.run_dir import RunDir
-from medconv.utils.signals import StopRequest
-
-
-def trainer_of(dataset: Path, folder: Path, *overrides: str) -> Any:
-    """The trainer of a run that does not begin."""
-    with tiny.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        composed = tiny.compose("train", tiny.overrides(dataset, *overrides))
-    composed = run._with_launched_devices(config.validate(composed))
-    prepared = prepare_data(composed)
-    values = run._resolve(composed, prepared, RunDir(folder))
-    return assemble(values, prepared, RunDir(folder), StopRequest())[0]
-
-
-@pytest.mark.parametrize(
-    ("bounds", "epochs"),
-    [
-        ([], 100),
-        (["trainer.max_steps=4"], -1),
-        (["trainer.max_time=00:01:00:00"], -1),
-        (["trainer.max_steps=4", "trainer.max_epochs=7"], 7),
-    ],
-)
-def test_run_has_100_epochs_if_nothing_else_ends_it(
-    dataset: Path, tmp_path: Path, bounds: list[str], epochs: int
-) -> None:
-    trainer = trainer_of(dataset, tmp_path / "run", "trainer.max_steps=-1", *bounds)
-    assert trainer.max_epochs == epochs and not (tmp_path / "run").exists()
 
 
 @pytest.fixture(scope="module")

@@ -141,7 +141,7 @@ def test_a_norm_that_is_read_a_step_later_gives_the_same_run(
     ]
     contents = []
     for late in (False, True):
-        monkeypatch.setattr("medconv.training.build.NonfiniteGuard", partial(NonfiniteGuard, late=late))
+        monkeypatch.setattr("medconv.training.trainer.NonfiniteGuard", partial(NonfiniteGuard, late=late))
         tiny.train(poisoned, tmp_path / f"late{late}", *settings)
         contents.append(torch.load(tmp_path / f"late{late}/checkpoints/last.ckpt", weights_only=True))
     for key in (*KEPT, "lr_schedulers"):
@@ -154,7 +154,7 @@ def test_a_late_norm_stops_with_the_weights_before_the_step(
 ) -> None:
     messages, weights = [], []
     for late in (False, True):
-        monkeypatch.setattr("medconv.training.build.NonfiniteGuard", partial(NonfiniteGuard, late=late))
+        monkeypatch.setattr("medconv.training.trainer.NonfiniteGuard", partial(NonfiniteGuard, late=late))
         with pytest.raises(NonfiniteError) as caught:
             tiny.train(poisoned, tmp_path / "run", *ONE_EACH, "run.resume=never")
         messages.append(str(caught.value))

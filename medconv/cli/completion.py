@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(_flags(words[1])))
     else:
         if is_query:
-            os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]]) + ("" if words[2:] else " ")
+            os.environ["COMP_LINE"] = f"{words[0]} {''.join(words[2:])}"
         compose.run_with_config(lambda *_: None, arguments)
     return DONE
 
@@ -39,6 +39,4 @@ def _is_complete(words: Sequence[str]) -> bool:
 
 def _flags(command: str) -> list[str]:
     module = importlib.import_module(f"medconv.cli.{command.replace('-', '_')}")
-    return [
-        flag for action in module.parser()._actions for flag in action.option_strings if flag.startswith("--")
-    ]
+    return [flag for flag in module.parser()._option_string_actions if flag.startswith("--")]

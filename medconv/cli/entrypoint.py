@@ -16,6 +16,7 @@ from medconv.utils.logging import message, shown
 
 # Module and class. Importing them here would load torch, which takes seconds.
 USER_ERRORS = (
+    ("builtins", "ValueError"),
     ("hydra.errors", "HydraException"),
     ("omegaconf.errors", "OmegaConfBaseException"),
     ("lightning.fabric.utilities.exceptions", "MisconfigurationException"),
@@ -32,14 +33,15 @@ def guard(command: Callable[[], int]) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _discard_output()
+        # Python flushes standard output once more when it exits, which would fail with a traceback
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
 def _guarded(command: Callable[[], int]) -> int:
     try:
         return command()
-    except _user_errors() as error:
+    except _imported(*USER_ERRORS) as error:
         log.debug("the error came from", exc_info=True)
         print(f"error: {shown(message(error))}", file=sys.stderr)
         return USER
@@ -47,9 +49,8 @@ def _guarded(command: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except _imported(STOPPED) as error:
-        number = getattr(error, "number", signal.SIGTERM)
-        name = signal.Signals(number).name
-        print(f"stopped by {name}; run the same command again to resume", file=sys.stderr)
+        number = signal.Signals(getattr(error, "number", signal.SIGTERM))
+        print(f"stopped by {number.name}; run the same command again to resume", file=sys.stderr)
         return INTERRUPTED if number == signal.SIGINT else PREEMPTED
     except _imported(PEER_LOST) as error:
         print(f"error: {shown(str(error))}", file=sys.stderr)
@@ -78,10 +79,6 @@ def _unexpected(error: Exception) -> int:
     return BUG
 
 
-def _user_errors() -> tuple[type[BaseException], ...]:
-    return (ValueError, *_imported(*USER_ERRORS))
-
-
 def _imported(*names: tuple[str, str]) -> tuple[type[BaseException], ...]:
     """Those classes whose modules are imported; an error cannot be of any other."""
     classes = (getattr(sys.modules.get(module), name, None) for module, name in names)
@@ -102,8 +99,3 @@ def _reader_is_gone() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(events & select.POLLERR for _, events in poll.poll(0))
-
-
-def _discard_output() -> None:
-    """Python flushes standard output once more when it exits, which would fail again with a traceback."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from medconv.cli.parsers import Parser, add_trust
@@ -12,13 +11,6 @@ FORMATS = ("torchscript", "pt2", "onnx", "bundle")
 OPSET, TOLERANCE = 18, 1e-4
 
 
-def main(arguments: Sequence[str]) -> int:
-    options = parser().parse_args(arguments)
-    from medconv.export.export import run_command  # loads torch
-
-    return run_command(options)
-
-
 def parser() -> Parser:
     command = Parser(
         "export",
@@ -26,23 +18,15 @@ def parser() -> Parser:
         "Write the network of a checkpoint in another format, with its metadata beside it. Its logits are "
         "compared with the checkpoint's; if they differ, nothing is written.",
     )
-    add = command.group("input and output").add_argument
+    add = command.add_argument_group("input and output").add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="a run's checkpoints/best.ckpt")
     add("--format", required=True, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
     add("--output", type=Path, required=True, metavar="PATH", help="the file; for a bundle, a new folder")
     add("--opset", type=int, default=OPSET, metavar="N", help="ONNX operator set; default %(default)s")
-    add = command.group("comparison with the checkpoint").add_argument
-    add(
-        "--case",
-        type=Path,
-        metavar="IMAGE",
-        help="also compare logits on this image, not only on random patches",
-    )
-    add(
-        "--tolerance",
-        type=float,
-        default=TOLERANCE,
-        help="largest difference between logits; default %(default)g",
-    )
+    add = command.add_argument_group("comparison with the checkpoint").add_argument
+    case = "also compare logits on this image, not only on random patches"
+    add("--case", type=Path, metavar="IMAGE", help=case)
+    tolerance = "largest difference between logits; default %(default)g"
+    add("--tolerance", type=float, default=TOLERANCE, help=tolerance)
     add_trust(command.general(), "network classes")
     return command

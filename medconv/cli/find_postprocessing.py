@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from medconv.cli.parsers import Parser, add_device, add_trust
-
-
-def main(arguments: Sequence[str]) -> int:
-    options = parser().parse_args(arguments)
-    from medconv.evaluation.find_postprocessing import run_command  # loads torch
-
-    return run_command(options)
 
 
 def parser() -> Parser:
@@ -23,7 +15,7 @@ def parser() -> Parser:
         "RUNS/postprocessing.json for medconv predict --postprocess. The folds come from: "
         "medconv train -m data.fold=0,1,2,3,4 run.name=cv",
     )
-    add = command.group("input").add_argument
+    add = command.add_argument_group("input").add_argument
     add("--runs", type=Path, required=True, metavar="FOLDER", help="folder of a cross-validation")
     add("--select", metavar="OVERRIDES", help="which cross-validation, if the folder holds several")
     general = command.general()

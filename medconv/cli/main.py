@@ -20,6 +20,12 @@ COMMANDS = {
     "export": "write a trained network as ONNX, TorchScript, torch.export or a MONAI bundle",
     "find-postprocessing": "choose post-processing steps by cross-validation",
 }
+_WORK = {  # of the commands without overrides; imported when it begins, since it loads torch
+    "predict": "medconv.inference.predict",
+    "evaluate": "medconv.evaluation.segmentation",
+    "export": "medconv.export.export",
+    "find-postprocessing": "medconv.evaluation.find_postprocessing",
+}
 COMPLETION = ("-sc", "--shell-completion")  # Hydra's flags
 
 
@@ -40,7 +46,11 @@ def run(arguments: Sequence[str]) -> int:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
         raise ValueError(f"there is no command {arguments[0]}; {hint}")
-    return _module(arguments[0].replace("-", "_")).main(arguments[1:])
+    module = _module(arguments[0].replace("-", "_"))
+    if arguments[0] not in _WORK:
+        return module.main(arguments[1:])
+    options = module.parser().parse_args(arguments[1:])
+    return importlib.import_module(_WORK[arguments[0]]).run_command(options)
 
 
 def _module(name: str) -> ModuleType:
@@ -49,15 +59,13 @@ def _module(name: str) -> ModuleType:
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    return "\n".join(
-        [
-            "example:",
-            "  medconv train data=msd data.root=/data/Task04_Hippocampus",
-            "",
-            "commands:",
-            *(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()),
-            "",
-            "Options of a command: medconv COMMAND --help",
-            'Completion in bash: eval "$(medconv -sc install=bash)"; also fish and zsh',
-        ]
-    )
+    lines = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+    return f"""\
+example:
+  medconv train data=msd data.root=/data/Task04_Hippocampus
+
+commands:
+{lines}
+
+Options of a command: medconv COMMAND --help
+Completion in bash: eval "$(medconv -sc install=bash)"; also fish and zsh"""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import NoReturn
+
+_HELP = partial(argparse.HelpFormatter, max_help_position=30)
 
 
 class Parser(argparse.ArgumentParser):
     """Args: command: name of the subcommand. example: its arguments. description: one sentence."""
 
     def __init__(self, command: str, example: str, description: str) -> None:
-        super().__init__(
-            f"medconv {command}", argparse.SUPPRESS, description, formatter_class=_formatter, add_help=False
-        )
-        self.example = f"{self.prog} {example}"
+        program = f"medconv {command}"
+        super().__init__(program, argparse.SUPPRESS, description, formatter_class=_HELP, add_help=False)
+        self.example = f"{program} {example}"
 
     def format_help(self) -> str:
         return f"example:\n  {self.example}\n\n{super().format_help()}"
@@ -22,12 +24,9 @@ class Parser(argparse.ArgumentParser):
         """Raises: ValueError: always; `guard` prints it like any other error."""
         raise ValueError(f"{message}; options: {self.prog} --help")
 
-    def group(self, title: str) -> argparse._ArgumentGroup:
-        return self.add_argument_group(title)
-
     def general(self) -> argparse._ArgumentGroup:
         """The last group, which has --help."""
-        group = self.group("general")
+        group = self.add_argument_group("general")
         group.add_argument("-h", "--help", action="help", help="show this help and exit")
         return group
 
@@ -39,7 +38,3 @@ def add_device(group: argparse._ArgumentGroup) -> None:
 def add_trust(group: argparse._ArgumentGroup, what: str) -> None:
     help_text = f"trust {what} of this package of your own; may be repeated"
     group.add_argument("--trust-package", action="append", default=[], metavar="PACKAGE", help=help_text)
-
-
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.HelpFormatter(prog, max_help_position=30)

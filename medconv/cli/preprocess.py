@@ -33,7 +33,7 @@ def parser() -> Parser:
     command.allow_abbrev = False  # what it does not know is for Hydra
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.epilog = f"{overrides.listing()}\n\nhydra: as in medconv train --help"
-    actions = command.group("what to do").add_mutually_exclusive_group()
+    actions = command.add_argument_group("what to do").add_mutually_exclusive_group()
     actions.add_argument("--check-only", action="store_true", help="show cases and errors, write nothing")
     actions.add_argument("--verify", action="store_true", help="compare prepared files with checksums")
     command.general()

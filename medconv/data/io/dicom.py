@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ import numpy as np
 
 from medconv.data.io.dicom_headers import MARKS, Frame
 from medconv.data.io.dicom_series import frames_at
+from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
 Volume = list[Frame]
 _SAME_MM = 0.01  # positions closer than this are equal
 _MAX_UNEVEN = 0.1  # largest deviation from an even grid, as share of the slice distance
-_PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 _ALIKE = {
     "modality": "Modality",
     "size": "columns and rows",
@@ -33,15 +33,19 @@ _ALIKE = {
 def volumes(path: Path) -> list[Volume]:
     """The volumes of a series, frames sorted along the normal; several if positions repeat, as with b-values.
 
-    Raises: ValueError: not one series, or not a volume; names the file and what was expected.
+    Raises: ValueError: not one series, or not a volume.
     """
     frames = frames_at(path)
     _check_alike(frames)
     if len(frames) == 1:
         return [list(frames)]
     groups = _by_position(frames)
-    if len({len(group) for group in groups}) > 1:
-        raise ValueError(_uneven_message(path, max(groups, key=len), min(groups, key=len)))
+    most, fewest = max(groups, key=len), min(groups, key=len)
+    if len(most) > len(fewest):
+        raise ValueError(
+            f"{path}: {len(most)} slices at the position of {most[0].name}, {len(fewest)} at that of "
+            f"{fewest[0].name}; expected the same number at each"
+        )
     result = [[group[0] for group in groups]] if len(groups[0]) == 1 else _separate_volumes(path, groups)
     for volume in result:
         _check_even(path, volume)
@@ -124,17 +128,12 @@ def _check_alike(frames: Sequence[Frame]) -> None:
             raise ValueError(
                 f"{frame.path}: the same image as {other.name} (SOPInstanceUID), expected it once"
             )
-    _check_directions(first)
-
-
-def _check_directions(frame: Frame) -> None:
-    if frame.orientation is not None:
-        pair = np.reshape(frame.orientation, (2, 3))
-        if not np.allclose(pair @ pair.T, np.eye(2), atol=1e-3):
-            raise ValueError(
-                f"{frame.path}: ImageOrientationPatient {_text(frame.orientation)}, expected unit vectors at "
-                "a right angle"
-            )
+    pair = np.reshape(first.orientation or (1, 0, 0, 0, 1, 0), (2, 3))
+    if not np.allclose(pair @ pair.T, np.eye(2), atol=1e-3):
+        raise ValueError(
+            f"{first.path}: ImageOrientationPatient {_text(first.orientation)}, expected unit vectors at a "
+            "right angle"
+        )
 
 
 def _by_position(frames: Sequence[Frame]) -> list[Volume]:
@@ -142,12 +141,8 @@ def _by_position(frames: Sequence[Frame]) -> list[Volume]:
     row, column = np.array(frames[0].orientation, np.float64).reshape(2, 3)
     along = _positions(frames) @ np.cross(row, column)
     order = np.argsort(along, kind="stable")
-    starts = [
-        0,
-        *(i for i in range(1, len(order)) if along[order[i]] - along[order[i - 1]] > _SAME_MM),
-        len(order),
-    ]
-    return [[frames[i] for i in order[a:b]] for a, b in pairwise(starts)]
+    starts = np.flatnonzero(np.diff(along[order]) > _SAME_MM) + 1
+    return [[frames[i] for i in group] for group in np.split(order, starts)]
 
 
 def _separate_volumes(path: Path, groups: list[Volume]) -> list[Volume]:
@@ -155,11 +150,8 @@ def _separate_volumes(path: Path, groups: list[Volume]) -> list[Volume]:
     for mark in range(len(MARKS)):
         tables: list[dict[Any, Frame]] = [{frame.marks[mark]: frame for frame in group} for group in groups]
         values = set(tables[0])
-        if (
-            None not in values
-            and len(values) == len(groups[0])
-            and all(set(table) == values for table in tables)
-        ):
+        complete = len(values) == len(groups[0]) and all(table.keys() == values for table in tables)
+        if complete and None not in values:
             return [[table[value] for table in tables] for value in sorted(values)]
     names = " and ".join(frame.name for frame in groups[0][:2])
     raise ValueError(
@@ -168,57 +160,41 @@ def _separate_volumes(path: Path, groups: list[Volume]) -> list[Volume]:
     )
 
 
-def _uneven_message(path: Path, most: Volume, fewest: Volume) -> str:
-    return (
-        f"{path}: {len(most)} slices at the position of {most[0].name}, {len(fewest)} at that of "
-        f"{fewest[0].name}; expected the same number at each"
-    )
-
-
 def _check_even(path: Path, volume: Volume) -> None:
     """Raises: ValueError: the slices do not lie on a line in even steps."""
-    if len(volume) < 3:
-        return
     positions = _positions(volume)
     even = np.linspace(positions[0], positions[-1], len(volume))
     step = np.linalg.norm(even[1] - even[0])
-    if np.linalg.norm(positions - even, axis=1).max() <= _MAX_UNEVEN * step:
-        return
-    gaps = np.linalg.norm(np.diff(positions, axis=0), axis=1)
-    widest, usual = int(gaps.argmax()), float(np.median(gaps))
-    raise ValueError(
-        f"{path}: slices are missing or out of line: {gaps[widest]:.4g} mm from {volume[widest].name} to "
-        f"{volume[widest + 1].name}, {usual:.4g} mm between most; expected even steps along one line"
-    )
+    if np.linalg.norm(positions - even, axis=1).max() > _MAX_UNEVEN * step:
+        gaps = np.linalg.norm(np.diff(positions, axis=0), axis=1)
+        widest, usual = int(gaps.argmax()), np.median(gaps)
+        raise ValueError(
+            f"{path}: slices are missing or out of line: {gaps[widest]:.4g} mm from {volume[widest].name} to "
+            f"{volume[widest + 1].name}, {usual:.4g} mm between most; expected even steps along one line"
+        )
 
 
 def _pixels(path: Path) -> np.ndarray:
     """As stored, (frames, rows, columns)."""
     pydicom = needed("pydicom", "dicom", "reading DICOM", path)
-    try:
+    with explained(f"{path}: damaged or truncated, its pixels cannot be read"):
         content = pydicom.dcmread(path)
-        problem = _pixel_problem(content)
-        array = None if problem else content.pixel_array
-    except Exception as error:  # damaged files make pydicom and its decoders raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path}: damaged or truncated, its pixels cannot be read ({reason})") from error
-    if array is None:
-        raise ValueError(f"{path}: {problem}")
-    return array.reshape(-1, *array.shape[-2:])  # type: ignore[no-any-return]
+        if not (problem := _pixel_problem(content)):
+            array = content.pixel_array
+            return array.reshape(-1, *array.shape[-2:])  # type: ignore[no-any-return]
+    raise ValueError(f"{path}: {problem}")
 
 
 def _pixel_problem(content: Any) -> str:
     """Why the pixels cannot be decoded; empty if they can."""
     from pydicom.pixels import get_decoder
 
-    if not any(name in content for name in _PIXELS):
+    if not any(f"{kind}PixelData" in content for kind in ("", "Float", "DoubleFloat")):
         return "has no pixels (7FE0,0010), expected an image"
     syntax = content.file_meta.TransferSyntaxUID
-    try:
+    with suppress(NotImplementedError):  # pydicom knows no decoder for it, such as MPEG
         if not syntax.is_compressed or get_decoder(syntax).is_available:
             return ""
-    except NotImplementedError:  # pydicom has no decoder for it, such as MPEG
-        pass
     return (
         f"compressed as {syntax.name}, and no decoder for it is installed; pip install 'medconv[dicom]' "
         "installs those of JPEG, JPEG-LS and JPEG 2000"

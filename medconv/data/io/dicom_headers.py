@@ -8,49 +8,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
 # What separates frames at one position, first match wins: b-value, time point, echo, part of a Dixon or phase
 # image, ...
 MARKS = (
-    "DiffusionBValue",
-    "TemporalPositionIdentifier",
-    "TemporalPositionIndex",
-    "EchoTime",
-    "EffectiveEchoTime",
-    "InversionTime",
-    "TriggerTime",
-    "ImageType",
-    "FrameType",
-    "AcquisitionNumber",
+    *("DiffusionBValue", "TemporalPositionIdentifier", "TemporalPositionIndex", "EchoTime"),
+    *("EffectiveEchoTime", "InversionTime", "TriggerTime", "ImageType", "FrameType", "AcquisitionNumber"),
 )
 _GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 _READ = (
-    *(
-        "SOPInstanceUID",
-        "SeriesInstanceUID",
-        "SeriesNumber",
-        "SeriesDescription",
-        "Modality",
-        "Rows",
-        "Columns",
-    ),
-    *(
-        "ImagePositionPatient",
-        "ImageOrientationPatient",
-        "PixelSpacing",
-        "ImagerPixelSpacing",
-        "NumberOfFrames",
-    ),
-    *("SliceThickness", "SpacingBetweenSlices", "RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
-    *("SamplesPerPixel", "PhotometricInterpretation", "BitsStored", "PixelRepresentation"),
-    *MARKS,
-    *_GROUPS,
+    *("SOPInstanceUID", "SeriesInstanceUID", "SeriesNumber", "SeriesDescription", "Modality"),
+    *("NumberOfFrames", "Rows", "Columns", "ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing"),
+    *("ImagerPixelSpacing", "SliceThickness", "SpacingBetweenSlices", "RescaleSlope", "RescaleIntercept"),
+    *("ModalityLUTSequence", "SamplesPerPixel", "PhotometricInterpretation", "BitsStored"),
+    *("PixelRepresentation", *MARKS, *_GROUPS),
 )
 # What exports put next to images
 _OTHER_SUFFIXES = (".txt", ".json", ".xml", ".csv", ".html", ".md", ".pdf", ".png", ".jpg")
@@ -97,11 +76,14 @@ class Frame:
 
 def is_dicom(path: Path) -> bool:
     """Whether a file is DICOM, or a folder contains a DICOM file; subfolders are not searched."""
-    try:
+    files: list[Path] = []
+    with suppress(OSError, ValueError):  # ValueError: an impossible name
         files = [path / name for name, *_ in list_files(path)] if path.is_dir() else [path]
-    except (OSError, ValueError):
-        return False
-    return any(map(_has_mark_safely, files))
+    for file in files:
+        with suppress(OSError, ValueError):
+            if _has_mark(file):
+                return True
+    return False
 
 
 def list_files(folder: Path) -> tuple[tuple[str, int, int], ...]:
@@ -119,21 +101,19 @@ def frames_of(path: Path) -> tuple[list[Frame], str]:
 
     Raises: ValueError: not DICOM, damaged, or without a usable position.
     """
-    if not _has_mark(path):
-        raise ValueError(
-            f"{path}: not a DICOM file (no DICM after 128 bytes); expected only slices in a folder"
-        )
+    with explained(f"{path}: cannot be read", OSError):
+        if not _has_mark(path):
+            raise ValueError(
+                f"{path}: not a DICOM file (no DICM after 128 bytes); expected only slices in a folder"
+            )
     pydicom = needed("pydicom", "dicom", "reading DICOM", path)
-    try:
+    with explained(f"{path}: its DICOM header cannot be used"):
         header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(_READ))
         elements = {element.keyword: element.value for element in header}
         if reason := _skip_reason(elements):
             return [], reason
         count = _count_frames(elements)
         return [_frame(path, number, _frame_elements(elements, number)) for number in range(count)], ""
-    except Exception as error:  # damaged headers make pydicom raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path}: its DICOM header cannot be used ({reason})") from error
 
 
 def _skip_reason(elements: dict[str, Any]) -> str:
@@ -168,13 +148,9 @@ def _count_frames(elements: dict[str, Any]) -> int:
 def _frame_elements(elements: dict[str, Any], number: int) -> dict[str, Any]:
     """Elements by keyword: of the file, of the shared functional groups, and of the frame."""
     elements = dict(elements)
-    for groups in (
-        (elements.get(_GROUPS[0]) or ())[:1],
-        (elements.get(_GROUPS[1]) or ())[number : number + 1],
-    ):
-        for macro in (
-            element for group in groups for element in group if element.VR == "SQ" and element.value
-        ):
+    shared, per_frame = (elements.get(name) or () for name in _GROUPS)
+    for macro in (macro for group in (*shared[:1], *per_frame[number : number + 1]) for macro in group):
+        if macro.VR == "SQ" and macro.value:
             elements |= {element.keyword: element.value for element in macro.value[0]}
     return elements
 
@@ -185,16 +161,13 @@ def _frame(path: Path, number: int, elements: dict[str, Any]) -> Frame:
     slope, intercept = _number(elements, "RescaleSlope", 1.0), _number(elements, "RescaleIntercept", 0.0)
     if slope == 0:
         raise ValueError("RescaleSlope is 0, so all values are equal")
+    title = [elements.get(name) for name in ("SeriesNumber", "SeriesDescription")]
     return Frame(
         path,
         number,
         str(elements.get("SOPInstanceUID") or ""),
         str(elements.get("SeriesInstanceUID") or ""),
-        " ".join(
-            str(elements[name])
-            for name in ("SeriesNumber", "SeriesDescription")
-            if elements.get(name) not in (None, "")
-        ),
+        " ".join(str(part) for part in title if part not in (None, "")),
         str(elements.get("Modality") or ""),
         (int(elements["Columns"]), int(elements["Rows"])),
         _numbers(elements, "ImagePositionPatient", 3),
@@ -240,13 +213,6 @@ def _strings(value: Any) -> Sequence[str]:
 
 def _is_other_file(name: str) -> bool:
     return name.startswith(".") or name.upper() in _OTHER_NAMES or name.lower().endswith(_OTHER_SUFFIXES)
-
-
-def _has_mark_safely(path: Path) -> bool:
-    try:
-        return _has_mark(path)
-    except (OSError, ValueError):  # ValueError: an impossible name
-        return False
 
 
 def _has_mark(path: Path) -> bool:

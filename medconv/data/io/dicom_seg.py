@@ -12,8 +12,10 @@ import medconv
 from medconv.data.io import dicom
 from medconv.data.io.dicom_headers import is_dicom
 from medconv.utils.atomic_io import replacing
+from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
+_INCOMPLETE = (AttributeError, LookupError, TypeError, ValueError)  # what missing header elements raise
 _ANATOMY = ("123037004", "SCT", "Anatomical Structure")
 _AI = ("123109", "DCM", "Artificial Intelligence")
 _SCHEME = "99MEDCONV"  # private coding scheme: the code of a class is its label value
@@ -30,15 +32,12 @@ def check(images: Sequence[Path]) -> None:
 def write(path: Path, label: np.ndarray, like: Path, class_names: Sequence[str]) -> None:
     """Write a binary DICOM SEG, atomically. It has no slices without foreground.
 
-    Shape: label (X, Y, Z), on the grid of the series `like`. Args: class_names: index is the label value,
-    background first.
+    Shape: label (X, Y, Z), on the grid of the series `like`. Args: class_names: by label value.
     Raises: OSError: no space left. ValueError: the series lacks elements that SEG requires.
     """
     highdicom = needed("highdicom", "dicomseg", "writing DICOM SEG", like)
-    try:
+    with explained(f"{like}: no DICOM SEG can refer to it", *_INCOMPLETE):
         segmentation = _segmentation(highdicom, label, like, class_names)
-    except (AttributeError, KeyError, TypeError, IndexError, ValueError) as error:  # missing header elements
-        raise ValueError(f"{like}: no DICOM SEG can refer to it ({' '.join(str(error).split())})") from error
     segmentation.SpecificCharacterSet = "ISO_IR 192"  # UTF-8: a class may have any name
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, durable=True) as partial:

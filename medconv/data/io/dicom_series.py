@@ -44,9 +44,6 @@ def _find_series(folder: Path, files: tuple[tuple[str, int, int], ...]) -> Folde
         except ValueError as error:
             broken[folder / name] = str(error)
             continue
-        except OSError as error:
-            broken[folder / name] = f"{folder / name}: cannot be read ({error.strerror})"
-            continue
         if reason:
             skipped[name] = reason
         for frame in frames:

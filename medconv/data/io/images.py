@@ -1,12 +1,12 @@
 """Reading and writing of images in any format: NIfTI, MGH, NRRD, DICOM series, pictures.
 
-Results are written as NIfTI on the grid of the source image, or as PNG for pictures; `dicom_seg` writes DICOM
-SEG.
+Results are NIfTI on the grid of the source image, or PNG for pictures; `dicom_seg` writes DICOM SEG.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,7 @@ def stem(path: Path) -> str:
 
 
 def stamp(path: Path) -> list[int]:
-    """Detects that an image was replaced: size in bytes and modification time in ns; of several files, a
-    checksum.
+    """Detects that an image was replaced: bytes and modification time in ns; of several files, a checksum.
 
     Raises: OSError: absent. ValueError: a DICOM file whose series cannot be determined.
     """
@@ -57,8 +56,7 @@ def stamp(path: Path) -> list[int]:
 
 
 def in_folder(folder: Path, option: str) -> dict[str, Path]:
-    """The image files of a folder, without DICOM, by stem, sorted. Skips hidden files, and pictures if there
-    are volumes.
+    """The image files of a folder, by stem, sorted; without DICOM, hidden files, and pictures beside volumes.
 
     Args: option: the option or key of the folder, for messages.
     Raises: ValueError: no such folder, no image in it, or two files with one stem.
@@ -69,11 +67,9 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
     if not files:
         raise ValueError(f"{option} {folder}: no image there ({KNOWN})")
     files = [path for path in files if not raster.is_picture(path)] or files
-    by_stem = {stem(path): path for path in files}
-    if len(by_stem) < len(files):
-        duplicates = sorted({stem(path) for path in files if by_stem[stem(path)] != path})
-        raise ValueError(f"{option} {folder}: more than one file for {', '.join(duplicates[:20])}")
-    return by_stem
+    if twice := sorted(name for name, count in Counter(map(stem, files)).items() if count > 1):
+        raise ValueError(f"{option} {folder}: more than one file for {', '.join(twice[:20])}")
+    return {stem(path): path for path in files}
 
 
 def nifti_header(path: Path) -> Any:
@@ -91,9 +87,7 @@ def read_array(path: Path) -> tuple[np.ndarray, Grid]:
     if array.dtype.kind not in "iufb":
         raise ValueError(f"{path}: expected voxels that are real numbers, got {array.dtype}")
     grid = Grid.of(array.shape, affine)
-    if not np.isfinite(grid.matrix).all() or abs(np.linalg.det(grid.matrix[:3, :3])) <= 1e-6 * np.prod(
-        grid.spacing_mm
-    ):
+    if not (np.isfinite(grid.matrix).all() and grid.voxel_mm3 > 1e-6 * np.prod(grid.spacing_mm)):
         raise ValueError(f"{path}: its affine is singular, so it has no spacing: {grid.affine}")
     return array, grid
 
@@ -105,15 +99,13 @@ def read_image(paths: Sequence[Path]) -> tuple[np.ndarray, Grid]:
     Raises: ValueError: as `read_array`, or channels on different grids.
     """
     channels: list[np.ndarray] = []
-    first: Grid | None = None
+    grids: list[Grid] = []
     for path in paths:
         array, grid = read_array(path)
-        first = first or grid
-        check_same_grid(paths[0], first, path, grid)
-        volume = array.reshape(*grid.shape, -1).astype(np.float32)
-        channels += list(np.moveaxis(volume, -1, 0))
-    assert first is not None
-    return np.stack(channels), first
+        grids.append(grid)
+        check_same_grid(paths[0], grids[0], path, grid)
+        channels += list(np.moveaxis(array.reshape(*grid.shape, -1).astype(np.float32), -1, 0))
+    return np.stack(channels), grids[0]
 
 
 def read_label(path: Path) -> tuple[np.ndarray, Grid]:
@@ -121,12 +113,16 @@ def read_label(path: Path) -> tuple[np.ndarray, Grid]:
 
     Raises: ValueError: as `read_array`, or a value that is not a whole number; names the worst and its voxel.
     """
-    array, grid = _read_mask(path) if raster.is_picture(path) else read_array(path)
+    if raster.is_picture(path):
+        array = raster.read_mask(path)
+        grid = Grid.of(array.shape, np.eye(4))
+    else:
+        array, grid = read_array(path)
     if array.size != np.prod(grid.shape):
         raise ValueError(f"{path}: a label map has one value per voxel, got shape {array.shape}")
     if array.dtype.kind == "f":
         if not np.isfinite(array).all():
-            raise ValueError(f"{path}: {_count_nonfinite(array)} label values are not finite")
+            raise ValueError(f"{path}: {(~np.isfinite(array)).sum()} label values are not finite")
         rounded = np.rint(array)
         off = np.abs(array - rounded)
         if off.max() > WHOLE:
@@ -155,24 +151,19 @@ def check_same_grid(path: Path, grid: Grid, other_path: Path, other: Grid, toler
 
 
 def write_label(path: Path, label: np.ndarray, like: Path) -> None:
-    """Write a label map as NIfTI, atomically, with shape, affine and header (sform, qform, units) of the
-    image `like`; if that has another format, sform and qform are set from its grid. A path that ends in
-    .png gives a picture.
+    """Write a label map atomically: a picture if the path ends in .png, else NIfTI with affine and header of
+    the image `like`; if that has another format, sform and qform are set from its grid.
 
     Shape: label (X, Y, Z). Raises: OSError: no space left, or no permission.
     """
-    if raster.is_picture(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, durable=True) as partial:
-            raster.write_mask(partial, label)
-        return
-    source = _template(like)
-    dtype = np.uint8 if label.max(initial=0) < 256 else np.int16
-    header = _header_like(source, dtype)
-    image = Nifti1Image(label.reshape(source.shape[:3]).astype(dtype), source.affine, header)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, durable=True) as partial:  # an existing file counts as done
-        nib.save(image, partial)
+        if raster.is_picture(path):
+            raster.write_mask(partial, label)
+        else:
+            source, dtype = _template(like), np.uint8 if label.max(initial=0) < 256 else np.int16
+            array, header = label.reshape(source.shape[:3]).astype(dtype), _header_like(source, dtype)
+            nib.save(Nifti1Image(array, source.affine, header), partial)
 
 
 def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like: Path) -> None:
@@ -188,11 +179,8 @@ def write_channels(path: Path, channels: Iterable[np.ndarray], count: int, like:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, durable=True) as partial, ImageOpener(str(partial), "wb") as file:
         header.write_to(file)
-        written = 0
-        for channel in channels:  # the fourth axis is the slowest in the file
+        for _, channel in zip(range(count), channels, strict=True):  # the fourth axis is the slowest
             file.write(channel.astype(header.get_data_dtype()).tobytes(order="F"))
-            written += 1
-        assert written == count
 
 
 def num_channels(path: Path) -> int:
@@ -224,17 +212,13 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return array, affine
 
 
-def _read_mask(path: Path) -> tuple[np.ndarray, Grid]:
-    mask = raster.read_mask(path)
-    return mask, Grid.of(mask.shape, np.eye(4))
-
-
 def _template(like: Path) -> Nifti1Image:
     """A NIfTI image with the grid of an image of any format; its voxels are not read."""
     kind = _format(like)
-    if kind == "nibabel" and isinstance(source := read_header(like), Nifti1Image):
-        return source
     if kind == "nibabel":
+        source = read_header(like)
+        if isinstance(source, Nifti1Image):
+            return source
         shape, affine = source.shape, source.affine
     elif kind == "nrrd":
         shape, affine = nrrd.grid(like)
@@ -245,8 +229,7 @@ def _template(like: Path) -> Nifti1Image:
         shape, affine = dicom.shape(volume), dicom.affine(volume)
     image = Nifti1Image(np.broadcast_to(np.uint8(0), shape[:3]), affine)
     image.set_sform(affine, code="scanner")
-    directions = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
-    if np.allclose(directions.T @ directions, np.eye(3), atol=1e-4):  # a qform has no shear
+    if Grid.of(shape, affine).shear < 0.01:  # degrees; a qform has no shear
         image.set_qform(affine, code="scanner")
     image.header.set_xyzt_units("mm")
     return image
@@ -258,10 +241,6 @@ def _header_like(source: Nifti1Image, dtype: type) -> Any:
     header.set_slope_inter(1, 0)
     header["cal_min"] = header["cal_max"] = 0
     return header
-
-
-def _count_nonfinite(array: np.ndarray) -> int:
-    return int(array.size - np.isfinite(array).sum())
 
 
 def _mm(grid: Grid) -> str:

@@ -15,6 +15,8 @@ from nibabel.nifti1 import Nifti1Pair
 from nibabel.openers import ImageOpener
 from nibabel.spatialimages import HeaderDataError, SpatialImage
 
+from medconv.utils.errors import explained
+
 _NOT_MM = {1: "metres", 3: "microns"}  # by the code in `xyzt_units`
 PAIR = {".hdr": ".img", ".img": ".hdr"}
 _DAMAGED = (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib.error)  # what nibabel raises
@@ -26,10 +28,8 @@ def read_header(path: Path) -> SpatialImage:
     Raises: ValueError: missing, empty, or of another format.
     """
     check_readable(path)
-    try:
+    with explained(f"{path}: not a readable NIfTI file", *_DAMAGED):
         image = nib.load(path)
-    except _DAMAGED as error:
-        raise ValueError(f"{path}: not a readable NIfTI file ({_reason(error)})") from error
     if not isinstance(image, (Nifti1Pair, MGHImage)):
         hint = ", which does not store left and right" if path.suffix in PAIR else ""
         raise ValueError(f"{path}: expected NIfTI or MGH, got {type(image).__name__}{hint}")
@@ -40,12 +40,8 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Voxels as stored (scaled if the header says so), and the affine. Raises: ValueError: damaged."""
     image = read_header(path)
     check_shape(path, image.shape)
-    try:
+    with explained(f"{path}: damaged or truncated, its voxels cannot be read", *_DAMAGED, MemoryError):
         array = _voxels(path, image)
-    except (*_DAMAGED, MemoryError) as error:
-        raise ValueError(
-            f"{path}: damaged or truncated, its voxels cannot be read ({_reason(error)})"
-        ) from error
     _check_spacing(path, image)
     return array, image.affine
 
@@ -82,8 +78,9 @@ def _voxels(path: Path, image: SpatialImage) -> np.ndarray:
 
 
 def _check_spacing(path: Path, image: SpatialImage) -> None:
-    """If the affine comes from `pixdim`, nibabel turns 0 into 1 mm and drops a minus sign; a single slice may
-    have no thickness. Raises: ValueError: a spacing that is not positive, or not in mm.
+    """If the affine comes from `pixdim`, nibabel turns 0 into 1 mm and drops a minus sign.
+
+    Raises: ValueError: a spacing that is not in mm, or not positive; a single slice may have no thickness.
     """
     if not isinstance(image, Nifti1Pair):
         return
@@ -93,16 +90,6 @@ def _check_spacing(path: Path, image: SpatialImage) -> None:
         return
     with ImageOpener(str(path.with_suffix(".hdr") if path.suffix == ".img" else path)) as file:
         stored = image.header_class.from_fileobj(file, check=False)["pixdim"][1:4]
-    wrong = [
-        axis
-        for axis, (n, mm) in enumerate(zip(image.shape[:3], stored, strict=False))
-        if n > 1 and not mm > 0
-    ]
-    if wrong:
-        spacing = ", ".join(f"{stored[axis]:g} mm along axis {axis}" for axis in wrong)
-        raise ValueError(f"{path}: its spacing is {spacing}, expected more than 0")
-
-
-def _reason(error: BaseException) -> str:
-    """An error on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    sizes = enumerate(zip(image.shape[:3], stored, strict=False))
+    if wrong := [f"{mm:g} mm along axis {axis}" for axis, (n, mm) in sizes if n > 1 and not mm > 0]:
+        raise ValueError(f"{path}: its spacing is {', '.join(wrong)}, expected more than 0")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
 SUFFIX = ".nrrd"
-_SIGNS = {"right": 1.0, "left": -1.0, "anterior": 1.0, "posterior": -1.0, "superior": 1.0, "inferior": -1.0}
-_SHORT = {word[0].upper(): word for word in _SIGNS}
-_ORDER = ({"right", "left"}, {"anterior", "posterior"}, {"superior", "inferior"})
+_SPACE = re.compile("(R|L)(A|P)(S|I)|(?i:(right|left)-(anterior|posterior)-(superior|inferior))")
 
 
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -32,13 +32,10 @@ def grid(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
 
 def _opened(path: Path, function: str) -> Any:
     nrrd = needed("nrrd", "nrrd", "reading NRRD", path)
-    try:
+    with explained(f"{path}: not a readable NRRD file"):  # of damaged files pynrrd raises anything
         header = nrrd.read_header(str(path))
         if not {"data file", "datafile"} & header.keys():
             return header if function == "read_header" else nrrd.read(str(path))
-    except Exception as error:  # a damaged file makes pynrrd raise anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path}: not a readable NRRD file ({reason})") from error
     raise ValueError(f"{path}: its voxels are in another file, expected them in this one")
 
 
@@ -71,9 +68,9 @@ def _signs(path: Path, header: dict[str, Any]) -> list[float]:
     """Signs from the axes of the file to right, anterior, superior. Raises: ValueError: others, or not mm."""
     space = str(header.get("space", ""))
     units = {str(unit).strip('"') for unit in header.get("space units", ["mm"])}
-    names = [_SHORT.get(letter, "") for letter in space] if space.isupper() else space.lower().split("-")
-    if len(names) != 3 or any(name not in pair for name, pair in zip(names, _ORDER, strict=True)):
+    match = _SPACE.fullmatch(space)
+    if match is None:
         raise ValueError(f"{path}: its `space` must be left-posterior-superior or similar, got {space!r}")
     if units != {"mm"}:
         raise ValueError(f"{path}: its `space units` must be mm, got {', '.join(sorted(units))}")
-    return [_SIGNS[name] for name in names]
+    return [1.0 if word[0] in "RASras" else -1.0 for word in match.groups() if word]

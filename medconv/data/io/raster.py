@@ -12,24 +12,20 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from medconv.data.io import nifti
+from medconv.utils.errors import explained
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".PNG", ".JPG", ".JPEG", ".TIF", ".TIFF")
 CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
-_FORMATS = ("PNG", "JPEG", "TIFF")
-# What Pillow raises for damaged files
-_DAMAGED = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error, zlib.error)
-_GREY = {
-    "1": np.uint8,
-    "L": np.uint8,
-    "I;16": np.uint16,
-    "I;16L": np.uint16,
-    "I;16B": np.uint16,
-    "I": np.int32,
-    "F": np.float32,
-}
+_DAMAGED = (  # what Pillow raises for damaged files
+    *(OSError, SyntaxError, ValueError, EOFError, LookupError, MemoryError, struct.error, zlib.error),
+    Image.DecompressionBombError,
+)
+_GREY = {"1": np.uint8, "L": np.uint8, "I": np.int32, "F": np.float32} | dict.fromkeys(
+    ("I;16", "I;16L", "I;16B"), np.uint16
+)
 _MIN_SINGLE_VALUE = 100  # a mask with 0 and one such value, for example 255, has one class
 _MAX_CLASSES = 64  # a mask with more values is a photograph
 
@@ -95,9 +91,8 @@ def read_mask(path: Path) -> np.ndarray:
 def write_mask(path: Path, label: np.ndarray) -> None:
     """A PNG of label values, with 8 bits if they fit. Shape: label (X, Y, 1)."""
     dtype = np.uint8 if label.max(initial=0) < 256 else np.uint16
-    Image.fromarray(np.ascontiguousarray(label.reshape(label.shape[:2]).T[::-1]).astype(dtype)).save(
-        path, format="PNG"
-    )
+    rows = np.ascontiguousarray(label.reshape(label.shape[:2]).T[::-1]).astype(dtype)
+    Image.fromarray(rows).save(path, format="PNG")
 
 
 def write_picture(path: Path, pixels: np.ndarray) -> None:
@@ -107,35 +102,22 @@ def write_picture(path: Path, pixels: np.ndarray) -> None:
 
 def _opened(path: Path) -> Image.Image:
     nifti.check_readable(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return Image.open(path, formats=_FORMATS)
-    except UnidentifiedImageError as error:
-        raise ValueError(f"{path}: not a readable PNG, JPEG or TIFF file") from error
-    except (*_DAMAGED, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path}: not a readable picture ({_reason(error)})") from error
+    problem = f"{path}: not a readable PNG, JPEG or TIFF file"
+    with explained(problem, *_DAMAGED), warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        return Image.open(path, formats=("PNG", "JPEG", "TIFF"))
 
 
 def _upright(path: Path) -> Image.Image:
-    with _opened(path) as image:
-        try:
-            pages = getattr(image, "n_frames", 1)
-        except (*_DAMAGED, KeyError) as error:
-            raise ValueError(
-                f"{path}: damaged or truncated, its pages cannot be read ({_reason(error)})"
-            ) from error
-        if pages > 1:
-            raise ValueError(
-                f"{path}: {pages} pages, expected one picture; save each page as a file, or a volume as NIfTI"
-            )
-        try:
+    problem = f"{path}: damaged or truncated, its pixels cannot be read"
+    with _opened(path) as image, explained(problem, *_DAMAGED):
+        pages = getattr(image, "n_frames", 1)
+        if pages == 1:
             image.load()
             return ImageOps.exif_transpose(image)
-        except (*_DAMAGED, MemoryError) as error:
-            raise ValueError(
-                f"{path}: damaged or truncated, its pixels cannot be read ({_reason(error)})"
-            ) from error
+    raise ValueError(
+        f"{path}: {pages} pages, expected one picture; save each page as a file, or a volume as NIfTI"
+    )
 
 
 def _pixels(path: Path, image: Image.Image) -> np.ndarray:
@@ -161,7 +143,3 @@ def _turned(pixels: np.ndarray) -> np.ndarray:
 def _colours(pixels: np.ndarray) -> str:
     count = len(np.unique(pixels.reshape(-1, 3), axis=0))
     return f"a photograph of {count} colours" if count > _MAX_CLASSES else f"{count} colours"
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

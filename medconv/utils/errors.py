@@ -1,0 +1,22 @@
+"""Errors of libraries, which raise anything in any form, as errors of one line for users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def explained(what: str, *errors: type[BaseException]) -> Iterator[None]:
+    """Turn these errors of the block, by default every `Exception`, into a ValueError: `what (reason)`."""
+    caught = errors or Exception
+    try:
+        yield
+    except caught as error:
+        raise ValueError(f"{what} ({reason(error)})") from error
+
+
+def reason(error: BaseException) -> str:
+    """An error on one line; of the system's errors without number and path."""
+    text = getattr(error, "strerror", None) or str(error)
+    return " ".join(text.split()) or type(error).__name__

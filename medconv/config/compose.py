@@ -18,6 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from medconv import config
+from medconv.config.schema import place_elsewhere
 
 
 def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[str]) -> None:
@@ -68,6 +69,8 @@ def _explained(error: ConfigCompositionException, arguments: Sequence[str]) -> E
     unknown = re.match(r"Could not override '([^']+)'", str(error))
     if unknown is None:
         return error
+    if elsewhere := place_elsewhere(unknown[1]):
+        return config.ConfigError(elsewhere)
     chosen = [argument for argument in arguments if re.match(r"[\w/]+=[\w-]+$", argument)]
     # Only options that lie in our conf_dir: the user may have further ones.
     groups = [

@@ -2,26 +2,37 @@
 
 The keys of `model`, `conv`, `loss`, `optimizer`, `scheduler`, `weight_averaging`, `early_stopping`,
 `augmentation`, `task`, `logger` and `callbacks` depend on the chosen class and are not typed here. Every
-other key is, so that a typo or a wrong type fails before any work.
+other key is, so that a typo or a wrong type fails before any work. Those of `trainer` are the arguments of
+Lightning's `Trainer`, whatever its version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
+from functools import cache
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from medconv.config.instantiate import check_importable, iter_targets
-from medconv.config.values import Values
+from medconv.config.values import ConfigError, Values
 
 PACKAGE = Path(__file__).parents[1]
 _GROUPS_OF_CLASSES = (
     *("task", "model", "conv", "loss", "optimizer", "scheduler"),
-    *("weight_averaging", "early_stopping", "augmentation"),
+    *("weight_averaging", "early_stopping", "augmentation", "trainer"),
 )
+# Arguments of Lightning's Trainer that are set elsewhere, and where.
+_ELSEWHERE = {
+    "callbacks": "add callbacks by +callbacks.NAME._target_=CLASS",
+    "logger": "choose loggers by logger=NAME, or add one by +logger.NAME._target_=CLASS",
+    "default_root_dir": "run.dir is the run's folder",
+    "enable_checkpointing": "every run writes checkpoints; run.checkpoint_interval says how often",
+    "use_distributed_sampler": "medconv divides the cases over the devices itself",
+}
 
 
 @dataclass
@@ -75,7 +86,10 @@ class PlanConfig:
 
 @dataclass
 class TrainerConfig:
-    """Lightning's own keys and meanings; `max_time` also bounds validation and fits the schedule."""
+    """The keys of Lightning's Trainer that medconv reads or types itself; `trainer_schema` adds the others.
+
+    `max_time` also bounds validation and fits the schedule.
+    """
 
     accelerator: str = "auto"
     devices: Any = None
@@ -85,28 +99,18 @@ class TrainerConfig:
     max_time: str | None = None
     max_epochs: int | None = None
     max_steps: int = -1
-    min_epochs: int | None = None
-    min_steps: int | None = None
     accumulate_grad_batches: int = 1
     gradient_clip_val: float | None = None
-    gradient_clip_algorithm: str | None = None
     benchmark: bool | None = None
     deterministic: Any = None
     sync_batchnorm: bool = False
-    check_val_every_n_epoch: int | None = 1
-    val_check_interval: Any = None
-    num_sanity_val_steps: int | None = None
     limit_train_batches: Any = None
     limit_val_batches: Any = None
-    overfit_batches: Any = 0.0
-    log_every_n_steps: int = 10
+    limit_test_batches: Any = None
+    limit_predict_batches: Any = None
     enable_progress_bar: bool = True
-    enable_model_summary: bool = False
-    detect_anomaly: bool = False
-    profiler: Any = None
-    fast_dev_run: Any = False
-    inference_mode: bool = True
-    barebones: bool = False
+    model_registry: str | None = None
+    plugins: Any = None
 
 
 @dataclass
@@ -176,13 +180,43 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / "conf"
 
 
+@cache
+def trainer_schema(trainer: Callable[..., Any]) -> type[TrainerConfig]:
+    """`TrainerConfig` with all other arguments of Lightning's Trainer, with its types and defaults."""
+    ours = {entry.name for entry in fields(TrainerConfig)}
+    theirs = [
+        (name, _type_of(argument.annotation), field(default=argument.default))
+        for name, argument in signature(trainer).parameters.items()
+        if argument.default is not argument.empty and name not in {*ours, *_ELSEWHERE}
+    ]
+    return make_dataclass("TrainerConfig", theirs, bases=(TrainerConfig,))
+
+
+def _type_of(annotation: Any) -> Any:
+    """The annotation if OmegaConf can check it, else Any."""
+    parts = get_args(annotation) or (annotation,)
+    return annotation if set(parts) <= {bool, int, float, str, type(None)} else Any
+
+
+def place_elsewhere(key: str) -> str | None:
+    """For an argument of Lightning's Trainer that is not set by its key, an error that says what sets it."""
+    place = _ELSEWHERE.get(key.removeprefix("trainer."))
+    return f"{key} cannot be set: {place}" if place and key.startswith("trainer.") else None
+
+
 def validate(config: DictConfig) -> DictConfig:
     """The same config, with every value converted to its type in the schema.
 
     Raises: omegaconf.errors.OmegaConfBaseException: an unknown key or a wrong type, with its full key;
-        ConfigError: a `_target_` that cannot be imported.
+        ConfigError: a `_target_` that cannot be imported, or a key of `trainer` that is set elsewhere.
     """
-    typed = OmegaConf.merge(OmegaConf.structured(Config), config)
+    from lightning import Trainer  # loads torch, which printing a config does not need
+
+    for key in config.trainer:
+        if error := place_elsewhere(f"trainer.{key}"):
+            raise ConfigError(error)
+    schema = OmegaConf.structured(Config(trainer=trainer_schema(Trainer)()))
+    typed = OmegaConf.merge(schema, config)
     assert isinstance(typed, DictConfig)
     for group in _GROUPS_OF_CLASSES:
         for key, target in iter_targets(OmegaConf.to_container(typed[group], resolve=False), group):

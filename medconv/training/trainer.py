@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
@@ -38,8 +39,9 @@ def build_trainer(
 
     Args: validates: whether there are cases to validate. stop_request: of the run's signals.
     """
-    settings, perf = dict(values["trainer"]), values["perf"]
-    max_time = settings.pop("max_time")
+    perf = values["perf"]
+    settings = {key: _built(value, f"trainer.{key}") for key, value in values["trainer"].items()}
+    max_time, plugins = settings.pop("max_time"), settings.pop("plugins") or []
     accumulates = any("Accumulation" in str(node.get("_target_")) for node in values["callbacks"].values())
     settings["strategy"] = strategy.strategy(settings, perf, accumulates)
     settings["benchmark"] = benchmark_kernels(
@@ -76,7 +78,7 @@ def build_trainer(
     trainer = L.Trainer(
         **settings,
         callbacks=[*callbacks, stop_validation],
-        plugins=[plugin for plugin in (environment(), writer) if plugin is not None],
+        plugins=[plugin for plugin in (environment(), writer, *plugins) if plugin is not None],
         # CheckpointWriter is not one of Lightning's; a user's callback may be
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         logger=[*loggers, CsvLogger(folder.path / "metrics.csv")],
@@ -86,6 +88,13 @@ def build_trainer(
     stop_sync.device = trainer.strategy.root_device if trainer.world_size > 1 else None
     resumable_loop.install(trainer, checkpoints, stop_request, stop_sync)
     return trainer
+
+
+def _built(value: Any, key: str) -> Any:
+    """The objects that nodes with a `_target_` describe, also in a list; other values unchanged."""
+    if isinstance(value, list):
+        return [_built(item, f"{key}[{index}]") for index, item in enumerate(value)]
+    return configs.build(value, key) if isinstance(value, dict) and "_target_" in value else value
 
 
 def _averaging(values: Values) -> list[L.Callback]:

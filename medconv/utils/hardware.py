@@ -18,6 +18,7 @@ _NO_MEMORY = (
     "_STATUS_ALLOC_FAILED",
     "CUDA out of memory",
 )
+_ONLY_FIT = "a run trains and validates only"
 
 
 def uses_gpu(accelerator: str) -> bool:
@@ -113,6 +114,9 @@ def without_effect(perf: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[
         "perf.activation_checkpointing=pointwise": perf["activation_checkpointing"] == "pointwise"
         and perf["compile"]
         and "the compiler itself chooses what to recompute",
+        "trainer.limit_test_batches": trainer["limit_test_batches"] is not None and _ONLY_FIT,
+        "trainer.limit_predict_batches": trainer["limit_predict_batches"] is not None and _ONLY_FIT,
+        "trainer.model_registry": trainer["model_registry"] is not None and "checkpoints are files",
     }
     return [f"{switch} has no effect: {reason}" for switch, reason in reasons.items() if reason]
 

@@ -13,6 +13,7 @@ from medconv.utils.logging import message
     [
         ("data.bach_size=2", "there is no key data.bach_size; did you mean data.batch_size"),
         ("trainer.max_step=3", "did you mean trainer.max_steps"),
+        ("trainer.callbacks=[]", "trainer.callbacks cannot be set: add callbacks by +callbacks.NAME"),
         (
             "model=resnext",
             "customconv densenet dynunet efficientnet encoder flexibleunet monai_unet resnet segresnet senet",

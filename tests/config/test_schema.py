@@ -1,12 +1,15 @@
 """medconv/config/schema.py: unknown keys and wrong types fail before any work, with the full key."""
 
+from inspect import signature
 from typing import Any
 
 import pytest
 from helpers import tiny
+from lightning import Trainer
 from omegaconf import OmegaConf
 
 from medconv import config
+from medconv.config.schema import place_elsewhere, trainer_schema
 from medconv.utils.logging import message
 
 
@@ -24,6 +27,13 @@ def compose(*overrides: str) -> Any:
         ("data.regions=both", "data.regions"),
         ("perf.compile=maybe", "perf.compile: Value 'maybe' is not a valid bool"),
         ("loss._target_=torch.nn.CrossEntropyLos", "loss._target_"),
+        ("+trainer.max_step=3", "trainer.max_step"),
+        ("trainer.max_steps=many", "trainer.max_steps"),
+        ("trainer.detect_anomaly=maybe", "trainer.detect_anomaly"),
+        ("trainer.overfit_batches=few", "trainer.overfit_batches"),
+        ("trainer.plugins=[{_target_:torch.nn.Plugin}]", "trainer.plugins[0]._target_=torch.nn.Plugin"),
+        ("+trainer.logger=false", "trainer.logger cannot be set: choose loggers by logger=NAME"),
+        ("+trainer.default_root_dir=x", "trainer.default_root_dir cannot be set: run.dir"),
     ],
 )
 def test_wrong_keys_types_and_targets_are_refused_with_the_key(override: str, expected: str) -> None:
@@ -44,3 +54,22 @@ def test_resolve_fills_in_derived_values_and_returns_plain_lists() -> None:
     assert values == {"model": {"out_channels": 3, "strides": [2]}, "derived": {"num_classes": 3}}
     assert type(values["model"]["strides"]) is list
     assert "derived" not in composed
+
+
+class LaterTrainer(Trainer):
+    """As if a later version of Lightning had further arguments."""
+
+    def __init__(self, *, new_limit: int | None = 3, new_object: Trainer | None = None) -> None: ...
+
+
+def test_arguments_of_a_later_trainer_become_keys_with_their_types() -> None:
+    schema = OmegaConf.structured(trainer_schema(LaterTrainer))
+    assert schema.new_limit == 3 and schema.new_object is None and schema.accelerator == "auto"
+    with pytest.raises(Exception, match=r"'many' of type 'str' could not be converted to Integer"):
+        schema.new_limit = "many"
+
+
+def test_every_argument_of_the_trainer_is_a_key_or_says_where_it_is_set() -> None:
+    trainer = compose().trainer
+    for key in signature(Trainer).parameters:
+        assert (key in trainer) != (place_elsewhere(f"trainer.{key}") is not None), key

@@ -17,7 +17,14 @@ from medconv.training.run_dir import RunDir
 VALUES: dict[str, Any] = {
     "data": {"batch_size": 3, "spacing_mm": [1, 2], "fold": 0},
     "model": {"_target_": "torch.nn.Linear"},
-    "trainer": {"accelerator": "cpu", "benchmark": True, "sync_batchnorm": False},
+    "trainer": {
+        "accelerator": "cpu",
+        "benchmark": True,
+        "sync_batchnorm": False,
+        "limit_test_batches": None,
+        "limit_predict_batches": None,
+        "model_registry": None,
+    },
     "perf": {
         "cuda_graphs": False,
         "fast_norm": False,

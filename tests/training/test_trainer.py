@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 from helpers import tiny
+from lightning.pytorch.plugins import TorchSyncBatchNorm
+from lightning.pytorch.profilers import SimpleProfiler
 
 from medconv import config
 from medconv.performance.step_profiler import StepProfiler
@@ -39,3 +41,19 @@ def test_run_has_100_epochs_if_nothing_else_ends_it(
 ) -> None:
     trainer = trainer_of(dataset, tmp_path / "run", "trainer.max_steps=-1", *bounds)
     assert trainer.max_epochs == epochs and not (tmp_path / "run").exists()
+
+
+def test_objects_of_the_trainer_are_built_from_nodes(dataset: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(
+        dataset,
+        tmp_path / "run",
+        "trainer.plugins=[{_target_:lightning.pytorch.plugins.TorchSyncBatchNorm}]",
+        "trainer.profiler={_target_:lightning.pytorch.profilers.SimpleProfiler,extended:false}",
+        "trainer.limit_predict_batches=3",
+        "trainer.reload_dataloaders_every_n_epochs=2",
+        "trainer.enable_autolog_hparams=false",
+    )
+    assert isinstance(trainer._accelerator_connector._layer_sync, TorchSyncBatchNorm)
+    assert isinstance(trainer.profiler, SimpleProfiler) and not trainer.profiler.extended
+    assert trainer.limit_predict_batches == 3 and trainer.reload_dataloaders_every_n_epochs == 2
+    assert trainer.enable_autolog_hparams is False

@@ -16,7 +16,15 @@ from medconv.utils.hardware import (
     without_effect,
 )
 
-TRAINER = {"accelerator": "cpu", "devices": 1, "benchmark": None, "sync_batchnorm": False}
+TRAINER = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "benchmark": None,
+    "sync_batchnorm": False,
+    "limit_test_batches": None,
+    "limit_predict_batches": None,
+    "model_registry": None,
+}
 PERF = {
     "cuda_graphs": False,
     "fast_norm": True,
@@ -67,6 +75,8 @@ def test_switches_without_effect_are_named_with_the_reason() -> None:
         "perf.fast_norm=true",
         "perf.activation_checkpointing=pointwise",
     ]
+    lines = without_effect(PERF, {**TRAINER, "limit_test_batches": 2})
+    assert lines == ["trainer.limit_test_batches has no effect: a run trains and validates only"]
 
 
 def test_memory_advice_is_only_for_memory_errors() -> None:

@@ -20,8 +20,12 @@ from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import message, shown
 
 _NOT_OF_THE_RUN = ("hparams_search", "run.dry_run")  # overrides that do not change what is trained
-# overrides that do not change the name of a sweep's folder
-_SAME_SWEEP = ("run.dry_run", "data.fold", "hydra.sweeper.n_trials", "hydra.sweeper.n_jobs", "hydra/launcher")
+# overrides, with a dot after them, that do not change the name of a sweep's folder
+_SAME_SWEEP = (
+    *("run.dry_run.", "data.fold.", "hydra.sweeper.n_trials.", "hydra.sweeper.n_jobs."),
+    *("hydra/launcher.", "hydra.launcher."),
+)
+_ERROR_FILE = "error.txt"
 
 
 @dataclass
@@ -45,16 +49,16 @@ class Job:
     def of(cls, composed: DictConfig, settings: Any) -> Job:
         """The job of a composed config and Hydra's settings."""
         options = {"command-line": "--config-dir", "main": "--config-path"}
-        sources = [
-            (options[s.provider], s.path) for s in settings.runtime.config_sources if s.provider in options
-        ]
-        pairs = [*sources, ("--config-name", settings.job.config_name)]
-        searched = [o for o in settings.overrides.hydra if key(o) == "hydra.searchpath"]
-        flags = (*(flag for pair in pairs for flag in pair), *searched)
+        flags = []
+        for source in settings.runtime.config_sources:
+            if source.provider in options:
+                flags += [options[source.provider], source.path]
+        flags += ["--config-name", settings.job.config_name]
+        flags += [o for o in settings.overrides.hydra if key(o) == "hydra.searchpath"]
         overrides = tuple(str(o) for o in settings.overrides.task if key(o) not in _NOT_OF_THE_RUN)
         content: Any = OmegaConf.to_container(composed, resolve=False)
         trained = short_hash({k: v for k, v in content.items() if k not in ("run", "hydra")})
-        return cls(overrides, flags, home(composed), config=trained)
+        return cls(overrides, tuple(flags), home(composed), config=trained)
 
     @property
     def folder(self) -> RunDir:
@@ -74,16 +78,20 @@ class Job:
     def begin(self) -> None:
         """Forget how an earlier attempt ended."""
         self.code = None
-        _error_file(self.folder.path).unlink(missing_ok=True)
+        self._error_file.unlink(missing_ok=True)
 
     def write_error(self, reason: str) -> None:
         """Write into its folder why it failed, for the table."""
         _write_error(self.folder.path, reason)
 
     @property
+    def _error_file(self) -> Path:
+        return self.folder.path / _ERROR_FILE
+
+    @property
     def has_error(self) -> bool:
         """Whether its folder says why it failed. A job that was stopped writes nothing."""
-        return _error_file(self.folder.path).is_file()
+        return self._error_file.is_file()
 
     @property
     def status(self) -> str:
@@ -99,7 +107,7 @@ class Job:
         if not self.code:
             return ""
         try:
-            error = _error_file(self.folder.path).read_text(encoding="utf-8").splitlines()[0]
+            error = self._error_file.read_text(encoding="utf-8").splitlines()[0]
         except (OSError, UnicodeDecodeError, IndexError):
             error = ""
         end = f"exit code {self.code}" if self.code > 0 else f"killed by {signal.Signals(-self.code).name}"
@@ -113,12 +121,8 @@ def home(composed: DictConfig) -> Path:
     if composed.run.dir:
         return Path(composed.run.dir)
     overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-    what_varies = sorted(override for override in overrides if not _same_sweep(override))
+    what_varies = sorted(o for o in overrides if not f"{key(o)}.".startswith(_SAME_SWEEP))
     return Path("runs") / (composed.run.name or f"sweep-{short_hash(what_varies)}")
-
-
-def _same_sweep(override: str) -> bool:
-    return key(override) in _SAME_SWEEP or key(override).startswith("hydra.launcher.")
 
 
 def note_failure(composed: DictConfig, error: BaseException) -> None:
@@ -143,6 +147,11 @@ def values_json(job: Job, keys: Sequence[str]) -> str:
     return json.dumps({k: value(job, k) for k in keys if value(job, k)})
 
 
+def settings_of(job: Job, keys: Sequence[str]) -> str:
+    """The overrides of these keys, without those that it does not have."""
+    return " ".join(f"{k}={value(job, k)}" for k in keys if value(job, k))
+
+
 def value(job: Job, name: str) -> str:
     """A job's value of a key, or ""; its last override counts."""
     return next((o.partition("=")[2] for o in reversed(job.overrides) if key(o) == name), "")
@@ -154,8 +163,4 @@ def key(override: str) -> str:
 
 def _write_error(folder: Path, reason: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(_error_file(folder), reason + "\n")
-
-
-def _error_file(folder: Path) -> Path:
-    return folder / "error.txt"
+    write_text(folder / _ERROR_FILE, reason + "\n")

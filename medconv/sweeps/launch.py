@@ -13,6 +13,7 @@ from medconv.config import compose
 from medconv.metrics import image_level
 from medconv.sweeps import run as sweeps_run
 from medconv.sweeps.job import Job, note_failure
+from medconv.sweeps.table import score_text
 from medconv.targets import monitor
 from medconv.training import run
 from medconv.training.run_dir import RunDir, is_rank_zero
@@ -65,39 +66,31 @@ def _train(composed: DictConfig, settings: Any) -> None:
 
 def result_table(summary: dict[str, Any], folder: RunDir) -> str:
     """Scores of the best checkpoint (for segmentation per class), and where everything is."""
-    per_class, monitored = summary.get("val/dice_per_class") or {}, monitor.metric_of_summary(summary)
-    rows = [(name, _score(value)) for name, value in per_class.items()]
-    rows += [("mean foreground", _score(summary.get("val/dice")))] if per_class else []
-    if monitored != monitor.DICE:
-        names = [name for kind in image_level.METRICS.values() for name in kind if f"val/{name}" in summary]
-        rows = [(name.replace("_", " "), _score(summary[f"val/{name}"])) for name in dict.fromkeys(names)]
-    title = "Dice" if monitored == monitor.DICE else "scores"
-    width = max([len(name) for name, _ in rows], default=0)
-    table = [f"  {name:<{width}}  {value}" for name, value in rows]
-    best = folder.best if folder.best.is_file() else folder.last
-    return "\n".join(
-        [
-            "",
-            f"{title} over {len(summary['val/cases'])} validation cases, best checkpoint"
-            if rows
-            else "no validation",
-            *table,
-            "",
-            f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, "
-            f"{summary.get('samples_per_second') or 0:.1f} samples/s, "
-            f"{100 * (summary.get('data_wait_share') or 0):.1f} % of the time waiting for data",
-            *([f"{summary['verdict']}"] if summary.get("verdict") else []),
-            *(
-                [f"stopped early: {summary['stopped_early']['reason']}"]
-                if summary.get("stopped_early")
-                else []
-            ),
-            f"checkpoint  {best}",
-            f"summary     {folder.path / 'summary.json'}",
-            f"TensorBoard tensorboard --logdir {folder.path}",
+    per_class, title, rows = summary.get("val/dice_per_class") or {}, "Dice", []
+    if monitor.metric_of_summary(summary) != monitor.DICE:
+        title = "scores"
+        names = dict.fromkeys(name for kind in image_level.METRICS.values() for name in kind)
+        rows = [
+            (name.replace("_", " "), summary[f"val/{name}"]) for name in names if f"val/{name}" in summary
         ]
-    )
-
-
-def _score(value: float | None) -> str:
-    return "  -   " if value is None else f"{value:.4f}"
+    elif per_class:
+        rows = [*per_class.items(), ("mean foreground", summary.get("val/dice"))]
+    width = max((len(name) for name, _ in rows), default=0)
+    cases = f"{len(summary['val/cases'])} validation cases" if rows else ""
+    lines = [
+        "",
+        f"{title} over {cases}, best checkpoint" if rows else "no validation",
+        *(f"  {name:<{width}}  {score_text(score)}" for name, score in rows),
+        "",
+        f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, "
+        f"{summary.get('samples_per_second') or 0:.1f} samples/s, "
+        f"{100 * (summary.get('data_wait_share') or 0):.1f} % of the time waiting for data",
+    ]
+    if summary.get("verdict"):
+        lines.append(summary["verdict"])
+    if summary.get("stopped_early"):
+        lines.append(f"stopped early: {summary['stopped_early']['reason']}")
+    lines.append(f"checkpoint  {folder.best if folder.best.is_file() else folder.last}")
+    lines.append(f"summary     {folder.path / 'summary.json'}")
+    lines.append(f"TensorBoard tensorboard --logdir {folder.path}")
+    return "\n".join(lines)

@@ -65,15 +65,13 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
     while trials := _next(study, space, fixed, settings, optuna):
         jobs = _jobs(study, trials, compose, optuna)
         if jobs:
-            sweeps_run.run(
-                list(jobs.values()), launcher, [key(name) for name in space], [number + 1 for number in jobs]
-            )
+            numbers = [number + 1 for number in jobs]
+            sweeps_run.run(list(jobs.values()), launcher, [key(name) for name in space], numbers)
         for trial in trials:
             if trial.number in jobs:
                 _tell(study, trial, jobs[trial.number], optuna)
-    return sweeps_run.finish(
-        [_job(trial, compose) for trial in study.get_trials() if _CODE in trial.user_attrs]
-    )
+    ended = [trial for trial in study.get_trials() if _CODE in trial.user_attrs]
+    return sweeps_run.finish([_job(trial, compose) for trial in ended])
 
 
 def _first_config(space: Mapping[str, Any], fixed: list[str], compose: Compose, optuna: Any) -> DictConfig:
@@ -82,9 +80,8 @@ def _first_config(space: Mapping[str, Any], fixed: list[str], compose: Compose, 
     Raises: the error of the last point, if none composes. ConfigError: the trials could not be compared.
     """
     if "data.fold" in space:
-        raise ConfigError(
-            "hydra/sweeper=optuna: data.fold in the space would find the easiest fold; search on one fold"
-        )
+        fold = "data.fold in the space would find the easiest fold; search on one fold"
+        raise ConfigError(f"hydra/sweeper=optuna: {fold}")
     samples = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     error: Exception | None = None
     for _ in range(_MAX_TRIED):
@@ -94,9 +91,8 @@ def _first_config(space: Mapping[str, Any], fixed: list[str], compose: Compose, 
             error = problem
             continue
         if composed.data.fold == "all":
-            raise ConfigError(
-                "hydra/sweeper=optuna: data.fold=all leaves no cases to validate, and no score to compare"
-            )
+            fold = "data.fold=all leaves no cases to validate, and no score to compare"
+            raise ConfigError(f"hydra/sweeper=optuna: {fold}")
         return composed
     assert error is not None
     raise error
@@ -110,24 +106,21 @@ def _check_same_search(study: Any, folder: Path, fixed: Sequence[str], space: Ma
     if before is None:
         study.set_user_attr(_SETTINGS, now)
     elif before != now:
-        changed = [k for k in sorted({*before, *now}) if before.get(k) != now.get(k)]
-        lines = "\n".join(
-            f"  {k}: {before.get(k, 'nothing')} before, {now.get(k, 'nothing')} now" for k in changed
-        )
-        raise ConfigError(f"{folder} holds another search; choose another run.name\n{lines}")
+        pairs = [(k, before.get(k, "nothing"), now.get(k, "nothing")) for k in sorted({*before, *now})]
+        lines = "".join(f"\n  {k}: {old} before, {new} now" for k, old, new in pairs if old != new)
+        raise ConfigError(f"{folder} holds another search; choose another run.name{lines}")
 
 
 def _next(
     study: Any, space: Mapping[str, Any], fixed: list[str], settings: Mapping[str, Any], optuna: Any
 ) -> list[Any]:
     """The next trials: those that an earlier start left unfinished, else new ones."""
-    unfinished = [
-        t for t in study.get_trials(states=[optuna.trial.TrialState.RUNNING]) if _OVERRIDES in t.user_attrs
-    ]
+    known = [t for t in study.get_trials() if _OVERRIDES in t.user_attrs]
+    unfinished = [t for t in known if t.state == optuna.trial.TrialState.RUNNING]
     if unfinished:
         return unfinished[: settings["n_jobs"]]
-    ended = len([t for t in study.get_trials() if t.state.is_finished() and _OVERRIDES in t.user_attrs])
     trials = []
+    ended = sum(t.state.is_finished() for t in known)
     for _ in range(min(settings["n_jobs"], settings["n_trials"] - ended)):
         trial = study.ask(dict(space))
         trial.set_user_attr(_OVERRIDES, [*fixed, *_chosen(trial.params)])
@@ -177,24 +170,22 @@ def _study(folder: Path, settings: Mapping[str, Any], monitored: monitor.Monitor
     """Raises: ConfigError: invalid settings, or a damaged file."""
     for name in ("n_trials", "n_jobs"):
         if type(settings.get(name)) is not int or settings[name] < 1:
-            raise ConfigError(
-                f"hydra.sweeper.{name} must be a whole number of 1 or more, got {settings.get(name)}"
-            )
+            what = f"a whole number of 1 or more, got {settings.get(name)}"
+            raise ConfigError(f"hydra.sweeper.{name} must be {what}")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / STUDY
     _cut_unfinished_line(path)
+    storages, direction = optuna.storages, "maximize" if monitored.higher_is_better else "minimize"
     try:
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
-        direction = "maximize" if monitored.higher_is_better else "minimize"
+        storage = storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
         study = optuna.create_study(
             storage=storage, study_name="medconv", direction=direction, load_if_exists=True
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: damaged ({error}); another run.name begins a new search") from error
     # Another seed for each start: the same seed would propose the same trials again.
-    study.sampler = optuna.samplers.TPESampler(
-        seed=settings["seed"] + len(study.get_trials()), constant_liar=True
-    )
+    seed = settings["seed"] + len(study.get_trials())
+    study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     return study
 
 
@@ -231,8 +222,7 @@ def _optuna() -> Any:
     try:
         import optuna
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            "hydra/sweeper=optuna needs the package optuna: pip install 'medconv[optuna]'"
-        ) from error
+        install = "needs the package optuna: pip install 'medconv[optuna]'"
+        raise ConfigError(f"hydra/sweeper=optuna {install}") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

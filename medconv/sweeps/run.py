@@ -7,6 +7,7 @@ a job that fails does not stop the others.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -17,23 +18,14 @@ from typing import Any
 from medconv import config
 from medconv.evaluation import cross_validation, cross_validation_report
 from medconv.sweeps import slurm, table
-from medconv.sweeps.job import Job, unique, value, values_json, varied
+from medconv.sweeps.job import Job, settings_of, unique, value, values_json, varied
 from medconv.training.report import OF_A_SWEEP
 from medconv.utils import cluster, signals
 from medconv.utils.exit_codes import BUG, DONE, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.logging import shown
 
 # Variables that a launcher sets. A job that inherited them would take itself for a rank of an earlier job.
-_LAUNCHED = (
-    "LOCAL_RANK",
-    "RANK",
-    "WORLD_SIZE",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "GROUP_RANK",
-    "LOCAL_WORLD_SIZE",
-)
+_LAUNCHED = re.compile("((LOCAL|NODE|GROUP)_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
 _CTRL_C_SECONDS = 2.0  # time for a job to end by a Ctrl-C that the terminal sent to it as well
 
 
@@ -51,8 +43,7 @@ def run(
     """
     titles = [f"[{i} of {len(jobs)}] {' '.join(job.overrides)}" for i, job in enumerate(jobs, 1)]
     if numbers:
-        settings = [" ".join(f"{k}={value(job, k)}" for k in keys) for job in jobs]
-        titles = [f"[trial {number}] {text}" for number, text in zip(numbers, settings, strict=True)]
+        titles = [f"[trial {n}] {settings_of(job, keys)}" for n, job in zip(numbers, jobs, strict=True)]
     once = {job.folder.path: (title, job) for title, job in zip(titles, jobs, strict=True)}
     with signals.raising():
         if slurm.is_slurm(launcher):
@@ -80,9 +71,7 @@ def finish(jobs: Sequence[Job]) -> int:
     jobs = unique(jobs)
     print(f"\n{table.text(jobs)}")
     keys = [key for key in varied(jobs) if key != "data.fold"]
-    labels = {
-        job.folder.path: " ".join(f"{k}={value(job, k)}" for k in keys if value(job, k)) for job in jobs
-    }
+    labels = {job.folder.path: settings_of(job, keys) for job in jobs}
     several = len({value(job, "data.fold") for job in jobs}) > 1
     for home in dict.fromkeys(job.home for job in jobs):
         print(f"\nas a table: {table.write(home, [job for job in jobs if job.home == home])}")
@@ -129,9 +118,7 @@ def _run_process(command: list[str], values: str = "") -> int:
             process.send_signal(number)
 
     with signals.handled(stop, *signals.PREEMPTING):
-        clean = {
-            k: v for k, v in os.environ.items() if k not in _LAUNCHED and not k.startswith("TORCHELASTIC_")
-        }
+        clean = {k: v for k, v in os.environ.items() if not _LAUNCHED.fullmatch(k)}
         process = subprocess.Popen(command, env={**clean, OF_A_SWEEP: values})
         if stopped:  # the signal came before there was a process
             process.send_signal(stopped)

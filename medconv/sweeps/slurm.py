@@ -25,13 +25,14 @@ from medconv.utils.atomic_io import write_text
 from medconv.utils.exit_codes import DONE, PREEMPTED, USER
 
 SCRIPT, SENT = "sweep.sbatch", "slurm.json"
-_CONFIG = "sent"  # in a job's folder: the hash of the config that was submitted
+_CONFIG, _CODE = "sent", "exit_code"  # in a job's folder: the hash of the config that was submitted
 _ANSWER = 120.0  # seconds until a Slurm command must have answered
 _LATE = 30.0  # seconds until files that other machines wrote must be visible here
-_SETTINGS = {  # keys of hydra.launcher to options of sbatch
-    **{name: name.replace("_", "-") for name in ("partition", "account", "qos", "time", "mem", "nodes")},
-    **{name: name.replace("_", "-") for name in ("ntasks_per_node", "gpus_per_node", "cpus_per_task")},
-}
+# keys of hydra.launcher; with hyphens they are options of sbatch
+_SETTINGS = [
+    *("partition", "account", "qos", "time", "mem", "nodes"),
+    *("ntasks_per_node", "gpus_per_node", "cpus_per_task"),
+]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,10 @@ def is_slurm(launcher: Mapping[str, Any]) -> bool:
 
 
 def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """The batch script of an array with a task per job. Args: keys: in which the sweep's jobs differ."""
+    """The batch script of an array with a task per job. Args: keys: in which the sweep's jobs differ.
+
+    Raises: ConfigError: a setting that sbatch would misread.
+    """
     if type(launcher.get("time")) is int:  # YAML 1.1: 12:00:00 is a number in base 60
         raise ConfigError(
             f"hydra.launcher.time must be quoted, as '04:00:00'; without quotes YAML reads {launcher['time']}"
@@ -52,15 +56,17 @@ def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]
         "job-name": f"medconv-{home.name}",
         "array": f"0-{len(jobs) - 1}{at_once}",
         "output": str(home).replace("%", "%%") + "/slurm-%A_%a.log",
-        **{option: launcher[key] for key, option in _SETTINGS.items() if launcher.get(key) is not None},
+        **{k.replace("_", "-"): launcher[k] for k in _SETTINGS if launcher.get(k) is not None},
     }
-    lines = [f"#SBATCH --{name}={_quoted(_line(str(setting)))}" for name, setting in options.items()]
-    lines += [f"#SBATCH {_line(option)}" for option in _list(launcher, "options")]
+    lines = [f"--{name}={_quoted(str(setting))}" for name, setting in options.items()]
+    lines += _list(launcher, "options")
+    for line in lines:
+        if "\n" in line:  # it would begin another line of the script
+            raise ConfigError(f"hydra.launcher: each option must be one line, got {line!r}")
     cases = [f"{i}) {_assigned(job, keys)} ;;" for i, job in enumerate(jobs)]
-    setup = "\n".join(_list(launcher, "setup"))
     return _TEMPLATE.format(
-        options="\n".join(lines),
-        setup=f"{setup}\n" if setup else "",
+        options="\n".join(f"#SBATCH {line}" for line in lines),
+        setup="".join(f"{line}\n" for line in _list(launcher, "setup")),
         cwd=shlex.quote(str(Path.cwd())),
         cases="\n    ".join(cases),
         python=shlex.quote(sys.executable),
@@ -80,22 +86,19 @@ def run(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -
     todo = [job for job in jobs if not _done(job)]
     if todo:
         number = _in_queue_already(home, jobs, todo) or _submit(home, todo, script(todo, launcher, keys))
-        _wait(home, todo, number, launcher)
+        _wait(home, todo, number, float(launcher.get("poll_seconds") or 10))
     for job in jobs:
         job.code = _code(job)
 
 
-def _wait(home: Path, jobs: Sequence[Job], number: str, launcher: Mapping[str, Any]) -> None:
+def _wait(home: Path, jobs: Sequence[Job], number: str, poll_seconds: float) -> None:
     print(f"array {number} with {len(jobs)} jobs: logs are {home / f'slurm-{number}_*.log'}", flush=True)
     try:
         while _in_queue(number):
-            time.sleep(float(launcher.get("poll_seconds") or 10))
+            time.sleep(poll_seconds)
     except (KeyboardInterrupt, SystemExit):
-        print(
-            f"array {number} stays in the queue: run the same command again to wait for it, or `scancel "
-            f"{number}` to cancel it",
-            flush=True,
-        )
+        stays = f"array {number} stays in the queue: run the same command again to wait for it, or"
+        print(f"{stays} `scancel {number}` to cancel it", flush=True)
         raise
     deadline = time.monotonic() + _LATE
     while any(_exit_code(job) is None for job in jobs) and time.monotonic() < deadline:
@@ -107,12 +110,13 @@ def _submit(home: Path, jobs: Sequence[Job], content: str) -> str:
     for job in jobs:
         job.begin()
         job.folder.path.mkdir(parents=True, exist_ok=True)
-        _exit_file(job).unlink(missing_ok=True)
+        (job.folder.path / _CODE).unlink(missing_ok=True)
         write_text(job.folder.path / _CONFIG, job.config)
     write_text(home / SCRIPT, content)
     # A unique name finds the array again if sbatch does not answer in time.
     name = f"medconv-{home.absolute().name}-{secrets.token_hex(4)}"
-    _remember(home, jobs, name, None)
+    sent = {"name": name, "array": None, "jobs": [job.folder.path.name for job in jobs]}
+    write_text(home / SENT, json.dumps(sent) + "\n")
     try:
         answer = _slurm("sbatch", "--parsable", f"--job-name={name}", str(home / SCRIPT))
         number = re.match(r"\d+", answer)
@@ -122,13 +126,8 @@ def _submit(home: Path, jobs: Sequence[Job], content: str) -> str:
         if not isinstance(error.__cause__, subprocess.TimeoutExpired):
             (home / SENT).unlink()
         raise
-    _remember(home, jobs, name, number[0])
+    write_text(home / SENT, json.dumps({**sent, "array": number[0]}) + "\n")
     return number[0]
-
-
-def _remember(home: Path, jobs: Sequence[Job], name: str, number: str | None) -> None:
-    content = {"name": name, "array": number, "jobs": [job.folder.path.name for job in jobs]}
-    write_text(home / SENT, json.dumps(content) + "\n")
 
 
 def _in_queue_already(home: Path, jobs: Sequence[Job], todo: Sequence[Job]) -> str | None:
@@ -186,13 +185,9 @@ def _code(job: Job) -> int:
 
 def _exit_code(job: Job) -> int | None:
     try:
-        return int(_exit_file(job).read_text())
+        return int((job.folder.path / _CODE).read_text())
     except (OSError, ValueError):
         return None
-
-
-def _exit_file(job: Job) -> Path:
-    return job.folder.path / "exit_code"
 
 
 def _done(job: Job) -> bool:
@@ -225,13 +220,6 @@ def _list(launcher: Mapping[str, Any], key: str) -> list[str]:
 def _quoted(text: str) -> str:
     """Quoted for sbatch: it ends a value at a blank or `#`; a backslash is an escape, even in quotes."""
     return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
-
-
-def _line(text: str) -> str:
-    """Raises: ConfigError: a line break, which would begin another line of the script."""
-    if "\n" in text:
-        raise ConfigError(f"hydra.launcher: each option must be one line, got {text!r}")
-    return text
 
 
 _TEMPLATE = """\

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from medconv.sweeps.job import Job, value, varied
+from medconv.sweeps.job import Job, settings_of, value, varied
 from medconv.targets import monitor
 from medconv.utils.atomic_io import write_text
 from medconv.utils.logging import shown
@@ -20,14 +20,13 @@ _FROM_SUMMARY = ("steps", "wall_seconds", "samples_per_second")
 
 def ranked(jobs: Sequence[Job]) -> list[Job]:
     """Best first, by the monitored metric; jobs without a score last."""
-    summaries = {id(job): job.folder.summary() for job in jobs}
-    return sorted(jobs, key=lambda job: _quality(summaries[id(job)]), reverse=True)
 
+    def quality(job: Job) -> float:
+        summary = job.folder.summary()
+        score = _score(summary)
+        return -math.inf if score is None else monitor.metric_of_summary(summary).quality(score)
 
-def _quality(summary: Mapping[str, Any]) -> float:
-    monitored = monitor.metric_of_summary(summary)
-    score = summary.get(monitored.name)
-    return -math.inf if score is None else monitored.quality(score)
+    return sorted(jobs, key=quality, reverse=True)
 
 
 def text(jobs: Sequence[Job]) -> str:
@@ -35,47 +34,39 @@ def text(jobs: Sequence[Job]) -> str:
     keys = varied(jobs)
     lines = ["sweep, best first"]
     for job in ranked(jobs):
-        summary = job.folder.summary()
-        score = summary.get(monitor.metric_of_summary(summary).name)
-        own = [f"{key}={value(job, key)}" for key in keys if value(job, key)] or list(job.overrides)
+        own = settings_of(job, keys) or " ".join(job.overrides)
         failed = f"  {job.status}, {job.reason}" if job.reason else ""
-        lines.append(
-            f"  {'  -   ' if score is None else f'{score:.4f}'}  {job.folder.path}  {' '.join(own)}{failed}"
-        )
+        score = score_text(_score(job.folder.summary()))
+        lines.append(f"  {score}  {job.folder.path}  {own}{failed}")
     return shown("\n".join(lines))
+
+
+def score_text(score: float | None) -> str:
+    return "  -   " if score is None else f"{score:.4f}"
 
 
 def write(home: Path, jobs: Sequence[Job]) -> Path:
     """Write a row per job: the overrides that differ, then the results. Returns: the file."""
     keys = varied(jobs)
     summaries = [(job, job.folder.summary()) for job in ranked(jobs)]
-    classes = list(
-        dict.fromkeys(name for _, summary in summaries for name in summary.get("val/dice_per_class") or {})
-    )
+    scored = [monitor.metric_of_summary(summary).name for _, summary in summaries if summary.get("score")]
+    names = list(dict.fromkeys(scored)) or [monitor.DICE.name]
+    classes = list(dict.fromkeys(name for _, summary in summaries for name in _per_class(summary)))
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
-    names = list(
-        dict.fromkeys(
-            monitor.metric_of_summary(summary).name for _, summary in summaries if summary.get("score")
-        )
-    )
-    names = names or [monitor.DICE.name]
-    header = [
-        *keys,
-        *names,
-        *(f"val/dice/{name}" for name in classes),
-        *_FROM_SUMMARY,
-        "status",
-        "reason",
-        "folder",
-    ]
-    writer.writerow(header)
+    of_classes = [f"val/dice/{name}" for name in classes]
+    writer.writerow([*keys, *names, *of_classes, *_FROM_SUMMARY, "status", "reason", "folder"])
     for job, summary in summaries:
-        per_class: dict[str, Any] = summary.get("val/dice_per_class") or {}
-        scores = [*map(summary.get, names), *(per_class.get(name) for name in classes)]
-        rest = [summary.get(name) for name in _FROM_SUMMARY]
-        writer.writerow(
-            [*(value(job, k) for k in keys), *scores, *rest, job.status, job.reason, job.folder.path]
-        )
+        scores = [*map(summary.get, names), *map(_per_class(summary).get, classes)]
+        row = [*(value(job, k) for k in keys), *scores, *map(summary.get, _FROM_SUMMARY)]
+        writer.writerow([*row, job.status, job.reason, job.folder.path])
     write_text(home / CSV, out.getvalue())
     return home / CSV
+
+
+def _score(summary: Mapping[str, Any]) -> float | None:
+    return summary.get(monitor.metric_of_summary(summary).name)
+
+
+def _per_class(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    return summary.get("val/dice_per_class") or {}

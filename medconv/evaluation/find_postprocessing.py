@@ -20,9 +20,17 @@ from medconv.data.case import Case, Dataset
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.phantom import phantom
 from medconv.data.io.images import check_same_grid, read_label
-from medconv.evaluation import cross_validation, cross_validation_report, postprocessing_search
+from medconv.evaluation import cross_validation, cross_validation_report
 from medconv.evaluation.cross_validation import CrossValidation, Fold
-from medconv.evaluation.postprocessing_search import Decision, LabelledCase
+from medconv.evaluation.postprocessing_search import (
+    Decision,
+    LabelledCase,
+    Load,
+    candidates,
+    decide,
+    table,
+    volumes,
+)
 from medconv.inference.exported.metadata import digest
 from medconv.inference.predict import predict, usable_device
 from medconv.inference.predictor import Predictor
@@ -30,6 +38,7 @@ from medconv.metrics.dice import dice
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import signals
 from medconv.utils.atomic_io import write_text
+from medconv.utils.errors import explained
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import shown, some, start_logging
 
@@ -60,58 +69,41 @@ def run_command(options: argparse.Namespace) -> int:
         predictions, targets = _predicted(
             crossval, labelled, options.runs / f"validation{ending}", options.trust_package, device
         )
-        load = Loader(predictions, {case: labelled[case].label for case in labelled})
+        load = _loader(predictions, labelled)
         _compare_with_training(crossval, load, targets)
         ids = list(predictions)
-        tried = postprocessing_search.candidates(
-            postprocessing_search.volumes(load, ids, targets, _bar), targets
-        )
-        decision = postprocessing_search.decide(load, ids, targets, tried, _bar)
+        tried = candidates(volumes(load, ids, targets, _bar), targets)
+        decision = decide(load, ids, targets, tried, _bar)
     print(f"Dice over {len(ids)} cases, each predicted by the network that was not trained on it")
-    print(
-        "(1 where neither prediction nor reference has the "
-        f"class)\n\n{shown(postprocessing_search.table(decision))}\n"
-    )
+    print(f"(1 where neither prediction nor reference has the class)\n\n{shown(table(decision))}\n")
     for name, before in decision.before.items():
         print(shown(f"  {name:<20} {before:.4f} -> {decision.after[name]:.4f}"))
     path = options.runs / f"postprocessing{ending}.json"
     _write(path, decision, targets, crossval)
     print(f"\nsteps kept: {len(decision.accepted)}, in {path}")
-    words = [
-        "medconv",
-        "predict",
-        "--checkpoint",
-        *(str(fold.folder.best) for fold in crossval.folds),
-        "--postprocess",
-        str(path),
-    ]
-    print(f"to predict with all folds:\n{shown(shlex.join(words))} --input IMAGES --output PREDICTIONS")
+    files = shlex.join([*(str(fold.folder.best) for fold in crossval.folds), "--postprocess", str(path)])
+    command = f"medconv predict --checkpoint {shown(files)}"
+    print(f"to predict with all folds:\n{command} --input IMAGES --output PREDICTIONS")
     return DONE
 
 
-class Loader:
-    """Prediction and reference by fold and case, cropped; small datasets stay in memory.
+def _loader(predictions: Mapping[str, Path], cases: Mapping[str, Case]) -> Load:
+    """Prediction and reference by `FOLD/CASE`, cropped; small datasets stay in memory."""
+    cache: dict[str, LabelledCase] = {}
 
-    Args: predictions: `FOLD/CASE` to the file. references: case to the file.
-    """
-
-    def __init__(self, predictions: Mapping[str, Path], references: Mapping[str, Path | None]) -> None:
-        self.predictions, self.references = predictions, references
-        self._cache: dict[str, LabelledCase] = {}
-        self._bytes = 0
-
-    def __call__(self, name: str) -> LabelledCase:
-        if name in self._cache:
-            return self._cache[name]
-        path, label = self.predictions[name], self.references[name.split("/", 1)[1]]
+    def load(name: str) -> LabelledCase:
+        if name in cache:
+            return cache[name]
+        path, label = predictions[name], cases[name.split("/", 1)[1]].label
         assert label is not None
         (prediction, grid), (reference, reference_grid) = read_label(path), read_label(label)
         check_same_grid(label, reference_grid, path, grid)
         sample = LabelledCase(prediction, reference, grid).cropped()
-        self._bytes += sample.prediction.nbytes + sample.reference.nbytes
-        if self._bytes <= _CACHE_BYTES:
-            self._cache[name] = sample
+        if sum(s.prediction.nbytes + s.reference.nbytes for s in (*cache.values(), sample)) <= _CACHE_BYTES:
+            cache[name] = sample
         return sample
+
+    return load
 
 
 def _chosen(crossvals: Sequence[CrossValidation], home: Path, select: str | None) -> CrossValidation:
@@ -121,35 +113,26 @@ def _chosen(crossvals: Sequence[CrossValidation], home: Path, select: str | None
             f"--runs {home}: no folds of a cross-validation there; train them by medconv train -m "
             "data.fold=0,1,2,3,4"
         )
-    names = " or ".join(repr(crossval.label or crossval.key) for crossval in crossvals)
-    chosen = [
-        crossval for crossval in crossvals if select is None or select in (crossval.label, crossval.key)
-    ]
+    chosen = [one for one in crossvals if select is None or select in (one.label, one.key)]
     if len(chosen) != 1:
-        reason = (
-            "more than one cross-validation there"
-            if select is None
-            else f"none of them is --select {select!r}"
-        )
-        raise ValueError(f"--runs {home}: {reason}; choose by --select {names}")
-    print(shown(cross_validation_report.table(chosen[0])) + "\n")
-    if chosen[0].missing:
-        missing = ", ".join(f"{number} ({state})" for number, state in chosen[0].missing.items())
+        names = " or ".join(repr(one.label or one.key) for one in crossvals)
+        which = "more than one cross-validation there" if chosen else f"none of them is --select {select!r}"
+        raise ValueError(f"--runs {home}: {which}; choose by --select {names}")
+    (crossval,) = chosen
+    print(shown(cross_validation_report.table(crossval)) + "\n")
+    if crossval.missing:
+        missing = ", ".join(f"{number} ({state})" for number, state in crossval.missing.items())
         raise ValueError(
             f"--runs {home}: fold {missing} is missing; each must be trained to its end, on the same classes"
         )
-    for fold in chosen[0].folds:
-        if not fold.folder.best.is_file():
-            raise ValueError(
-                f"{fold.folder.best}: no such checkpoint; it is needed to predict fold {fold.number}"
-            )
-    return chosen[0]
+    for fold in crossval.folds:
+        if not (best := fold.folder.best).is_file():
+            raise ValueError(f"{best}: no such checkpoint; it is needed to predict fold {fold.number}")
+    return crossval
 
 
 def _cases(crossval: CrossValidation, home: Path, trusted: Sequence[str]) -> dict[str, Case]:
-    """The validated cases, from the dataset that the config names. Raises: ValueError: the dataset no
-    longer has all of them.
-    """
+    """The validated cases, from the dataset that the config names. Raises: ValueError: it lacks some now."""
     values = crossval.folds[0].values
     by_id = {case.id: case for case in _layout(values, trusted).cases}
     validated = [case for _, case, _ in crossval.cases]
@@ -164,16 +147,12 @@ def _cases(crossval: CrossValidation, home: Path, trusted: Sequence[str]) -> dic
 
 
 def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
-    """The dataset that a run's config names; its arguments are taken as they are, never as something to build
-    or call.
+    """The dataset that a run's config names; its arguments are values, never something to build or call.
 
     Raises: ConfigError: its layout is a function of a package not trusted, or names more to be called.
     """
-    node = {
-        key.removeprefix("data.layout."): value
-        for key, value in values.items()
-        if key.startswith("data.layout.")
-    }
+    prefix = "data.layout."
+    node = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
     target = str(node.get("_target_"))
     from_trusted = target.startswith(tuple(f"{name}." for name in trusted))
     home = str(getattr(get_object(target), "__module__", "")) if from_trusted else ""
@@ -187,12 +166,9 @@ def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
     function = get_object(target)
     if function is phantom:  # is there, or was not what was trained on: nothing is written here
         function, arguments = msd, {"root": arguments.get("root")}
-    try:
+    problem = f"data.layout: {target} cannot be called with {arguments!r:.200}"
+    with explained(problem, TypeError, AttributeError):
         dataset = function(**arguments)
-    except (TypeError, AttributeError) as error:
-        raise configs.ConfigError(
-            f"data.layout: {target} cannot be called with {arguments!r:.200} ({error})"
-        ) from error
     if not isinstance(dataset, Dataset):
         raise configs.ConfigError(
             f"data.layout._target_={target} is not a layout: it returns {type(dataset).__name__}"
@@ -203,8 +179,9 @@ def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
 def _predicted(
     crossval: CrossValidation, cases: Mapping[str, Case], home: Path, trusted: Sequence[str], device: str
 ) -> tuple[dict[str, Path], SegmentationTargets]:
-    """Predict every fold's cases by its best checkpoint, if that is not done yet. Returns: `FOLD/CASE` to the
-    label map, and the targets.
+    """Predict every fold's cases by its best checkpoint, if that is not done yet.
+
+    Returns: `FOLD/CASE` to the label map, and the targets.
     """
     predictions: dict[str, Path] = {}
     targets: SegmentationTargets | None = None
@@ -231,7 +208,7 @@ def _folder(home: Path, fold: Fold) -> Path:
     return home / name
 
 
-def _compare_with_training(crossval: CrossValidation, load: Loader, targets: SegmentationTargets) -> None:
+def _compare_with_training(crossval: CrossValidation, load: Load, targets: SegmentationTargets) -> None:
     """Warn if the files or the networks are no longer those that were validated."""
     differing = []
     for number, case, row in crossval.cases:
@@ -240,22 +217,17 @@ def _compare_with_training(crossval: CrossValidation, load: Loader, targets: Seg
         if any(abs((now.get(name) or 0) - (value or 0)) > _TOLERANCE for name, value in row.items()):
             differing.append(case)
     if differing:
-        log.warning(
-            "Dice of %d cases differs from that in training: %s; have their files changed since?",
-            len(differing),
-            some(differing),
-        )
+        what = "Dice of %d cases differs from that in training: %s; have their files changed since?"
+        log.warning(what, len(differing), some(differing))
 
 
 def _write(path: Path, decision: Decision, targets: SegmentationTargets, crossval: CrossValidation) -> None:
     content = {
-        "steps": [{**verdict.step.plain(), "evidence": verdict.plain()} for verdict in decision.accepted],
+        "steps": [{**v.step.plain(), "evidence": v.plain()} for v in decision.accepted],
         "targets": targets.plain(),
         "dice": {"before": decision.before, "after": decision.after},
         "folds": {fold.number: fold.name for fold in crossval.folds},
-        "rejected": [
-            {**v.step.plain(), "reason": v.reason, "evidence": v.plain()} for v in decision.rejected
-        ],
+        "rejected": [v.step.plain() | {"reason": v.reason, "evidence": v.plain()} for v in decision.rejected],
     }
     write_text(path, json.dumps(content, indent=2) + "\n")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from medconv.data.case import Grid
-from medconv.inference.postprocessing import FOREGROUND, Step, bounding_box, component_volumes
+from medconv.inference.postprocessing import FOREGROUND, Step, bounding_box, component_volumes, values_of
 from medconv.metrics.dice import ClassScores, dice
 from medconv.metrics.statistics import holm, paired
 from medconv.targets.segmentation import SegmentationTargets
@@ -72,9 +72,8 @@ class Verdict:
             return "no: changes nothing"
         if self.difference <= 0:
             return "no: does not help"
-        return (
-            f"no: harms {', '.join(self.worse)}" if self.worse else f"no: could be chance (p = {self.p:.2g})"
-        )
+        harmed = ", ".join(self.worse)
+        return f"no: harms {harmed}" if harmed else f"no: could be chance (p = {self.p:.2g})"
 
     def plain(self) -> dict[str, Any]:
         keys = ("cases", "changed", "before", "after", "difference", "low", "high", "p")
@@ -83,9 +82,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Decision:
-    """Args: accepted: in the order of the steps. rejected: their effect on top of the accepted ones. before,
-    after: mean Dice per class.
-    """
+    """Args: accepted: in order. rejected: on top of the accepted ones. before, after: mean Dice per class."""
 
     accepted: tuple[Verdict, ...]
     rejected: tuple[Verdict, ...]
@@ -105,12 +102,11 @@ def volumes(
     load: Load, cases: Sequence[str], targets: SegmentationTargets, progress: Progress = silent
 ) -> dict[str, np.ndarray]:
     """The volumes in mm^3 of all references' components, by class or region, and of the whole foreground."""
-    by_label: dict[str, list[np.ndarray]] = {}
+    by_label: dict[str, list[np.ndarray]] = {label: [] for label in _labels(targets)}
     for case in progress(cases, "measuring references"):
         sample = load(case)
         for label, values in _labels(targets).items():
-            components = component_volumes(np.isin(sample.reference, values), sample.grid)
-            by_label.setdefault(label, []).append(components)
+            by_label[label].append(component_volumes(np.isin(sample.reference, values), sample.grid))
     return {label: np.sort(np.concatenate(arrays)) for label, arrays in by_label.items()}
 
 
@@ -154,26 +150,24 @@ def decide(
         verdicts = _verdicts(scores, changed, remaining, targets)
         best = max((v for v in verdicts if v.helps), key=lambda v: v.gain, default=None)
         if best is None:
-            before, after = _means(first, targets), _means(scores[0], targets)
+            before, after = (
+                dict(zip(targets.names, dice.mean(0).tolist(), strict=True)) for dice in (first, scores[0])
+            )
             return Decision(tuple(accepted), tuple(verdicts), before, after)
         accepted.append(replace(best, accepted=True))
 
 
 def table(decision: Decision) -> str:
     """A line for each accepted step, in their order, then for each rejected one."""
-    lines = [
-        f"{'operation':<32} {'label':<20} {'changed':>8} {'before':>7} {'after':>7} {'change':>8}  "
-        f"{'95 % interval':<19} kept"
-    ]
+    names = ("operation", "label", "changed", "before", "after", "change", "95 % interval", "kept")
+    rows: list[tuple[str, ...]] = [names]
     for v in (*decision.accepted, *decision.rejected):
+        label = "whole foreground" if v.step.label == FOREGROUND else v.step.label
         interval = "-" if v.low is None else f"{v.low:+.4f} to {v.high:+.4f}"
-        numbers = f"{v.changed:>8} {v.before:7.4f} {v.after:7.4f} {v.difference:+8.4f}  {interval:<19}"
-        lines.append(
-            f"{v.step!s:<32} {'whole foreground' if v.step.label == FOREGROUND else v.step.label:<20} "
-            f"{numbers} "
-            f"{v.reason}"
-        )
-    return "\n".join(lines)
+        scores = f"{v.before:.4f}", f"{v.after:.4f}", f"{v.difference:+.4f}"
+        rows.append((str(v.step), label, str(v.changed), *scores, interval, v.reason))
+    line = "{:<32} {:<20} {:>8} {:>7} {:>7} {:>8}  {:<19} {}"
+    return "\n".join(line.format(*row) for row in rows)
 
 
 def _scores(
@@ -197,9 +191,7 @@ def _scores(
             label = step.apply(label, sample.grid, targets)
         labels = [label, *(step.apply(label, sample.grid, targets) for step in tried)]
         base = _dice(label, sample.reference, targets)
-        scores.append(
-            [base if other is label else _dice(other, sample.reference, targets) for other in labels]
-        )
+        scores.append([base if new is label else _dice(new, sample.reference, targets) for new in labels])
         changed.append([other is not label for other in labels[1:]])
     return np.moveaxis(np.array(scores, float), 0, 1), np.array(changed, bool).reshape(len(scores), -1).T
 
@@ -208,32 +200,28 @@ def _verdicts(
     scores: np.ndarray, changed: np.ndarray, tried: Sequence[Step], targets: SegmentationTargets
 ) -> list[Verdict]:
     """A verdict on each step. Shape: as `_scores` returns them."""
-    before, compared = scores[0], []
+    tests = []
     for step, after in zip(tried, scores[1:], strict=True):
-        index = None if step.label == FOREGROUND else targets.names.index(step.label)
-        classes = slice(None) if index is None else slice(index, index + 1)
-        compared.append((before[:, classes].mean(1), after[:, classes].mean(1)))
-    tests = [paired(after.tolist(), before.tolist()) for before, after in compared]
+        own = slice(None) if step.label == FOREGROUND else [targets.names.index(step.label)]
+        tests.append(paired(after[:, own].mean(1).tolist(), scores[0][:, own].mean(1).tolist()))
     p = holm({str(i): test["p"] if changed[i].any() else None for i, test in enumerate(tests)})
     verdicts = []
-    for i, (step, (own_before, own_after), test) in enumerate(zip(tried, compared, tests, strict=True)):
-        per_class = (scores[1 + i] - before).mean(0)
-        worse = tuple(
-            name for name, change in zip(targets.names, per_class, strict=True) if change < -_ROUNDING
-        )
-        corrected = p[str(i)]
+    for i, (step, test) in enumerate(zip(tried, tests, strict=True)):
+        per_class = (scores[1 + i] - scores[0]).mean(0)
         verdicts.append(
             Verdict(
-                step,
-                len(own_before),
-                int(changed[i].sum()),
-                float(own_before.mean()),
-                float(own_after.mean()),
-                test["low"],
-                test["high"],
-                1.0 if corrected is None else corrected,
-                float(per_class.mean()),
-                worse,
+                step=step,
+                cases=test["n"],
+                changed=int(changed[i].sum()),
+                before=test["mean_compare"],
+                after=test["mean"],
+                low=test["low"],
+                high=test["high"],
+                p=1.0 if (corrected := p[str(i)]) is None else corrected,
+                gain=float(per_class.mean()),
+                worse=tuple(
+                    name for name, up in zip(targets.names, per_class, strict=True) if up < -_ROUNDING
+                ),
             )
         )
     return verdicts
@@ -249,13 +237,8 @@ def _dice(label: np.ndarray, reference: np.ndarray, targets: SegmentationTargets
     return [1.0 if value is None else value for value in dice(label, reference, targets).values()]
 
 
-def _means(scores: np.ndarray, targets: SegmentationTargets) -> ClassScores:
-    return dict(zip(targets.names, scores.mean(0).tolist(), strict=True))
-
-
 def _labels(targets: SegmentationTargets) -> dict[str, tuple[int, ...]]:
     """Classes or regions with their label values, and the whole foreground if none of them covers it."""
-    foreground = tuple(sorted({value for values in targets.values for value in values}))
-    if any(set(values) == set(foreground) for values in targets.values):
-        return targets.by_name
-    return {**targets.by_name, FOREGROUND: foreground}
+    foreground = values_of(FOREGROUND, targets)
+    covered = any(set(values) == set(foreground) for values in targets.values)
+    return targets.by_name if covered else {**targets.by_name, FOREGROUND: foreground}

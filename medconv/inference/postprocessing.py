@@ -5,10 +5,9 @@ Components are connected through faces, edges and corners (26 neighbours, 8 in 2
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,12 @@ import numpy as np
 from scipy import ndimage
 
 from medconv.data.case import Grid
+from medconv.data.datasets.common import read_json
 from medconv.data.preprocessing.preprocess import content_box
 from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.errors import explained
 
+OPERATIONS = ("keep_largest", "remove_small", "fill_holes")
 FOREGROUND = "*"  # stands for the whole foreground, in place of a class or region
 _26_NEIGHBOURS = np.ones((3, 3, 3), bool)
 _FACES = ndimage.generate_binary_structure(3, 1)
@@ -30,7 +32,7 @@ class Step:
     """One operation on one class or region, or on the whole foreground.
 
     Args:
-        operation: a key of `OPERATIONS`.
+        operation: one of `OPERATIONS`.
         label: the class's or region's name, or `FOREGROUND`.
         min_mm3: for `remove_small`: smaller components are removed. In 2D it is the area times the slice's
             thickness.
@@ -45,8 +47,7 @@ class Step:
 
     def plain(self) -> dict[str, Any]:
         """As a JSON file holds it."""
-        volume = {} if self.min_mm3 is None else {"min_mm3": self.min_mm3}
-        return {"operation": self.operation, "label": self.label, **volume}
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_plain(cls, content: Any) -> Step:
@@ -65,27 +66,21 @@ class Step:
             )
         if operation == "fill_holes" and label == FOREGROUND:
             raise ValueError(f"fill_holes needs the class or region that fills them, got {FOREGROUND}")
-        if operation != "remove_small":
-            if volume is not None:
-                raise ValueError(f"`min_mm3` belongs to remove_small, not to {operation}")
-        elif (
-            isinstance(volume, bool)
-            or not isinstance(volume, (int, float))
-            or not 0 < volume <= sys.float_info.max
-        ):
-            raise ValueError(f"`min_mm3` must be a positive number, got {volume!r:.80}")
+        if operation == "remove_small":
+            if not (type(volume) in (int, float) and 0 < volume <= sys.float_info.max):  # type: ignore[operator]
+                raise ValueError(f"`min_mm3` must be a positive number, got {volume!r:.80}")
+        elif volume is not None:
+            raise ValueError(f"`min_mm3` belongs to remove_small, not to {operation}")
         return cls(operation, label, None if volume is None else float(volume))
 
     def apply(self, label: np.ndarray, grid: Grid, targets: SegmentationTargets) -> np.ndarray:
-        """As `Steps.apply`, for this step alone. `label` may be a crop of the grid that holds all
-        foreground.
-        """
-        values = _values(self.label, targets)
+        """As `Steps.apply`, for this step alone; `label` may be a crop of the grid with all foreground."""
+        values = values_of(self.label, targets)
         box = bounding_box(np.isin(label, values))
         if box is None:
             return label
-        part = label[box]
-        changed = OPERATIONS[self.operation](part, values, self, grid, targets)
+        operation = _filled if self.operation == "fill_holes" else _without_small
+        changed = operation(part := label[box], self, values, grid, targets)
         if changed is part:
             return label
         result = label.copy()
@@ -106,11 +101,7 @@ class Steps:
 
     def check(self, targets: SegmentationTargets) -> None:
         """Raises: ValueError: the steps were chosen for other classes."""
-        if (self.targets.names, self.targets.values, self.targets.order) != (
-            targets.names,
-            targets.values,
-            targets.order,
-        ):
+        if replace(self.targets, ignore=None) != replace(targets, ignore=None):
             name = self.source or "post-processing"
             raise ValueError(f"{name}: was made for {self.targets.words}; the network has {targets.words}")
 
@@ -127,25 +118,24 @@ class Steps:
 
 
 def read(path: Path) -> Steps:
-    """The steps of a file, which can name only known operations. Raises: ValueError: missing, damaged, or not
-    such a file.
+    """The steps of a file, which can name only known operations.
+
+    Raises: ValueError: missing, damaged, or not such a file.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from error
+    content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("steps"), list):
         raise ValueError(
             f"{path}: expected a JSON object with a list `steps`, as medconv find-postprocessing writes it"
         )
-    targets = _targets(content.get("targets"), path)
+    given = content.get("targets")
+    needed = f"{path}: `targets` must give names, values and order of the classes, got {given!r:.200}"
+    with explained(needed, ValueError):
+        targets = SegmentationTargets.from_plain(given)
     steps = []
     for number, item in enumerate(content["steps"], 1):
         try:
             steps.append(Step.from_plain(item))
-            _values(steps[-1].label, targets)
+            values_of(steps[-1].label, targets)
         except ValueError as error:
             raise ValueError(f"{path}: step {number}: {error}") from error
     return Steps(tuple(steps), targets, path)
@@ -158,44 +148,44 @@ def bounding_box(mask: np.ndarray) -> tuple[slice, ...] | None:
 
 def component_volumes(mask: np.ndarray, grid: Grid) -> np.ndarray:
     """The volume of each component in mm^3. Shape: mask (X, Y, Z)."""
-    return np.bincount(_components(mask).ravel())[1:] * grid.voxel_mm3
+    return _components(mask, grid)[1]
 
 
-def _keep_largest(
-    label: np.ndarray, values: Sequence[int], step: Step, grid: Grid, targets: SegmentationTargets
+def _without_small(
+    label: np.ndarray, step: Step, values: Sequence[int], grid: Grid, targets: SegmentationTargets
 ) -> np.ndarray:
-    """If several components are largest, all are kept, so that the result is the same in any orientation."""
-    components = _components(np.isin(label, values))
-    sizes = np.bincount(components.ravel())[1:]
-    return _without(label, components, sizes < sizes.max(), values, targets)
+    """Voxels of the removed components become background, or the region around them.
+
+    If several components are largest, all are kept, so that the result is the same in any orientation.
+    """
+    components, volumes = _components(np.isin(label, values), grid)
+    least = volumes.max() if step.min_mm3 is None else step.min_mm3 * (1 - 1e-6)  # affines are float32
+    if not (volumes < least).any():
+        return label
+    removed = np.concatenate([[False], volumes < least])[components]
+    result = label.copy()
+    for value in values:
+        regions = zip(targets.order, targets.values, strict=False)
+        around = [writes for writes, own in regions if value in own and writes not in values]
+        result[removed & (label == value)] = around[-1] if around else 0
+    return result
 
 
-def _remove_small(
-    label: np.ndarray, values: Sequence[int], step: Step, grid: Grid, targets: SegmentationTargets
-) -> np.ndarray:
-    assert step.min_mm3 is not None
-    components = _components(np.isin(label, values))
-    sizes = np.bincount(components.ravel())[1:] * grid.voxel_mm3
-    smallest = step.min_mm3 * (1 - 1e-6)  # affines are float32
-    return _without(label, components, sizes < smallest, values, targets)
-
-
-def _fill_holes(
-    label: np.ndarray, values: Sequence[int], step: Step, grid: Grid, targets: SegmentationTargets
+def _filled(
+    label: np.ndarray, step: Step, values: Sequence[int], grid: Grid, targets: SegmentationTargets
 ) -> np.ndarray:
     """A hole is a component of background all of whose neighbours belong to the class.
 
     For a region, voxels of the regions that contain it count as background, too, if filling takes them out of
     no region.
     """
-    value = _value(step.label, targets)
-    regions = _names_of(value, targets)
-    fillable = np.isin(
-        label, [0, *(v for v in range(1, targets.num_values) if _names_of(v, targets) < regions)]
-    )
-    fillable &= ~np.isin(label, values)
+    index = targets.names.index(step.label)
+    value = targets.order[index] if targets.overlapping else values[0]
+    regions = [{name for name, own in targets.by_name.items() if v in own} for v in range(targets.num_values)]
+    own = np.isin(label, values)
+    fillable = np.isin(label, [v for v, names in enumerate(regions) if names < regions[value]]) & ~own
     holes, count = ndimage.label(fillable, _FACES)
-    outer = ndimage.binary_dilation(~fillable & ~np.isin(label, values), _FACES)
+    outer = ndimage.binary_dilation(~fillable & ~own, _FACES)
     # `label` is the box around the class, so what touches its border is not enclosed.
     for axis in (axis for axis in range(3) if grid.shape[axis] > 1):
         np.moveaxis(outer, axis, 0)[[0, -1]] = True
@@ -205,74 +195,17 @@ def _fill_holes(
     return np.where(enclosed[holes], np.asarray(value, label.dtype), label) if enclosed.any() else label
 
 
-# Takes the part of the label map inside the box around the class, and the class's label values.
-Operation = Callable[[np.ndarray, Sequence[int], Step, Grid, SegmentationTargets], np.ndarray]
-OPERATIONS: dict[str, Operation] = {
-    "keep_largest": _keep_largest,
-    "remove_small": _remove_small,
-    "fill_holes": _fill_holes,
-}
-
-
-def _components(mask: np.ndarray) -> np.ndarray:
+def _components(mask: np.ndarray, grid: Grid) -> tuple[np.ndarray, np.ndarray]:
+    """The number of each voxel's component, from 1, and the volumes of the components in mm^3."""
     components, _ = ndimage.label(mask, _26_NEIGHBOURS)
-    return components
+    return components, np.bincount(components.ravel())[1:] * grid.voxel_mm3
 
 
-def _without(
-    label: np.ndarray,
-    components: np.ndarray,
-    is_removed: np.ndarray,
-    values: Sequence[int],
-    targets: SegmentationTargets,
-) -> np.ndarray:
-    """Remove components, by a flag for each: their voxels become background, or the region around them."""
-    if not is_removed.any():
-        return label
-    removed = np.concatenate([[False], is_removed])[components]
-    result = label.copy()
-    for value in values:
-        result[removed & (label == value)] = _remaining(value, values, targets)
-    return result
-
-
-def _remaining(value: int, values: Sequence[int], targets: SegmentationTargets) -> int:
-    """The new value of a voxel of `value` that no longer belongs to `values`."""
-    others = (
-        v
-        for v, region_values in zip(targets.order, targets.values, strict=False)
-        if value in region_values and v not in values
-    )
-    return max(others, key=targets.order.index, default=0)
-
-
-def _names_of(value: int, targets: SegmentationTargets) -> set[str]:
-    """The classes or regions that a label value belongs to."""
-    return {name for name, values in targets.by_name.items() if value in values}
-
-
-def _value(name: str, targets: SegmentationTargets) -> int:
-    """The label value that a class or region writes."""
-    index = targets.names.index(name)
-    return targets.order[index] if targets.overlapping else targets.values[index][0]
-
-
-def _values(name: str, targets: SegmentationTargets) -> tuple[int, ...]:
-    """The label values of a class, a region or the whole foreground."""
+def values_of(name: str, targets: SegmentationTargets) -> tuple[int, ...]:
+    """The label values of a class, a region or the whole foreground. Raises: ValueError: another name."""
     if name == FOREGROUND:
         return tuple(sorted({value for values in targets.values for value in values}))
     if name not in targets.names:
-        raise ValueError(
-            f"`label` is {name!r:.80}, expected one of {', '.join(targets.names)}, or {FOREGROUND}"
-        )
+        names = ", ".join(targets.names)
+        raise ValueError(f"`label` is {name!r:.80}, expected one of {names}, or {FOREGROUND}")
     return targets.by_name[name]
-
-
-def _targets(content: Any, path: Path) -> SegmentationTargets:
-    try:
-        return SegmentationTargets.from_plain(content)
-    except ValueError as error:
-        raise ValueError(
-            f"{path}: `targets` must give names, values and order of the classes ({error}), got "
-            f"{content!r:.200}"
-        ) from error

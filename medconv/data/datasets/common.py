@@ -13,6 +13,9 @@ from medconv.data.io import raster
 from medconv.data.io.images import num_channels, stem
 from medconv.targets import parse
 from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.errors import explained
+
+_NO_JSON = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
 
 
 def modalities_of(files: Sequence[Path], modality: str) -> tuple[str, ...]:
@@ -97,12 +100,8 @@ def read_dataset_json(root: str | Path | None) -> dict[str, Any]:
 
 def read_json(path: Path) -> Any:
     """Raises: ValueError: not readable, or not JSON."""
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from error
+    with explained(f"{path}: cannot be read", OSError), explained(f"{path}: not valid JSON", *_NO_JSON):
+        return json.loads(path.read_text(encoding="utf-8"))
 
 
 def names_by_number(names: Any, path: Path, key: str) -> tuple[str, ...]:

@@ -86,9 +86,6 @@ class StepProfiler(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock = _CudaClock() if trainer.strategy.root_device.type == "cuda" else _Clock()
-        loader = getattr(trainer, "datamodule", None)
-        if loader is not None:
-            loader.mark = self.mark
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._marks = [("", self._clock.now())]

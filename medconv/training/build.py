@@ -74,8 +74,7 @@ def assemble(
     )
     profiler = StepProfiler(perf["profile"], folder.begun)
     trainer = build_trainer(values, folder, profiler, bool(prepared.val), stop_request)
-    data = data_module(values, prepared)
-    data.stopped = lambda: stop_request.number != 0
+    data = data_module(values, prepared, profiler, stop_request)
     report.announce(
         values, prepared.dataset.name, len(prepared.train), len(prepared.val), network, trainer, folder
     )

@@ -22,6 +22,7 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_righ
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit
 from medconv.performance.memory_budget import measured_gb
+from medconv.performance.step_profiler import StepProfiler
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
@@ -32,6 +33,7 @@ from medconv.training.run_dir import short_hash
 from medconv.training.tasks.check import check_task
 from medconv.utils import signals
 from medconv.utils.hardware import resolve_precision
+from medconv.utils.signals import StopRequest
 
 
 @dataclass(frozen=True)
@@ -255,8 +257,13 @@ def _image_level_values(image_targets: ImageLevelTargets | None, train: list[Cas
     }
 
 
-def data_module(values: Values, prepared: PreparedData) -> DataModule:
-    """The loaders of a resolved config."""
+def data_module(
+    values: Values,
+    prepared: PreparedData,
+    profiler: StepProfiler | None = None,
+    stop_request: StopRequest | None = None,
+) -> DataModule:
+    """The loaders of a resolved config. Args: profiler, stop_request: of a run."""
     settings, derived = values["data"], values["derived"]
     augment = configs.build(
         values["augmentation"],
@@ -287,4 +294,6 @@ def data_module(values: Values, prepared: PreparedData) -> DataModule:
         if prepared.image_targets and settings["balanced_sampling"]
         else None,
         **{key: settings[key] for key in keys},
+        profiler=profiler,
+        stop_request=stop_request,
     )

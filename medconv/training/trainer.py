@@ -70,14 +70,15 @@ def build_trainer(
         configs.build(node, f"logger.{name}", save_dir=str(folder.path))
         for name, node in values["logger"].items()
     ]
-    stop_sync = strategy.StopSync(perf["stop_sync_interval"])
-    stop_validation = resumable_loop.StopDuringValidation(stop_request, stop_sync)
+    stops = strategy.StopSync(stop_request, perf["stop_sync_interval"])
     if settings["max_epochs"] is None:
         bounded = max_time is not None or settings["max_steps"] != -1
         settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS
-    trainer = L.Trainer(
+    return resumable_loop.ResumableTrainer(
+        checkpoints,
+        stops,
         **settings,
-        callbacks=[*callbacks, stop_validation],
+        callbacks=[*callbacks, stops],
         plugins=[plugin for plugin in (environment(), writer, *plugins) if plugin is not None],
         # CheckpointWriter is not one of Lightning's; a user's callback may be
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
@@ -85,9 +86,6 @@ def build_trainer(
         default_root_dir=folder.path,
         use_distributed_sampler=False,
     )
-    stop_sync.device = trainer.strategy.root_device if trainer.world_size > 1 else None
-    resumable_loop.install(trainer, checkpoints, stop_request, stop_sync)
-    return trainer
 
 
 def _built(value: Any, key: str) -> Any:

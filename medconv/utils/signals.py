@@ -35,25 +35,30 @@ class RunInterrupted(SIGTERMException):
 class StopRequest:
     """The stop signal that this process has received; `number` is 0 while there is none."""
 
-    number = 0
-    # Whether the training loop checks `number` already. Before it does, for example while the run waits for
-    # other machines or workers, a signal raises at once.
-    heard = False
+    def __init__(self) -> None:
+        self.number, self._deferred = 0, False
+
+    def defer(self) -> None:
+        """From now on the training loop checks `number`, and a signal no longer raises at once.
+
+        Before, the run may wait for other machines or workers.
+        """
+        self._deferred = True
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, signals only set `number` once the loop checks it. A second Ctrl-C stops at once."""
+        """Inside, signals raise, or after `defer` set `number`. A second Ctrl-C stops at once."""
         with handled(self._note, *PREEMPTING), handled(self._interrupt, signal.SIGINT):
             yield
 
     def _note(self, number: int, frame: Any) -> None:
-        if not self.heard:
+        if not self._deferred:
             raise RunInterrupted(number)
         if self.number != signal.SIGUSR1:  # SIGUSR1 also requests a requeue
             self.number = number
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        if self.number == signal.SIGINT or not self.heard:
+        if self.number == signal.SIGINT or not self._deferred:
             raise KeyboardInterrupt
         self.number = signal.SIGINT
         log.info("Stopping after this step and saving a checkpoint; press Ctrl-C again to abort.")

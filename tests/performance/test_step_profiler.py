@@ -27,10 +27,8 @@ class Run:
 
     def __init__(self, profiler: StepProfiler, log_every_n_steps: int = 0) -> None:
         self.profiler, self.logged = profiler, list[dict[str, float]]()
-        self.loader = SimpleNamespace(mark=None)
         self.trainer: Any = SimpleNamespace(
             strategy=SimpleNamespace(root_device=torch.device("cpu")),
-            datamodule=self.loader,
             world_size=2,
             global_step=0,
             log_every_n_steps=log_every_n_steps,
@@ -43,8 +41,8 @@ class Run:
     def step(self, **seconds: float) -> None:
         profiler, batch = self.profiler, {"image": torch.zeros(3)}
         ends: dict[str, Callable[[], None]] = {
-            "data_wait": lambda: self.loader.mark("data_wait"),
-            "copy_to_device": lambda: self.loader.mark("copy_to_device"),
+            "data_wait": lambda: profiler.mark("data_wait"),
+            "copy_to_device": lambda: profiler.mark("copy_to_device"),
             "augmentation": lambda: profiler.on_train_batch_start(self.trainer, self.task, batch, 0),
             "forward": lambda: profiler.on_before_backward(self.trainer, self.task, None),
             "backward": lambda: profiler.on_after_backward(self.trainer, self.task),

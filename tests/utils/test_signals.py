@@ -30,7 +30,7 @@ def _send_signals() -> None:
     request = signals.StopRequest()
     with pytest.raises(KeyboardInterrupt), request.noted():
         os.kill(os.getpid(), signal.SIGINT)
-    request.heard = True
+    request.defer()
     with request.noted():
         os.kill(os.getpid(), signal.SIGTERM)
         assert request.number == signal.SIGTERM

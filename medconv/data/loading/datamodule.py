@@ -23,6 +23,8 @@ from medconv.data.loading.image_dataset import ImageCases, ImageDataset
 from medconv.data.loading.patch_dataset import CaseDataset, PatchDataset, Sample, SampleOrder
 from medconv.data.loading.worker_errors import GuardedCollate, GuardedDataset, WorkerError
 from medconv.data.preprocessing.store import Store
+from medconv.performance.step_profiler import StepProfiler
+from medconv.utils.signals import StopRequest
 
 Batch = dict[str, Any]
 # What a terminal and Slurm send to all processes of a run
@@ -41,6 +43,7 @@ class DataModule(LightningDataModule):
             often; None draws each case equally often.
         num_workers: loader processes per device; None: half of the cores, shared by the devices, at most 8.
         persistent_workers: keep workers between epochs; None: yes if there are workers.
+        profiler: told when a phase of a step ends. stop_request: ends a validation after the case at hand.
     Raises: ValueError: no training case, or inconsistent values.
     """
 
@@ -61,6 +64,8 @@ class DataModule(LightningDataModule):
         persistent_workers: bool | None = None,
         slice_axis: int | None = None,
         draw_from: Sequence[Sequence[int]] | None = None,
+        profiler: StepProfiler | None = None,
+        stop_request: StopRequest | None = None,
     ) -> None:
         super().__init__()
         self.store, self.train_cases, self.val_cases, self.patch_size = store, train, val, patch_size
@@ -69,10 +74,7 @@ class DataModule(LightningDataModule):
         self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
         self.persistent_workers = persistent_workers
         self.slice_axis, self.draw_from = slice_axis, draw_from
-        # Called by the loader with the phase of a step that ends; a profiler sets it
-        self.mark: Callable[[str], None] = lambda phase: None
-        # Whether the run is to stop, so that no further case is validated
-        self.stopped: Callable[[], bool] = lambda: False
+        self.profiler, self.stop_request = profiler or StepProfiler(), stop_request or StopRequest()
         self._check()
 
     def _check(self) -> None:
@@ -94,9 +96,9 @@ class DataModule(LightningDataModule):
         dataset = self._samples()
         order = SampleOrder(self.samples_per_epoch, self.batch_size, self._rank, self._world_size)
         collate = default_collate if self._augments_on_device else _Augmenting(self.augment)
-        loader = self._loader(dataset, collate, sampler=order, batch_size=self.batch_size)
-        loader.mark = lambda phase: self.mark(phase)  # `mark` may be set later
-        return loader
+        return self._loader(
+            dataset, collate, sampler=order, batch_size=self.batch_size, profiler=self.profiler
+        )
 
     def _samples(self) -> ImageDataset | PatchDataset:
         if self.image_level:
@@ -123,13 +125,12 @@ class DataModule(LightningDataModule):
         """
         cases = list(self.val_cases)
         mine = cases[self._rank :: self._world_size] or cases[:1]
+        dataset: Any
         if self.image_level and mine:
-            images = ImageCases(self.store, mine)
-            loader = self._loader(images, default_collate, batch_size=self.batch_size, shuffle=False)
+            dataset, collate, size = ImageCases(self.store, mine), default_collate, self.batch_size
         else:
-            loader = self._loader(CaseDataset(self.store, mine), _only_item, batch_size=1, shuffle=False)
-        loader.stopped = lambda: self.stopped()
-        return loader
+            dataset, collate, size = CaseDataset(self.store, mine), _only_item, 1
+        return self._loader(dataset, collate, batch_size=size, shuffle=False, stop_request=self.stop_request)
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Keep sample numbers on the host: reading them back from a device would wait for its queue."""
@@ -140,7 +141,7 @@ class DataModule(LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         if self.trainer is None or not self.trainer.training:
             return batch
-        self.mark("copy_to_device")
+        self.profiler.mark("copy_to_device")
         return self.augment(batch) if self._augments_on_device else batch
 
     def _loader(self, dataset: Any, collate_fn: Callable[[list[Sample]], Batch], **settings: Any) -> _Loader:
@@ -180,8 +181,15 @@ class DataModule(LightningDataModule):
 class _Loader(DataLoader):
     """Marks the begin and end of waiting for a batch; raises the errors of workers."""
 
-    mark: Callable[[str], None] | None = None
-    stopped: Callable[[], bool] | None = None  # asked before each batch: whether to end here
+    def __init__(
+        self,
+        *arguments: Any,
+        profiler: StepProfiler | None = None,
+        stop_request: StopRequest | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self.profiler, self.stop_request = profiler or StepProfiler(), stop_request or StopRequest()
 
     def begin_at(self, batch: int) -> None:
         """Start the next epoch at this batch, without making those before; call it before iterating."""
@@ -191,9 +199,8 @@ class _Loader(DataLoader):
         with _blocked_signals():
             batches = super().__iter__()
         self.dataset.processes = getattr(batches, "_workers", ())  # type: ignore[attr-defined]
-        while self.stopped is None or not self.stopped():
-            if self.mark is not None:
-                self.mark("logging")
+        while not self.stop_request.number:
+            self.profiler.mark("logging")
             try:
                 batch = next(batches)
             except StopIteration:
@@ -201,8 +208,7 @@ class _Loader(DataLoader):
             except (ConnectionError, EOFError):  # a worker ended while it sent a batch
                 time.sleep(_DEATH_SECONDS)  # torch's signal handler raises an error that names the worker
                 raise
-            if self.mark is not None:
-                self.mark("data_wait")
+            self.profiler.mark("data_wait")
             if isinstance(batch, WorkerError):
                 raise batch.error()
             yield batch

@@ -8,6 +8,7 @@ checkpoint needs no random state, and a resumed run computes exactly what an uni
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -15,26 +16,11 @@ import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loops.training_epoch_loop import RestartStage, _TrainingEpochLoop
-from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
 from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.training.distributed.strategy import StopSync
-from medconv.utils.signals import RunInterrupted, StopRequest
-
-# Methods that this loop overrides. They are internal to Lightning: if it renamed one, the override would
-# silently never be called.
-_OVERRIDDEN = (
-    "done",
-    "update_restart_stage",
-    "reset",
-    "advance",
-    "on_advance_end",
-    "on_save_checkpoint",
-    "on_load_checkpoint",
-    "_should_check_val_fx",
-    "_broadcast_sigterm_tensor",
-    "_should_accumulate",
-)
+from medconv.utils.signals import RunInterrupted
 
 
 class ResumableEpochLoop(_TrainingEpochLoop):
@@ -43,20 +29,15 @@ class ResumableEpochLoop(_TrainingEpochLoop):
     Checkpoints are written at the start of a batch, once everything that belongs to the last one is done
     (validation, logging, schedules, end of epoch) and no gradients are being accumulated; or, with `owed`,
     before a validation that is due.
-    Args: checkpoints: writes them. stop_request: signals that came. stop_sync: shares them with all ranks.
+    Args: checkpoints: writes them. stops: shares stop signals with all ranks.
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        checkpoints: CheckpointWriter,
-        stop_request: StopRequest,
-        stop_sync: StopSync,
-        **bounds: Any,
+        self, trainer: Trainer, checkpoints: CheckpointWriter, stops: StopSync, **bounds: Any
     ) -> None:
         self._max_steps, self._owed = -1, False  # owed: a validation is due but not done
         super().__init__(trainer, **bounds)
-        self._checkpoints, self._stop_request, self._stop_sync = checkpoints, stop_request, stop_sync
+        self._checkpoints, self._stops = checkpoints, stops
         self._first = 0  # the batch at which the epoch begins
         self._stop, self._due = 0, False  # known to all ranks: the signal to stop for; whether to save
 
@@ -137,7 +118,7 @@ class ResumableEpochLoop(_TrainingEpochLoop):
 
     def _between_steps(self) -> None:
         """Save a checkpoint if one is due, and stop if requested, unless gradients are being accumulated."""
-        stop, due = self._stop_sync.agree(self._stop or self._stop_request.number, self._checkpoints.due)
+        stop, due = self._stops.agree(self.trainer, self._checkpoints.due)
         # remembered, since most agreements may fall between accumulated batches
         self._stop, self._due = self._stop or stop, self._due or due
         if self.batch_progress.current.ready % self.trainer.accumulate_grad_batches:
@@ -170,41 +151,33 @@ class PerStepSeeding(Callback):
         random.seed(int(words[1]))
 
 
-class StopDuringValidation(Callback):
-    """Aborts a validation on all ranks if the run is told to stop; the resumed run repeats it.
+class ResumableTrainer(Trainer):
+    """Lightning's trainer with `ResumableEpochLoop`; signals and Slurm's requeue are left to medconv.
 
-    The loaders end early (`DataModule.stopped`); then all ranks stop before results are gathered. It is the
-    last callback, since others restore the training's weights first.
+    Args: checkpoints, stops: for the loop. settings: of Lightning's trainer.
+    Raises: ValueError: this version of Lightning lacks what is overridden.
     """
 
-    def __init__(self, stop_request: StopRequest, stop_sync: StopSync) -> None:
-        self._stop_request, self._stop_sync = stop_request, stop_sync
+    def __init__(self, checkpoints: CheckpointWriter, stops: StopSync, **settings: Any) -> None:
+        super().__init__(**settings)
+        for owner, name in [*_overridden(), (self, "_signal_connector"), (self.fit_loop, "epoch_loop")]:
+            if not hasattr(owner, name):
+                needed = f"lightning {version('lightning')} has no {name}, which medconv needs"
+                raise ValueError(f"{needed}; install one below 2.7")
+        # Lightning makes both itself and has no argument for others
+        self._signal_connector = _NoSignals(self)
+        self.fit_loop.epoch_loop = ResumableEpochLoop(
+            self, checkpoints, stops, min_steps=self.min_steps, max_steps=self.max_steps
+        )
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stop_request.heard = True
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        number, _ = self._stop_sync.now(self._stop_request.number, False)
-        if number:
-            raise RunInterrupted(number, agreed=True)
+class _NoSignals(_SignalConnector):
+    def register_signal_handlers(self) -> None:
+        """Lightning's would write a checkpoint from within the handler of a signal."""
 
 
-def install(
-    trainer: Trainer, checkpoints: CheckpointWriter, stop_request: StopRequest, stop_sync: StopSync
-) -> None:
-    """Put the loop into a trainer. Signals and Slurm's requeue are then handled by medconv."""
-    needed: list[tuple[Any, str]] = [(_TrainingEpochLoop, name) for name in _OVERRIDDEN]
-    needed += [(trainer._signal_connector, "register_signal_handlers"), (trainer.fit_loop, "epoch_loop")]
-    for owner, name in needed:
-        if not hasattr(owner, name):
-            raise ValueError(
-                f"lightning {version('lightning')} has no {name}, which medconv needs; install one below 2.7"
-            )
-    old = trainer.fit_loop.epoch_loop
-    trainer.fit_loop.epoch_loop = ResumableEpochLoop(
-        trainer, checkpoints, stop_request, stop_sync, min_steps=old.min_steps, max_steps=old.max_steps
-    )
-    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-    environment = trainer._accelerator_connector.cluster_environment
-    if isinstance(environment, SLURMEnvironment):
-        environment.auto_requeue = False  # it would write a checkpoint from within the signal's handler
+def _overridden() -> Iterator[tuple[type, str]]:
+    """Methods that are internal to Lightning: if it renamed one, ours would silently never be called."""
+    own = ("max_steps", "owed", "_between_steps")
+    for cls, parent in ((ResumableEpochLoop, _TrainingEpochLoop), (_NoSignals, _SignalConnector)):
+        yield from ((parent, name) for name in vars(cls) if not name.startswith("__") and name not in own)

@@ -14,6 +14,7 @@ from torch import distributed, nn
 
 from medconv.utils import cluster
 from medconv.utils.hardware import uses_gpu
+from medconv.utils.signals import RunInterrupted, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -95,39 +96,46 @@ class UnshardForValidation(Callback):
             module.set_reshard_after_forward(True, recurse=False)
 
 
-class StopSync:
-    """Shares any rank's stop signal, and rank 0's wish to save, with all ranks at the same batch.
+class StopSync(Callback):
+    """Stops all ranks at the same batch: shares any rank's stop signal, and rank 0's wish to save.
 
     Lightning broadcasts and waits for the device in every batch, and its signal handler broadcasts while
-    other ranks may be in another collective.
-    Args: every: batches between two synchronisations.
-    Attributes: device: of this rank; None: a single process.
+    other ranks may be in another collective. A validation is aborted too, and repeated by the resumed run:
+    its loaders end early (`DataModule`), then all ranks stop before results are gathered.
+    Args: request: of this process. every: batches between two synchronisations.
     Raises: ValueError: every is less than 1.
     """
 
-    device: torch.device | None = None
-
-    def __init__(self, every: int) -> None:
+    def __init__(self, request: StopRequest, every: int) -> None:
         if every < 1:
             raise ValueError(f"perf.stop_sync_interval must be at least 1, got {every}")
-        self._every, self._batch = every, 0
+        self._request, self._every, self._batch = request, every, 0
 
-    def agree(self, number: int, due: bool) -> tuple[int, bool]:
-        """Called once per batch on all ranks; communicates every few batches.
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._request.defer()
 
-        Args: number: of the signal that this rank got, or 0. due: whether a checkpoint is due by its clock.
-        Returns: the largest number of any rank, and whether a checkpoint is due on rank 0.
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        number, _ = self._communicate(trainer, due=False)
+        if number:
+            raise RunInterrupted(number, agreed=True)
+
+    def agree(self, trainer: Trainer, due: bool) -> tuple[int, bool]:
+        """Called once per batch on all ranks; communicates every few batches, a single process in each.
+
+        Args: due: whether a checkpoint is due by this rank's clock.
+        Returns: the largest signal number of any rank, or 0; whether a checkpoint is due on rank 0.
         """
         self._batch += 1
-        if self.device is not None and self._batch % self._every:
+        if trainer.world_size > 1 and self._batch % self._every:
             return 0, False
-        return self.now(number, due)
+        return self._communicate(trainer, due)
 
-    def now(self, number: int, due: bool) -> tuple[int, bool]:
-        """The same, but always communicates."""
-        if self.device is None:
-            return number, due
-        state = torch.tensor([number, int(due and distributed.get_rank() == 0)], device=self.device)
+    def _communicate(self, trainer: Trainer, due: bool) -> tuple[int, bool]:
+        if trainer.world_size == 1:
+            return self._request.number, due
+        state = torch.tensor(
+            [self._request.number, int(due and trainer.is_global_zero)], device=trainer.strategy.root_device
+        )
         distributed.all_reduce(state, op=distributed.ReduceOp.MAX)
         return int(state[0]), bool(state[1])
 

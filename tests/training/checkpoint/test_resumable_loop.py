@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lightning import Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
-from medconv.training.checkpoint import resumable_loop
-from medconv.training.checkpoint.resumable_loop import PerStepSeeding, ResumableEpochLoop
+from medconv.training.checkpoint.resumable_loop import PerStepSeeding, ResumableEpochLoop, ResumableTrainer
+from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter
+from medconv.training.distributed.strategy import StopSync
+from medconv.utils.signals import StopRequest
 
 
-def test_a_method_that_lightning_renamed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_lightning_renamed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the override would silently never be called."""
-    own = {"owed", "max_steps", "_between_steps"}
-    assert {name for name in vars(ResumableEpochLoop) if not name.startswith("__")} - own <= set(
-        resumable_loop._OVERRIDDEN
-    )
-    trainer: Any = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    monkeypatch.delattr(_TrainingEpochLoop, "_should_check_val_fx")
-    with pytest.raises(ValueError, match=r"lightning [\d.]+ has no _should_check_val_fx.*below 2\.7"):
-        resumable_loop.install(trainer, *([None] * 3))  # type: ignore[arg-type]
+    checkpoints = CheckpointWriter(tmp_path, AtomicCheckpointIO(), every=60)
+    stops, settings = StopSync(StopRequest(), 1), {"accelerator": "cpu", "logger": False}
+    trainer = ResumableTrainer(checkpoints, stops, enable_checkpointing=False, max_steps=7, **settings)
+    assert trainer.max_steps == 7 and isinstance(trainer.fit_loop.epoch_loop, ResumableEpochLoop)
+    for owner, name in (
+        (_TrainingEpochLoop, "_should_check_val_fx"),
+        (_SignalConnector, "register_signal_handlers"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.delattr(owner, name)
+            with pytest.raises(ValueError, match=rf"lightning [\d.]+ has no {name}.*below 2\.7"):
+                ResumableTrainer(checkpoints, stops, enable_checkpointing=False, **settings)
 
 
 def test_random_numbers_follow_from_seed_rank_and_batch() -> None:

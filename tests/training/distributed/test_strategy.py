@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from medconv.training.distributed import strategy
 from medconv.utils.exit_codes import DONE, PREEMPTED
+from medconv.utils.signals import StopRequest
 
 PERF = {"compile": False, "activation_checkpointing": "none", "timeout_seconds": 60.0}
 
@@ -138,7 +139,7 @@ def _gone(pid: int) -> None:
 
 def test_an_interval_below_1_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"perf\.stop_sync_interval must be at least 1, got 0"):
-        strategy.StopSync(0)
+        strategy.StopSync(StopRequest(), 0)
 
 
 def test_fsdp_excludes_pointwise_checkpointing() -> None:

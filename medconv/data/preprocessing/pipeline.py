@@ -5,7 +5,6 @@ Several processes may call this at once (ranks, nodes on a shared filesystem): o
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -27,20 +26,21 @@ from medconv.data.preprocessing.preprocess import (
     preprocess,
     preprocess_label,
 )
-from medconv.data.preprocessing.store import Entry, Store, signature
-from medconv.utils.atomic_io import write_text
+from medconv.data.preprocessing.store import BROKEN, NOTHING, Entry, Store, signature
+from medconv.utils.atomic_io import NO_ACCESS, write_text
+from medconv.utils.errors import explained
 from medconv.utils.threads import each
 
 _VERSION = 3  # part of every store's hash: raise it when preprocessing changes its output
+_UNWRITABLE = "data.cache_dir: cannot write to {}"
 _LOCATIONS = 5_000  # foreground voxels kept per class and case
 
 log = logging.getLogger(__name__)
 
 
 def dataset_folder(cache: Path, dataset: Dataset) -> Path:
-    """The folder of a dataset's fingerprint and stores: its name and a hash of the paths of its files, in
-    which `*` replaces case ids.
-    """
+    """The folder of a dataset's fingerprint and stores: its name and a hash of its files' places."""
+    # `*` replaces case ids
     places = {str(path.resolve()).replace(case.id, "*") for case in dataset.cases for path in case.files}
     return cache / f"{_safe(dataset.name)}-{_hash(sorted(places))}"
 
@@ -62,7 +62,7 @@ def fingerprint(
             result = check(dataset, workers, skip)
             for warning in result.warnings:
                 log.warning(warning)
-            with _naming_folder(folder):
+            with explained(_UNWRITABLE.format(folder), OSError):
                 write_text(path, json.dumps({**_to_json(dataset, result), "sources": sources}, indent=1))
         return result.fingerprint, {case: "; ".join(errors) for case, errors in result.errors.items()}
 
@@ -79,15 +79,13 @@ def prepare(
     labels = [] if dataset.image_targets else [dataset.class_names, *_ignored(dataset)]
     store = Store(folder / _hash([_VERSION, _hashed_config(config), *labels]))
     with _lock(folder):
-        present = each(
-            lambda case: store.has(case, verify), dataset.cases, workers, "verifying" if verify else "looking"
-        )
-        missing = [case for case, there in zip(dataset.cases, list(present), strict=True) if not there]
+        what = "verifying" if verify else "looking"
+        present = list(each(lambda case: store.has(case, verify), dataset.cases, workers, what))
+        missing = [case for case, there in zip(dataset.cases, present, strict=True) if not there]
         if missing:
             log.info("preparing %d of %d cases into %s", len(missing), len(dataset.cases), store.folder)
             store.sweep()
-            for _ in each(lambda case: _add(store, case, config, dataset), missing, workers, "preparing"):
-                pass
+            list(each(lambda case: _add(store, case, config, dataset), missing, workers, "preparing"))
     return store
 
 
@@ -99,28 +97,21 @@ def prepare_case(
     Args: ignore: the label value of unlabelled voxels.
     Raises: ValueError: files that were replaced after the check and are now invalid.
     """
-    if case.label is None:
-        return _prepare_image_level(case, config)
-    (native, grid), (native_label, label_grid) = read_image(case.images), read_label(case.label)
-    check_same_grid(case.images[0], grid, case.label, label_grid)
-    if not np.isfinite(native).all() or native_label[native_label != ignore].max(initial=0) >= num_classes:
-        raise _changed(case)
+    native, grid = read_image(case.images)
+    highest = -1
+    if case.label is not None:
+        native_label, label_grid = read_label(case.label)
+        check_same_grid(case.images[0], grid, case.label, label_grid)
+        highest = native_label[native_label != ignore].max(initial=0)
+    if not np.isfinite(native).all() or highest >= num_classes:
+        raise ValueError(
+            f"case {case.id}: its files were replaced after the check, and are invalid; start again"
+        )
     image, crop_info = preprocess(native, grid, config)
+    if case.label is None:
+        return Entry(image, NOTHING, NOTHING, crop_info)
     label = preprocess_label(native_label, crop_info, config, max(num_classes, 1 + (ignore or 0)))
     return Entry(image, label, _foreground(label, num_classes, ignore), crop_info)
-
-
-def _prepare_image_level(case: Case, config: PreprocessingConfig) -> Entry:
-    native, grid = read_image(case.images)
-    if not np.isfinite(native).all():
-        raise _changed(case)
-    return Entry.without_label(*preprocess(native, grid, config))
-
-
-def _changed(case: Case) -> ValueError:
-    return ValueError(
-        f"case {case.id}: its files have changed since they were checked, and are invalid now; start again"
-    )
 
 
 def _hashed_config(config: PreprocessingConfig) -> dict[str, Any]:
@@ -192,45 +183,32 @@ def _read_result(path: Path, sources: list[Any]) -> CheckResult | None:
     """An earlier result; None if there is none, or the sources have changed."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        result = CheckResult(_from_json(content["fingerprint"]), [], content["errors"])
+        measured = {key: _as_tuples(value) for key, value in content["fingerprint"].items()}
+        result = CheckResult(Fingerprint(**measured), [], content["errors"])
         return result if content["sources"] == sources and isinstance(result.errors, dict) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # absent, or cut by a power failure
+    except BROKEN:  # absent, or cut by a power failure
         return None
 
 
-def _from_json(content: dict[str, Any]) -> Fingerprint:
-    return Fingerprint(
-        content["spatial_dims"],
-        tuple(tuple(s) for s in content["shapes"]),
-        tuple(tuple(s) for s in content["spacings_mm"]),
-        tuple(content["intensities"]),
-        tuple(tuple(c) for c in content["class_voxels"]),
-        tuple(content.get("contents", ())),
-    )
+def _as_tuples(content: Any) -> Any:
+    """JSON's lists as tuples."""
+    return tuple(map(_as_tuples, content)) if isinstance(content, list) else content
 
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     lock = FileLock(folder / ".lock")
-    with _naming_folder(folder):
+    with explained(_UNWRITABLE.format(folder), OSError):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not folder.is_dir():
+            if error.errno not in NO_ACCESS or not folder.is_dir():
                 raise  # otherwise a complete store can still be read, and writing to it gives its own error
     try:
         yield
     finally:
         lock.release()
-
-
-@contextmanager
-def _naming_folder(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"data.cache_dir: cannot write to {folder} ({error.strerror})") from error
 
 
 def _hash(value: Any) -> str:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import nibabel as nib
 import numpy as np
-from scipy.ndimage import gaussian_filter
+from scipy.ndimage import find_objects, gaussian_filter
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,6 +22,7 @@ from medconv.targets.segmentation import highest
 
 NORMALISATIONS = ("zscore", "ct", "dataset", "rescale", "none")
 DATASET_NORMALISATIONS = ("ct", "dataset")  # use the intensities of all cases
+_RAS = np.array([[0, 1], [1, 1], [2, 1]], dtype=float)  # an orientation, as nibabel has them
 Box = tuple[slice, ...]
 
 
@@ -86,11 +88,8 @@ def normalisation_for(
         if are_picture_channels(tuple(modalities)):
             return ("dataset",) * len(modalities)
         return tuple("ct" if name.strip().lower() == "ct" else "zscore" for name in modalities)
-    names = (
-        tuple(normalisation)
-        if isinstance(normalisation, Sequence) and not isinstance(normalisation, str)
-        else (normalisation,) * len(modalities)
-    )
+    one = isinstance(normalisation, str) or not isinstance(normalisation, Sequence)
+    names: tuple[Any, ...] = (normalisation,) * len(modalities) if one else tuple(normalisation)
     if len(names) != len(modalities):
         raise ValueError(
             f"data.normalisation needs one name, or one for each of {len(modalities)} channels, got {names}"
@@ -142,13 +141,8 @@ def to_canonical(array: np.ndarray, grid: Grid) -> tuple[np.ndarray, tuple[float
 
 def content_box(image: np.ndarray) -> Box:
     """Bounding box of the voxels that are not 0 in some channel; (channels, *spatial) -> slices."""
-    content = (image != 0).any(0)
-    axes = range(content.ndim)
-    occupied = [np.flatnonzero(content.any(tuple(other for other in axes if other != axis))) for axis in axes]
-    return tuple(
-        slice(int(f[0]), int(f[-1]) + 1) if len(f) else slice(0, content.shape[i])
-        for i, f in enumerate(occupied)
-    )
+    boxes = find_objects((image != 0).any(0).view(np.uint8))
+    return boxes[0] if boxes else tuple(slice(0, n) for n in image.shape[1:])
 
 
 def preprocess(image: np.ndarray, grid: Grid, config: PreprocessingConfig) -> tuple[np.ndarray, CropInfo]:
@@ -167,24 +161,17 @@ def preprocess(image: np.ndarray, grid: Grid, config: PreprocessingConfig) -> tu
         shape = resampled_shape(cropped.shape[1:], spacing, config.target_mm(spacing))
         prepared = np.stack([zoom(c, shape) for c in normalised])
     prepared = _drop_slice(prepared, config.image_dims)
-    return (prepared if config.frame is None else framed(prepared, config.frame)).astype(
-        np.float32
-    ), crop_info
+    prepared = prepared if config.frame is None else framed(prepared, config.frame)
+    return prepared.astype(np.float32), crop_info
 
 
 def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
     """Centre crop, padded with 0 if the image is smaller: (channels, *spatial) -> (channels, *size)."""
-    out = np.zeros((len(image), *size), image.dtype)
-    spare = [n - target for n, target in zip(image.shape[1:], size, strict=True)]
-    source = tuple(
-        slice(max(0, s) // 2, max(0, s) // 2 + min(n, n - s))
-        for s, n in zip(spare, image.shape[1:], strict=True)
-    )
-    place = tuple(
-        slice(max(0, -s) // 2, max(0, -s) // 2 + min(n, n + s)) for s, n in zip(spare, size, strict=True)
-    )
-    out[(slice(None), *place)] = image[(slice(None), *source)]
-    return out
+    missing = [max(0, new - n) for n, new in zip(image.shape[1:], size, strict=True)]
+    padded = np.pad(image, [(0, 0), *((n // 2, n - n // 2) for n in missing)])
+    starts = [(n - new) // 2 for n, new in zip(padded.shape[1:], size, strict=True)]
+    box = (slice(start, start + new) for start, new in zip(starts, size, strict=True))
+    return np.ascontiguousarray(padded[(slice(None), *box)])
 
 
 def preprocess_label(
@@ -231,7 +218,7 @@ def to_native(content: np.ndarray, crop_info: CropInfo, outside: float = 0) -> n
     """Values of the content, in canonical axes, on the native grid: (R, A, S) -> (X, Y, Z)."""
     full = np.full(crop_info.shape, outside, content.dtype)
     full[crop_info.slices] = content
-    back = nib.orientations.ornt_transform(_identity(), _orientation(crop_info.grid))
+    back = nib.orientations.ornt_transform(_RAS, _orientation(crop_info.grid))
     return np.ascontiguousarray(_reorient(full[None], back)[0])
 
 
@@ -269,17 +256,13 @@ def _normalise(channel: np.ndarray, index: int, config: PreprocessingConfig) -> 
 
 
 def _orientation(grid: Grid) -> np.ndarray:
-    return _identity() if grid.shape[2] == 1 else nib.orientations.io_orientation(grid.matrix)
+    return _RAS if grid.shape[2] == 1 else nib.orientations.io_orientation(grid.matrix)
 
 
 def _canonical_spacing(grid: Grid) -> tuple[float, ...]:
     spacing = np.empty(3)
     spacing[_orientation(grid)[:, 0].astype(int)] = grid.spacing_mm
     return tuple(float(s) for s in spacing)
-
-
-def _identity() -> np.ndarray:
-    return np.array([[0, 1], [1, 1], [2, 1]], dtype=float)
 
 
 def _reorient(array: np.ndarray, orientation: np.ndarray) -> np.ndarray:

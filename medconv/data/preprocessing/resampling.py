@@ -24,9 +24,8 @@ def zoom(volume: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
     Shape: (*spatial) -> `shape`, float32.
     """
-    return _multiply(
-        volume.astype(np.float32), [_matrix(n, new, 3) for n, new in zip(volume.shape, shape, strict=True)]
-    )
+    matrices = [_matrix(n, new, 3) for n, new in zip(volume.shape, shape, strict=True)]
+    return _multiply(volume.astype(np.float32), matrices)
 
 
 def zoom_label(label: np.ndarray, shape: Sequence[int], num_classes: int) -> np.ndarray:
@@ -39,12 +38,11 @@ def zoom_label(label: np.ndarray, shape: Sequence[int], num_classes: int) -> np.
         return label
     matrices = [_matrix(n, new, 1) for n, new in zip(label.shape, shape, strict=True)]
     out, most = np.zeros(tuple(shape), label.dtype), np.ones(tuple(shape), np.float32)
-    boxes = {
-        value: box for value, box in enumerate(ndimage.find_objects(label, num_classes - 1), start=1) if box
-    }
+    found = enumerate(ndimage.find_objects(label, num_classes - 1), start=1)
+    boxes = {value: box for value, box in found if box}
     if not boxes:
         return out
-    foreground = _weights(label > 0, _bounding_box(list(boxes.values())), matrices)
+    foreground = _weights(label > 0, ndimage.find_objects((label > 0).view(np.uint8))[0], matrices)
     most[foreground[0]] -= foreground[1]  # the rest is the weight of the background
     for value, box in boxes.items():
         where, weights = foreground if len(boxes) == 1 else _weights(label == value, box, matrices)
@@ -58,34 +56,24 @@ def _weights(mask: np.ndarray, box: Box, matrices: Sequence[np.ndarray | None]) 
     """Interpolate a mask that is empty outside `box`. Returns: the box of the result, and weights."""
     places, parts = [], []
     for matrix, columns in zip(matrices, box, strict=True):
-        rows = (
-            np.flatnonzero(matrix[:, columns].any(1))
-            if matrix is not None
-            else np.arange(columns.start, columns.stop)
-        )
-        places.append(slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0))
-        parts.append(None if matrix is None else matrix[places[-1], columns])
+        if matrix is not None:
+            rows = np.flatnonzero(matrix[:, columns].any(1))
+            place = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0)
+        places.append(columns if matrix is None else place)
+        parts.append(None if matrix is None else matrix[place, columns])
     return tuple(places), _multiply(mask[box].astype(np.float32), parts)
-
-
-def _bounding_box(boxes: Sequence[Box]) -> Box:
-    """The smallest box that contains all boxes."""
-    return tuple(
-        slice(min(s.start for s in along), max(s.stop for s in along)) for along in zip(*boxes, strict=True)
-    )
 
 
 def _multiply(volume: np.ndarray, matrices: Sequence[np.ndarray | None]) -> np.ndarray:
     """Apply a matrix along each axis, None for unchanged axes; those that shrink the volume first."""
     steps = [(len(m) / m.shape[1], axis, m) for axis, m in enumerate(matrices) if m is not None]
     for _, axis, matrix in sorted(steps, key=lambda step: step[:2]):
-        before, after = volume.shape[:axis], volume.shape[axis + 1 :]
-        if after:
-            volume = (matrix @ volume.reshape(prod(before), volume.shape[axis], prod(after))).reshape(
-                *before, len(matrix), *after
-            )
-        else:
+        if axis == volume.ndim - 1:
             volume = volume @ matrix.T
+        else:
+            before, n, after = volume.shape[:axis], volume.shape[axis], volume.shape[axis + 1 :]
+            product = matrix @ volume.reshape(prod(before), n, prod(after))
+            volume = product.reshape(*before, len(matrix), *after)
     return volume
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -26,11 +26,9 @@ _ARRAYS = ("image", "label", "foreground")
 # Bytes; a smaller image-level entry is not flushed to disk, its checksum is compared at each start instead
 _LIGHT = 128 * 1024
 # What reading an absent or damaged record raises
-_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _DTYPES = ("<f4", "|u1", "<i2", "<i4")
-
-
-_NONE = np.empty(0, np.float32)
+NOTHING = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -39,17 +37,13 @@ class Entry:
 
     Shape: image (channels, *spatial) float32; label (*spatial); foreground (voxels, 1 + spatial axes): class
     and position of some thousand voxels per class; with a value to ignore, class 0 is any labelled voxel.
-    For image-level targets, label and foreground are empty and not written.
+    For image-level targets, label and foreground are `NOTHING`, which is not written.
     """
 
     image: np.ndarray
     label: np.ndarray
     foreground: np.ndarray
     crop_info: CropInfo
-
-    @classmethod
-    def without_label(cls, image: np.ndarray, crop_info: CropInfo) -> Entry:
-        return cls(image, _NONE, _NONE, crop_info)
 
 
 class Store:
@@ -75,16 +69,15 @@ class Store:
             recorded = record["arrays"]
             names = _ARRAYS[:1] if case.label is None else _ARRAYS
             light = case.label is None and recorded["image"]["size"] < _LIGHT
-            current = {
-                n: _state(self._path(case.id, f"{n}.npy"), recorded[n], verify or light) for n in names
-            }
+            read = verify or light
+            current = {n: _state(self._path(case.id, f"{n}.npy"), recorded[n], read) for n in names}
             if any(current[n]["crc32"] != recorded[n]["crc32"] for n in names):
                 return False
             if current != recorded:
                 with suppress(OSError):  # a read-only store can still be read
                     self._commit(case.id, {**record, "arrays": current})  # new times: read nothing next time
             return True
-        except _BROKEN:  # absent or damaged
+        except BROKEN:  # absent or damaged
             return False
 
     def write(self, case: Case, entry: Entry, sources: list[list[Any]] | None = None) -> None:
@@ -94,20 +87,17 @@ class Store:
         Args: sources: the `signature` of the files before they were read; None: now.
         Raises: ValueError: the folder is not writable, or the disk is full.
         """
-        no_label = entry.label is _NONE
+        no_label = entry.label is NOTHING
         arrays = {name: getattr(entry, name) for name in (_ARRAYS[:1] if no_label else _ARRAYS)}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._path(case.id, "json").unlink(missing_ok=True)
             light = no_label and entry.image.nbytes < _LIGHT - 1024  # room for the header
-            written = {
-                name: _save(self._path(case.id, f"{name}.npy"), array, not light)
-                for name, array in arrays.items()
-            }
+            places = {name: self._path(case.id, f"{name}.npy") for name in arrays}
             record = {
                 "config": self.folder.name,
                 "sources": sources or signature(case),
-                "arrays": written,
+                "arrays": {name: _save(path, arrays[name], not light) for name, path in places.items()},
                 "crop_info": asdict(entry.crop_info),
             }
             self._commit(case.id, record)
@@ -125,17 +115,16 @@ class Store:
         """Raises: ValueError: the case is not in the store, or its files are damaged."""
         try:
             record = self._record(case_id)
-            arrays = {
-                n: _mapped(self._path(case_id, f"{n}.npy"), record["arrays"][n])
-                for n in record["arrays"]
-                if n in _ARRAYS
-            }
-            if list(arrays) == ["image"]:
-                return Entry.without_label(arrays["image"], _crop_info(record))
-            if arrays["image"].shape[1:] != arrays["label"].shape or arrays["foreground"].ndim != 2:
+            recorded = record["arrays"]
+            names = _ARRAYS if "label" in recorded else _ARRAYS[:1]
+            arrays = {n: _mapped(self._path(case_id, f"{n}.npy"), recorded[n]) for n in names}
+            entry = Entry(**dict.fromkeys(_ARRAYS, NOTHING) | arrays, crop_info=_crop_info(record))
+            if "label" in names and (
+                entry.image.shape[1:] != entry.label.shape or entry.foreground.ndim != 2
+            ):
                 raise ValueError("image, label and places do not belong together")
-            return Entry(**arrays, crop_info=_crop_info(record))
-        except _BROKEN as error:
+            return entry
+        except BROKEN as error:
             raise ValueError(
                 f"case {case_id}: its prepared files in {self.folder} cannot be read ({error}); start "
                 "again, and what is damaged is prepared anew"
@@ -169,36 +158,19 @@ def signature(case: Case) -> list[list[Any]]:
     return [[str(path.resolve()), *stamp(path)] for path in case.files]
 
 
-class _ChecksumWriter:
-    """A file that computes the CRC-32 of everything written to it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.crc = file, 0
-
-    def write(self, content: bytes) -> int:
-        self.crc = zlib.crc32(content, self.crc)
-        return self.file.write(content)
-
-
 def _crop_info(record: dict[str, Any]) -> CropInfo:
     values = record["crop_info"]
-    shape, affine = values["grid"]["shape"], values["grid"]["affine"]
-    return CropInfo(
-        Grid(tuple(shape), tuple(tuple(row) for row in affine)),
-        tuple(values["shape"]),
-        tuple((a, b) for a, b in values["box"]),
-    )
+    grid = Grid(tuple(values["grid"]["shape"]), tuple(map(tuple, values["grid"]["affine"])))
+    return CropInfo(grid, tuple(values["shape"]), tuple((a, b) for a, b in values["box"]))
 
 
 def _save(path: Path, array: np.ndarray, durable: bool = True) -> dict[str, Any]:
     """Write an array. Returns: what the record stores about the file."""
     with replacing(path, durable) as partial:
-        with partial.open("wb") as file:
-            writer = _ChecksumWriter(file)
-            np.lib.format.write_array(writer, np.ascontiguousarray(array), allow_pickle=False)  # type: ignore[arg-type]
-        stat = partial.stat()
+        np.save(partial, np.ascontiguousarray(array), allow_pickle=False)
+        stat, crc = partial.stat(), _checksum(partial)
     inside = {"shape": array.shape, "dtype": array.dtype.str, "offset": stat.st_size - array.nbytes}
-    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "crc32": writer.crc, **inside}
+    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "crc32": crc, **inside}
 
 
 def _mapped(path: Path, recorded: dict[str, Any]) -> np.ndarray:
@@ -206,17 +178,9 @@ def _mapped(path: Path, recorded: dict[str, Any]) -> np.ndarray:
 
     The record may come from a copied store, so its values are validated against the file.
     """
-    shape, dtype, offset = (
-        tuple(map(int, recorded["shape"])),
-        np.dtype(str(recorded["dtype"])),
-        int(recorded["offset"]),
-    )
-    if (
-        dtype.str not in _DTYPES
-        or min(shape, default=-1) < 0
-        or offset < 0
-        or offset + prod(shape) * dtype.itemsize != recorded["size"]
-    ):
+    shape, dtype = tuple(map(int, recorded["shape"])), np.dtype(str(recorded["dtype"]))
+    offset, known = int(recorded["offset"]), dtype.str in _DTYPES and min(shape, default=-1) >= 0
+    if not known or offset < 0 or offset + prod(shape) * dtype.itemsize != recorded["size"]:
         raise ValueError(f"the record does not describe {path.name}")
     with path.open("rb") as file:
         pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

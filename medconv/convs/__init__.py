@@ -1,6 +1,4 @@
-"""Anatomy-aware convolutions for any network; usable without the rest of medconv: `from medconv.convs
-import swap_convs`.
-"""
+"""Anatomy-aware convolutions for any network, also without the rest of medconv."""
 
 from medconv.convs.autograd import Convolution, convolution
 from medconv.convs.channel_transform import TransformPrior, transform

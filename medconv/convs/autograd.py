@@ -1,6 +1,4 @@
-"""A base for convolutions with a hand-written backward: one library call for exactly the gradients that
-are needed.
-"""
+"""A base for convolutions with a hand-written backward: one library call for the gradients needed."""
 
 from __future__ import annotations
 
@@ -44,13 +42,10 @@ class Convolution(torch.autograd.Function):
 
 
 def gradients(ctx: Any, grad: Tensor) -> Gradients:
-    """Gradients of input, weight and bias, each only if it is needed, from one
-    `aten::convolution_backward`.
-    """
+    """Gradients of input, weight and bias, each if needed, from one `aten::convolution_backward`."""
     x, weight = ctx.saved_tensors
     stride, padding, dilation, groups = ctx.geometry
-    needed = [bool(n) for n in ctx.needs_input_grad[:3]]
-    needed[2] = needed[2] and ctx.bias_size is not None
+    needed = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and ctx.bias_size is not None]
     return torch.ops.aten.convolution_backward(
         grad, x, weight, ctx.bias_size, stride, padding, dilation, False, [0] * len(stride), groups, needed
     )
@@ -77,11 +72,8 @@ def convolution(
         raise ValueError(
             f"x and weight must have equally many axes, 3 or more, got {x.ndim} and {weight.ndim}"
         )
-    axes = weight.ndim - 2
-    geometry = [
-        _per_axis(name, v, axes)
-        for name, v in (("stride", stride), ("padding", padding), ("dilation", dilation))
-    ]
+    settings = {"stride": stride, "padding": padding, "dilation": dilation}
+    geometry = [_per_axis(name, value, weight.ndim - 2) for name, value in settings.items()]
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

@@ -1,10 +1,9 @@
-"""`conv=transform`: a learned 1x1 channel transform, then a fixed filter bank; folded if that is
-cheaper.
-"""
+"""`conv=transform`: a learned 1x1 channel transform, then a fixed filter bank; folded if cheaper."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import gcd, prod
 from typing import Any
 
@@ -42,9 +41,8 @@ class TransformPrior(WeightPrior):
         groups, per_group, width, *kernel_size = bank.shape
         super().__init__(kernel_size)
         self.groups = groups
-        self.register_buffer(
-            "bank", bank.reshape(groups * per_group, width, prod(kernel_size)).float().contiguous()
-        )
+        rows = bank.reshape(groups * per_group, width, prod(kernel_size))
+        self.register_buffer("bank", rows.float().contiguous())
 
     @property
     def _blocks(self) -> Tensor:  # (groups, out / groups * kernel, width)
@@ -62,9 +60,7 @@ class TransformPrior(WeightPrior):
         return (torch.linalg.pinv(self._blocks.double()) @ dense).reshape(-1, taps.shape[2])
 
     def dense_bank(self) -> Tensor:
-        """The bank as the weight of a grouped convolution: (out, width, *kernel_size), in the layout of
-        the layer.
-        """
+        """As the weight of a grouped convolution: (out, width, *kernel_size), in the layer's layout."""
         return self.bank.unflatten(2, self.kernel_size).contiguous(memory_format=self.memory_format)
 
 
@@ -103,21 +99,15 @@ def ways(
 
     The bank is fixed, so it has no gradient.
     """
-    width, taps = prior.bank.shape[1] * prior.groups, prior.bank.shape[2]
+    cost, width = partial(cost_model.convolution, machine=machine), prior.bank.shape[1] * prior.groups
     into, out, kernel = conv.in_channels, conv.out_channels, conv.kernel_size
     learned, fixed = (3, 2) if training else (1, 1)
-    fold = cost_model.weight_preparation(out * into * taps, out * prior.bank.shape[1] * into * taps, fixed)
-    folded = [
-        fold,
-        cost_model.convolution(into, out, kernel, in_voxels, out_voxels, machine=machine, passes=learned),
-    ]
-    point = cost_model.convolution(
-        into, width, [1] * len(kernel), in_voxels, in_voxels, machine=machine, passes=learned
-    )
-    bank = cost_model.convolution(
-        width, out, kernel, in_voxels, out_voxels, prior.groups, machine=machine, passes=fixed
-    )
-    return folded, [point, bank]
+    elements = out * into * prior.bank.shape[2]
+    fold = cost_model.weight_preparation(elements, elements * prior.bank.shape[1], fixed)
+    dense = cost(into, out, kernel, in_voxels, out_voxels, passes=learned)
+    point = cost(into, width, [1] * len(kernel), in_voxels, in_voxels, passes=learned)
+    bank = cost(width, out, kernel, in_voxels, out_voxels, prior.groups, passes=fixed)
+    return [fold, dense], [point, bank]
 
 
 def transform(
@@ -150,36 +140,29 @@ def transform(
     if width < 1:
         raise ValueError(f"transform_channels must be at least 1, got {width}")
     if not isinstance(bank, Tensor):
-        filters = filter_bank(
-            bank, conv.kernel_size, spacing_mm, None if sigma_mm is None else sigma_mm * scale
-        )
+        sigma = None if sigma_mm is None else sigma_mm * scale
+        filters = filter_bank(bank, conv.kernel_size, spacing_mm, sigma)
         blocks = _blocks(conv.out_channels, width, filters)
-    elif tuple(bank.shape) != (conv.out_channels, width, *conv.kernel_size):
-        need = (conv.out_channels, width, *conv.kernel_size)
+    elif tuple(bank.shape) != (need := (conv.out_channels, width, *conv.kernel_size)):
         raise ValueError(
             f"bank must have shape (out, transform_channels, *kernel_size) = {need}, got {tuple(bank.shape)}"
         )
     else:
         blocks = bank.unsqueeze(0)
-    return install(
-        conv, TransformPrior(blocks), init_from_weights, None if has_own_forward(conv) else TwoLaunches
-    )
+    mixin = None if has_own_forward(conv) else TwoLaunches
+    return install(conv, TransformPrior(blocks), init_from_weights, mixin)
 
 
 def _blocks(out: int, width: int, filters: Tensor) -> Tensor:
     """In each block, output o sees transform channel t through filter (o + t) mod F.
 
+    There are as few blocks as possible in which no two outputs of a block have the same filters.
     Shape: (groups, out / groups, width / groups, *kernel_size).
     """
-    groups = _block_count(out, width, len(filters))
+    most = gcd(out, width)
+    groups = next((g for g in range(1, most) if most % g == 0 and out // g <= len(filters)), most)
     index = torch.arange(out // groups)[:, None] + torch.arange(width // groups)[None, :]
     return filters[index % len(filters)].expand(groups, *index.shape, *filters.shape[1:])
-
-
-def _block_count(out: int, width: int, filters: int) -> int:
-    """The fewest blocks in which no two outputs of a block have the same filters."""
-    shared = gcd(out, width)
-    return next((g for g in range(1, shared + 1) if shared % g == 0 and out // g <= filters), shared)
 
 
 def _two_launches(conv: Any, prior: TransformPrior, x: Tensor) -> Tensor:

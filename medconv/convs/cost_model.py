@@ -38,15 +38,12 @@ class Machine:
 
     def seconds(self, launches: Iterable[Launch]) -> float:
         """Each launch takes as long as its slower part, arithmetic or memory, and a fixed time to start."""
-        return sum(
-            x.passes * (max(self._arithmetic(x), self._memory(x)) + self.seconds_per_launch) for x in launches
-        )
 
-    def _arithmetic(self, launch: Launch) -> float:
-        return launch.tiled_operations / self.operations_per_second
+        def busy(launch: Launch) -> float:
+            arithmetic = launch.tiled_operations / self.operations_per_second
+            return max(arithmetic, launch.bytes / self.bytes_per_second)
 
-    def _memory(self, launch: Launch) -> float:
-        return launch.bytes / self.bytes_per_second
+        return sum(x.passes * (busy(x) + self.seconds_per_launch) for x in launches)
 
 
 # Orders of magnitude, for choosing between two ways to compute the same result; constants, so that a run
@@ -67,11 +64,10 @@ def convolution(
     in_voxels: int,
     out_voxels: int,
     groups: int = 1,
-    element_bytes: int = 2,
     machine: Machine = CPU,
     passes: int = 1,
 ) -> Launch:
-    """The cost of one convolution, bf16 by default; voxels are counted over the whole batch."""
+    """The cost of one convolution, in bf16; voxels are counted over the whole batch."""
     taps = prod(kernel_size)
     into, out = in_channels // groups, out_channels // groups
     tile_in, tile_out = machine.tile
@@ -80,7 +76,7 @@ def convolution(
     return Launch(
         float(out_voxels * out_channels * into * taps),
         float(out_voxels * taps * padded),
-        float(moved * element_bytes),
+        2.0 * moved,
         passes,
     )
 

@@ -84,11 +84,10 @@ def fields(network: nn.Module, example: Tensor) -> dict[str, tuple[bool, bool]]:
     kinds = _Kinds()
     for reader, tensor in reads:
         if tensor.requires_grad:
-            leaf_gradients = torch.autograd.grad(
-                tensor.sum(), [leaf for _, leaf in leaves], retain_graph=True, allow_unused=True
-            )
-            for (leaf, _), gradient in zip(leaves, leaf_gradients, strict=True):
-                if gradient is not None:
+            tensors = [leaf for _, leaf in leaves]
+            slopes = torch.autograd.grad(tensor.sum(), tensors, retain_graph=True, allow_unused=True)
+            for (leaf, _), slope in zip(leaves, slopes, strict=True):
+                if slope is not None:
                     kinds.join(reader, leaf)
     kinds.join("image", "result")  # both are plain images, and so is whatever is added to them
     plain = kinds.of("image")
@@ -124,18 +123,15 @@ def _flip_error(network: nn.Module, image: Tensor, axis: int) -> float:
     errors = []
     for plain, flipped in zip(_tensors(network(image)), _tensors(network(image.flip(2 + axis))), strict=True):
         where = axis + plain.ndim - image.ndim + 2  # heads may be stacked before the channels
-        expected = (
-            plain.flip(where) if plain.ndim >= image.ndim else plain
-        )  # class scores do not turn with the image
+        # class scores do not turn with the image
+        expected = plain.flip(where) if plain.ndim >= image.ndim else plain
         errors.append(float((flipped - expected).abs().max() / plain.std().clamp(min=1e-12)))
     return max(errors)
 
 
 @torch.no_grad()
 def _first_break(network: nn.Module, image: Tensor, axis: int, copies: int) -> str:
-    """The first layer, in order of execution, whose outputs for an image and its flip are not flips of
-    each other.
-    """
+    """The first layer to run whose outputs for an image and its flip are not flips of each other."""
     runs: list[list[tuple[str, Tensor]]] = []
     handles = []
     for name, layer in network.named_modules():
@@ -148,12 +144,11 @@ def _first_break(network: nn.Module, image: Tensor, axis: int, copies: int) -> s
     for handle in handles:
         handle.remove()
     for (name, plain), (_, flipped) in zip(*runs, strict=True):
-        if isinstance(plain, Tensor) and not _is_flip(
-            plain, flipped, axis if plain.ndim == image.ndim else None, copies
-        ):
-            cls = type(network.get_submodule(name))
-            kind = next(c.__name__ for c in cls.__mro__ if not c.__name__.startswith("Parametrized"))
-            return f"layer {name} ({kind})"
+        if not isinstance(plain, Tensor):
+            continue
+        if not _is_flip(plain, flipped, axis if plain.ndim == image.ndim else None, copies):
+            kinds = [cls.__name__ for cls in type(network.get_submodule(name)).__mro__]
+            return f"layer {name} ({next(kind for kind in kinds if not kind.startswith('Parametrized'))})"
     return "an operation outside of its layers"
 
 

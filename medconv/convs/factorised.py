@@ -13,15 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from medconv.convs.parametrization import (
-    Conv,
-    Foldable,
-    check_free,
-    check_plain_forward,
-    check_plain_groups,
-    note_error,
-    rms,
-)
+from medconv.convs.parametrization import Conv, Foldable, check_replaceable, note_error, rms
 
 
 def bottleneck(
@@ -45,9 +37,7 @@ def bottleneck(
     Weights: in*a + a*b*k^N + b*out, against in*out*k^N.
     Source: Tucker 1966, doi:10.1007/BF02289464; for convolutions Kim et al. 2016, arXiv:1511.06530.
     """
-    check_plain_groups(conv, "bottleneck")
-    check_plain_forward(conv, "bottleneck")
-    check_free(conv)
+    check_replaceable(conv, "bottleneck")
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio must lie in (0, 1], got {ratio}")
     if channels is None:
@@ -60,13 +50,12 @@ def bottleneck(
         _point(conv, conv.in_channels, a, False), _spatial(conv, a, b), _point(conv, b, conv.out_channels)
     )
     if init_from_weights:
-        down, core, up = _tucker(
-            dense.double().flatten(2), min(a, conv.in_channels), min(b, conv.out_channels)
-        )
+        sizes = min(a, conv.in_channels), min(b, conv.out_channels)
+        down, core, up = _tucker(dense.double().flatten(2), *sizes)
         _assign(parts, 0, down.t()[..., None])
         _assign(parts, 1, core)
         _assign(parts, 2, up[..., None])
-    return _finish(parts, conv, lambda: _product(parts), dense, init_from_weights)
+    return _finish(parts, conv, dense, init_from_weights)
 
 
 def separable(conv: Conv, *, depth_multiplier: int = 1, init_from_weights: bool = False) -> nn.Module:
@@ -83,9 +72,7 @@ def separable(conv: Conv, *, depth_multiplier: int = 1, init_from_weights: bool 
     Weights: m*in*k^N + m*in*out, against in*out*k^N.
     Source: Chollet 2017, arXiv:1610.02357; no norm between the two here.
     """
-    check_plain_groups(conv, "separable")
-    check_plain_forward(conv, "separable")
-    check_free(conv)
+    check_replaceable(conv, "separable")
     if depth_multiplier < 1:
         raise ValueError(f"depth_multiplier must be at least 1, got {depth_multiplier}")
     into, wide = conv.in_channels, conv.in_channels * depth_multiplier
@@ -98,7 +85,7 @@ def separable(conv: Conv, *, depth_multiplier: int = 1, init_from_weights: bool 
         _assign(parts, 0, _padded(v[:, :rank], depth_multiplier).reshape(wide, 1, -1))
         points = _padded((u * s[:, None]).transpose(1, 2)[:, :rank], depth_multiplier).reshape(wide, -1)
         _assign(parts, 1, points.t()[..., None])
-    return _finish(parts, conv, lambda: _separable_product(parts, into), dense, init_from_weights)
+    return _finish(parts, conv, dense, init_from_weights)
 
 
 class SqueezeExcitation(Foldable):
@@ -144,7 +131,14 @@ def se(conv: Any, *, reduction: int = 8, inner: Callable[[nn.Module], nn.Module]
 
 def product_weight(parts: Any) -> Tensor:
     """The dense kernel (out, in, *kernel_size), float64, that a `bottleneck` or `separable` amounts to."""
-    return _separable_product(parts, parts[0].in_channels) if len(parts) == 2 else _product(parts)
+    first, *between, last = (part.weight.detach().double().flatten(2) for part in parts)
+    if between:
+        dense = torch.einsum("ob,bak,ai->oik", last[..., 0], between[0], first[..., 0])
+        return dense.view(*dense.shape[:2], *parts[1].kernel_size)
+    split = (parts[0].in_channels, -1)  # inputs, and filters per input
+    point, depth = last[..., 0].unflatten(1, split), first[:, 0].unflatten(0, split)
+    dense = torch.einsum("oim,imk->oik", point, depth)
+    return dense.view(*dense.shape[:2], *parts[0].kernel_size)
 
 
 def _like(conv: Any, into: int, out: int, size: Any, **settings: Any) -> nn.Module:
@@ -162,18 +156,8 @@ def _point(conv: Any, into: int, out: int, bias: bool | None = None) -> Any:
 
 
 def _spatial(conv: Conv, into: int, out: int, groups: int = 1) -> nn.Module:
-    return _like(
-        conv,
-        into,
-        out,
-        conv.kernel_size,
-        stride=conv.stride,
-        padding=conv.padding,
-        dilation=conv.dilation,
-        padding_mode=conv.padding_mode,
-        groups=groups,
-        bias=False,
-    )
+    same: Any = {name: getattr(conv, name) for name in ("stride", "padding", "dilation", "padding_mode")}
+    return _like(conv, into, out, conv.kernel_size, **same, groups=groups, bias=False)
 
 
 def _tucker(dense: Tensor, a: int, b: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,37 +183,19 @@ def _assign(parts: Any, index: int, weight: Tensor) -> None:
     layer.weight.data.copy_(full.view_as(layer.weight))
 
 
-def _product(parts: Any) -> Tensor:
-    down, core, up = (part.weight.detach().double().flatten(2) for part in parts)
-    dense = torch.einsum("ob,bak,ai->oik", up[..., 0], core, down[..., 0])
-    return dense.view(*dense.shape[:2], *parts[1].kernel_size)
-
-
-def _separable_product(parts: Any, into: int) -> Tensor:
-    depth, point = (part.weight.detach().double().flatten(2) for part in parts)
-    dense = torch.einsum(
-        "oim,imk->oik", point[..., 0].unflatten(1, (into, -1)), depth[:, 0].unflatten(0, (into, -1))
-    )
-    return dense.view(*dense.shape[:2], *parts[0].kernel_size)
-
-
 @torch.no_grad()
-def _finish(
-    parts: Any, conv: Conv, made: Callable[[], Tensor], dense: Tensor, init_from_weights: bool
-) -> nn.Module:
-    """Note the error of a projected weight, or draw new ones: unit variance in each step, then scaled to the
-    old weight's.
-    """
+def _finish(parts: Any, conv: Conv, dense: Tensor, init_from_weights: bool) -> nn.Module:
+    """Note the error of a projected weight, or draw new ones whose product has the old weight's variance."""
     parts.requires_grad_(conv.weight.requires_grad)
     if init_from_weights:
-        note_error(parts, made(), dense)
+        note_error(parts, product_weight(parts), dense)
         return parts
     for part in parts:
         part.weight.normal_(std=prod(part.weight.shape[1:]) ** -0.5)
     if rms(dense) == 0:  # zero at the start: only the last step, or none would ever get a gradient
         parts[-1].weight.zero_()
         return parts
-    gain = (rms(dense) / rms(made())) ** (1 / len(parts))
+    gain = (rms(dense) / rms(product_weight(parts))) ** (1 / len(parts))
     for part in parts:
         part.weight.mul_(gain)
     return parts

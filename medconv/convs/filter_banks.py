@@ -33,8 +33,7 @@ def gaussian_jet(
     Raises: ValueError: an even kernel axis, or a spacing or sigma that is not positive.
     Source: Jacobsen et al. 2016, arXiv:1605.02971.
     """
-    grids, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
-    wide = _wide(grids, kernel_size)
+    wide, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
     filters = [exponent.exp(), *(_sampled(-grid, exponent) for grid in wide)]
     for a, b in combinations_with_replacement(range(len(wide)), 2):
         filters.append(_zero_mean(_sampled(wide[a] * wide[b] - float(a == b), exponent)))
@@ -50,9 +49,9 @@ def laplacian_of_gaussian(
     Shape, Args, Raises: as `gaussian_jet`; 4 filters, 1 where the kernel is a single voxel.
     Source: Marr and Hildreth 1980, doi:10.1098/rspb.1980.0020.
     """
-    grids, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
+    wide, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
     filters = [exponent.exp()]
-    if wide := _wide(grids, kernel_size):
+    if wide:
         for scale in (1.0, 1.5, 2.0):
             radius = torch.stack(wide).square().sum(0) / scale**2
             filters.append(_zero_mean(_sampled(len(wide) - radius, exponent / scale**2)))
@@ -67,9 +66,8 @@ def lines(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float
     are longer than 1.
     Source: Sato et al. 1998, doi:10.1016/S1361-8415(98)80009-1 (line measure from the Hessian).
     """
-    grids, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
+    wide, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
     filters = [exponent.exp()]
-    wide = _wide(grids, kernel_size)
     if len(wide) > 1:
         radius = torch.stack(wide).square().sum(0)
         for along in _directions(wide, kernel_size, spacing_mm):
@@ -84,9 +82,9 @@ def gabor(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float
     Shape, Args, Raises: as `gaussian_jet`, the Gaussian first; 9 filters in 2D, 27 in 3D.
     Source: Daugman 1985, doi:10.1364/JOSAA.2.001160.
     """
-    grids, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
+    wide, exponent = _gaussian(kernel_size, spacing_mm, sigma_mm)
     filters = [exponent.exp()]
-    for along in _directions(_wide(grids, kernel_size), kernel_size, spacing_mm):
+    for along in _directions(wide, kernel_size, spacing_mm):
         wave = along * (2 * pi / 4.0)
         filters += [_zero_mean(_sampled(wave.cos(), exponent)), _sampled(wave.sin(), exponent)]
     return _unit(filters)
@@ -151,40 +149,31 @@ def check_grid(kernel_size: Sizes, spacing_mm: Lengths) -> None:
 def _gaussian(
     kernel_size: Sizes, spacing_mm: Lengths | None, sigma_mm: float | None
 ) -> tuple[list[Tensor], Tensor]:
-    """Positions along each axis in units of sigma, and the exponent of the Gaussian there."""
+    """Positions along each axis longer than 1 in units of sigma, and the exponent of the Gaussian there."""
     spacing = tuple(spacing_mm) if spacing_mm is not None else (1.0,) * len(kernel_size)
     check_grid(kernel_size, spacing)
     sigma = 0.7 * min(spacing) if sigma_mm is None else sigma_mm
     if not sigma > 0:
         raise ValueError(f"sigma_mm must be positive, got {sigma}")
     grids = [grid / sigma for grid in _places(kernel_size, spacing)]
-    return grids, -0.5 * torch.stack(grids).square().sum(0)
+    wide = [grid for grid, k in zip(grids, kernel_size, strict=True) if k > 1]
+    return wide, -0.5 * torch.stack(grids).square().sum(0)
 
 
 def _places(kernel_size: Sizes, spacing_mm: Lengths) -> list[Tensor]:
-    axes = [
-        (torch.arange(k, dtype=torch.float64) - k // 2) * s
-        for k, s in zip(kernel_size, spacing_mm, strict=True)
-    ]
+    voxels = [torch.arange(k, dtype=torch.float64) - k // 2 for k in kernel_size]
+    axes = [axis * mm for axis, mm in zip(voxels, spacing_mm, strict=True)]
     return list(torch.meshgrid(*axes, indexing="ij"))
 
 
-def _wide(grids: list[Tensor], kernel_size: Sizes) -> list[Tensor]:
-    return [grid for grid, k in zip(grids, kernel_size, strict=True) if k > 1]
-
-
 def _directions(wide: list[Tensor], kernel_size: Sizes, spacing_mm: Lengths | None) -> list[Tensor]:
-    """Position along each line through a voxel and its neighbours, in units of sigma; opposite directions
-    are one.
-    """
+    """Position along each line through a voxel and its neighbours, in units of sigma, one of both ways."""
     spacing = [1.0] * len(kernel_size) if spacing_mm is None else spacing_mm
-    steps = [s for s, k in zip(spacing, kernel_size, strict=True) if k > 1]
+    steps = torch.tensor([s for s, k in zip(spacing, kernel_size, strict=True) if k > 1], dtype=torch.float64)
     positions = []
     for sign in product((-1, 0, 1), repeat=len(wide)):
         if next((s for s in sign if s), 0) > 0:
-            direction = torch.tensor(
-                [s * step for s, step in zip(sign, steps, strict=True)], dtype=torch.float64
-            )
+            direction = steps * torch.tensor(sign, dtype=torch.float64)
             direction /= direction.norm()
             positions.append(torch.stack([d * grid for d, grid in zip(direction, wide, strict=True)]).sum(0))
     return positions

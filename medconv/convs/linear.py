@@ -7,6 +7,7 @@ W[o, k, i] = sum over f of B[k, f] C[o, f, i].
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from math import ceil, prod
 from typing import Any
 
@@ -40,9 +41,7 @@ class LinearPrior(WeightPrior):
         super().__init__(kernel_size)
         self.register_buffer("mixtures", mixtures.float(), persistent)
         self.register_buffer("kind", kind)
-        self.identity = mixtures.shape[1] == mixtures.shape[2] and bool(
-            (mixtures == torch.eye(mixtures.shape[1])).all()
-        )
+        self.identity = all(torch.equal(m, torch.eye(len(m), dtype=m.dtype)) for m in mixtures)
 
     def _each(self, mixtures: Tensor) -> Tensor:
         return mixtures[0] if self.kind is None else mixtures[self.kind]
@@ -82,17 +81,13 @@ def basis(
     coefficients.
     Source: Jacobsen et al. 2016, arXiv:1605.02971.
     """
-    if isinstance(bank, Tensor):
-        if bank.ndim != len(conv.kernel_size) + 1 or tuple(bank.shape[1:]) != conv.kernel_size:
-            need = ("filters", *conv.kernel_size)
-            raise ValueError(
-                f"bank must have shape (filters, *kernel_size) = {need}, got {tuple(bank.shape)}"
-            )
-        filters = bank
-    else:
+    if not isinstance(bank, Tensor):
         sigma = None if sigma_mm is None else sigma_mm * scale
-        filters = filter_banks.filter_bank(bank, conv.kernel_size, spacing_mm, sigma)
-    return install(conv, LinearPrior(conv.kernel_size, filters.flatten(1).t()[None]), init_from_weights)
+        bank = filter_banks.filter_bank(bank, conv.kernel_size, spacing_mm, sigma)
+    if tuple(bank.shape[1:]) != conv.kernel_size:
+        need = ("filters", *conv.kernel_size)
+        raise ValueError(f"bank must have shape (filters, *kernel_size) = {need}, got {tuple(bank.shape)}")
+    return install(conv, LinearPrior(conv.kernel_size, bank.flatten(1).t()[None]), init_from_weights)
 
 
 def ball(
@@ -113,13 +108,12 @@ def ball(
     Raises: ValueError: an even kernel; spacing or radius not positive.
     Weights: out * in * taps in the ball.
     """
-    spacing = _isotropic(conv) if spacing_mm is None else tuple(spacing_mm)
+    spacing = (1.0,) * len(conv.kernel_size) if spacing_mm is None else tuple(spacing_mm)
     filter_banks.check_grid(conv.kernel_size, spacing)
     radius = max(conv.kernel_size) / 2 * min(spacing) if radius_mm is None else radius_mm * scale
     inside = filter_banks.ball(conv.kernel_size, spacing, radius).flatten()
-    return install(
-        conv, LinearPrior(conv.kernel_size, torch.eye(len(inside))[:, inside][None]), init_from_weights
-    )
+    taps = torch.eye(len(inside))[:, inside]
+    return install(conv, LinearPrior(conv.kernel_size, taps[None]), init_from_weights)
 
 
 def spacing(
@@ -159,9 +153,7 @@ def spacing(
     if not reference > 0:
         raise ValueError(f"reference_mm must be positive, got {reference_mm}")
     axes = [_interpolation(k, reference, s) for k, s in zip(conv.kernel_size, spacing_mm, strict=True)]
-    mixture = axes[0]
-    for axis in axes[1:]:
-        mixture = torch.kron(mixture, axis)
+    mixture = reduce(torch.kron, axes)
     sizes = [len(axis) for axis in axes]
     padding = _following(conv, sizes)
     present_taps = conv.weight.detach().flatten(2).transpose(1, 2).clone()
@@ -189,9 +181,8 @@ def acs(conv: Conv, *, weight_2d: Tensor | None = None, init_from_weights: bool 
     """
     size = conv.kernel_size
     if len(size) != 3:
-        raise ValueError(
-            f"conv=acs splits 2D kernels over the planes of 3D images, got {type(conv).__name__}"
-        )
+        what = "splits 2D kernels over the planes of 3D images"
+        raise ValueError(f"conv=acs {what}, got {type(conv).__name__}")
     if len(set(size)) > 1 or size[0] % 2 == 0:
         raise UnsuitableLayerError(
             f"kernel_size must be one odd number along all axes for conv=acs, got {size}", "uneven kernel"
@@ -207,19 +198,13 @@ def acs(conv: Conv, *, weight_2d: Tensor | None = None, init_from_weights: bool 
 
 
 def load_plane_weight(conv: Any, weight_2d: Tensor) -> None:
-    """Give a convolution that carries `acs` the weight (out, in, k, k) of a 2D one. Raises: ValueError:
-    wrong shape.
-    """
+    """Give an `acs` convolution the weight (out, in, k, k) of a 2D one. Raises: ValueError: wrong shape."""
     original = conv.get_parameter("parametrizations.weight.original")
     need = (original.shape[0], original.shape[2], *conv.kernel_size[:2])
     if tuple(weight_2d.shape) != need:
         raise ValueError(f"weight_2d must have shape (out, in, k, k) = {need}, got {tuple(weight_2d.shape)}")
     with torch.no_grad():
         original.copy_(weight_2d.flatten(2).transpose(1, 2))
-
-
-def _isotropic(conv: Conv) -> tuple[float, ...]:
-    return (1.0,) * len(conv.kernel_size)
 
 
 def _interpolation(size: int, reference_mm: float, spacing_mm: float) -> Tensor:
@@ -240,18 +225,16 @@ def _following(conv: Conv, sizes: Sequence[int]) -> str | tuple[int, ...]:
         raise ValueError(
             f"spacing_mm makes a kernel of {tuple(sizes)} voxels: reference_mm is far coarser than the grid"
         )
+    if conv.padding == "valid":
+        need = "changes the kernel's size, which needs numeric or 'same' padding"
+        raise UnsuitableLayerError(f"conv=spacing {need}", "unpadded")
     if isinstance(conv.padding, str):
-        if conv.padding == "valid":
-            raise UnsuitableLayerError(
-                "conv=spacing changes the kernel's size, which needs numeric or 'same' padding", "unpadded"
-            )
         return conv.padding
     steps = zip(conv.padding, conv.dilation, conv.kernel_size, sizes, strict=True)
     padding = tuple(p + d * (new // 2 - old // 2) for p, d, old, new in steps)
-    if any(p < 0 for p in padding):
-        raise UnsuitableLayerError(
-            f"conv=spacing has no padding for a kernel of {tuple(sizes)} voxels", "unpadded"
-        )
+    if min(padding) < 0:
+        what = f"a kernel of {tuple(sizes)} voxels"
+        raise UnsuitableLayerError(f"conv=spacing has no padding for {what}", "unpadded")
     return padding
 
 
@@ -262,12 +245,9 @@ def _resize(conv: Any, sizes: Sequence[int], padding: str | tuple[int, ...]) -> 
     """
     old = conv.weight.detach()
     gain = (prod(conv.kernel_size) / prod(sizes)) ** 0.5
-    learns = conv.weight.requires_grad
-    conv.weight = nn.Parameter(
-        old.new_empty(*old.shape[:2], *sizes).fill_(float(old.square().mean().sqrt()) * gain), learns
-    )
-    conv.kernel_size = tuple(sizes)
-    conv.padding = padding
+    new = old.new_full((*old.shape[:2], *sizes), float(old.square().mean().sqrt()) * gain)
+    conv.weight = nn.Parameter(new, conv.weight.requires_grad)
+    conv.kernel_size, conv.padding = tuple(sizes), padding
     if isinstance(padding, tuple):
         conv._reversed_padding_repeated_twice = [p for p in reversed(padding) for _ in range(2)]
     else:

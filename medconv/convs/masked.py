@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,15 +32,13 @@ class MaskedPrior(Prior):
         )
 
     def forward(self, original: Tensor) -> Tensor:
+        mask = self.mask
+        if self.channels is not None:
+            mask = mask if mask.shape[1] == 1 else mask[:, self.channels]
+            # a view of the first ones, instead of a copy
+            original = original[:, : len(self.channels)] if self.leading else original[:, self.channels]
         with torch.autocast(original.device.type, enabled=False):
-            if self.channels is None:
-                return original * self.mask.to(original.dtype)
-            if self.leading:  # a view, instead of a copy
-                return original[:, : len(self.channels)] * self._mask_of_channels().to(original.dtype)
-            return original[:, self.channels] * self._mask_of_channels().to(original.dtype)
-
-    def _mask_of_channels(self) -> Tensor:
-        return self.mask if self.mask.shape[1] == 1 else self.mask[:, self.channels]
+            return original * mask.to(original.dtype)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         return weight.detach().clone()
@@ -109,11 +106,7 @@ def _mask(mask: str | Sequence[Any] | Tensor, kernel_size: Sequence[int], shape:
         values = cross(kernel_size)
     else:
         values = mask if isinstance(mask, Tensor) else _nested(mask)
-    wide = (
-        values.reshape(*[1] * (len(shape) - values.ndim), *values.shape)
-        if values.ndim <= len(shape)
-        else values
-    )
+    wide = values.reshape(*[1] * (len(shape) - values.ndim), *values.shape)
     fits = wide.ndim == len(shape) and all(a in (1, b) for a, b in zip(wide.shape, shape, strict=True))
     if not fits or tuple(wide.shape[2:]) != tuple(kernel_size):
         raise ValueError(f"mask must have shape kernel_size = {tuple(kernel_size)}, or broadcast to the "
@@ -132,8 +125,7 @@ def _channels(channels: Sequence[int] | None, count: int, wide: int) -> Tensor |
     if channels is None:
         return None if count == wide else torch.arange(count)
     index = sorted(channels)
-    repeated = any(a == b for a, b in pairwise(index))
-    if len(index) != count or repeated or index[0] < 0 or index[-1] >= wide:
+    if len(set(index)) != len(index) or len(index) != count or index[0] < 0 or index[-1] >= wide:
         raise ValueError(
             f"channels must be {count} different numbers from 0 to {wide - 1}, got {list(channels)}"
         )

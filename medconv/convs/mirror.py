@@ -9,7 +9,7 @@ Welling 2016, arXiv:1602.07576.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
@@ -123,23 +123,13 @@ class MirrorBatchNorm(Foldable):
         layout = torch.contiguous_format
         if x.ndim in (4, 5) and not x.is_contiguous():
             layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
-        fields = x.unflatten(1, (-1, self.copies)).flatten(
-            2, 3
-        )  # copies side by side along the first spatial axis
-        return (
-            self.norm(fields).unflatten(2, (self.copies, -1)).flatten(1, 2).contiguous(memory_format=layout)
-        )
+        # copies side by side along the first spatial axis
+        y = self.norm(x.unflatten(1, (-1, self.copies)).flatten(2, 3))
+        return y.unflatten(2, (self.copies, -1)).flatten(1, 2).contiguous(memory_format=layout)
 
     def folded(self) -> nn.Module:
         """A plain batch norm over all channels."""
-        cls = next(c for c in type(self.norm).__mro__ if c.__module__ == "torch.nn.modules.batchnorm")
-        norm = self.norm
-        affine, tracks = norm.affine, norm.track_running_stats
-        plain = cls(norm.num_features * self.copies, norm.eps, norm.momentum, affine, tracks)
-        state = {
-            k: v if v.ndim == 0 else v.repeat_interleave(self.copies) for k, v in norm.state_dict().items()
-        }
-        return _like(plain, norm, state)
+        return _resized(self.norm, self.norm.num_features * self.copies, Repeat(self.copies))
 
 
 @dataclass(frozen=True)
@@ -192,9 +182,7 @@ class Mirror:
 
 
 def mirror_axes(network: nn.Module) -> tuple[int, ...]:
-    """The axes along which `conv=mirror` made a network equivariant; none for other networks and folded
-    ones.
-    """
+    """The axes along which `conv=mirror` made a network equivariant; none for others and folded ones."""
     return next((layer.axes for layer in network.modules() if isinstance(layer, MirrorPrior)), ())
 
 
@@ -216,14 +204,16 @@ def _convert(network: nn.Module, name: str, layer: Any, regular: tuple[bool, boo
         _convert_conv(layer, into, out, how)
     elif into and getattr(layer, "affine", False):
         _check_copies(layer.weight.shape[0], copies)
-        if isinstance(layer, nn.GroupNorm) and (layer.num_channels // layer.num_groups) % copies:
-            raise ValueError(
-                f"groups of {layer.num_channels // layer.num_groups} channels split fields of {copies} copies"
-            )
-        if not isinstance(layer, _BatchNorm):
-            _tie(layer, copies)
+        of_group = layer.num_channels // layer.num_groups if isinstance(layer, nn.GroupNorm) else 0
+        if of_group % copies:
+            raise ValueError(f"groups of {of_group} channels split fields of {copies} copies")
+        for key in () if isinstance(layer, _BatchNorm) else ("weight", "bias"):
+            if getattr(layer, key, None) is not None:
+                parametrize.register_parametrization(layer, key, Repeat(copies), unsafe=True)
     if into and isinstance(layer, _BatchNorm):
-        replace(network, name, MirrorBatchNorm(_narrow(layer, copies), copies))
+        _check_copies(layer.num_features, copies)
+        narrow = _resized(layer, layer.num_features // copies, Repeat(copies).right_inverse)
+        replace(network, name, MirrorBatchNorm(narrow, copies))
     elif into and isinstance(layer, nn.PReLU) and layer.num_parameters > 1:
         _check_copies(layer.num_parameters, copies)
         parametrize.register_parametrization(layer, "weight", Repeat(copies), unsafe=True)
@@ -231,49 +221,31 @@ def _convert(network: nn.Module, name: str, layer: Any, regular: tuple[bool, boo
 
 def _convert_conv(layer: Any, into: bool, out: bool, how: Mirror) -> None:
     check_free(layer)
-    copies = 2 ** len(how.axes)
-    channels_in, channels_out, groups = layer.in_channels, layer.out_channels, layer.groups
-    for regular, channels in ((into, channels_in), (out, channels_out)):
+    copies, groups = 2 ** len(how.axes), layer.groups
+    for regular, channels in ((into, layer.in_channels), (out, layer.out_channels)):
         if regular:
             _check_copies(channels, copies)
-    transposed = isinstance(layer, TRANSPOSED)
-    rows, columns = (into, out) if transposed else (out, into)
-    if groups == channels_in == channels_out and groups != 1:  # depthwise: each channel filters itself
-        columns = False
-    elif groups != 1:
-        raise ValueError(f"needs groups=1 or a depthwise convolution, got groups={groups}")
+    rows, columns = (into, out) if isinstance(layer, TRANSPOSED) else (out, into)
+    if groups != 1:
+        columns = False  # depthwise: each channel filters itself
+        if not groups == layer.in_channels == layer.out_channels:
+            raise ValueError(f"needs groups=1 or a depthwise convolution, got groups={groups}")
     install(layer, MirrorPrior(layer.kernel_size, how.axes, rows, columns), how.init_from_weights)
     if out and layer.bias is not None:
         parametrize.register_parametrization(layer, "bias", Repeat(copies), unsafe=True)
 
 
-def _tie(norm: nn.Module, copies: int) -> None:
-    for key in ("weight", "bias"):
-        if getattr(norm, key, None) is not None:
-            parametrize.register_parametrization(norm, key, Repeat(copies), unsafe=True)
-
-
-def _narrow(norm: _BatchNorm, copies: int) -> _BatchNorm:
-    """The same batch norm over fields instead of channels."""
-    _check_copies(norm.num_features, copies)
+def _resized(norm: _BatchNorm, channels: int, change: Callable[[Tensor], Tensor]) -> _BatchNorm:
+    """A plain batch norm like this one with more or fewer channels. Args: change: of each vector in it."""
     cls = next(c for c in type(norm).__mro__ if c.__module__ == "torch.nn.modules.batchnorm")
-    narrow = cls(norm.num_features // copies, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-    state = norm.state_dict()
-    return _like(
-        narrow,
-        norm,
-        {k: v if v.ndim == 0 else v.unflatten(0, (-1, copies)).mean(1) for k, v in state.items()},
-    )
-
-
-def _like(new: _BatchNorm, old: _BatchNorm, state: dict[str, Tensor]) -> _BatchNorm:
-    """Load the state and take device, dtype and flags from the old norm."""
+    new = cls(channels, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    state = {key: change(value) if value.ndim else value for key, value in norm.state_dict().items()}
     if state:
         new.to(next(iter(state.values())))
     new.load_state_dict(state)
-    if old.affine:
-        new.requires_grad_(old.weight.requires_grad)
-    return new.train(old.training)
+    if norm.affine:
+        new.requires_grad_(norm.weight.requires_grad)
+    return new.train(norm.training)
 
 
 def _check_copies(channels: int, copies: int) -> None:

@@ -73,9 +73,8 @@ class WeightPrior(Prior):
     @property
     def memory_format(self) -> torch.memory_format:
         """The memory format that `.to(memory_format=...)` set for this layer."""
-        channels_last = CHANNELS_LAST.get(self.layout.ndim)
-        last = channels_last is not None and self.layout.is_contiguous(memory_format=channels_last)
-        return channels_last if last and channels_last is not None else torch.contiguous_format
+        last = CHANNELS_LAST.get(self.layout.ndim, torch.contiguous_format)
+        return last if self.layout.is_contiguous(memory_format=last) else torch.contiguous_format
 
 
 class Foldable(nn.Module):
@@ -101,9 +100,8 @@ def install(
     first = None if init_from_weights else drawn(prior, dense)
     if mixin is not None:
         layer.__class__ = type(f"{mixin.__name__}{type(layer).__name__}", (mixin, type(layer)), {})
-    parametrize.register_parametrization(
-        layer, "weight", prior, unsafe=True
-    )  # projects through right_inverse
+    # This projects the present weight through right_inverse.
+    parametrize.register_parametrization(layer, "weight", prior, unsafe=True)
     layer.train(layer.training)
     if first is None:
         note_error(layer, layer.weight, dense)
@@ -130,12 +128,14 @@ def has_own_forward(conv: nn.Module) -> bool:
     return type(conv).forward not in {c.forward for c in CONVS}
 
 
-def check_plain_forward(conv: nn.Module, name: str) -> None:
-    """Raises: UnsuitableLayerError: the layer overrides `forward`, which a plain convolution would lose."""
+def check_replaceable(conv: Any, name: str) -> None:
+    """Raises: UnsuitableLayerError: plain layers in its place would lose something of the convolution."""
+    check_plain_groups(conv, name)
     if has_own_forward(conv):
         raise UnsuitableLayerError(
             f"conv={name} cannot replace {type(conv).__name__}, which has a forward of its own", "own forward"
         )
+    check_free(conv)
 
 
 def check_plain_groups(conv: Conv, name: str) -> None:

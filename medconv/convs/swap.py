@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -31,13 +32,11 @@ class SwapReport:
     errors: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        reasons = Counter(self.kept.values())
-        kept = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        line = f"{len(self.swapped)} convolutions swapped, {len(self.kept)} kept" + (
-            f" ({kept})" if kept else ""
+        kept = ", ".join(f"{count} {reason}" for reason, count in Counter(self.kept.values()).items())
+        line = (
+            f"{len(self.swapped)} convolutions swapped, {len(self.kept)} kept{f' ({kept})' if kept else ''}"
         )
-        if self.errors:
-            values = self.errors.values()
+        if values := self.errors.values():
             line += f"; weights kept with a relative error of {median(values):.2g}, {max(values):.2g} at most"
         return line
 
@@ -72,7 +71,10 @@ def swap_convs(
     if isinstance(conv, Mirror):
         return _whole(network, conv, where, example)
     grids = {} if spacing_mm is None else _grids(network, spacing_mm, example)
-    _check_pattern(where)
+    try:
+        re.compile(where or "")
+    except re.error as error:
+        raise ValueError(f"where must be a regular expression, got {where!r}: {error}") from error
     report, owners = SwapReport(), _owners(network)
     for name, layer in list(network.named_modules()):
         if isinstance(layer, CONVS + TRANSPOSED):
@@ -106,10 +108,9 @@ def fold_convs(network: nn.Module) -> nn.Module:
         return folded.folded()
     layers: list[tuple[str, Any]] = list(folded.named_modules())
     # All kernels first: several may be computed from one parameter.
-    kernels = [
-        (layer, key, getattr(layer, key).detach().clone()) for _, layer in layers for key in _ours(layer)
-    ]
-    for layer, key, kernel in kernels:
+    computed = [(layer, key) for _, layer in layers for key in _ours(layer)]
+    kernels = [getattr(layer, key).detach().clone() for layer, key in computed]
+    for (layer, key), kernel in zip(computed, kernels, strict=True):
         _fold(layer, key, kernel)
     for name, layer in layers:
         if isinstance(layer, Foldable):
@@ -119,11 +120,8 @@ def fold_convs(network: nn.Module) -> nn.Module:
 
 def _ours(layer: Any) -> list[str]:
     """The parameters of a layer that this package's parametrizations compute."""
-    if not parametrize.is_parametrized(layer):
-        return []
-    return [
-        key for key, parts in layer.parametrizations.items() if any(isinstance(part, Prior) for part in parts)
-    ]
+    parametrized = layer.parametrizations.items() if parametrize.is_parametrized(layer) else ()
+    return [key for key, parts in parametrized if any(isinstance(part, Prior) for part in parts)]
 
 
 def _fold(layer: Any, key: str, kernel: Tensor) -> None:
@@ -146,10 +144,10 @@ def _whole(network: nn.Module, mirror: Mirror, where: str | None, example: Tenso
     changed = mirror(network, example)
     if not changed:
         raise ValueError(f"no convolution of {type(network).__name__} could be swapped")
-    layers = {n: layer for n, layer in network.named_modules() if isinstance(layer, CONVS + TRANSPOSED)}
-    unused = dict.fromkeys(layers.keys() - set(changed), "unused")
-    errors = {n: getattr(layers[n], "approximation_error", None) for n in changed}
-    return SwapReport(changed, unused, {name: error for name, error in errors.items() if error is not None})
+    layers: dict[str, Any] = dict(network.named_modules())
+    unused = {n: "unused" for n in layers.keys() - set(changed) if isinstance(layers[n], CONVS + TRANSPOSED)}
+    errors = {n: layers[n].approximation_error for n in changed if hasattr(layers[n], "approximation_error")}
+    return SwapReport(changed, unused, errors)
 
 
 @torch.no_grad()
@@ -166,11 +164,13 @@ def _grids(
         raise ValueError(f"spacing_mm must be positive along every axis, got {tuple(spacing_mm)}")
     copy = deepcopy(network).eval()
     sizes: dict[str, torch.Size] = {}
+
+    def note(name: str, layer: nn.Module, args: tuple[Tensor]) -> None:
+        sizes.setdefault(name, args[0].shape[2:])
+
     for name, layer in copy.named_modules():
         if isinstance(layer, CONVS):
-            layer.register_forward_pre_hook(
-                lambda m, args, n=name: sizes.setdefault(n, args[0].shape[2:]) and None
-            )
+            layer.register_forward_pre_hook(partial(note, name))
     copy(example)
     grids = {}
     for name, size in sizes.items():
@@ -180,19 +180,11 @@ def _grids(
     return grids
 
 
-def _check_pattern(where: str | None) -> None:
-    try:
-        re.compile(where or "")
-    except re.error as error:
-        raise ValueError(f"where must be a regular expression, got {where!r}: {error}") from error
-
-
 def _owners(network: nn.Module) -> Counter[int]:
     """How many convolutions share each weight; computed weights are not counted."""
     layers = [layer for layer in network.modules() if isinstance(layer, CONVS + TRANSPOSED)]
-    return Counter(
-        id(layer._parameters["weight"]) for layer in layers if layer._parameters.get("weight") is not None
-    )
+    weights = [layer._parameters.get("weight") for layer in layers]
+    return Counter(id(weight) for weight in weights if weight is not None)
 
 
 def _reason_to_keep(name: str, layer: Any, where: str | None) -> str | None:

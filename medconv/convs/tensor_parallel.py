@@ -54,7 +54,11 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
     Raises: ValueError: a layer cannot be sharded (named, with the reason), or a pattern matches none; the
         network is unchanged.
     """
-    _check(mesh, plan)
+    if mesh.ndim != 1:
+        raise ValueError(f"mesh must have one dimension, got {mesh.ndim}; one of several is mesh['name']")
+    for key, way in plan.items():
+        if way not in WAYS:
+            raise ValueError(f"plan: {key!r} must be one of {WAYS}, got {way!r}")
     styles: dict[str, str] = {}
     unused, owners = set(plan), Counter(id(p) for _, p in network.named_parameters(remove_duplicate=False))
     sharded_ids: set[int] = set()
@@ -91,9 +95,8 @@ def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
         return torch.tensor(0.0)
     kinds = [[grad for grad in grads if isinstance(grad, DTensor) == sharded] for sharded in (True, False)]
     norms: list[Any] = [nn.utils.get_total_norm(kind) for kind in kinds if kind]
-    total = torch.linalg.vector_norm(
-        torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms])
-    )
+    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    total = torch.linalg.vector_norm(torch.stack(norms))
     for grad in grads:
         own = grad.to_local() if isinstance(grad, DTensor) else grad
         own.mul_((max_norm / (total + 1e-6)).clamp(max=1.0))
@@ -204,11 +207,10 @@ def _need_layers(module: Any, way: str, mesh: DeviceMesh, sharded_ids: set[int])
 
     Raises: ValueError: one of them cannot be sharded.
     """
+    layers = [(module, way)]
     if way == "pair":
         first, *_, second = _pair(module)
         layers = [(first, "out"), (second, "in")]
-    else:
-        layers = [(module, way)]
     for layer, its_way in layers:
         if id(layer) in sharded_ids:
             raise ValueError("it is divided already")
@@ -231,14 +233,6 @@ def _need_shares(layer: Any, way: str, mesh: DeviceMesh) -> None:
     if -(-channels // mesh.size()) * (mesh.size() - 1) >= channels:
         processes = f"{mesh.size()} processes, some would get none"
         raise ValueError(f"{channels} {way}put channels cannot be divided over {processes}")
-
-
-def _check(mesh: DeviceMesh, plan: Mapping[str, str]) -> None:
-    if mesh.ndim != 1:
-        raise ValueError(f"mesh must have one dimension, got {mesh.ndim}; one of several is mesh['name']")
-    for pattern, way in plan.items():
-        if way not in WAYS:
-            raise ValueError(f"plan: {pattern!r} must be one of {WAYS}, got {way!r}")
 
 
 def _suits(module: nn.Module, way: str) -> bool:

@@ -45,11 +45,11 @@ def step_bytes(
 ) -> float:
     """Peak memory of a step: weights, optimizer state, and activations at the start of the backward pass.
 
-    A convolution with norm and activation keeps two tensors. An encoder stage keeps that twice and its
-    downsampled input; a decoder stage twice and the concatenation. Then the loss and the first gradients. The
-    workspace of the convolutions is not counted. Error against measured steps: docs/planning.md.
+    A convolution with norm and activation keeps two tensors: an encoder stage that twice and its downsampled
+    input, a decoder stage twice and the concatenation. Then the loss and the first gradients, without the
+    workspace of the convolutions. Error against measured steps: docs/planning.md.
     """
-    size, wide = _value_bytes(budget.precision), network.channels
+    size, wide = 2 if "16" in budget.precision else 8 if "64" in budget.precision else 4, network.channels
     voxels, values = float(prod(patch)), 0.0
     for stage, channels in enumerate(wide):
         voxels /= prod(network.strides[stage - 1]) if stage else 1
@@ -59,8 +59,3 @@ def step_bytes(
     half_copies = size if size < 4 else 0
     weights = num_weights(network, num_channels, num_classes) * (_WEIGHT_BYTES + half_copies)
     return weights + batch_size * (values * size + ends) * _KEPT.get(budget.activation_checkpointing, 1.0)
-
-
-def _value_bytes(precision: str) -> int:
-    """Bytes per activation value, for one of Lightning's precisions."""
-    return 2 if "16" in precision else 8 if "64" in precision else 4

@@ -29,10 +29,11 @@ class PlanOverrides:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"plan.{key} must be 1 or more, or null, got {value}")
-        if self.resize is not None and (not self.image_level or any(n < 1 for n in self.resize)):
-            what = "cases with values; label maps stay true to mm by data.spacing_mm"
-            if self.image_level:
-                what = f"positive numbers of voxels, got {list(self.resize)}"
-            raise ValueError(f"data.resize needs {what}")
+        if self.resize is not None and not self.image_level:
+            raise ValueError(
+                "data.resize needs cases with values; label maps stay true to mm by data.spacing_mm"
+            )
+        if self.resize is not None and any(n < 1 for n in self.resize):
+            raise ValueError(f"data.resize needs positive numbers of voxels, got {list(self.resize)}")
         if self.batch_size is not None and self.batch_size < 1:
             raise ValueError(f"data.batch_size must be at least 1, got {self.batch_size}")

@@ -11,29 +11,12 @@ from typing import Any
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.preprocess import normalisation_for
+from medconv.planning import report, topology
 from medconv.planning.memory_model import GB, Budget, step_bytes
 from medconv.planning.overrides import PlanOverrides
-from medconv.planning.report import (
-    ReportRow,
-    dims_reason,
-    memory_reason,
-    network_rows,
-    normalisation_reason,
-    patch_reason,
-    spacing_reason,
-)
+from medconv.planning.report import ReportRow
 from medconv.planning.spacing import across, median_shape, slice_axis, target_spacing
-from medconv.planning.topology import (
-    Network,
-    halvings,
-    kernels,
-    largest_patch,
-    need_channels,
-    need_kernels,
-    need_strides,
-    rounded_up,
-    widths,
-)
+from medconv.planning.topology import Network, rounded_up
 from medconv.utils.logging import size_text
 
 _LEAST_EDGE = 16  # voxels; no axis of a patch is made smaller
@@ -48,8 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Plan:
-    """The values to build data, network and batches from; axes right, anterior, superior, without the slice
-    axis.
+    """The values to build data, network and batches from; axes: those of the network.
 
     Args:
         slice_axis: across the slices that a 2D network takes from volumes, else None.
@@ -84,16 +66,16 @@ def plan(
 ) -> Plan:
     """Plan a U-Net, its patches and batches for a dataset; values of `overrides` are not changed.
 
-    Args: modalities: one per channel, None is MRI. num_outputs: of the network, None is the number of
-    classes.
-    Raises: ValueError: values that do not fit the data or each other, or a budget too small for the smallest
-    patch.
-    Source: the rules follow Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the
-    differences.
+    Args: modalities: one per channel, None is MRI. num_outputs: of the network; None: one per class.
+    Raises: ValueError: values that do not fit the data or each other, or a budget too small for any patch.
+    Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the differences.
     """
     overrides, budget = overrides or PlanOverrides(), budget or Budget()
-    if overrides.image_level:
-        _check_image_level(fingerprint, overrides)
+    if overrides.image_level and overrides.spatial_dims not in (None, fingerprint.spatial_dims):
+        raise ValueError(
+            f"data.spatial_dims must be {fingerprint.spatial_dims} or null, as the network takes whole "
+            f"images and these are {fingerprint.spatial_dims}D, got {overrides.spatial_dims}"
+        )
     axis = None if overrides.image_level else slice_axis(fingerprint, overrides.spatial_dims)
     seen = fingerprint if axis is None else across(fingerprint, axis)
     names = normalisation_for(overrides.normalisation, modalities or ("MRI",) * len(fingerprint.intensities))
@@ -103,8 +85,7 @@ def plan(
     if overrides.resize is not None:
         _need_axes("data.resize", overrides.resize, seen.spatial_dims)
         if not overrides.spacing_mm:  # what the network sees
-            sizes = zip(spacing, median, overrides.resize, strict=True)
-            spacing = tuple(mm * n / new for mm, n, new in sizes)
+            spacing = tuple(s * n / new for s, n, new in zip(spacing, median, overrides.resize, strict=True))
         median = tuple(overrides.resize)
     outputs = num_outputs or len(fingerprint.class_voxels[0])
     planner = _Planner(spacing, median, overrides, budget, len(fingerprint.intensities), outputs)
@@ -114,14 +95,15 @@ def plan(
     batch, why = planner.batch(network, patch, prod(median) * slices * len(fingerprint.shapes))
     needed_gb = planner.gb(network, patch, batch)
     planner.warn(patch, batch, needed_gb)
+    patch_why = report.patch_reason(network, patch, median, spacing, overrides)
     rows = [
-        ("dimensions", f"{seen.spatial_dims}D", dims_reason(fingerprint, axis, overrides)),
-        ("spacing", f"{size_text(spacing, 4)} mm", spacing_reason(seen, overrides)),
-        ("patch", f"{size_text(patch, 4)} voxels", patch_reason(network, patch, median, spacing, overrides)),
+        ("dimensions", f"{seen.spatial_dims}D", report.dims_reason(fingerprint, axis, overrides)),
+        ("spacing", f"{size_text(spacing, 4)} mm", report.spacing_reason(seen, overrides)),
+        ("patch", f"{size_text(patch, 4)} voxels", patch_why),
         ("batch", str(batch), why),
-        *network_rows(network, patch, overrides),
-        ("normalisation", ", ".join(names), normalisation_reason(modalities, overrides)),
-        ("memory", f"{needed_gb:.2g} of {budget.memory_gb:g} GB", memory_reason(budget)),
+        *report.network_rows(network, patch, overrides),
+        ("normalisation", ", ".join(names), report.normalisation_reason(modalities, overrides)),
+        ("memory", f"{needed_gb:.2g} of {budget.memory_gb:g} GB", report.memory_reason(budget)),
     ]
     return Plan(
         seen.spatial_dims,
@@ -138,21 +120,24 @@ def plan(
     )
 
 
+@dataclass(frozen=True)
 class _Planner:
     """The search for a patch and a batch that fit."""
 
-    def __init__(
-        self,
-        spacing: tuple[float, ...],
-        median: tuple[int, ...],
-        overrides: PlanOverrides,
-        budget: Budget,
-        num_channels: int,
-        num_classes: int,
-    ) -> None:
-        self.spacing, self.median, self.overrides, self.budget = spacing, median, overrides, budget
-        self.num_channels, self.num_classes, self.dims = num_channels, num_classes, len(spacing)
-        self.least_batch = min(_LEAST_BATCH, overrides.max_batch_size or _LEAST_BATCH)
+    spacing: tuple[float, ...]
+    median: tuple[int, ...]
+    overrides: PlanOverrides
+    budget: Budget
+    num_channels: int
+    num_classes: int
+
+    @property
+    def dims(self) -> int:
+        return len(self.spacing)
+
+    @property
+    def least_batch(self) -> int:
+        return min(_LEAST_BATCH, self.overrides.max_batch_size or _LEAST_BATCH)
 
     def gb(self, network: Network, patch: Sequence[int], batch: int) -> float:
         return step_bytes(network, patch, batch, self.num_channels, self.num_classes, self.budget) / GB
@@ -170,13 +155,10 @@ class _Planner:
             return self._built(self.median)
         batch_size = self.overrides.batch_size
         for batch in [batch_size] if batch_size else sorted({self.least_batch, 1}, reverse=True):
-            network, patch = self._built(largest_patch(self.median, self.spacing))
-            while self.gb(network, patch, batch) > self.budget.memory_gb:
-                smaller = self._smaller(patch)
-                if smaller is None:
-                    break
-                network, patch = smaller
-            else:
+            network, patch = self._built(topology.largest_patch(self.median, self.spacing))
+            while self.gb(network, patch, batch) > self.budget.memory_gb and (less := self._smaller(patch)):
+                network, patch = less
+            if self.gb(network, patch, batch) <= self.budget.memory_gb:
                 return network, patch
         raise ValueError(
             f"plan.memory_gb: the smallest patch, {size_text(patch, 4)} voxels, in a batch of {batch} takes "
@@ -187,30 +169,28 @@ class _Planner:
     def _built(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
         """The network for a patch, and the patch rounded up to a multiple of its strides."""
         overrides, dims = self.overrides, self.dims
-        lists = [v for v in (overrides.channels, overrides.kernel_sizes) if isinstance(v, (list, tuple))]
-        most = min((n for n in (overrides.max_stages, *map(len, lists)) if n), default=None)
-        steps = (
-            halvings(patch, self.spacing, exact, most)
-            if overrides.strides is None
-            else need_strides(overrides.strides, dims)
-        )
+        wide, sizes = overrides.channels, overrides.kernel_sizes
+        if overrides.strides is None:
+            lists = [v for v in (wide, sizes) if isinstance(v, (list, tuple))]
+            most = min((n for n in (overrides.max_stages, *map(len, lists)) if n), default=None)
+            steps = topology.halvings(patch, self.spacing, exact, most)
+        else:
+            steps = topology.need_strides(overrides.strides, dims)
         stages = len(steps) + 1
         if overrides.max_stages is not None and stages > overrides.max_stages:
             raise ValueError(
                 f"plan.strides={overrides.strides} makes {stages} stages, plan.max_stages allows "
                 f"{overrides.max_stages}"
             )
-        sizes, wide = overrides.kernel_sizes, overrides.channels
-        network = Network(
-            steps,
-            kernels(self.spacing, steps) if sizes is None else need_kernels(sizes, stages, dims),
-            widths(stages, dims) if wide is None else need_channels(wide, stages),
-        )
+        planned = topology.kernels(self.spacing, steps)
+        kernels = planned if sizes is None else topology.need_kernels(sizes, stages, dims)
+        widths = topology.widths(stages, dims) if wide is None else topology.need_channels(wide, stages)
+        network = Network(steps, kernels, widths)
         rounded = rounded_up(patch, network.divisor(dims))
         if exact and rounded != tuple(patch):
+            divisor = network.divisor(dims)
             raise ValueError(
-                f"data.patch_size must be divisible by {network.divisor(dims)} (plan.strides), got "
-                f"{list(patch)}"
+                f"data.patch_size must be divisible by {divisor} (plan.strides), got {list(patch)}"
             )
         return network, rounded
 
@@ -257,23 +237,11 @@ class _Planner:
 
 
 def _image_level_batch(patch: Sequence[int]) -> int:
-    """A power of two from 2 to 128: 128 pictures of 28 x 28, 32 volumes of 28 x 28 x 28, 16 pictures of
-    224 x 224.
-    """
+    """A power of two from 2 to 128: 128 pictures of 28 x 28, 32 volumes of 28 x 28 x 28, 16 of 224 x 224."""
     return int(min(128, max(2, 2 ** round(log2(_IMAGE_LEVEL_ROOT / sqrt(prod(patch)))))))
-
-
-def _check_image_level(fingerprint: Fingerprint, overrides: PlanOverrides) -> None:
-    """Raises: ValueError: the config requests slices."""
-    if overrides.spatial_dims not in (None, fingerprint.spatial_dims):
-        raise ValueError(
-            f"data.spatial_dims must be {fingerprint.spatial_dims} or null, as the network takes whole "
-            f"images and these are {fingerprint.spatial_dims}D, got {overrides.spatial_dims}"
-        )
 
 
 def _need_axes(key: str, values: Sequence[float], spatial_dims: int) -> None:
     if len(values) != spatial_dims or any(not 0 < v < float("inf") for v in values):
-        raise ValueError(
-            f"{key} needs {spatial_dims} positive numbers, one per spatial axis, got {list(values)}"
-        )
+        what = f"{spatial_dims} positive numbers, one per spatial axis"
+        raise ValueError(f"{key} needs {what}, got {list(values)}")

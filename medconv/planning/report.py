@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from math import prod
-from typing import Any
 
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.planning.memory_model import Budget
@@ -35,22 +35,17 @@ def patch_reason(
     dims, median_size, hint = len(patch), size_text(median, 4), ""
     visible_share = prod(min(1.0, p / m) for p, m in zip(patch, median, strict=True))
     if visible_share < _SMALL_VIEW:
-        coarser = [s * (_SMALL_VIEW / visible_share) ** (1 / dims) for s in spacing]
-        hint = (
-            f"; {100 * visible_share:.2g} % of it: data.spacing_mm=[{','.join(f'{s:.2g}' for s in coarser)}] "
-            "would show more"
-        )
+        coarser = ",".join(f"{s * (_SMALL_VIEW / visible_share) ** (1 / dims):.2g}" for s in spacing)
+        hint = f"; {100 * visible_share:.2g} % of it: data.spacing_mm=[{coarser}] would show more"
     if overrides.patch_size is not None:
         return f"data.patch_size; the median image is {median_size}{hint}"
     if overrides.resize is not None:
         return f"data.resize, {median_size}, padded to what the strides divide"
+    whole = f"the median image, {median_size}, rounded up to what the strides divide"
     if overrides.image_level:
-        return (
-            f"the median image, {median_size}, rounded up to what the strides divide; others are cut or "
-            "padded at their borders"
-        )
+        return f"{whole}; others are cut or padded at their borders"
     if all(p >= m for p, m in zip(patch, median, strict=True)):
-        return f"the median image, {median_size}, rounded up to what the strides divide"
+        return whole
     start = rounded_up(largest_patch(median, spacing), network.divisor(dims))
     short = "what the memory holds of" if prod(patch) < prod(start) else "as much as is ever taken of"
     return f"{short} the median image, {median_size}{hint}"
@@ -99,13 +94,7 @@ def network_rows(
 
 def _each(rows: Sequence[Sequence[int]]) -> str:
     """Such as `1x2x2 (2), 2x2x2`: equal neighbours are counted."""
-    counted: list[list[Any]] = []
-    for row in rows:
-        word = "x".join(map(str, row))
-        if counted and counted[-1][0] == word:
-            counted[-1][1] += 1
-        else:
-            counted.append([word, 1])
+    counted = [(word, len(list(group))) for word, group in groupby("x".join(map(str, row)) for row in rows)]
     return ", ".join(word if n == 1 else f"{word} ({n})" for word, n in counted) or "none"
 
 

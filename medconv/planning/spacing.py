@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -17,11 +16,9 @@ _FEWEST_SLICES = 4  # with fewer, a 3D kernel sees mostly padding
 
 
 def target_spacing(fingerprint: Fingerprint) -> tuple[float, ...]:
-    """The median spacing, mm; across thick slices the 10th percentile, which keeps the detail that thinner
-    slices have.
+    """The median spacing, mm; across thick slices the 10th percentile, for the detail of thinner ones.
 
-    Thick means over 3 times the other axes' spacing and less than a third of their voxels; it stays the
-    coarsest axis.
+    Thick: over 3 times the other axes' spacing, below a third of their voxels; it stays the coarsest axis.
     Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
     spacings = np.array(fingerprint.spacings_mm)
@@ -49,11 +46,9 @@ def thick_axis(fingerprint: Fingerprint) -> int | None:
 
 
 def slice_axis(fingerprint: Fingerprint, spatial_dims: int | None) -> int | None:
-    """The axis across the slices that a network takes from volumes: that of the coarsest spacing, the last of
-    several.
+    """The axis across the slices that a network takes from volumes: the last of those of coarsest spacing.
 
-    Args: spatial_dims: of the network; None takes volumes as they are, but those of fewer than 4 slices slice
-    by slice.
+    Args: spatial_dims: of the network; None takes slices of volumes of fewer than 4.
     Returns: None where the network takes the images as they are.
     Raises: ValueError: the data has no such dimensions.
     Source: as nnU-Net's 2d configuration; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
@@ -68,20 +63,14 @@ def slice_axis(fingerprint: Fingerprint, spatial_dims: int | None) -> int | None
         return None
     spacing = target_spacing(fingerprint)
     axis = max(range(3), key=lambda axis: (spacing[axis], axis))
-    return axis if spatial_dims == 2 or few_slices(fingerprint, axis) else None
-
-
-def few_slices(fingerprint: Fingerprint, axis: int) -> bool:
-    return float(np.median([shape[axis] for shape in fingerprint.shapes])) < _FEWEST_SLICES
+    few = np.median([shape[axis] for shape in fingerprint.shapes]) < _FEWEST_SLICES
+    return axis if spatial_dims == 2 or few else None
 
 
 def across(fingerprint: Fingerprint, axis: int) -> Fingerprint:
     """The fingerprint of the slices across an axis, to plan a 2D network."""
-
-    def within(rows: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
-        return tuple(row[:axis] + row[axis + 1 :] for row in rows)
-
-    shapes, spacings = within(fingerprint.shapes), within(fingerprint.spacings_mm)
+    shapes = tuple(row[:axis] + row[axis + 1 :] for row in fingerprint.shapes)
+    spacings = tuple(row[:axis] + row[axis + 1 :] for row in fingerprint.spacings_mm)
     return replace(fingerprint, spatial_dims=2, shapes=shapes, spacings_mm=spacings)
 
 

@@ -19,11 +19,7 @@ Steps = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Network:
-    """The stages of a U-Net.
-
-    Args: strides: per step between stages, one number per axis. kernel_sizes, channels: per stage, finest
-    first.
-    """
+    """The stages of a U-Net, finest first. Args: strides: per step between stages, one number per axis."""
 
     strides: Steps
     kernel_sizes: Steps
@@ -35,11 +31,10 @@ class Network:
 
 
 def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_stages: int | None) -> Steps:
-    """Strides: an axis is halved while it keeps `MIN_EDGE` voxels and its voxels are below twice as long as
-    the finest of those that can be halved; so never across thick slices until the voxels have evened out, and
-    only while there are 3 * `MIN_EDGE` of them.
+    """Strides: an axis is halved while it keeps `MIN_EDGE` voxels (thick slices: while it has 3 times as
+    many) and its voxels are below twice as long as the finest of those that can be halved.
 
-    Args: exact: the patch stays as it is, and only even numbers are halved; else it is rounded up afterwards.
+    Args: exact: only even numbers are halved; else the patch is rounded up afterwards.
     Source: nnU-Net's rules but for the last; Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
     size, voxel = list(patch), [float(s) for s in spacing]
@@ -57,9 +52,7 @@ def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_st
 
 
 def kernels(spacing: Sequence[float], strides: Steps) -> Steps:
-    """3 along every axis, but 1 across slices that are at least twice as thick as the finest axis; 3 in
-    the last stage.
-    """
+    """3 along every axis; but before the last stage 1 across slices twice as thick as the finest axis."""
     voxel, kernel, sizes = [float(s) for s in spacing], [1] * len(spacing), []
     for step in ((1,) * len(voxel), *strides):
         voxel = [v * s for v, s in zip(voxel, step, strict=True)]

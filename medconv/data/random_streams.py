@@ -21,6 +21,7 @@ class RandomStream(IntEnum):
     ELASTIC = 4
     BALANCED_ORDER = 5  # of the cases of each class
     MIXUP = 7
+    TRANSFORMS = 8  # a user's own, of MONAI or TorchIO
 
 
 def generator(seed: int, stream: RandomStream, *numbers: int) -> np.random.Generator:

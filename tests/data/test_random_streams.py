@@ -14,6 +14,7 @@ NUMBERS = {
     "ELASTIC": 4,
     "BALANCED_ORDER": 5,
     "MIXUP": 7,
+    "TRANSFORMS": 8,
 }  # of every run that was ever seeded
 
 

@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
 
+import torch
 from lightning import LightningDataModule
 from monai.data import DataLoader
 from threadpoolctl import threadpool_limits
 from torch.utils.data import default_collate
 
+from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case
 from medconv.data.loading.image_dataset import ImageCases, ImageDataset
 from medconv.data.loading.patch_dataset import CaseDataset, PatchDataset, Sample, SampleOrder
@@ -37,7 +39,8 @@ class DataModule(LightningDataModule):
 
     Args:
         batch_size: per device. samples_per_epoch: over all devices.
-        augment: applied to training batches: on the device if it is an accelerator, else in the workers.
+        augment: applied to training batches: on the device if it is an accelerator, else in the workers. A
+            `SampleTransforms` is applied to each sample, always in the workers.
         slice_axis: with 2D patches from volumes, the axis across the slices.
         draw_from: for image-level targets: indices into `train`, per class, to draw each class equally
             often; None draws each case equally often.
@@ -53,7 +56,7 @@ class DataModule(LightningDataModule):
         train: Sequence[Case],
         val: Sequence[Case],
         patch_size: Sequence[int],
-        augment: Callable[[Batch], Batch],
+        augment: Callable[[Batch], Batch] | SampleTransforms,
         *,
         seed: int,
         batch_size: int,
@@ -69,7 +72,9 @@ class DataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.store, self.train_cases, self.val_cases, self.patch_size = store, train, val, patch_size
-        self.augment, self.seed, self.batch_size = augment, seed, batch_size
+        self.transform = augment if isinstance(augment, SampleTransforms) else None
+        self.augment = None if isinstance(augment, SampleTransforms) else augment
+        self.seed, self.batch_size = seed, batch_size
         self.samples_per_epoch, self.oversample_foreground = samples_per_epoch, oversample_foreground
         self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
         self.persistent_workers = persistent_workers
@@ -95,17 +100,17 @@ class DataModule(LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         dataset = self._samples()
         order = SampleOrder(self.samples_per_epoch, self.batch_size, self._rank, self._world_size)
-        collate = default_collate if self._augments_on_device else _Augmenting(self.augment)
+        collate = _Augmenting(self.augment) if self.augment and not self._on_gpu else default_collate
         return self._loader(
             dataset, collate, sampler=order, batch_size=self.batch_size, profiler=self.profiler
         )
 
     def _samples(self) -> ImageDataset | PatchDataset:
         if self.image_level:
-            return ImageDataset(self.store, self.train_cases, self.seed, self.draw_from)
+            return ImageDataset(self.store, self.train_cases, self.seed, self.draw_from, self.transform)
         ids, share = [case.id for case in self.train_cases], self.oversample_foreground
-        read_size = self._read_size()
-        return PatchDataset(self.store, ids, self.patch_size, self.seed, share, self.slice_axis, read_size)
+        place = self.slice_axis, self._read_size()
+        return PatchDataset(self.store, ids, self.patch_size, self.seed, share, *place, self.transform)
 
     @property
     def image_level(self) -> bool:
@@ -114,8 +119,8 @@ class DataModule(LightningDataModule):
 
     def _read_size(self) -> Callable[[int], Sequence[int]] | None:
         """Sample number to the size to read; one size for all if batches are augmented on the device."""
-        if self._augments_on_device and hasattr(self.augment, "max_read_size"):
-            return _Constant(self.augment.max_read_size)
+        if self._on_gpu and (largest := getattr(self.augment, "max_read_size", None)) is not None:
+            return _Constant(largest)
         return getattr(self.augment, "read_size", None)
 
     def val_dataloader(self) -> DataLoader:
@@ -134,7 +139,7 @@ class DataModule(LightningDataModule):
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Keep sample numbers on the host: reading them back from a device would wait for its queue."""
-        if self._augments_on_device and "sample" in batch:
+        if self._on_gpu and "sample" in batch:
             return {**batch, "sample": batch["sample"].tolist()}
         return batch
 
@@ -142,7 +147,10 @@ class DataModule(LightningDataModule):
         if self.trainer is None or not self.trainer.training:
             return batch
         self.profiler.mark("copy_to_device")
-        return self.augment(batch) if self._augments_on_device else batch
+        if not self._on_gpu:
+            return batch
+        batch = {**batch, "sample": torch.as_tensor(batch["sample"])}
+        return self.augment(batch) if self.augment else batch
 
     def _loader(self, dataset: Any, collate_fn: Callable[[list[Sample]], Batch], **settings: Any) -> _Loader:
         workers = self._workers
@@ -151,7 +159,7 @@ class DataModule(LightningDataModule):
             guarded,
             collate_fn=GuardedCollate(collate_fn, guarded),
             num_workers=workers,
-            pin_memory=self._augments_on_device,
+            pin_memory=self._on_gpu,
             prefetch_factor=self.prefetch_factor if workers else None,
             persistent_workers=workers > 0 if self.persistent_workers is None else self.persistent_workers,
             worker_init_fn=_init_worker,
@@ -174,7 +182,7 @@ class DataModule(LightningDataModule):
         return self.trainer.world_size if self.trainer is not None else 1
 
     @property
-    def _augments_on_device(self) -> bool:
+    def _on_gpu(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
 

@@ -5,7 +5,7 @@ As with patches, every training sample is a pure function of (seed, sample numbe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import monai.data
@@ -27,8 +27,10 @@ class ImageCases(monai.data.Dataset):
     Raises: ValueError: a case's prepared files cannot be read.
     """
 
-    def __init__(self, store: Store, cases: Sequence[Case]) -> None:
-        super().__init__(list(cases))
+    def __init__(
+        self, store: Store, cases: Sequence[Case], transform: Callable[[Sample], Sample] | None = None
+    ) -> None:
+        super().__init__(list(cases), transform)
         self.data: Any = np.array([case.id for case in cases])  # one block of memory, as in PatchDataset
         self.values = torch.tensor([case.values for case in cases], dtype=torch.float32)
         self.store = store
@@ -67,19 +69,24 @@ class ImageDataset(ImageCases):
 
     Item: image (channels, *frame) float32, label (values,) float32, sample n.
     Args: draw_from: indices of cases per class, to draw each class equally often; None: each case
-    equally often.
+    equally often. transform: as in `PatchDataset`.
     """
 
     def __init__(
-        self, store: Store, cases: Sequence[Case], seed: int, draw_from: Sequence[Sequence[int]] | None = None
+        self,
+        store: Store,
+        cases: Sequence[Case],
+        seed: int,
+        draw_from: Sequence[Sequence[int]] | None = None,
+        transform: Callable[[Sample], Sample] | None = None,
     ) -> None:
-        super().__init__(store, cases)
+        super().__init__(store, cases, transform)
         groups = [range(len(cases))] if draw_from is None else [places for places in draw_from if len(places)]
         self.seed, self.groups = seed, [np.array(places) for places in groups]
         self._turns: dict[int, tuple[int, np.ndarray]] = {}
 
     def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
-        return {**self.item(self.place_of(index)), "sample": index}
+        return self.transform({**self.item(self.place_of(index)), "sample": index})  # type: ignore[return-value]
 
     def place_of(self, index: int) -> int:
         """Classes take turns, in a new random order each round; so do the cases of each class."""

@@ -32,6 +32,8 @@ class PatchDataset(monai.data.Dataset):
             others lie anywhere or, if there is a value to ignore, are centred on a labelled voxel.
         slice_axis: with 2D patches from volumes, the axis across the slices.
         read_size: sample number to the voxels to read around the centre; None: the patch size.
+        transform: applied to each sample, such as a `SampleTransforms`; other transforms of MONAI draw new
+            random numbers in each worker and run.
     """
 
     def __init__(
@@ -43,8 +45,9 @@ class PatchDataset(monai.data.Dataset):
         oversample_foreground: float,
         slice_axis: int | None = None,
         read_size: Callable[[int], Sequence[int]] | None = None,
+        transform: Callable[[Sample], Sample] | None = None,
     ) -> None:
-        super().__init__(cases)
+        super().__init__(cases, transform)
         self.data: Any = np.array(cases)  # one block of memory: reference counts of strings copy their pages
         self.store, self.seed = store, seed
         self.oversample_foreground, self.slice_axis = oversample_foreground, slice_axis
@@ -56,11 +59,12 @@ class PatchDataset(monai.data.Dataset):
         start = self._start(entry, generator(self.seed, RandomStream.PATCH_POSITION, index))
         box = self.box if self.read_size is None else self._with_slice_axis(self.read_size(index))
         start = tuple(s - (b - n) // 2 for s, b, n in zip(start, box, self.box, strict=True))
-        return {
+        sample = {
             "image": torch.from_numpy(self._without_slice_axis(crop(entry.image, start, box))),
             "label": torch.from_numpy(self._without_slice_axis(crop(entry.label[None], start, box))),
             "sample": index,
         }
+        return self.transform(sample)  # type: ignore[return-value]
 
     def case_of(self, index: int) -> str:
         """Cases come in a new random order each round."""

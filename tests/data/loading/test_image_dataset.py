@@ -15,12 +15,14 @@ from helpers.volumes import image_array
 from helpers.volumes import save as save_volume
 
 from medconv.data.augmentation.augment import Augment
+from medconv.data.augmentation.sample_transforms import SampleTransforms
 from medconv.data.case import Case, Dataset, Grid
 from medconv.data.datasets.csv_table import csv
 from medconv.data.io.raster import write_picture
 from medconv.data.loading import image_dataset
 from medconv.data.loading.datamodule import DataModule
 from medconv.data.loading.image_dataset import ImageCases, ImageDataset
+from medconv.data.loading.patch_dataset import Sample
 from medconv.data.preprocessing.pipeline import fingerprint, prepare
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, framed, preprocess
 from medconv.data.preprocessing.store import Store
@@ -144,6 +146,21 @@ def test_sample_depends_on_seed_and_number_alone(prepared: tuple[Dataset, Store]
         one.place_of(n) for n in range(COUNT)
     ]
     assert one.describe(7) == (cases[one.place_of(7)].id, "training sample 7")
+
+
+def test_transforms_do_not_change_the_images_in_memory(prepared: tuple[Dataset, Store]) -> None:
+    dataset, store = prepared
+
+    def brighten(sample: Sample) -> Sample:
+        sample["image"] += 10
+        return sample
+
+    transforms = SampleTransforms([brighten], seed=0, spacing_mm=(1, 1), patch_size=SIZE)
+    plain = ImageDataset(store, dataset.cases, 3)
+    images = ImageDataset(store, dataset.cases, 3, transform=transforms)
+    for n in (0, 1, 0):
+        assert torch.equal(images[n]["image"], plain[n]["image"] + 10)
+        assert torch.equal(images[n]["label"], plain[n]["label"]) and images[n]["sample"] == n
 
 
 def test_balanced_sampling_draws_each_class_equally_often(prepared: tuple[Dataset, Store]) -> None:

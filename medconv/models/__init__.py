@@ -1,6 +1,4 @@
-"""Networks, their layers and pretrained weights; MONAI's networks are used by their own names in
-`conf/model`.
-"""
+"""Networks, their layers and pretrained weights; `conf/model` names MONAI's networks themselves."""
 
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.models.encoder import Encoder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from math import prod
 
 from torch import Tensor, nn
@@ -15,66 +14,9 @@ class Stages(nn.Module):
     """Blocks of `convs_per_stage` convolutions, joined by convolutions whose kernel is their stride.
 
     Unlike a 3-kernel with stride 2 on an even grid, these keep mirror symmetry. The `conv` group may replace
-    all convolutions with a wider kernel. Weights have torch's default initialisation; the subclass applies
-    `initialise`.
+    all convolutions with a wider kernel.
     Args: as of `UNet`; the attribute `channels` keeps them.
     Raises: ValueError: lists that do not fit together; of `features`, a size that `divisor` does not divide.
-    """
-
-    def __init__(
-        self,
-        spatial_dims: int,
-        in_channels: int,
-        channels: Sequence[int],
-        strides: Sequence[int | Sequence[int]],
-        kernel_size: int | Sequence[int | Sequence[int]],
-        convs_per_stage: int,
-        norm: str,
-    ) -> None:
-        super().__init__()
-        if len(strides) != len(channels) - 1:
-            raise ValueError(
-                f"strides must have one entry fewer than channels ({len(channels)}), got {len(strides)}"
-            )
-        steps = [_per_axis(s, spatial_dims, "strides") for s in strides]
-        kernels = _kernels(kernel_size, len(channels), spatial_dims)
-        self.channels = tuple(channels)
-        self.divisor = tuple(prod(step[axis] for step in steps) for axis in range(spatial_dims))
-        self.block = partial(_block, spatial_dims, channels, kernels, convs_per_stage, norm)
-        down = conv_nd(spatial_dims)
-        coarser = enumerate(channels[1:], start=1)
-        self.encoder = nn.ModuleList(
-            [self.block(in_channels, 0), *(self.block(c, stage) for stage, c in coarser)]
-        )
-        self.down = nn.ModuleList(
-            down(fine, coarse, s, stride=s)
-            for fine, coarse, s in zip(channels, channels[1:], steps, strict=False)
-        )
-
-    def features(self, x: Tensor) -> list[Tensor]:
-        """The output of each stage, finest first.
-
-        Shape: (batch, in_channels, *spatial) -> (batch, channels[i], *spatial).
-        """
-        self._check(x)
-        outputs = [self.encoder[0](x)]
-        for down, block in zip(self.down, self.encoder[1:], strict=True):  # type: ignore[arg-type]
-            outputs.append(block(down(outputs[-1])))
-        return outputs
-
-    def _check(self, x: Tensor) -> None:
-        size = tuple(x.shape[2:])
-        if len(size) != len(self.divisor) or any(s % d for s, d in zip(size, self.divisor, strict=True)):
-            raise ValueError(f"the spatial size must be divisible by {self.divisor} axis by axis, got {size}")
-
-
-class Encoder(Stages):
-    """The encoder of our U-Net, global average pooling, and a linear layer.
-
-    The linear layer is a 1x1 convolution, which `conv=mirror` can make invariant to flips.
-
-    Shape: (batch, in_channels, *spatial) -> (batch, out_channels), logits.
-    Args: as of `UNet`. Raises: ValueError: as of `Stages`.
     """
 
     def __init__(
@@ -88,9 +30,59 @@ class Encoder(Stages):
         convs_per_stage: int = 2,
         norm: str = "batch",
     ) -> None:
-        super().__init__(spatial_dims, in_channels, channels, strides, kernel_size, convs_per_stage, norm)
-        self.head = conv_nd(spatial_dims)(channels[-1], out_channels, 1)
+        super().__init__()
+        if len(strides) != len(channels) - 1:
+            raise ValueError(
+                f"strides must have one entry fewer than channels ({len(channels)}), got {len(strides)}"
+            )
+        steps = [_per_axis(s, spatial_dims, "strides") for s in strides]
+        self.channels = tuple(channels)
+        self.divisor = tuple(prod(step[axis] for step in steps) for axis in range(spatial_dims))
+        self._block = (convs_per_stage, _kernels(kernel_size, len(channels), spatial_dims), norm)
+        self.encoder = nn.ModuleList(
+            self.block(c, stage) for stage, c in enumerate([in_channels, *channels[1:]])
+        )
+        joins = zip(channels, channels[1:], steps, strict=False)
+        self.down = nn.ModuleList(
+            conv_nd(spatial_dims)(fine, coarse, s, stride=s) for fine, coarse, s in joins
+        )
+        self.add_outputs(out_channels)
         self.apply(initialise)
+
+    def block(self, in_channels: int, stage: int) -> ConvBlock:
+        convs, kernels, norm = self._block
+        channels = [in_channels, *[self.channels[stage]] * convs]
+        return ConvBlock(len(self.divisor), channels, kernels[stage], norm)
+
+    def add_outputs(self, out_channels: int) -> None:
+        """Add what the network has beyond these stages."""
+        raise NotImplementedError
+
+    def features(self, x: Tensor) -> list[Tensor]:
+        """The output of each stage, finest first.
+
+        Shape: (batch, in_channels, *spatial) -> (batch, channels[i], *spatial).
+        """
+        size = tuple(x.shape[2:])
+        if len(size) != len(self.divisor) or any(s % d for s, d in zip(size, self.divisor, strict=True)):
+            raise ValueError(f"the spatial size must be divisible by {self.divisor} axis by axis, got {size}")
+        outputs = [self.encoder[0](x)]
+        for down, block in zip(self.down, self.encoder[1:], strict=True):  # type: ignore[arg-type]
+            outputs.append(block(down(outputs[-1])))
+        return outputs
+
+
+class Encoder(Stages):
+    """The encoder of our U-Net, global average pooling, and a linear layer.
+
+    The linear layer is a 1x1 convolution, which `conv=mirror` can make invariant to flips.
+
+    Shape: (batch, in_channels, *spatial) -> (batch, out_channels), logits.
+    Args: as of `UNet`. Raises: ValueError: as of `Stages`.
+    """
+
+    def add_outputs(self, out_channels: int) -> None:
+        self.head = conv_nd(len(self.divisor))(self.channels[-1], out_channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = self.features(x)[-1].mean(list(range(2, x.ndim)), keepdim=True)
@@ -103,18 +95,6 @@ def initialise(layer: nn.Module) -> None:
         nn.init.kaiming_normal_(layer.weight, a=0.01)
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
-
-
-def _block(
-    spatial_dims: int,
-    channels: Sequence[int],
-    kernels: Sequence[tuple[int, ...]],
-    convs_per_stage: int,
-    norm: str,
-    into: int,
-    stage: int,
-) -> ConvBlock:
-    return ConvBlock(spatial_dims, [into, *[channels[stage]] * convs_per_stage], kernels[stage], norm)
 
 
 def _per_axis(value: int | Sequence[int], spatial_dims: int, name: str) -> tuple[int, ...]:

@@ -32,8 +32,9 @@ class DenseNet(nets.DenseNet):
     ) -> None:
         super().__init__(spatial_dims, *args, **settings)
         if stem is not None:
-            self.features.conv0 = _restarted(self.features.conv0, stem)  # type: ignore[arg-type]
-            _without_pool(self.features, "pool0", stem)
+            self.features.conv0 = _restarted(self.features.conv0, stem)
+            if stem["no_pool"]:
+                self.features.pool0 = nn.Identity()
 
 
 class EfficientNet(nets.EfficientNetBN):
@@ -52,8 +53,9 @@ class SEResNet(nets.SEResNet50):
     def __init__(self, *, stem: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__(**{**settings, "pretrained": False})
         if stem is not None:
-            self.layer0.conv1 = _restarted(self.layer0.conv1, stem)  # type: ignore[arg-type]
-            _without_pool(self.layer0, "pool", stem)
+            self.layer0.conv1 = _restarted(self.layer0.conv1, stem)
+            if stem["no_pool"]:
+                self.layer0.pool = nn.Identity()
 
 
 def _restarted(conv: Any, stem: Mapping[str, Any]) -> nn.Module:
@@ -61,13 +63,7 @@ def _restarted(conv: Any, stem: Mapping[str, Any]) -> nn.Module:
     size, stride, dims = stem["kernel_size"], stem["stride"], len(conv.kernel_size)
     if conv.kernel_size == (size,) * dims and conv.stride == (stride,) * dims:
         return conv
-    new = conv_nd(dims)(
-        conv.in_channels, conv.out_channels, size, stride=stride, padding=size // 2, bias=False
-    )
-    nn.init.kaiming_normal_(new.weight)  # type: ignore[arg-type]
+    settings = {"stride": stride, "padding": size // 2, "bias": False}
+    new: Any = conv_nd(dims)(conv.in_channels, conv.out_channels, size, **settings)
+    nn.init.kaiming_normal_(new.weight)
     return new
-
-
-def _without_pool(layers: nn.Sequential, name: str, stem: Mapping[str, Any]) -> None:
-    if stem["no_pool"]:
-        setattr(layers, name, nn.Identity())

@@ -1,16 +1,13 @@
-"""The U-Net of `model=customconv`, 2D and 3D: plain here, its convolutions replaced by
-`medconv.convs.swap_convs`.
-"""
+"""The U-Net of `model=customconv`, 2D and 3D; the convolutions are plain before `swap_convs`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from medconv.models.encoder import Stages, initialise
+from medconv.models.encoder import Stages
 from medconv.models.layers.blocks import conv_nd, conv_transpose_nd
 
 
@@ -31,26 +28,14 @@ class UNet(Stages):
         doi:10.1038/s41592-020-01008-z.
     """
 
-    def __init__(
-        self,
-        spatial_dims: int,
-        in_channels: int,
-        out_channels: int,
-        channels: Sequence[int] = (32, 64, 128, 256),
-        strides: Sequence[int | Sequence[int]] = (2, 2, 2),
-        kernel_size: int | Sequence[int | Sequence[int]] = 3,
-        convs_per_stage: int = 2,
-        norm: str = "batch",
-    ) -> None:
-        super().__init__(spatial_dims, in_channels, channels, strides, kernel_size, convs_per_stage, norm)
-        up = conv_transpose_nd(spatial_dims)
+    def add_outputs(self, out_channels: int) -> None:
+        up, pairs = conv_transpose_nd(len(self.divisor)), zip(self.channels, self.channels[1:], strict=False)
         self.up = nn.ModuleList(
             up(coarse, fine, layer.kernel_size, stride=layer.stride)  # type: ignore[arg-type]
-            for fine, coarse, layer in zip(channels, channels[1:], self.down, strict=False)
+            for (fine, coarse), layer in zip(pairs, self.down, strict=True)
         )
-        self.decoder = nn.ModuleList(self.block(2 * fine, i) for i, fine in enumerate(channels[:-1]))
-        self.head = conv_nd(spatial_dims)(channels[0], out_channels, 1)
-        self.apply(initialise)
+        self.decoder = nn.ModuleList(self.block(2 * fine, i) for i, fine in enumerate(self.channels[:-1]))
+        self.head = conv_nd(len(self.divisor))(self.channels[0], out_channels, 1)
 
     def forward(self, x: Tensor, stages: int = 0) -> Any:
         *skips, x = self.features(x)

@@ -13,12 +13,10 @@ class RunningStatistics:
     """Those of a network, which a forward pass changes before its loss is known to be finite."""
 
     def __init__(self, module: nn.Module) -> None:
-        norms: list[Any] = [
-            part for part in module.modules() if isinstance(getattr(part, "running_mean", None), Tensor)
-        ]
-        values = [[value for norm in norms for value in (norm.running_mean, norm.running_var)]]
-        values.append([norm.num_batches_tracked for norm in norms])
-        self._groups: list[list[Tensor]] = [group for group in values if group]
+        norms = [part for part in module.modules() if isinstance(getattr(part, "running_mean", None), Tensor)]
+        values: Any = [value for norm in norms for value in (norm.running_mean, norm.running_var)]
+        counts: Any = [norm.num_batches_tracked for norm in norms]
+        self._groups: list[list[Tensor]] = [values, counts] if norms else []
 
     def now(self) -> list[Tensor]:
         """A copy of all running statistics."""

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from torch import nn
 
 _Builder = Callable[..., nn.Module]
-_CONV: dict[int, _Builder] = {2: nn.Conv2d, 3: nn.Conv3d}
-_CONV_TRANSPOSE: dict[int, _Builder] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
-_NORM: dict[str, dict[int, _Builder]] = {
-    "batch": {2: nn.BatchNorm2d, 3: nn.BatchNorm3d},
-    "instance": {2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d},
-}
+_NORM = {"batch": "BatchNorm", "instance": "InstanceNorm"}
 
 
 def conv_nd(spatial_dims: int) -> _Builder:
     """`nn.Conv2d` or `nn.Conv3d`. Raises: ValueError: spatial_dims is neither 2 nor 3."""
-    return _CONV[_checked(spatial_dims)]
+    return _of_torch("Conv", spatial_dims)
 
 
 def conv_transpose_nd(spatial_dims: int) -> _Builder:
     """`nn.ConvTranspose2d` or `nn.ConvTranspose3d`. Raises: ValueError: spatial_dims is neither 2 nor 3."""
-    return _CONV_TRANSPOSE[_checked(spatial_dims)]
+    return _of_torch("ConvTranspose", spatial_dims)
 
 
 def norm_nd(name: str, spatial_dims: int, channels: int) -> nn.Module:
     """A norm with learned scale and shift. Raises: ValueError: `name` is neither `batch` nor `instance`."""
     if name not in _NORM:
         raise ValueError(f"norm must be one of {sorted(_NORM)}, got {name!r}")
-    return _NORM[name][_checked(spatial_dims)](channels, affine=True)
+    return _of_torch(_NORM[name], spatial_dims)(channels, affine=True)
 
 
 class ConvBlock(nn.Sequential):
@@ -54,8 +50,12 @@ class ConvBlock(nn.Sequential):
             ]
         super().__init__(*layers)
 
+    def __getitem__(self, index: Any) -> Any:
+        """A layer; of a slice, a plain `nn.Sequential`: torch would call this class with the layers."""
+        return nn.Sequential(*list(self)[index]) if isinstance(index, slice) else super().__getitem__(index)
 
-def _checked(spatial_dims: int) -> int:
-    if spatial_dims not in _CONV:
+
+def _of_torch(name: str, spatial_dims: int) -> _Builder:
+    if spatial_dims not in (2, 3):
         raise ValueError(f"spatial_dims must be 2 or 3, got {spatial_dims}")
-    return spatial_dims
+    return getattr(nn, f"{name}{spatial_dims}d")

@@ -21,7 +21,9 @@ class BlockDepthwiseConv3d(nn.Conv3d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.device.type != "cpu" or _dtype(input) != torch.bfloat16:
+        autocast = torch.is_autocast_enabled("cpu")
+        computes_in = torch.get_autocast_dtype("cpu") if autocast else input.dtype
+        if input.device.type != "cpu" or computes_in != torch.bfloat16:
             return super().forward(input)
         size = block_size(self.in_channels)
         weight = block_weight(self.weight, self.in_channels, size)
@@ -56,8 +58,3 @@ def block_weight(weight: Tensor, channels: int, size: int) -> Tensor:
 def _suits(layer: nn.Conv3d) -> bool:
     depthwise = layer.groups == layer.in_channels > 1 and block_size(layer.in_channels) > 1
     return depthwise and layer.padding_mode == "zeros" and any(size > 1 for size in layer.kernel_size)
-
-
-def _dtype(x: Tensor) -> torch.dtype:
-    """The dtype that the convolution computes in."""
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype

@@ -40,15 +40,17 @@ def instance_norm(
     Raises: ValueError: a single voxel, as `nn.InstanceNorm3d` does.
     Source: Ulyanov et al. 2016, arXiv:1607.08022.
     """
+    # also a slice of a channels-last tensor; not where both formats are the same
+    channels_last = x.ndim in CHANNELS_LAST and x.stride(1) == 1 and not x.is_contiguous()
     if not x.shape[0]:  # torch fails on weights here
-        return _activated(F.instance_norm(x, eps=eps), negative_slope)
-    if not _is_channels_last(x):
-        return _activated(F.instance_norm(x, weight=weight, bias=bias, eps=eps), negative_slope)
-    if _HAS_TRITON and x.is_cuda and x.dtype in _DTYPES:
+        y = F.instance_norm(x, eps=eps)
+    elif not channels_last:
+        y = F.instance_norm(x, weight=weight, bias=bias, eps=eps)
+    elif _HAS_TRITON and x.is_cuda and x.dtype in _DTYPES:
         return triton_instance_norm(x, weight, bias, eps, negative_slope)
-    return _activated(
-        norm_by_sample(x.contiguous(memory_format=CHANNELS_LAST[x.ndim]), weight, bias, eps), negative_slope
-    )
+    else:
+        y = norm_by_sample(x.contiguous(memory_format=CHANNELS_LAST[x.ndim]), weight, bias, eps)
+    return _activated(y, negative_slope)
 
 
 def norm_by_sample(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -89,11 +91,8 @@ class _ChannelsLast(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         layer: Any = self
-        if (
-            input.ndim != self.spatial_dims + 2
-            or input.shape[1] != layer.num_features
-            or layer.track_running_stats
-        ):
+        batched = input.ndim == self.spatial_dims + 2 and input.shape[1] == layer.num_features
+        if not batched or layer.track_running_stats:
             return _activated(super().forward(input), self.negative_slope)  # type: ignore[misc]
         return instance_norm(input, layer.weight, layer.bias, layer.eps, self.negative_slope)
 
@@ -129,9 +128,8 @@ def swap_norms(network: nn.Module, fuse: bool = True) -> int:
         only in subclasses of `nn.Sequential`, because others may iterate over a plain one, and only if
         neither layer is used elsewhere or has hooks.
     """
-    norms = [
-        m for m in network.modules() if type(m) in _SWAPS and not m.track_running_stats and _is_untouched(m)
-    ]
+    norms: list[Any] = [m for m in network.modules() if type(m) in _SWAPS and _is_untouched(m)]
+    norms = [norm for norm in norms if not norm.track_running_stats]
     for norm in norms:
         norm.__class__ = _SWAPS[type(norm)]
     if fuse:
@@ -143,20 +141,13 @@ def swap_norms(network: nn.Module, fuse: bool = True) -> int:
 
 
 def _fuse(parent: nn.Sequential, places: Counter[int]) -> None:
-    children = list(parent._modules.items())
-    for (_, norm), (name, after) in pairwise(children):
-        slope = _slope(after)
-        if not isinstance(norm, _ChannelsLast) or norm.negative_slope is not None or slope is None:
+    for (_, norm), (name, after) in pairwise(list(parent._modules.items())):
+        bare = isinstance(norm, _ChannelsLast) and norm.negative_slope is None
+        if not bare or type(after) not in (nn.LeakyReLU, nn.ReLU):
             continue
         if all(places[id(m)] == 1 and _is_untouched(m) and not _has_hooks(m) for m in (norm, after)):
-            norm.negative_slope = slope
+            norm.negative_slope = float(getattr(after, "negative_slope", 0.0))  # type: ignore[assignment, union-attr]
             parent._modules[name] = nn.Identity().train(after.training)  # type: ignore[union-attr]
-
-
-def _slope(layer: nn.Module | None) -> float | None:
-    if type(layer) is nn.LeakyReLU:
-        return float(layer.negative_slope)
-    return 0.0 if type(layer) is nn.ReLU else None
 
 
 def _is_block(parent: nn.Sequential) -> bool:
@@ -173,11 +164,6 @@ def _is_untouched(layer: nn.Module) -> bool:
 def _has_hooks(layer: Any) -> bool:
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(layer, kind, None) for kind in kinds)
-
-
-def _is_channels_last(x: Tensor) -> bool:
-    """Also of a slice of a channels-last tensor; not where both formats are the same."""
-    return x.ndim in CHANNELS_LAST and x.stride(1) == 1 and not x.is_contiguous()
 
 
 def _activated(x: Tensor, negative_slope: float | None) -> Tensor:

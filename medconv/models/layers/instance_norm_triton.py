@@ -39,9 +39,8 @@ def forward(
         constants = {"CHUNKS": triton.next_power_of_2(plan.chunks), "COLS": _MERGED_COLUMNS, "ACC": plan.acc}
         sizes = (*plan.size, plan.chunks, plan.steps * plan.rows)
         _merge[merge_grid](means, squares, mean, rstd, *sizes, EPS=eps, **constants)
-        _normalise[plan.tile_grid](
-            x, mean, rstd, weight, bias, y, *plan.size, SLOPE=negative_slope, **plan.tile
-        )
+        tensors = (x, mean, rstd, weight, bias, y)
+        _normalise[plan.tile_grid](*tensors, *plan.size, SLOPE=negative_slope, **plan.tile)
     return y, mean, rstd
 
 
@@ -54,22 +53,17 @@ def backward(
     bias: Tensor | None,
     negative_slope: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Shape: grad, x (N, C, *spatial) -> gradient of x, channels-last; of weight and of bias, each (C,),
-    fp32 or better.
-    """
+    """Shape: grad, x (N, C, *spatial) -> gradients: of x, channels-last; of weight, bias (C,), fp32 or 64."""
     x, grad = dense(x), dense(grad)
     plan = _Plan(x)
     dx = torch.empty_like(x)
     partial = plan.empty(2, plan.samples, plan.chunks, plan.channels)
     inputs = (grad, x, mean, rstd, weight, bias)
+    constants = {"SLOPE": negative_slope, **plan.tile}
     with torch.cuda.device_of(x):
-        _slopes[plan.chunk_grid](
-            *inputs, *partial.unbind(), *plan.size, plan.steps, SLOPE=negative_slope, **plan.tile
-        )
+        _slopes[plan.chunk_grid](*inputs, *partial.unbind(), *plan.size, plan.steps, **constants)
         shift, scale = partial.sum(2).unbind()
-        _input_gradient[plan.tile_grid](
-            *inputs, shift, scale, dx, *plan.size, SLOPE=negative_slope, **plan.tile
-        )
+        _input_gradient[plan.tile_grid](*inputs, shift, scale, dx, *plan.size, **constants)
     return dx, scale.sum(0), shift.sum(0)
 
 
@@ -104,9 +98,7 @@ class _Plan:
 
 @triton.jit
 def _tile(step, steps, places, channels, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Offsets of this program's tile, and which of its elements exist; 64 bits, for tensors of over 2^31
-    elements.
-    """
+    """Offsets of this program's tile, 64 bits for more than 2^31 elements, and which elements exist."""
     rows = (tl.program_id(0).to(tl.int64) * steps + step) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLS + tl.arange(0, COLS)
     exists = (rows < places)[:, None] & (columns < channels)[None, :]

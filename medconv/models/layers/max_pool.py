@@ -25,13 +25,13 @@ class WindowMaxPool3d(nn.MaxPool3d):
 
 def swap_pools(network: nn.Module) -> int:
     """Make every suitable `nn.MaxPool3d` a WindowMaxPool3d, in place; returns their number."""
-    pools = [layer for layer in network.modules() if type(layer) is nn.MaxPool3d and _plain(layer)]
+    pools = [layer for layer in network.modules() if type(layer) is nn.MaxPool3d and _suits(layer)]
     for layer in pools:
         layer.__class__ = WindowMaxPool3d
     return len(pools)
 
 
-def _plain(layer: nn.MaxPool3d) -> bool:
+def _suits(layer: nn.MaxPool3d) -> bool:
     same = _triple(layer.kernel_size) == _triple(layer.stride)
     unpadded = _triple(layer.padding) == (0, 0, 0) and _triple(layer.dilation) == (1, 1, 1)
     return same and unpadded and not layer.ceil_mode and not layer.return_indices

@@ -40,16 +40,15 @@ def layers_of(
 def _changed(model: Mapping[str, Any], other: Mapping[str, Any]) -> frozenset[str]:
     """Modules with parameters of another size; none if the other network cannot be built."""
     try:
-        sizes, others = _sizes(model), _sizes(other)
+        with torch.random.fork_rng([]), torch.device("meta"):  # no memory, and no change of the random state
+            networks = [configs.build(node, "model") for node in (model, other)]
     except Exception:  # a network without such a version may raise anything
         return frozenset()
-    return frozenset(module_of(name) for name, shape in sizes.items() if others.get(name, shape) != shape)
-
-
-def _sizes(model: Mapping[str, Any]) -> dict[str, torch.Size]:
-    with torch.random.fork_rng([]), torch.device("meta"):  # no memory, and no change of the random state
-        parameters = configs.build(model, "model").named_parameters(remove_duplicate=False)
-        return {name: value.shape for name, value in parameters}
+    own, others = (
+        {name: value.shape for name, value in network.named_parameters(remove_duplicate=False)}
+        for network in networks
+    )
+    return frozenset(module_of(name) for name, shape in own.items() if others.get(name, shape) != shape)
 
 
 def module_of(name: str) -> str:
@@ -79,16 +78,18 @@ def to_channels(value: Tensor, shape: Shape, num_channels: int) -> Tensor | None
     return (value.double().sum(differs[0], keepdim=True) / num_channels).to(value.dtype).expand(*shape)
 
 
-def new_axis(shapes: Sequence[tuple[Shape, Shape]], first: int = 2) -> int:
+def new_axis(shapes: Sequence[tuple[Shape, Shape]], slice_axis: Any = None) -> int:
     """The spatial axis (0 to 2) that 2D kernels lack: the one for which most kernels fit, for all layers.
 
-    Args: shapes: pairs of a 2D and a 3D kernel shape. first: the choice if several fit equally well.
+    Args: shapes: pairs of a 2D and a 3D kernel shape. slice_axis: of a 2D checkpoint of ours; the choice if
+        several fit equally well.
     """
 
     def fits(axis: int) -> int:
         return sum(tuple(flat[2:]) == _without(solid, axis) for flat, solid in shapes)
 
-    return max([first, *(axis for axis in (2, 1, 0) if axis != first)], key=fits)
+    first = [slice_axis] if slice_axis in (0, 1, 2) else []
+    return max([*first, 2, 1, 0], key=fits)
 
 
 def inflate_2d(value: Tensor, layer: Any, how: str, axis: int) -> Tensor | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import accumulate, chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,9 +21,8 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> str:
     Raises: ConfigError: a pattern is no regular expression or matches nothing, or nothing is left to train.
     """
     if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise ConfigError(
-            f"init.freeze must be a list of regular expressions, such as [encoder], got {patterns}"
-        )
+        need = "a list of regular expressions, such as [encoder]"
+        raise ConfigError(f"init.freeze must be {need}, got {patterns}")
     parameters = dict(network.named_parameters())
     for pattern in patterns:
         for name in _matching_names("init.freeze", pattern, parameters):
@@ -56,10 +56,8 @@ def check_factors(factors: Mapping[str, float], network: nn.Module) -> None:
     names = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
     for pattern, factor in factors.items():
         if not 0 < factor < float("inf"):
-            raise ConfigError(
-                f"init.lr_multipliers: {pattern!r} must have a positive factor, got {factor}; to freeze it, "
-                "use init.freeze"
-            )
+            need = f"{pattern!r} must have a positive factor, got {factor}; to freeze it, use init.freeze"
+            raise ConfigError(f"init.lr_multipliers: {need}")
         _matching_names("init.lr_multipliers", pattern, names)
 
 
@@ -70,16 +68,9 @@ def _matching_names(key: str, pattern: str, names: Iterable[str]) -> list[str]:
     except re.error as error:
         raise ConfigError(f"{key}: {pattern!r} is not a regular expression: {error}") from error
     if not matches:
-        nearest = ", ".join(_nearest(pattern, names))
-        raise ConfigError(f"{key}: {pattern!r} matches no parameter to train; there are {nearest}")
+        parts = (accumulate(name.split("."), "{}.{}".format) for name in names)
+        modules = list(dict.fromkeys(chain.from_iterable(parts)))
+        near = get_close_matches(pattern.strip("^$").replace("\\", ""), modules, 3, 0.5)
+        shown = ", ".join(near or [name for name in modules if "." not in name][:5])
+        raise ConfigError(f"{key}: {pattern!r} matches no parameter to train; there are {shown}")
     return matches
-
-
-def _nearest(pattern: str, names: Iterable[str]) -> list[str]:
-    """Names of modules or parameters similar to a pattern, else the first modules."""
-    parts: dict[str, None] = {}
-    for name in names:
-        pieces = name.split(".")
-        parts.update(dict.fromkeys(".".join(pieces[:cut]) for cut in range(1, len(pieces) + 1)))
-    top = list(dict.fromkeys(name.split(".")[0] for name in names))
-    return get_close_matches(pattern.strip("^$").replace("\\", ""), parts, 3, 0.5) or top[:5]

@@ -53,14 +53,9 @@ class Report:
         return line
 
     def table(self) -> str:
-        kinds = {
-            "reshaped": self.reshaped,
-            "random": self.random,
-            "not used": self.unused,
-            "loaded": dict.fromkeys(self.loaded, ""),
-        }
+        kinds = {"reshaped": self.reshaped, "random": self.random, "not used": self.unused}
         lines = []
-        for kind, rows in kinds.items():
+        for kind, rows in {**kinds, "loaded": dict.fromkeys(self.loaded, "")}.items():
             first = list(rows.items())[:_ROWS]
             lines += [f"  {kind:8}  {name}  {words}".rstrip() for name, words in first]
             lines += [f"  {kind:8}  and {len(rows) - _ROWS} more"] * (len(rows) > _ROWS)
@@ -86,9 +81,8 @@ def load(
         ConfigError: it has another number of dimensions or another convolution, and no key allows that.
     """
     if inflate_2d not in (None, *adapt.TO_3D):
-        raise ConfigError(
-            f"init.inflate_2d must be null or one of {', '.join(adapt.TO_3D)}, got {inflate_2d}"
-        )
+        allowed = f"null or one of {', '.join(adapt.TO_3D)}"
+        raise ConfigError(f"init.inflate_2d must be {allowed}, got {inflate_2d}")
     file_tensors, record = read.read(path)
     tensors = {name: value for name, value in network.state_dict().items() if isinstance(value, Tensor)}
     source, layers = f"init.pretrained={path}", layers or Layers()
@@ -100,9 +94,21 @@ def load(
     pairs = {n: (file_tensors[name], tensors[n]) for n, name in file_names.items() if name in file_tensors}
     _need_same_convolution(match, file_tensors, tensors, source)
     _need_same_dimensions(network, pairs, source, inflate_2d)
-    axis, other_classes = _new_axis(pairs, record), _has_other_classes(record, derived)
-    fit = _Fit(network, derived, layers, inflate_2d, axis, other_classes)
-    report, values = _tensors_to_load(tensors, pairs, fit)
+    saved = _derived_values(record)
+    shapes = [(value.shape, own.shape) for value, own in pairs.values() if (value.ndim, own.ndim) == (4, 5)]
+    axis = adapt.new_axis(shapes, saved.get("slice_axis"))
+    other_classes = bool(saved) and output_names(saved) != output_names(derived)
+    fit = _Fit(network, derived["num_channels"], layers, inflate_2d, axis, other_classes)
+    report, values = Report(), {}
+    for name in tensors:
+        value, note = fit(name, *pairs[name]) if name in pairs else (None, "no such name in the file")
+        if value is None:
+            report.random[name] = note
+            continue
+        values[name] = value
+        report.loaded.append(name)
+        if note:
+            report.reshaped[name] = note
     _need_some(values, pairs, kernels, network, source)
     if wrong := [str(file_names[name]) for name, value in values.items() if not value.isfinite().all()]:
         raise ValueError(f"{source}: {some(wrong, 3)} in it holds numbers that are not finite")
@@ -116,38 +122,11 @@ def load(
     return report
 
 
-def _new_axis(pairs: Pairs, record: Mapping[str, Any]) -> int:
-    """The slice axis of a 2D checkpoint of ours, else the axis along which most kernels fit."""
-    saved_axis = _derived_values(record).get("slice_axis")
-    shapes = [(value.shape, own.shape) for value, own in pairs.values() if (value.ndim, own.ndim) == (4, 5)]
-    return adapt.new_axis(shapes, saved_axis if saved_axis in (0, 1, 2) else 2)
-
-
-def _has_other_classes(record: Mapping[str, Any], derived: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint of ours names other classes; other files name none."""
-    saved = _derived_values(record)
-    return bool(saved) and output_names(saved) != output_names(derived)
-
-
 def _derived_values(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of the config in a checkpoint of ours; other files have none."""
     config = record.get("config")
     derived = config.get("derived") if isinstance(config, Mapping) else None
     return derived if isinstance(derived, Mapping) else {}
-
-
-def _tensors_to_load(names: Iterable[str], pairs: Pairs, fit: _Fit) -> tuple[Report, dict[str, Tensor]]:
-    """The tensors to load, by name in the network."""
-    report, values = Report(), {}
-    for name in names:
-        value, note = fit(name, *pairs[name]) if name in pairs else (None, "no such name in the file")
-        if value is None:
-            report.random[name] = note
-            continue
-        values[name] = value
-        report.loaded.append(name)
-        if note:
-            report.reshaped[name] = note
-    return report, values
 
 
 @dataclass
@@ -155,7 +134,7 @@ class _Fit:
     """Makes the tensors of one file fit one network."""
 
     network: nn.Module
-    derived: Mapping[str, Any]
+    num_channels: int
     layers: Layers
     how: str | None
     axis: int
@@ -173,7 +152,7 @@ class _Fit:
             if inflated is not None:
                 value, changes = inflated, [f"2D to 3D by {self.how}, axis {self.axis}"]
         if value.shape != shape and adapt.within(name, self.layers.image):
-            adapted = adapt.to_channels(value, shape, self.derived["num_channels"])
+            adapted = adapt.to_channels(value, shape, self.num_channels)
             if adapted is not None:
                 value, changes = adapted, [*changes, "other input channels"]
         if value.shape != shape:
@@ -232,9 +211,8 @@ def _need_some(values: Tensors, pairs: Pairs, kernels: str, network: nn.Module, 
         return
     wrong = [f"{n} {tuple(v.shape)}, here {tuple(own.shape)}" for n, (v, own) in pairs.items() if n in names]
     if wrong:
-        raise ValueError(
-            f"{source}: {len(wrong)} kernels have names of this network's, but other sizes: {some(wrong, 2)}"
-        )
+        kernels = f"{len(wrong)} kernels have names of this network's, but other sizes: {some(wrong, 2)}"
+        raise ValueError(f"{source}: {kernels}")
     raise ValueError(f"{source}: no kernel in it is one of this network's: {kernels}")
 
 
@@ -252,8 +230,8 @@ def _add_unused(
         name = names.get(file_name)
         if name not in values:
             report.unused[file_name] = report.random.get(name, "") if name else "no such name in the network"
-    for name in [name for name in report.random if name.endswith(COUNTER)]:  # older files have none
-        del report.random[name]
+    # older files have no counters
+    report.random = {name: why for name, why in report.random.items() if not name.endswith(COUNTER)}
 
 
 def _log(report: Report, source: str, path: Path) -> None:

@@ -35,17 +35,15 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
         from safetensors.torch import load_file
     except ImportError as error:
-        raise ValueError(
-            f"{path}: needs the package safetensors: pip install 'medconv[safetensors]'"
-        ) from error
+        install = "pip install 'medconv[safetensors]'"
+        raise ValueError(f"{path}: needs the package safetensors: {install}") from error
     if not path.is_file():
         raise ValueError(f"{path}: no such checkpoint")
     try:
         return load_file(path)
     except Exception as error:  # a made-up file may raise anything
-        raise ValueError(
-            f"{path}: damaged or not a safetensors file ({' '.join(str(error).split())})"
-        ) from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: damaged or not a safetensors file ({reason})") from error
 
 
 def _tensors(node: Mapping[Any, Any], prefix: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
@@ -56,10 +54,9 @@ def _tensors(node: Mapping[Any, Any], prefix: str, seen: set[int]) -> Iterator[t
             continue
         if isinstance(value, Mapping) and id(value) not in seen:
             yield from _tensors(value, f"{prefix}{key}.", seen)
-        elif (
-            isinstance(value, Tensor)
-            and value.layout == torch.strided
-            and not value.is_quantized
-            and not value.is_meta
-        ):
+        elif isinstance(value, Tensor) and _is_dense(value):
             yield prefix + key, value.detach()
+
+
+def _is_dense(value: Tensor) -> bool:
+    return value.layout == torch.strided and not value.is_quantized and not value.is_meta

@@ -23,6 +23,11 @@ def test_a_block_repeats_convolution_norm_and_leaky_relu(norm: str, kind: type) 
     assert block(torch.randn(2, 2, 4, 3, 6)).shape == (2, 6, 4, 3, 6)
 
 
+def test_a_block_can_be_sliced() -> None:
+    block = ConvBlock(2, [1, 2, 3], (3, 3), "batch")
+    assert list(block[3:]) == list(block)[3:] and block[-1] is list(block)[-1]
+
+
 @pytest.mark.parametrize("make", [conv_nd, conv_transpose_nd, lambda dims: norm_nd("batch", dims, 4)])
 def test_one_spatial_axis_is_refused(make: Callable[[int], object]) -> None:
     with pytest.raises(ValueError, match="spatial_dims must be 2 or 3, got 1"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from medconv.config import ConfigError
 from medconv.data.preprocessing.preprocess import left_right_axis
 
-_OTHER = {"left": "right", "l": "r", "lh": "rh", "lt": "rt"}
+_LEFT = {"right": "left", "r": "l", "rh": "lh", "rt": "lt"}
 log = logging.getLogger(__name__)
 
 
@@ -25,10 +26,8 @@ def flip_label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int,
     numbers: list[tuple[int, int]] = []
     for pair in pairs or () if isinstance(pairs, Sequence | None) and not isinstance(pairs, str) else [pairs]:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2 or pair[0] == pair[1]:
-            raise ConfigError(
-                "data.flip_label_pairs needs pairs of two different classes, such as [[left, right]], got "
-                f"{pairs}"
-            )
+            what = "pairs of two different classes, such as [[left, right]]"
+            raise ConfigError(f"data.flip_label_pairs needs {what}, got {pairs}")
         for name in pair:
             if name not in names[1:]:
                 near = difflib.get_close_matches(str(name), names[1:], n=1)
@@ -36,7 +35,7 @@ def flip_label_pairs(pairs: Any, class_names: Sequence[str]) -> tuple[tuple[int,
                 raise ConfigError(f"data.flip_label_pairs: {name} is not a foreground class; {hint}")
         numbers.append((names.index(pair[0]), names.index(pair[1])))
     flat = [number for pair in numbers for number in pair]
-    if repeated := [names[n] for n in dict.fromkeys(flat) if flat.count(n) > 1]:
+    if repeated := [names[n] for n, count in Counter(flat).items() if count > 1]:
         raise ConfigError(f"data.flip_label_pairs: a class has one partner, {', '.join(repeated)} has more")
     return tuple(numbers)
 
@@ -47,9 +46,7 @@ def lookalikes(class_names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def check_equivariance(derived: dict[str, Any], equivariant: Sequence[int]) -> None:
-    """Raises: ConfigError: the network is equivariant along the axis that distinguishes the pairs of
-    `data.flip_label_pairs`.
-    """
+    """Raises: ConfigError: the network is equivariant from left to right, and confuses flip label pairs."""
     axis = left_right_axis(derived.get("slice_axis"))
     if derived.get("flip_label_pairs") and axis in equivariant:
         a, b = (derived["class_names"][n] for n in derived["flip_label_pairs"][0])
@@ -67,9 +64,8 @@ def warn_of_lookalikes(derived: dict[str, Any], mirrored: Sequence[int], equivar
         return
     if axis in equivariant:
         named = ", ".join(f"{a} from {b}" for a, b in pairs)
-        log.warning(
-            "conv=mirror along axis %d, from left to right, makes a network that cannot tell %s", axis, named
-        )
+        what = "conv=mirror along axis %d, from left to right, makes a network that cannot tell %s"
+        log.warning(what, axis, named)
     elif derived.get("image_targets") or derived.get("overlapping"):
         named = ", ".join(f"{a} and {b}" for a, b in pairs)
         what = "labels" if derived.get("image_targets") else "regions"
@@ -78,25 +74,22 @@ def warn_of_lookalikes(derived: dict[str, Any], mirrored: Sequence[int], equivar
     else:
         named = ",".join(f"[{a},{b}]" for a, b in pairs)
         advice = (
-            "augmentation.mirror_axes=%s swaps left and right but no labels; data.flip_label_pairs=[%s] would"
+            "augmentation.mirror_axes=%s swaps left and right but no labels; data.flip_label_pairs=[%s] does"
         )
         log.warning(advice, list(mirrored), named)
 
 
 def _unpaired(derived: dict[str, Any]) -> list[tuple[str, str]]:
-    """Classes that look like pairs and are not in `data.flip_label_pairs`; of regions, those that some
-    region separates.
-    """
+    """Classes that look like pairs and are not declared; of regions, those that some region separates."""
     names = derived["class_names"]
     if derived.get("image_targets"):
         return lookalikes(names)
     if derived.get("overlapping"):
         regions = derived["targets"]
-        separated = [
-            (a, b)
-            for a, b in lookalikes(names)
-            if any((names.index(a) in values) != (names.index(b) in values) for values in regions["values"])
-        ]
+        inside = {
+            name: [number in values for values in regions["values"]] for number, name in enumerate(names)
+        }
+        separated = [(a, b) for a, b in lookalikes(names) if inside[a] != inside[b]]
         return list(dict.fromkeys([*separated, *lookalikes(regions["names"])]))
     paired = {n for pair in derived.get("flip_label_pairs") or () for n in pair}
     return lookalikes([name for number, name in enumerate(names) if number not in paired])
@@ -105,5 +98,4 @@ def _unpaired(derived: dict[str, Any]) -> list[tuple[str, str]]:
 def _unsided(name: str) -> tuple[str, ...]:
     """The words of a name in lower case, right turned into left."""
     words = re.findall(r"left|right|[a-z]+?(?=left|right)|[a-z]+|\d+", name.lower())
-    back = {right: left for left, right in _OTHER.items()}
-    return tuple(back.get(word, word) for word in words)
+    return tuple(_LEFT.get(word, word) for word in words)

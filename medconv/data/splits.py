@@ -5,22 +5,22 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from medconv.data.case import Case
 from medconv.data.datasets.common import read_json
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.utils.logging import some
 
 _MAX_NAMED = 20  # cases named in one line
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class DataSplit:
+class DataSplit(NamedTuple):
     """Args: test: never seen in training."""
 
     train: list[Case]
@@ -36,26 +36,24 @@ def split_cases(
     Args: splits: path of a splits file, see `split_fold`.
     Raises: ValueError: as `split_fold`, or a group in two splits.
     """
-    by_split: dict[str, list[Case]] = {
-        name: [case for case in cases if case.split == name] for name in ("train", "val", "test", "")
-    }
-    train = [*by_split["train"], *by_split[""]]
-    val = by_split["val"]
+    first, val, test, rest = (
+        [case for case in cases if case.split == name] for name in ("train", "val", "test", "")
+    )
+    train = [*first, *rest]
     if not val or fold == "all" or splits is not None:
         train, val = split_fold([*train, *val], fold, num_folds, splits)
     elif str(fold) != "0":
         log.warning(
             "data.fold=%s is not used: the dataset defines its own training and validation cases", fold
         )
-    data_split = DataSplit(train, val, by_split["test"])
+    data_split = DataSplit(train, val, test)
     _check_groups(data_split)
     return data_split
 
 
 def drop_cases(data_split: DataSplit, skipped: Mapping[str, str]) -> DataSplit:
     """The split without the skipped case ids."""
-    splits = (data_split.train, data_split.val, data_split.test)
-    return DataSplit(*([case for case in cases if case.id not in skipped] for cases in splits))
+    return DataSplit(*([case for case in cases if case.id not in skipped] for cases in data_split))
 
 
 def drop_duplicates(data_split: DataSplit, contents: Mapping[str, str]) -> DataSplit:
@@ -68,15 +66,10 @@ def drop_duplicates(data_split: DataSplit, contents: Mapping[str, str]) -> DataS
     copies = {c.id: elsewhere[contents[c.id]] for c in data_split.train if contents.get(c.id) in elsewhere}
     if not copies:
         return data_split
-    pairs = [f"{case} ({other})" for case, other in list(copies.items())[:_MAX_NAMED]]
-    more = f" and {len(copies) - _MAX_NAMED} more" if len(copies) > _MAX_NAMED else ""
-    log.warning(
-        "%d images are in training and also in validation or test; skipped in training: %s%s",
-        len(copies),
-        ", ".join(pairs),
-        more,
-    )
-    return replace(data_split, train=[case for case in data_split.train if case.id not in copies])
+    pairs = [f"{case} ({other})" for case, other in copies.items()]
+    what = "%d images are in training and also in validation or test; skipped in training: %s"
+    log.warning(what, len(copies), some(pairs, _MAX_NAMED))
+    return data_split._replace(train=[case for case in data_split.train if case.id not in copies])
 
 
 def check_examples(data_split: DataSplit, image_targets: ImageLevelTargets) -> None:
@@ -123,17 +116,15 @@ def indices_by_class(cases: Sequence[Case], image_targets: ImageLevelTargets) ->
 
 
 def _check_groups(data_split: DataSplit) -> None:
-    splits = {"training": data_split.train, "validation": data_split.val, "test": data_split.test}
     groups: dict[str, dict[str, str]] = defaultdict(dict)  # split to its first case
-    for split, cases in splits.items():
-        for case in cases:
-            if case.group:
-                groups[case.group].setdefault(split, case.id)
+    for split, cases in zip(("training", "validation", "test"), data_split, strict=True):
+        for case in (case for case in cases if case.group):
+            groups[case.group].setdefault(split, case.id)
     for group, examples in groups.items():
         if len(examples) > 1:
-            detail = ", ".join(f"{case} in {split}" for split, case in examples.items())
+            found = ", ".join(f"{case} in {split}" for split, case in examples.items())
             raise ValueError(
-                f"group {group} is in more than one split: {detail}; expected all of its cases in one"
+                f"group {group} is in more than one split: {found}; expected all its cases in one"
             )
 
 
@@ -171,18 +162,14 @@ def split_fold(
 
 def _from_file(cases: Sequence[Case], fold: int, path: Path) -> tuple[list[Case], list[Case]]:
     folds = read_json(path)
-    if not isinstance(folds, list) or not all(
-        isinstance(f, dict) and {"train", "val"} <= set(f) for f in folds
-    ):
+    valid = isinstance(folds, list) and all(isinstance(f, dict) and {"train", "val"} <= set(f) for f in folds)
+    if not valid:
         raise ValueError(f"{path}: expected a list of folds, each with the keys `train` and `val`")
     if not 0 <= fold < len(folds):
         raise ValueError(f"{path}: data.fold must be `all` or lie in 0..{len(folds) - 1}, got {fold}")
     by_id = {case.id: case for case in cases}
     train, val = folds[fold]["train"], folds[fold]["val"]
-    unknown = sorted({*train, *val} - set(by_id))
-    if unknown or set(train) & set(val):
-        raise ValueError(
-            f"{path}: unknown cases {unknown[:20]}, "
-            f"cases in both train and val {sorted(set(train) & set(val))[:20]}"
-        )
+    unknown, both = sorted({*train, *val} - set(by_id)), sorted(set(train) & set(val))
+    if unknown or both:
+        raise ValueError(f"{path}: unknown cases {unknown[:20]}, cases in both train and val {both[:20]}")
     return [by_id[case] for case in train], [by_id[case] for case in val]

@@ -16,6 +16,7 @@ from medconv.data.datasets.nnunet import group_channels
 from medconv.data.io import dicom_series
 from medconv.data.io.dicom_headers import is_dicom, list_files
 from medconv.data.io.images import KNOWN, SUFFIXES, VOLUMES, in_folder, stem
+from medconv.utils.errors import explained
 
 _FIRST = "_0000"  # the ending of the first channel's name
 _MAX_BYTES = 200  # of a case id; most file systems allow names of 255, and temporary files have longer ones
@@ -47,10 +48,8 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
         if not any(path.name.endswith(SUFFIXES) for path in source.iterdir()):
             raise ValueError(f"--input {source}: no image there ({KNOWN}), nor DICOM below")
     files = list(in_folder(source, "--input").values())
-    if any(stem(path).endswith(_FIRST) for path in files):
-        channels = group_channels(files, num_channels)
-    else:
-        channels = {stem(path): (path,) for path in files}
+    separate = any(stem(path).endswith(_FIRST) for path in files)
+    channels = group_channels(files, num_channels) if separate else {stem(path): (path,) for path in files}
     return [Case(_checked(case, source), paths) for case, paths in channels.items()]
 
 
@@ -59,14 +58,14 @@ def _in_dicom(source: Path) -> list[Case]:
     series number and description, too.
 
     Localizers, colour images and files that are not images are skipped.
-    Raises: ValueError: series of several modalities, or two with the same name.
+    Raises: ValueError: series of several modalities, two with the same name, or a folder that cannot be read.
     """
     entries: list[Entry] = []
-    modalities: dict[str, list[str]] = {}
-    below = sorted(path for path in source.rglob("*") if path.is_dir())
+    modalities: dict[str, str] = {}  # to its first case
     without_dicom: list[Path] = []
-    for folder in (source, *below):
-        if any(part.startswith(".") for part in folder.relative_to(source).parts):
+    for folder in (source, *sorted(path for path in source.rglob("*") if path.is_dir())):
+        inside = folder.relative_to(source).parts
+        if any(part.startswith(".") for part in inside):
             continue
         if not is_dicom(folder):
             without_dicom.append(folder)
@@ -75,38 +74,23 @@ def _in_dicom(source: Path) -> list[Case]:
         if series.skipped:
             log.info("--input %s: skipped %s", folder, dicom_series.summarize(series.skipped))
         for name, path, modality in dicom_series.cases(series, folder):
-            parts = [*folder.relative_to(source).parts, *([name] if name else [])]
-            case = "_".join(parts) or source.resolve().name
+            case = "_".join(filter(None, (*inside, name))) or source.resolve().name
             entries.append((case, (str(path.absolute()),)))
-            modalities.setdefault(modality, []).append(case)
-    modalities.pop("", None)
+            if modality:
+                modalities.setdefault(modality, case)
     if len(modalities) > 1:
-        kinds = ", ".join(f"{name} (such as {cases[0]})" for name, cases in modalities.items())
+        kinds = ", ".join(f"{name} (such as {case})" for name, case in modalities.items())
         raise ValueError(
             f"--input {source}: series of several modalities, {kinds}; expected one, or a list (.txt, .json) "
             "of one modality"
         )
-    if entries:
-        _warn_skipped(source, without_dicom)
+    for folder in without_dicom if entries else ():
+        with explained(f"--input {source}: {folder} cannot be read", OSError):
+            files = list_files(folder)
+        if files:
+            what = "--input %s: skipped %s, no file there can be read as DICOM (DICM after 128 bytes)"
+            log.warning(what, source, folder)
     return _named(source, entries) if entries else []
-
-
-def _warn_skipped(source: Path, folders: Sequence[Path]) -> None:
-    """Warn that files in these folders, which hold no DICOM, are skipped. Raises: ValueError: one of them
-    cannot be read.
-    """
-    for folder in folders:
-        try:
-            if list_files(folder):
-                log.warning(
-                    "--input %s: skipped %s, no file there can be read as DICOM (DICM after 128 bytes)",
-                    source,
-                    folder,
-                )
-        except OSError as error:
-            raise ValueError(
-                f"--input {source}: {error.filename or folder} cannot be read ({error.strerror})"
-            ) from error
 
 
 def _single(path: Path, num_channels: int) -> Case:
@@ -116,9 +100,8 @@ def _single(path: Path, num_channels: int) -> Case:
         return Case(case, (path,))
     channels = tuple(path.with_name(f"{case}_{number:04d}{ending}") for number in range(num_channels))
     if missing := [channel.name for channel in channels if not channel.is_file()]:
-        raise ValueError(
-            f"--input {path}: the network takes {num_channels} channels, {', '.join(missing)} is not there"
-        )
+        absent = ", ".join(missing)
+        raise ValueError(f"--input {path}: the network takes {num_channels} channels, {absent} is not there")
     return Case(case, channels)
 
 
@@ -140,34 +123,28 @@ def _table(source: Path) -> list[Entry]:
 
 
 def _json(source: Path) -> list[Entry]:
-    try:  # tuples of pairs, since a dict would lose a key that occurs twice
-        content = json.loads(_text(source), object_pairs_hook=tuple)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"--input {source}: not JSON ({error})") from error
-    entries = content if isinstance(content, tuple) else ((None, item) for item in _array(content, source))
-    return [(case, _paths(item, source)) for case, item in entries]
+    text = _text(source)
+    with explained(f"--input {source}: not JSON", ValueError, RecursionError):
+        # tuples of pairs, since a dict would lose a key that occurs twice
+        content = json.loads(text, object_pairs_hook=tuple)
+    if isinstance(content, list):
+        content = [(None, item) for item in content]
+    elif not isinstance(content, tuple):
+        raise ValueError(f"--input {source}: expected an array of cases, or an object of case id to files")
+    return [(case, _paths(item, source)) for case, item in content]
 
 
 def _paths(item: Any, source: Path) -> tuple[str, ...]:
     paths = [item] if isinstance(item, str) else item
     if not isinstance(paths, list) or not paths or not all(isinstance(path, str) and path for path in paths):
-        raise ValueError(
-            f"--input {source}: a case is a path, or an array of paths, one per channel; got {item!r:.80}"
-        )
+        what = "a case is a path, or an array of paths, one per channel"
+        raise ValueError(f"--input {source}: {what}; got {item!r:.80}")
     return tuple(paths)
 
 
-def _array(content: Any, source: Path) -> list[Any]:
-    if not isinstance(content, list):
-        raise ValueError(f"--input {source}: expected an array of cases, or an object of case id to files")
-    return content
-
-
 def _text(source: Path) -> str:
-    try:
+    with explained(f"--input {source}: cannot be read as text", OSError, UnicodeDecodeError):
         return source.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--input {source}: cannot be read as text ({error})") from error
 
 
 def _named(source: Path, entries: Sequence[Entry]) -> list[Case]:
@@ -195,7 +172,6 @@ def _checked(case: str, source: Path) -> str:
         size = 0
     if not 0 < size <= _MAX_BYTES or Path(case).name != case or case[0] == "." or min(case) < " ":
         shown = repr(case) if len(case) <= _MAX_BYTES else f"one of {size} bytes, {case[:20]!r}..."
-        raise ValueError(
-            f"--input {source}: a case id names a file, of at most {_MAX_BYTES} bytes, and cannot be {shown}"
-        )
+        what = f"a case id names a file, of at most {_MAX_BYTES} bytes"
+        raise ValueError(f"--input {source}: {what}, and cannot be {shown}")
     return case

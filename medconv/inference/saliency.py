@@ -6,6 +6,7 @@ Source: Selvaraju et al. 2017, arXiv:1610.02391.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -30,7 +31,12 @@ def saliency(network: nn.Module, image: Tensor, target: Sequence[int] | int | No
     Raises: ValueError: no layer whose output has the image's axes.
     """
     with torch.inference_mode(False), torch.enable_grad():
-        copy, image = _copied(network), image.detach().clone().to(_dtype(network)).requires_grad_()
+        copy = deepcopy(network).eval()
+        for module in copy.modules():
+            if getattr(module, "inplace", False):  # it would overwrite the activations that Grad-CAM needs
+                module.inplace = False  # type: ignore[assignment]
+        dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+        image = image.detach().clone().to(dtype).requires_grad_()
         layer = _layer(copy, image[:1])
         cam = GradCAM(nn_module=copy, target_layers=layer, postprocessing=lambda maps: maps)
         if target is None:
@@ -51,22 +57,8 @@ def overlay(
     return visualization.heat(image.detach().float().cpu().numpy(), heat, spacing_mm)
 
 
-def _copied(network: nn.Module) -> nn.Module:
-    copy = deepcopy(network).eval()
-    for module in copy.modules():
-        if getattr(module, "inplace", False):  # it would overwrite the activations that Grad-CAM needs
-            module.inplace = False  # type: ignore[assignment]
-    return copy
-
-
-def _dtype(network: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-
-
 def _layer(network: nn.Module, image: Tensor) -> str:
-    """The last layer whose output still has spatial positions. A layer that is called several times has
-    several maps, and is not used.
-    """
+    """The last layer whose output still has spatial positions, and which is called once: it has one map."""
     seen: list[tuple[str, Any]] = []
     handles = [
         module.register_forward_hook(lambda _m, _i, output, name=name: seen.append((name, output)))
@@ -77,17 +69,14 @@ def _layer(network: nn.Module, image: Tensor) -> str:
         network(image)
     for handle in handles:
         handle.remove()
-    names = [name for name, _ in seen]
-    once = [(n, o) for n, o in seen if names.count(n) == 1 and isinstance(o, Tensor) and o.ndim == image.ndim]
-    sizes = {name: output.shape[2:] for name, output in once}
+    calls = Counter(name for name, _ in seen)
+    outputs = {n: o for n, o in seen if calls[n] == 1 and isinstance(o, Tensor) and o.ndim == image.ndim}
+    sizes = {name: output.shape[2:] for name, output in outputs.items()}
     for minimum in (_MIN_SIZE, 2):
-        spatial = [
-            name
-            for name, size in sizes.items()
-            if all(s >= min(minimum, i) for s, i in zip(size, image.shape[2:], strict=True))
-        ]
-        if spatial:
-            return spatial[-1]
+        least = [min(minimum, n) for n in image.shape[2:]]
+        for name, size in reversed(sizes.items()):
+            if all(n >= m for n, m in zip(size, least, strict=True)):
+                return name
     raise ValueError("saliency needs a layer whose output has the image's axes, and this network has none")
 
 

@@ -1,6 +1,4 @@
-"""Sliding-window inference: run a network that takes patches on a full image; in validation and
-prediction.
-"""
+"""Sliding-window inference: run a network that takes patches on a full image."""
 
 from __future__ import annotations
 
@@ -27,14 +25,10 @@ class SlidingWindow:
     """Overlapping windows of the training patch's size, weighted by a Gaussian.
 
     Args:
-        patch_size: voxels. overlap: share of a window, from 0 to below 1. batch_size: windows per forward
-            pass.
-        mirror_axes: spatial axes of mirror test-time augmentation: the logits are the mean over all flips
-            along them.
-        slice_axis: the axis of a volume that a 2D network takes slice by slice; None: the network takes the
-            image as it is.
-        flip_label_pairs: channels of classes that are mirror images of each other, such as left and right
-            kidney: a left-right flip exchanges their logits.
+        patch_size: voxels. overlap: share of a window, from 0 to below 1. batch_size: windows at once.
+        mirror_axes: spatial axes of test-time augmentation: logits are the mean over all flips along them.
+        slice_axis: the axis of a volume that a 2D network takes slice by slice, else None.
+        flip_label_pairs: channels, such as of left and right kidney, that a left-right flip exchanges.
     """
 
     patch_size: tuple[int, ...]

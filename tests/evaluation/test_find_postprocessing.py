@@ -96,7 +96,7 @@ def test_a_config_can_neither_run_code_nor_delete_other_folders(
         assert not (tmp_path / "hit").exists()
         shutil.rmtree(sweep_folder)
         shutil.copytree(unchanged, sweep_folder)
-    edit_configs(sweep_folder, MSD, "medconv.data.datasets.common.class_names_of")
+    edit_configs(sweep_folder, MSD, "medconv.data.datasets.common.targets_of")
     edit_configs(sweep_folder, root, root.replace("    root: ", "    root: !!python/name:os.system "))
     fails("not a readable config")
     shutil.rmtree(sweep_folder)

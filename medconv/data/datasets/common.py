@@ -37,23 +37,16 @@ def ids_of(files: Sequence[Path], root: Path, source: Path) -> list[str]:
     ids = [stem(path) for path in files]
     if len(set(ids)) < len(ids):
         ids = ["_".join((*_below(path, root), stem(path))) for path in files]
-    if len(set(ids)) < len(ids):
-        counts = Counter(ids)
-        duplicates = [str(path) for path, case in zip(files, ids, strict=True) if counts[case] > 1]
-        raise ValueError(
-            f"{source}: images that would be one case: {', '.join(duplicates[:6])}; expected one of each name"
-        )
+    counts = Counter(ids)
+    if twice := [str(path) for path, case in zip(files, ids, strict=True) if counts[case] > 1]:
+        named = ", ".join(twice[:6])
+        raise ValueError(f"{source}: images that would be one case: {named}; expected one of each name")
     return ids
 
 
 def _below(path: Path, root: Path) -> tuple[str, ...]:
     folder = path.parent.relative_to(root) if path.is_relative_to(root) else path.parent
     return tuple(part for part in folder.parts if part not in ("/", ".", ".."))
-
-
-def class_names_of(root: Path) -> tuple[str, ...]:
-    """The class names in a folder's `dataset.json`, background first."""
-    return parse_labels(read_dataset_json(root), root / "dataset.json")[0]
 
 
 def targets_of(root: Path) -> SegmentationTargets:
@@ -71,10 +64,8 @@ def build_dataset(
     errors: Mapping[str, str] | None = None,
 ) -> Dataset:
     """A dataset with its cases sorted by id. Raises: ValueError: an id twice."""
-    counts = Counter(case.id for case in cases)
-    duplicates = sorted(case for case, count in counts.items() if count > 1)
-    if duplicates:
-        raise ValueError(f"{path}: case ids that occur more than once: {', '.join(duplicates[:20])}")
+    if twice := sorted(case for case, count in Counter(case.id for case in cases).items() if count > 1):
+        raise ValueError(f"{path}: case ids that occur more than once: {', '.join(twice[:20])}")
     ordered = tuple(sorted(cases, key=lambda case: case.id))
     return Dataset(name, ordered, class_names, modalities, errors or {}, targets)
 

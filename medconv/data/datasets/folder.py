@@ -38,8 +38,7 @@ def folder(
         for case in {**image_files, **label_files}
     ]
     names = tuple(class_names) if class_names else _names_in(list(label_files.values())[:20])
-    before_wildcard = Path(images.partition("*")[0] + "x").parent
-    home = before_wildcard if "*" in images else Path(images)
+    home = Path(images.partition("*")[0] + "x").parent if "*" in images else Path(images)
     modalities = modalities_of(list(image_files.values()), modality)
     return build_dataset(home.name or "folder", cases, names, None, modalities, Path(images), errors)
 
@@ -47,10 +46,6 @@ def folder(
 def _files(pattern: str, key: str) -> dict[str, Path]:
     if "*" not in pattern and Path(pattern).is_dir():
         return in_folder(Path(pattern), key)
-    return _by_wildcard(pattern, key)
-
-
-def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:
     if "*" not in pattern:
         raise ValueError(f"{key}={pattern}: needs a `*` in the place of the case id, or a folder of images")
     if "**" in pattern:
@@ -58,13 +53,11 @@ def _by_wildcard(pattern: str, key: str) -> dict[str, Path]:
     matcher = re.compile("([^/]*)".join(re.escape(part) for part in pattern.split("*")))
     files: dict[str, Path] = {}
     for name in sorted(glob("*".join(escape(part) for part in pattern.split("*")))):  # noqa: PTH207 - may be absolute
-        match = matcher.fullmatch(name)
-        if match is None:
-            continue
-        case = "_".join(dict.fromkeys(match.groups()))
-        if case in files:
-            raise ValueError(f"{key}={pattern}: {files[case]} and {name} would both be case {case}")
-        files[case] = Path(name)
+        if match := matcher.fullmatch(name):
+            case = "_".join(dict.fromkeys(match.groups()))
+            if case in files:
+                raise ValueError(f"{key}={pattern}: {files[case]} and {name} would both be case {case}")
+            files[case] = Path(name)
     if not files:
         raise ValueError(f"{key}={pattern}: no file matches")
     return files
@@ -80,7 +73,7 @@ def _names_in(labels: Sequence[Path]) -> tuple[str, ...]:
     highest = max(values)
     if error_text and not highest:
         raise ValueError(
-            f"data.class_names is not set, and no label tells how many classes there are ({error_text})"
+            f"data.class_names is not set, and no label tells the number of classes ({error_text})"
         )
     if len(values) <= highest // 2:
         raise ValueError(

@@ -24,9 +24,8 @@ def nnunet(root: str | Path) -> Dataset:
         raise ValueError(f"{path}: file_ending must be one of {VOLUMES}, got {ending!r}")
     images = sorted(p for p in (root / "imagesTr").glob(f"*{ending}") if not p.name.startswith("."))
     if not images:
-        raise ValueError(
-            f"{root / 'imagesTr'}: no *{ending} file there; an nnU-Net dataset keeps CASE_0000{ending} in it"
-        )
+        what = f"an nnU-Net dataset keeps CASE_0000{ending} in it"
+        raise ValueError(f"{root / 'imagesTr'}: no *{ending} file there; {what}")
     names, targets = parse_labels(meta, path)
     groups, invalid = _group_channels(images, len(modalities))
     expected = f"{root / 'imagesTr'}: expected channels 0 to {len(modalities) - 1} of every case"

@@ -8,12 +8,12 @@ import pytest
 from helpers.volumes import CLASSES, edit_json, write_msd, write_nnunet
 
 from medconv.data.datasets.auto import auto
-from medconv.data.datasets.common import class_names_of
+from medconv.data.datasets.common import targets_of
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import nnunet
 
 
-@pytest.mark.parametrize("read", [auto, msd, nnunet, class_names_of])
+@pytest.mark.parametrize("read", [auto, msd, nnunet, targets_of])
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -56,8 +56,5 @@ def test_repeated_case_ids_are_named(tmp_path: Path) -> None:
 
 
 def test_class_names_are_read_from_both_layouts(tmp_path: Path) -> None:
-    assert (
-        class_names_of(write_msd(tmp_path / "a", 1))
-        == class_names_of(write_nnunet(tmp_path / "b", 1))
-        == CLASSES
-    )
+    targets = targets_of(write_msd(tmp_path / "a", 1))
+    assert targets == targets_of(write_nnunet(tmp_path / "b", 1)) and targets.names == CLASSES[1:]

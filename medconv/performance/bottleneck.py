@@ -39,14 +39,11 @@ def verdict(shares: Mapping[str, float], values: Mapping[str, Any], cores: int) 
 def _feed(values: Mapping[str, Any], cores: int) -> str:
     workers, devices = values["data"]["num_workers"], values["trainer"]["devices"]
     shown = "null (half of the cores)" if workers is None else str(workers)
-    local = devices if isinstance(devices, int) and devices > 0 else 1
-    more = max(1, cores // local)
+    more = max(1, cores // (devices if isinstance(devices, int) and devices > 0 else 1))
+    advice = "augmentation=none, a larger data.prefetch_factor, or more cores"
     if workers is not None and workers < more:
-        return f"data.num_workers is {shown} with {cores} cores; try {more}"
-    return (
-        f"data.num_workers is {shown} with {cores} cores; try augmentation=none, a larger "
-        "data.prefetch_factor, or more cores"
-    )
+        advice = str(more)
+    return f"data.num_workers is {shown} with {cores} cores; try {advice}"
 
 
 def _compute(values: Mapping[str, Any]) -> str:

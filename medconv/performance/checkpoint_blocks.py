@@ -39,9 +39,7 @@ def apply_checkpointing(network: nn.Module, mode: str) -> int:
 
 
 class _Mixin(nn.Module):
-    """Mixed into a module's class, so that its name, its children, `deepcopy` and pickling stay as they
-    were.
-    """
+    """Mixed into a module's class, so that its children, `deepcopy` and pickling stay as they were."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _blank, type(self).__bases__, self.__dict__

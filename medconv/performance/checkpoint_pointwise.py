@@ -71,8 +71,11 @@ class Recompute(TorchFunctionMode):
         result = function(*args, **kwargs)
         large = isinstance(result, Tensor) and result.requires_grad and result.numel() >= _SMALL
         if large and _usable(inputs):
-            autocast = _autocast(self._device_type)
-            self._notes[_storage(result)] = Note(function, inputs, autocast, _Identity(result))
+            device = self._device_type
+            enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+            autocast = {"device_type": device, "dtype": dtype, "enabled": enabled, "cache_enabled": False}
+            storage = StorageWeakRef(result.untyped_storage())
+            self._notes[_storage(result)] = Note(function, inputs, autocast, storage, _identity(result))
             for saved in self._own:  # an activation saves its own result
                 if isinstance(saved.content, Tensor):
                     saved.content = self._noted(saved.content)
@@ -99,26 +102,29 @@ class Recompute(TorchFunctionMode):
 
     def _note_of(self, tensor: Tensor) -> Note | None:
         note = self._notes.get(_storage(tensor))
-        return note if note is not None and note.identity.of(tensor) else None
+        return note if note is not None and note.identity == _identity(tensor) else None
 
 
 @dataclass(eq=False)
 class Note:
-    """How to recompute a tensor; the result is kept until each operation that saved it has read it."""
+    """How to recompute a tensor; the result is kept until each operation that saved it has read it.
+
+    Args: autocast: arguments of `torch.autocast`. storage: this reference keeps its address unique.
+    """
 
     function: Any
     inputs: Any
     autocast: dict[str, Any]
-    identity: _Identity
+    storage: StorageWeakRef
+    identity: tuple[Any, ...]
     packs: int = 0
     reads: int = 0
     value: Tensor | None = None
 
     def __post_init__(self) -> None:
         """`depth`: the length of the chain of notes back to saved tensors."""
-        self.depth: int = 1 + max(
-            (leaf.depth for leaf in tree_leaves(self.inputs) if isinstance(leaf, Note)), default=0
-        )
+        depths = (leaf.depth for leaf in tree_leaves(self.inputs) if isinstance(leaf, Note))
+        self.depth: int = 1 + max(depths, default=0)
 
     def read(self) -> Tensor:
         value = self.computed()
@@ -157,24 +163,12 @@ class _Held:
         return self.tensor._version == self.version
 
 
-class _Identity:
-    """Tells whether a tensor is the one of the note. The reference keeps its storage's address unique."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._storage = StorageWeakRef(tensor.untyped_storage())
-        self._signature = self._of(tensor)
-
-    def of(self, tensor: Tensor) -> bool:
-        return self._of(tensor) == self._signature
-
-    @staticmethod
-    def _of(tensor: Tensor) -> tuple[Any, ...]:
-        return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version
+def _identity(tensor: Tensor) -> tuple[Any, ...]:
+    """Tells tensors of one storage apart."""
+    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version
 
 
-def _pure(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _pure(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """The same call without side effects: not in place, and no update of running statistics."""
     if kwargs.get("inplace"):
         kwargs = {**kwargs, "inplace": False}
@@ -191,21 +185,13 @@ def _usable(inputs: Any) -> bool:
     return intact and all(leaf.depth < _DEEPEST for leaf in leaves if isinstance(leaf, Note))
 
 
-def _autocast(device_type: str) -> dict[str, Any]:
-    """The present autocast state, as arguments of `torch.autocast`."""
-    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
-    return {"device_type": device_type, "dtype": dtype, "enabled": enabled, "cache_enabled": False}
-
-
 def _tensor_of(value: Any) -> Any:
     if isinstance(value, Note):
         return value.computed()
     if isinstance(value, _Held):
         if not value.intact:
-            raise RuntimeError(
-                "a tensor that perf.activation_checkpointing=pointwise needs was changed in place; use "
-                "perf.activation_checkpointing=blocks"
-            )
+            changed = "a tensor that perf.activation_checkpointing=pointwise needs was changed in place"
+            raise RuntimeError(f"{changed}; use perf.activation_checkpointing=blocks")
         return value.tensor
     return value
 

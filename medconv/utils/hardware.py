@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +13,7 @@ import torch
 
 log = logging.getLogger(__name__)
 # Out-of-memory messages of torch's CPU allocator, CUDA, cuBLAS and cuDNN that have no error class.
-_NO_MEMORY = (
-    "can't allocate memory",
-    "CUDA error: out of memory",
-    "_STATUS_ALLOC_FAILED",
-    "CUDA out of memory",
-)
+_NO_MEMORY = re.compile("can't allocate memory|CUDA (error: )?out of memory|_STATUS_ALLOC_FAILED")
 _ONLY_FIT = "a run trains and validates only"
 
 
@@ -75,10 +71,10 @@ def check_devices(trainer: Mapping[str, Any], launched: bool = False) -> Any:
     gpus = torch.cuda.device_count()
     number = max((int(n) for n in devices), default=-1) + 1 if isinstance(devices, list) else devices
     if devices not in ("auto", -1) and not (isinstance(number, int) and 1 <= number <= gpus):
-        hidden = (
-            "; srun's --gpus-per-task hides those of other tasks, take --gpus-per-node" if launched else ""
+        hidden = "; srun's --gpus-per-task hides those of other tasks, take --gpus-per-node"
+        raise ValueError(
+            f"trainer.devices={setting}: this machine has {gpus} GPUs{hidden if launched else ''}"
         )
-        raise ValueError(f"trainer.devices={setting}: this machine has {gpus} GPUs{hidden}")
     return devices
 
 
@@ -101,19 +97,16 @@ def benchmark_kernels(benchmark: bool | None, accelerator: str, deterministic: A
 
 def without_effect(perf: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[str]:
     """One line for each setting that is on but has no effect here, with the reason."""
-    gpu = uses_gpu(trainer["accelerator"])
+    no_gpu = not uses_gpu(trainer["accelerator"])
+    not_synced = trainer["sync_batchnorm"] and no_gpu
+    not_last = perf["fast_norm"] and not perf["channels_last"]
+    unused = perf["activation_checkpointing"] == "pointwise" and perf["compile"]
     reasons = {
-        "trainer.benchmark=true": trainer["benchmark"] and not gpu and "cuDNN runs on NVIDIA GPUs only",
-        "perf.cuda_graphs=true": perf["cuda_graphs"] and not gpu and "there is no GPU to replay them on",
-        "trainer.sync_batchnorm=true": trainer["sync_batchnorm"]
-        and not gpu
-        and "PyTorch supports it on GPUs only",
-        "perf.fast_norm=true": perf["fast_norm"]
-        and not perf["channels_last"]
-        and "it needs perf.channels_last=true",
-        "perf.activation_checkpointing=pointwise": perf["activation_checkpointing"] == "pointwise"
-        and perf["compile"]
-        and "the compiler itself chooses what to recompute",
+        "trainer.benchmark=true": trainer["benchmark"] and no_gpu and "cuDNN runs on NVIDIA GPUs only",
+        "perf.cuda_graphs=true": perf["cuda_graphs"] and no_gpu and "there is no GPU to replay them on",
+        "trainer.sync_batchnorm=true": not_synced and "PyTorch supports it on GPUs only",
+        "perf.fast_norm=true": not_last and "it needs perf.channels_last=true",
+        "perf.activation_checkpointing=pointwise": unused and "the compiler itself chooses what to recompute",
         "trainer.limit_test_batches": trainer["limit_test_batches"] is not None and _ONLY_FIT,
         "trainer.limit_predict_batches": trainer["limit_predict_batches"] is not None and _ONLY_FIT,
         "trainer.model_registry": trainer["model_registry"] is not None and "checkpoints are files",
@@ -122,15 +115,11 @@ def without_effect(perf: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[
 
 
 def warn_slow_cudnn() -> None:
-    """cuDNN 9.8 to 9.14 runs fp16 and bf16 Conv3d about four times slower on contiguous input
-    (pytorch#166122).
-    """
+    """cuDNN 9.8 to 9.14 runs half-precision Conv3d four times slower on contiguous input (pytorch#166122)."""
     version = torch.backends.cudnn.version() if torch.cuda.is_available() else None
     if version is not None and 90800 <= version < 91500:
-        log.warning(
-            "cuDNN %d has slow half-precision Conv3d on contiguous input: keep perf.channels_last=true",
-            version,
-        )
+        slow = "slow half-precision Conv3d on contiguous input: keep perf.channels_last=true"
+        log.warning("cuDNN %d has %s", version, slow)
 
 
 def compiler_missing() -> str | None:
@@ -151,10 +140,7 @@ def need_compiler() -> None:
 
 def memory_advice(error: BaseException) -> str | None:
     """Advice for an out-of-memory error; None for other errors. Numbers: `scripts/benchmark.py step`."""
-    full = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
-        text in str(error) for text in _NO_MEMORY
-    )
-    if not full:
+    if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and not _NO_MEMORY.search(str(error)):
         return None
     return (
         "the step does not fit into memory. Options, measured on a 3D U-Net: "

@@ -6,21 +6,11 @@ import io
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageColor
 
 # Okabe & Ito's colours, which colour-blind readers can tell apart.
-_COLOURS = np.array(
-    [
-        (230, 159, 0),
-        (86, 180, 233),
-        (0, 158, 115),
-        (240, 228, 66),
-        (0, 114, 178),
-        (213, 94, 0),
-        (204, 121, 167),
-    ],
-    float,
-)
+_COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
+_RGB = np.array([ImageColor.getrgb(colour) for colour in _COLOURS], float)
 _PANEL = 160  # pixels along the longer side of a panel, at least
 _PLAIN = 60.0  # grey behind labels without an image
 _GAP = 4  # pixels between panels
@@ -43,15 +33,10 @@ def overlay(
         if image is None:
             grey = np.full((*_cut(labels[0], axis, index).shape, 3), _PLAIN)
         else:
-            grey = _grey(_cut(image, axis, index))
-        columns = [
-            *([] if image is None else [grey]),
-            *(_painted(grey, _cut(label, axis, index)) for label in labels),
-        ]
-        pixel = [s for a, s in enumerate(spacing_mm) if a != axis]
-        rows.append(_join([_upright(column, pixel) for column in columns], 1))
-    width = max(row.shape[1] for row in rows)
-    return _join([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows], 0)
+            grey = _shaded(_cut(image, axis, index)[..., None])
+        painted = [_painted(grey, _cut(label, axis, index)) for label in labels]
+        rows.append(_row(painted if image is None else [grey, *painted], axis, spacing_mm))
+    return _page(rows)
 
 
 def heat(image: np.ndarray, strength: np.ndarray | None, spacing_mm: Sequence[float]) -> np.ndarray:
@@ -64,22 +49,20 @@ def heat(image: np.ndarray, strength: np.ndarray | None, spacing_mm: Sequence[fl
     where the map is highest.
     """
     rows = []
-    focus = (
-        np.zeros(image.shape[1:], bool) if strength is None else (strength > 0) & (strength == strength.max())
-    )
+    focus = np.zeros(image.shape[1:], bool)
+    if strength is not None:
+        focus = (strength > 0) & (strength == strength.max())
     for axis, index in _planes(focus):
         colours = len(image) if len(image) == 3 and axis is None else 1
         bare = _shaded(np.stack([_cut(channel, axis, index) for channel in image[:colours]], -1))
         panels = [bare] if strength is None else [bare, _warmed(bare, _cut(strength, axis, index)[..., None])]
-        pixel = [s for a, s in enumerate(spacing_mm) if a != axis]
-        rows.append(_join([_upright(panel, pixel) for panel in panels], 1))
-    width = max(row.shape[1] for row in rows)
-    return _join([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows], 0)
+        rows.append(_row(panels, axis, spacing_mm))
+    return _page(rows)
 
 
 def colour(value: int) -> str:
     """The colour of a label value in HTML notation; seven colours repeat."""
-    return "#" + "".join(f"{int(part):02x}" for part in _COLOURS[(value - 1) % len(_COLOURS)])
+    return _COLOURS[(value - 1) % len(_COLOURS)]
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -104,10 +87,6 @@ def _cut(array: np.ndarray, axis: int | None, index: int) -> np.ndarray:
     return array if axis is None else np.take(array, index, axis)
 
 
-def _grey(plane: np.ndarray) -> np.ndarray:
-    return _shaded(plane[..., None])
-
-
 def _shaded(plane: np.ndarray) -> np.ndarray:
     """(width, height, 1 or 3) -> (width, height, 3), from 0 to 255."""
     low, high = np.percentile(plane, [1, 99])
@@ -116,12 +95,23 @@ def _shaded(plane: np.ndarray) -> np.ndarray:
 
 
 def _painted(grey: np.ndarray, label: np.ndarray) -> np.ndarray:
-    colour = _COLOURS[(label.astype(int) - 1) % len(_COLOURS)]
-    return np.where(label[..., None] > 0, 0.45 * grey + 0.55 * colour, grey)
+    colours = _RGB[(label.astype(int) - 1) % len(_RGB)]
+    return np.where(label[..., None] > 0, 0.45 * grey + 0.55 * colours, grey)
 
 
 def _warmed(bare: np.ndarray, share: np.ndarray) -> np.ndarray:
-    return bare * (1 - 0.6 * share) + 0.6 * share * ((1 - share) * _COLOURS[5] + share * _COLOURS[3])
+    return bare * (1 - 0.6 * share) + 0.6 * share * ((1 - share) * _RGB[5] + share * _RGB[3])
+
+
+def _row(panels: Sequence[np.ndarray], axis: int | None, spacing_mm: Sequence[float]) -> np.ndarray:
+    """Panels of one plane side by side."""
+    pixel = [s for a, s in enumerate(spacing_mm) if a != axis]
+    return _join([_upright(panel, pixel) for panel in panels], 1)
+
+
+def _page(rows: Sequence[np.ndarray]) -> np.ndarray:
+    width = max(row.shape[1] for row in rows)
+    return _join([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows], 0)
 
 
 def _upright(panel: np.ndarray, pixel_mm: Sequence[float]) -> np.ndarray:

@@ -15,7 +15,7 @@ from medconv.data.datasets.csv_table import read_rows
 from medconv.data.datasets.nnunet import group_channels
 from medconv.data.io import dicom_series
 from medconv.data.io.dicom_headers import is_dicom, list_files
-from medconv.data.io.images import KNOWN, SUFFIXES, VOLUMES, in_folder, stem
+from medconv.data.io.images import in_folder, known, stem, suffixes, volume_suffixes
 from medconv.utils.errors import explained
 
 _FIRST = "_0000"  # the ending of the first channel's name
@@ -42,11 +42,11 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     if source.is_file():
         reader = {".txt": _lines, ".json": _json, ".csv": _table}.get(source.suffix)
         return [_single(source, num_channels)] if reader is None else _named(source, reader(source))
-    if not any(path.name.endswith(VOLUMES) for path in source.iterdir()):
+    if not any(path.name.endswith(volume_suffixes()) for path in source.iterdir()):
         if cases := _in_dicom(source):
             return cases
-        if not any(path.name.endswith(SUFFIXES) for path in source.iterdir()):
-            raise ValueError(f"--input {source}: no image there ({KNOWN}), nor DICOM below")
+        if not any(path.name.endswith(suffixes()) for path in source.iterdir()):
+            raise ValueError(f"--input {source}: no image there ({known()}), nor DICOM below")
     files = list(in_folder(source, "--input").values())
     separate = any(stem(path).endswith(_FIRST) for path in files)
     channels = group_channels(files, num_channels) if separate else {stem(path): (path,) for path in files}

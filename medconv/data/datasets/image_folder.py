@@ -8,7 +8,7 @@ from pathlib import Path
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import ids_of, modalities_of
 from medconv.data.datasets.csv_table import SPLITS
-from medconv.data.io.images import KNOWN, SUFFIXES
+from medconv.data.io.images import known, suffixes
 from medconv.targets.image_level import ImageLevelTargets
 
 
@@ -59,7 +59,7 @@ def _folders(root: Path) -> list[Path]:
 def _images(folder: Path, names: Sequence[str]) -> list[Path]:
     if folder.name not in names:
         raise ValueError(f"{folder}: its name is not a class; data.class_names has {', '.join(names)}")
-    images = sorted(p for p in folder.iterdir() if p.name.endswith(SUFFIXES) and not p.name.startswith("."))
+    images = sorted(p for p in folder.iterdir() if p.name.endswith(suffixes()) and not p.name.startswith("."))
     if not images:
-        raise ValueError(f"{folder}: no image there ({KNOWN}), expected those of class {folder.name}")
+        raise ValueError(f"{folder}: no image there ({known()}), expected those of class {folder.name}")
     return images

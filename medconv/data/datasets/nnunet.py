@@ -9,7 +9,7 @@ from pathlib import Path
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import build_dataset, names_by_number, parse_labels, read_dataset_json
-from medconv.data.io.images import VOLUMES, stem
+from medconv.data.io.images import stem, volume_suffixes
 
 _CHANNEL = re.compile(r"^(?P<case>.+)_(?P<channel>\d{4})$")
 
@@ -20,8 +20,8 @@ def nnunet(root: str | Path) -> Dataset:
     path = root / "dataset.json"
     modalities = names_by_number(meta.get("channel_names"), path, "channel_names")
     ending = str(meta.get("file_ending", ".nii.gz"))
-    if ending not in VOLUMES:
-        raise ValueError(f"{path}: file_ending must be one of {VOLUMES}, got {ending!r}")
+    if ending not in volume_suffixes():
+        raise ValueError(f"{path}: file_ending must be one of {volume_suffixes()}, got {ending!r}")
     images = sorted(p for p in (root / "imagesTr").glob(f"*{ending}") if not p.name.startswith("."))
     if not images:
         what = f"an nnU-Net dataset keeps CASE_0000{ending} in it"

@@ -5,9 +5,11 @@ Results are NIfTI on the grid of the source image, or PNG for pictures; `dicom_s
 
 from __future__ import annotations
 
+import pkgutil
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +19,39 @@ from nibabel.nifti1 import Nifti1Image, Nifti1Pair
 from nibabel.openers import ImageOpener
 
 from medconv.data.case import Grid
-from medconv.data.io import dicom, dicom_series, nifti, nrrd, raster
+from medconv.data.io import dicom, dicom_series, nifti, raster
 from medconv.data.io.dicom_headers import is_dicom
+from medconv.data.io.formats import FORMATS, NIBABEL
 from medconv.data.io.nifti import read_header
 from medconv.utils.atomic_io import replacing
 from medconv.utils.logging import size_text
 
-VOLUMES = (".nii.gz", ".nii", ".hdr", ".mgz", ".mgh", nrrd.SUFFIX)  # .hdr: the header of a NIfTI pair
-SUFFIXES = (*VOLUMES, *raster.SUFFIXES)
-_STEMS = (*SUFFIXES, ".img")
-KNOWN = ", ".join(suffix for suffix in SUFFIXES if suffix.islower())
 WHOLE = 1e-3  # largest distance of a label value from a whole number; scaled integers read as 0.99999997
+
+
+for _module in pkgutil.iter_modules([str(Path(__file__).parent)]):  # formats register themselves
+    import_module(f"{__package__}.{_module.name}")
+
+
+def volume_suffixes() -> tuple[str, ...]:
+    """Of all formats of volumes but DICOM."""
+    return (*NIBABEL, *FORMATS)
+
+
+def suffixes() -> tuple[str, ...]:
+    """Of volumes and pictures."""
+    return (*volume_suffixes(), *raster.SUFFIXES)
+
+
+def known() -> str:
+    """`suffixes`, for messages."""
+    return ", ".join(suffix for suffix in suffixes() if suffix.islower())
 
 
 def stem(path: Path) -> str:
     """The file name without the suffix of its format; folder names and UIDs stay unchanged."""
-    for suffix in _STEMS:
-        if path.name.endswith(suffix):
-            return path.name[: -len(suffix)]
+    if suffix := _suffix(path):
+        return path.name[: -len(suffix)]
     is_uid = path.suffix[1:].isdecimal()  # the last number of a UID is not a suffix
     return path.name if path.is_dir() or is_uid else path.stem
 
@@ -44,7 +61,7 @@ def stamp(path: Path) -> list[int]:
 
     Raises: OSError: absent. ValueError: a DICOM file whose series cannot be determined.
     """
-    if not path.name.endswith(_STEMS) and is_dicom(path):
+    if not _suffix(path) and is_dicom(path):
         return dicom_series.stamp(path)
     stat = path.stat()
     partner = path.with_suffix(nifti.PAIR.get(path.suffix, path.suffix))
@@ -63,9 +80,9 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
     """
     if not folder.is_dir():
         raise ValueError(f"{option} {folder}: no such folder")
-    files = sorted(p for p in folder.iterdir() if p.name.endswith(SUFFIXES) and not p.name.startswith("."))
+    files = sorted(p for p in folder.iterdir() if p.name.endswith(suffixes()) and not p.name.startswith("."))
     if not files:
-        raise ValueError(f"{option} {folder}: no image there ({KNOWN})")
+        raise ValueError(f"{option} {folder}: no image there ({known()})")
     files = [path for path in files if not raster.is_picture(path)] or files
     if twice := sorted(name for name, count in Counter(map(stem, files)).items() if count > 1):
         raise ValueError(f"{option} {folder}: more than one file for {', '.join(twice[:20])}")
@@ -192,9 +209,16 @@ def _format(path: Path) -> str:
     """By the suffix of the file, else by its content."""
     if raster.is_picture(path):
         return "picture"
-    if path.name.endswith(nrrd.SUFFIX):
-        return "nrrd"
-    return "dicom" if not path.name.endswith(_STEMS) and is_dicom(path) else "nibabel"
+    suffix = _suffix(path)
+    if suffix in FORMATS:
+        return suffix
+    return "dicom" if not suffix and is_dicom(path) else "nibabel"
+
+
+def _suffix(path: Path) -> str:
+    """The suffix of a known format; empty if it is of none."""
+    found = [suffix for suffix in (*suffixes(), ".img") if path.name.endswith(suffix)]
+    return max(found, key=len, default="")
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -207,7 +231,7 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if kind == "picture":
         return raster.read(path), np.eye(4)
     nifti.check_readable(path)
-    array, affine = nrrd.read(path)
+    array, affine = FORMATS[kind].read(path)
     nifti.check_shape(path, array.shape)
     return array, affine
 
@@ -220,8 +244,8 @@ def _template(like: Path) -> Nifti1Image:
         if isinstance(source, Nifti1Image):
             return source
         shape, affine = source.shape, source.affine
-    elif kind == "nrrd":
-        shape, affine = nrrd.grid(like)
+    elif kind in FORMATS:
+        shape, affine = FORMATS[kind].grid(like)
     elif kind == "picture":
         shape, affine = (*raster.size(like), 1), np.eye(4)
     else:

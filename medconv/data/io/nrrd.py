@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from medconv.data.io.formats import register
 from medconv.utils.errors import explained
 from medconv.utils.optional_imports import needed
 
-SUFFIX = ".nrrd"
 _SPACE = re.compile("(R|L)(A|P)(S|I)|(?i:(right|left)-(anterior|posterior)-(superior|inferior))")
 
 
@@ -74,3 +74,6 @@ def _signs(path: Path, header: dict[str, Any]) -> list[float]:
     if units != {"mm"}:
         raise ValueError(f"{path}: its `space units` must be mm, got {', '.join(sorted(units))}")
     return [1.0 if word[0] in "RASras" else -1.0 for word in match.groups() if word]
+
+
+register(".nrrd", read, grid)

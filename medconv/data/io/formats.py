@@ -1,0 +1,43 @@
+"""The table of volume formats by suffix. A file in this folder that calls `register` adds one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from medconv.data.io import raster
+
+
+class VolumeFormat(NamedTuple):
+    """How to read a format.
+
+    Args:
+        read: path to voxels, (X, Y, Z) or (X, Y, Z, channels), and the 4x4 affine from voxels to mm (right,
+            anterior, superior). Raises ValueError, naming the path, for damaged files.
+        grid: path to shape and affine, without reading the voxels.
+    """
+
+    read: Callable[[Path], tuple[np.ndarray, np.ndarray]]
+    grid: Callable[[Path], tuple[tuple[int, ...], np.ndarray]]
+
+
+NIBABEL = (".nii.gz", ".nii", ".hdr", ".mgz", ".mgh")  # .hdr: the header of a NIfTI pair
+FORMATS: dict[str, VolumeFormat] = {}  # all others, by suffix
+
+
+def register(
+    suffix: str,
+    read: Callable[[Path], tuple[np.ndarray, np.ndarray]],
+    grid: Callable[[Path], tuple[tuple[int, ...], np.ndarray]],
+) -> None:
+    """Make files that end in `suffix`, such as `.nrrd`, readable everywhere. Args: see `VolumeFormat`.
+
+    Raises: ValueError: not a suffix, or that of another format.
+    """
+    taken = (*NIBABEL, *raster.SUFFIXES, *FORMATS)
+    if not suffix.startswith(".") or suffix in taken:
+        raise ValueError(f"expected a suffix other than {', '.join(taken)}, got {suffix!r}")
+    FORMATS[suffix] = VolumeFormat(read, grid)

@@ -1,0 +1,77 @@
+"""medconv/data/io/formats.py: a registered format is read, found in folders and a template of results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.formats import OBLIQUE
+from helpers.volumes import image_array, label_array
+
+from medconv.data.datasets.folder import folder
+from medconv.data.io.formats import FORMATS, register
+from medconv.data.io.images import in_folder, read_image, read_label, stamp, stem, write_label
+from medconv.inference.inputs import find_cases
+
+
+def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    with np.load(path) as file:
+        return file["voxels"], file["affine"]
+
+
+def grid(path: Path) -> tuple[tuple[int, ...], np.ndarray]:
+    array, affine = read(path)
+    return array.shape, affine
+
+
+def save(path: Path, voxels: np.ndarray) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    np.savez(path, voxels=voxels, affine=OBLIQUE)
+    return path
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    register(".scan.npz", read, grid)
+    yield
+    del FORMATS[".scan.npz"]
+
+
+def test_a_registered_format_is_read_found_and_a_template_of_results(
+    tmp_path: Path, registered: None
+) -> None:
+    image, label = save(tmp_path / "images/a.scan.npz", image_array(0)), tmp_path / "labels/a.scan.npz"
+    save(label, label_array(0))
+    np.testing.assert_array_equal(read_image([image])[0][0], image_array(0))
+    np.testing.assert_array_equal(read_label(label)[0], label_array(0))
+    assert stem(image) == "a" and stamp(image) == [image.stat().st_size, image.stat().st_mtime_ns]
+    write_label(tmp_path / "a.nii.gz", label_array(1), image)
+    written, its_grid = read_label(tmp_path / "a.nii.gz")
+    np.testing.assert_array_equal(written, label_array(1))
+    np.testing.assert_allclose(its_grid.matrix, OBLIQUE, atol=1e-5)
+    assert in_folder(image.parent, "--input") == {"a": image}
+    assert [case.images for case in find_cases(image.parent, 1)] == [(image,)]
+    (case,) = folder(str(image.parent), str(label.parent)).cases
+    assert (case.id, case.images, case.label) == ("a", (image,), label)
+
+
+def test_faults_name_the_file(tmp_path: Path, registered: None) -> None:
+    with pytest.raises(ValueError, match=r"b\.scan\.npz: no such file"):
+        read_image([tmp_path / "b.scan.npz"])
+    with pytest.raises(ValueError, match=r"a\.scan\.npz: expected 2, 3 or 4 axes .*got shape \(3,\)"):
+        read_image([save(tmp_path / "a.scan.npz", np.ones(3))])
+
+
+@pytest.mark.parametrize("suffix", ["npz", ".nii", ".png", ".nrrd"])
+def test_a_suffix_has_one_format(suffix: str) -> None:
+    with pytest.raises(ValueError, match=rf"expected a suffix other than \.nii\.gz, .*got '{suffix}'"):
+        register(suffix, read, grid)
+    assert list(FORMATS) == [".nrrd"]
+
+
+def test_formats_are_listed_in_messages(tmp_path: Path, registered: None) -> None:
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(ValueError, match=r"no image there \(\.nii\.gz, .*\.nrrd, \.scan\.npz, \.png"):
+        in_folder(tmp_path, "--input")

@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint
+from hydra.utils import get_object
+from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler
 
 from medconv import config as configs
 from medconv.config import Values
@@ -17,6 +18,7 @@ from medconv.training.callbacks.final_validation import FinalValidation
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.callbacks.progress import ProgressBar, ProgressLines
 from medconv.training.callbacks.time_budget import TimeBudget
+from medconv.training.callbacks.weight_averaging import AverageWeights
 from medconv.training.checkpoint import resumable_loop
 from medconv.training.checkpoint.writer import AtomicCheckpointIO, CheckpointWriter
 from medconv.training.distributed import strategy
@@ -39,38 +41,19 @@ def build_trainer(
 
     Args: validates: whether there are cases to validate. stop_request: of the run's signals.
     """
-    perf = values["perf"]
+    perf, run = values["perf"], values["run"]
     settings = {key: _built(value, f"trainer.{key}") for key, value in values["trainer"].items()}
     max_time, plugins = settings.pop("max_time"), settings.pop("plugins") or []
-    accumulates = any("Accumulation" in str(node.get("_target_")) for node in values["callbacks"].values())
+    interval = configs.duration_seconds(run["checkpoint_interval"], "run.checkpoint_interval")
+    checkpoints = CheckpointWriter(folder.checkpoints, AtomicCheckpointIO(), interval)
+    stops = strategy.StopSync(stop_request, perf["stop_sync_interval"])
+    callbacks = _callbacks(values, folder, checkpoints, profiler, stops, validates)
+    accumulates = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
     settings["strategy"] = strategy.strategy(settings, perf, accumulates)
     settings["benchmark"] = benchmark_kernels(
         settings["benchmark"], settings["accelerator"], settings["deterministic"]
     )
-    guard = NonfiniteGuard(
-        folder.path / "nonfinite", values["run"]["nan_policy"], values["run"]["max_skipped_steps"]
-    )
-    writer = AtomicCheckpointIO()
-    interval = configs.duration_seconds(values["run"]["checkpoint_interval"], "run.checkpoint_interval")
-    checkpoints = CheckpointWriter(folder.checkpoints, writer, interval)
-    seeding = resumable_loop.PerStepSeeding(values["seed"])
-    callbacks = [checkpoints, seeding, profiler, guard, *_averaging(values)]
-    callbacks += [ResumeStepCheck(), strategy.BroadcastBuffers(), strategy.UnshardForValidation()]
-    if perf["profile"]:
-        callbacks.append(Trace(folder.path / "tensorboard" / "trace"))
-    if max_time is not None:
-        callbacks.append(TimeBudget(configs.duration_seconds(max_time, "trainer.max_time")))
-    callbacks += [*_monitoring(values, validates), FinalValidation()]
-    if settings["enable_progress_bar"]:
-        rate = 20 if uses_gpu(settings["accelerator"]) else 1  # to show the loss, the bar waits for the GPU
-        callbacks.append(ProgressBar(refresh_rate=rate) if sys.stderr.isatty() else ProgressLines())
-        settings["enable_progress_bar"] = sys.stderr.isatty()
-    callbacks += [configs.build(node, f"callbacks.{name}") for name, node in values["callbacks"].items()]
-    loggers = [
-        configs.build(node, f"logger.{name}", save_dir=str(folder.path))
-        for name, node in values["logger"].items()
-    ]
-    stops = strategy.StopSync(stop_request, perf["stop_sync_interval"])
+    settings["enable_progress_bar"] &= sys.stderr.isatty()
     if settings["max_epochs"] is None:
         bounded = max_time is not None or settings["max_steps"] != -1
         settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS
@@ -78,14 +61,58 @@ def build_trainer(
         checkpoints,
         stops,
         **settings,
-        callbacks=[*callbacks, stops],
-        plugins=[plugin for plugin in (environment(), writer, *plugins) if plugin is not None],
+        callbacks=callbacks,
+        plugins=[plugin for plugin in (environment(), checkpoints.io, *plugins) if plugin is not None],
         # CheckpointWriter is not one of Lightning's; a user's callback may be
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
-        logger=[*loggers, CsvLogger(folder.path / "metrics.csv")],
+        logger=[*_many(values, "logger", save_dir=str(folder.path)), CsvLogger(folder.path / "metrics.csv")],
         default_root_dir=folder.path,
         use_distributed_sampler=False,
     )
+
+
+def _callbacks(
+    values: Values,
+    folder: RunDir,
+    checkpoints: CheckpointWriter,
+    profiler: StepProfiler,
+    stops: strategy.StopSync,
+    validates: bool,
+) -> list[L.Callback]:
+    """All callbacks in the order in which Lightning calls them; it puts a user's ModelCheckpoint last."""
+    run, trainer = values["run"], values["trainer"]
+    averaging, users = _averaging(values), _many(values, "callbacks")
+    averages = [callback for callback in (*averaging, *users) if isinstance(callback, AverageWeights)]
+    return [
+        # At the end of training it saves before averaging replaces the weights
+        checkpoints,
+        # Whatever draws random numbers in a step, or keeps their state as the guard does, comes later
+        resumable_loop.PerStepSeeding(values["seed"]),
+        # Its marks end the phases of a step, so that the work of those below counts as logging
+        profiler,
+        # It settles whether a step was skipped before averaging counts the step
+        NonfiniteGuard(folder.path / "nonfinite", run["nan_policy"], run["max_skipped_steps"], averages),
+        # It sets the weights of a validation, which those below read
+        *averaging,
+        strategy.BroadcastBuffers(),
+        strategy.UnshardForValidation(),
+        ResumeStepCheck(),
+        *([Trace(folder.path / "tensorboard" / "trace")] if values["perf"]["profile"] else []),
+        # Early stopping has nothing to say about a run whose time is up
+        *_time_budget(trainer["max_time"]),
+        *_monitoring(values, validates),
+        *_progress(trainer),
+        *users,
+        # It validates if any of the others has told the trainer to stop after this batch
+        FinalValidation(),
+        # It aborts a validation once the others have put the training's weights back
+        stops,
+    ]
+
+
+def _many(values: Values, group: str, **arguments: Any) -> list[Any]:
+    """The objects of a group of the config that holds nodes by name."""
+    return [configs.build(node, f"{group}.{name}", **arguments) for name, node in values[group].items()]
 
 
 def _built(value: Any, key: str) -> Any:
@@ -96,7 +123,6 @@ def _built(value: Any, key: str) -> Any:
 
 
 def _averaging(values: Values) -> list[L.Callback]:
-    """Weight averaging; it must precede callbacks that read the weights of a validation."""
     if "_target_" not in values["weight_averaging"]:
         return []
     if values["trainer"]["strategy"] == "fsdp":
@@ -108,12 +134,26 @@ def _averaging(values: Values) -> list[L.Callback]:
     return [configs.build(values["weight_averaging"], "weight_averaging")]
 
 
+def _time_budget(max_time: Any) -> list[L.Callback]:
+    return [] if max_time is None else [TimeBudget(configs.duration_seconds(max_time, "trainer.max_time"))]
+
+
 def _monitoring(values: Values, validates: bool) -> list[L.Callback]:
     """Callbacks that react to the scores of validations."""
-    plateau = "scheduler=plateau" if str(values["scheduler"].get("_target_")).endswith("plateau") else ""
-    stopping = values["early_stopping"] if "_target_" in values["early_stopping"] else {}
+    plateau = getattr(get_object(values["scheduler"]["_target_"]), "needs_validation", False)
+    stopping = "_target_" in values["early_stopping"]
     if not (validates and values["trainer"]["limit_val_batches"] != 0) and (plateau or stopping):
         raise configs.ConfigError(
-            f"{plateau or 'early_stopping=patience'} needs validations, but there are no cases to validate"
+            f"{'scheduler=plateau' if plateau else 'early_stopping=patience'} needs validations, but there "
+            "are no cases to validate"
         )
-    return [early_stopping.Plateau(), *([configs.build(stopping, "early_stopping")] if stopping else [])]
+    stop = [configs.build(values["early_stopping"], "early_stopping")] if stopping else []
+    return [early_stopping.Plateau(), *stop]
+
+
+def _progress(trainer: Values) -> list[L.Callback]:
+    """A bar in a terminal, else lines."""
+    if not trainer["enable_progress_bar"]:
+        return []
+    rate = 20 if uses_gpu(trainer["accelerator"]) else 1  # to show the loss, the bar waits for the GPU
+    return [ProgressBar(refresh_rate=rate) if sys.stderr.isatty() else ProgressLines()]

@@ -20,7 +20,6 @@ class Line(L.LightningModule):
     def __init__(self, fails_at: int, fused: bool = False) -> None:
         super().__init__()
         self.layer, self.fails_at, self.record, self.fused = torch.nn.Linear(1, 1), fails_at, {}, fused
-        self.gradient_seen: Any = None
 
     def loss_of(self, batch: dict[str, Any]) -> torch.Tensor:
         loss = self.layer(batch["image"]).float().square().mean() * 1e-3

@@ -56,6 +56,6 @@ def test_a_run_bounded_by_steps_and_time_resumes_at_its_learning_rate(dataset: P
     state = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")["lr_schedulers"][0]
     assert state["total_steps"] < 100000 and state["progress"] > 0.9
     schedule = cosine(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1))
-    schedule.total_steps = 100000
+    schedule.set_length(100000)
     schedule.load_state_dict(state)
     assert schedule.progress == state["progress"]

@@ -1,17 +1,27 @@
-"""medconv/training/trainer.py: what a config gives the trainer of a run."""
+"""medconv/training/trainer.py: what a config gives the trainer of a run, and the order of callbacks."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import tiny
+from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.plugins import TorchSyncBatchNorm
 from lightning.pytorch.profilers import SimpleProfiler
 
 from medconv import config
 from medconv.performance.step_profiler import StepProfiler
 from medconv.training import run
+from medconv.training.callbacks.early_stopping import EarlyStopping
+from medconv.training.callbacks.final_validation import FinalValidation
+from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
+from medconv.training.callbacks.time_budget import TimeBudget
+from medconv.training.callbacks.weight_averaging import AverageWeights
+from medconv.training.checkpoint.resumable_loop import PerStepSeeding
+from medconv.training.checkpoint.writer import CheckpointWriter
 from medconv.training.data_setup import prepare_data
+from medconv.training.distributed.strategy import BroadcastBuffers, StopSync, UnshardForValidation
 from medconv.training.run_dir import RunDir
 from medconv.training.trainer import build_trainer
 from medconv.utils.signals import StopRequest
@@ -57,3 +67,59 @@ def test_objects_of_the_trainer_are_built_from_nodes(dataset: Path, tmp_path: Pa
     assert isinstance(trainer.profiler, SimpleProfiler) and not trainer.profiler.extended
     assert trainer.limit_predict_batches == 3 and trainer.reload_dataloaders_every_n_epochs == 2
     assert trainer.enable_autolog_hparams is False
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        (CheckpointWriter, AverageWeights),
+        (PerStepSeeding, NonfiniteGuard),
+        (PerStepSeeding, LearningRateMonitor),
+        (StepProfiler, LearningRateMonitor),
+        (NonfiniteGuard, AverageWeights),
+        (AverageWeights, BroadcastBuffers),
+        (AverageWeights, LearningRateMonitor),
+        (TimeBudget, EarlyStopping),
+        (TimeBudget, FinalValidation),
+        (LearningRateMonitor, FinalValidation),
+        (UnshardForValidation, StopSync),
+        (AverageWeights, StopSync),
+        (LearningRateMonitor, StopSync),
+    ],
+)
+def test_callbacks_are_called_in_an_order(
+    order: list[type], earlier: type[Callback], later: type[Callback]
+) -> None:
+    """LearningRateMonitor is one of the user's."""
+    assert order.index(earlier) < order.index(later)
+
+
+@pytest.fixture(scope="module")
+def order(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[type]:
+    """The callbacks' classes of a trainer that has all of them."""
+    settings = ["trainer.max_time=00:01:00:00", "early_stopping=patience", "perf.profile=true"]
+    trainer = trainer_of(dataset, tmp_path_factory.mktemp("order") / "run", *settings)
+    return [type(callback) for callback in trainer.callbacks]
+
+
+class Enough(Callback):
+    """A user's callback that ends the run after two steps."""
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        trainer.should_stop = trainer.global_step == 2
+
+
+def test_a_run_that_a_users_callback_ends_is_validated(dataset: Path, tmp_path: Path) -> None:
+    ends = [f"+callbacks.enough._target_={__name__}.Enough", "trainer.check_val_every_n_epoch=1000"]
+    summary = tiny.train(dataset, tmp_path / "run", "logger=none", "trainer.max_steps=8", *ends)
+    assert summary["steps"] == 2 and len(summary["val/cases"]) == 3
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_callback_that_accumulates_gradients_excludes_a_static_graph(
+    dataset: Path, tmp_path: Path, steps: int
+) -> None:
+    node = "{_target_:lightning.pytorch.callbacks.GradientAccumulationScheduler,scheduling:{0:2}}"
+    more = [f"+callbacks.more={node}"] if steps > 1 else []
+    trainer = trainer_of(dataset, tmp_path / "run", "trainer.strategy=ddp", *more)
+    assert trainer.strategy._ddp_kwargs["static_graph"] == (steps == 1)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch import callbacks
 
-from medconv.training.optim.lr_schedulers import PatienceCounter, PlateauSchedule
+from medconv.training.optim.lr_schedulers import PlateauSchedule, check_patience
 
 log = logging.getLogger(__name__)
 
 
-class EarlyStopping(Callback):
+class EarlyStopping(callbacks.EarlyStopping):
     """Stops after `patience` consecutive validations that do not beat the best `monitor` by `min_delta`.
 
-    Rank 0 decides for all ranks. Training runs for at least `trainer.min_steps` and `min_epochs`. The
-    learning rate schedule does not reach its end.
+    Unlike Lightning's: rank 0 decides for all ranks, and NaN is no progress. Training runs for at least
+    `trainer.min_steps` and `min_epochs`. The learning rate schedule does not reach its end.
     Args: mode: `max` if more is better, else `min`.
     Attributes: reason: why training stopped early; None: it did not.
     """
@@ -24,55 +26,49 @@ class EarlyStopping(Callback):
     def __init__(
         self, monitor: str = "val/dice", patience: int = 20, min_delta: float = 0.0, mode: str = "max"
     ) -> None:
-        self.waiting = PatienceCounter(patience, min_delta, mode, monitor)
+        check_patience(patience, min_delta, mode)
+        super().__init__(
+            monitor, min_delta, patience, mode=mode, check_finite=False, check_on_train_epoch_end=False
+        )
         self.reason: str | None = None
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.waiting.state_dict()
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.waiting.load_state_dict(state_dict)
+        super().load_state_dict({**state_dict, "patience": self.patience})  # that of the present config
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A run may have been killed after the validation that exhausted the patience."""
-        if self.waiting.exhausted and not getattr(trainer.fit_loop.epoch_loop, "owed", False):
+        if self.wait_count >= self.patience and not getattr(trainer.fit_loop.epoch_loop, "owed", False):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and self.waiting.over(
-            _value(trainer, self.waiting.monitor, "early_stopping.monitor")
-        ):
+        if trainer.sanity_checking:
+            return
+        value = _value(trainer, self.monitor, "early_stopping.monitor")
+        if self._evaluate_stopping_criteria(torch.tensor(value))[0]:
             self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
         """Only once Lightning may stop: it would remember the request after a later, better validation."""
         if _ends_anyway(trainer) or not trainer.fit_loop._can_stop_early:
             return
-        trainer.should_stop, waiting = True, self.waiting
-        best = waiting.sign * waiting.best
-        self.reason = (
-            f"{waiting.monitor} was not better than {best:.4f} in the last {waiting.waited} validations"
-        )
-        log.info(
-            "epoch %d, step %d: stopped early, %s", trainer.current_epoch, trainer.global_step, self.reason
-        )
+        trainer.should_stop = True
+        last = f"the last {self.wait_count} validations"
+        self.reason = f"{self.monitor} was not better than {self.best_score:.4f} in {last}"
+        position = trainer.current_epoch, trainer.global_step
+        log.info("epoch %d, step %d: stopped early, %s", *position, self.reason)
 
 
 class Plateau(Callback):
     """Passes the monitored metric of each validation to the schedule of `scheduler=plateau`."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for config in trainer.lr_scheduler_configs:
-            schedule = config.scheduler
+        for schedule in (config.scheduler for config in trainer.lr_scheduler_configs):
             if isinstance(schedule, PlateauSchedule) and not trainer.sanity_checking:
-                level = schedule.level
-                schedule.validated(_value(trainer, schedule.waiting.monitor, "scheduler.monitor"))
-                if schedule.level < level:
-                    log.info(
-                        "step %d: learning rate lowered to %.3g times the base",
-                        trainer.global_step,
-                        schedule.level,
-                    )
+                before = schedule.level
+                schedule.validated(_value(trainer, schedule.monitor, "scheduler.monitor"))
+                if schedule.level < before:
+                    lowered = "step %d: learning rate lowered to %.3g times the base"
+                    log.info(lowered, trainer.global_step, schedule.level)
 
 
 def ended(trainer: Trainer) -> dict[str, Any] | None:

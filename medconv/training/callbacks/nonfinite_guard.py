@@ -10,6 +10,7 @@ shows the layers up to the first non-finite tensor, the saved file holds all of 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +37,31 @@ class NonfiniteError(ValueError):
 
 
 class NonfiniteGuard(Callback):
-    """Watches every step's gradient. The task calls `seen` with its norm, before the optimizer's step.
+    """Watches every step's gradient; `Task` calls `on_gradient_norm` before the optimizer's step.
 
     Args:
         folder: where batches are saved.
         nan_policy: `stop` the run, or `skip` the step; a skipped step changes no weights, optimizer states
             or averages.
         max_skipped_steps: of a run; one more stops it.
+        averages: of the weights, which leave out skipped steps.
         late: whether the norm is read a step later; None: on a GPU, if the optimizer can skip a step itself.
     Raises: ValueError: values out of range. Its hooks raise NonfiniteError.
     """
 
     def __init__(
-        self, folder: Path, nan_policy: str = "stop", max_skipped_steps: int = 10, late: bool | None = None
+        self,
+        folder: Path,
+        nan_policy: str = "stop",
+        max_skipped_steps: int = 10,
+        averages: Sequence[AverageWeights] = (),
+        late: bool | None = None,
     ) -> None:
         if nan_policy not in CHOICES:
             raise ValueError(f"run.nan_policy must be one of {CHOICES}, got {nan_policy!r}")
         if max_skipped_steps < 1:
             raise ValueError(f"run.max_skipped_steps must be at least 1, got {max_skipped_steps}")
-        self.folder, self.late = folder, late
+        self.folder, self.averages, self.late = folder, averages, late
         self.skips, self.max_skipped_steps = nan_policy == "skip", max_skipped_steps
         self.skipped = 0
         self._step, self._pending = StepRecord(0), None  # type: tuple[StepRecord, StepRecord | None]
@@ -70,7 +77,6 @@ class NonfiniteGuard(Callback):
         self._trainer, self._module = trainer, pl_module
         self._statistics = RunningStatistics(pl_module)
         self._diagnosis = Diagnosis(trainer, pl_module, self._statistics, self.folder)
-        pl_module.gradient_seen = self.seen  # type: ignore[assignment]
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -83,7 +89,7 @@ class NonfiniteGuard(Callback):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._step.passes[-1].loss = loss.detach()
 
-    def seen(self, norm: Tensor, optimizer: Optimizer) -> None:
+    def on_gradient_norm(self, norm: Tensor, optimizer: Optimizer) -> None:
         """Args: norm: of all gradients of all ranks, before the optimizer's step."""
         step, self._step = self._step, StepRecord(0)
         full_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -95,6 +101,7 @@ class NonfiniteGuard(Callback):
             self._handle(step, optimizer)
             return
         self._statistics.restore(step.statistics, step.bad)
+        # as torch's GradScaler tells an optimizer to skip a step
         optimizer.grad_scale, optimizer.found_inf = None, step.bad.float()  # type: ignore[attr-defined]
         self._pending, self._optimizer = step, optimizer
 
@@ -119,9 +126,8 @@ class NonfiniteGuard(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """This callback precedes weight averaging, which must know whether the step was skipped."""
         last = trainer.global_step - 1
-        if self._pending is not None and any(mean.should_update(step_idx=last) for mean in _means(trainer)):
+        if self._pending is not None and any(mean.should_update(step_idx=last) for mean in self.averages):
             self.settle()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -165,8 +171,8 @@ class NonfiniteGuard(Callback):
 
     def _skip(self, step: StepRecord, optimizer: Optimizer | None, message: str) -> None:
         self.skipped += 1
-        for mean in _means(self._trainer):
-            mean.skipped_step = step.number - 1
+        for mean in self.averages:
+            mean.leave_out(step.number - 1)
         if optimizer is not None and step.scaled and getattr(optimizer, "_step_supports_amp_scaling", False):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             for parameter in parameters:
@@ -190,7 +196,3 @@ def can_skip_step(optimizer: Optimizer) -> bool:
     fused = all(group.get("fused") for group in optimizer.param_groups)
     torchs = fused and getattr(optimizer, "_step_supports_amp_scaling", False)
     return torchs or getattr(optimizer, "heeds_found_inf", False)
-
-
-def _means(trainer: Trainer) -> list[AverageWeights]:
-    return [callback for callback in trainer.callbacks if isinstance(callback, AverageWeights)]  # type: ignore[attr-defined]

@@ -66,9 +66,8 @@ class TimeBudget(Callback):
         self._limit = trainer.estimated_stepping_batches
         if self.total_steps is None:  # a new run, or one whose budget was changed
             for schedule in _schedules(trainer):
-                schedule.progress = min(1.0, self.spent / self.seconds)
                 # until the first estimate; a checkpoint's number of steps is for another budget
-                schedule.move_end(float(self._limit))
+                schedule.move_end(float(self._limit), progress=min(1.0, self.spent / self.seconds))
         if not getattr(trainer.fit_loop.epoch_loop, "owed", False):  # else a validation comes first
             self._stop_at_the_end(trainer)
 

@@ -32,7 +32,7 @@ class AverageWeights(WeightAveraging):
         if type(every) is not int or every < 1:
             raise ValueError(f"weight_averaging.every must be a whole number of at least 1, got {every}")
         self.power, self.begin, self.every = power, begin, every
-        self.skipped_step = -1  # the last step that the optimizer skipped, counted from 0
+        self._left_out = -1
         super().__init__(multi_avg_fn=self._update)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -40,9 +40,13 @@ class AverageWeights(WeightAveraging):
         super().setup(trainer, pl_module, stage)
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        if step_idx is None or step_idx == self.skipped_step:
+        if step_idx is None or step_idx == self._left_out:
             return False
         return step_idx < self.begin or step_idx % self.every == 0
+
+    def leave_out(self, step_idx: int) -> None:
+        """Called before the step would count: the optimizer has skipped it. Args: step_idx: from 0."""
+        self._left_out = step_idx
 
     @torch.no_grad()
     def _update(self, mean: list[Tensor], now: list[Tensor], count: Tensor) -> None:

@@ -30,20 +30,25 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     torch's archive holds a CRC-32 of each of its parts, which `checkpoint_io.read` checks. The earlier
     `last.ckpt` becomes `previous.ckpt`. An error in the thread is raised by the next call.
-    Attributes: also: a second path for the next checkpoint, as a hard link. It is linked first: a run that is
-        killed in between resumes from the previous checkpoint, and finds the same best one again.
     """
 
-    also: Path | None = None
-
     def __init__(self) -> None:
+        self._also: Path | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: list[Future[None]] = []
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         self.wait()  # only one copy in memory at a time
-        also, self.also = self.also, None
+        also, self._also = self._also, None
         self._submit(_write, copied(checkpoint), Path(path), also)
+
+    def link_next(self, path: Path) -> None:
+        """Also name the next checkpoint so, by a hard link; FSDP passes no `storage_options`.
+
+        It is linked first: a run that is killed in between resumes from the previous checkpoint, and finds
+        the same best one again.
+        """
+        self._also = path
 
     def check(self) -> None:
         """Raises: the error of a write that has ended."""
@@ -126,7 +131,8 @@ class CheckpointWriter(Callback):
         return time.monotonic() - self._saved_at >= self.every
 
     def save(self, trainer: Trainer) -> None:
-        self.io.also = self.folder / BEST if self._is_best else None
+        if self._is_best:
+            self.io.link_next(self.folder / BEST)
         trainer.save_checkpoint(self.folder / LAST, weights_only=False)  # with the optimizer
         self._validated = self._is_best = False
         self._saved_at, self._saved_batches = time.monotonic(), _batches(trainer)

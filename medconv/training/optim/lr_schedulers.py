@@ -18,23 +18,28 @@ _ROUNDING = 1e-9  # progress is a sum over steps
 
 
 class ProgressSchedule(LRScheduler):
-    """A schedule whose length can change: `total_steps` can be set at any time; progress still ends at 1.
+    """A schedule whose length can change at any time; progress still ends at 1.
 
     Args: shape: progress (0 to 1) to factor. warmup_steps: linear from near 0; at most a fifth of the run.
+    Attributes: total_steps: its length. needs_validation: whether it follows the scores of validations.
     """
+
+    needs_validation = False
 
     def __init__(self, optimizer: Optimizer, shape: Callable[[float], float], warmup_steps: int = 0) -> None:
         self.shape, self.warmup_steps = shape, warmup_steps
-        self.total_steps: float = math.inf
-        self.configured: float | None = None  # the config's length, if a time budget changed it
         self.progress = 0.0
+        self.set_length(math.inf)
         super().__init__(optimizer)
 
-    def move_end(self, total_steps: float) -> None:
-        """Set a new length, as a time budget does; the config's length is kept in `configured`."""
-        if self.configured is None:
-            self.configured = self.total_steps
+    def set_length(self, total_steps: float) -> None:
+        """Args: total_steps: of the run by its config; infinite: a time ends it."""
+        self.total_steps = self.configured = total_steps
+
+    def move_end(self, total_steps: float, progress: float | None = None) -> None:
+        """Take another length than the config's, as a time budget does. Args: progress: None: as it is."""
         self.total_steps = total_steps
+        self.progress = self.progress if progress is None else progress
 
     def step(self, epoch: int | None = None) -> None:
         if self.last_epoch >= 0:
@@ -47,93 +52,84 @@ class ProgressSchedule(LRScheduler):
         return [lr * factor for lr in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        keys = ("total_steps", "progress", "last_epoch", "base_lrs", "_last_lr", "_step_count")
-        configured = self.total_steps if self.configured is None else self.configured
-        return {**{key: getattr(self, key) for key in keys}, "configured": configured}
+        keys = ("total_steps", "configured", "progress", "last_epoch", "base_lrs", "_last_lr", "_step_count")
+        return {key: getattr(self, key) for key in keys}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the progress of a resumed run; learning rate and length come from the current config."""
-        rates, steps = self.base_lrs, self.total_steps
+        rates, configured = self.base_lrs, self.configured
         super().load_state_dict(state_dict)
-        self.base_lrs = rates
-        self.configured = steps
-        if math.isfinite(steps) and steps != state_dict.get("configured", state_dict["total_steps"]):
-            self.total_steps = steps
-            self.progress = min(1.0, self.last_epoch / steps)
+        self.base_lrs, self.configured = rates, configured
+        if math.isfinite(configured) and configured != state_dict["configured"]:
+            self.total_steps, self.progress = configured, min(1.0, self.last_epoch / configured)
+        self._apply()
+
+    def _apply(self) -> None:
+        """Give the optimizer the learning rates of the present progress."""
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = rate
 
 
-class PatienceCounter:
-    """Counts validations in a row without progress, for early stopping and the plateau schedule.
+class PlateauSchedule(ProgressSchedule):
+    """Lower after `patience` validations without progress, like torch's ReduceLROnPlateau.
 
-    Args: patience: how many are too many. min_delta: a larger improvement of the best value is progress.
-        mode: max or min. monitor: the name of the metric.
+    The same behaviour in torch has a `patience` smaller by one.
+    Args: monitor: the metric. mode: max or min. min_delta: more than this above the best value is progress.
+        factor: multiplies the learning rate, down to `min_factor` times the base.
     """
 
-    def __init__(self, patience: int, min_delta: float = 0.0, mode: str = "max", monitor: str = "") -> None:
-        if type(patience) is not int or patience < 1:
-            raise ValueError(f"patience must be a whole number of validations, 1 or more, got {patience}")
-        if not 0 <= min_delta < math.inf:
-            raise ValueError(f"min_delta must be 0 or more, got {min_delta}")
-        if mode not in ("max", "min"):
-            raise ValueError(f"mode must be max or min, got {mode}")
-        self.patience, self.min_delta, self.sign = patience, min_delta, 1 if mode == "max" else -1
-        self.best, self.waited, self.monitor = -math.inf, 0, monitor
-
-    def over(self, value: float) -> bool:
-        """Count a validation; returns whether patience is exhausted. NaN is no progress."""
-        if self.sign * value > self.best + self.min_delta:
-            self.best, self.waited = self.sign * value, 0
-        else:
-            self.waited += 1
-        return self.exhausted
-
-    @property
-    def exhausted(self) -> bool:
-        return self.waited >= self.patience
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited, "monitor": self.monitor, "sign": self.sign}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Ignores the state if it belongs to another metric."""
-        if (state.get("monitor", self.monitor), state.get("sign", self.sign)) == (self.monitor, self.sign):
-            self.best, self.waited = state["best"], state["waited"]
-
-
-class PlateauSchedule(ProgressSchedule):
-    """Multiplies by `factor` after every `patience` validations without progress, down to `min_factor`."""
+    needs_validation = True
 
     def __init__(
         self,
         optimizer: Optimizer,
-        waiting: PatienceCounter,
-        factor: float,
-        min_factor: float,
-        warmup_steps: int,
+        warmup_steps: int = 0,
+        monitor: str = "val/dice",
+        mode: str = "max",
+        patience: int = 5,
+        min_delta: float = 0.0,
+        factor: float = 0.5,
+        min_factor: float = 1e-3,
     ) -> None:
-        self.waiting, self.factor, self.min_factor = waiting, factor, min_factor
-        self.level = 1.0
+        check_patience(patience, min_delta, mode)
+        _share("factor", factor)
+        if not 0 <= min_factor <= 1:
+            raise ValueError(f"min_factor must be a share of the learning rate, 0 to 1, got {min_factor}")
+        self.monitor, self.patience, self.min_delta = monitor, patience, min_delta
+        self.factor, self.min_factor, self.sign = factor, min_factor, 1 if mode == "max" else -1
+        self.level, self.best, self.waited = 1.0, -math.inf, 0  # best: times sign
         super().__init__(optimizer, lambda progress: self.level, warmup_steps)
 
     def validated(self, value: float) -> None:
-        """Count a validation; a new learning rate applies from the next step on."""
-        if self.waiting.over(value):
-            self.level, self.waiting.waited = max(self.min_factor, self.level * self.factor), 0
-            self._last_lr = self.get_lr()
-            for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-                group["lr"] = rate
+        """Count a validation; a new learning rate applies from the next step on. NaN is no progress."""
+        if self.sign * value > self.best + self.min_delta:
+            self.best, self.waited = self.sign * value, 0
+        else:
+            self.waited += 1
+        if self.waited >= self.patience:
+            self.level, self.waited = max(self.min_factor, self.level * self.factor), 0
+            self._apply()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "level": self.level, "waiting": self.waiting.state_dict()}
+        keys = ("level", "best", "waited", "monitor", "sign")
+        return {**super().state_dict(), **{key: getattr(self, key) for key in keys}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.level = state_dict.get("level", self.level)  # absent if the run had another schedule
-        if "waiting" in state_dict:
-            self.waiting.load_state_dict(state_dict["waiting"])
-        super().load_state_dict({k: v for k, v in state_dict.items() if k not in ("level", "waiting")})
+        """Keeps no count of another metric; the state may be another schedule's."""
+        same = (state_dict.get("monitor"), state_dict.get("sign")) == (self.monitor, self.sign)
+        others = () if same else ("best", "waited", "monitor", "sign")
+        super().load_state_dict({key: value for key, value in state_dict.items() if key not in others})
+
+
+def check_patience(patience: int, min_delta: float, mode: str) -> None:
+    """Raises: ValueError: values out of range, of a plateau or of early stopping."""
+    if type(patience) is not int or patience < 1:
+        raise ValueError(f"patience must be a whole number of validations, 1 or more, got {patience}")
+    if not 0 <= min_delta < math.inf:
+        raise ValueError(f"min_delta must be 0 or more, got {min_delta}")
+    if mode not in ("max", "min"):
+        raise ValueError(f"mode must be max or min, got {mode}")
 
 
 def cosine(optimizer: Optimizer, warmup_steps: int = 0) -> ProgressSchedule:
@@ -209,28 +205,6 @@ def one_cycle(
         return final + (1 - final) * _cosine((progress - pct_start) / (1 - pct_start))
 
     return ProgressSchedule(optimizer, shape, warmup_steps)
-
-
-def plateau(
-    optimizer: Optimizer,
-    warmup_steps: int = 0,
-    monitor: str = "val/dice",
-    mode: str = "max",
-    patience: int = 5,
-    min_delta: float = 0.0,
-    factor: float = 0.5,
-    min_factor: float = 1e-3,
-) -> PlateauSchedule:
-    """Lower after `patience` validations without progress, like torch's ReduceLROnPlateau.
-
-    The same behaviour in torch has a `patience` smaller by one.
-    """
-    _share("factor", factor)
-    if not 0 <= min_factor <= 1:
-        raise ValueError(f"min_factor must be a share of the learning rate, 0 to 1, got {min_factor}")
-    return PlateauSchedule(
-        optimizer, PatienceCounter(patience, min_delta, mode, monitor), factor, min_factor, warmup_steps
-    )
 
 
 def _share(name: str, value: float) -> None:

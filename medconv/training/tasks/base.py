@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from medconv.data.loading.datamodule import Batch
 from medconv.targets.monitor import DICE, MonitoredMetric
+from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.distributed.strategy import shard
 from medconv.training.optim.lr_schedulers import ProgressSchedule
 
@@ -53,8 +54,6 @@ class Task(LightningModule):
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.record, self.memory_format = record, memory_format
         self.rows: dict[str, Any] = {}
-        # called with the gradient's norm before each optimizer step; NonfiniteGuard sets it
-        self.gradient_seen: Callable[[Tensor, Optimizer], None] = lambda norm, optimizer: None
         self._sharded = False
 
     def forward(self, image: Tensor) -> Any:
@@ -76,7 +75,7 @@ class Task(LightningModule):
         scheduler = self.make_scheduler(optimizer)
         if not isinstance(scheduler, ProgressSchedule):  # torch's schedules count epochs
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "epoch"}}
-        scheduler.total_steps = self.trainer.estimated_stepping_batches
+        scheduler.set_length(self.trainer.estimated_stepping_batches)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     @property
@@ -104,7 +103,9 @@ class Task(LightningModule):
             clip_grads_with_norm_(parameters, clip, norm)
         else:
             Precision.clip_gradients(plugin, optimizer, clip, algorithm)
-        self.gradient_seen(norm, optimizer)
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, NonfiniteGuard):  # Lightning has no hook with the norm
+                callback.on_gradient_norm(norm, optimizer)
 
     def configure_model(self) -> None:
         """Shards the trained modules over the ranks if `trainer.strategy=fsdp`."""

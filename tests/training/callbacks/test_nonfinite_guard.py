@@ -18,6 +18,7 @@ from lightning.pytorch.plugins import MixedPrecision
 
 from medconv.training.callbacks import nonfinite_guard
 from medconv.training.callbacks.nonfinite_guard import NonfiniteError, NonfiniteGuard
+from medconv.training.checkpoint import resumable_loop
 from medconv.utils.exit_codes import DONE, USER
 
 ONE_EACH = ["data.batch_size=1", "data.samples_per_epoch=8", "trainer.max_steps=8"]
@@ -55,13 +56,13 @@ class States(Callback):
 def states(monkeypatch: pytest.MonkeyPatch) -> States:
     """Records the run that follows, after the averages of the weights are updated."""
     recorder = States()
-    trainer = L.Trainer
+    trainer = resumable_loop.ResumableTrainer
 
-    def with_states(**settings: Any) -> L.Trainer:
+    def with_states(*arguments: Any, **settings: Any) -> L.Trainer:
         recorder.__init__()  # type: ignore[misc]
-        return trainer(**{**settings, "callbacks": [*settings["callbacks"], recorder]})
+        return trainer(*arguments, **{**settings, "callbacks": [*settings["callbacks"], recorder]})
 
-    monkeypatch.setattr(L, "Trainer", with_states)
+    monkeypatch.setattr(resumable_loop, "ResumableTrainer", with_states)
     return recorder
 
 

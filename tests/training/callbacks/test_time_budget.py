@@ -22,7 +22,8 @@ def steps(schedule: ProgressSchedule, number: int) -> None:
 def test_a_resumed_run_with_more_time_extends_its_schedule_at_once(limit: float) -> None:
     """Otherwise the first step would take it from its old end to the new one."""
     earlier, schedule = (cosine(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)) for _ in range(2))
-    earlier.total_steps = schedule.total_steps = limit
+    for one in (earlier, schedule):
+        one.set_length(limit)
     earlier.move_end(40)
     steps(earlier, 40)
     schedule.load_state_dict(earlier.state_dict())

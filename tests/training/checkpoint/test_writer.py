@@ -121,7 +121,8 @@ def test_without_a_whole_one_nothing_is_trained(tmp_path: Path) -> None:
 def test_best_is_a_hard_link_that_stays_when_last_is_rewritten(tmp_path: Path) -> None:
     io, last, best = AtomicCheckpointIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
     for number in (1.0, 2.0, 3.0):
-        io.also = best if number < 3 else None
+        if number < 3:
+            io.link_next(best)
         io.save_checkpoint({**CONTENT, "state_dict": {"weight": torch.full((1,), number)}}, last)
     io.wait()
     assert (first(last), first(best), best.stat().st_nlink) == (3, 2, 2)  # with previous.ckpt
@@ -132,7 +133,7 @@ def test_best_is_written_before_last(tmp_path: Path) -> None:
     """A run that is killed between the two repeats the validation."""
     io, last, best = AtomicCheckpointIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
     last.mkdir()  # cannot be replaced
-    io.also = best
+    io.link_next(best)
     io.save_checkpoint(CONTENT, last)
     with pytest.raises(OSError, match="last.ckpt"):
         io.wait()

@@ -13,7 +13,6 @@ from torch import nn
 from torch.optim import lr_scheduler as lr
 
 from medconv.training.optim.lr_schedulers import (
-    PatienceCounter,
     PlateauSchedule,
     ProgressSchedule,
     constant,
@@ -21,7 +20,6 @@ from medconv.training.optim.lr_schedulers import (
     exponential,
     multi_step,
     one_cycle,
-    plateau,
     poly,
     step,
 )
@@ -31,7 +29,7 @@ def make(
     build: Callable[..., ProgressSchedule], total: float, base: float = 0.1, **arguments
 ) -> ProgressSchedule:
     schedule = build(torch.optim.SGD([nn.Parameter(torch.zeros(1))], base), **arguments)
-    schedule.total_steps = total
+    schedule.set_length(total)
     return schedule
 
 
@@ -103,7 +101,7 @@ def test_schedules_equal_those_of_torch(total: int) -> None:
         assert rates(ours, total) == pytest.approx(expected, abs=1e-9), torchs
 
 
-@pytest.mark.parametrize("build", [step, multi_step, exponential, one_cycle, plateau])
+@pytest.mark.parametrize("build", [step, multi_step, exponential, one_cycle, PlateauSchedule])
 def test_all_schedules_have_a_warmup(build: Callable[..., ProgressSchedule]) -> None:
     shape = rates(make(build, 100), 8)
     warm = rates(make(build, 100, warmup_steps=4), 8)
@@ -115,7 +113,7 @@ def test_all_schedules_have_a_warmup(build: Callable[..., ProgressSchedule]) -> 
 def test_milestones_move_with_the_end_of_the_run() -> None:
     schedule = make(step, 100, step_fraction=0.5)
     rates(schedule, 20)
-    schedule.total_steps = 40
+    schedule.set_length(40)
     assert rates(schedule, 20) == pytest.approx(
         [0.1] * 8 + [0.01] * 12
     )  # half of the run: 0.2 + 0.8 * 8/20 > 0.5
@@ -127,7 +125,7 @@ SCORES = [0.1, 0.2, 0.2, 0.205, 0.3, 0.3, 0.29, 0.3, 0.31, 0.1, math.nan, 0.2, 0
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_plateau_equals_that_of_torch(mode: str) -> None:
     scores = [s if mode == "max" else -s for s in SCORES]
-    ours = make(plateau, 100, mode=mode, patience=3, min_delta=0.01, factor=0.5, min_factor=0.2)
+    ours = make(PlateauSchedule, 100, mode=mode, patience=3, min_delta=0.01, factor=0.5, min_factor=0.2)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
     torchs = lr.ReduceLROnPlateau(
         optimizer, mode, factor=0.5, patience=2, threshold=0.01, threshold_mode="abs", min_lr=0.02
@@ -150,18 +148,12 @@ def test_plateau_resumes_from_its_state() -> None:
             learning_rates += rates(schedule, 1)
         return learning_rates
 
-    expected = rates_after(make(plateau, 100, patience=2), SCORES)
+    expected = rates_after(make(PlateauSchedule, 100, patience=2), SCORES)
     for split in range(1, len(SCORES)):
-        first, second = make(plateau, 100, patience=2), make(plateau, 100, patience=2)
+        first, second = make(PlateauSchedule, 100, patience=2), make(PlateauSchedule, 100, patience=2)
         rates_after(first, SCORES[:split])
         second.load_state_dict(first.state_dict())
         assert rates_after(second, SCORES[split:]) == pytest.approx(expected[split:])
-
-
-def test_patience_counter_counts_validations_without_progress() -> None:
-    waiting = PatienceCounter(2, min_delta=0.1)
-    assert [waiting.over(v) for v in (0.5, 0.55, 0.61, 0.6, math.nan)] == [False, False, False, False, True]
-    assert waiting.best == 0.61
 
 
 @pytest.mark.parametrize(
@@ -177,10 +169,18 @@ def test_patience_counter_counts_validations_without_progress() -> None:
         (multi_step, {"milestones": [100, 200]}, "milestones must lie between 0 and 1, got 100"),
         (exponential, {"final": 0}, "final must be positive, got 0"),
         (one_cycle, {"pct_start": 1}, "pct_start must lie between 0 and 1, got 1"),
-        (plateau, {"patience": 0}, "patience must be a whole number of validations, 1 or more, got 0"),
-        (plateau, {"mode": "up"}, "mode must be max or min, got up"),
-        (plateau, {"min_delta": -1}, "min_delta must be 0 or more, got -1"),
-        (plateau, {"min_factor": 2}, "min_factor must be a share of the learning rate, 0 to 1, got 2"),
+        (
+            PlateauSchedule,
+            {"patience": 0},
+            "patience must be a whole number of validations, 1 or more, got 0",
+        ),
+        (PlateauSchedule, {"mode": "up"}, "mode must be max or min, got up"),
+        (PlateauSchedule, {"min_delta": -1}, "min_delta must be 0 or more, got -1"),
+        (
+            PlateauSchedule,
+            {"min_factor": 2},
+            "min_factor must be a share of the learning rate, 0 to 1, got 2",
+        ),
     ],
 )
 def test_invalid_arguments_are_named(
@@ -197,9 +197,9 @@ def test_a_schedule_ends_at_0_although_the_end_moves(
 ) -> None:
     schedule = make(build, 100)
     learning_rates = rates(schedule, 20)
-    schedule.total_steps = ends[0]
+    schedule.set_length(ends[0])
     learning_rates += rates(schedule, 20)
-    schedule.total_steps = ends[1]
+    schedule.set_length(ends[1])
     learning_rates += rates(schedule, ends[1] - 40)
     assert schedule.progress == pytest.approx(1, abs=1e-9)
     assert schedule.get_last_lr()[0] == pytest.approx(0, abs=1e-9)
@@ -210,7 +210,7 @@ def test_a_schedule_ends_at_0_although_the_end_moves(
 def test_an_end_in_the_past_ends_the_schedule() -> None:
     schedule = make(cosine, 100)
     rates(schedule, 30)
-    schedule.total_steps = 10
+    schedule.set_length(10)
     assert rates(schedule, 5)[1:] == pytest.approx([0] * 4, abs=1e-12)
     assert schedule.progress == 1
 
@@ -237,7 +237,7 @@ def test_warmup_is_at_most_a_fifth_of_the_run() -> None:
 def test_every_group_keeps_its_own_rate() -> None:
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.02)]
     schedule = cosine(torch.optim.SGD(groups, 0.5))
-    schedule.total_steps = 10
+    schedule.set_length(10)
     rates(schedule, 5)
     assert schedule.get_last_lr() == pytest.approx([0.05, 0.01], abs=1e-9)
 
@@ -302,18 +302,18 @@ def test_plateau_resumes_after_another_schedule_or_another_metric() -> None:
     """It forgets the best value of another metric, and keeps the learning rate."""
     first = make(cosine, 20)
     rates(first, 5)
-    schedule = make(plateau, 20)
+    schedule = make(PlateauSchedule, 20)
     schedule.load_state_dict(first.state_dict())
     assert isinstance(schedule, PlateauSchedule)
-    assert (schedule.last_epoch, schedule.level, schedule.waiting.best) == (5, 1.0, -math.inf)
+    assert (schedule.last_epoch, schedule.level, schedule.best) == (5, 1.0, -math.inf)
     for score in (0.9, 0.8, 0.8):
-        schedule.waiting.patience = 2
+        schedule.patience = 2
         schedule.validated(score)
     for other, best in (
         ({}, 0.9),
         ({"monitor": "val/cross_entropy", "mode": "min"}, -math.inf),
         ({"mode": "min"}, -math.inf),
     ):
-        later = make(plateau, 20, **other)
+        later = make(PlateauSchedule, 20, **other)
         later.load_state_dict(schedule.state_dict())
-        assert isinstance(later, PlateauSchedule) and (later.level, later.waiting.best) == (0.5, best)
+        assert isinstance(later, PlateauSchedule) and (later.level, later.best) == (0.5, best)

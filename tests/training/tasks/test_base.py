@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import lightning as L
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from medconv.data.loading.datamodule import Batch
+from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.tasks.base import Task, gather
 
 
@@ -39,6 +41,17 @@ def test_only_trainable_parameters_are_optimised_and_torchs_schedules_count_epoc
     assert configured["lr_scheduler"]["interval"] == "epoch"
 
 
+class Norms(NonfiniteGuard):
+    """Keeps the norms that the task reports."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.norms: list[float] = []
+
+    def on_gradient_norm(self, norm: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        self.norms.append(float(norm))
+
+
 @pytest.mark.parametrize(
     ("clip", "algorithm", "expected"),
     [
@@ -49,15 +62,15 @@ def test_only_trainable_parameters_are_optimised_and_torchs_schedules_count_epoc
     ],
 )
 def test_gradients_are_clipped_after_their_norm_is_known(
-    clip: float | None, algorithm: str | None, expected: list[float]
+    tmp_path: Path, clip: float | None, algorithm: str | None, expected: list[float]
 ) -> None:
     task = make()
     optimizer = task.configure_optimizers()["optimizer"]
-    weight, norms = task.network[0].weight, []
+    weight, watch = task.network[0].weight, Norms(tmp_path)
     weight.grad = torch.tensor([[3.0, 4.0]])
-    task.gradient_seen = lambda norm, optimizer: norms.append(float(norm))
+    task.trainer.callbacks = [watch]
     task.configure_gradient_clipping(optimizer, clip, algorithm)
-    assert weight.grad[0].tolist() == pytest.approx(expected, rel=1e-4) and norms == [5.0]
+    assert weight.grad[0].tolist() == pytest.approx(expected, rel=1e-4) and watch.norms == [5.0]
 
 
 def test_a_loss_that_is_not_finite_makes_all_gradients_nan() -> None:

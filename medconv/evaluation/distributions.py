@@ -79,11 +79,8 @@ def _draw(axes: Any, y: int, row: Series, box: Mapping[str, Any], tooltips: dict
     axes.barh(y, width, 0.42, box["q1"], color=(colour, 0.16), edgecolor=colour, linewidth=0.75)
     axes.vlines(box["med"], y - 0.3, y + 0.3, color=colour, linewidth=2.25)
     inner = () if len(row.values) <= _ALL_DOTS else (box["whislo"], box["whishi"])
-    dots = {
-        c: v
-        for c, v in row.values.items()
-        if left <= v <= right and not (inner and inner[0] <= v <= inner[1])
-    }
+    shown = {case: value for case, value in row.values.items() if left <= value <= right}
+    dots = {case: value for case, value in shown.items() if not (inner and inner[0] <= value <= inner[1])}
     # Evenly spread, without random numbers.
     jitter = [y + 0.35 * ((i * 0.618034) % 1 - 0.5) for i in range(len(dots))]
     axes.scatter(list(dots.values()), jitter, s=22, alpha=0.55, gid=f"dots{y}", color=colour, linewidths=0)
@@ -100,18 +97,15 @@ def _draw(axes: Any, y: int, row: Series, box: Mapping[str, Any], tooltips: dict
 
 
 def _svg(figure: Any, tooltips: Mapping[str, Sequence[str]]) -> str:
-    """The figure as SVG for an HTML page, reproducible. Args: tooltips: group id to a text for each of its
-    marks.
-    """
+    """The figure as SVG for an HTML page, reproducible. Args: tooltips: group id to a text for each mark."""
     from matplotlib import rc_context
 
     text = StringIO()
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "medconv", "font.sans-serif": ["DejaVu Sans"]}
     with rc_context(settings), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # letters that matplotlib's font lacks; the browser has them
-        figure.savefig(
-            text, format="svg", dpi=72, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        )
+        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(text, format="svg", dpi=72, metadata=metadata)
     root = ElementTree.fromstring(text.getvalue())
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img"}
     for element in list(root.iter()):
@@ -120,9 +114,7 @@ def _svg(figure: Any, tooltips: Mapping[str, Sequence[str]]) -> str:
         for name, colour in _THEME.items() if "style" in element.attrib else ():
             element.attrib["style"] = element.attrib["style"].replace(colour, f"var(--{name})")
     for group in root.findall(".//g[@id]"):
-        marks = [
-            mark for mark in group.iter() if mark.tag in ("use", "path", "text") and "id" not in mark.attrib
-        ]
+        marks = [m for m in group.iter() if m.tag in ("use", "path", "text") and "id" not in m.attrib]
         for mark, tooltip in zip(marks, tooltips.get(group.attrib.pop("id"), ()), strict=False):
             ElementTree.SubElement(mark, "title").text = tooltip
     return ElementTree.tostring(root, "unicode")

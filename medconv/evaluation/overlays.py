@@ -35,11 +35,8 @@ def case_png(paths: Sequence[Path], image: Path | None, ignore: int | None = Non
     box = _surroundings(np.stack(flat[: len(paths)]), spacing)
     labels = [array[box] for array in flat[: len(paths)]]
     wrong = np.any([label != labels[0] for label in labels[1:]], axis=0)
-    return visualization.png(
-        visualization.overlay(
-            flat[-1][box] if image else None, labels, spacing, wrong if wrong.any() else None
-        )
-    )
+    shown = flat[-1][box] if image else None
+    return visualization.png(visualization.overlay(shown, labels, spacing, wrong if wrong.any() else None))
 
 
 def images_of(
@@ -72,10 +69,6 @@ def _paired(images: Mapping[str, Path], cases: Sequence[str]) -> dict[str, Path]
 
 
 def _surroundings(labels: np.ndarray, spacing_mm: Sequence[float]) -> tuple[slice, ...]:
-    """The box of all foreground with a margin, or the whole image if there is no foreground; (labels,
-    *spatial) -> slices.
-    """
-    margins = [round(_MARGIN_MM / mm) for mm in spacing_mm]
-    return tuple(
-        slice(max(0, s.start - m), s.stop + m) for s, m in zip(content_box(labels), margins, strict=True)
-    )
+    """The box of all foreground with a margin, or the whole image; (labels, *spatial) -> slices."""
+    pairs = zip(content_box(labels), (round(_MARGIN_MM / mm) for mm in spacing_mm), strict=True)
+    return tuple(slice(max(0, side.start - margin), side.stop + margin) for side, margin in pairs)

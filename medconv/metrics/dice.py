@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,9 +36,8 @@ def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) ->
         labelled = reference != targets.ignore
         prediction, reference = prediction[labelled], reference[labelled]
     size = 1 + int(max(targets.num_values, prediction.max(initial=0), reference.max(initial=0)))
-    pairs = np.bincount((prediction.astype(np.int64) * size + reference).ravel(), minlength=size**2).reshape(
-        size, size
-    )
+    codes = (prediction.astype(np.int64) * size + reference).ravel()
+    pairs = np.bincount(codes, minlength=size**2).reshape(size, size)
     row: ClassScores = {}
     for name, values in targets.by_name.items():
         total = pairs[list(values)].sum() + pairs[:, list(values)].sum()
@@ -48,12 +47,10 @@ def dice(prediction: np.ndarray, reference: np.ndarray, targets: LabelValues) ->
 
 def mean_per_class(rows: Sequence[Mapping[str, float | None]]) -> ClassScores:
     """Mean of each class over the cases in which it is defined; None if there are none."""
-    names = list(rows[0]) if rows else []
-    defined = {name: [row[name] for row in rows if row[name] is not None] for name in names}
-    return {name: float(np.mean(values)) if values else None for name, values in defined.items()}  # type: ignore[arg-type]
+    return {name: mean(dict(enumerate(row[name] for row in rows))) for name in (rows[0] if rows else ())}
 
 
-def mean(row: Mapping[str, float | None]) -> float | None:
+def mean(row: Mapping[Any, float | None]) -> float | None:
     """Mean over the defined classes; None if there are none."""
     values = [value for value in row.values() if value is not None]
     return float(np.mean(values)) if values else None

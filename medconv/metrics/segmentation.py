@@ -56,9 +56,6 @@ class VoxelGrid(Protocol):
     """The grid of a label map; `data/` implements it."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
     def spacing_mm(self) -> tuple[float, ...]: ...
 
     @property
@@ -82,8 +79,8 @@ def measure(
         prediction, reference = np.where(labelled, prediction, 0), np.where(labelled, reference, 0)
     voxel_ml = grid.voxel_mm3 * _ML
     spacing_mm: tuple[float, ...] = grid.spacing_mm
-    if 1 in grid.shape:
-        thin = 2 - grid.shape[::-1].index(1)  # the last such axis
+    if 1 in reference.shape:
+        thin = 2 - reference.shape[::-1].index(1)  # the last such axis
         prediction, reference = prediction.squeeze(thin), reference.squeeze(thin)
         spacing_mm = (*spacing_mm[:thin], *spacing_mm[thin + 1 :])
     boxes = [find_objects(label, max_label=targets.num_values - 1) for label in (prediction, reference)]
@@ -91,10 +88,8 @@ def measure(
     rows: dict[str, ClassScores] = {name: {} for name in (*(m.name for m in METRICS), *VOLUMES)}
     for name, values in targets.by_name.items():
         box = _around([boxes_of_map[value - 1] for boxes_of_map in boxes for value in values])
-        mask, reference_mask = (
-            _mask(label[box], values) if box else np.zeros(0, bool) for label in (prediction, reference)
-        )
-        measured = _one_class(mask, reference_mask, spacing_mm, tolerance_mm[name], voxel_ml, worst_mm)
+        mask, true = (np.isin(m[box], values) if box else np.zeros(0, bool) for m in (prediction, reference))
+        measured = _one_class(mask, true, spacing_mm, tolerance_mm[name], voxel_ml, worst_mm)
         for metric, value in measured.items():
             rows[metric][name] = value
     return rows
@@ -130,10 +125,5 @@ def _around(boxes: Sequence[tuple[slice, ...] | None]) -> tuple[slice, ...] | No
     present = [box for box in boxes if box is not None]
     if not present:
         return None
-    return tuple(
-        slice(min(s.start for s in axis), max(s.stop for s in axis)) for axis in zip(*present, strict=True)
-    )
-
-
-def _mask(label: np.ndarray, values: Sequence[int]) -> np.ndarray:
-    return label == values[0] if len(values) == 1 else np.isin(label, values)
+    axes = zip(*present, strict=True)
+    return tuple(slice(min(s.start for s in axis), max(s.stop for s in axis)) for axis in axes)

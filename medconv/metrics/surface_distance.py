@@ -1,9 +1,8 @@
 """Distances between the surfaces of two binary masks in mm, and metrics computed from them.
 
-There are two definitions of a surface, as in the literature and in MONAI. HD95 and the average distance use
-boundary voxels: voxels of the mask that share a face with the background. The surface Dice uses surface
-elements between voxel centres, weighted by area: counting voxels would underweight slanted surfaces and
-surfaces across thick slices.
+HD95 and the average distance use boundary voxels: voxels of the mask that share a face with the background.
+The surface Dice uses surface elements between voxel centres, weighted by area: counting voxels would
+underweight slanted surfaces and surfaces across thick slices. MONAI does the same.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from monai.metrics.utils import get_code_to_measure_table
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy.ndimage import generate_binary_structure
 from scipy.spatial import KDTree
 
 
@@ -34,8 +35,7 @@ class Distances:
 def hd95(voxels: Distances) -> float:
     """95th percentile of the distances in mm: the maximum of the two directions.
 
-    Source: Maier-Hein et al. 2024, doi:10.1038/s41592-023-02151-z; percentiles interpolate linearly, as in
-    MONAI.
+    Source: Maier-Hein et al. 2024, doi:10.1038/s41592-023-02151-z; linear percentiles, as in MONAI.
     """
     return float(max(np.percentile(voxels.there, 95), np.percentile(voxels.back, 95)))
 
@@ -54,11 +54,9 @@ def surface_dice(elements: Distances, tolerance_mm: float) -> float:
     Source: Nikolov et al. 2018, arXiv:1809.04430.
     """
     allowed = tolerance_mm * (1 + 1e-6)  # a distance equal to the tolerance counts in spite of rounding
-    near = (
-        elements.there_area[elements.there <= allowed].sum()
-        + elements.back_area[elements.back <= allowed].sum()
-    )
-    return float(near / (elements.there_area.sum() + elements.back_area.sum()))
+    both = ((elements.there, elements.there_area), (elements.back, elements.back_area))
+    near = sum(areas[distances <= allowed].sum() for distances, areas in both)
+    return float(near / sum(areas.sum() for _, areas in both))
 
 
 def voxel_distances(first: np.ndarray, second: np.ndarray, spacing_mm: Sequence[float]) -> Distances:
@@ -84,28 +82,19 @@ def element_distances(first: np.ndarray, second: np.ndarray, spacing_mm: Sequenc
 
 
 def _boundary(mask: np.ndarray) -> np.ndarray:
-    padded = np.pad(mask, 1)
-    inner = mask.copy()
-    for axis in range(mask.ndim):
-        for start in (0, 2):
-            inner &= padded[tuple(_shifted(n, start if a == axis else 1) for a, n in enumerate(mask.shape))]
+    shifted, inner = sliding_window_view(np.pad(mask, 1), mask.shape), mask.copy()
+    for shift in np.argwhere(generate_binary_structure(mask.ndim, 1)):
+        inner &= shifted[tuple(shift)]
     return mask & ~inner
 
 
 def _codes(mask: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """A bit code of the voxels around each corner. Shape: n voxels -> n + 1 corners per axis."""
-    padded = np.pad(mask, 1).astype(np.uint8)
     codes = np.zeros([n + 1 for n in mask.shape], np.uint8)
-    for place in np.ndindex(weights.shape):
-        codes += (
-            padded[tuple(_shifted(n + 1, start) for n, start in zip(mask.shape, place, strict=True))]
-            * weights[place]
-        )
+    shifted = sliding_window_view(np.pad(mask, 1).astype(np.uint8), codes.shape)
+    for shift in np.ndindex(weights.shape):
+        codes += shifted[shift] * weights[shift]
     return codes
-
-
-def _shifted(length: int, start: int) -> slice:
-    return slice(start, start + length)
 
 
 def _nearest(here: np.ndarray, there: np.ndarray, spacing_mm: Sequence[float]) -> np.ndarray:

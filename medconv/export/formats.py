@@ -41,11 +41,9 @@ def read_written(path: Path, format: str) -> nn.Module:
     if format == "onnx":
         return read_onnx(path, "cpu")
     with quiet(), path.open("rb") as file:
-        return (
-            torch.jit.load(file).eval()
-            if format == "torchscript"
-            else torch.export.load(file).module(check_guards=False)
-        )
+        if format == "torchscript":
+            return torch.jit.load(file).eval()
+        return torch.export.load(file).module(check_guards=False)
 
 
 def check_opset(opset: int) -> None:
@@ -66,10 +64,9 @@ def _pt2(captured: Captured, path: Path, _: int) -> None:
 
 
 def _onnx(captured: Captured, path: Path, opset: int) -> None:
-    names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "verbose": False}
-    torch.onnx.export(
-        captured.program, (), str(path), dynamo=True, external_data=False, opset_version=opset, **names
-    )
+    settings: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "opset_version": opset}
+    settings |= {"dynamo": True, "external_data": False, "verbose": False}
+    torch.onnx.export(captured.program, (), str(path), **settings)
     onnx, _ = need(("onnx", "onnxscript"), "--format onnx")
     written = {entry.domain: entry.version for entry in onnx.load(str(path)).opset_import}[""]
     if written != opset:  # torch keeps the opset if it cannot convert it

@@ -1,6 +1,4 @@
-"""Capture a network as one graph of operations, with dynamic batch size and, where possible, dynamic
-sizes.
-"""
+"""Capture a network as one graph of operations, for any batch size and, where possible, any size."""
 
 from __future__ import annotations
 
@@ -68,16 +66,13 @@ def capture(model: LoadedModel) -> Captured:
             reason = first_line(error)
             continue
         return Captured(module, program, example, divisor, dynamic)
-    raise ValueError(
-        f"{model.path}: its network, {type(model.network).__name__}, cannot be exported ({reason})"
-    )
+    kind = type(model.network).__name__
+    raise ValueError(f"{model.path}: its network, {kind}, cannot be exported ({reason})")
 
 
 @torch.no_grad()
 def divisor_of(network: nn.Module, example: Tensor) -> tuple[int, ...]:
-    """The divisor of each spatial size: the image's size over that of the smallest output of a
-    convolution.
-    """
+    """The divisor of each spatial size: the image's over that of the smallest output of a convolution."""
     if isinstance(divisor := getattr(network, "divisor", None), tuple):
         return divisor
     size, coarsest = example.shape[2:], [1] * (example.ndim - 2)
@@ -98,8 +93,8 @@ def divisor_of(network: nn.Module, example: Tensor) -> tuple[int, ...]:
 def _open(divisor: Sequence[int], dynamic: Sequence[bool]) -> dict[int, Any]:
     """Dynamic shapes for torch.export: any batch size, and multiples of the divisor along dynamic axes."""
     dims: dict[int, Any] = {0: torch.export.Dim("batch")}
-    for axis, (step, is_dynamic) in enumerate(zip(divisor, dynamic, strict=True)):
-        if is_dynamic:
+    for axis, step in enumerate(divisor):
+        if dynamic[axis]:
             # At least 2: with 1, a norm at the lowest resolution may have a single voxel.
             blocks = torch.export.Dim(f"blocks{axis}", min=2)
             dims[2 + axis] = step * blocks if step > 1 else blocks

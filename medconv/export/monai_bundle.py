@@ -32,14 +32,13 @@ Node = dict[str, Any]
 
 def check_bundle(model: LoadedModel) -> None:
     """Raises: ValueError: MONAI has no transforms for what this network was trained on."""
+    needed = ""
     if model.image_targets is not None:
-        raise ValueError(
-            f"{model.path}: a bundle is for segmentation, this network is image-level; take another --format"
-        )
-    if model.preprocessing.image_dims == 2:
-        raise ValueError(
-            f"{model.path}: a bundle is for volumes, this network takes 2D images; take another --format"
-        )
+        needed = "segmentation, this network is image-level"
+    elif model.preprocessing.image_dims == 2:
+        needed = "volumes, this network takes 2D images"
+    if needed:
+        raise ValueError(f"{model.path}: a bundle is for {needed}; take another --format")
 
 
 def write_bundle(folder: Path, model: LoadedModel, metadata: Metadata, name: str) -> None:
@@ -49,25 +48,23 @@ def write_bundle(folder: Path, model: LoadedModel, metadata: Metadata, name: str
     """
     (folder / "configs").mkdir()
     (folder / "docs").mkdir()
-    for path, content in (("inference", inference(model)), ("metadata", _metadata(model, metadata, name))):
-        (folder / "configs" / f"{path}.json").write_text(
-            json.dumps(content, indent=2) + "\n", encoding="utf-8"
-        )
+    for file, content in (("inference", inference(model)), ("metadata", _metadata(model, metadata, name))):
+        text = json.dumps(content, indent=2) + "\n"
+        (folder / f"configs/{file}.json").write_text(text, encoding="utf-8")
     (folder / "docs/README.md").write_text(_readme(model, name), encoding="utf-8")
 
 
 def inference(model: LoadedModel) -> Node:
     """The config that `monai.bundle run` runs."""
     window = model.window
-    sliding = {
-        "_target_": "SlidingWindowInferer",
-        "roi_size": list(window.patch_size),
-        "sw_batch_size": window.batch_size,
-        "overlap": window.overlap,
-        "mode": "gaussian",
-    }
+    inferer = _node("SlidingWindowInferer")
     if window.slice_axis is not None:
-        sliding |= {"_target_": "SliceInferer", "spatial_dim": window.slice_axis}
+        inferer = _node("SliceInferer", spatial_dim=window.slice_axis)
+    inferer |= {"roi_size": list(window.patch_size), "sw_batch_size": window.batch_size}
+    inferer |= {"overlap": window.overlap, "mode": "gaussian"}
+    dataset = _node("Dataset", data="$[{'image': i} for i in @datalist]", transform="@preprocessing")
+    evaluator = {name: f"@{name}" for name in ("device", "network", "inferer", "postprocessing")}
+    evaluator |= {"val_data_loader": "@dataloader", "val_handlers": "@handlers"}
     return {
         "imports": ["$import glob", "$import os", "$import numpy", "$import torch"],
         "bundle_root": ".",
@@ -77,34 +74,20 @@ def inference(model: LoadedModel) -> Node:
         "datalist": _datalist(len(model.modalities)),
         "network_def": f"$torch.jit.load(@bundle_root + '/{MODEL.as_posix()}', map_location=@device)",
         "network": "$@network_def.to(@device)",
-        "preprocessing": {"_target_": "Compose", "transforms": _preprocessing(model.preprocessing)},
-        "dataset": {
-            "_target_": "Dataset",
-            "data": "$[{'image': i} for i in @datalist]",
-            "transform": "@preprocessing",
-        },
-        "dataloader": {
-            "_target_": "DataLoader",
-            "dataset": "@dataset",
-            "batch_size": 1,
-            "shuffle": False,
-            "num_workers": 0,
-        },
-        "inferer": sliding,
-        "postprocessing": {"_target_": "Compose", "transforms": _postprocessing(model.targets)},
+        "preprocessing": _node("Compose", transforms=_preprocessing(model.preprocessing)),
+        "dataset": dataset,
+        "dataloader": _node("DataLoader", dataset="@dataset", batch_size=1, shuffle=False, num_workers=0),
+        "inferer": inferer,
+        "postprocessing": _node("Compose", transforms=_postprocessing(model.targets)),
         "handlers": [],
-        "evaluator": {
-            "_target_": "SupervisedEvaluator",
-            "device": "@device",
-            "val_data_loader": "@dataloader",
-            "network": "@network",
-            "inferer": "@inferer",
-            "postprocessing": "@postprocessing",
-            "val_handlers": "@handlers",
-        },
+        "evaluator": _node("SupervisedEvaluator", **evaluator),
         "initialize": ["$os.makedirs(@output_dir, exist_ok=True)"],
         "run": ["$@evaluator.run()"],
     }
+
+
+def _node(target: str, **arguments: Any) -> Node:
+    return {"_target_": target, **arguments}
 
 
 def _datalist(channels: int) -> str:
@@ -120,11 +103,11 @@ def _preprocessing(preprocessing: PreprocessingConfig) -> list[Node]:
     if preprocessing.slice_axis is not None:
         mm.insert(preprocessing.slice_axis, -1.0)  # for MONAI: the image's own spacing
     return [
-        {"_target_": "LoadImaged", **_KEY, "ensure_channel_first": True},
-        {"_target_": "Orientationd", **_KEY, "axcodes": "RAS"},
-        {"_target_": "CropForegroundd", **_KEY, "source_key": "image", "select_fn": "$lambda x: x != 0"},
+        _node("LoadImaged", **_KEY, ensure_channel_first=True),
+        _node("Orientationd", **_KEY, axcodes="RAS"),
+        _node("CropForegroundd", **_KEY, source_key="image", select_fn="$lambda x: x != 0"),
         *_normalisation(preprocessing),
-        {"_target_": "Spacingd", **_KEY, "pixdim": mm, **_SPLINES},
+        _node("Spacingd", **_KEY, pixdim=mm, **_SPLINES),
     ]
 
 
@@ -133,11 +116,11 @@ def _normalisation(preprocessing: PreprocessingConfig) -> list[Node]:
     if names == {"none"}:
         return []
     if names == {"zscore"}:
-        return [{"_target_": "NormalizeIntensityd", **_KEY, "channel_wise": True}]
+        return [_node("NormalizeIntensityd", **_KEY, channel_wise=True)]
     if names == {"rescale"}:
-        return [{"_target_": "ScaleIntensityd", **_KEY, "minv": 0.0, "maxv": 1.0, "channel_wise": True}]
+        return [_node("ScaleIntensityd", **_KEY, minv=0.0, maxv=1.0, channel_wise=True)]
     channels = ", ".join(_channel(preprocessing, index) for index in range(len(preprocessing.normalisation)))
-    return [{"_target_": "Lambdad", **_KEY, "func": f"$lambda x: torch.cat([{channels}])"}]
+    return [_node("Lambdad", **_KEY, func=f"$lambda x: torch.cat([{channels}])")]
 
 
 def _channel(preprocessing: PreprocessingConfig, index: int) -> str:
@@ -157,34 +140,33 @@ def _channel(preprocessing: PreprocessingConfig, index: int) -> str:
 
 
 def _postprocessing(targets: SegmentationTargets) -> list[Node]:
-    decode: Node = {"_target_": "AsDiscreted", "keys": "pred", "argmax": True}
+    decode = _node("AsDiscreted", keys="pred", argmax=True)
     if targets.overlapping:
         label = "0"
         for index, value in enumerate(targets.order):  # later ones over earlier ones
             label = f"torch.where(x[{index}:{index + 1}] > 0, {value}, {label})"
-        decode = {"_target_": "Lambdad", "keys": "pred", "func": f"$lambda x: {label}"}
-    inverse = {
-        "transform": "@preprocessing",
-        "orig_keys": "image",
-        "nearest_interp": False,
-        "to_tensor": True,
-    }
+        decode = _node("Lambdad", keys="pred", func=f"$lambda x: {label}")
+    inverse = {"transform": "@preprocessing", "orig_keys": "image", "nearest_interp": False}
     saved = {"output_dir": "@output_dir", "output_postfix": "", "separate_folder": False, "resample": False}
     return [
-        {"_target_": "Invertd", "keys": "pred", **inverse},
+        _node("Invertd", keys="pred", **inverse, to_tensor=True),
         decode,
-        {"_target_": "SaveImaged", "keys": "pred", **saved, "output_dtype": "$numpy.int16"},
+        _node("SaveImaged", keys="pred", **saved, output_dtype="$numpy.int16"),
     ]
 
 
 def _metadata(model: LoadedModel, metadata: Metadata, name: str) -> Node:
     inputs, outputs = metadata["inputs"], metadata["outputs"]
-    sizes = [
-        f"{d} * n" if dynamic else n
-        for d, n, dynamic in zip(*_sizes(metadata), inputs["dynamic"]["spatial"], strict=True)
-    ]
-    common = {"type": "image", "dtype": "float32", "is_patch_data": True, "spatial_shape": sizes}
-    values = outputs["targets"]
+    patch_size, dynamic = metadata["windows"]["patch_size"], inputs["dynamic"]["spatial"]
+    axes = zip(inputs["divisor"], patch_size, dynamic, strict=True)
+    sizes = [f"{divisor} * n" if is_dynamic else n for divisor, n, is_dynamic in axes]
+
+    def image(format: str, channels: list[str]) -> Node:
+        common = {"type": "image", "format": format, "dtype": "float32", "is_patch_data": True}
+        of_channels = {"num_channels": len(channels), "channel_def": dict(enumerate(channels))}
+        return {**common, "spatial_shape": sizes, "value_range": [], **of_channels}
+
+    dice = metadata["validation"]["dice"]
     return {
         "schema": _SCHEMA,
         "version": "0.1.0",
@@ -194,7 +176,7 @@ def _metadata(model: LoadedModel, metadata: Metadata, name: str) -> Node:
         "numpy_version": version("numpy"),
         "required_packages_version": _NEEDS,
         "name": name,
-        "task": f"segmentation of {', '.join(values['names'])}",
+        "task": f"segmentation of {', '.join(outputs['targets']['names'])}",
         "description": f"Trained by medconv {medconv.__version__} on {metadata['training']['dataset']}; see "
         "docs/README.md",
         "authors": "not stated",
@@ -204,34 +186,12 @@ def _metadata(model: LoadedModel, metadata: Metadata, name: str) -> Node:
         "image_classes": ", ".join(inputs["channels"]),
         "label_classes": model.targets.words,
         "pred_classes": ", ".join(outputs["channels"]),
-        "eval_metrics": {}
-        if metadata["validation"]["dice"] is None
-        else {"mean_dice": metadata["validation"]["dice"]},
+        "eval_metrics": {} if dice is None else {"mean_dice": dice},
         "network_data_format": {
-            "inputs": {
-                "image": {
-                    **common,
-                    "format": "magnitude",
-                    "num_channels": len(inputs["channels"]),
-                    "value_range": [],
-                    "channel_def": dict(enumerate(inputs["channels"])),
-                }
-            },
-            "outputs": {
-                "pred": {
-                    **common,
-                    "format": "segmentation",
-                    "num_channels": len(outputs["channels"]),
-                    "value_range": [],
-                    "channel_def": dict(enumerate(outputs["channels"])),
-                }
-            },
+            "inputs": {"image": image("magnitude", inputs["channels"])},
+            "outputs": {"pred": image("segmentation", outputs["channels"])},
         },
     }
-
-
-def _sizes(metadata: Metadata) -> tuple[list[int], list[int]]:
-    return metadata["inputs"]["divisor"], metadata["windows"]["patch_size"]
 
 
 def _readme(model: LoadedModel, name: str) -> str:
@@ -242,15 +202,10 @@ def _readme(model: LoadedModel, name: str) -> str:
         "MONAI resamples the logits to the image's grid by cubic splines, medconv by linear interpolation.",
     ]
     if model.window.mirror_axes:
-        differs.append(
-            "MONAI uses no test-time augmentation; medconv averages over flips along axes "
-            f"{list(model.window.mirror_axes)}."
-        )
-    files = (
-        "files `CASE.nii.gz`"
-        if len(model.modalities) == 1
-        else "files `CASE_0000.nii.gz`, `CASE_0001.nii.gz`, ..."
-    )
+        flips = f"averages over flips along axes {list(model.window.mirror_axes)}"
+        differs.append(f"MONAI uses no test-time augmentation; medconv {flips}.")
+    several = len(model.modalities) > 1
+    files = f"files {'`CASE_0000.nii.gz`, `CASE_0001.nii.gz`, ...' if several else '`CASE.nii.gz`'}"
     lines = "\n".join(f"- {line}" for line in differs)
     return f"""# {name}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 INPUT, OUTPUT, LOSS, GRADIENT, WEIGHT = "input", "output", "loss", "gradient of output", "gradient of weights"
 _ORDER = (INPUT, OUTPUT, LOSS, GRADIENT, WEIGHT)
@@ -60,14 +61,10 @@ def first_bad(rows: Sequence[LayerRecord]) -> LayerRecord | None:
 def table(rows: Sequence[LayerRecord], most: int = 12) -> str:
     """The `most` rows up to and including the first non-finite one, one line each."""
     end = next((index + 1 for index, row in enumerate(rows) if row.bad), len(rows))
-    cells = [
-        ("layer", "tensor", "not finite", "min", "max"),
-        *(_cells(row) for row in rows[max(0, end - most) : end]),
-    ]
+    cells = [("layer", "tensor", "not finite", "min", "max"), *map(_cells, rows[max(0, end - most) : end])]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in cells
-    )
+    padded = ([c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in cells)
+    return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 def _cells(row: LayerRecord) -> tuple[str, ...]:
@@ -76,11 +73,8 @@ def _cells(row: LayerRecord) -> tuple[str, ...]:
 
 
 def inputs(batch: Mapping[str, Any]) -> list[LayerRecord]:
-    return [
-        LayerRecord.of(k, "batch", INPUT, v)
-        for k, v in batch.items()
-        if isinstance(v, Tensor) and v.is_floating_point()
-    ]
+    floats = {k: v for k, v in batch.items() if isinstance(v, Tensor) and v.is_floating_point()}
+    return [LayerRecord.of(name, "batch", INPUT, value) for name, value in floats.items()]
 
 
 def trace(
@@ -95,18 +89,15 @@ def trace(
     with torch.inference_mode(False), torch.enable_grad(), _training(module), _watched(module, rows, back):
         loss = loss_of()
         rows.append(LayerRecord.of("loss", "loss", LOSS, loss))
-        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        gradients = (
-            torch.autograd.grad(loss * scale, [p for _, p in trained], allow_unused=True)
-            if loss.requires_grad
-            else []
-        )
-    weights = [
-        LayerRecord.of(name, "parameter", WEIGHT, gradient)
-        for (name, _), gradient in zip(trained, gradients, strict=False)
-        if gradient is not None
-    ]
-    return [*rows, *back, *weights]
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        gradients: Sequence[Tensor | None] = ()
+        if loss.requires_grad:
+            gradients = torch.autograd.grad(loss * scale, list(trained.values()), allow_unused=True)
+    rows += back
+    for name, gradient in zip(trained, gradients, strict=False):
+        if gradient is not None:
+            rows.append(LayerRecord.of(name, "parameter", WEIGHT, gradient))
+    return rows
 
 
 @contextmanager
@@ -162,10 +153,4 @@ def set_generators(states: Sequence[Tensor], device: torch.device) -> None:
 
 def _tensors(output: Any) -> list[Tensor]:
     """The floating-point tensors in a layer's output."""
-    if isinstance(output, Tensor):
-        return [output] if output.is_floating_point() else []
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    return (
-        [tensor for item in output for tensor in _tensors(item)] if isinstance(output, (list, tuple)) else []
-    )
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

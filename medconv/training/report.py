@@ -49,22 +49,14 @@ def announce(
     batch = data["batch_size"] * trainer.world_size * trainer.accumulate_grad_batches
     weights = sum(p.numel() for p in network.parameters())
     log.info("data: %s, %d cases to train on, %d to validate", dataset, num_train, num_val)
-    log.info(
-        "patch: %s voxels of %s mm, global batch %d",
-        size_text(derived["patch_size"]),
-        size_text(derived["spacing_mm"]),
-        batch,
-    )
+    patch, spacing = size_text(derived["patch_size"]), size_text(derived["spacing_mm"])
+    log.info("patch: %s voxels of %s mm, global batch %d", patch, spacing, batch)
     if derived["slice_axis"] is not None:
         axis = ("right", "anterior", "superior")[derived["slice_axis"]]
         log.info("slices: 2D, across the %s axis of the volumes", axis)
     log.info("model: %s, %.2f million parameters", values["model"]["_target_"], weights / 1e6)
-    log.info(
-        "trainer: %d x %s, precision %s",
-        trainer.world_size,
-        trainer.strategy.root_device.type,
-        trainer.precision,
-    )
+    device = trainer.strategy.root_device.type
+    log.info("trainer: %d x %s, precision %s", trainer.world_size, device, trainer.precision)
     log.info("run: %s", folder.path)
     log.debug("parameters: %s", ", ".join(name for name, _ in network.named_parameters()))
     for line in without_effect(values["perf"], values["trainer"]):
@@ -76,14 +68,9 @@ def hyperparameters(trainer: L.Trainer, values: Values, folder: RunDir) -> None:
 
     A sweep's job logs only its own overrides, since the page shows only the first few in alphabetical order.
     """
-    groups = {
-        k: v
-        for k, v in values.items()
-        if k in ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")
-    }
-    params = {
-        k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in configs.flatten(groups).items()
-    }
+    groups = ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")
+    flat = configs.flatten({k: v for k, v in values.items() if k in groups})
+    params = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in flat.items()}
     in_sweep = {k: _number(v) for k, v in json.loads(os.environ.get(OF_A_SWEEP) or "{}").items()}
     summary = folder.summary()
     monitored = monitor.metric_of_summary(summary)

@@ -20,11 +20,9 @@ _PACKAGES = ("medconv", "torch", "lightning", "monai", "hydra-core", "nibabel", 
 
 def of(trainer: Any) -> dict[str, Any]:
     device = trainer.strategy.root_device
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else torch.cpu.get_capabilities().get("cpu_name")
-    )
+    name = torch.cpu.get_capabilities().get("cpu_name")
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
     return {
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "hardware": {

@@ -20,11 +20,8 @@ from medconv.utils.hardware import compiler_missing, memory_advice, resolve_prec
 _ROUNDS = 7  # timed steps of a candidate, at most
 _BEHIND = 1.25  # a candidate slower than the best so far by this factor is not timed again
 _TIE = 0.97  # a later candidate replaces the best only if it takes less than this share of its time
-_TOLERANCE = {
-    "32-true": 1e-3,
-    "bf16-mixed": 3e-2,
-    "16-mixed": 1e-2,
-}  # of the loss, relative to plain fp32's
+# of the loss, relative to plain fp32's
+_TOLERANCE = {"32-true": 1e-3, "bf16-mixed": 3e-2, "16-mixed": 1e-2}
 _MEMORY = 0.92  # share of the device's memory that a candidate may use
 
 log = logging.getLogger(__name__)
@@ -47,13 +44,8 @@ class Candidate:
 
     def row(self) -> dict[str, Any]:
         speed = None if math.isinf(self.per_sample) else self.per_sample * self.batch_size
-        return {
-            "choice": asdict(self.choice),
-            "batch_size": self.batch_size,
-            "seconds": speed,
-            "memory_bytes": self.memory_bytes,
-            "remark": self.remark,
-        }
+        row = {"choice": asdict(self.choice), "batch_size": self.batch_size, "seconds": speed}
+        return {**row, "memory_bytes": self.memory_bytes, "remark": self.remark}
 
 
 def choices(fixed: dict[str, Any], network: nn.Module, gpu: bool) -> list[Choice]:
@@ -66,13 +58,9 @@ def choices(fixed: dict[str, Any], network: nn.Module, gpu: bool) -> list[Choice
         "fast_depthwise": [True],
         "activation_checkpointing": ["none"],
         "compile": [False],
+        **{key: [value] for key, value in fixed.items() if value is not None},
     }
-    for key, value in fixed.items():
-        if value is not None:
-            options[key] = [value]
-    combinations = [
-        Choice(**dict(zip(options, values, strict=True))) for values in product(*options.values())
-    ]
+    combinations = [Choice(**dict(zip(options, row, strict=True))) for row in product(*options.values())]
     return [c for c in combinations if c.channels_last or not c.fast_norm or fixed.get("fast_norm")]
 
 
@@ -125,9 +113,8 @@ def _reference(work: Work) -> list[float] | None:
         with torch.no_grad():
             first, second = float(trial.forward()), float(trial.forward())
         if abs(first - second) > 1e-5 * abs(first):
-            log.warning(
-                "perf=autotune: this network's loss is random, so losses are not compared with plain fp32's"
-            )
+            random = "this network's loss is random, so losses are not compared with plain fp32's"
+            log.warning("perf=autotune: %s", random)
             return None
         return [float(trial.step()) for _ in range(2)]
     except RuntimeError as error:
@@ -173,10 +160,8 @@ def _begin(work: Work, candidate: Candidate, expected: list[float] | None) -> No
     candidate.seconds.append(seconds)
     if cuda:
         candidate.memory_bytes = torch.cuda.max_memory_allocated(work.image.device) - before
-        if (
-            candidate.memory_bytes
-            > _MEMORY * torch.cuda.get_device_properties(work.image.device).total_memory
-        ):
+        total = torch.cuda.get_device_properties(work.image.device).total_memory
+        if candidate.memory_bytes > _MEMORY * total:
             candidate.remark = "too close to the end of the memory"
     if expected is not None:
         _compare(candidate, [*losses, loss], expected)
@@ -185,15 +170,12 @@ def _begin(work: Work, candidate: Candidate, expected: list[float] | None) -> No
 
 def _compare(candidate: Candidate, losses: list[float], expected: list[float]) -> None:
     tolerance = _TOLERANCE.get(candidate.choice.precision, max(_TOLERANCE.values()))
-    pairs = zip(losses, expected, strict=True)
+    pairs = list(zip(losses, expected, strict=True))
     if not all(abs(loss - reference) <= tolerance * max(1e-3, abs(reference)) for loss, reference in pairs):
-        shown = ", ".join(
-            f"{loss:.5g} for {reference:.5g}" for loss, reference in zip(losses, expected, strict=True)
-        )
+        shown = ", ".join(f"{loss:.5g} for {reference:.5g}" for loss, reference in pairs)
         candidate.remark = f"wrong loss: {shown}"
-        log.warning(
-            "perf=autotune discards %s: its losses differ from plain fp32's (%s)", candidate.choice, shown
-        )
+        differ = f"its losses differ from plain fp32's ({shown})"
+        log.warning("perf=autotune discards %s: %s", candidate.choice, differ)
 
 
 def _compiled(work: Work, best: Candidate, expected: list[float] | None) -> list[Candidate]:
@@ -234,9 +216,7 @@ def _best(candidates: Sequence[Candidate]) -> Candidate | None:
     """The fastest; of nearly equal ones the first, which is the plainest."""
     best: Candidate | None = None
     for candidate in candidates:
-        if not math.isinf(candidate.per_sample) and (
-            best is None or candidate.per_sample < _TIE * best.per_sample
-        ):
+        if candidate.per_sample < (math.inf if best is None else _TIE * best.per_sample):
             best = candidate
     return best
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -32,12 +32,9 @@ class Choice:
     def __str__(self) -> str:
         """In words: the precision, then what is on."""
         on = [name for name in ("channels_last", "fast_norm", "compile") if getattr(self, name)]
-        kept = (
-            []
-            if self.activation_checkpointing == "none"
-            else [f"activation_checkpointing={self.activation_checkpointing}"]
-        )
-        return ", ".join([self.precision, *on, *kept])
+        if self.activation_checkpointing != "none":
+            on.append(f"activation_checkpointing={self.activation_checkpointing}")
+        return ", ".join([self.precision, *on])
 
 
 @dataclass(frozen=True)
@@ -72,19 +69,13 @@ class Trial:
         for layer in network.modules():
             if isinstance(layer, nn.modules.dropout._DropoutNd):
                 layer.eval()
-        self.network = apply_switches(
-            network,
-            channels_last=choice.channels_last,
-            fast_norm=choice.fast_norm,
-            fast_depthwise=choice.fast_depthwise,
-            activation_checkpointing=choice.activation_checkpointing,
-            compile=choice.compile,
-        )
+        switches = asdict(choice)
+        self.dtype = autocast_dtype(switches.pop("precision"))
+        self.network = apply_switches(network, **switches)
         self.parameters = [p for p in network.parameters() if p.requires_grad]
         self.optimizer, self.objective = work.optimizer(self.parameters), work.objective
         layout = memory_format(choice.channels_last, work.image.ndim - 2)
         self.image, self.label = work.image.contiguous(memory_format=layout), work.label
-        self.dtype = autocast_dtype(choice.precision)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
 
     def step(self) -> Tensor:

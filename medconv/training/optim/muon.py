@@ -50,9 +50,8 @@ class Muon(Optimizer):
         _check({"lr": lr, "weight_decay": weight_decay, "eps": eps})
         _check({"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}, below_one=True)
         entries: list[Any] = list(params)
-        groups = [{**g, "params": list(g["params"])} for g in entries if isinstance(g, dict)] or [
-            {"params": entries}
-        ]
+        groups = [{**g, "params": list(g["params"])} for g in entries if isinstance(g, dict)]
+        groups = groups or [{"params": entries}]
         self.heeds_found_inf = not any(isinstance(p, DTensor) for group in groups for p in group["params"])
         divided = [
             {**group, "params": members, "kernels": kernels}
@@ -60,21 +59,13 @@ class Muon(Optimizer):
             for kernels in (True, False)
             if (members := [p for p in group["params"] if (p.ndim > 2) == kernels])
         ]
-        settings = {
-            "lr": lr,
-            "momentum": momentum,
-            "betas": tuple(betas),
-            "eps": eps,
-            "weight_decay": weight_decay,
-        }
-        super().__init__(divided, settings)
+        settings = {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps}
+        super().__init__(divided, {**settings, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -84,16 +75,13 @@ class Muon(Optimizer):
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state, found_inf = self.state[parameter], getattr(self, "found_inf", None)
         if not state:
-            names = ["momentum"] if group["kernels"] else ["mean", "square"]
-            state.update(
-                {name: torch.zeros_like(parameter) for name in names},
-                **({} if group["kernels"] else {"step": 0}),
-            )
-        changed = (
-            []
-            if found_inf is None
-            else [parameter, *(value for value in state.values() if isinstance(value, Tensor))]
-        )
+            for name in ["momentum"] if group["kernels"] else ["mean", "square"]:
+                state[name] = torch.zeros_like(parameter)
+            if not group["kernels"]:
+                state["step"] = 0
+        changed: list[Tensor] = []
+        if found_inf is not None:
+            changed = [parameter, *(value for value in state.values() if isinstance(value, Tensor))]
         before = [tensor.clone() for tensor in changed]
         (self._kernel if group["kernels"] else self._vector)(parameter, gradient, group)
         for tensor, old in zip(changed, before, strict=True):
@@ -103,7 +91,10 @@ class Muon(Optimizer):
         state = self.state[kernel]
         momentum = state["momentum"].lerp_(gradient, 1 - group["momentum"])
         ahead = gradient.lerp(momentum, group["momentum"])
-        update = _divided_as(kernel, _orthogonal_kernel(_whole(ahead)))
+        # FSDP shards tensors over the ranks; sharding needs no communication, as each rank has all of it.
+        update = _orthogonal_kernel(ahead.full_tensor() if isinstance(ahead, DTensor) else ahead)
+        if isinstance(kernel, DTensor):
+            update = distribute_tensor(update, kernel.device_mesh, kernel.placements, src_data_rank=None)
         size = 0.2 * max(len(kernel), kernel.shape[1:].numel()) ** 0.5
         kernel.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"] * size)
 
@@ -134,24 +125,10 @@ def _orthogonal_kernel(kernel: Tensor) -> Tensor:
     return orthogonal(laid.flatten(1)).view(laid.shape).permute(back)
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    """The full tensor, if FSDP sharded it over the ranks."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _divided_as(other: Tensor, whole: Tensor) -> Tensor:
-    """Shard a tensor like `other`, without communication since every rank has the full one."""
-    if not isinstance(other, DTensor):
-        return whole
-    return distribute_tensor(whole, other.device_mesh, other.placements, src_data_rank=None)
-
-
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The nearest matrix with orthonormal rows (or columns, if it is tall), roughly: singular values from 0.7
-    to 1.2.
+    """About the nearest matrix with orthonormal rows, or columns if it is tall: singular values 0.7 to 1.2.
 
-    Shape: (rows, columns) -> the same. Computed in bf16 where the hardware is fast at it, which is precise
-    enough.
+    Shape: (rows, columns) -> the same. Computed in bf16 where the hardware is fast at it.
     """
     fast = matrix.is_cuda or fast_bf16_cpu()
     x = matrix.to(torch.bfloat16) if fast else matrix.float()

@@ -20,12 +20,19 @@ def write_network(captured: Captured, format: str, path: Path, opset: int) -> No
 
     Raises: ValueError: torch cannot write the network in this format, or a package is missing.
     """
-    writers = {"torchscript": _torchscript, "pt2": _pt2, "onnx": _onnx}
     if format == "onnx":
         need(("onnx", "onnxscript"), "--format onnx")
     try:
         with quiet(), torch.no_grad():
-            writers[format](captured, path, opset)
+            if format == "onnx":
+                _write_onnx(captured, path, opset)
+            elif format == "torchscript":
+                # A trace records one path through the code; torch.export has shown that there is no other.
+                traced = torch.jit.trace(captured.module, captured.example, check_trace=False)
+                torch.jit.save(traced, str(path))
+            else:
+                with path.open("wb") as file:
+                    torch.export.save(captured.program, file)
     except (OSError, KeyboardInterrupt):
         raise
     except Exception as error:  # torch has many classes for what it cannot write
@@ -52,18 +59,7 @@ def check_opset(opset: int) -> None:
         raise ValueError(f"--opset must lie between {OPSETS[0]} and {OPSETS[-1]}, got {opset}")
 
 
-def _torchscript(captured: Captured, path: Path, _: int) -> None:
-    # A trace records one path through the code; torch.export has shown before that there is no other.
-    traced = torch.jit.trace(captured.module, captured.example, check_trace=False)
-    torch.jit.save(traced, str(path))
-
-
-def _pt2(captured: Captured, path: Path, _: int) -> None:
-    with path.open("wb") as file:
-        torch.export.save(captured.program, file)
-
-
-def _onnx(captured: Captured, path: Path, opset: int) -> None:
+def _write_onnx(captured: Captured, path: Path, opset: int) -> None:
     settings: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "opset_version": opset}
     settings |= {"dynamo": True, "external_data": False, "verbose": False}
     torch.onnx.export(captured.program, (), str(path), **settings)

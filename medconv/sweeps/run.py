@@ -32,8 +32,7 @@ _CTRL_C_SECONDS = 2.0  # time for a job to end by a Ctrl-C that the terminal sen
 def run(
     jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str] = (), numbers: Sequence[int] = ()
 ) -> None:
-    """Run the jobs, one after another or by Slurm. A job that fails does not stop the others; equal jobs run
-    once.
+    """Run the jobs, each once, one after another or by Slurm. One that fails does not stop the others.
 
     Args:
         launcher: Hydra's settings of the launcher.

@@ -8,6 +8,7 @@ Source: the list of transforms follows Isensee et al. 2021, doi:10.1038/s41592-0
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,41 +18,33 @@ from medconv.data.augmentation import intensity, spatial
 from medconv.data.augmentation.parameters import MOVES, Parameters, ParameterSampler
 
 Images = Tensor | Sequence[Tensor]
+Pair = tuple[Tensor, Tensor | None]  # image and label
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Augment(ParameterSampler):
     """Rotation, scaling, shift, elastic deformation and mirroring as one resampling; then noise, blur with
     low resolution, brightness, contrast, gamma.
 
     Args:
         flip_label_pairs: label values that swap when a sample is mirrored along `left_right_axis`.
-        ranges: the arguments of `ParameterSampler`: seed, spacing_mm, patch_size, probabilities and ranges.
+        the others: as in `ParameterSampler`.
     Raises: ValueError: values out of range.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        flip_label_pairs: Sequence[Sequence[int]] = (),
-        left_right_axis: int | None = None,
-        **ranges: Any,
-    ) -> None:
-        super().__init__(*args, **ranges)
-        self.flip_label_pairs, self.left_right_axis = tuple(flip_label_pairs), left_right_axis
+    flip_label_pairs: Sequence[Sequence[int]] = ()
+    left_right_axis: int | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Shape: image (batch, channels, *spatial), label (batch, 1, *spatial); sample (batch,) numbers.
-        Image and label may also be lists of samples of different sizes. The result has `patch_size`.
-        Image-level labels (batch, values) are unchanged."""
+        Image and label may be lists of samples of different sizes; image-level labels (batch, n) stay."""
         numbers = torch.as_tensor(batch["sample"])
         parameters = self.sample(numbers.tolist(), len(batch["image"][0]))
         values = isinstance(batch["label"], Tensor) and batch["label"].ndim == 2
         image, label = self.apply(batch["image"], None if values else batch["label"], parameters)
         return {**batch, "image": image, "label": batch["label"] if values else label, "sample": numbers}
 
-    def apply(
-        self, image: Images, label: Images | None, parameters: Parameters
-    ) -> tuple[Tensor, Tensor | None]:
+    def apply(self, image: Images, label: Images | None, parameters: Parameters) -> Pair:
         """Linear interpolation for images, nearest neighbour for labels, 0 outside; the input is kept."""
         moved, label = self.place(image, label, parameters)
         values = moved.float()
@@ -64,9 +57,7 @@ class Augment(ParameterSampler):
         intensity.bend(rows, of_rows["gamma"], inverted=False)
         return values.to(moved.dtype), label
 
-    def place(
-        self, image: Images, label: Images | None, parameters: Parameters
-    ) -> tuple[Tensor, Tensor | None]:
+    def place(self, image: Images, label: Images | None, parameters: Parameters) -> Pair:
         """The spatial part of `apply`."""
         out = image[0].new_empty((len(image), len(image[0]), *self.patch_size))
         out_label = None if label is None else label[0].new_empty((len(label), 1, *self.patch_size))
@@ -77,10 +68,9 @@ class Augment(ParameterSampler):
         else:
             for i in range(len(image)):
                 one = slice(i, i + 1)
-                pair = (
-                    (None, None) if label is None or out_label is None else (label[i][None], out_label[one])
-                )
-                self._place(image[i][None], pair[0], [move[one] for move in moves], out[one], pair[1])
+                own = None if label is None else label[i][None]
+                own_out = None if out_label is None else out_label[one]
+                self._place(image[i][None], own, [move[one] for move in moves], out[one], own_out)
         if out_label is not None and self.flip_label_pairs and self.left_right_axis is not None:
             self._swap(out_label, parameters.flips[:, self.left_right_axis])
         return out, out_label
@@ -96,12 +86,14 @@ class Augment(ParameterSampler):
         """Write into `out`; equal flips together, for few kernel launches."""
         moved, matrix, shift, flips, elastic = moves
         if bool(moved.any()):
-            which, field = _index(moved, image.device), self._field(elastic[moved], image.device)
-            share = shift[moved] * torch.tensor(self.patch_size)
-            own = None if label is None else label[which]
-            seen, seen_label = spatial.resample(
-                image[which].float(), own, matrix[moved], share, field, self.patch_size
+            which, size, control = (
+                _index(moved, image.device),
+                self.patch_size,
+                elastic[moved].to(image.device),
             )
+            field = spatial.spline_field(control, size, self._distance) if elastic[moved].any() else None
+            share, own = shift[moved] * torch.tensor(size), None if label is None else label[which]
+            seen, seen_label = spatial.resample(image[which].float(), own, matrix[moved], share, field, size)
             out[which] = seen.to(out.dtype)
             if out_label is not None and seen_label is not None:
                 out_label[which] = seen_label
@@ -118,13 +110,6 @@ class Augment(ParameterSampler):
             before = label[i].clone()
             for a, b in self.flip_label_pairs:
                 label[i].masked_fill_(before == a, b).masked_fill_(before == b, a)
-
-    def _field(self, control: Tensor, device: torch.device) -> Tensor | None:
-        return (
-            spatial.spline_field(control.to(device), self.patch_size, self._distance)
-            if control.any()
-            else None
-        )
 
 
 def _index(mask: Tensor, device: torch.device) -> Tensor | slice:

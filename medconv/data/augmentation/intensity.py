@@ -101,9 +101,8 @@ def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _range(rows: Tensor) -> tuple[Tensor, Tensor]:
-    low, high = (
-        torch.aminmax(rows) if len(rows) == 1 else torch.aminmax(rows.flatten(1), dim=1)
-    )  # whole is quicker
+    single = len(rows) == 1  # the whole is quicker
+    low, high = torch.aminmax(rows) if single else torch.aminmax(rows.flatten(1), dim=1)
     return _like(rows, low), _like(rows, high)
 
 

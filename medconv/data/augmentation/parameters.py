@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import combinations, permutations
 from math import ceil
 from typing import Any
@@ -68,6 +68,7 @@ class Parameters:
         return {name: getattr(self, name).flatten(0, 1) for name in PER_CHANNEL}
 
 
+@dataclass(eq=False, repr=False)
 class ParameterSampler:
     """Samples parameters.
 
@@ -89,45 +90,38 @@ class ParameterSampler:
     Raises: ValueError: values out of range.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        spacing_mm: Sequence[float],
-        patch_size: Sequence[int],
-        *,
-        p: Mapping[str, float] | None = None,
-        rotation_deg: float = 30.0,
-        scale: Sequence[float] = (0.7, 1.4),
-        shift: float = 0.05,
-        elastic_mm: float = 5.0,
-        elastic_spacing_mm: float = 25.0,
-        mirror_axes: Sequence[int] | str = (),
-        noise_std: Sequence[float] = (0.0, 0.1),
-        blur_sigma: Sequence[float] = (0.5, 1.0),
-        simulate_low_resolution: Sequence[float] = (0.5, 1.0),
-        brightness: Sequence[float] = (0.75, 1.25),
-        additive_brightness: Sequence[float] = (-0.2, 0.2),
-        contrast: Sequence[float] = (0.75, 1.25),
-        gamma: Sequence[float] = (0.7, 1.5),
-    ) -> None:
-        self.seed, self.spacing_mm, self.patch_size = seed, tuple(spacing_mm), tuple(patch_size)
-        self.p = dict.fromkeys((*PLACE, *VALUES), 0.0) | dict(p or {})
-        self.rotation_deg, self.shift = rotation_deg, shift
-        self.elastic_mm, self.elastic_spacing_mm = elastic_mm, elastic_spacing_mm
-        self.scale, self.noise_std, self.blur_sigma = _tuple(scale), _tuple(noise_std), _tuple(blur_sigma)
-        self.simulate_low_resolution, self.brightness = _tuple(simulate_low_resolution), _tuple(brightness)
-        self.additive_brightness = _tuple(additive_brightness)
-        self.contrast, self.gamma = _tuple(contrast), _tuple(gamma)
-        self.mirror_axes = mirrored_axes(mirror_axes, len(self.spacing_mm))
+    seed: int
+    spacing_mm: Sequence[float]
+    patch_size: tuple[int, ...]
+    _: KW_ONLY
+    p: Mapping[str, float] = field(default_factory=dict)
+    rotation_deg: float = 30.0
+    scale: Sequence[float] = (0.7, 1.4)
+    shift: float = 0.05
+    elastic_mm: float = 5.0
+    elastic_spacing_mm: float = 25.0
+    mirror_axes: Any = ()
+    noise_std: Sequence[float] = (0.0, 0.1)
+    blur_sigma: Sequence[float] = (0.5, 1.0)
+    simulate_low_resolution: Sequence[float] = (0.5, 1.0)
+    brightness: Sequence[float] = (0.75, 1.25)
+    additive_brightness: Sequence[float] = (-0.2, 0.2)
+    contrast: Sequence[float] = (0.75, 1.25)
+    gamma: Sequence[float] = (0.7, 1.5)
+
+    def __post_init__(self) -> None:
+        self.spacing_mm, self.patch_size = tuple(self.spacing_mm), tuple(self.patch_size)
+        self.p = dict.fromkeys((*PLACE, *VALUES), 0.0) | dict(self.p or {})
+        self.mirror_axes = mirrored_axes(self.mirror_axes, len(self.spacing_mm))
         self._check()
         spacing = np.array(self.spacing_mm)
         self.thin = spacing <= THICK * min(self.spacing_mm)
-        self._distance = tuple(max(1.0, elastic_spacing_mm / mm) for mm in self.spacing_mm)
+        self._distance = tuple(max(1.0, self.elastic_spacing_mm / mm) for mm in self.spacing_mm)
         self._from_mm = spacing / spacing[:, None]  # a matrix in mm to one in voxels
         bends = bool(self.p["elastic"])
         points = control_points(self.patch_size, self._distance) if bends else (0,) * len(spacing)
         self._no_control = np.zeros((len(spacing), *points))
-        self._stray = elastic_mm * self.thin / spacing * bends
+        self._stray = self.elastic_mm * self.thin / spacing * bends
         self.max_read_size = self._largest_size()
 
     def sample(self, numbers: Sequence[int], num_channels: int = 1) -> Parameters:
@@ -162,9 +156,7 @@ class ParameterSampler:
         return numbers().__next__
 
     def _draw_place(self, number: int) -> tuple[Any, ...]:
-        """`Parameters` from `moved` to `elastic`. All numbers are drawn even if unused, so that a probability
-        does not change the other parameters.
-        """
+        """`Parameters` from `moved` to `elastic`. Unused numbers are drawn, too, which keeps the others."""
         axes, draw = len(self.spacing_mm), self._dice(RandomStream.PLACE, number)
         turns, zooms, shifts, bends = (draw() < self.p[name] for name in PLACE)
         matrix = np.eye(axes)
@@ -226,27 +218,23 @@ class ParameterSampler:
         return tuple(int(n + 2 * ceil(f + 1 - n / 2)) for n, f in zip(self.patch_size, far, strict=True))
 
     def _check(self) -> None:
-        unknown = [name for name in self.p if name not in (*PLACE, *VALUES)]
+        names = (*PLACE, *VALUES)
+        unknown = [name for name in self.p if name not in names]
         if unknown or any(not 0 <= chance <= 1 for chance in self.p.values()):
-            raise ValueError(
-                f"augmentation.p gives probabilities from 0 to 1 of {', '.join((*PLACE, *VALUES))}, got "
-                f"{unknown or self.p}"
-            )
+            what = f"probabilities from 0 to 1 of {', '.join(names)}"
+            raise ValueError(f"augmentation.p gives {what}, got {unknown or self.p}")
         for key, low in _RANGES.items():
-            values = getattr(self, key)
+            values = _listed(getattr(self, key))
             numbers = len(values) == 2 and all(isinstance(v, (int, float)) for v in values)
             if not numbers or not low <= values[0] <= values[1] < np.inf:
-                raise ValueError(
-                    f"augmentation.{key} must be a range [low, high] from {low:g} upwards, got {list(values)}"
-                )
-        if self.simulate_low_resolution[1] > 1:
-            raise ValueError(
-                "augmentation.simulate_low_resolution is a share of the voxels, at most 1, got "
-                f"{list(self.simulate_low_resolution)}"
-            )
+                what = f"a range [low, high] from {low:g} upwards"
+                raise ValueError(f"augmentation.{key} must be {what}, got {values}")
+        if (shares := self.simulate_low_resolution)[1] > 1:
+            what = "augmentation.simulate_low_resolution is a share of the voxels, at most 1"
+            raise ValueError(f"{what}, got {list(shares)}")
         for key in ("rotation_deg", "shift", "elastic_mm"):
-            if not isinstance(getattr(self, key), (int, float)) or not 0 <= getattr(self, key) < np.inf:
-                raise ValueError(f"augmentation.{key} must be 0 or more, got {getattr(self, key)}")
+            if not isinstance(value := getattr(self, key), (int, float)) or not 0 <= value < np.inf:
+                raise ValueError(f"augmentation.{key} must be 0 or more, got {value}")
         if self.p["elastic"] and not self.elastic_mm <= _FOLDS * self.elastic_spacing_mm:
             raise ValueError(
                 f"augmentation.elastic_mm must be at most {_FOLDS} of augmentation.elastic_spacing_mm, or "
@@ -272,8 +260,8 @@ def check_axes(key: str, axes: Any, spatial_dims: int, also: str = "") -> tuple[
     return tuple(axes)
 
 
-def _tuple(values: Sequence[float] | float) -> tuple[float, ...]:
-    return tuple(values) if isinstance(values, Sequence) else (values,)
+def _listed(values: Sequence[float] | float) -> list[float]:
+    return list(values) if isinstance(values, Sequence) else [values]
 
 
 def _plane_rotation(axes: int, a: int, b: int, angle: float) -> np.ndarray:

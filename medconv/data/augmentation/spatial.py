@@ -44,15 +44,13 @@ def resample(
         resampled = F.grid_sample(image, grid, mode="bilinear", align_corners=False)
         if label is None:
             return resampled, None
-        return resampled, F.grid_sample(label.float(), grid, mode="nearest", align_corners=False).to(
-            label.dtype
-        )
+        nearest = F.grid_sample(label.float(), grid, mode="nearest", align_corners=False)
+        return resampled, nearest.to(label.dtype)
     out = image.new_empty((*image.shape[:2], *size))
     out_label = None if label is None else label.new_empty((*label.shape[:2], *size))
     for i in range(len(image)):
-        own = None if field is None else field[i]
-        pair = (None, None) if label is None or out_label is None else (label[i], out_label[i])
-        _gather(image[i], pair[0], matrix[i].double(), shift[i].double(), own, (out[i], pair[1]))
+        own, own_label, own_out = (None if x is None else x[i] for x in (field, label, out_label))
+        _gather(image[i], own_label, matrix[i].double(), shift[i].double(), own, (out[i], own_out))
     return out, out_label
 
 
@@ -75,8 +73,7 @@ def reach(matrix: Array, shift: Array, size: Sequence[int]) -> Array:
 
 
 def spline_field(control: Tensor, size: Sequence[int], distance: Sequence[float]) -> Tensor:
-    """A smooth displacement from control points, by cubic B-splines; it nowhere exceeds the largest of its
-    control points.
+    """A smooth displacement by cubic B-splines; it nowhere exceeds the largest of its control points.
 
     Shape: control (batch, axes, *points) as `control_points` counts them -> (batch, axes, *size).
     Args: distance: of control points, in voxels.
@@ -108,11 +105,9 @@ def _grid(image: Tensor, matrix: Tensor, shift: Tensor, field: Tensor | None, si
     linear = matrix * (torch.tensor(size) / 2) / half[:, None]
     theta = torch.cat([linear.flip(1, 2), (shift / half).flip(1)[:, :, None]], dim=2).float()
     grid = F.affine_grid(theta.to(image.device), [len(image), 1, *size], align_corners=False)
-    return (
-        grid
-        if field is None
-        else grid + (field / half.to(field).reshape(-1, *(1,) * len(size))).movedim(1, -1).flip(-1)
-    )
+    if field is None:
+        return grid
+    return grid + (field / half.to(field).reshape(-1, *(1,) * len(size))).movedim(1, -1).flip(-1)
 
 
 def _gather(
@@ -164,9 +159,7 @@ def _lines(
 def _neighbours(
     positions: Sequence[Tensor], source: Sequence[int], strides: Sequence[int]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Flat index of the lower corner and of the nearest voxel, and the way from the lower corner along
-    each axis.
-    """
+    """Flat indices of the lower corner and the nearest voxel, and the way from the corner along each axis."""
     weights: list[Tensor] = []
     index = torch.zeros(1, dtype=torch.float32 if prod(source) < _EXACT else torch.float64)
     for position, n, stride in zip(positions, source, strides, strict=True):
@@ -181,9 +174,7 @@ def _neighbours(
 
 
 def _below(n: int) -> float:
-    """The largest float32 below n, so that there is always an upper neighbour; 0 where there is but one
-    voxel.
-    """
+    """The largest float32 below n, so that there is always an upper neighbour; 0 for a single voxel."""
     return float(np.nextafter(np.float32(n), np.float32(0)))
 
 

@@ -51,13 +51,14 @@ MANY = {
         "trainer.max_epochs=4",
     ],
     "by another optimizer and schedule": ["scheduler=step", "optimizer=adamw"],
+    "with transforms of MONAI": ["augmentation=monai"],
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", MANY)
 def test_runs_that_were_killed_often(dataset: Path, tmp_path: Path, how: str) -> None:
-    """Six configurations, killed five times each, in training, validation, writing, or starting."""
+    """Seven configurations, killed five times each, in training, validation, writing, or starting."""
     settings = [*STEPS, "trainer.max_steps=25", *MANY[how]]
     train(dataset, tmp_path / "whole", settings)
     assert train(dataset, tmp_path / "run", settings, kills=5, seed=len(how)) == 5

@@ -17,6 +17,8 @@ from omegaconf import DictConfig
 class Slurm(BasicLauncher):
     """Composes the jobs like Hydra's own launcher; medconv/sweeps submits them once all have composed."""
 
+    submits_an_array = True
+
     def __init__(self, **settings: Any) -> None:
         super().__init__()
 

@@ -2,7 +2,7 @@
 
 from medconv.convs.autograd import Convolution, convolution
 from medconv.convs.channel_transform import TransformPrior, transform
-from medconv.convs.equivariance import check_equivariance
+from medconv.convs.equivariance import NotEquivariantError, check_equivariance
 from medconv.convs.factorised import bottleneck, se, separable
 from medconv.convs.filter_banks import filter_bank, gabor, gaussian_jet, laplacian_of_gaussian, lines
 from medconv.convs.linear import acs, ball, basis, load_plane_weight, spacing
@@ -13,6 +13,7 @@ from medconv.convs.swap import SwapReport, fold_convs, plain, swap_convs
 __all__ = [
     "Convolution",
     "Mirror",
+    "NotEquivariantError",
     "SwapReport",
     "TransformPrior",
     "acs",

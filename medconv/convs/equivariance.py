@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medconv.convs.parametrization import CONVS, TRANSPOSED
@@ -17,11 +18,15 @@ _TOLERANCE = 1e-3  # of the flip error over the output's standard deviation, fp3
 _CARRIES_CHANNELS = (*CONVS, *TRANSPOSED, _BatchNorm, _InstanceNorm, nn.GroupNorm, nn.PReLU)
 
 
+class NotEquivariantError(ValueError):
+    """A network whose layers `Mirror` can replace, but that does not commute with flips then."""
+
+
 def check_equivariance(network: nn.Module, example: Tensor, axes: Sequence[int]) -> None:
     """Compare f(flip x) with flip f(x), in evaluation and in training mode without dropout, on perturbed
     parameters.
 
-    Raises: ValueError: they differ; names the first layer whose output does.
+    Raises: NotEquivariantError: they differ; names the first layer whose output does.
     """
     copy = deepcopy(network)
     generator = torch.Generator().manual_seed(0)
@@ -32,15 +37,16 @@ def check_equivariance(network: nn.Module, example: Tensor, axes: Sequence[int])
     for mode in (False, True):
         copy.train(mode)
         for layer in copy.modules():
-            if "Dropout" in type(layer).__name__ or "DropPath" in type(layer).__name__:
+            if isinstance(layer, _DropoutNd):  # its mask does not turn with the image
                 layer.eval()
         for axis in axes:
             error = _flip_error(copy, image, axis)
             if not error <= _TOLERANCE:  # also where it is NaN
                 culprit = _first_break(copy, image, axis, 2 ** len(axes))
-                raise ValueError(f"Mirror cannot make this network equivariant to flips of axis {axis}: "
-                                 f"{culprit} breaks it (flip error {error:.2g} of the output's standard "
-                                 "deviation)")  # fmt: skip
+                raise NotEquivariantError(
+                    f"Mirror cannot make this network equivariant to flips of axis {axis}: {culprit} breaks "
+                    f"it (flip error {error:.2g} of the output's standard deviation)"
+                )
 
 
 def layers_with_channels(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -118,10 +124,17 @@ def _tensors(output: Any) -> list[Tensor]:
 
 
 @torch.no_grad()
+def _run(network: nn.Module, image: Tensor) -> list[Tensor]:
+    """With the same random numbers each time, so that stochastic depth leaves out the same samples."""
+    with torch.random.fork_rng([image.device] if image.is_cuda else []):
+        return _tensors(network(image))
+
+
+@torch.no_grad()
 def _flip_error(network: nn.Module, image: Tensor, axis: int) -> float:
     """Largest |f(flip x) - flip f(x)| over the standard deviation of f(x)."""
     errors = []
-    for plain, flipped in zip(_tensors(network(image)), _tensors(network(image.flip(2 + axis))), strict=True):
+    for plain, flipped in zip(_run(network, image), _run(network, image.flip(2 + axis)), strict=True):
         where = axis + plain.ndim - image.ndim + 2  # heads may be stacked before the channels
         # class scores do not turn with the image
         expected = plain.flip(where) if plain.ndim >= image.ndim else plain
@@ -140,7 +153,7 @@ def _first_break(network: nn.Module, image: Tensor, axis: int, copies: int) -> s
             handles.append(layer.register_forward_hook(lambda m, a, out, n=name: runs[-1].append((n, out))))
     for view in (image, image.flip(2 + axis)):
         runs.append([])
-        network(view)
+        _run(network, view)
     for handle in handles:
         handle.remove()
     for (name, plain), (_, flipped) in zip(*runs, strict=True):

@@ -8,9 +8,8 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from medconv.utils.atomic_io import NO_ROOM
+from medconv.utils.hardware import out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ def reason(error: Exception) -> str:
         return str(error)
     first = str(error).strip().splitlines()[0] if str(error).strip() else ""
     text = f"{type(error).__name__}: {first}"
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+    if out_of_memory(error):
         return f"out of memory ({text}); try --sw-batch-size 1, --device cpu, or fewer --workers"
     log.error("%s", "".join(traceback.format_exception(error)))
     return f"{text} (a bug in medconv, please report it with the lines above)"

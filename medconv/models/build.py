@@ -11,7 +11,7 @@ from torch import nn
 
 from medconv import config as configs
 from medconv.config import ConfigError, Values
-from medconv.convs import plain, swap_convs
+from medconv.convs import NotEquivariantError, plain, swap_convs
 from medconv.models.output_scaling import in_units
 from medconv.models.outputs import full_resolution
 
@@ -47,7 +47,7 @@ def build_network(
         try:
             log.info("conv: %s", swap_convs(network, conv, where, spacing_mm=spacing_mm, example=example))
         except (TypeError, ValueError) as error:
-            turned = values["derived"].get("image_targets") and "Mirror cannot" in str(error)
+            turned = values["derived"].get("image_targets") and isinstance(error, NotEquivariantError)
             raise ConfigError(
                 f"conv: {error}{'; model=encoder keeps the symmetry' if turned else ''}"
             ) from error

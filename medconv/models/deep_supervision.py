@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from medconv.convs import equivariant_head, mirror_axes
 from medconv.models.layers.blocks import conv_nd
-from medconv.models.unet import UNet
 
 
 class DeepSupervision(nn.Module):
@@ -23,9 +24,9 @@ class DeepSupervision(nn.Module):
     doi:10.1038/s41592-020-01008-z.
     """
 
-    def __init__(self, network: nn.Module, num_outputs: int) -> None:
+    def __init__(self, network: Any, num_outputs: int) -> None:
         super().__init__()
-        if not isinstance(network, UNet):
+        if not getattr(network, "supports_deep_supervision", False):
             kind = f"{type(network).__module__}.{type(network).__name__}"
             raise ValueError(
                 f"task.deep_supervision=true needs our own U-Net (model=customconv), got {kind}; "

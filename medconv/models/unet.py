@@ -28,6 +28,8 @@ class UNet(Stages):
         doi:10.1038/s41592-020-01008-z.
     """
 
+    supports_deep_supervision = True
+
     def add_outputs(self, out_channels: int) -> None:
         up, pairs = conv_transpose_nd(len(self.divisor)), zip(self.channels, self.channels[1:], strict=False)
         self.up = nn.ModuleList(

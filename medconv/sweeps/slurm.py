@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import get_object
+
 from medconv.config import ConfigError
 from medconv.sweeps.job import Job, value, values_json
 from medconv.training.report import OF_A_SWEEP
@@ -38,7 +40,9 @@ log = logging.getLogger(__name__)
 
 
 def is_slurm(launcher: Mapping[str, Any]) -> bool:
-    return str(launcher.get("_target_", "")).endswith(".Slurm")
+    """Args: launcher: Hydra's settings of it."""
+    target = launcher.get("_target_")
+    return target is not None and getattr(get_object(target), "submits_an_array", False)
 
 
 def script(jobs: Sequence[Job], launcher: Mapping[str, Any], keys: Sequence[str]) -> str:

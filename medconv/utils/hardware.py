@@ -12,8 +12,11 @@ from typing import Any
 import torch
 
 log = logging.getLogger(__name__)
-# Out-of-memory messages of torch's CPU allocator, CUDA, cuBLAS and cuDNN that have no error class.
-_NO_MEMORY = re.compile("can't allocate memory|CUDA (error: )?out of memory|_STATUS_ALLOC_FAILED")
+# Messages of torch's CPU allocator, its shared memory, CUDA, cuBLAS and cuDNN that have no error class.
+_NO_MEMORY = re.compile(
+    "(can't|[Cc]annot) allocate memory|allocate shared memory|CUDA (error: )?out of memory"
+    "|_STATUS_ALLOC_FAILED"
+)
 _ONLY_FIT = "a run trains and validates only"
 
 
@@ -138,9 +141,14 @@ def need_compiler() -> None:
         raise ValueError(f"perf.compile=true: {reason}")
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a device or in torch, numpy or Python."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or bool(_NO_MEMORY.search(str(error)))
+
+
 def memory_advice(error: BaseException) -> str | None:
     """Advice for an out-of-memory error; None for other errors. Numbers: `scripts/benchmark.py step`."""
-    if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and not _NO_MEMORY.search(str(error)):
+    if not out_of_memory(error):
         return None
     return (
         "the step does not fit into memory. Options, measured on a 3D U-Net: "

@@ -58,3 +58,21 @@ def test_the_check_refuses_outputs_that_are_not_finite() -> None:
     torch.nn.init.constant_(network[1].bias, float("nan"))
     with pytest.raises(ValueError, match="flip error nan"):
         check_equivariance(network, torch.randn(1, 1, 8, 8), (0,))
+
+
+class Half(nn.Module):
+    """Drops every second sample or so in training, as stochastic depth does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(len(x), *[1] * (x.ndim - 1)) < 0.5) if self.training else x
+
+
+def test_what_is_random_in_training_does_not_break_the_symmetry() -> None:
+    network = nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1), Half(), nn.Dropout2d(0.5), nn.Conv2d(2, 1, 3, padding=1)
+    )
+    image = torch.randn(16, 1, 8, 8)
+    swap_convs(network, Mirror((0,)), example=image)
+    state = torch.get_rng_state()
+    check_equivariance(network, image, (0,))
+    assert torch.equal(torch.get_rng_state(), state)

@@ -88,6 +88,8 @@ def test_memory_advice_is_only_for_memory_errors() -> None:
     )
     for message in (
         "CUDA error: out of memory",
+        "unable to allocate shared memory(shm) for file </torch_1>: Resource temporarily unavailable (11)",
+        "unable to mmap 8 bytes from file </torch_1>: Cannot allocate memory (12)",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
         "CUBLAS_STATUS_ALLOC_FAILED",
     ):

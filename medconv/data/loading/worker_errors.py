@@ -18,6 +18,8 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from medconv.utils.hardware import out_of_memory
+
 _DEAD = re.compile(
     r"DataLoader worker \(pid\S* ([\d, ]+)\) (?:is killed by signal: ([^.]+)\.|exited unexpectedly)"
 )
@@ -45,8 +47,7 @@ class WorkerError:
     def of(cls, error: Exception, case: str, sample: str) -> WorkerError:
         users = isinstance(error, ValueError)
         message = str(error).removeprefix(f"case {case}: ") if users else f"{type(error).__name__}: {error}"
-        # MemoryError comes from numpy, RuntimeError from torch
-        if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
+        if out_of_memory(error):
             message = (
                 f"no memory left in a loader worker ({error}); fewer data.num_workers or smaller batches help"
             )

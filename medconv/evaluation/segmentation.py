@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from medconv.data.io.images import check_same_grid, in_folder, read_label
+from medconv.data.io.raster import check_ignored
 from medconv.evaluation import image_level, labels
 from medconv.evaluation.image_level_report import write_report as write_image_level_report
 from medconv.evaluation.labels import recorded_images
@@ -129,6 +130,7 @@ def evaluate(
     tolerance = labels.Tolerance(tolerance_mm or {})
     if targets:
         tolerance.checked(targets.names)  # fail before the work
+        check_ignored(targets.ignore, reference_paths.values())
     rows = [_measured(paths, reference_paths, targets, tolerance, workers) for paths in predicted]
     targets = targets or labels.numbered({name for cases in rows for row in cases for name in row["dice"]})
     summaries = [

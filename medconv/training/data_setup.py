@@ -14,7 +14,7 @@ from medconv import config as configs
 from medconv.config import ConfigError, Values
 from medconv.data import left_right, splits
 from medconv.data.case import Case, Dataset
-from medconv.data.io.raster import is_picture
+from medconv.data.io.raster import check_ignored
 from medconv.data.loading.datamodule import DataModule
 from medconv.data.preprocessing.fingerprint import Fingerprint
 from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, prepare
@@ -76,13 +76,9 @@ def find_data(config: DictConfig) -> tuple[Dataset, int]:
     if dataset.image_targets is not None:
         _check_no_label_map_keys(data)
         return dataset, workers
-    masks_are_pictures = any(case.label is not None and is_picture(case.label) for case in dataset.cases)
-    if masks_are_pictures and type(data.ignore_label) is int and data.ignore_label >= 100:
-        raise ConfigError(
-            f"data.ignore_label={data.ignore_label}: in masks of pictures it must be below 100, as 255 is a "
-            "class"
-        )
-    return dataset.with_targets(data.regions, data.regions_order, data.ignore_label), workers
+    dataset = dataset.with_targets(data.regions, data.regions_order, data.ignore_label)
+    check_ignored(dataset.targets.ignore, (case.label for case in dataset.cases))
+    return dataset, workers
 
 
 def _check_no_label_map_keys(data: DictConfig) -> None:

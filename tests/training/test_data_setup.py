@@ -90,3 +90,14 @@ def test_resize_scales_pictures_of_different_sizes(tmp_path: Path) -> None:
     prepared = data_setup.prepare_data(composed(table, "data.resize=[16,8]"))
     assert prepared.preprocessing.resize == (16, 8) and prepared.plan.patch_size == (16, 8)
     assert all(prepared.store.read(case.id).image.shape == (1, 16, 8) for case in prepared.dataset.cases)
+
+
+def test_a_value_to_ignore_of_255_is_refused_for_pictures(tmp_path: Path) -> None:
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+        write_picture(tmp_path / folder / "a.png", np.eye(8, dtype=np.uint8))
+    arguments = ["data=image_mask", f"data.images={tmp_path}/images", f"data.labels={tmp_path}/masks"]
+    with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        composed = config.validate(compose("train", [*arguments, "data.ignore_label=255"]))
+    with pytest.raises(ValueError, match=r"a\.png: the value to ignore must be below 100"):
+        data_setup.find_data(composed)

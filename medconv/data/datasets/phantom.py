@@ -54,9 +54,7 @@ _GAS_SHARE = 0.6  # of the bowel's radius
 _LESION_SHARE = 0.7  # of the cases
 _LESION_RADIUS_MM = (5.0, 7.0)
 _VESSEL_RADIUS_MM = (2.9, 3.3)
-_WARP_MM = 5.0
-_BIAS = 0.25
-_NOISE = 0.04
+_WARP_MM, _BIAS, _NOISE = 5.0, 0.25, 0.04
 _SCALE_MAX = 16000.0  # the largest signal, about 1.3 x (1 + _BIAS) of it, still fits into int16
 _SCALE_RANGE = 1000.0
 _INT16_FROM_SCALE = 400.0  # below it rounding to integers would add to the noise: float32
@@ -67,17 +65,18 @@ Array = NDArray[np.float64]
 def write_phantom(root: Path, *, spatial_dims: int = 3, num_cases: int = 30, seed: int = 0) -> Path:
     """Write the phantom dataset to `root`, unless a dataset is there already, and return `root`.
 
-    Files: dataset.json, imagesTr/phantom_000.nii.gz (int16 or float32), labelsTr/phantom_000.nii.gz (uint8,
-        values as in LABELS); 3-D arrays of about 53 x 53 x 30 voxels in a varying axis order, 2-D ones of
-        about 111 x 111 x 1.
-    Args: spatial_dims: 2 or 3. num_cases: at least 1. seed: at least 0; the same seed gives the same bytes,
-        and case i does not depend on num_cases.
+    Volumes of about 53 x 53 x 30 voxels, int16 or float32, in a varying axis order; or images of 111 x 111.
+    Args: seed: the same seed gives the same bytes; case i does not depend on num_cases.
     Crash safety: written to a sibling folder `.<name>.<random>.partial`, then renamed; a killed process
         leaves only that folder. If several processes write at once, the first one wins.
     A dataset with other arguments is kept; a warning names it.
     Raises: ValueError: an argument out of range, or `root` is neither empty nor a dataset.
     """
-    _check_arguments(spatial_dims, num_cases, seed)
+    if spatial_dims not in (2, 3):
+        raise ValueError(f"spatial_dims must be 2 or 3, got {spatial_dims}")
+    for name, value, least in (("num_cases", num_cases, 1), ("seed", seed, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
     description = f"Synthetic abdomens: {spatial_dims}-D, {num_cases} cases, seed {seed}. Not a real patient."
     target = Path(root).resolve()
     if _is_written(target, description):
@@ -93,15 +92,6 @@ def write_phantom(root: Path, *, spatial_dims: int = 3, num_cases: int = 30, see
     return Path(root)
 
 
-def _check_arguments(spatial_dims: int, num_cases: int, seed: int) -> None:
-    if spatial_dims not in (2, 3):
-        raise ValueError(f"spatial_dims must be 2 or 3, got {spatial_dims}")
-    if num_cases < 1:
-        raise ValueError(f"num_cases must be at least 1, got {num_cases}")
-    if seed < 0:
-        raise ValueError(f"seed must be at least 0, got {seed}")
-
-
 def _is_written(root: Path, description: str) -> bool:
     """Whether a dataset is at `root`; warns if it was written with other arguments."""
     # Before the look for dataset.json: a dataset appears in one step.
@@ -114,7 +104,7 @@ def _is_written(root: Path, description: str) -> bool:
     if occupied:
         raise ValueError(
             f"the phantom needs a new or empty folder, but {root} is not empty and holds no dataset.json; "
-            "choose another folder, or empty this one"
+            "choose another folder"
         )
     return False
 
@@ -244,9 +234,8 @@ def _draw_vessel(rng: np.random.Generator, points_mm: Array) -> NDArray[np.bool_
         wave = np.sin(np.pi * rng.uniform(0.9, 1.4) * along + rng.uniform(0, 2 * np.pi))
         curve_mm[:, axis] = middle_mm + tilt_mm * along + bend_mm * wave
     radius_mm = rng.uniform(*_VESSEL_RADIUS_MM)
-    distance_mm, _ = cKDTree(curve_mm).query(
-        points_mm.reshape(spatial_dims, -1).T, distance_upper_bound=radius_mm
-    )
+    flat = points_mm.reshape(spatial_dims, -1).T
+    distance_mm, _ = cKDTree(curve_mm).query(flat, distance_upper_bound=radius_mm)
     return (distance_mm < radius_mm).reshape(points_mm.shape[1:])
 
 
@@ -262,9 +251,8 @@ def _draw_image(rng: np.random.Generator, tissue: NDArray[np.uint8], points_mm: 
     """The simulated scan of `tissue`, (*grid): blurred edges, bias field, Rician noise, random scale."""
     signal = _SIGNAL * rng.uniform(0.95, 1.05, _SIGNAL.shape)
     bias = _draw_waves(rng, points_mm)
-    clean = gaussian_filter(signal[tissue], sigma=0.5) * (
-        1 + _BIAS * bias / np.abs(bias).max()
-    )  # sigma in voxels
+    clean = gaussian_filter(signal[tissue], sigma=0.5)  # in voxels
+    clean = clean * (1 + _BIAS * bias / np.abs(bias).max())
     real, imaginary = rng.normal(0, _NOISE, (2, *tissue.shape))
     scale = _SCALE_MAX * _SCALE_RANGE ** -rng.random()
     image = scale * np.hypot(clean + real, imaginary)

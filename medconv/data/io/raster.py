@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import warnings
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,16 @@ def read_mask(path: Path) -> np.ndarray:
     if values[-1] >= _MIN_SINGLE_VALUE and not (values[:-1] != 0).any():
         pixels = (pixels == values[-1]).astype(np.uint8)
     return _turned(pixels)[:, :, None]
+
+
+def check_ignored(ignore: int | None, masks: Iterable[Path | None]) -> None:
+    """Raises: ValueError: a picture, in which `read_mask` may take the value to ignore for class 1."""
+    picture = next((path for path in masks if path is not None and is_picture(path)), None)
+    if picture is not None and (ignore or 0) >= _MIN_SINGLE_VALUE:
+        what = f"as a mask of 0 and {ignore} is read as 0 and 1"
+        raise ValueError(
+            f"{picture}: the value to ignore must be below {_MIN_SINGLE_VALUE}, {what}, got {ignore}"
+        )
 
 
 def write_mask(path: Path, label: np.ndarray) -> None:

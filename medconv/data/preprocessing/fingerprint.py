@@ -173,10 +173,8 @@ def _image(case: Case, num_channels: int, report: CaseReport) -> tuple[np.ndarra
     path = case.images[0]
     if len(image) != num_channels:
         report.errors.append(f"{path}: expected {num_channels} channels as declared, found {len(image)}")
-    if not np.isfinite(image).all():
-        report.errors.append(
-            f"{path}: {int((~np.isfinite(image)).sum())} voxels are NaN or infinite, expected finite numbers"
-        )
+    if odd := int((~np.isfinite(image)).sum()):
+        report.errors.append(f"{path}: {odd} voxels are NaN or infinite, expected finite numbers")
     ranges = [(float(channel.min()), float(channel.max())) for channel in image]
     if any(low == high for low, high in ranges):
         report.warnings.append(f"{path}: a channel is constant")
@@ -184,9 +182,8 @@ def _image(case: Case, num_channels: int, report: CaseReport) -> tuple[np.ndarra
     report.grid, report.channels = grid, len(image)
     report.warnings += [w for p in case.images for w in _disagreeing_forms(p)]
     if grid.shear > _MAX_SHEAR:
-        report.warnings.append(
-            f"{path}: its axes are {grid.shear:.1f} degrees off a right angle; it is used as it is"
-        )
+        shear = f"{grid.shear:.1f} degrees off a right angle"
+        report.warnings.append(f"{path}: its axes are {shear}; it is used as it is")
     return image, grid
 
 
@@ -201,19 +198,14 @@ def _label(
     except ValueError as error:
         report.errors.append(str(error))
         return None
-    undeclared = (
-        [int(v) for v in np.unique(label) if v >= num_classes and v != ignore]
-        if label.max() >= num_classes
-        else []
-    )
-    if undeclared:
+    labelled = label if ignore is None else label[label != ignore]
+    if undeclared := np.unique(labelled[labelled >= num_classes]).tolist():
         also = "" if ignore is None else f", and {ignore} to be ignored"
-        report.errors.append(
-            f"{case.label}: label values {undeclared} are not declared, expected 0 to {num_classes - 1}{also}"
-        )
-    if ignore is not None and (label == ignore).all():
+        expected = f"expected 0 to {num_classes - 1}{also}"
+        report.errors.append(f"{case.label}: label values {undeclared} are not declared, {expected}")
+    if not labelled.size:
         report.warnings.append(f"{case.label}: every voxel has the value to ignore")
-    elif not (label.any() if ignore is None else (label[label != ignore]).any()):
+    elif not labelled.any():
         report.warnings.append(f"{case.label}: no foreground, every voxel is background")
     return label, grid
 
@@ -230,31 +222,26 @@ def _disagreeing_forms(path: Path) -> list[str]:
         return []
     shape = header.get_data_shape()
     distance = Grid.of(shape, sform).corner_distance(Grid.of(shape, qform))
-    return (
-        [f"{path}: sform and qform differ by {distance:.3g} voxels; the sform is used"]
-        if distance > 0.01
-        else []
-    )
+    if distance <= 0.01:
+        return []
+    return [f"{path}: sform and qform differ by {distance:.3g} voxels; the sform is used"]
 
 
 def _describe(image: np.ndarray, grid: Grid, label: np.ndarray, dataset: Dataset, report: CaseReport) -> None:
     report.flat = grid.shape[2] == 1
-    canonical, spacing = to_canonical(image, grid)
-    box = content_box(canonical)
-    report.shape = tuple(s.stop - s.start for s in box)
-    report.spacing_mm = spacing
+    canonical, report.spacing_mm = to_canonical(image, grid)
+    report.shape = tuple(s.stop - s.start for s in content_box(canonical))
     if are_picture_channels(dataset.modalities):
         report.intensities = _sample(image, _MAX_SAMPLES)
     stored = label.T.reshape(-1)  # in file order, the first axis fastest
     num_classes, ignore = len(dataset.class_names), dataset.targets.ignore
-    labelled = stored if ignore is None else stored[stored != ignore]
-    report.class_voxels = tuple(
-        int(n) for n in np.bincount(labelled.clip(max=num_classes - 1), minlength=num_classes)
-    )
+    labelled = stored != (-1 if ignore is None else ignore)
+    values = stored[labelled].clip(max=num_classes - 1)
+    report.class_voxels = tuple(np.bincount(values, minlength=num_classes).tolist())
     if report.intensities is not None:
         return
-    places = np.flatnonzero(stored if ignore is None else (stored > 0) & (stored != ignore))
-    places = places if len(places) else np.flatnonzero(stored != (-1 if ignore is None else ignore))
+    places = np.flatnonzero((stored > 0) & labelled)
+    places = places if len(places) else np.flatnonzero(labelled)
     places = places[:: max(1, len(places) // _MAX_SAMPLES)]
     report.intensities = np.stack([channel.T.reshape(-1)[places] for channel in image])
 
@@ -262,21 +249,18 @@ def _describe(image: np.ndarray, grid: Grid, label: np.ndarray, dataset: Dataset
 def measure(reports: Sequence[CaseReport]) -> Fingerprint:
     """The fingerprint of valid cases."""
     spatial_dims = 2 if reports[0].flat else 3
-    samples = np.concatenate([r.intensities for r in reports if r.intensities is not None], axis=1)
+    sampled = [r.intensities for r in reports if r.intensities is not None]
+    if not sampled:
+        raise ValueError("every valid case is in the test split, expected at least one to train on")
+    samples = np.concatenate(sampled, axis=1)
     if not samples.shape[1]:
         raise ValueError(
             "no case has a labelled voxel: every voxel of all label maps has the value to ignore"
         )
-    percentiles = np.percentile(samples, [0.5, 99.5], axis=1)
-    intensities = [
-        {
-            "percentile_00_5": float(low),
-            "percentile_99_5": float(high),
-            "mean": float(values.mean()),
-            "std": float(values.std()),
-        }
-        for low, high, values in zip(*percentiles, samples, strict=True)
-    ]
+    names = ("percentile_00_5", "percentile_99_5", "mean", "std")
+    measured = zip(*np.percentile(samples, [0.5, 99.5], axis=1), samples, strict=True)
+    rows = [(low, high, values.mean(), values.std()) for low, high, values in measured]
+    intensities = [dict(zip(names, map(float, row), strict=True)) for row in rows]
     return Fingerprint(
         spatial_dims,
         tuple(r.shape[:spatial_dims] for r in reports),

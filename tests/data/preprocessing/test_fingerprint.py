@@ -27,7 +27,7 @@ from helpers.volumes import (
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.auto import auto
 from medconv.data.datasets.decathlon import msd
-from medconv.data.preprocessing.fingerprint import check, examine
+from medconv.data.preprocessing.fingerprint import CaseReport, check, examine, measure
 
 Make = Callable[[Path, Path], object]  # damages a case, given the paths of its image and label
 
@@ -368,3 +368,13 @@ def test_a_volume_among_slices_is_a_fault(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         check(msd(root), 1)
     assert list(check(msd(root), 1, skip=True).errors) == ["case_2"]
+
+
+def test_nothing_is_measured_of_test_cases_alone() -> None:
+    tested = CaseReport(
+        "a", flat=True, shape=(8, 8, 1), spacing_mm=(1, 1, 1), content="of an image-level case"
+    )
+    with pytest.raises(
+        ValueError, match="every valid case is in the test split, expected at least one to train"
+    ):
+        measure([tested])

@@ -156,6 +156,7 @@ def _check(options: argparse.Namespace) -> None:
             f"--large-patch {options.large_patch} must fit into --large-shape {options.large_shape}"
         )
     options_there = sorted(path.stem for path in (config.conf_dir() / "augmentation").glob("*.yaml"))
+    options_there.remove("monai")  # not ours: it is a contestant
     if options.augment not in options_there:
         raise ValueError(f"--augment must be one of {', '.join(options_there)}, got {options.augment}")
     _check_peers(options)

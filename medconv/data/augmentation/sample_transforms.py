@@ -17,6 +17,7 @@ from torch import Tensor
 
 from medconv.data.augmentation.parameters import mirrored_axes
 from medconv.data.random_streams import RandomStream, generator
+from medconv.utils.errors import reason
 
 Sample = dict[str, Any]
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class SampleTransforms(Compose):
         try:
             result = self._torchio(transform, data) if _is_torchio(transform) else transform(data)
         except Exception as error:  # a user's code may raise anything
-            raise ValueError(f"augmentation: {name} raised {_reason(error)}") from error
+            raise ValueError(f"augmentation: {name} raised {_chain(error)}") from error
         if not isinstance(result, Mapping) or any(key not in result for key in keys):
             got = list(result) if isinstance(result, Mapping) else type(result).__name__
             needed = ", ".join(keys)
@@ -153,7 +154,7 @@ def _is_torchio(transform: Any) -> bool:
     return torchio is not None and isinstance(transform, torchio.Transform)
 
 
-def _reason(error: BaseException) -> str:
+def _chain(error: BaseException) -> str:
     """The error on one line; one of MONAI's `Compose` has the actual error as its cause."""
-    line = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return f"{line}, from {_reason(error.__cause__)}" if error.__cause__ else line
+    line = f"{type(error).__name__}: {reason(error)}"
+    return f"{line}, from {_chain(error.__cause__)}" if error.__cause__ else line

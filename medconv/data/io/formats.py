@@ -10,6 +10,9 @@ import numpy as np
 
 from medconv.data.io import raster
 
+Reader = Callable[[Path], tuple[np.ndarray, np.ndarray]]
+GridReader = Callable[[Path], tuple[tuple[int, ...], np.ndarray]]
+
 
 class VolumeFormat(NamedTuple):
     """How to read a format.
@@ -20,19 +23,15 @@ class VolumeFormat(NamedTuple):
         grid: path to shape and affine, without reading the voxels.
     """
 
-    read: Callable[[Path], tuple[np.ndarray, np.ndarray]]
-    grid: Callable[[Path], tuple[tuple[int, ...], np.ndarray]]
+    read: Reader
+    grid: GridReader
 
 
 NIBABEL = (".nii.gz", ".nii", ".hdr", ".mgz", ".mgh")  # .hdr: the header of a NIfTI pair
 FORMATS: dict[str, VolumeFormat] = {}  # all others, by suffix
 
 
-def register(
-    suffix: str,
-    read: Callable[[Path], tuple[np.ndarray, np.ndarray]],
-    grid: Callable[[Path], tuple[tuple[int, ...], np.ndarray]],
-) -> None:
+def register(suffix: str, read: Reader, grid: GridReader) -> None:
     """Make files that end in `suffix`, such as `.nrrd`, readable everywhere. Args: see `VolumeFormat`.
 
     Raises: ValueError: not a suffix, or that of another format.

@@ -74,7 +74,7 @@ def warn_of_lookalikes(derived: dict[str, Any], mirrored: Sequence[int], equivar
     else:
         named = ",".join(f"[{a},{b}]" for a, b in pairs)
         advice = (
-            "augmentation.mirror_axes=%s swaps left and right but no labels; data.flip_label_pairs=[%s] does"
+            "augmentation.mirror_axes=%s swaps left and right but no labels; data.flip_label_pairs=[%s] would"
         )
         log.warning(advice, list(mirrored), named)
 

@@ -19,9 +19,8 @@ from medconv.utils.atomic_io import write_text
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 # Messages of gloo, NCCL and their stores about a peer that ended, was cut off, or never connected.
 _GONE = re.compile(
-    r"gloo/|NCCL|Connection (closed|reset|refused)|Broken pipe|No route to host|Socket Timeout|[Tt]imed out "
-    r"(waiting|after)|"
-    r"client socket has (timed out|failed)|TCPStore|DistStoreError"
+    r"gloo/|NCCL|Connection (closed|reset|refused)|Broken pipe|No route to host|Socket Timeout|TCPStore|"
+    r"DistStoreError|[Tt]imed out (waiting|after)|client socket has (timed out|failed)"
 )
 _OWN_FAULT = re.compile(r"ncclInvalidUsage|ncclInvalidArgument|DataLoader timed out")
 _ERROR_FILE = "error.txt"  # in the run's folder: why a process failed
@@ -49,15 +48,12 @@ def launcher() -> Launcher | None:
     """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env:
-        return _even(
-            "torchrun", *(int(env[name]) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-        )
+        sizes = (int(env[name]) for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        return _even("torchrun", *sizes)
     if _tasks() == 1:
         if int(env.get("OMPI_COMM_WORLD_SIZE", "1")) > 1:  # each would run as rank 0
-            raise ValueError(
-                f"mpirun started {env['OMPI_COMM_WORLD_SIZE']} processes; start them by torchrun or srun "
-                "instead"
-            )
+            started = f"mpirun started {env['OMPI_COMM_WORLD_SIZE']} processes"
+            raise ValueError(f"{started}; start them by torchrun or srun instead")
         return None
     nodes = int(env["SLURM_STEP_NUM_NODES"])
     tasks_per_node = env["SLURM_STEP_TASKS_PER_NODE"]  # such as 4(x2), or 4(x2),1
@@ -67,14 +63,8 @@ def launcher() -> Launcher | None:
 
 def job() -> str:
     """The id that a job keeps when it is restarted; empty if nothing restarts this process."""
-    return next(
-        (
-            f"{name}={os.environ[name]}"
-            for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
-            if name in os.environ
-        ),
-        "",
-    )
+    names = (name for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID") if name in os.environ)
+    return next((f"{name}={os.environ[name]}" for name in names), "")
 
 
 def restarted() -> bool:
@@ -106,21 +96,17 @@ def processes(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
                 "on all of them by torchrun or srun"
             )
         return num_nodes or 1, 1 if devices is None else devices
-    settings = {
-        "num_nodes": (num_nodes, num_nodes, launched.nodes),
-        "devices": (devices, _count(devices), launched.devices),
-    }
-    for key, (setting, configured, launched_number) in settings.items():
-        if configured is not None and configured != launched_number:
-            what = (
-                f"processes on {launched_number} machines"
-                if key == "num_nodes"
-                else f"{launched_number} processes on each machine"
-            )
-            raise ValueError(
-                f"trainer.{key}={setting}, but {launched.name} started {what}; do not set trainer.{key}, so "
-                f"that {launched.name} decides"
-            )
+    by = launched.name
+    if num_nodes not in (None, launched.nodes):
+        raise ValueError(
+            f"trainer.num_nodes={num_nodes}, but {by} started processes on {launched.nodes} machines; do not "
+            f"set trainer.num_nodes, so that {by} decides"
+        )
+    if _count(devices) not in (None, launched.devices):
+        raise ValueError(
+            f"trainer.devices={devices}, but {by} started {launched.devices} processes on each machine; do "
+            f"not set trainer.devices, so that {by} decides"
+        )
     return launched.nodes, devices if isinstance(devices, list) else launched.devices
 
 
@@ -168,10 +154,8 @@ def sharing_errors(folder: Path) -> Iterator[None]:
     except Exception as error:
         if _attempt():
             folder.mkdir(parents=True, exist_ok=True)
-            write_text(
-                folder / _ERROR_FILE,
-                f"{_attempt()}\n{' '.join(str(error).split()) or type(error).__name__}\n",
-            )
+            reason = " ".join(str(error).split()) or type(error).__name__
+            write_text(folder / _ERROR_FILE, f"{_attempt()}\n{reason}\n")
         raise
 
 

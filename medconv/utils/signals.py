@@ -85,25 +85,17 @@ def requeue() -> None:
         return
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     if restarts >= int(os.environ.get("MAX_RESTARTS") or 50):
-        log.warning(
-            "job %s is not requeued: Slurm has restarted it %d times (MAX_RESTARTS)",
-            job,
-            restarts,
-        )
+        log.warning("job %s is not requeued: Slurm has restarted it %d times (MAX_RESTARTS)", job, restarts)
         return
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
     try:
-        done = subprocess.run(
-            ["scontrol", "requeue", job], capture_output=True, text=True, timeout=60, check=False
-        )
-        problem = done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else ""
-    except (OSError, subprocess.SubprocessError) as error:
-        problem = str(error)
-    if problem:
-        log.warning("Slurm did not requeue job %s: %s", job, problem)
-    else:
+        command = ["scontrol", "requeue", job]
+        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
         log.info("Slurm requeued job %s", job)
+    except (OSError, subprocess.SubprocessError) as error:
+        problem = (getattr(error, "stderr", None) or "").strip() or error
+        log.warning("Slurm did not requeue job %s: %s", job, problem)
 
 
 @contextmanager

@@ -201,7 +201,7 @@ class _Loader(DataLoader):
 
     def begin_at(self, batch: int) -> None:
         """Start the next epoch at this batch, without making those before; call it before iterating."""
-        self.sampler.first_batch = batch  # type: ignore[attr-defined]
+        self.sampler.begin_at(batch)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         with _blocked_signals():

@@ -136,17 +136,21 @@ class SampleOrder(Sampler[int]):
 
     def __init__(self, samples_per_epoch: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         self.batch_size, self.rank, self.world_size, self.epoch = batch_size, rank, world_size, 0
-        self.first_batch = 0  # of the next epoch; above 0 if a run resumes within it
+        self._first_batch = 0
         self.batches = -(-samples_per_epoch // (batch_size * world_size))
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
+    def begin_at(self, batch: int) -> None:
+        """Leave out the next epoch's batches before this one, if a run resumes within it."""
+        self._first_batch = batch
+
     def __len__(self) -> int:
         return self.batches * self.batch_size
 
     def __iter__(self) -> Iterator[int]:
-        begin, self.first_batch = self.first_batch, 0
+        begin, self._first_batch = self._first_batch, 0
         for batch in range(self.epoch * self.batches + begin, (self.epoch + 1) * self.batches):
             first = (batch * self.world_size + self.rank) * self.batch_size
             yield from range(first, first + self.batch_size)

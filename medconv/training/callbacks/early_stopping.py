@@ -9,6 +9,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch import callbacks
 
+from medconv.training.callbacks.final_validation import ends_now
 from medconv.training.optim.lr_schedulers import PlateauSchedule, check_patience
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class EarlyStopping(callbacks.EarlyStopping):
 
     def _stop(self, trainer: Trainer) -> None:
         """Only once Lightning may stop: it would remember the request after a later, better validation."""
-        if _ends_anyway(trainer) or not trainer.fit_loop._can_stop_early:
+        if ends_now(trainer) or not trainer.fit_loop._can_stop_early:
             return
         trainer.should_stop = True
         last = f"the last {self.wait_count} validations"
@@ -77,12 +78,6 @@ def ended(trainer: Trainer) -> dict[str, Any] | None:
         if isinstance(callback, EarlyStopping) and callback.reason:
             return {"step": trainer.global_step, "reason": callback.reason}
     return None
-
-
-def _ends_anyway(trainer: Trainer) -> bool:
-    in_last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
-    at_its_end = in_last_epoch and trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-    return trainer.should_stop or at_its_end or 0 <= trainer.max_steps <= trainer.global_step
 
 
 def _value(trainer: Trainer, monitor: str, key: str) -> float:

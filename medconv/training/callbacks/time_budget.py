@@ -42,16 +42,12 @@ class TimeBudget(Callback):
         self._seen = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "seconds": self.seconds,
-            "spent": self._elapsed(),
-            "total_steps": self.total_steps,
-            "validation": self._validation,
-        }
+        spent = {"seconds": self.seconds, "spent": self._elapsed(), "validation": self._validation}
+        return {**spent, "total_steps": self.total_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.spent, self._validation = state["spent"], state["validation"]
-        if state.get("seconds", self.seconds) == self.seconds:
+        if state["seconds"] == self.seconds:
             self.total_steps = state["total_steps"]
 
     def exclude(self, seconds: float) -> None:

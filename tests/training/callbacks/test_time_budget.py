@@ -64,7 +64,7 @@ def test_steps_between_validations(
 def test_a_resumed_run_leaves_time_for_validations() -> None:
     """Lightning does not know the number of validation batches until the first validation."""
     budget = TimeBudget(100.0)
-    budget.load_state_dict({"spent": 0.0, "validation": 10.0, "total_steps": None})
+    budget.load_state_dict({"seconds": 100.0, "spent": 0.0, "validation": 10.0, "total_steps": None})
     settings: Any = {"num_training_batches": 50, "accumulate_grad_batches": 1, "val_check_batch": 50}
     trainer: Any = SimpleNamespace(**settings, check_val_every_n_epoch=1, num_val_batches=[])
     assert budget._fitting(trainer, 1.0) == 80  # two validations

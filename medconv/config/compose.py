@@ -78,6 +78,18 @@ def _explained(error: ConfigCompositionException, arguments: Sequence[str]) -> E
     ]
     with hydra.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
         keys = list(config.dotted_keys(OmegaConf.to_container(hydra.compose("train", groups), resolve=False)))
+    if options := _options_with(unknown[1]):
+        group, _, name = unknown[1].partition(".")
+        return config.ConfigError(
+            f"there is no key {unknown[1]} with this {group}; {name} is a key of {group}={', '.join(options)}"
+        )
     near = difflib.get_close_matches(unknown[1], keys, n=3, cutoff=0.7)
     hint = f"; did you mean {' or '.join(near)}?" if near else f"; +{unknown[1]}=... adds a key"
     return config.ConfigError(f"there is no key {unknown[1]}{hint}")
+
+
+def _options_with(key: str) -> list[str]:
+    """Options of a key's group that have this key, such as bce for loss.class_weights."""
+    group, _, name = key.partition(".")
+    files = sorted((config.conf_dir() / group).glob("*.yaml"))
+    return [file.stem for file in files if name in (OmegaConf.load(file) or {})]

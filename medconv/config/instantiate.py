@@ -48,7 +48,7 @@ def errors_with_key(key: str, function: Callable[..., Any]) -> Callable[..., Any
 def iter_targets(node: Any, key: str) -> Iterator[tuple[str, str]]:
     """Every `_target_` in a nested node, with its full key."""
     if isinstance(node, Mapping):
-        if "_target_" in node:
+        if node.get("_target_") is not None:
             yield f"{key}._target_", str(node["_target_"])
         for name, child in node.items():
             yield from iter_targets(child, f"{key}.{name}")

@@ -1,7 +1,7 @@
 """The typed schema of the config, its validation, and where `conf/` is.
 
 The keys of `model`, `conv`, `loss`, `optimizer`, `scheduler`, `weight_averaging`, `early_stopping`,
-`augmentation`, `task`, `logger` and `callbacks` depend on the chosen class and are not typed here. Every
+`augmentation`, `logger` and `callbacks` depend on the chosen class and are not typed here. Every
 other key is, so that a typo or a wrong type fails before any work. Those of `trainer` are the arguments of
 Lightning's `Trainer`, whatever its version.
 """
@@ -22,7 +22,7 @@ from medconv.config.values import ConfigError, Values
 
 PACKAGE = Path(__file__).parents[1]
 _GROUPS_OF_CLASSES = (
-    *("task", "model", "conv", "loss", "optimizer", "scheduler"),
+    *("model", "conv", "loss", "optimizer", "scheduler"),
     *("weight_averaging", "early_stopping", "augmentation", "trainer"),
 )
 # Arguments of Lightning's Trainer that are set elsewhere, and where.
@@ -70,6 +70,15 @@ class DataConfig:
     persistent_workers: bool | None = None
     prepare_workers: int | None = None
     on_invalid_case: str = "raise"
+
+
+@dataclass
+class TaskConfig:
+    deep_supervision: bool = False
+    overlap: float = 0.5
+    sw_batch_size: int = 4
+    mirror_axes: Any = field(default_factory=list)
+    mixup: float = 0.0
 
 
 @dataclass
@@ -154,7 +163,7 @@ class InitConfig:
 @dataclass
 class Config:
     seed: int = 0
-    task: dict[str, Any] = MISSING
+    task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
     augmentation: dict[str, Any] = MISSING

@@ -12,8 +12,8 @@ import nibabel as nib
 import numpy as np
 
 from medconv.targets import parse
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets.base import Targets
+from medconv.targets.segmentation import LabelMapTargets, SegmentationTargets
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Case:
         images: one file per channel, or one file with the channels last; for DICOM the folder of a series,
             or one file of it.
         label: the label map, for segmentation.
-        values: the image-level targets, see `ImageLevelTargets`.
+        values: the image-level targets, see `targets/`.
         group: cases of one group, such as a patient, stay in one split; empty: the case is its own group.
         split: `train`, `val` or `test` if the dataset defines it, else empty.
     """
@@ -94,11 +94,11 @@ class Dataset:
     """All cases of a dataset and the meaning of their labels.
 
     Args:
-        class_names: the index is the label value; the first is the background.
+        class_names: of label maps, the index is the label value and the first is the background; else the
+            names of the targets.
         modalities: one per channel.
         errors: case id to an error that its layout shows, such as a missing channel.
-        segmentation_targets: None: every class.
-        image_targets: None: the labels are label maps.
+        targets: None: label maps of these classes.
     """
 
     name: str
@@ -106,25 +106,22 @@ class Dataset:
     class_names: tuple[str, ...]
     modalities: tuple[str, ...]
     errors: Mapping[str, str] = field(default_factory=dict)
-    segmentation_targets: SegmentationTargets | None = None
-    image_targets: ImageLevelTargets | None = None
+    targets: Targets = field(default=None)  # type: ignore[assignment]
 
-    @property
-    def targets(self) -> SegmentationTargets:
-        return self.segmentation_targets or SegmentationTargets.of_classes(self.class_names)
+    def __post_init__(self) -> None:
+        if self.targets is None:
+            object.__setattr__(self, "targets", LabelMapTargets.of_classes(self.class_names))
 
-    @property
-    def num_values(self) -> int:
-        """Values of this dataset's label maps are below this number."""
-        return 1 + max(len(self.class_names) - 1, self.targets.ignore or 0)
+    def with_targets(self, **settings: Any) -> Dataset:
+        """The dataset with the targets of the config; None of all keeps what the dataset declares.
 
-    def with_targets(
-        self, regions: Mapping[str, Any] | None, regions_order: Sequence[int] | None, ignore_label: Any
-    ) -> Dataset:
-        """The dataset with the segmentation targets of the config; None keeps what the dataset declares.
-
-        Args: as `data.regions`, `data.regions_order`, `data.ignore_label`; see `targets.parse.override`.
-        Raises: ValueError: names the invalid key.
+        Args: settings: `regions`, `regions_order` and `ignore_label` of `data`; see `targets.parse.override`.
+        Raises: ValueError: names the invalid key, or one that is set although there are no label maps.
         """
-        names, targets = parse.override(self.class_names, self.targets, regions, regions_order, ignore_label)
-        return replace(self, class_names=names, segmentation_targets=targets)
+        if isinstance(self.targets, SegmentationTargets):
+            names, targets = parse.override(self.class_names, self.targets, **settings)
+            return replace(self, class_names=names, targets=targets)
+        for key, value in settings.items():
+            if value is not None:
+                raise ValueError(f"data.{key} is for label maps, but this dataset has image-level targets")
+        return self

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any
 
 from medconv.config import ConfigError
-from medconv.data.preprocessing.preprocess import left_right_axis
+from medconv.targets.base import Targets
 
 _LEFT = {"right": "left", "r": "l", "rh": "lh", "rt": "lt"}
 log = logging.getLogger(__name__)
@@ -45,11 +45,15 @@ def lookalikes(class_names: Sequence[str]) -> list[tuple[str, str]]:
     return [(a, b) for a, b in combinations(class_names, 2) if a != b and _unsided(a) == _unsided(b)]
 
 
-def check_equivariance(derived: dict[str, Any], equivariant: Sequence[int]) -> None:
-    """Raises: ConfigError: the network is equivariant from left to right, and confuses flip label pairs."""
-    axis = left_right_axis(derived.get("slice_axis"))
-    if derived.get("flip_label_pairs") and axis in equivariant:
-        a, b = (derived["class_names"][n] for n in derived["flip_label_pairs"][0])
+def check_equivariance(
+    pairs: Sequence[tuple[int, int]], class_names: Sequence[str], axis: int | None, equivariant: Sequence[int]
+) -> None:
+    """Args: pairs: of `data.flip_label_pairs`. axis: from left to right.
+
+    Raises: ConfigError: the network is equivariant along the axis that distinguishes the pairs.
+    """
+    if pairs and axis in equivariant:
+        a, b = (class_names[number] for number in pairs[0])
         raise ConfigError(
             f"conv=mirror along axis {axis}, from left to right, makes a network that gives a mirrored "
             f"image the mirrored labels, and so cannot tell {a} from {b} (data.flip_label_pairs); take "
@@ -57,42 +61,45 @@ def check_equivariance(derived: dict[str, Any], equivariant: Sequence[int]) -> N
         )
 
 
-def warn_of_lookalikes(derived: dict[str, Any], mirrored: Sequence[int], equivariant: Sequence[int]) -> None:
-    """Warn if augmentation or the network swaps left and right while class names look like pairs."""
-    axis, pairs = left_right_axis(derived.get("slice_axis")), _unpaired(derived)
-    if not pairs or axis not in (*mirrored, *equivariant):
+def warn_of_lookalikes(
+    targets: Targets,
+    class_names: Sequence[str],
+    pairs: Sequence[tuple[int, int]],
+    axis: int | None,
+    mirrored: Sequence[int],
+    equivariant: Sequence[int],
+) -> None:
+    """Warn if augmentation or the network swaps left and right while class names look like pairs.
+
+    Args: pairs: of `data.flip_label_pairs`. axis: from left to right.
+    """
+    paired = {class_names[number] for pair in pairs for number in pair}
+    alike = [
+        (a, b)
+        for a, b in lookalikes([name for name in class_names if name not in paired])
+        if targets.distinguishes(class_names.index(a), class_names.index(b))
+    ]
+    alike += [
+        names for names in lookalikes([n for n in targets.names if n not in paired]) if names not in alike
+    ]
+    if not alike or axis not in (*mirrored, *equivariant):
         return
     if axis in equivariant:
-        named = ", ".join(f"{a} from {b}" for a, b in pairs)
-        what = "conv=mirror along axis %d, from left to right, makes a network that cannot tell %s"
-        log.warning(what, axis, named)
-    elif derived.get("image_targets") or derived.get("overlapping"):
-        named = ", ".join(f"{a} and {b}" for a, b in pairs)
-        what = "labels" if derived.get("image_targets") else "regions"
-        advice = "augmentation.mirror_axes=%s swaps left and right but no %s: %s; mirror along other axes"
-        log.warning(advice, list(mirrored), what, named)
-    else:
-        named = ",".join(f"[{a},{b}]" for a, b in pairs)
+        named = ", ".join(f"{a} from {b}" for a, b in alike)
+        log.warning(
+            "conv=mirror along axis %d, from left to right, makes a network that cannot tell %s", axis, named
+        )
+    elif targets.can_swap_labels:
+        named = ",".join(f"[{a},{b}]" for a, b in alike)
         advice = (
             "augmentation.mirror_axes=%s swaps left and right but no labels; data.flip_label_pairs=[%s] would"
         )
         log.warning(advice, list(mirrored), named)
-
-
-def _unpaired(derived: dict[str, Any]) -> list[tuple[str, str]]:
-    """Classes that look like pairs and are not declared; of regions, those that some region separates."""
-    names = derived["class_names"]
-    if derived.get("image_targets"):
-        return lookalikes(names)
-    if derived.get("overlapping"):
-        regions = derived["targets"]
-        inside = {
-            name: [number in values for values in regions["values"]] for number, name in enumerate(names)
-        }
-        separated = [(a, b) for a, b in lookalikes(names) if inside[a] != inside[b]]
-        return list(dict.fromkeys([*separated, *lookalikes(regions["names"])]))
-    paired = {n for pair in derived.get("flip_label_pairs") or () for n in pair}
-    return lookalikes([name for number, name in enumerate(names) if number not in paired])
+    else:
+        named = ", ".join(f"{a} and {b}" for a, b in alike)
+        what = "regions" if targets.per_voxel else "labels"
+        advice = "augmentation.mirror_axes=%s swaps left and right but no %s: %s; mirror along other axes"
+        log.warning(advice, list(mirrored), what, named)
 
 
 def _unsided(name: str) -> tuple[str, ...]:

@@ -72,47 +72,17 @@ def drop_duplicates(data_split: DataSplit, contents: Mapping[str, str]) -> DataS
     return data_split._replace(train=[case for case in data_split.train if case.id not in copies])
 
 
-def check_examples(data_split: DataSplit, image_targets: ImageLevelTargets) -> None:
-    """Raises: ValueError: a class or finding without a training example, a class without a validation
-    example, or no finding with both positive and negative validation cases."""
-    if image_targets.kind == "regression":
-        return
+def check_examples(data_split: DataSplit, targets: ImageLevelTargets) -> None:
+    """Raises: ValueError: training or validation lacks cases of some class, see `targets.check_counts`."""
     for split, cases in (("training", data_split.train), ("validation", data_split.val)):
-        if not cases:
-            continue
-        counts = class_counts(cases, image_targets)
-        missing = [n for n, count in zip(image_targets.names, counts, strict=True) if not count]
-        needs_auc = split == "validation" and image_targets.kind == "multilabel"
-        if needs_auc and not any(0 < n < len(cases) for n in counts):
-            raise ValueError(
-                "no finding has both positive and negative validation cases, so there is no AUC to choose "
-                "a checkpoint by; another data.fold or data.num_folds may help"
-            )
-        if needs_auc and missing:
-            log.warning("no validation case has %s, so its AUC is undefined", ", ".join(missing))
-        elif missing:
-            raise ValueError(
-                f"no {split} case has class {', '.join(missing)}, expected at least one of each; another "
-                "data.fold or data.num_folds, or data.class_names without it, may help"
-            )
+        counts = targets.class_counts(values_of(cases, targets))
+        if cases and counts is not None and (warning := targets.check_counts(counts, len(cases), split)):
+            log.warning("%s", warning)
 
 
-def class_counts(cases: Sequence[Case], image_targets: ImageLevelTargets) -> list[int]:
-    """Number of cases of each class or finding."""
-    values = np.array([case.values for case in cases]).reshape(len(cases), image_targets.num_values)
-    if image_targets.kind == "multiclass":
-        return [int((values == index).sum()) for index in range(len(image_targets.names))]
-    return [int(count) for count in (values == 1).sum(0)]
-
-
-def indices_by_class(cases: Sequence[Case], image_targets: ImageLevelTargets) -> list[list[int]]:
-    """Indices of the cases of each class; for findings, of the positive cases, then of cases without any."""
-    values = [case.values or () for case in cases]
-    names = range(len(image_targets.names))
-    if image_targets.kind == "multiclass":
-        return [[i for i, v in enumerate(values) if v[0] == index] for index in names]
-    positive = [[i for i, v in enumerate(values) if v[index]] for index in names]
-    return [*positive, [i for i, v in enumerate(values) if not any(v)]]
+def values_of(cases: Sequence[Case], targets: ImageLevelTargets) -> np.ndarray:
+    """The image-level labels of cases, (cases, values)."""
+    return np.array([case.values for case in cases], float).reshape(len(cases), targets.num_values)
 
 
 def _check_groups(data_split: DataSplit) -> None:

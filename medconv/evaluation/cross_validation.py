@@ -15,7 +15,7 @@ from yaml import YAMLError
 
 from medconv.config import flatten
 from medconv.metrics.dice import ClassScores
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets import Targets
 from medconv.training.run_dir import FREE, RunDir, short_hash
 from medconv.utils.logging import some
 
@@ -26,8 +26,8 @@ _FACTS = (
     "train_cases",
     "num_train_cases",
     "class_counts",
-    "value_means",
-    "value_stds",
+    "targets.means",
+    "targets.stds",
     "memory_gb",  # of the machine
 )
 _PER_FOLD = ("data.fold", "loss.class_counts", "loss.num_cases", *(f"derived.{key}" for key in _FACTS))
@@ -75,10 +75,12 @@ class CrossValidation:
     warnings: tuple[str, ...] = ()
 
     @property
-    def image_targets(self) -> ImageLevelTargets | None:
-        """The targets of classification or regression; None: segmentation."""
-        content = {key: self.folds[0].values.get(f"derived.image_targets.{key}") for key in ("kind", "names")}
-        return None if content["kind"] is None else ImageLevelTargets.from_plain(content)
+    def targets(self) -> Targets:
+        """What the networks predict, without what each fold's training cases decided."""
+        prefix, values = "derived.targets.", self.folds[0].values
+        keys = (key for key in values if key.startswith(prefix) and key not in _PER_FOLD)
+        content = {key.removeprefix(prefix): values[key] for key in keys}
+        return Targets.from_plain(content)
 
     @property
     def cases(self) -> list[tuple[str, str, ClassScores]]:

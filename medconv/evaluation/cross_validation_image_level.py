@@ -26,7 +26,7 @@ def plain(image_targets: ImageLevelTargets, runs: Sequence[Fold]) -> dict[str, A
         for number, rows in folds.items()
     }
     return {
-        "image_targets": image_targets.plain(),
+        "targets": image_targets.plain(),
         "folds": [
             {"fold": number, "folder": folders[number], "cases": len(folds[number]), "scores": scores[number]}
             for number in folds
@@ -37,9 +37,9 @@ def plain(image_targets: ImageLevelTargets, runs: Sequence[Fold]) -> dict[str, A
         },
         "mean_of_folds": {
             name: describe([fold_scores[name] for fold_scores in scores.values()])["mean"]
-            for name in image_level.METRICS[image_targets.kind]
+            for name in image_targets.metric_names
         },
-        "per_class": image_level.per_name(image_targets, outputs, values),
+        "per_class": image_targets.per_name(outputs, values),
         "cases": [
             {"case": case, "fold": number, **row}
             for number, rows in folds.items()
@@ -72,12 +72,12 @@ def csv_text(entries: Sequence[Mapping[str, Any]]) -> str:
     """`folds.csv`: a row per case, with its true values and outputs. Entries whose targets differ from
     those of the first image-level entry are skipped. Empty: no entry is image-level.
     """
-    entries = [entry for entry in entries if "image_targets" in entry]
-    entries = [entry for entry in entries if entry["image_targets"] == entries[0]["image_targets"]]
+    entries = [entry for entry in entries if "targets" in entry]
+    entries = [entry for entry in entries if entry["targets"] == entries[0]["targets"]]
     if not entries:
         return ""
-    text, names = io.StringIO(newline=""), entries[0]["image_targets"]["names"]
-    values = ["class"] if entries[0]["image_targets"]["kind"] == "multiclass" else names
+    text, names = io.StringIO(newline=""), entries[0]["targets"]["names"]
+    values = ImageLevelTargets.from_plain(entries[0]["targets"]).value_names
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         ["crossvalidation", "fold", "case", *(f"truth/{n}" for n in values), *(f"output/{n}" for n in names)]

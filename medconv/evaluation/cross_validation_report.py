@@ -14,6 +14,7 @@ from medconv.evaluation.cross_validation import CSV, JSON, CrossValidation, Fold
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.dice import mean_per_class
 from medconv.metrics.statistics import describe
+from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.atomic_io import write_text
 
 
@@ -21,8 +22,8 @@ def table(crossval: CrossValidation) -> str:
     """Segmentation: Dice per class of each fold, mean and sd over all cases, and the mean of the folds'
     means. Image-level: scores of each fold and of all cases.
     """
-    if crossval.image_targets is not None:
-        lines = cross_validation_image_level.table(crossval.image_targets, crossval.folds)
+    if isinstance(crossval.targets, ImageLevelTargets):
+        lines = cross_validation_image_level.table(crossval.targets, crossval.folds)
         return "\n".join(
             [_title(crossval), *lines, *(f"warning: {warning}" for warning in crossval.warnings)]
         )
@@ -47,8 +48,8 @@ def plain(crossval: CrossValidation) -> dict[str, Any]:
     header = {key: getattr(crossval, key) for key in ("key", "label", "missing")} | {
         "warnings": list(crossval.warnings)
     }
-    if crossval.image_targets is not None:
-        return {**header, **cross_validation_image_level.plain(crossval.image_targets, crossval.folds)}
+    if isinstance(crossval.targets, ImageLevelTargets):
+        return {**header, **cross_validation_image_level.plain(crossval.targets, crossval.folds)}
     rows = [row for _, _, row in crossval.cases]
     folds = [_fold(fold) for fold in crossval.folds]
     classes = list(mean_per_class(rows))
@@ -83,7 +84,7 @@ def _csv_text(entries: Sequence[Mapping[str, Any]]) -> str:
     classes = list(dict.fromkeys(name for entry in entries for name in entry["per_class"]))
     writer = csv.writer(text := io.StringIO(newline=""), lineterminator="\n")
     writer.writerow(["crossvalidation", "fold", "case", *(f"dice/{name}" for name in classes)])
-    for entry in (entry for entry in entries if "image_targets" not in entry):
+    for entry in (entry for entry in entries if "targets" not in entry):
         for row in entry["cases"]:
             writer.writerow(
                 [entry["label"], row["fold"], row["case"], *(row["dice"].get(name) for name in classes)]

@@ -58,10 +58,10 @@ def run_command(options: argparse.Namespace) -> int:
     device = usable_device(options.device)
     crossvals = cross_validation.read(options.runs)
     crossval = _chosen(crossvals, options.runs, options.select)
-    if crossval.image_targets is not None:
+    if not crossval.targets.per_voxel:
         raise ValueError(
-            f"{options.runs}: post-processing is for segmentation, these runs are image-level "
-            f"{crossval.image_targets.kind}"
+            f"{options.runs}: post-processing is for segmentation, these runs have {crossval.targets.kind} "
+            "targets"
         )
     ending = f"-{crossval.key}" if len(crossvals) > 1 else ""
     labelled = _cases(crossval, options.runs, options.trust_package)
@@ -189,7 +189,7 @@ def _predicted(
         predictor = Predictor.load([fold.folder.best], device, trusted)
         if targets is not None and predictor.targets != targets:
             raise ValueError(f"{fold.folder.best}: its classes differ from those of the other folds")
-        targets = predictor.targets
+        targets = predictor.segmentation_targets
         folder = _folder(home, fold)
         log.info("fold %s: %s", fold.number, fold.folder.best)
         predict(predictor, [cases[case] for case in fold.rows], folder)

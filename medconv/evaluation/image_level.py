@@ -33,7 +33,7 @@ def evaluate(
     Args: as in `tables.read_truth`; compare: other predictions for the same cases.
     Returns: `mean` (metric to value, as `metrics.image_level.measure`), `intervals` (metric to its 95 %
         interval), `per_class` (name to metric to value), `cases` (a row each), `without_prediction` (cases
-        with a label but no prediction), `image_targets`, `part`, `images`; with `compare` also
+        with a label but no prediction), `targets`, `part`, `images`; with `compare` also
         `comparison` (metric to what `metrics.image_level.paired` returns).
     Raises: ValueError: tables that cannot be read, or predictions without a label.
     """
@@ -46,12 +46,12 @@ def evaluate(
         "predictions": str(predictions),
         "labels": str(labels),
         "part": part,
-        "image_targets": image_targets.plain(),
+        "targets": image_targets.plain(),
         "mean": image_level.measure(image_targets, outputs, values),
         "intervals": {
             name: list(ends) for name, ends in image_level.intervals(image_targets, outputs, values).items()
         },
-        "per_class": image_level.per_name(image_targets, outputs, values),
+        "per_class": image_targets.per_name(outputs, values),
         "cases": _rows(image_targets, cases, outputs, values),
         "without_prediction": sorted(case for case in truth.values if case not in table.outputs),
         "images": {case: str(truth.images[case]) for case in cases if case in truth.images},
@@ -65,13 +65,13 @@ def write(result: Mapping[str, Any], path: Path) -> None:
     write_text(
         path, json.dumps({k: v for k, v in result.items() if k != "images"}, indent=2, allow_nan=False) + "\n"
     )
-    text, names = io.StringIO(), result["image_targets"]["names"]
+    text, names = io.StringIO(), result["targets"]["names"]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         [
             "case",
             "error",
-            *(f"truth/{name}" for name in _truth_columns(result)),
+            *(f"truth/{name}" for name in ImageLevelTargets.from_plain(result["targets"]).value_names),
             *(f"output/{name}" for name in names),
         ]
     )
@@ -111,12 +111,10 @@ def words(name: str) -> str:
 
 def arrays(result: Mapping[str, Any]) -> tuple[ImageLevelTargets, np.ndarray, np.ndarray]:
     """Targets, outputs and true values of a result's cases, in their order."""
-    image_targets = ImageLevelTargets.from_plain(result["image_targets"])
+    image_targets = ImageLevelTargets.from_plain(result["targets"])
     truth = [
-        [image_targets.names.index(v) for v in r["truth"]]
-        if image_targets.kind == "multiclass"
-        else r["truth"]
-        for r in result["cases"]
+        image_targets.parse(dict(zip(image_targets.value_names, map(str, row["truth"]), strict=True)))
+        for row in result["cases"]
     ]
     return image_targets, np.array([row["outputs"] for row in result["cases"]], float), np.array(truth, float)
 
@@ -148,10 +146,10 @@ def _arrays(
 def _rows(
     image_targets: ImageLevelTargets, cases: Sequence[str], outputs: np.ndarray, values: np.ndarray
 ) -> list[dict[str, Any]]:
-    errors = image_level.errors(image_targets, outputs, values)
+    errors = image_targets.errors(outputs, values)
     rows = []
     for case, output, value, error in zip(cases, outputs, values, errors, strict=True):
-        truth = [image_targets.names[int(value[0])]] if image_targets.kind == "multiclass" else value.tolist()
+        truth = image_targets.label_cells(value.tolist())
         rows.append({"case": case, "truth": truth, "outputs": output.tolist(), "error": float(error)})
     return rows
 
@@ -175,14 +173,6 @@ def _compared(
     other_outputs, _ = _arrays(others, truth, shared)
     comparison = image_level.paired(image_targets, outputs, other_outputs, values)
     return {"compare": {"predictions": str(path), "cases": len(shared)}, "comparison": comparison}
-
-
-def _truth_columns(result: Mapping[str, Any]) -> list[str]:
-    return (
-        ["class"]
-        if result["image_targets"]["kind"] == "multiclass"
-        else list(result["image_targets"]["names"])
-    )
 
 
 def _number(value: float | None) -> str:

@@ -11,7 +11,6 @@ from medconv.data.preprocessing.preprocess import to_canonical
 from medconv.evaluation import rendering
 from medconv.evaluation.image_level import arrays, words
 from medconv.inference.output_table import SALIENCY
-from medconv.metrics import plots
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils import visualization
 
@@ -39,7 +38,7 @@ def write_report(result: Mapping[str, Any], images: Mapping[str, Path]) -> str:
     known.
     """
     image_targets, outputs, values = arrays(result)
-    charts = plots.pictures(image_targets, outputs, values)
+    charts = image_targets.pictures(outputs, values)
     saliency = Path(result["predictions"]).parent / SALIENCY
     worst = sorted(result["cases"], key=lambda row: (-row["error"], row["case"]))[:_WORST_CASES]
     return rendering.render(

@@ -13,7 +13,8 @@ import numpy as np
 
 from medconv.data.datasets import common
 from medconv.inference.manifest import MANIFEST
-from medconv.targets.segmentation import SegmentationTargets, names_of
+from medconv.targets.base import names_of
+from medconv.targets.segmentation import LabelMapTargets, SegmentationTargets
 
 _MAX_BYTES = 100_000_000  # of a manifest; a larger file is something else
 
@@ -48,7 +49,7 @@ def agreed_targets(predictions: Sequence[Path], references: Path) -> Segmentatio
 def numbered(values: Collection[int] | Collection[str]) -> SegmentationTargets:
     """A class for each label value that occurs, named by its number."""
     foreground = sorted({int(value) for value in values} - {0})
-    return SegmentationTargets(tuple(map(str, foreground)), tuple((value,) for value in foreground))
+    return LabelMapTargets(tuple(map(str, foreground)), tuple((value,) for value in foreground))
 
 
 def check_declared(
@@ -130,7 +131,7 @@ def _from_manifest(path: Path) -> SegmentationTargets:
         targets = (
             SegmentationTargets.from_plain(content["targets"])
             if "targets" in content
-            else SegmentationTargets.of_classes(names_of(content["class_names"]))
+            else LabelMapTargets.of_classes(names_of(content["class_names"]))
         )
         if not targets.names:
             raise ValueError("no class")

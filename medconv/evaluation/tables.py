@@ -17,6 +17,9 @@ from medconv.data.datasets.csv_table import SPLITS, read_rows
 from medconv.inference.manifest import MANIFEST
 from medconv.inference.output_table import CASE_COLUMNS, column_of
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
+from medconv.targets.multilabel import MultilabelTargets
+from medconv.targets.regression import RegressionTargets
 from medconv.utils.logging import some
 
 Rows = list[tuple[int, dict[str, str]]]  # number in the file, and column to text
@@ -59,7 +62,7 @@ def read_predictions(path: Path, option: str) -> PredictionTable:
     renamed = {column_of(name): name for name in CASE_COLUMNS}
     names = tuple(renamed.get(name, name) for name in columns)
     image_targets = _from_manifest(path, names) or (
-        ImageLevelTargets("multiclass", names) if "predicted" in header and len(names) > 1 else None
+        MulticlassTargets(names) if "predicted" in header and len(names) > 1 else None
     )
     outputs: dict[str, np.ndarray] = {}
     for number, row in rows:
@@ -70,7 +73,7 @@ def read_predictions(path: Path, option: str) -> PredictionTable:
         )
         if (
             image_targets is not None
-            and image_targets.kind != "regression"
+            and not image_targets.unbounded
             and not ((outputs[row["case"]] >= 0) & (outputs[row["case"]] <= 1)).all()
         ):
             raise ValueError(f"{option} {path}, row {number}: expected probabilities, from 0 to 1")
@@ -91,7 +94,7 @@ def targets_of(predictions: PredictionTable, path: Path, columns: Sequence[str])
         (output >= 0).all() and (output <= 1).all() for output in predictions.outputs.values()
     )
     binary = probabilities and values <= {"0", "1", "0.0", "1.0", ""}
-    return ImageLevelTargets("multilabel" if binary else "regression", predictions.names)
+    return MultilabelTargets(predictions.names) if binary else RegressionTargets(predictions.names)
 
 
 def read_truth(
@@ -110,9 +113,7 @@ def read_truth(
     Raises: ValueError: no such file or column, or a label that does not fit; names the row.
     """
     header, rows = _table(path, "--labels")
-    columns = list(columns) or (
-        ["label"] if image_targets.kind == "multiclass" else list(image_targets.names)
-    )
+    columns = list(columns or image_targets.default_columns)
     if len(columns) != image_targets.num_values:
         raise ValueError(
             f"--label-columns: expected {image_targets.num_values} for {image_targets.kind}, got "
@@ -146,15 +147,10 @@ def read_truth(
 def _values(
     row: Mapping[str, str], columns: Sequence[str], image_targets: ImageLevelTargets, where: str
 ) -> tuple[float, ...]:
-    if image_targets.kind == "multiclass":
-        label = row[columns[0]]
-        if label not in image_targets.names:
-            raise ValueError(
-                f"{where}: {label!r} is not a class of the predictions; they are "
-                f"{some(image_targets.names, 20)}"
-            )
-        return (float(image_targets.names.index(label)),)
-    values = tuple(_number(row[column], where, column) for column in columns)
+    try:
+        values = image_targets.parse({column: row[column] for column in columns})
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
     if reason := image_targets.invalid_reason(values):
         raise ValueError(f"{where}: {reason}")
     return values
@@ -171,15 +167,16 @@ def _from_manifest(path: Path, names: tuple[str, ...]) -> ImageLevelTargets | No
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{manifest}: cannot be read ({error})") from error
-    if not isinstance(content, dict) or "image_targets" not in content:
+    if not isinstance(content, dict) or "targets" not in content:
         return None
-    image_targets = ImageLevelTargets.from_plain(content["image_targets"])
+    image_targets = ImageLevelTargets.from_plain(content["targets"])
     if image_targets.names != names:
         raise ValueError(
             f"{path}: its columns are {some(names)}, but {manifest.name} beside it has "
             f"{some(image_targets.names)}"
         )
-    return image_targets
+    # Errors are in standard deviations of the truth, not of the training cases.
+    return type(image_targets)(names)
 
 
 def _table(path: Path, option: str) -> tuple[list[str], Rows]:

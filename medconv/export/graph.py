@@ -56,7 +56,7 @@ def capture(model: LoadedModel) -> Captured:
     example = torch.randn(2, channels, *patch, generator=torch.Generator().manual_seed(0))
     divisor, reason = divisor_of(model.network, example), ""
     open_axes = tuple(
-        model.image_targets is None and n % d == 0 and n >= 2 * d for n, d in zip(patch, divisor, strict=True)
+        model.targets.per_voxel and n % d == 0 and n >= 2 * d for n, d in zip(patch, divisor, strict=True)
     )
     for dynamic in dict.fromkeys([open_axes, (False,) * len(patch)]):
         try:

@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import medconv
-from medconv.config import tuples_to_lists
+from medconv.config import flatten, tuples_to_lists
 from medconv.export.graph import Captured
 from medconv.inference.exported.metadata import VERSION, Metadata, digest
 from medconv.inference.load import LoadedModel
-from medconv.metrics import image_level
-from medconv.metrics.dice import mean, mean_per_class
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets import Targets
 from medconv.utils.logging import size_text
 
-_SOFTMAX = (
-    "softmax over the channels; a voxel's label is the number of the highest channel, the first of several"
-)
 _FRAMED = (
     "none; after resampling, or scaling to `resize`, the middle `frame` is cut out, or padded with 0 on both "
     "sides"
 )
-_SIGMOID = (
-    "a sigmoid for each channel; a region is where its logit is above 0; `order` gives the label value "
-    "that each region writes, later ones over earlier ones, the rest is 0"
-)
-_IMAGE_LEVEL = {
-    "multiclass": "softmax over the outputs: probabilities of classes that exclude each other",
-    "multilabel": "a sigmoid of each output: probabilities of labels that may occur together",
-    "regression": "the outputs are the numbers themselves, in the units of training",
-}
+
+_RESTORE = "each channel by linear interpolation to the cropped image's own grid; outside of it is background"
 
 
 def describe(
@@ -115,25 +101,18 @@ def _windows(model: LoadedModel) -> Metadata:
 
 
 def _outputs(model: LoadedModel) -> Metadata:
-    if (image_targets := model.image_targets) is not None:
-        return {
-            "name": "logits",
-            "channels": image_targets.names,
-            "class_names": model.class_names,
-            "image_targets": image_targets.plain(),
-            "decode": _IMAGE_LEVEL[image_targets.kind],
-        }
     targets = model.targets
-    background = [] if targets.overlapping else list(model.class_names[:1])
-    return {
+    background = list(model.class_names[:1]) if targets.num_outputs > len(targets.names) else []
+    outputs = {
         "name": "logits",
         "channels": [*background, *targets.names],
         "class_names": model.class_names,
         "targets": targets.plain(),
-        "decode": _SIGMOID if targets.overlapping else _SOFTMAX,
-        "restore": "each channel by linear interpolation to the cropped image's own grid; outside of it is "
-        "background",
+        "decode": targets.output_meaning,
     }
+    if targets.per_voxel:
+        outputs["restore"] = _RESTORE
+    return outputs
 
 
 def _training(record: Mapping[str, Any]) -> Metadata:
@@ -150,17 +129,8 @@ def _training(record: Mapping[str, Any]) -> Metadata:
 
 
 def _validation(record: Mapping[str, Any]) -> Metadata:
-    rows = list(record.get("validation", {}).values())
-    if (plain := record.get("image_targets")) is not None:
-        return {"cases": len(rows), "scores": _scores(ImageLevelTargets.from_plain(plain), rows)}
-    per_class = mean_per_class(rows)
-    return {"cases": len(rows), "dice": mean(per_class), "dice_per_class": per_class}
-
-
-def _scores(image_targets: ImageLevelTargets, rows: Sequence[Mapping[str, Any]]) -> Metadata:
-    outputs, values = (np.array([row[key] for row in rows], float) for key in ("outputs", "values"))
-    shapes = (len(rows), image_targets.num_outputs), (len(rows), image_targets.num_values)
-    return image_level.measure(image_targets, outputs.reshape(shapes[0]), values.reshape(shapes[1]))
+    rows = record.get("validation", {})
+    return {"cases": len(rows), "scores": Targets.from_plain(record["targets"]).summary(rows)}
 
 
 def as_markdown(metadata: Metadata, name: str) -> str:
@@ -179,7 +149,9 @@ def as_markdown(metadata: Metadata, name: str) -> str:
         **_window_rows(metadata),
         "sizes": f"any batch; along the axes: {', '.join(sizes)} of {size_text(inputs['divisor'])}",
         "flips": str(windows["mirror_axes"] or "none"),
-        "output": "; ".join([f"{_meaning(outputs)} {', '.join(outputs['channels'])}", *_decoding(outputs)]),
+        "output": "; ".join(
+            [f"{outputs['targets']['kind']}: {', '.join(outputs['channels'])}", *_decoding(outputs)]
+        ),
         "trained on": f"{trained['dataset']}, {trained['cases']} cases",
         **_validated(valid),
         "parity": f"logits differ by at most {metadata['parity']['largest_difference']:.2g} "
@@ -194,10 +166,6 @@ def as_markdown(metadata: Metadata, name: str) -> str:
     return "\n".join([f"# {name}", "", "| | |", "|---|---|", *lines, ""])
 
 
-def _meaning(outputs: Metadata) -> str:
-    return f"image-level {outputs['image_targets']['kind']}:" if "image_targets" in outputs else "logits of"
-
-
 def _decoding(outputs: Metadata) -> list[str]:
     return [outputs[key] for key in ("decode", "restore") if key in outputs]
 
@@ -205,7 +173,7 @@ def _decoding(outputs: Metadata) -> list[str]:
 def _window_rows(metadata: Metadata) -> dict[str, str]:
     """Windows and label values of segmentation, or the image size of an image-level network."""
     windows, outputs = metadata["windows"], metadata["outputs"]
-    if "image_targets" in outputs:
+    if "restore" not in outputs:
         return {"image": f"{size_text(windows['patch_size'])} voxels"}
     values = ", ".join(
         f"{n}: {v}" for n, v in zip(*(outputs["targets"][k] for k in ("names", "values")), strict=True)
@@ -216,11 +184,9 @@ def _window_rows(metadata: Metadata) -> dict[str, str]:
 
 
 def _validated(valid: Metadata) -> dict[str, str]:
-    if "scores" in valid:
-        scores = "; ".join(f"{name} {_number(value)}" for name, value in valid["scores"].items())
-        return {"validation": f"{valid['cases']} cases; {scores}"}
-    per_class = "".join(f"; {name} {_number(value)}" for name, value in valid["dice_per_class"].items())
-    return {"Dice, validation": f"{_number(valid['dice'])} over {valid['cases']} cases{per_class}"}
+    scores = flatten(valid["scores"])
+    text = "; ".join(f"{name} {_number(value)}" for name, value in scores.items())
+    return {"validation": f"{valid['cases']} cases; {text}"}
 
 
 def _pairs(inputs: Metadata) -> list[tuple[str, str, dict[str, float]]]:

@@ -16,7 +16,8 @@ import medconv
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.exported.metadata import Metadata
 from medconv.inference.load import LoadedModel
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets import Targets
+from medconv.targets.segmentation import RegionTargets
 
 MODEL = Path("models/model.ts")
 _SCHEMA = (
@@ -33,7 +34,7 @@ Node = dict[str, Any]
 def check_bundle(model: LoadedModel) -> None:
     """Raises: ValueError: MONAI has no transforms for what this network was trained on."""
     needed = ""
-    if model.image_targets is not None:
+    if not model.targets.per_voxel:
         needed = "segmentation, this network is image-level"
     elif model.preprocessing.image_dims == 2:
         needed = "volumes, this network takes 2D images"
@@ -139,9 +140,9 @@ def _channel(preprocessing: PreprocessingConfig, index: int) -> str:
     return f"({clipped} - {mean!r}) / {std!r}"
 
 
-def _postprocessing(targets: SegmentationTargets) -> list[Node]:
+def _postprocessing(targets: Targets) -> list[Node]:
     decode = _node("AsDiscreted", keys="pred", argmax=True)
-    if targets.overlapping:
+    if isinstance(targets, RegionTargets):
         label = "0"
         for index, value in enumerate(targets.order):  # later ones over earlier ones
             label = f"torch.where(x[{index}:{index + 1}] > 0, {value}, {label})"
@@ -166,7 +167,7 @@ def _metadata(model: LoadedModel, metadata: Metadata, name: str) -> Node:
         of_channels = {"num_channels": len(channels), "channel_def": dict(enumerate(channels))}
         return {**common, "spatial_shape": sizes, "value_range": [], **of_channels}
 
-    dice = metadata["validation"]["dice"]
+    dice = metadata["validation"]["scores"]["dice"]
     return {
         "schema": _SCHEMA,
         "version": "0.1.0",
@@ -184,7 +185,7 @@ def _metadata(model: LoadedModel, metadata: Metadata, name: str) -> Node:
         "data_source": str(metadata["training"]["dataset"]),
         "data_type": "nibabel",
         "image_classes": ", ".join(inputs["channels"]),
-        "label_classes": model.targets.words,
+        "label_classes": model.targets.description,
         "pred_classes": ", ".join(outputs["channels"]),
         "eval_metrics": {} if dice is None else {"mean_dice": dice},
         "network_data_format": {

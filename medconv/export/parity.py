@@ -46,7 +46,7 @@ def on_case(reference: LoadedModel, exported: LoadedModel, case: Path) -> tuple[
     cases = find_cases(case, len(reference.modalities))
     if len(cases) != 1:
         raise ValueError(f"--case {case}: expected one case, found {len(cases)}")
-    if reference.image_targets is not None:
+    if not reference.targets.per_voxel:
         return _on_image_level_case(reference, exported, cases[0])
     predictors = [Predictor([replace(member, precision="32-true")]) for member in (reference, exported)]
     case_input = predictors[0].read(cases[0])
@@ -68,5 +68,4 @@ def _on_image_level_case(
 
 def _unit(reference: LoadedModel, expected: Tensor) -> Tensor:
     """What differences are divided by: regression may give thousands, and fp32 has seven digits."""
-    numbers = reference.image_targets is not None and reference.image_targets.kind == "regression"
-    return expected.abs().max().clamp(min=1) if numbers else torch.ones(())
+    return expected.abs().max().clamp(min=1) if reference.targets.unbounded else torch.ones(())

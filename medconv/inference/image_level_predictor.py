@@ -37,8 +37,8 @@ class ImageLevelPredictor(Predictor):
         self, members: Sequence[LoadedModel], device: str = "cpu", batch_size: int | None = None
     ) -> None:
         super().__init__(members, device)
-        assert self.members[0].image_targets is not None
-        self.image_targets: ImageLevelTargets = self.members[0].image_targets
+        assert isinstance(self.targets, ImageLevelTargets)
+        self.image_targets = self.targets
         largest = max(prod(member.window.patch_size) for member in self.members)
         self.batch_size = batch_size or max(1, min(_MAX_IMAGES, _MAX_VOXELS // largest))
 
@@ -78,7 +78,7 @@ class ImageLevelPredictor(Predictor):
         """A Grad-CAM picture for the highest class or label, or for the first number of a regression, from
         the first network that comes from a checkpoint; (height, width, 3) uint8."""
         member = next(member for member in self.members if member.metadata_path is None)
-        target = 0 if self.image_targets.kind == "regression" else int(outputs.argmax())
+        target = self.image_targets.shown_output(outputs)
         image = self._batch(member, [case_input])[0]
         preprocessing, size = member.preprocessing, member.window.patch_size
         resized = preprocessing.resize is not None

@@ -23,11 +23,9 @@ from medconv.inference.tta import test_time_axes, training_axes
 from medconv.models.build import build_network
 from medconv.performance import switches
 from medconv.performance.switches import apply_switches
-from medconv.targets.image_level import ImageLevelTargets, image_targets_of
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets import Targets
 from medconv.utils import checkpoint_io
 
-_TASKS = ("Segmentation", "Classification", "Regression")
 # Errors that a damaged or forged file can cause in the objects that are built from it.
 DAMAGED = (LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError, MemoryError)
 
@@ -39,15 +37,14 @@ class LoadedModel:
 
     Args:
         network: its convolutions are folded.
-        targets: of label maps; empty for an image-level network.
+        targets: what its outputs mean; for image-level ones all images have the size `window.patch_size`, and
+            flips along `window.mirror_axes` average the decoded outputs.
         spacing_range_mm: smallest and largest spacing of the training cases along each axis (right, anterior,
             superior).
         path: the checkpoint, or the exported model.
         seen_axes: axes along which the network saw mirrored images in training.
         equivariant_axes: axes along which a mirrored image gives mirrored logits by construction.
         metadata_path: the file beside an exported model that holds all of this; None: a checkpoint.
-        image_targets: of an image-level network; None: it predicts label maps. All images then have the size
-            `window.patch_size`, and flips along `window.mirror_axes` average the decoded outputs.
         rounding: if all training images were 2D and of one size, that size was rounded up to a multiple of
             this; else empty.
     """
@@ -56,7 +53,7 @@ class LoadedModel:
     preprocessing: PreprocessingConfig
     window: SlidingWindow
     class_names: tuple[str, ...]
-    targets: SegmentationTargets
+    targets: Targets
     modalities: tuple[str, ...]
     precision: str
     memory_format: torch.memory_format
@@ -65,7 +62,6 @@ class LoadedModel:
     seen_axes: tuple[int, ...] = ()
     equivariant_axes: tuple[int, ...] = ()
     metadata_path: Path | None = None
-    image_targets: ImageLevelTargets | None = None
     rounding: tuple[int, ...] = ()
 
 
@@ -87,7 +83,8 @@ def load(
     """
     content = checkpoint_io.read(path)
     try:
-        model = _build_model(content, path, trusted, mirror_axes, plain)
+        targets = _targets(content["medconv"], path)
+        model = _build_model(content, targets, path, trusted, mirror_axes, plain)
     except DAMAGED as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(
@@ -99,20 +96,15 @@ def load(
 
 def _build_model(
     content: dict[str, Any],
+    targets: Targets,
     path: Path,
     trusted: Sequence[str],
     mirror_axes: Sequence[int] | None,
     plain: bool,
 ) -> LoadedModel:
     metadata, values = content["medconv"], content["medconv"]["config"]
-    task = str(values["task"]["_target_"])
-    if not task.endswith(_TASKS):
-        raise ValueError(
-            f"{path}: its task is {task}, expected one of medconv.training.tasks: {', '.join(_TASKS)}"
-        )
-    network = build_network(
-        values, values["derived"]["patch_size"], partial(config_trusted.build_trusted, trusted=trusted)
-    )
+    build = partial(config_trusted.build_trusted, trusted=trusted)
+    network = targets.finish(build_network(values, values["derived"]["patch_size"], build))
     checkpoint_io.load_weights(network, content, path)
     axes, equivariant = _mirror_axes(values, network, mirror_axes), mirror_axes_of(network)
     network = fold_convs(network).eval()
@@ -124,9 +116,9 @@ def _build_model(
         PreprocessingConfig(
             **{key: configs.lists_to_tuples(value) for key, value in metadata["preprocessing"].items()}
         ),
-        _window(values, axes),
+        window_of(values, axes),
         tuple(metadata["class_names"]),
-        _targets(metadata),
+        targets,
         tuple(metadata["modalities"]),
         str(values["trainer"]["precision"]),
         switches.memory_format(channels_last, dims),
@@ -134,8 +126,7 @@ def _build_model(
         path,
         training_axes(values),
         equivariant,
-        image_targets=image_targets_of(values["derived"]),
-        rounding=_rounding(values),
+        rounding=() if targets.per_voxel else _rounding(values),
     )
 
 
@@ -159,33 +150,28 @@ def _mirror_axes(values: Values, network: nn.Module, axes: Sequence[int] | None)
         raise ConfigError(str(error).replace("task.mirror_axes", "--mirror-axes")) from error
 
 
-def _window(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
+def window_of(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
+    """The windows of a resolved config. Args: axes: of mirror test-time augmentation."""
     task, derived = values["task"], values["derived"]
     return SlidingWindow(
         tuple(derived["patch_size"]),
-        task.get("overlap", 0.5),  # image-level tasks have neither of these two
-        task.get("sw_batch_size", 4),
+        task["overlap"],
+        task["sw_batch_size"],
         axes,
         derived["slice_axis"],
         configs.lists_to_tuples(derived["flip_label_pairs"] or []),
     )
 
 
+def _targets(metadata: dict[str, Any], path: Path) -> Targets:
+    try:
+        return Targets.from_plain(metadata["targets"])
+    except ValueError as error:
+        raise ValueError(f"{path}: of another task, or of another version: {error}") from error
+
+
 def _rounding(values: Values) -> tuple[int, ...]:
     data, derived = values["data"], values["derived"]
-    if (
-        image_targets_of(derived) is None
-        or derived["spatial_dims"] != 2
-        or data.get("resize")
-        or data.get("patch_size")
-    ):
+    if derived["spatial_dims"] != 2 or data.get("resize") or data.get("patch_size"):
         return ()
     return tuple(prod(step[axis] for step in derived["strides"]) for axis in range(2))
-
-
-def _targets(metadata: Values) -> SegmentationTargets:
-    return (
-        SegmentationTargets((), ())
-        if metadata["image_targets"] is not None
-        else SegmentationTargets.from_plain(metadata["targets"])
-    )

@@ -43,15 +43,15 @@ class OutputTable:
         about: Mapping[str, Any],
     ) -> None:
         self.path, self.image_targets = path, image_targets
-        self.settings = json.loads(json.dumps({**settings, "image_targets": image_targets.plain()}))
-        self.about = {**about, "image_targets": image_targets.plain()}
+        self.settings = json.loads(json.dumps({**settings, "targets": image_targets.plain()}))
+        self.about = {**about, "targets": image_targets.plain()}
         self.rows: dict[str, list[str]] = {}
 
     @property
     def header(self) -> list[str]:
         return [
             "case",
-            *(["predicted"] if self.image_targets.kind == "multiclass" else []),
+            *self.image_targets.prediction_columns,
             *map(column_of, self.image_targets.names),
         ]
 
@@ -85,11 +85,7 @@ class OutputTable:
         """Append a row per case. Raises: OSError: the disk is full, or no permission."""
         text = io.StringIO(newline="")
         for case, values in zip(cases, outputs, strict=True):
-            predicted = (
-                [self.image_targets.names[int(values.argmax())]]
-                if self.image_targets.kind == "multiclass"
-                else []
-            )
+            predicted = self.image_targets.prediction_cells(values)
             self.rows[case.id] = [case.id, *predicted, *(f"{value:.8g}" for value in values)]
             csv.writer(text, lineterminator="\n").writerow(self.rows[case.id])
         with (self.path / TABLE).open("a", encoding="utf-8", errors="backslashreplace", newline="") as file:

@@ -165,7 +165,7 @@ def _without_small(
     removed = np.concatenate([[False], volumes < least])[components]
     result = label.copy()
     for value in values:
-        regions = zip(targets.order, targets.values, strict=False)
+        regions = zip(targets.written, targets.values, strict=True)
         around = [writes for writes, own in regions if value in own and writes not in values]
         result[removed & (label == value)] = around[-1] if around else 0
     return result
@@ -180,7 +180,7 @@ def _filled(
     no region.
     """
     index = targets.names.index(step.label)
-    value = targets.order[index] if targets.overlapping else values[0]
+    value = targets.written[index]
     regions = [{name for name, own in targets.by_name.items() if v in own} for v in range(targets.num_values)]
     own = np.isin(label, values)
     fillable = np.isin(label, [v for v, names in enumerate(regions) if names < regions[value]]) & ~own

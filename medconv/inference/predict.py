@@ -50,7 +50,7 @@ def run_command(options: argparse.Namespace) -> int:
     members = load_members(
         options.checkpoint, device, options.trust_package, options.mirror_axes, options.exported_model
     )
-    if members[0].image_targets is not None:
+    if not members[0].targets.per_voxel:
         return _run_image_level(members, device, options)
     if options.saliency:
         raise ValueError(
@@ -59,7 +59,7 @@ def run_command(options: argparse.Namespace) -> int:
     members = [with_window(member, options.overlap, options.sw_batch_size) for member in members]
     predictor = Predictor(members, device, steps.apply if steps else None)
     if steps:
-        steps.check(predictor.targets)
+        steps.check(predictor.segmentation_targets)
     cases = find_cases(options.input, len(predictor.modalities))
     if options.dicom_seg:
         data_dicom_seg.check([case.images[0] for case in cases])

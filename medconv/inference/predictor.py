@@ -62,15 +62,15 @@ class Scores:
         """
         if len(self.logits) == 1:
             values = self.targets.decode(on_content_grid(self.logits[0], self.crop))
-        else:  # a region is where the mean is above one half, and `decode` looks above 0
-            values = self.targets.decode(channel - 0.5 for channel in self._mean())
+        else:
+            values = self.targets.decode_mean(self._mean())
         return to_native(values.cpu().numpy(), self.crop)
 
     def probabilities(self) -> Iterator[np.ndarray]:
         """One channel after the other, each (X, Y, Z) float32: background and classes, which add up to 1, or
         regions. Outside the crop all is background."""
         for number, channel in enumerate(self._mean()):
-            outside = float(number == 0 and not self.targets.overlapping)
+            outside = float(number == 0 and self.targets.exclusive)
             yield to_native(channel.cpu().numpy(), self.crop, outside)
 
     def on_cpu(self) -> Scores:
@@ -84,14 +84,8 @@ class Scores:
 
     def _each_probability(self, logits: Tensor) -> Iterator[Tensor]:
         """Channel by channel, so that not all of them are in memory on the native grid."""
-        if self.targets.overlapping:
-            yield from (channel.sigmoid() for channel in on_content_grid(logits, self.crop))
-            return
-        channels = on_content_grid(logits, self.crop)
-        total = next(channels)
-        for channel in channels:
-            total = torch.logaddexp(total, channel)
-        yield from ((channel - total).exp() for channel in on_content_grid(logits, self.crop))
+        channels, again = (on_content_grid(logits, self.crop) for _ in range(2))
+        yield from self.targets.probabilities(channels, again)
 
 
 class Predictor:
@@ -117,6 +111,11 @@ class Predictor:
         for member in self.members:
             if member.preprocessing not in self.preprocessings:
                 self.preprocessings.append(member.preprocessing)
+
+    @property
+    def segmentation_targets(self) -> SegmentationTargets:
+        assert isinstance(self.targets, SegmentationTargets)
+        return self.targets
 
     @classmethod
     def load(
@@ -169,13 +168,15 @@ class Predictor:
                 raise ValueError(
                     f"the network's logits are not finite (trainer.precision={sharing[0].precision})"
                 )
-        return Scores(logits, weights, case_input.crop, self.targets)
+        return Scores(logits, weights, case_input.crop, self.segmentation_targets)
 
     @torch.inference_mode()
     def label(self, scores: Scores) -> np.ndarray:
         """After post-processing; (X, Y, Z) int16."""
         label = with_cpu_fallback(scores, Scores.label)
-        return label if self.finish is None else self.finish(label, scores.crop.grid, self.targets)
+        return (
+            label if self.finish is None else self.finish(label, scores.crop.grid, self.segmentation_targets)
+        )
 
     @torch.inference_mode()
     def probabilities(self, scores: Scores) -> Iterator[np.ndarray]:
@@ -264,8 +265,8 @@ def with_cpu_fallback(scores: Scores, work: Callable[[Scores], Result]) -> Resul
 def _check_same(first: LoadedModel, other: LoadedModel) -> None:
     """Raises: ValueError: no mean can be taken over the two."""
     for name, property_of in (
-        ("outputs", _target_type),
-        ("classes", _names),
+        ("targets", lambda m: m.targets.description),
+        ("classes", lambda m: ", ".join(m.class_names)),
         ("channels", lambda m: f"{len(m.modalities)}: {', '.join(m.modalities)}"),
         ("images", lambda m: f"{m.preprocessing.image_dims}D"),
     ):
@@ -274,16 +275,3 @@ def _check_same(first: LoadedModel, other: LoadedModel) -> None:
                 f"{other.path}: cannot be averaged with {first.path}, its {name} differ: "
                 f"{property_of(other)}; there {property_of(first)}"
             )
-
-
-def _target_type(member: LoadedModel) -> str:
-    return "label maps" if member.image_targets is None else f"image-level {member.image_targets.kind}"
-
-
-def _names(member: LoadedModel) -> str:
-    names = ", ".join(member.class_names)
-    return names if member.image_targets is not None else f"{names} ({_values(member.targets)})"
-
-
-def _values(targets: SegmentationTargets) -> str:
-    return targets.words + (f", in order {list(targets.order)}" if targets.overlapping else "")

@@ -23,7 +23,7 @@ def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
     Raises: ConfigError: an axis along which the network never saw a mirrored image in training, so that
         averaging over flips would make predictions worse.
     """
-    axes, dims = values["task"].get("mirror_axes"), values["derived"]["spatial_dims"]
+    axes, dims = values["task"]["mirror_axes"], values["derived"]["spatial_dims"]
     requested = range(dims) if axes == "all" else () if axes is None else axes
     return usable_axes(requested, dims, training_axes(values), mirror_axes(network))
 
@@ -70,15 +70,15 @@ def flips(axes: Sequence[int]) -> list[tuple[int, ...]]:
 def mean_over_flips(
     network: Callable[[Tensor], Tensor],
     image: Tensor,
-    image_targets: ImageLevelTargets,
+    targets: ImageLevelTargets,
     axes_sets: Sequence[tuple[int, ...]] = ((),),
 ) -> Tensor:
     """The decoded outputs, averaged over flips along these sets of spatial axes.
 
-    Shape: (batch, channels, *spatial) -> (batch, image_targets.num_outputs), float32.
+    Shape: (batch, channels, *spatial) -> (batch, names), float32.
     """
     outputs = [
-        image_targets.decode(network(image.flip([2 + axis for axis in axes]) if axes else image))
+        targets.decode(network(image.flip([2 + axis for axis in axes]) if axes else image))
         for axes in axes_sets
     ]
     return torch.stack(outputs).mean(0)

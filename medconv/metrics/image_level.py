@@ -6,7 +6,7 @@ samples are a few matrix products, and a metric and its interval come from the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,60 +15,47 @@ from medconv.metrics.segmentation import MetricValues
 
 BINS = 15  # of the calibration error
 THRESHOLD = 0.5  # multilabel: a label with a probability above it is predicted
-_OF_CLASSES = ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error")
-_OF_VALUES = ("mae", "rmse", "r2", "pearson")
-METRICS = {"multiclass": _OF_CLASSES, "multilabel": _OF_CLASSES, "regression": _OF_VALUES}
+OF_CLASSES = ("auc", "accuracy", "balanced_accuracy", "f1", "calibration_error")
+OF_NUMBERS = ("mae", "rmse", "r2", "pearson")
+_SMALLEST = 1e-7  # probability, so that its logarithm is finite
 _AT_ONCE = 4_000_000  # weights of cases per chunk: 32 MB
 _CONSTANT = 1e-12  # a spread below this share of the largest value is rounding error
 Columns = dict[str, np.ndarray]  # metric to one value for each sample
 
 
 class Outputs(Protocol):
-    """Image-level outputs: their kind (multiclass, multilabel, regression) and names; `targets/` has them."""
+    """What the functions below need to know of image-level targets; `targets/` has them."""
 
     @property
-    def kind(self) -> str: ...
+    def metric_names(self) -> tuple[str, ...]: ...
 
     @property
     def names(self) -> tuple[str, ...]: ...
 
     @property
-    def num_outputs(self) -> int: ...
-
-    @property
     def num_values(self) -> int: ...
+
+    def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns: ...
 
 
 def measure(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> MetricValues:
-    """The metrics of `METRICS`; None if undefined.
+    """The metrics of `targets.metric_names`; None if undefined.
 
-    Multiclass: `auc`, one against the rest, mean over classes (of two classes, that of the second);
-    `accuracy`; `balanced_accuracy`, the mean sensitivity of the classes; `f1`, the mean over classes;
-    `calibration_error`, the expected one of the highest probability, in 15 bins. Means skip classes without a
-    case (`f1`: without a case or a prediction); `auc` needs cases of two classes.
-    Multilabel: the same metrics per label, predicted above 0.5, and their mean over labels.
-    Regression: `mae`, `rmse`, `r2` and `pearson`, each the mean over values.
-    Shape: outputs (cases, num_outputs), probabilities or values; truth (cases, num_values).
-    Source: Naeini et al. 2015, doi:10.1609/aaai.v29i1.9602; Guo et al. 2017, arXiv:1706.04599 (calibration).
+    Shape: outputs (cases, names), probabilities or numbers; truth (cases, values).
     """
     outputs, truth = _checked(targets, outputs, truth)
     return _plain(_columns(targets, outputs, truth, np.ones((1, len(truth)))))
 
 
-def per_name(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
-    """Metrics per class, label or value.
+def per_class(
+    names: Sequence[str], outputs: np.ndarray, predicted: np.ndarray, positive: np.ndarray
+) -> dict[str, MetricValues]:
+    """For each class or label: `auc`, `sensitivity`, `specificity`, `precision`, and `cases` that have it.
 
-    For a class or label: `auc`, `sensitivity`, `specificity`, `precision` and `cases`, the number of cases
-    that have it; for a value of a regression, the metrics of `measure`. The class with the highest
-    probability is predicted. Shape: as in `measure`.
+    Shape: all (cases, names); outputs: probabilities.
     """
-    outputs, truth = _checked(targets, outputs, truth)
-    if targets.kind == "regression":
-        pairs = zip(targets.names, outputs.T[..., None], truth.T[..., None], strict=True)
-        return {name: _plain(_columns(targets, o, t, np.ones((1, len(t))))) for name, o, t in pairs}
-    predicted, positive = decided(targets, outputs), positives(targets, truth)
     rows: dict[str, MetricValues] = {}
-    for name, score, f, t in zip(targets.names, outputs.T, predicted.T, positive.T, strict=True):
+    for name, score, f, t in zip(names, outputs.T, predicted.T, positive.T, strict=True):
         both = float((f & t).sum())
         columns = {
             "auc": _auc(score, t, np.ones((1, len(t)))),
@@ -123,32 +110,9 @@ def paired(
     return rows
 
 
-def decided(targets: Outputs, outputs: np.ndarray) -> np.ndarray:
-    """Predicted classes or labels; (cases, outputs) -> the same shape, bool."""
-    if targets.kind == "multilabel":
-        return outputs > THRESHOLD
-    return outputs.argmax(1)[:, None] == np.arange(outputs.shape[1])
-
-
-def positives(targets: Outputs, truth: np.ndarray) -> np.ndarray:
-    """True classes or labels; (cases, values) -> (cases, outputs), bool."""
-    return truth > 0 if targets.kind == "multilabel" else truth.astype(int) == np.arange(targets.num_outputs)
-
-
-def errors(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """The error of each case, to find the worst ones.
-
-    Multiclass: 1 - probability of the true class; multilabel: the largest such error over labels; regression:
-    the mean absolute error in standard deviations of the truth. Shape: -> (cases,).
-    """
-    outputs, truth = _checked(targets, outputs, truth)
-    if not len(truth):
-        return np.zeros(0)
-    if targets.kind == "regression":
-        spread = truth.std(0)
-        return (np.abs(outputs - truth) / np.where(spread > 0, spread, 1)).mean(1)
-    off = np.abs(outputs - positives(targets, truth))
-    return off.max(1) if targets.kind == "multilabel" else off[np.arange(len(off)), truth[:, 0].astype(int)]
+def log_loss(probabilities: np.ndarray) -> float:
+    """Mean negative logarithm of the probabilities of the truth."""
+    return float(-np.log(probabilities.clip(_SMALLEST)).mean())
 
 
 def bins(probabilities: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -165,7 +129,7 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
 
 def _checked(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     outputs, truth = np.asarray(outputs, np.float64), np.asarray(truth, np.float64)
-    assert outputs.shape == (len(truth), targets.num_outputs)
+    assert outputs.shape == (len(truth), len(targets.names))
     assert truth.shape == (len(truth), targets.num_values)
     return outputs, truth
 
@@ -175,8 +139,7 @@ def _bootstrap(targets: Outputs, outputs: np.ndarray, truth: np.ndarray, samples
     pair = _checked(targets, outputs, truth)
     weights = _resamples(len(truth), samples if len(truth) > 1 else 0, seed)
     parts = [_columns(targets, *pair, counts) for counts in weights]
-    names = METRICS[targets.kind]
-    return {name: np.concatenate([np.zeros(0), *(part[name] for part in parts)]) for name in names}
+    return {n: np.concatenate([np.zeros(0), *(part[n] for part in parts)]) for n in targets.metric_names}
 
 
 def _middle(values: np.ndarray) -> tuple[float, float] | None:
@@ -203,20 +166,29 @@ def _resamples(cases: int, samples: int, seed: int) -> Iterator[np.ndarray]:
 def _columns(targets: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
     """Shape: counts (samples, cases) -> for each metric (samples,), NaN where undefined."""
     if not len(truth) or not (np.isfinite(outputs).all() and np.isfinite(truth).all()):
-        return {name: np.full(len(counts), np.nan) for name in METRICS[targets.kind]}
-    if targets.kind == "multiclass":
-        return _multiclass_metrics(targets, outputs, truth, counts)
-    metrics_of_output = _multilabel_metrics if targets.kind == "multilabel" else _regression_metrics
-    rows = [metrics_of_output(o, t, counts) for o, t in zip(outputs.T, truth.T, strict=True)]
-    return {name: _mean(np.stack([row[name] for row in rows], 1)) for name in METRICS[targets.kind]}
+        return {name: np.full(len(counts), np.nan) for name in targets.metric_names}
+    return targets.columns(outputs, truth, counts)
 
 
-def _multiclass_metrics(
-    targets: Outputs, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray
+def mean_of(rows: Sequence[Columns]) -> Columns:
+    """The mean over labels or numbers, without undefined ones."""
+    return {name: _mean(np.stack([row[name] for row in rows], 1)) for name in rows[0]}
+
+
+def multiclass_metrics(
+    outputs: np.ndarray, called: np.ndarray, positive: np.ndarray, counts: np.ndarray
 ) -> Columns:
-    called, positive = decided(targets, outputs), positives(targets, truth)
-    right = (called & positive).any(1)
-    scored = range(1, 2) if targets.num_outputs == 2 else range(targets.num_outputs)
+    """Metrics of exclusive classes.
+
+    `auc`: one against the rest, mean over classes (of two classes, that of the second); `accuracy`;
+    `balanced_accuracy`: the mean sensitivity of the classes; `f1`: the mean over classes;
+    `calibration_error`: the expected one of the highest probability, in 15 bins. Means skip classes without a
+    case (`f1`: without a case or a prediction); `auc` needs cases of two classes.
+    Shape: outputs, called (predicted), positive (true): (cases, classes); counts (samples, cases).
+    Source: Naeini et al. 2015, doi:10.1609/aaai.v29i1.9602; Guo et al. 2017, arXiv:1706.04599 (calibration).
+    """
+    classes, right = outputs.shape[1], (called & positive).any(1)
+    scored = range(1, 2) if classes == 2 else range(classes)
     both, predicted, present = (counts @ part.astype(float) for part in (called & positive, called, positive))
     return {
         "auc": _mean(np.stack([_auc(outputs[:, c], positive[:, c], counts) for c in scored], 1)),
@@ -227,8 +199,9 @@ def _multiclass_metrics(
     }
 
 
-def _multilabel_metrics(score: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
-    called, positive = score > THRESHOLD, truth > 0
+def multilabel_metrics(score: np.ndarray, positive: np.ndarray, counts: np.ndarray) -> Columns:
+    """The same metrics of one label, predicted above 0.5. Shape: score, positive (cases,)."""
+    called = score > THRESHOLD
     both, predicted, present = (counts @ part for part in (called & positive, called, positive))
     right = called == positive
     recalls = [_ratio(counts @ (mask & right), counts @ mask) for mask in (positive, ~positive)]
@@ -241,7 +214,8 @@ def _multilabel_metrics(score: np.ndarray, truth: np.ndarray, counts: np.ndarray
     }
 
 
-def _regression_metrics(output: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+def regression_metrics(output: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+    """`mae`, `rmse`, `r2` and `pearson` of one number. Shape: output, truth (cases,)."""
     total, off = counts.sum(1), output - truth
     squares = counts @ off**2 / total
     x, y = output - output.mean(), truth - truth.mean()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from medconv.metrics import image_level
-from medconv.metrics.image_level import Outputs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,27 +24,29 @@ _PANELS = 6  # numbers shown
 _LETTERS = 24  # of a name
 
 
-def confusion(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Multiclass: true against predicted classes. Multilabel: right and wrong predictions per label.
+def confusion(names: Sequence[str], table: np.ndarray) -> np.ndarray:
+    """True against predicted classes. Shape: table (names, names), numbers of cases."""
+    return _counts(names, table, names, "predicted", "truth", "cases of each class")
 
-    Cells show counts; the colour is the share of the row.
-    """
-    predicted = image_level.decided(targets, outputs)
-    positive = image_level.positives(targets, truth)
-    if targets.kind == "multiclass":
-        table, columns = positive.T.astype(int) @ predicted, targets.names
-        across, title = "predicted", "cases of each class"
-    else:
-        parts = (predicted & positive, ~predicted & positive, predicted & ~positive, ~predicted & ~positive)
-        table = np.stack([part.sum(0) for part in parts], 1)
-        columns = ("true positive", "false negative", "false positive", "true negative")
-        across, title = "", f"predicted above {image_level.THRESHOLD}"
+
+def right_and_wrong(names: Sequence[str], predicted: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """Right and wrong predictions of each label. Shape: (cases, names), bool."""
+    parts = (predicted & positive, ~predicted & positive, predicted & ~positive, ~predicted & ~positive)
+    columns = ("true positive", "false negative", "false positive", "true negative")
+    table = np.stack([part.sum(0) for part in parts], 1)
+    return _counts(names, table, columns, "", "", f"predicted above {image_level.THRESHOLD}")
+
+
+def _counts(
+    names: Sequence[str], table: np.ndarray, columns: Sequence[str], across: str, down: str, title: str
+) -> np.ndarray:
+    """A matrix with counts in its cells; the colour is the share of the row."""
     cases = np.maximum(table.sum(1, keepdims=True), 1)
-    figure, axes = _figure(_size(len(columns)), _size(len(targets.names)))
+    figure, axes = _figure(_size(len(columns)), _size(len(names)))
     axes.imshow(table / cases, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(columns)), map(_text, columns), rotation=40, ha="right", fontsize=8)
-    axes.set_yticks(range(len(targets.names)), map(_text, targets.names), fontsize=8)
-    axes.set(xlabel=across, ylabel="truth" if targets.kind == "multiclass" else "", title=title)
+    axes.set_yticks(range(len(names)), map(_text, names), fontsize=8)
+    axes.set(xlabel=across, ylabel=down, title=title)
     if max(table.shape) <= _COUNTED:
         dark = table > 0.6 * cases
         for (row, column), count in np.ndenumerate(table):
@@ -54,13 +55,10 @@ def confusion(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.nd
     return _pixels(figure)
 
 
-def roc(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """A curve per class (against the rest) or label, at most ten; of two classes only the second."""
+def roc(names: Sequence[str], outputs: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """A curve per class (against the rest) or label, at most ten. Shape: (cases, names)."""
     figure, axes = _figure()
-    positive = image_level.positives(targets, truth)
-    curves = list(zip(targets.names, outputs.T, positive.T, strict=True))
-    if (targets.kind, len(curves)) == ("multiclass", 2):
-        curves = curves[1:]
+    curves = list(zip(names, outputs.T, positive.T, strict=True))
     undefined = []
     for name, score, member in curves[:_CURVES]:
         area = image_level.auc(score, member)
@@ -76,18 +74,12 @@ def roc(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return _pixels(figure)
 
 
-def reliability(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def reliability(curves: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> np.ndarray:
     """Reliability diagram: mean probability and share of correct predictions in 15 bins; below, a histogram.
 
-    Multiclass: the highest probability of each case. Multilabel: a curve per label, at most ten.
+    Args: curves: at most ten are drawn: name, probabilities (cases,), and whether each is right (cases,).
     """
     figure, (axes, below) = _figure(rows=(3, 1))
-    positive = image_level.positives(targets, truth)
-    if targets.kind == "multiclass":
-        right = (image_level.decided(targets, outputs) & positive).any(1)
-        curves = [("highest probability", outputs.max(1, initial=0), right)]
-    else:
-        curves = list(zip(targets.names, outputs.T, positive.T, strict=True))
     for name, probability, right in curves[:_CURVES]:
         mean, share, counts = image_level.bins(probability, right)
         axes.plot(mean[counts > 0], share[counts > 0], marker="o", markersize=4, label=f" {_text(name)}")
@@ -99,9 +91,9 @@ def reliability(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.
     return _pixels(figure)
 
 
-def scatter(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def scatter(names: Sequence[str], outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """Predicted against true values, a panel per name, at most six; a dot is a case."""
-    names = targets.names[:_PANELS]
+    names = names[:_PANELS]
     figure, panels = _figure(4.0 * min(3, len(names)), 4.0 * (1 + (len(names) - 1) // 3), columns=len(names))
     for axes, name, predicted, reference in zip(panels, names, outputs.T, truth.T, strict=False):
         finite = np.isfinite(predicted) & np.isfinite(reference)
@@ -113,13 +105,6 @@ def scatter(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> np.ndar
             axes.plot([low, high], [low, high], color="0.7", linestyle=":", linewidth=1)
         axes.set(xlabel="truth", ylabel="predicted", title=_text(name))
     return _pixels(figure)
-
-
-def pictures(targets: Outputs, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
-    """All plots for a kind of targets, by name."""
-    makers = (scatter,) if targets.kind == "regression" else (confusion, roc, reliability)
-    outputs, truth = np.asarray(outputs, np.float64), np.asarray(truth, np.float64)
-    return {make.__name__: make(targets, outputs, truth) for make in makers}
 
 
 def _steps(scores: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,6 @@ from torch import nn
 from medconv import config as configs
 from medconv.config import ConfigError, Values
 from medconv.convs import NotEquivariantError, plain, swap_convs
-from medconv.models.output_scaling import in_units
 from medconv.models.outputs import full_resolution
 
 log = logging.getLogger(__name__)
@@ -47,22 +46,20 @@ def build_network(
         try:
             log.info("conv: %s", swap_convs(network, conv, where, spacing_mm=spacing_mm, example=example))
         except (TypeError, ValueError) as error:
-            turned = values["derived"].get("image_targets") and isinstance(error, NotEquivariantError)
+            turned = not values["derived"]["per_voxel"] and isinstance(error, NotEquivariantError)
             raise ConfigError(
                 f"conv: {error}{'; model=encoder keeps the symmetry' if turned else ''}"
             ) from error
         _probe(network, values["derived"], patch_size)
     if not projects and load is not None:
         load(network)
-    if (values["derived"].get("image_targets") or {}).get("kind") == "regression":
-        in_units(network, values["derived"]["value_means"], values["derived"]["value_stds"])
     return network
 
 
 def model_of(values: Values) -> Values:
     """The `model` node; for image-level targets our U-Net becomes `Encoder`, which has the same arguments."""
     node = values["model"]
-    without = values["derived"].get("image_targets") is not None and node.get("_target_") == _WITH_DECODER
+    without = not values["derived"]["per_voxel"] and node.get("_target_") == _WITH_DECODER
     return {**node, "_target_": _WITHOUT} if without else node
 
 
@@ -77,7 +74,7 @@ def _probe(network: nn.Module, derived: Values, patch_size: Sequence[int]) -> No
         raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {reason}") from error
     finally:
         network.train(was_training)
-    image_level = derived.get("image_targets") is not None
+    image_level = not derived["per_voxel"]
     expected = (1, derived["num_classes"], *(() if image_level else patch_size))
     if shape != expected:
         axes = "(batch, outputs)" if image_level else "(batch, classes, *patch_size)"

@@ -45,3 +45,14 @@ class DeepSupervision(nn.Module):
             return [network(image)]
         logits, *stages = network(image, stages=len(self.heads))
         return [logits, *(head(stage) for head, stage in zip(self.heads, stages, strict=True))]
+
+
+class Supervised(nn.Module):
+    """A network with its heads as one module. Shape: as of `DeepSupervision`, from images alone."""
+
+    def __init__(self, network: nn.Module, supervision: DeepSupervision) -> None:
+        super().__init__()
+        self.network, self.supervision = network, supervision
+
+    def forward(self, image: Tensor) -> list[Tensor]:
+        return self.supervision(self.network, image)

@@ -10,11 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from medconv import config
 from medconv.config import compose
-from medconv.metrics import image_level
 from medconv.sweeps import run as sweeps_run
 from medconv.sweeps.job import Job, note_failure
 from medconv.sweeps.table import score_text
-from medconv.targets import monitor
+from medconv.targets import Targets
 from medconv.training import run
 from medconv.training.run_dir import RunDir, is_rank_zero
 from medconv.utils.exit_codes import DONE
@@ -66,20 +65,13 @@ def _train(composed: DictConfig, settings: Any) -> None:
 
 def result_table(summary: dict[str, Any], folder: RunDir) -> str:
     """Scores of the best checkpoint (for segmentation per class), and where everything is."""
-    per_class, title, rows = summary.get("val/dice_per_class") or {}, "Dice", []
-    if monitor.metric_of_summary(summary) != monitor.DICE:
-        title = "scores"
-        names = dict.fromkeys(name for kind in image_level.METRICS.values() for name in kind)
-        rows = [
-            (name.replace("_", " "), summary[f"val/{name}"]) for name in names if f"val/{name}" in summary
-        ]
-    elif per_class:
-        rows = [*per_class.items(), ("mean foreground", summary.get("val/dice"))]
+    targets = Targets.from_plain(summary["targets"])
+    rows = targets.score_table(summary)
     width = max((len(name) for name, _ in rows), default=0)
     cases = f"{len(summary['val/cases'])} validation cases" if rows else ""
     lines = [
         "",
-        f"{title} over {cases}, best checkpoint" if rows else "no validation",
+        f"{targets.score_title} over {cases}, best checkpoint" if rows else "no validation",
         *(f"  {name:<{width}}  {score_text(score)}" for name, score in rows),
         "",
         f"{summary.get('steps')} steps in {summary.get('wall_seconds')} s, "

@@ -21,6 +21,7 @@ from medconv.config import ConfigError
 from medconv.sweeps import run as sweeps_run
 from medconv.sweeps.job import Job, home, key
 from medconv.targets import monitor
+from medconv.training.data_setup import find_data
 from medconv.training.run_dir import FREE
 from medconv.utils.exit_codes import PREEMPTED
 from medconv.utils.logging import message, shown
@@ -44,6 +45,7 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
     """
     optuna = _optuna()
     sweeps_run.check_no_launcher()
+    _check_settings(settings)
     params = [f"{name}={values}" for name, values in (settings.get("params") or {}).items()]
     overrides = _parsed([*params, *arguments])
     fixed = [str(o.input_line) for o in overrides if not o.is_sweep_override()]
@@ -54,8 +56,7 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
         )
     composed = _first_config(space, fixed, compose, optuna)
     launcher: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
-    folder, target = home(composed), OmegaConf.select(composed, "task._target_")
-    monitored = monitor.metric_of_task(str(target)) if target else monitor.DICE
+    folder, monitored = home(composed), find_data(composed)[0].targets.monitored
     if composed.run.dry_run:
         print(f"{settings['n_trials']} trials by Optuna for the best {monitored.name}, into {folder}, over")
         print("\n".join(f"  {o.input_line}" for o in overrides if o.is_sweep_override()))
@@ -166,12 +167,15 @@ def _job(trial: Any, compose: Compose) -> Job:
     return job
 
 
-def _study(folder: Path, settings: Mapping[str, Any], monitored: monitor.MonitoredMetric, optuna: Any) -> Any:
-    """Raises: ConfigError: invalid settings, or a damaged file."""
+def _check_settings(settings: Mapping[str, Any]) -> None:
     for name in ("n_trials", "n_jobs"):
         if type(settings.get(name)) is not int or settings[name] < 1:
             what = f"a whole number of 1 or more, got {settings.get(name)}"
             raise ConfigError(f"hydra.sweeper.{name} must be {what}")
+
+
+def _study(folder: Path, settings: Mapping[str, Any], monitored: monitor.MonitoredMetric, optuna: Any) -> Any:
+    """Raises: ConfigError: a damaged file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / STUDY
     _cut_unfinished_line(path)

@@ -1,6 +1,13 @@
-"""What a network predicts: label maps, regions, multiclass, multilabel, regression."""
+"""What a network predicts: label maps, regions, multiclass, multilabel, regression. A module here that
+defines a kind of targets is found by its being here.
+"""
 
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.segmentation import SegmentationTargets
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = ["ImageLevelTargets", "SegmentationTargets"]
+from medconv.targets.base import KINDS, Targets
+
+for module in iter_modules(__path__, f"{__name__}."):
+    import_module(module.name)
+
+__all__ = ["KINDS", "Targets"]

@@ -1,85 +1,245 @@
-"""Image-level targets: multiclass, multilabel and regression."""
+"""Targets of whole images: what multiclass, multilabel and regression targets share."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from medconv.config import Values
-from medconv.targets.segmentation import names_of
+from medconv.metrics import image_level
+from medconv.metrics.image_level import Columns
+from medconv.metrics.segmentation import MetricValues
+from medconv.targets.base import Targets, names_of
 
-KINDS = ("multiclass", "multilabel", "regression")
+# a row of `validation`: outputs, decoded; values: the case's label
+CaseOutputs = dict[str, list[float]]
+_TRIAL_SAMPLES = 6  # a loss is tried on so many random samples
+_TOLERANCE = 1e-4  # relative difference allowed between a loss and the mean of its samples' losses
+_MAX_NAMES = 20  # in a table of cases
 
 
 @dataclass(frozen=True)
-class ImageLevelTargets:
-    """The values that each case has, and what a network's outputs mean.
+class ImageLevelTargets(Targets):
+    """The values that each case has, and what a network's outputs mean. A kind implements the abstract
+    methods.
 
     Args:
-        kind: `multiclass`: exclusive classes, softmax; a case has the index of one class. `multilabel`:
-            independent findings, a sigmoid each; a case has 0 or 1 for each. `regression`: a case has a
-            number for each name, in any unit.
-        names: of the outputs, in their order.
+        names: of the answers, in their order.
+        metric_names: of `columns`. name_word: what a name stands for, for people.
     """
 
-    kind: str
+    per_voxel: ClassVar[bool] = False
+    metric_names: ClassVar[tuple[str, ...]]
+    name_word: ClassVar[str] = "class"
+    min_names: ClassVar[int] = 1
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(
-                f"the kind of image-level targets must be one of {', '.join(KINDS)}, got {self.kind!r}"
-            )
-        if len(self.names) < (2 if self.kind == "multiclass" else 1):
+        if len(self.names) < self.min_names:
             raise ValueError(f"too few names of {self.kind}: {list(self.names)}")
 
     @classmethod
-    def from_plain(cls, content: Any) -> ImageLevelTargets:
-        """The inverse of `plain`; the content may be untrusted. Raises: ValueError: invalid."""
-        if not isinstance(content, Mapping) or not {"kind", "names"} <= set(content):
-            raise ValueError("image-level targets need kind and names")
-        return cls(str(content["kind"]), names_of(content["names"]))
+    def from_fields(cls, content: Mapping[str, Any]) -> Self:
+        if "names" not in content:
+            raise ValueError(f"{cls.kind} targets need names")
+        return cls(names_of(content["names"]))
 
     def plain(self) -> dict[str, Any]:
-        """As plain types, for YAML, JSON and checkpoints."""
         return {"kind": self.kind, "names": list(self.names)}
 
     @property
     def num_outputs(self) -> int:
-        """Outputs of the network: one per name."""
         return len(self.names)
 
     @property
     def num_values(self) -> int:
-        """Values of a case: the index of its class, or one for each name."""
-        return 1 if self.kind == "multiclass" else len(self.names)
+        """Values of a case: one for each name, or the index of its class."""
+        return len(self.names)
+
+    @property
+    def value_names(self) -> tuple[str, ...]:
+        """Names of the values of a case, for columns of tables."""
+        return self.names
+
+    @property
+    def default_columns(self) -> tuple[str, ...]:
+        """The columns of a table of labels, if the user names none."""
+        return self.names
+
+    @property
+    def prediction_columns(self) -> tuple[str, ...]:
+        """Columns of a table of predictions beside those of the answers; see `prediction_cells`."""
+        return ()
+
+    @classmethod
+    @abstractmethod
+    def from_columns(
+        cls, columns: Sequence[str], labels: Sequence[Sequence[str]], names: Sequence[str] | None
+    ) -> Self:
+        """For a table. Args: labels: per column the text of each row. names: `data.class_names`; None: not
+        set. Raises: ValueError: the columns do not fit; the message names the key.
+        """
+
+    @abstractmethod
+    def parse(self, labels: Mapping[str, str]) -> tuple[float, ...]:
+        """The values of a case from its cells, column to text. Raises: ValueError: names the column."""
 
     def invalid_reason(self, values: Sequence[float]) -> str | None:
         """Why the values of a case are invalid; None if they are valid."""
         if len(values) != self.num_values:
             return f"expected {self.num_values} values, got {len(values)}"
-        if self.kind == "multiclass" and values[0] not in range(len(self.names)):
-            return f"expected the index of one of {len(self.names)} classes, got {values[0]:g}"
-        if self.kind == "multilabel" and not set(values) <= {0.0, 1.0}:
-            return f"expected 0 or 1 for each of {', '.join(self.names)}, got {list(values)}"
         if not all(map(math.isfinite, values)):
             return f"expected finite numbers, got {list(values)}"
         return None
 
+    def fitted(self, values: np.ndarray) -> Self:
+        """With what follows from the training cases. Shape: (cases, values)."""
+        return self
+
+    def class_counts(self, values: np.ndarray) -> list[int] | None:
+        """Number of cases of each class or label; None: there are none. Shape: (cases, values)."""
+        members = self.members(values)
+        return None if members is None else [int(count) for count in members.sum(0)]
+
+    @abstractmethod
+    def members(self, values: np.ndarray) -> np.ndarray | None:
+        """Which classes or labels each case has; None: there are none. Shape: (cases, values) -> (cases,
+        names), bool.
+        """
+
+    def balanced_groups(self, values: np.ndarray) -> list[np.ndarray]:
+        """Indices of the cases of each class, to draw each class equally often."""
+        members = self.members(values)
+        if members is None:
+            raise ValueError(
+                "data.balanced_sampling=true draws each class equally often, but this dataset has "
+                f"{self.kind} targets"
+            )
+        return [np.flatnonzero(column) for column in members.T]
+
+    def check_counts(self, counts: Sequence[int], num_cases: int, split: str) -> str | None:
+        """Whether a split has the cases that training needs; returns a warning or None.
+
+        Raises: ValueError: a class is missing.
+        """
+        if missing := [name for name, count in zip(self.names, counts, strict=True) if not count]:
+            raise ValueError(
+                f"no {split} case has class {', '.join(missing)}, expected at least one of each; another "
+                "data.fold or data.num_folds, or data.class_names without it, may help"
+            )
+        return None
+
+    @abstractmethod
     def decode(self, logits: Tensor) -> Tensor:
-        """Logits to probabilities, or to numbers for regression. Shape: (..., outputs) -> same, float32."""
-        logits = logits.float()
-        if self.kind == "regression":
-            return logits
-        return torch.softmax(logits, -1) if self.kind == "multiclass" else torch.sigmoid(logits)
+        """Logits to answers: probabilities, or numbers. Shape: (..., outputs) -> (..., names), float32."""
 
+    def encode(self, label: Tensor) -> Tensor:
+        """What the loss compares outputs with. Shape: (batch, values) -> (batch, outputs), float32."""
+        return label.float()
 
-def image_targets_of(derived: Values) -> ImageLevelTargets | None:
-    """The image-level targets of a run; None if it predicts label maps."""
-    plain = derived["image_targets"]
-    return None if plain is None else ImageLevelTargets.from_plain(plain)
+    def random_labels(self, batch: int, patch_size: Sequence[int]) -> Tensor:
+        return torch.randint(2, (batch, self.num_values))
+
+    def compare(self, loss: Any, outputs: Tensor, encoded: Tensor) -> Tensor:
+        return loss(outputs, encoded)
+
+    def try_loss(self, loss: Any, spatial_dims: int) -> str | None:
+        """The loss must be a mean over samples, so that accumulated batches have the gradient of one."""
+        generator = torch.Generator().manual_seed(0)
+        label = torch.randint(2, (_TRIAL_SAMPLES, self.num_values), generator=generator).float()
+        outputs = self._trial_outputs(torch.randn(_TRIAL_SAMPLES, self.num_outputs, generator=generator))
+        encoded = self.encode(label)
+        of_batch = float(self.compare(loss, outputs, encoded))
+        pairs = zip(outputs.split(1), encoded.split(1), strict=True)
+        of_samples = sum(float(self.compare(loss, *pair)) for pair in pairs) / _TRIAL_SAMPLES
+        if not math.isfinite(of_batch):
+            return f"is {of_batch} for {self.kind} targets, expected a finite number"
+        if abs(of_batch - of_samples) <= _TOLERANCE * max(abs(of_batch), _TOLERANCE):
+            return None
+        return f"is not a mean over samples, as a loss for {self.kind} targets must be"
+
+    def _trial_outputs(self, noise: Tensor) -> Tensor:
+        return noise
+
+    @abstractmethod
+    def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+        """The metrics of `metric_names`, for each sample of cases.
+
+        Shape: outputs (cases, names), truth (cases, values), counts (samples, cases): how often each sample
+        has each case -> per metric (samples,).
+        """
+
+    @abstractmethod
+    def per_name(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, MetricValues]:
+        """Metrics of each class, label or number. Shape: as in `columns`."""
+
+    @abstractmethod
+    def errors(self, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
+        """The error of each case, to find the worst ones. Shape: as in `columns` -> (cases,)."""
+
+    @abstractmethod
+    def pictures(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
+        """Plots over all cases, by name; each (height, width, 3) uint8. Shape: as in `columns`."""
+
+    @abstractmethod
+    def label_text(self, values: Sequence[float]) -> str:
+        """A case's label as text."""
+
+    @abstractmethod
+    def prediction_text(self, outputs: Sequence[float]) -> str:
+        """A prediction as text."""
+
+    def label_cells(self, values: Sequence[float]) -> list[Any]:
+        """A case's label as cells of a table, one for each of `value_names`."""
+        return list(values)
+
+    def cells_per_name(self, values: Sequence[float]) -> list[str]:
+        """A case's label as text, a cell for each name."""
+        return [f"{value:.4g}" for value in values]
+
+    def shown_output(self, outputs: np.ndarray) -> int:
+        """The output that a saliency map of this prediction explains. Shape: (names,)."""
+        return int(outputs.argmax())
+
+    def prediction_cells(self, outputs: np.ndarray) -> list[str]:
+        """Cells for `prediction_columns`."""
+        return []
+
+    def arrays(self, rows: Sequence[Mapping[str, Sequence[float]]]) -> tuple[np.ndarray, np.ndarray]:
+        """Outputs (cases, names) and labels (cases, values) of rows of `validation`."""
+        outputs, values = (np.array([row[key] for row in rows], float) for key in ("outputs", "values"))
+        return outputs.reshape(len(rows), len(self.names)), values.reshape(len(rows), self.num_values)
+
+    def logged(
+        self, rows: Mapping[str, CaseOutputs], losses: Mapping[str, float | None]
+    ) -> dict[str, float | None]:
+        outputs, truth = self.arrays(list(rows.values()))
+        return {**image_level.measure(self, outputs, truth), **self.cross_entropy(outputs, truth)}
+
+    def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
+        """Mean over cases, and over labels if there are several; empty: not defined."""
+        return {}
+
+    def summary(self, rows: Mapping[str, CaseOutputs]) -> dict[str, Any]:
+        return image_level.measure(self, *self.arrays(list(rows.values()))) if rows else {}
+
+    def score_table(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+        named = ((name, f"val/{name}") for name in self.metric_names)
+        return [(name.replace("_", " "), summary[key]) for name, key in named if key in summary]
+
+    def score_text(self, outputs: np.ndarray, truth: np.ndarray) -> str:
+        """Markdown tables of the scores, and of the number of cases of each class or label."""
+        scores, counts = image_level.measure(self, outputs, truth), self.class_counts(truth)
+        lines = [f"{len(truth)} cases, {self.kind}", "", "| score | |", "|---|---|"]
+        lines += [f"| {key} | {'-' if value is None else f'{value:.4f}'} |" for key, value in scores.items()]
+        if counts is not None:
+            lines += ["", "| name | cases |", "|---|---|"]
+            rows = list(zip(self.names, counts, strict=True))[:_MAX_NAMES]
+            lines += [f"| {name} | {count} |" for name, count in rows]
+        return "\n".join(lines)

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.utils import get_object
-
 
 @dataclass(frozen=True)
 class MonitoredMetric:
-    """The attribute `monitored` of a task. Args: name: as logged, such as val/dice. words: for messages."""
+    """The attribute `monitored` of targets. Args: name: as logged, such as val/dice. words: for messages."""
 
     name: str
     words: str
@@ -33,11 +31,6 @@ class MonitoredMetric:
 DICE = MonitoredMetric("val/dice", "Dice")
 AUC = MonitoredMetric("val/auc", "AUC")
 MAE = MonitoredMetric("val/mae", "mean absolute error", higher_is_better=False)
-
-
-def metric_of_task(target: str) -> MonitoredMetric:
-    """The metric of a task class, by its dotted name; Dice if it declares none."""
-    return getattr(get_object(target), "monitored", DICE)
 
 
 def metric_of_summary(summary: Mapping[str, Any]) -> MonitoredMetric:

@@ -9,7 +9,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from medconv.targets.segmentation import HIGHEST, SegmentationTargets, names_of
+from medconv.targets.base import names_of
+from medconv.targets.segmentation import HIGHEST, LabelMapTargets, RegionTargets, SegmentationTargets
 
 IGNORE = "ignore"  # the name that a dataset.json gives to the value of unlabelled voxels
 Regions = dict[str, tuple[int, ...]]
@@ -41,7 +42,7 @@ def parse_labels(labels: Any, order: Any, path: Path) -> tuple[tuple[str, ...], 
         )
     if ignore is not None and (ignore < len(names) or len(names) < 2):
         raise ValueError(f"{path}: `{IGNORE}` must be above all classes, 0 to {len(names) - 1}, got {ignore}")
-    return names, SegmentationTargets.of_classes(names, ignore)
+    return names, LabelMapTargets.of_classes(names, ignore)
 
 
 def _groups(labels: dict[str, Any], path: Path) -> Regions:
@@ -104,7 +105,7 @@ def _region_targets(
             f"{order_key} must give each of {list(regions)} a label value of its own, one that lies in it, "
             f"got {order}"
         )
-    return SegmentationTargets(tuple(regions), tuple(regions.values()), tuple(int(v) for v in order), ignore)
+    return RegionTargets(tuple(regions), tuple(regions.values()), ignore, tuple(int(v) for v in order))
 
 
 def _check_values(regions: Regions, names: Sequence[str], ignore: int | None, key: str) -> None:
@@ -153,8 +154,8 @@ def override(
     names: Sequence[str],
     targets: SegmentationTargets,
     regions: Mapping[str, Any] | None,
-    order: Sequence[int] | None,
-    ignore: Any,
+    regions_order: Sequence[int] | None,
+    ignore_label: Any,
 ) -> tuple[tuple[str, ...], SegmentationTargets]:
     """Class names and targets of a dataset after the config's `data.regions`, `data.regions_order` and
     `data.ignore_label`; None of all three keeps what the dataset declares.
@@ -162,18 +163,19 @@ def override(
     Args:
         names, targets: what the dataset declares; names with the background first.
         regions: name to a class or a list of classes, each by value or by name.
-        ignore: a value above all classes; or the name or value of the last class, which is then no class.
+        ignore_label: a value above all classes; or the name or value of the last class, which is then no
+            class.
     Raises: ValueError: names the invalid key.
     """
     names, ignored_value = names_of(names), targets.ignore
-    if ignore is not None and not (ignore == IGNORE and ignored_value is not None):
-        names, ignored_value = _drop_ignored(names, ignore)
+    if ignore_label is not None and not (ignore_label == IGNORE and ignored_value is not None):
+        names, ignored_value = _drop_ignored(names, ignore_label)
     if regions:
         values = {name: _values(name, classes, names) for name, classes in regions.items()}
-        return names, _region_targets(values, order, names, ignored_value, "data.regions")
-    if order:
-        raise ValueError(f"data.regions_order={list(order)} needs data.regions, which is not set")
-    if targets.overlapping:
+        return names, _region_targets(values, regions_order, names, ignored_value, "data.regions")
+    if regions_order:
+        raise ValueError(f"data.regions_order={list(regions_order)} needs data.regions, which is not set")
+    if not targets.exclusive:
         _check_values(targets.by_name, names, ignored_value, "data.ignore_label")
         return names, replace(targets, ignore=ignored_value)
-    return names, SegmentationTargets.of_classes(names, ignored_value)
+    return names, LabelMapTargets.of_classes(names, ignored_value)

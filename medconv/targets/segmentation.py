@@ -1,66 +1,71 @@
-"""Segmentation targets: exclusive classes, or regions that may overlap."""
+"""Label maps: exclusive classes, or regions that may overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from inspect import signature
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from medconv.metrics import dice as metrics_dice
+from medconv.metrics.dice import ClassScores
+from medconv.targets.base import Targets, list_of, names_of
+from medconv.targets.monitor import DICE, MonitoredMetric
 
 HIGHEST = torch.iinfo(torch.int16).max  # the largest label value
+_TOLERANCE = 1e-4  # relative; a loss that changes by less when voxels are shuffled ignores their positions
+_EDGE, _SHORT_EDGE = 16, 4  # voxels along each axis of the trial batch; the short one when it is shuffled
 
 
 @dataclass(frozen=True)
-class SegmentationTargets:
-    """The foreground to segment, and how a network's output becomes a label map.
+class SegmentationTargets(Targets):
+    """The foreground to segment: what `LabelMapTargets` and `RegionTargets` share.
 
-    Exclusive classes: a background channel and one channel each, softmax. Regions: one channel each, sigmoid,
-    because a voxel may lie in several.
     Args:
         names: of the foreground, in the order of the channels.
-        values: the label values of each name; classes have one each, 1, 2, ... in this order.
-        order: the value that each region writes into a label map, later over earlier; empty for classes.
+        values: the label values of each name.
         ignore: label value of unlabelled voxels; None if there is none.
-    Source: regions as in nnU-Net v2's `regions_class_order`, Isensee et al. 2021,
-    doi:10.1038/s41592-020-01008-z.
     """
 
+    per_voxel: ClassVar[bool] = True
+    default_loss: ClassVar[str] = "dice_ce"
+    score_title: ClassVar[str] = "Dice"
+    monitored: ClassVar[MonitoredMetric] = DICE
     names: tuple[str, ...]
     values: tuple[tuple[int, ...], ...]
-    order: tuple[int, ...] = ()
     ignore: int | None = None
 
     @classmethod
-    def of_classes(cls, class_names: Sequence[str], ignore: int | None = None) -> SegmentationTargets:
-        """Exclusive classes; the index of a name is its label value, the first is the background."""
-        return cls(
-            tuple(class_names[1:]), tuple((value,) for value in range(1, len(class_names))), (), ignore
-        )
+    def from_fields(cls, content: Mapping[str, Any]) -> Self:
+        if not {"names", "values", "ignore"} <= set(content):
+            raise ValueError("targets of label maps need names, values and ignore")
+        names, ignore = names_of(content["names"]), content["ignore"]
+        values = tuple(tuple(_label_values(group)) for group in list_of(content["values"]))
+        if len(values) != len(names) or not all(values):
+            raise ValueError("each name needs its label values")
+        if ignore is not None and _label_values([ignore])[0] in (v for group in values for v in group):
+            raise ValueError("the label value to ignore must not be a class")
+        targets = cls(names, values, ignore, **cls._further_fields(content))
+        if len(set(targets.written)) != len(names):
+            raise ValueError("each name needs a label value of its own; for regions, `order` gives it")
+        if any(value not in group for value, group in zip(targets.written, values, strict=True)):
+            raise ValueError("the label value that a region writes must be one of its values")
+        return targets
 
     @classmethod
-    def from_plain(cls, content: Any) -> SegmentationTargets:
-        """The inverse of `plain`; the content may be untrusted. Raises: ValueError: invalid."""
-        if not isinstance(content, Mapping) or not {"names", "values", "order", "ignore"} <= set(content):
-            raise ValueError("targets need names, values, order and ignore")
-        names, order, ignore = names_of(content["names"]), _label_values(content["order"]), content["ignore"]
-        groups = [_label_values(group) for group in _listed(content["values"])]
-        if len(groups) != len(names) or not all(groups):
-            raise ValueError("each name needs its label values")
-        writes = order or [value for group in groups for value in group]
-        if len(writes) != len(names) or len(set(writes)) < len(writes):
-            raise ValueError("each name needs a label value of its own; for regions, `order` gives it")
-        if any(value not in group for value, group in zip(writes, groups, strict=True)):
-            raise ValueError("the label value that a region writes must be one of its values")
-        if ignore is not None and _label_values([ignore])[0] in (v for group in groups for v in group):
-            raise ValueError("the label value to ignore must not be a class")
-        return cls(names, tuple(map(tuple, groups)), tuple(order), ignore)
+    def _further_fields(cls, content: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
 
     def plain(self) -> dict[str, Any]:
-        """As plain types, for YAML, JSON and checkpoints."""
         values = [list(group) for group in self.values]
-        return {"names": list(self.names), "values": values, "order": list(self.order), "ignore": self.ignore}
+        return {"kind": self.kind, "names": list(self.names), "values": values, "ignore": self.ignore}
 
     @property
     def by_name(self) -> dict[str, tuple[int, ...]]:
@@ -73,13 +78,13 @@ class SegmentationTargets:
         return ", ".join(f"{name}={'+'.join(map(str, values))}" for name, values in self.by_name.items())
 
     @property
-    def overlapping(self) -> bool:
-        return bool(self.order)
+    def description(self) -> str:
+        return f"{self.kind}: {self.words}"
 
     @property
-    def num_outputs(self) -> int:
-        """Channels of the network's output."""
-        return len(self.names) + (not self.overlapping)
+    @abstractmethod
+    def written(self) -> tuple[int, ...]:
+        """The label value that each name writes into a label map, later over earlier."""
 
     @property
     def num_values(self) -> int:
@@ -90,24 +95,203 @@ class SegmentationTargets:
         """Mask of the labelled voxels; None if all are. Shape: any -> same, bool."""
         return None if self.ignore is None else label != self.ignore
 
+    @abstractmethod
     def reference(self, label: Tensor) -> Tensor:
         """What the loss compares the outputs with; unlabelled voxels become background.
 
         Shape: label (batch, 1, *spatial) -> same; for regions (batch, regions, *spatial) of 0 and 1.
         """
-        if self.overlapping:
-            masks = [torch.stack([label == value for value in values]).any(0) for values in self.values]
-            return torch.cat(masks, 1).float()
-        return label if self.ignore is None else torch.where(label == self.ignore, 0, label)
 
+    @abstractmethod
     def decode(self, logits: Iterable[Tensor]) -> Tensor:
         """Logits to a label map.
 
         Shape: (outputs, *spatial), or an iterator of (*spatial) channels, so that only one needs to be in
         memory -> (*spatial) int16.
         """
-        if not self.overlapping:
-            return highest(logits)
+
+    @abstractmethod
+    def decode_mean(self, probabilities: Iterable[Tensor]) -> Tensor:
+        """As `decode`, from channels of probabilities."""
+
+    @abstractmethod
+    def probabilities(self, channels: Iterable[Tensor], again: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Channels of logits to channels of probabilities. Args: again: the same channels once more, so that
+        not all of them are in memory.
+        """
+
+    def encode(self, label: Tensor) -> Tensor:
+        """The label map itself, which is resized for coarser heads before it becomes masks."""
+        return label
+
+    def random_labels(self, batch: int, patch_size: Sequence[int]) -> Tensor:
+        return torch.randint(self.num_values, (batch, 1, *patch_size))
+
+    def compare(self, loss: Any, outputs: Tensor, encoded: Tensor) -> Tensor:
+        """A loss with an argument `labelled` gets the mask of labelled voxels; any other one only these
+        voxels, in one row as a single sample. This is exact for losses that sum over a batch's voxels
+        regardless of their positions, as `try_loss` checks. 0 if no voxel is labelled.
+        """
+        reference, labelled = self.reference(encoded), self.labelled(encoded)
+        if labelled is None:
+            return loss(outputs, reference)
+        if _takes_mask(loss):
+            return loss(outputs, reference, labelled=labelled)
+        if not labelled.any():
+            return outputs[:0].sum()  # 0, with a gradient of 0
+        return loss(_only(outputs, labelled), _only(reference, labelled))
+
+    def try_loss(self, loss: Any, spatial_dims: int) -> str | None:
+        """With ignored voxels that the loss knows nothing of, it must not depend on where voxels lie."""
+        shuffles = self.ignore is not None and not _takes_mask(loss)
+        generator = torch.Generator().manual_seed(0)
+        size = (_SHORT_EDGE if shuffles else _EDGE,) * spatial_dims
+        logits = torch.randn(2, self.num_outputs, *size, generator=generator)
+        label = torch.randint(self.num_values, (2, 1, *size), generator=generator)
+        order = torch.randperm(label.numel(), generator=generator)
+        reference = self.reference(label)
+        plain = shuffled = float(loss(logits, reference))
+        if shuffles:
+            everywhere = torch.ones_like(label, dtype=torch.bool)
+            rows = [_only(values, everywhere)[:, :, order] for values in (logits, reference)]
+            shuffled = float(loss(*rows))
+        if not math.isfinite(plain + shuffled):
+            return f"is {plain + shuffled} for {self.kind} targets, expected a finite number"
+        if abs(plain - shuffled) <= _TOLERANCE * abs(plain):
+            return None
+        return (
+            f"changes when the voxels of a batch are shuffled ({plain:.4g}, {shuffled:.4g}), so ignored "
+            "voxels cannot be excluded from it; use loss.batch=true if it has that argument, or loss=dice_ce"
+        )
+
+    def cross_entropy(self, logits: Tensor, label: Tensor) -> float | None:
+        """Mean cross-entropy over the labelled voxels (and regions, if they overlap); None if there are none.
+
+        Shape: logits (batch, outputs, *spatial), label (batch, 1, *spatial).
+        """
+        label = label.to(logits.device)  # large logits are moved from a GPU to main memory
+        labelled, reference = self.labelled(label), self.reference(label)
+        if labelled is not None:
+            if not labelled.any():
+                return None
+            logits, reference = _only(logits, labelled), _only(reference, labelled)
+        return float(self._entropy(logits, reference))
+
+    @abstractmethod
+    def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor: ...
+
+    def dice(self, prediction: np.ndarray, reference: np.ndarray) -> ClassScores:
+        """Dice of each name; the row of a case in a checkpoint's `validation`. Shape: two label maps."""
+        return metrics_dice.dice(prediction, reference, self)
+
+    def logged(
+        self, rows: Mapping[str, ClassScores], losses: Mapping[str, float | None]
+    ) -> dict[str, float | None]:
+        per_class = metrics_dice.mean_per_class(list(rows.values()))
+        scores = {"cross_entropy": metrics_dice.mean(losses), "dice": metrics_dice.mean(per_class)}
+        return {**scores, **{f"dice/{name}": value for name, value in per_class.items()}}
+
+    def summary(self, rows: Mapping[str, ClassScores]) -> dict[str, Any]:
+        per_class = metrics_dice.mean_per_class(list(rows.values()))
+        return {"dice": metrics_dice.mean(per_class), "dice_per_class": per_class}
+
+    def score_table(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+        per_class = summary.get("val/dice_per_class") or {}
+        mean = [("mean foreground", summary.get("val/dice"))] if per_class else []
+        return [*per_class.items(), *mean]
+
+
+@dataclass(frozen=True)
+class LabelMapTargets(SegmentationTargets):
+    """Exclusive classes: a background channel and one channel each, softmax.
+
+    Args: values: one each, 1, 2, ... in this order.
+    """
+
+    kind: ClassVar[str] = "label_map"
+    exclusive: ClassVar[bool] = True
+    can_swap_labels: ClassVar[bool] = True
+    output_meaning: ClassVar[str] = (
+        "softmax over the channels; a voxel's label is the number of the highest channel, the first of "
+        "several"
+    )
+
+    @classmethod
+    def of_classes(cls, class_names: Sequence[str], ignore: int | None = None) -> LabelMapTargets:
+        """The index of a name is its label value, the first is the background."""
+        return cls(tuple(class_names[1:]), tuple((value,) for value in range(1, len(class_names))), ignore)
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        return tuple(value for group in self.values for value in group)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.names) + 1
+
+    def reference(self, label: Tensor) -> Tensor:
+        return label if self.ignore is None else torch.where(label == self.ignore, 0, label)
+
+    def decode(self, logits: Iterable[Tensor]) -> Tensor:
+        return highest(logits)
+
+    def decode_mean(self, probabilities: Iterable[Tensor]) -> Tensor:
+        return highest(probabilities)
+
+    def probabilities(self, channels: Iterable[Tensor], again: Iterable[Tensor]) -> Iterator[Tensor]:
+        channels = iter(channels)
+        total = next(channels)
+        for channel in channels:
+            total = torch.logaddexp(total, channel)
+        yield from ((channel - total).exp() for channel in again)
+
+    def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor:
+        return F.cross_entropy(logits, reference[:, 0].long())
+
+
+@dataclass(frozen=True)
+class RegionTargets(SegmentationTargets):
+    """Regions that may overlap: one channel each, sigmoid, because a voxel may lie in several.
+
+    Args: order: the label value that each region writes into a label map, later over earlier.
+    Source: as in nnU-Net v2's `regions_class_order`, Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
+    """
+
+    kind: ClassVar[str] = "regions"
+    exclusive: ClassVar[bool] = False
+    output_meaning: ClassVar[str] = (
+        "a sigmoid for each channel; a region is where its logit is above 0; `order` gives the label value "
+        "that each region writes, later ones over earlier ones, the rest is 0"
+    )
+    order: tuple[int, ...] = ()
+
+    @classmethod
+    def _further_fields(cls, content: Mapping[str, Any]) -> dict[str, Any]:
+        return {"order": tuple(_label_values(content.get("order")))}
+
+    def plain(self) -> dict[str, Any]:
+        return {**super().plain(), "order": list(self.order)}
+
+    @property
+    def description(self) -> str:
+        return f"{super().description}, in order {list(self.order)}"
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        return self.order
+
+    def distinguishes(self, a: int, b: int) -> bool:
+        return any((a in values) != (b in values) for values in self.values)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.names)
+
+    def reference(self, label: Tensor) -> Tensor:
+        masks = [torch.stack([label == value for value in values]).any(0) for values in self.values]
+        return torch.cat(masks, 1).float()
+
+    def decode(self, logits: Iterable[Tensor]) -> Tensor:
         label: Tensor | None = None
         for value, region in zip(self.order, logits, strict=True):
             label = torch.zeros_like(region, dtype=torch.int16) if label is None else label
@@ -115,26 +299,15 @@ class SegmentationTargets:
         assert label is not None
         return label
 
+    def decode_mean(self, probabilities: Iterable[Tensor]) -> Tensor:
+        """A region is where its probability is above one half, and `decode` looks above 0."""
+        return self.decode(channel - 0.5 for channel in probabilities)
 
-def names_of(content: Any) -> tuple[str, ...]:
-    """Names from an untrusted file. Raises: ValueError: not a list of different names."""
-    names = _listed(content)
-    if not all(isinstance(name, str) and name.strip() for name in names) or len(set(names)) < len(names):
-        raise ValueError(f"class names must differ from each other and not be blank, got {names!r:.200}")
-    return tuple(names)
+    def probabilities(self, channels: Iterable[Tensor], again: Iterable[Tensor]) -> Iterator[Tensor]:
+        yield from (channel.sigmoid() for channel in channels)
 
-
-def _listed(content: Any) -> list[Any]:
-    if not isinstance(content, (list, tuple)):
-        raise ValueError("expected a list")
-    return list(content)
-
-
-def _label_values(content: Any) -> list[int]:
-    values = _listed(content)
-    if not all(type(value) is int and 1 <= value <= HIGHEST for value in values):
-        raise ValueError(f"label values must be whole numbers from 1 to {HIGHEST}")
-    return values
+    def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits, reference.float())
 
 
 def highest(channels: Iterable[Tensor]) -> Tensor:
@@ -149,3 +322,20 @@ def highest(channels: Iterable[Tensor]) -> Tensor:
         label.masked_fill_(channel > best, number)
         best = torch.maximum(best, channel)
     return label
+
+
+def _takes_mask(loss: Any) -> bool:
+    return "labelled" in signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+
+
+def _only(values: Tensor, labelled: Tensor) -> Tensor:
+    """The labelled voxels of all samples: (batch, channels, *spatial) -> (1, channels, voxels, 1, ...)."""
+    row = values.movedim(1, -1)[labelled[:, 0]].T
+    return row.reshape(1, *row.shape, *(1,) * (values.ndim - 3))
+
+
+def _label_values(content: Any) -> list[int]:
+    values = list(list_of(content))
+    if not all(type(value) is int and 1 <= value <= HIGHEST for value in values):
+        raise ValueError(f"label values must be whole numbers from 1 to {HIGHEST}")
+    return values

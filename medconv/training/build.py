@@ -1,4 +1,4 @@
-"""Builds a run from a resolved config: network, task, data and trainer."""
+"""Builds the task of a run from a resolved config: network, loss, optimizer, schedule, validation."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import lightning as L
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 from medconv import config as configs
 from medconv.config import Values
 from medconv.convs import mirror_axes
 from medconv.data import left_right
-from medconv.data.loading.datamodule import DataModule
-from medconv.data.preprocessing.preprocess import restore
-from medconv.inference.tta import test_time_axes, training_axes
+from medconv.data.preprocessing.preprocess import left_right_axis, restore
+from medconv.data.preprocessing.store import Store
+from medconv.inference.load import window_of
+from medconv.inference.tta import flips, test_time_axes, training_axes
 from medconv.models.build import build_network
 from medconv.models.layers.max_pool import swap_pools
 from medconv.models.pretrained.freeze import check_factors, freeze
-from medconv.performance.step_profiler import StepProfiler
 from medconv.performance.switches import apply_switches, memory_format
-from medconv.targets.image_level import image_targets_of
-from medconv.training import report
-from medconv.training.data_setup import PreparedData, data_module
-from medconv.training.losses.build import fitted_loss
+from medconv.targets import Targets
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.segmentation import SegmentationTargets
+from medconv.training.data_setup import PreparedData
+from medconv.training.losses.fit import FittedLoss
+from medconv.training.mixup import Mixup
 from medconv.training.optim.build import build_optimizer
 from medconv.training.optim.param_groups import with_lr_multipliers
-from medconv.training.run_dir import RunDir
-from medconv.training.trainer import build_trainer
-from medconv.utils import signals
-from medconv.utils.hardware import apply_backends
+from medconv.training.task import Task
+from medconv.training.validation import ImageLevelValidation, LabelMapValidation, Validation
 
 log = logging.getLogger(__name__)
 
@@ -45,78 +45,70 @@ _SWITCHES = (
 )
 
 
-def assemble(
-    values: Values,
-    prepared: PreparedData,
-    folder: RunDir,
-    stop_request: signals.StopRequest,
-    load: Callable[..., Any] | None = None,
-) -> tuple[L.Trainer, Any, DataModule, Any]:
-    """Trainer, task, data and step profiler of a resolved config.
+def build_task(
+    values: Values, record: Values, store: Store | None = None, load: Callable[..., Any] | None = None
+) -> Task:
+    """The task of a resolved config: network, loss, optimizer, schedule and validation.
 
-    Args: stop_request: of the run's signals. load: loads pretrained weights into the network.
+    Args: record: what every checkpoint carries. store: prepared cases, for validation on their own grids;
+        None: nothing will be validated. load: loads pretrained weights into the network.
     """
-    derived, perf = values["derived"], values["perf"]
-    network = _network(values, load)
+    derived, perf, settings = values["derived"], values["perf"], values["task"]
+    targets, dims = Targets.from_plain(derived["targets"]), derived["spatial_dims"]
+    network = _network(values, targets, load)
     factors = values["init"]["lr_multipliers"] or {}
     check_factors(factors, network)
-    task = configs.build(
-        values["task"],
-        "task",
-        network=network,
-        loss=fitted_loss(configs.build(values["loss"], "loss"), derived),
-        optimizer=with_lr_multipliers(build_optimizer(values), network, factors),
-        scheduler=configs.errors_with_key("scheduler", configs.build(values["scheduler"], "scheduler")),
-        record=_record(values, prepared),
-        memory_format=memory_format(perf["channels_last"], derived["spatial_dims"]),
-        mirror_axes=test_time_axes(values, network),
-        **_target_arguments(values, prepared),
+    if targets.per_voxel and settings["mixup"]:
+        raise configs.ConfigError(
+            f"task.mixup={settings['mixup']} is for image-level targets, but the data has label maps"
+        )
+    return Task(
+        network,
+        FittedLoss(configs.build(values["loss"], "loss"), targets, dims),
+        with_lr_multipliers(build_optimizer(values), network, factors),
+        configs.errors_with_key("scheduler", configs.build(values["scheduler"], "scheduler")),
+        targets,
+        _validation(values, targets, network, store),
+        record,
+        deep_supervision=settings["deep_supervision"],
+        mixup=Mixup(settings["mixup"], values["seed"]) if settings["mixup"] else None,
+        memory_format=memory_format(perf["channels_last"], dims),
     )
-    profiler = StepProfiler(perf["profile"], folder.begun)
-    trainer = build_trainer(values, folder, profiler, bool(prepared.val), stop_request)
-    data = data_module(values, prepared, profiler, stop_request)
-    report.announce(
-        values, prepared.dataset.name, len(prepared.train), len(prepared.val), network, trainer, folder
-    )
-    return trainer, task, data, profiler
 
 
-def _network(values: Values, load: Callable[..., Any] | None) -> nn.Module:
+def _validation(values: Values, targets: Targets, network: nn.Module, store: Store | None) -> Validation:
+    window = window_of(values, test_time_axes(values, network))
+    if isinstance(targets, ImageLevelTargets):
+        return ImageLevelValidation(targets, flips(window.mirror_axes))
+    assert isinstance(targets, SegmentationTargets)
+
+    def to_native(logits: Tensor, case: str) -> np.ndarray:
+        assert store is not None
+        return restore(logits, store.crop_info(case), targets.decode)
+
+    return LabelMapValidation(window, targets, to_native)
+
+
+def _network(values: Values, targets: Targets, load: Callable[..., Any] | None) -> nn.Module:
     """The network with its switches applied, and its frozen parameters frozen."""
     derived, perf, init = values["derived"], values["perf"], values["init"]
-    network = build_network(values, derived["patch_size"], load=load)
-    left_right.check_equivariance(derived, mirror_axes(network))
+    network = targets.finish(build_network(values, derived["patch_size"], load=load))
+    pairs, names, axis = (
+        configs.lists_to_tuples(derived["flip_label_pairs"] or []),
+        derived["class_names"],
+        left_right_axis(derived["slice_axis"]),
+    )
+    left_right.check_equivariance(pairs, names, axis, mirror_axes(network))
     if init["freeze"]:
         log.info("%s stay as they are", freeze(network, init["freeze"]))
-    left_right.warn_of_lookalikes(derived, training_axes(values), mirror_axes(network))
-    apply_backends(perf)
+    left_right.warn_of_lookalikes(targets, names, pairs, axis, training_axes(values), mirror_axes(network))
     apply_switches(network, **{key: perf[key] for key in _SWITCHES})
     if values["trainer"]["deterministic"]:
         swap_pools(network)
     return network
 
 
-def _target_arguments(values: Values, prepared: PreparedData) -> Values:
-    """Arguments of the task that depend on the kind of targets."""
-    derived, image_targets = values["derived"], image_targets_of(values["derived"])
-    if image_targets is not None:
-        return {
-            "image_targets": image_targets,
-            "spatial_dims": derived["spatial_dims"],
-            "seed": values["seed"],
-        }
-    return {
-        "targets": prepared.targets,
-        "patch_size": derived["patch_size"],
-        "to_native": lambda logits, case: restore(
-            logits, prepared.store.crop_info(case), prepared.targets.decode
-        ),
-        "slice_axis": derived["slice_axis"],
-        "flip_label_pairs": configs.lists_to_tuples(derived["flip_label_pairs"] or []),
-    }
-
-
-def _record(values: Values, prepared: PreparedData) -> Values:
+def record_of(values: Values, prepared: PreparedData) -> Values:
     """What every checkpoint carries; plain values only."""
     return {
         "config": values,
@@ -126,7 +118,6 @@ def _record(values: Values, prepared: PreparedData) -> Values:
         "dataset": prepared.dataset.name,
         "class_names": list(prepared.dataset.class_names),
         "targets": values["derived"]["targets"],
-        "image_targets": values["derived"]["image_targets"],
         "modalities": list(prepared.dataset.modalities),
         "spacing_range_mm": configs.tuples_to_lists(prepared.spacing_range_mm),
         "validation": {},

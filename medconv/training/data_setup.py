@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from medconv import config as configs
@@ -26,11 +26,10 @@ from medconv.performance.step_profiler import StepProfiler
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
+from medconv.targets import Targets
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.segmentation import SegmentationTargets
 from medconv.training import report
 from medconv.training.run_dir import short_hash
-from medconv.training.tasks.check import check_task
 from medconv.utils import signals
 from medconv.utils.hardware import resolve_precision
 from medconv.utils.signals import StopRequest
@@ -41,11 +40,10 @@ class PreparedData:
     """A dataset ready to train on.
 
     Args:
-        targets: of label maps; unused if there are `image_targets`.
+        targets: with what follows from the training cases.
         skipped: skipped cases, and why.
         spacing_range_mm: smallest and largest spacing of all cases along each axis (right, anterior,
             superior).
-        image_targets: of images; None: label maps.
         test: cases that training never uses.
     """
 
@@ -55,11 +53,10 @@ class PreparedData:
     preprocessing: PreprocessingConfig
     plan: Plan
     store: Store
-    targets: SegmentationTargets
+    targets: Targets
     flip_label_pairs: tuple[tuple[int, int], ...] = ()
     skipped: dict[str, str] = field(default_factory=dict)
     spacing_range_mm: tuple[tuple[float, float], ...] = ()
-    image_targets: ImageLevelTargets | None = None
     test: list[Case] = field(default_factory=list)
 
 
@@ -72,20 +69,10 @@ def find_data(config: DictConfig) -> tuple[Dataset, int]:
     if workers < 1:
         raise ConfigError(f"data.prepare_workers must be at least 1, got {workers}")
     dataset = configs.build(OmegaConf.to_container(data.layout, resolve=True), "data.layout")  # type: ignore[arg-type]
-    check_task(config.task, dataset.image_targets, dataset.name)
-    if dataset.image_targets is not None:
-        _check_no_label_map_keys(data)
-        return dataset, workers
-    dataset = dataset.with_targets(data.regions, data.regions_order, data.ignore_label)
+    keys = ("regions", "regions_order", "ignore_label")
+    dataset = dataset.with_targets(**{key: data[key] for key in keys})
     check_ignored(dataset.targets.ignore, (case.label for case in dataset.cases))
     return dataset, workers
-
-
-def _check_no_label_map_keys(data: DictConfig) -> None:
-    """Raises: ConfigError: a key for label maps is set, and the targets are image-level."""
-    for key in ("regions", "regions_order", "ignore_label", "flip_label_pairs"):
-        if data[key] is not None:
-            raise ConfigError(f"data.{key} is for label maps, but this dataset has image-level targets")
 
 
 def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | None = None) -> PreparedData:
@@ -97,9 +84,12 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
     """
     data, (dataset, workers) = config.data, find_data(config)
     split = split_cases(dataset, data)
+    if data.flip_label_pairs is not None and not dataset.targets.can_swap_labels:
+        raise ConfigError(
+            f"data.flip_label_pairs exchanges classes of label maps, but this run has {dataset.targets.kind} "
+            "targets; set only one"
+        )
     pairs = left_right.flip_label_pairs(data.flip_label_pairs, dataset.class_names)
-    if pairs and dataset.targets.overlapping:
-        raise ConfigError("data.flip_label_pairs exchanges classes, but this run has regions; set only one")
     home = dataset_folder(Path(data.cache_dir), dataset)
     with signals.raising():
         measured, skipped = fingerprint(dataset, home, workers, skip=data.on_invalid_case == "skip")
@@ -109,8 +99,7 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
         dataset = replace(dataset, cases=tuple(case for case in dataset.cases if case.id not in skipped))
         if not split.train:
             raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all cases are invalid")
-    if dataset.image_targets is not None:
-        split = check_image_level_split(split, dataset, measured, data)
+    split = check_split(split, dataset, measured, data)
     planned = make_plan(config, dataset, measured, memory_gb)
     report.planned(planned)
     preprocessing = _preprocessing(planned, dataset, measured, data)
@@ -123,11 +112,10 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
         preprocessing=preprocessing,
         plan=planned,
         store=store,
-        targets=dataset.targets,
+        targets=_fitted(dataset.targets, split.train),
         flip_label_pairs=pairs,
         skipped=skipped,
         spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*measured.spacings_mm, strict=True)),
-        image_targets=dataset.image_targets,
         test=split.test,
     )
 
@@ -135,7 +123,7 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
 def _preprocessing(
     planned: Plan, dataset: Dataset, measured: Fingerprint, data: DictConfig
 ) -> PreprocessingConfig:
-    frame = planned.patch_size if dataset.image_targets else None
+    frame = None if dataset.targets.per_voxel else planned.patch_size
     resize = tuple(data.resize) if data.resize else None
     dims, spacing_mm = planned.spatial_dims, planned.spacing_mm
     names, axis = planned.normalisation, planned.slice_axis
@@ -149,23 +137,26 @@ def split_cases(dataset: Dataset, data: DictConfig) -> DataSplit:
     )
 
 
-def check_image_level_split(
-    split: DataSplit, dataset: Dataset, measured: Fingerprint, data: DictConfig
-) -> DataSplit:
-    """The split without copies of images.
+def _fitted(targets: Targets, train: Sequence[Case]) -> Targets:
+    if not isinstance(targets, ImageLevelTargets):
+        return targets
+    return targets.fitted(splits.values_of(train, targets))
+
+
+def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data: DictConfig) -> DataSplit:
+    """For image-level targets: the split without copies of images.
 
     Args: measured: of all cases of `dataset`.
     Raises: ValueError: a class without examples, or images of different sizes.
     """
-    assert dataset.image_targets is not None
+    targets = dataset.targets
+    if not isinstance(targets, ImageLevelTargets):
+        return split
     contents = dict(zip([case.id for case in dataset.cases], measured.contents, strict=True))
     split = splits.drop_duplicates(split, contents)
-    splits.check_examples(split, dataset.image_targets)
-    if data.balanced_sampling and dataset.image_targets.kind == "regression":
-        raise ConfigError(
-            "data.balanced_sampling=true draws each class equally often, but this dataset has regression "
-            "targets"
-        )
+    splits.check_examples(split, targets)
+    if data.balanced_sampling:
+        targets.balanced_groups(splits.values_of(split.train, targets))  # fails for numbers
     sized = data.resize is not None or data.patch_size is not None
     if measured.spatial_dims == 2 and not sized and len(set(measured.shapes)) > 1:
         common, _ = Counter(measured.shapes).most_common(1)[0]
@@ -189,11 +180,10 @@ def make_plan(
     settings: Values = OmegaConf.to_container(config.plan, resolve=True)  # type: ignore[assignment]
     configured_gb = settings.pop("memory_gb")
     keys = ("spatial_dims", "spacing_mm", "patch_size", "batch_size", "normalisation", "resize")
-    image_level = dataset.image_targets is not None
+    image_level = not dataset.targets.per_voxel
     overrides = PlanOverrides(**settings, **{key: data[key] for key in keys}, image_level=image_level)
     budget = _memory_budget(config, configured_gb, memory_gb)
-    num_outputs = (dataset.image_targets or dataset.targets).num_outputs
-    return plan(measured, overrides, budget, dataset.modalities, num_outputs)
+    return plan(measured, overrides, budget, dataset.modalities, dataset.targets.num_outputs)
 
 
 def _memory_budget(config: DictConfig, configured_gb: float | None, earlier_gb: float | None) -> Budget:
@@ -219,11 +209,12 @@ def derived_values(prepared: PreparedData) -> Values:
     first = [1] * prepared.preprocessing.spatial_dims
     return {
         "num_channels": len(prepared.dataset.modalities),
-        "num_classes": (prepared.image_targets or prepared.targets).num_outputs,
-        "targets": None if prepared.image_targets else prepared.targets.plain(),
-        **_image_level_values(prepared.image_targets, prepared.train),
-        "overlapping": _overlapping(prepared),  # sigmoid of each channel
-        "exclusive": not _overlapping(prepared),  # softmax
+        "num_classes": prepared.targets.num_outputs,
+        "targets": prepared.targets.plain(),
+        "per_voxel": prepared.targets.per_voxel,
+        "class_counts": _class_counts(prepared.targets, prepared.train),
+        "overlapping": not prepared.targets.exclusive,  # sigmoid of each channel
+        "exclusive": prepared.targets.exclusive,  # softmax
         "class_names": list(prepared.dataset.class_names),
         "flip_label_pairs": configs.tuples_to_lists(prepared.flip_label_pairs) or None,
         "train_cases": f"{len(prepared.train)} cases, {short_hash([case.id for case in prepared.train])}",
@@ -232,28 +223,23 @@ def derived_values(prepared: PreparedData) -> Values:
     }
 
 
-def _overlapping(prepared: PreparedData) -> bool:
-    return (
-        prepared.image_targets.kind == "multilabel"
-        if prepared.image_targets
-        else prepared.targets.overlapping
-    )
+def _class_counts(targets: Targets, train: Sequence[Case]) -> list[int] | None:
+    """Training cases of each class or label; None: does not apply."""
+    if not isinstance(targets, ImageLevelTargets):
+        return None
+    return targets.class_counts(splits.values_of(train, targets))
 
 
-def _image_level_values(image_targets: ImageLevelTargets | None, train: list[Case]) -> Values:
-    """Image-level targets and statistics of the training labels; None: does not apply."""
-    values = np.array([case.values for case in train], dtype=float) if image_targets else np.empty((0, 0))
-    regression = image_targets is not None and image_targets.kind == "regression"
-    counts = splits.class_counts(train, image_targets) if image_targets and not regression else None
-    return {
-        "image_targets": image_targets.plain() if image_targets else None,
-        "class_counts": counts,
-        "value_means": values.mean(0).tolist() if regression else None,
-        "value_stds": [std or 1.0 for std in values.std(0).tolist()] if regression else None,
-    }
+def _draw_from(prepared: PreparedData) -> list[list[int]] | None:
+    """Indices of training cases per class; None: does not apply."""
+    targets = prepared.targets
+    if not isinstance(targets, ImageLevelTargets):
+        return None
+    groups = targets.balanced_groups(splits.values_of(prepared.train, targets))
+    return [group.tolist() for group in groups]
 
 
-def data_module(
+def build_data(
     values: Values,
     prepared: PreparedData,
     profiler: StepProfiler | None = None,
@@ -286,9 +272,7 @@ def data_module(
         augment,
         seed=values["seed"],
         slice_axis=derived["slice_axis"],
-        draw_from=splits.indices_by_class(prepared.train, prepared.image_targets)
-        if prepared.image_targets and settings["balanced_sampling"]
-        else None,
+        draw_from=_draw_from(prepared) if settings["balanced_sampling"] else None,
         **{key: settings[key] for key in keys},
         profiler=profiler,
         stop_request=stop_request,

@@ -13,8 +13,9 @@ from medconv.config import compose
 from medconv.data.case import Dataset
 from medconv.data.preprocessing.fingerprint import CaseReport, error_report, examine_all, measure
 from medconv.planning import report as planning_report
+from medconv.targets.image_level import ImageLevelTargets
 from medconv.training.data_setup import (
-    check_image_level_split,
+    check_split,
     find_data,
     make_plan,
     prepare_data,
@@ -59,8 +60,7 @@ def _check(run_config: DictConfig) -> int:
     if errors:
         raise ValueError(error_report(dataset, errors))
     measured = measure(reports)
-    if dataset.image_targets is not None:
-        check_image_level_split(split_cases(dataset, run_config.data), dataset, measured, run_config.data)
+    check_split(split_cases(dataset, run_config.data), dataset, measured, run_config.data)
     print(f"\n{planning_report.table(make_plan(run_config, dataset, measured).rows)}")
     print(f"\nno errors in {len(reports)} cases of {dataset.name}")
     return DONE
@@ -79,11 +79,9 @@ def table(dataset: Dataset, reports: list[CaseReport]) -> str:
 
 def _values(values: tuple[float, ...] | None, dataset: Dataset) -> list[str]:
     """The image-level label of a case, one cell per name; dashes if there is none."""
-    if dataset.image_targets is None or values is None:
-        return ["-"] * len(dataset.class_names)
-    if dataset.image_targets.kind == "multiclass":
-        return ["x" if values[0] == index else "" for index in range(len(dataset.class_names))]
-    return [f"{value:.4g}" for value in values]
+    if isinstance(dataset.targets, ImageLevelTargets) and values is not None:
+        return dataset.targets.cells_per_name(values)
+    return ["-"] * len(dataset.class_names)
 
 
 def _row(report: CaseReport, values: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from medconv import config as configs
 from medconv.config import Values
@@ -21,10 +21,11 @@ from medconv.models.monai_networks import stem_for
 from medconv.models.pretrained.adapt import layers_of
 from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance import bottleneck
-from medconv.targets import monitor
+from medconv.performance.step_profiler import StepProfiler
+from medconv.targets import Targets
 from medconv.training import report
 from medconv.training.autotune import cache
-from medconv.training.build import assemble
+from medconv.training.build import build_task, record_of
 from medconv.training.callbacks import early_stopping
 from medconv.training.checkpoint.compatibility import (
     check_has_training_state,
@@ -33,12 +34,13 @@ from medconv.training.checkpoint.compatibility import (
     check_same_task,
     check_weights_fit,
 )
-from medconv.training.data_setup import PreparedData, derived_values, prepare_data
+from medconv.training.data_setup import PreparedData, build_data, derived_values, prepare_data
 from medconv.training.memory_errors import naming_memory
 from medconv.training.run_dir import RunDir, is_rank_zero
+from medconv.training.trainer import build_trainer
 from medconv.utils import checkpoint_io, cluster, signals
 from medconv.utils.exit_codes import DONE
-from medconv.utils.hardware import check_devices, resolve_precision
+from medconv.utils.hardware import apply_backends, check_devices, resolve_precision
 
 _LONG_ENOUGH = 10.0  # seconds of training; the bottleneck of a shorter run means little
 
@@ -68,18 +70,28 @@ def _train(config: DictConfig, folder: RunDir) -> Values:
     L.seed_everything(config.seed, workers=True, verbose=False)
     config = _with_launched_devices(config)
     prepared = prepare_data(config, memory_gb=folder.planned_memory())
+    config = _with_loss(config, prepared.targets)
     values = _resolve(config, prepared, folder)
     if folder.finished(values):
         log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
     stop_request = signals.StopRequest()
     first_weights = _first_weights(config, values, folder)
-    trainer, task, data, profiler = assemble(values, prepared, folder, stop_request, first_weights)
+    apply_backends(values["perf"])
+    task = build_task(values, record_of(values, prepared), prepared.store, first_weights)
+    profiler = StepProfiler(values["perf"]["profile"], folder.begun)
+    trainer = build_trainer(values, folder, profiler, bool(prepared.val), stop_request)
+    data = build_data(values, prepared, profiler, stop_request)
+    report.announce(
+        values, prepared.dataset.name, len(prepared.train), len(prepared.val), task.network, trainer, folder
+    )
     if folder.resume not in ("auto", "never"):
         _check_checkpoint(folder.resume, values, task)
     folder.begin(values)
     folder.write_summary(
-        skipped_cases=prepared.skipped, score=monitor.metric_of_task(values["task"]["_target_"]).plain()
+        skipped_cases=prepared.skipped,
+        score=prepared.targets.monitored.plain(),
+        targets=prepared.targets.plain(),
     )
     with (
         folder.recording(trainer, profiler),
@@ -99,7 +111,7 @@ def _train(config: DictConfig, folder: RunDir) -> Values:
 
 def _resolve(config: DictConfig, prepared: PreparedData, folder: RunDir) -> Values:
     """The config with every value filled in."""
-    values = configs.resolve(config, _derived(config, prepared))
+    values = configs.resolve(config, _derived(prepared))
     values["model"] = model_of(values)
     values["data"]["batch_size"] = prepared.plan.batch_size
     values["trainer"]["devices"] = check_devices(values["trainer"], cluster.launcher() is not None)
@@ -136,9 +148,9 @@ def _first_weights(config: DictConfig, values: Values, folder: RunDir) -> Callab
     )
 
 
-def _derived(config: DictConfig, prepared: PreparedData) -> Values:
-    """The config's `derived`: values of the data and its plan, with those that follow from the task."""
-    derived, monitored = derived_values(prepared), monitor.metric_of_task(str(config.task._target_))
+def _derived(prepared: PreparedData) -> Values:
+    """The config's `derived`: values of the data and its plan, with those that follow from the targets."""
+    derived, monitored = derived_values(prepared), prepared.targets.monitored
     return {
         **derived,
         "monitor": monitored.name,
@@ -146,6 +158,15 @@ def _derived(config: DictConfig, prepared: PreparedData) -> Values:
         "num_train_cases": len(prepared.train),
         "stem": stem_for(derived["patch_size"]),
     }
+
+
+def _with_loss(config: DictConfig, targets: Targets) -> DictConfig:
+    """The config with the targets' default loss for `loss=auto`."""
+    if config.loss._target_ is not None:
+        return config
+    config = config.copy()
+    config.loss = OmegaConf.load(configs.conf_dir() / "loss" / f"{targets.default_loss}.yaml")
+    return config
 
 
 def _with_launched_devices(config: DictConfig) -> DictConfig:

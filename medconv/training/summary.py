@@ -7,10 +7,7 @@ from typing import Any
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from medconv.metrics import image_level
-from medconv.metrics.dice import mean, mean_per_class
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.training.tasks.image_level import arrays
+from medconv.targets import Targets
 from medconv.utils import cluster
 from medconv.utils.signals import RunInterrupted
 
@@ -47,12 +44,8 @@ def status_after(error: BaseException) -> str:
 def scores(record: Mapping[str, Any]) -> dict[str, Any]:
     """Scores as they are logged, and the row of each case. Args: record: a checkpoint's `medconv`."""
     rows = record["validation"]
-    if record.get("image_targets") is None:
-        per_class = mean_per_class(list(rows.values()))
-        return {"val/dice": mean(per_class), "val/dice_per_class": per_class, "val/cases": rows}
-    image_targets = ImageLevelTargets.from_plain(record["image_targets"])
-    metrics = image_level.measure(image_targets, *arrays(rows)) if rows else {}
-    return {**{f"val/{name}": value for name, value in metrics.items()}, "val/cases": rows}
+    scores = Targets.from_plain(record["targets"]).summary(rows)
+    return {**{f"val/{name}": value for name, value in scores.items()}, "val/cases": rows}
 
 
 def is_valid(content: Any) -> bool:

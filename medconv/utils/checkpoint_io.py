@@ -69,5 +69,5 @@ def load_weights(network: nn.Module, content: dict[str, Any], path: Path) -> Non
 
 def output_names(derived: Mapping[str, Any]) -> list[str]:
     """The names of the outputs without the background; empty if `derived` has none."""
-    targets = derived.get("image_targets") or derived.get("targets")
+    targets = derived.get("targets")
     return list(targets.get("names") or []) if isinstance(targets, Mapping) else []

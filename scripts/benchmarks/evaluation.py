@@ -16,7 +16,7 @@ from benchmarks import results
 from medconv.data.case import Grid
 from medconv.data.io.images import in_folder, read_label
 from medconv.metrics.segmentation import measure
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets.segmentation import LabelMapTargets
 
 Pair = tuple[np.ndarray, np.ndarray, tuple[float, ...]]  # prediction, reference, spacing
 REFERENCE = "MONAI"
@@ -77,7 +77,7 @@ def _ours(
     names = tuple(str(v) for v in range(int(reference.max()) + 1))
     grid = Grid.of(reference.shape, np.diag([*spacing, 1.0]))
     distances = measure(
-        prediction, reference, grid, SegmentationTargets.of_classes(names), dict.fromkeys(names, 1.0)
+        prediction, reference, grid, LabelMapTargets.of_classes(names), dict.fromkeys(names, 1.0)
     )
     return [
         [distances[metric][name] for name in names[1:]] for metric in ("dice", "nsd", "hd95_mm", "asd_mm")

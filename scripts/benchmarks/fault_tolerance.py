@@ -14,10 +14,12 @@ from torch import nn
 
 from benchmarks.results import Row, alternate, by, conditions, table
 from medconv.models.unet import UNet
+from medconv.targets.segmentation import LabelMapTargets
 from medconv.training.checkpoint.resumable_loop import PerStepSeeding
 from medconv.training.checkpoint.writer import AtomicCheckpointIO, copied
 from medconv.training.layer_trace import generators
-from medconv.training.losses.segmentation import DiceCrossEntropy, over_heads
+from medconv.training.losses.fit import FittedLoss
+from medconv.training.losses.segmentation import DiceCrossEntropy
 
 STEP = "forward and backward"
 
@@ -65,11 +67,12 @@ def show(rows: Sequence[Row]) -> str:
 def _step(network: nn.Module, options: argparse.Namespace, device: torch.device) -> Callable[[], None]:
     image = torch.randn(options.batch, 1, *options.patch, device=device)
     label = torch.randint(3, (options.batch, 1, *options.patch), device=device)
-    loss = DiceCrossEntropy()
+    targets = LabelMapTargets.of_classes(["background", "one", "two"])
+    loss = FittedLoss(DiceCrossEntropy(), targets, len(options.patch))
 
     def step() -> None:
         network.zero_grad()
-        over_heads(loss, network(image), label, len(options.patch)).backward()
+        loss(network(image), label).backward()
 
     return step
 

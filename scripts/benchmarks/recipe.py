@@ -98,9 +98,10 @@ def run(options: argparse.Namespace) -> list[Row]:
             together = waiting[first : first + len(slots)]
             processes.run("train", together, slots)
             processes.run("predict", together, slots)
+            targets = SegmentationTargets.from_plain(bench.dataset.targets.plain())
             for entry in together:
                 if str(entry.folder) not in processes.errors:
-                    entry.keep(scored(entry, bench.val, bench.dataset.targets))
+                    entry.keep(scored(entry, bench.val, targets))
     if processes.errors:
         raise ValueError(
             f"{len(processes.errors)} of {len(entries)} trainings failed\n"

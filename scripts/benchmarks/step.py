@@ -21,9 +21,11 @@ from benchmarks.peers import dynunet
 from benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
 from benchmarks.results import Row, alternate, by, conditions, table
 from medconv.models.unet import UNet
+from medconv.targets.segmentation import LabelMapTargets
 from medconv.training.autotune import search
 from medconv.training.autotune.trial import Choice, Trial, Work
-from medconv.training.losses.segmentation import DiceCrossEntropy, over_heads
+from medconv.training.losses.fit import FittedLoss
+from medconv.training.losses.segmentation import DiceCrossEntropy
 from medconv.utils.hardware import resolve_precision
 
 REFERENCE = "perf=reference"
@@ -141,14 +143,12 @@ def _unet(options: argparse.Namespace) -> nn.Module:
 
 def _work(options: argparse.Namespace, device: torch.device, network: nn.Module) -> Work:
     """With a fused optimizer."""
-    dims = len(options.patch)
     image = torch.randn(options.batch, options.channels, *options.patch, device=device)
     label = torch.randint(options.classes, (options.batch, 1, *options.patch), device=device)
-    loss = DiceCrossEntropy()
+    targets = LabelMapTargets.of_classes([str(number) for number in range(options.classes)])
+    loss = FittedLoss(DiceCrossEntropy(), targets, len(options.patch))
     optimizer = partial(torch.optim.AdamW, lr=1e-3, fused=True)
-    return Work(
-        network, lambda outputs, target: over_heads(loss, outputs, target, dims), optimizer, image, label
-    )
+    return Work(network, loss, optimizer, image, label)
 
 
 def _memory(trial: Trial, device: torch.device) -> Row:

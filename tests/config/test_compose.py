@@ -18,6 +18,7 @@ from medconv.utils.logging import message
             "model=resnext",
             "customconv densenet dynunet efficientnet encoder flexibleunet monai_unet resnet segresnet senet",
         ),
+        ("loss.class_weights=balanced", "class_weights is a key of loss=bce, cross_entropy"),
         ("perf=turbo", "turbo"),
         ("conv=magic", "magic"),
         ("plan.memory=8", "there is no key plan.memory; did you mean plan.memory_gb"),

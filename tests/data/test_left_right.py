@@ -8,7 +8,9 @@ from torch import Tensor
 
 from medconv.config import ConfigError
 from medconv.data import left_right
+from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.inference.sliding_window import SlidingWindow
+from medconv.targets.segmentation import RegionTargets
 
 NAMES = ("background", "left_kidney", "spleen", "right_kidney", "lung_l", "lung_r")
 
@@ -95,10 +97,9 @@ def test_network_may_be_equivariant_along_axes_other_than_left_to_right(
     slice_axis: int | None, axes: tuple[int, ...]
 ) -> None:
     """Sagittal slices (axis 0) have no such axis."""
-    derived = {"class_names": list(NAMES), "flip_label_pairs": [[1, 3]], "slice_axis": slice_axis}
-    left_right.check_equivariance(derived, axes)
+    left_right.check_equivariance([(1, 3)], NAMES, left_right_axis(slice_axis), axes)
     with pytest.raises(ConfigError, match="cannot tell left_kidney from right_kidney"):
-        left_right.check_equivariance({**derived, "slice_axis": None}, (*axes, 0))
+        left_right.check_equivariance([(1, 3)], NAMES, 0, (*axes, 0))
 
 
 @pytest.mark.parametrize(
@@ -113,10 +114,9 @@ def test_warning_for_regions_does_not_recommend_pairs(
     regions: dict[str, list[int]], lookalikes: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`data.flip_label_pairs` excludes regions; classes that no region separates may be swapped."""
-    targets = {"names": list(regions), "values": list(regions.values())}
-    left_right.warn_of_lookalikes(
-        {"class_names": list(NAMES[:5]), "overlapping": True, "targets": targets}, (0,), ()
-    )
+    values = tuple(map(tuple, regions.values()))
+    targets = RegionTargets(tuple(regions), values, None, tuple(group[0] for group in values))
+    left_right.warn_of_lookalikes(targets, NAMES[:5], (), 0, (0,), ())
     warning = "augmentation.mirror_axes=[0] swaps left and right but no regions: {}; mirror along other axes"
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ([] if lookalikes is None else [warning.format(lookalikes)])

@@ -13,13 +13,12 @@ from medconv.data.datasets.auto import auto
 from medconv.data.splits import (
     DataSplit,
     check_examples,
-    class_counts,
     drop_duplicates,
-    indices_by_class,
     split_cases,
     split_fold,
 )
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
+from medconv.targets.multilabel import MultilabelTargets
 
 # The validation indices of `sklearn.model_selection.KFold(5, shuffle=True,
 # random_state=12345).split(range(n))`, which is what nnU-Net uses, as scikit-learn 1.9.1 gave them.
@@ -192,14 +191,14 @@ def test_group_in_two_splits_is_an_error(tmp_path: Path) -> None:
 
 
 def test_class_without_an_example_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    image_targets = ImageLevelTargets("multiclass", ("no", "yes"))
+    image_targets = MulticlassTargets(("no", "yes"))
     check_examples(DataSplit([case("a", 0), case("b", 1)], [case("c", 0), case("d", 1)], []), image_targets)
     with pytest.raises(ValueError, match="no training case has class yes"):
         check_examples(DataSplit([case("a", 0)], [case("c", 0), case("d", 1)], []), image_targets)
     with pytest.raises(ValueError, match="no validation case has class no"):
         check_examples(DataSplit([case("a", 0), case("b", 1)], [case("d", 1)], []), image_targets)
     check_examples(DataSplit([case("a", 0), case("b", 1)], [], []), image_targets)
-    findings = ImageLevelTargets("multilabel", ("x", "y"))
+    findings = MultilabelTargets(("x", "y"))
     neither, both, second = (Case(str(v), (), values=v) for v in ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0)))
     check_examples(DataSplit([both], [neither, second], []), findings)
     assert "no validation case has x" in caplog.text
@@ -208,15 +207,6 @@ def test_class_without_an_example_is_an_error(caplog: pytest.LogCaptureFixture) 
     for val in ([neither, neither], [second, second]):  # no finding has an AUC
         with pytest.raises(ValueError, match="no finding has both positive and negative validation cases"):
             check_examples(DataSplit([both], val, []), findings)
-
-
-def test_cases_are_counted_and_listed_by_class() -> None:
-    two = [case("a", 0), case("b", 1), case("c", 1)]
-    assert class_counts(two, ImageLevelTargets("multiclass", ("x", "y", "z"))) == [1, 2, 0]
-    assert indices_by_class(two, ImageLevelTargets("multiclass", ("x", "y", "z"))) == [[0], [1, 2], []]
-    findings = [Case(str(i), (), values=v) for i, v in enumerate([(1.0, 1.0), (0.0, 1.0), (0.0, 0.0)])]
-    assert class_counts(findings, ImageLevelTargets("multilabel", ("x", "y"))) == [1, 2]
-    assert indices_by_class(findings, ImageLevelTargets("multilabel", ("x", "y"))) == [[0], [0, 1], [2]]
 
 
 def test_copies_of_validation_and_test_images_are_dropped_from_training(

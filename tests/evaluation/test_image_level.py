@@ -19,7 +19,7 @@ def test_scores_are_those_of_the_metrics(tmp_path: Path) -> None:
     result = image_level.evaluate(predictions, labels)
     assert result["mean"] == metrics.measure(CLASSES, outputs, truth)
     assert result["intervals"]["auc"] == list(metrics.intervals(CLASSES, outputs, truth)["auc"])
-    assert result["per_class"] == metrics.per_name(CLASSES, outputs, truth)
+    assert result["per_class"] == CLASSES.per_name(outputs, truth)
     part = image_level.evaluate(predictions, labels, part="test")
     assert (
         part["mean"] == metrics.measure(CLASSES, outputs[4:], truth[4:]) and part["cases"][0]["case"] == "c4"
@@ -33,9 +33,9 @@ def test_without_a_manifest_the_labels_decide_the_kind_of_targets(tmp_path: Path
     )
     findings = write_table(tmp_path / "f.csv", ["case", "a", "b"], ["x", 0, 1], ["y", 1, 0], ["z", 1, 1])
     numbers = write_table(tmp_path / "n.csv", ["case", "a", "b"], ["x", 0.3, 1], ["y", 1, 0], ["z", 1, 1])
-    assert image_level.evaluate(predictions, findings)["image_targets"]["kind"] == "multilabel"
+    assert image_level.evaluate(predictions, findings)["targets"]["kind"] == "multilabel"
     result = image_level.evaluate(predictions, numbers)
-    assert result["image_targets"]["kind"] == "regression"
+    assert result["targets"]["kind"] == "regression"
     assert result["mean"]["mae"] == pytest.approx(np.mean([0.1, 0.1, 0.2, 0.1, 0.5, 0.4]))
     assert "mean absolute error" in image_level.table(result) and "R2" in write_report(result, {})
 

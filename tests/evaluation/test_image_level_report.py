@@ -9,7 +9,6 @@ from PIL import Image
 
 from medconv.evaluation import image_level
 from medconv.evaluation.image_level_report import write_report
-from medconv.metrics import image_level as metrics
 
 
 def test_the_page_is_self_contained_and_escapes_names(tmp_path: Path) -> None:
@@ -24,5 +23,5 @@ def test_the_page_is_self_contained_and_escapes_names(tmp_path: Path) -> None:
     assert NASTY not in text and "&lt;img src=x" in text
     assert not re.findall(r"https?://|url\(|<script|<link", text)
     assert text.count("data:image/png;base64,") == 3 + 11 and "without the image: " in text
-    errors = metrics.errors(CLASSES, outputs, truth)
+    errors = CLASSES.errors(outputs, truth)
     assert re.findall(r"<h3>(c\d+) · error", text)[0] == f"c{errors.argmax()}"

@@ -17,9 +17,9 @@ from medconv.evaluation.labels import (
     tolerances,
 )
 from medconv.inference.manifest import MANIFEST
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets.segmentation import LabelMapTargets, RegionTargets
 
-REGIONS = SegmentationTargets(("whole", "core"), ((1, 2, 3), (2, 3)), (1, 2), ignore=4)
+REGIONS = RegionTargets(("whole", "core"), ((1, 2, 3), (2, 3)), 4, (1, 2))
 
 
 def folders(tmp_path: Path, record: Any = None, labels: Any = None) -> tuple[Path, Path]:
@@ -35,10 +35,10 @@ def test_targets_come_from_the_manifest_then_from_the_dataset(tmp_path: Path) ->
     assert targets_of(*folders(tmp_path)) is None
     regions = {"background": 0, "whole": [1, 2], "core": 2, "ignore": 3}
     targets = targets_of(*folders(tmp_path, labels={"labels": regions, "regions_class_order": [1, 2]}))
-    assert targets == SegmentationTargets(("whole", "core"), ((1, 2), (2,)), (1, 2), ignore=3)
-    assert targets_of(
-        *folders(tmp_path, {"class_names": ["background", "x"]})
-    ) == SegmentationTargets.of_classes(("background", "x"))
+    assert targets == RegionTargets(("whole", "core"), ((1, 2), (2,)), 3, (1, 2))
+    assert targets_of(*folders(tmp_path, {"class_names": ["background", "x"]})) == LabelMapTargets.of_classes(
+        ("background", "x")
+    )
     assert targets_of(*folders(tmp_path, {"class_names": ["old"], "targets": REGIONS.plain()})) == REGIONS
 
 
@@ -122,7 +122,7 @@ def test_two_folders_must_have_the_same_classes(tmp_path: Path) -> None:
         (tmp_path / name / MANIFEST).write_text(json.dumps({"class_names": classes}))
     assert agreed_targets(
         [tmp_path / "a", tmp_path / "b"], tmp_path / "labelsTr"
-    ) == SegmentationTargets.of_classes(("background", "x"))
+    ) == LabelMapTargets.of_classes(("background", "x"))
     with pytest.raises(
         ValueError, match=rf"^{tmp_path}/c: its classes differ from those of {tmp_path}/a: x and x, y"
     ):
@@ -130,7 +130,7 @@ def test_two_folders_must_have_the_same_classes(tmp_path: Path) -> None:
 
 
 def test_classes_without_names_are_numbered() -> None:
-    assert numbered([0, 10, 2]) == numbered(["10", "2"]) == SegmentationTargets(("2", "10"), ((2,), (10,)))
+    assert numbered([0, 10, 2]) == numbered(["10", "2"]) == LabelMapTargets(("2", "10"), ((2,), (10,)))
 
 
 def test_undeclared_label_values_are_refused() -> None:

@@ -7,9 +7,9 @@ from medconv.data.case import Grid
 from medconv.evaluation import postprocessing_search
 from medconv.evaluation.postprocessing_search import Decision, LabelledCase
 from medconv.inference.postprocessing import FOREGROUND, Step
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets.segmentation import LabelMapTargets, RegionTargets, SegmentationTargets
 
-CLASSES = SegmentationTargets.of_classes(("background", "a", "b"))
+CLASSES = LabelMapTargets.of_classes(("background", "a", "b"))
 CASES = [f"case_{i:02d}" for i in range(16)]
 SHAPE = (20, 20, 10)
 
@@ -145,7 +145,7 @@ def test_ignored_voxels_do_not_count() -> None:
     decision = decide(
         cases,
         Step("keep_largest", "a"),
-        targets=SegmentationTargets.of_classes(("background", "a", "b"), ignore=255),
+        targets=LabelMapTargets.of_classes(("background", "a", "b"), ignore=255),
     )
     assert decision.rejected[0].changed == 16 and decision.rejected[0].difference == 0
 
@@ -177,7 +177,7 @@ def test_a_threshold_does_not_exceed_its_component(mm3: float) -> None:
     thresholds = [
         s.min_mm3
         for s in postprocessing_search.candidates(
-            {"a": np.array([mm3])}, SegmentationTargets.of_classes(("_", "a"))
+            {"a": np.array([mm3])}, LabelMapTargets.of_classes(("_", "a"))
         )
         if s.min_mm3
     ]
@@ -186,8 +186,8 @@ def test_a_threshold_does_not_exceed_its_component(mm3: float) -> None:
 
 
 def test_the_foreground_is_tried_unless_a_class_or_region_covers_it() -> None:
-    one = SegmentationTargets.of_classes(("background", "a"))
-    regions = SegmentationTargets(("whole", "core"), ((1, 2), (2,)), (1, 2))
+    one = LabelMapTargets.of_classes(("background", "a"))
+    regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), None, (1, 2))
     for targets, names in ((one, {"a"}), (regions, {"whole", "core"}), (CLASSES, {"a", "b", FOREGROUND})):
         volumes = postprocessing_search.volumes(samples({}).__getitem__, CASES[:1], targets)
         assert {step.label for step in postprocessing_search.candidates(volumes, targets)} == names
@@ -195,7 +195,7 @@ def test_the_foreground_is_tried_unless_a_class_or_region_covers_it() -> None:
 
 def test_an_absent_class_has_no_threshold() -> None:
     steps = postprocessing_search.candidates(
-        {"a": np.array([])}, SegmentationTargets.of_classes(("background", "a"))
+        {"a": np.array([])}, LabelMapTargets.of_classes(("background", "a"))
     )
     assert [step.operation for step in steps] == ["keep_largest", "fill_holes"]
 

@@ -12,30 +12,32 @@ from medconv.data.case import Case
 from medconv.evaluation import image_level, tables
 from medconv.inference.output_table import OutputTable
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
+from medconv.targets.multilabel import MultilabelTargets
 
 
-@pytest.mark.parametrize("kind", ["multiclass", "multilabel"])
-def test_classes_named_like_columns_are_read_back(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", [MulticlassTargets, MultilabelTargets])
+def test_classes_named_like_columns_are_read_back(tmp_path: Path, kind: type[ImageLevelTargets]) -> None:
     """`predict` renames columns of classes that are called `case` or `predicted`."""
-    image_targets = ImageLevelTargets(kind, ("case", "control", "predicted"))  # type: ignore[arg-type]
+    targets = kind(("case", "control", "predicted"))
     outputs = np.array([[0.2, 0.7, 0.1], [0.5, 0.3, 0.2]])
-    folder = OutputTable(tmp_path, image_targets, {}, {})
+    folder = OutputTable(tmp_path, targets, {}, {})
     (tmp_path / "a.png").touch()
     cases = [Case(name, (tmp_path / "a.png",)) for name in ("x", "y")]
     with folder.open(cases):
         folder.add(cases, outputs)
     table = tables.read_predictions(tmp_path / "predictions.csv", "--predictions")
-    assert table.image_targets == image_targets and list(table.outputs) == ["x", "y"]
+    assert table.image_targets == targets and list(table.outputs) == ["x", "y"]
     np.testing.assert_allclose(np.stack(list(table.outputs.values())), outputs)
-    if kind == "multilabel":
+    if kind is MultilabelTargets:
         labels = write_table(
-            tmp_path / "l.csv", ["path", *image_targets.names], ["x.png", 1, 0, 0], ["y.png", 1, 1, 0]
+            tmp_path / "l.csv", ["path", *targets.names], ["x.png", 1, 0, 0], ["y.png", 1, 1, 0]
         )
-        assert tables.read_truth(labels, image_targets).values == {"x": (1, 0, 0), "y": (1, 1, 0)}
+        assert tables.read_truth(labels, targets).values == {"x": (1, 0, 0), "y": (1, 1, 0)}
 
 
 HEADER = ["case", "predicted", "cat", "dog"]
-RECORD = '{"image_targets": {"kind": "multiclass", "names": ["a", "b"]}}'
+RECORD = '{"targets": {"kind": "multiclass", "names": ["a", "b"]}}'
 FAULTS: dict[str, Callable[[Path, Path], Any]] = {
     r"--predictions .*predictions.csv: no such file, expected a table \(CSV\)": lambda p, q: p.unlink(),
     "no column 'case', expected a table as medconv predict writes it": lambda p, q: write_table(
@@ -46,8 +48,8 @@ FAULTS: dict[str, Callable[[Path, Path], Any]] = {
     ),
     "row 2: expected probabilities, from 0 to 1": lambda p, q: write_table(p, HEADER, ["c0", "cat", 1.5, 0]),
     "row 3: case c0 is there twice": lambda p, q: write_table(p, HEADER, *[["c0", "cat", 1, 0]] * 2),
-    "labels.csv, row 2: 'mouse' is not a class of the predictions; they are cat": lambda p, q: write_table(
-        q, ["path", "label"], ["c0.png", "mouse"]
+    "labels.csv, row 2: column 'label': 'mouse' is not a class; the classes are cat": lambda p, q: (
+        write_table(q, ["path", "label"], ["c0.png", "mouse"])
     ),
     "no column 'label'; it has path, kind": lambda p, q: write_table(q, ["path", "kind"], ["c0.png", "cat"]),
     "a column 'case' or 'path' is needed": lambda p, q: write_table(q, ["label"], ["cat"]),

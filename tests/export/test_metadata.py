@@ -28,7 +28,7 @@ def test_the_metadata_holds_all_that_prediction_needs(exported: Exported, format
     assert metadata["inputs"]["divisor"] == [2, 2, 2] and ("opset" in metadata) == (format == "onnx")
     training, validation, parity = (metadata[key] for key in ("training", "validation", "parity"))
     assert (training["dataset"], training["cases"], validation["cases"]) == ("Tiny", 4, 3)
-    assert set(validation["dice_per_class"]) == {"box", "hole"}
+    assert set(validation["scores"]["dice_per_class"]) == {"box", "hole"}
     assert 0 <= parity["largest_difference"] <= 1e-4 and "case_1.nii.gz" in parity["inputs"]
     markdown = path.with_name(path.name + ".md").read_text()
     for text in (metadata["sha256"], "Tiny, 4 cases", "zscore", "1 x 1.5 x 2 mm"):

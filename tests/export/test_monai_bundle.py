@@ -19,7 +19,7 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig, preproces
 from medconv.export import export
 from medconv.export.monai_bundle import _normalisation, _postprocessing
 from medconv.inference.predictor import Predictor
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets.segmentation import RegionTargets
 
 pytest.importorskip("ignite")
 pytest.importorskip("fire")
@@ -140,7 +140,7 @@ def test_the_bundle_normalises_as_medconv(names: tuple[str, str]) -> None:
 
 
 def test_the_bundle_decodes_regions_as_medconv() -> None:
-    targets = SegmentationTargets(("a", "b", "c"), ((1, 2, 3), (2, 3), (3,)), (1, 2, 3))
+    targets = RegionTargets(("a", "b", "c"), ((1, 2, 3), (2, 3), (3,)), None, (1, 2, 3))
     logits = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(0))
     config = {"imports": ["$import torch", "$import numpy"], "decode": _postprocessing(targets)[1]}
     label = ConfigParser(config).get_parsed_content("decode")({"pred": logits})["pred"]

@@ -12,7 +12,7 @@ from helpers import loaded_models
 from torch import Tensor, nn
 
 from medconv.export.parity import on_case, on_patches
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.regression import RegressionTargets
 
 CAPTURED = SimpleNamespace(divisor=(2, 2, 2), dynamic=(True, False, True))
 
@@ -53,7 +53,7 @@ def test_differences_of_a_regression_are_relative_to_its_largest_number() -> Non
         def forward(self, image: Tensor) -> Tensor:
             return image.new_full((len(image), 1), self.number)
 
-    targets = ImageLevelTargets("regression", ("age",))
+    targets = RegressionTargets(("age",))
     models = [loaded_models.image_level(Number(number), targets) for number in (1000.0, 1001.0)]
     captured = SimpleNamespace(divisor=(1, 1), dynamic=(False, False))
     assert on_patches(*models, captured) == pytest.approx(1e-3)

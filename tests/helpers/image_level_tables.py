@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
 
 NASTY = '<img src=x onerror="alert(1)">'
-CLASSES = ImageLevelTargets("multiclass", ("cat", NASTY))
+CLASSES = MulticlassTargets(("cat", NASTY))
 
 
 def write_table(path: Path, *lines: list[Any]) -> Path:

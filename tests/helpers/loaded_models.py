@@ -11,7 +11,7 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets.segmentation import LabelMapTargets
 
 
 def segmentation(network: nn.Module, patch_size: tuple[int, ...] = (8, 8, 8), **more: Any) -> LoadedModel:
@@ -22,7 +22,7 @@ def segmentation(network: nn.Module, patch_size: tuple[int, ...] = (8, 8, 8), **
         PreprocessingConfig(3, (1.0, 1.0, 1.0), ("none",), ({},)),
         SlidingWindow(patch_size),
         classes,
-        SegmentationTargets.of_classes(classes),
+        LabelMapTargets.of_classes(classes),
         ("MRI",),
         "32-true",
         torch.contiguous_format,
@@ -43,10 +43,9 @@ def image_level(
         PreprocessingConfig(2, (1.0, 1.0), ("none",), ({},), frame=size),
         SlidingWindow(size, mirror_axes=mirror_axes),
         image_targets.names,
-        SegmentationTargets((), ()),
+        image_targets,
         ("grey",),
         "32-true",
         torch.contiguous_format,
-        image_targets=image_targets,
         **more,
     )

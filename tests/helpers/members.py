@@ -42,6 +42,7 @@ def variant(
 def regions(record: dict[str, Any]) -> None:
     """The three channels as regions that overlap."""
     record["targets"] = {
+        "kind": "regions",
         "names": ["a", "b", "c"],
         "values": [[1, 2, 3], [2, 3], [3]],
         "order": [1, 2, 3],

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
-from medconv.training.tasks.base import Task
+from medconv.training.task import Task
 
 EXPLODES = ["optimizer=sgd", "optimizer.lr=1e30", "trainer.gradient_clip_val=null"]
 

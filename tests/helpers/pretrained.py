@@ -17,7 +17,7 @@ from medconv.models.pretrained.load import load
 from medconv.models.unet import UNet
 
 # derived values of a run, as far as loading reads them
-DERIVED = {"num_channels": 1, "image_targets": None, "targets": {"names": ["box", "hole"]}}
+DERIVED = {"num_channels": 1, "targets": {"names": ["box", "hole"]}}
 UNET_LAYERS = Layers(image=frozenset({"encoder.0.0"}), head=frozenset({"head"}))
 
 

@@ -4,6 +4,7 @@ images gives them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,23 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from medconv.inference.tta import flips
 from medconv.models.encoder import Encoder
-from medconv.models.output_scaling import in_units
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.training.losses.image_level import CrossEntropy, ImageLevelLoss, RegressionLoss
+from medconv.targets.multiclass import MulticlassTargets
+from medconv.targets.multilabel import MultilabelTargets
+from medconv.targets.regression import RegressionTargets
+from medconv.training.losses.fit import FittedLoss
+from medconv.training.losses.image_level import CrossEntropy, RegressionLoss
+from medconv.training.mixup import Mixup
 from medconv.training.optim.lr_schedulers import constant
-from medconv.training.tasks.image_level import Classification, ImageLevelTask, Regression
+from medconv.training.task import Task
+from medconv.training.validation import ImageLevelValidation
 
-CLASSES = ImageLevelTargets("multiclass", ("dark", "bright", "brightest"))
-FINDINGS = ImageLevelTargets("multilabel", ("left", "right"))
-NUMBERS = ImageLevelTargets("regression", ("age", "volume"))
 MEANS, STDS = (60.0, 1000.0), (10.0, 200.0)
+CLASSES = MulticlassTargets(("dark", "bright", "brightest"))
+FINDINGS = MultilabelTargets(("left", "right"))
+NUMBERS = RegressionTargets(("age", "volume"), MEANS, STDS)
 
 
 class Images(Dataset):
@@ -40,10 +47,10 @@ class Images(Dataset):
     def __getitem__(self, number: int) -> dict[str, Any]:
         rng = np.random.default_rng([number, self.named])
         image = rng.normal(0, 0.3, (1, *self.size)).astype(np.float32)
-        if self.image_targets.kind == "multiclass":
+        if self.image_targets == CLASSES:
             values = [float(number % 3)]
             image += values[0]
-        elif self.image_targets.kind == "multilabel":
+        elif self.image_targets == FINDINGS:
             values = [float(number % 2), float(number // 2 % 2)]
             image[:, :4] += 2 * values[0]
             image[:, 4:] += 2 * values[1]
@@ -57,23 +64,27 @@ class Images(Dataset):
 
 
 def task(
-    image_targets: ImageLevelTargets, network: torch.nn.Module | None = None, **settings: Any
-) -> ImageLevelTask:
+    targets: ImageLevelTargets,
+    network: torch.nn.Module | None = None,
+    mirror_axes: Sequence[int] = (),
+    mixup: Mixup | None = None,
+) -> Task:
     torch.manual_seed(0)
-    network = network or Encoder(2, 1, image_targets.num_outputs, [8, 16], [2])
-    if image_targets.kind == "regression":
-        network, loss = (
-            in_units(network, MEANS, STDS),
-            ImageLevelLoss(RegressionLoss(), image_targets, MEANS, STDS),
-        )
-    else:
-        loss = ImageLevelLoss(CrossEntropy(image_targets.kind == "multiclass"), image_targets)
-    kind = Regression if image_targets.kind == "regression" else Classification
-    make = partial(torch.optim.AdamW, lr=2e-2)
-    return kind(network, loss, make, constant, image_targets, 2, record={"of": "a test"}, **settings)
+    network = network or Encoder(2, 1, targets.num_outputs, [8, 16], [2])
+    loss = RegressionLoss() if targets == NUMBERS else CrossEntropy(targets.exclusive)
+    return Task(
+        targets.finish(network),
+        FittedLoss(loss, targets, 2),
+        partial(torch.optim.AdamW, lr=2e-2),
+        constant,
+        targets,
+        ImageLevelValidation(targets, flips(mirror_axes)),
+        record={"of": "a test"},
+        mixup=mixup,
+    )
 
 
-def fit(module: ImageLevelTask, steps: int, *callbacks: L.Callback, home: Path | None = None) -> L.Trainer:
+def fit(module: Task, steps: int, *callbacks: L.Callback, home: Path | None = None) -> L.Trainer:
     """The module, trained on samples and validated on cases; no logger but what the trainer keeps."""
     trainer = L.Trainer(
         accelerator="cpu",
@@ -86,6 +97,6 @@ def fit(module: ImageLevelTask, steps: int, *callbacks: L.Callback, home: Path |
         callbacks=list(callbacks),
         default_root_dir=home,
     )
-    train = DataLoader(Images(module.image_targets, 16 * steps, named=False), batch_size=16)
-    trainer.fit(module, train, DataLoader(Images(module.image_targets, 30, named=True), batch_size=8))
+    train = DataLoader(Images(module.targets, 16 * steps, named=False), batch_size=16)
+    trainer.fit(module, train, DataLoader(Images(module.targets, 30, named=True), batch_size=8))
     return trainer

@@ -13,9 +13,9 @@ from torch import nn
 from medconv.data.case import Case
 from medconv.inference.image_level_predictor import ImageLevelPredictor
 from medconv.inference.load import LoadedModel
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
 
-CLASSES = ImageLevelTargets("multiclass", ("a", "b"))
+CLASSES = MulticlassTargets(("a", "b"))
 
 
 def model(seed: int = 0, size: tuple[int, int] = (8, 8), **more) -> LoadedModel:

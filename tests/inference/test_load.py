@@ -24,11 +24,11 @@ def test_a_loaded_network_is_folded_and_in_evaluation_mode(exported: Exported) -
     ("edit", "message"),
     [
         (
-            lambda r: r["config"]["task"].update(_target_="somewhere.Detection"),
-            "its task is somewhere.Detection",
+            lambda r: r["targets"].update(kind="detection"),
+            "another version: the kind of targets must be one of .*, got 'detection'",
         ),
         (lambda r: r.pop("preprocessing"), "damaged, or of another version.*preprocessing"),
-        (lambda r: r.update(config={}), "damaged, or of another version.*task"),
+        (lambda r: r.update(config={}), "damaged, or of another version.*data"),
     ],
 )
 def test_checkpoints_of_another_task_or_with_missing_metadata_are_refused(
@@ -40,8 +40,7 @@ def test_checkpoints_of_another_task_or_with_missing_metadata_are_refused(
 
 
 def test_2d_images_of_one_size_are_rounded_up_to_the_strides() -> None:
-    targets = {"kind": "multiclass", "names": ["a", "b"]}
-    derived = {"image_targets": targets, "spatial_dims": 2, "strides": [[2, 2], [2, 1]]}
+    derived = {"spatial_dims": 2, "strides": [[2, 2], [2, 1]]}
     assert _rounding({"data": {}, "derived": derived}) == (4, 2)
     for data in ({"patch_size": [16, 16]}, {"resize": [16, 16]}):  # training took several sizes
         assert _rounding({"data": data, "derived": derived}) == ()

@@ -12,9 +12,9 @@ from helpers.members import refused
 from medconv.data.case import Case
 from medconv.inference.manifest import MANIFEST
 from medconv.inference.output_table import TABLE, OutputTable
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
 
-CLASSES = ImageLevelTargets("multiclass", ("benign", "case"))
+CLASSES = MulticlassTargets(("benign", "case"))
 
 
 def cases(*names: str) -> list[Case]:

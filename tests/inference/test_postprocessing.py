@@ -11,10 +11,10 @@ from reference import components as oracle
 
 from medconv.data.case import Grid
 from medconv.inference.postprocessing import FOREGROUND, Step, Steps, component_volumes, read
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets.segmentation import LabelMapTargets, RegionTargets
 
-CLASSES = SegmentationTargets.of_classes(("background", "a", "b"))
-REGIONS = SegmentationTargets(("outer", "core", "enhancing"), ((1, 2, 3), (2, 3), (3,)), (1, 2, 3))
+CLASSES = LabelMapTargets.of_classes(("background", "a", "b"))
+REGIONS = RegionTargets(("outer", "core", "enhancing"), ((1, 2, 3), (2, 3), (3,)), None, (1, 2, 3))
 SPACING = (1.0, 1.5, 2.0)
 
 
@@ -134,11 +134,11 @@ def test_the_steps_of_a_file_are_applied_in_their_order(tmp_path: Path) -> None:
 
 def test_steps_for_other_classes_are_refused() -> None:
     label = np.zeros((4, 4, 4), np.int16)
-    other = SegmentationTargets.of_classes(("background", "b", "a"))
+    other = LabelMapTargets.of_classes(("background", "b", "a"))
     with pytest.raises(ValueError, match=r"made for a=1, b=2; the network has b=1, a=2"):
         Steps((), CLASSES).apply(label, grid(label), other)
     Steps((), CLASSES).apply(
-        label, grid(label), SegmentationTargets.of_classes(("background", "a", "b"), ignore=255)
+        label, grid(label), LabelMapTargets.of_classes(("background", "a", "b"), ignore=255)
     )
 
 
@@ -167,7 +167,7 @@ GOOD = {"operation": "remove_small", "label": "a", "min_mm3": 4.0}
                 {"names": "ab"},
                 {"names": ["a", "a"]},
                 {"names": ["a", None]},
-                {"order": [2, 1]},
+                {"kind": "regions", "order": [2, 1]},
                 {"ignore": "none"},
                 {"ignore": 2},
             )

@@ -15,7 +15,7 @@ from medconv.data.case import Case
 from medconv.inference.image_level_predictor import ImageLevelPredictor
 from medconv.inference.predict_image_level import predict_image_level
 from medconv.inference.predictor import Input
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
 
 
 class Brightness(nn.Module):
@@ -54,7 +54,7 @@ def rows(folder: Path) -> list[str]:
 
 @pytest.fixture
 def model():
-    return loaded_models.image_level(Brightness(), ImageLevelTargets("multiclass", ("dark", "bright")))
+    return loaded_models.image_level(Brightness(), MulticlassTargets(("dark", "bright")))
 
 
 def test_a_picture_that_fails_fails_only_its_case(model, tmp_path: Path) -> None:

@@ -130,11 +130,11 @@ def test_members_with_different_preprocessing_give_the_mean_of_their_probabiliti
         ),
         (
             lambda r: r["targets"].update(names=["box", "cyst"]),
-            r"its classes differ: .*cyst=2\); there .*hole=2\)$",
+            r"its targets differ: .*cyst=2; there .*hole=2$",
         ),
         (
             members.regions,
-            r"its classes differ: .*in order \[1, 2, 3\]\); there .*\(box=1, hole=2\)$",
+            r"its targets differ: regions: .*in order \[1, 2, 3\]; there label_map: box=1, hole=2$",
         ),
     ],
 )

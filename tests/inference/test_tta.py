@@ -5,7 +5,7 @@ import torch
 
 from medconv.config import ConfigError
 from medconv.inference.tta import flips, mean_over_flips, swapped, usable_axes
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multilabel import MultilabelTargets
 
 
 def test_equivariant_axes_are_skipped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -30,7 +30,7 @@ def test_the_logits_of_each_pair_are_swapped() -> None:
 def test_decoded_outputs_are_averaged_over_all_flips() -> None:
     """Probabilities are averaged, not logits."""
     assert flips((1, 0)) == [(), (0,), (1,), (0, 1)]
-    image, targets = torch.randn(2, 1, 3, 4), ImageLevelTargets("multilabel", ("a", "b"))
+    image, targets = torch.randn(2, 1, 3, 4), MultilabelTargets(("a", "b"))
 
     def corner(images: torch.Tensor) -> torch.Tensor:
         return torch.stack([images[:, 0, 0, 0], -images[:, 0, 0, 0]], 1)

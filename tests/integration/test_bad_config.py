@@ -126,7 +126,7 @@ def train(composed: DictConfig) -> int:
         ),
         (
             "data.flip_label_pairs=[[box,hole]] data.regions={all:[1,2]}",
-            "data.flip_label_pairs exchanges classes, but this run has regions",
+            "data.flip_label_pairs exchanges classes of label maps, but this run has regions targets",
         ),
         (
             "data.ignore_label=9 loss=tversky loss.batch=false",
@@ -134,7 +134,7 @@ def train(composed: DictConfig) -> int:
         ),
         (
             "data.regions={a:1,b:2} loss=tversky loss.to_onehot_y=true",
-            "loss: TverskyLoss cannot take overlapping regions, one mask each",
+            "loss: TverskyLoss cannot take regions targets",
         ),
         ("data.prepare_workers=0", "data.prepare_workers must be at least 1, got 0"),
         ("data.on_invalid_case=ignore", "data.on_invalid_case must be raise or skip, got ignore"),
@@ -170,17 +170,20 @@ def train(composed: DictConfig) -> int:
             "optimizer=adamw +optimizer.betas=[0.9]",
             "optimizer: list index out of range (given lr=0.002, weight_decay=0.01, betas",
         ),
-        ("loss.ce_weight=a", "loss: ce_weight must be a number of 0 or more, got a"),
+        ("loss=dice_ce loss.ce_weight=a", "loss: ce_weight must be a number of 0 or more, got a"),
         (
-            "loss._target_=torch.nn.CrossEntropyLoss ~loss.dice_weight ~loss.ce_weight",
-            "loss: CrossEntropyLoss cannot take classes, as a label map (batch, 1, x, y, z): Expected target size",
+            "loss._target_=torch.nn.CrossEntropyLoss",
+            "loss: CrossEntropyLoss cannot take label_map targets: Expected target size",
         ),
-        ("task.deep_supervision=maybe", "task.deep_supervision must be true or false, got maybe"),
+        ("task.deep_supervision=maybe", "task.deep_supervision: Value 'maybe' is not a valid bool"),
         ("task.overlap=1.5", "task.overlap"),
         ("augmentation.scale=2", "augmentation.scale must be a range [low, high] from 0.01 upwards, got [2]"),
         ("seed=-1", "seed must be 0 or more, got -1"),
         ("task.mirror_axes=0", "task.mirror_axes must be different spatial axes from 0 to 2, got 0"),
-        ("task.sw_batch_size=1.5", "task.sw_batch_size must be a whole number of at least 1, got 1.5"),
+        (
+            "task.sw_batch_size=1.5",
+            "task.sw_batch_size: Value '1.5' of type 'float' could not be converted to Integer",
+        ),
         (
             "data.flip_label_pairs=[1,2]",
             "data.flip_label_pairs needs pairs of two different classes, such as [[left, right]], got [1, 2]",

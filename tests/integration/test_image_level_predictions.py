@@ -24,9 +24,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("whole")
     table = smallruns.write_table(root / "data", {"label": "finding", "other": "other", "age": "number"})
     settings = {
-        "multiclass": ("task=classification", "augmentation.mirror_axes=[0,1]"),
-        "multilabel": ("task=classification", "data.label_columns=[label,other]"),
-        "regression": ("task=regression", "data.label_columns=[age]"),
+        "multiclass": ("augmentation.mirror_axes=[0,1]",),
+        "multilabel": ("data.label_columns=[label,other]",),
+        "regression": ("data.label_columns=[age]", "data.target_type=regression"),
     }
     for kind, more in settings.items():
         smallruns.train(table, root / kind, *smallruns.OURS, *more)
@@ -66,7 +66,7 @@ def test_as_validated(
     assert predicting("--checkpoint", files[kind], "--output", tmp_path, "--sw-batch-size", 5) == 0
     predictions = {row["case"]: row for row in rows(tmp_path)}
     record = torch.load(files[kind], weights_only=True)["medconv"]
-    names = record["image_targets"]["names"]
+    names = record["targets"]["names"]
     assert (
         list(predictions) == sorted(predictions, key=int) and len(predictions) == 18 and record["validation"]
     )
@@ -143,7 +143,7 @@ def test_what_is_refused(
     for words, message in (
         (
             (*both, files["regression"]),
-            "its outputs differ: image-level regression; there image-level multiclass",
+            "its targets differ: regression: age; there multiclass: 0, 1",
         ),
         ((*both, "--save-probabilities"), "--save-probabilities is for label maps; "),
         ((*both, "--sw-batch-size", 0), "--sw-batch-size must be at least 1, got 0"),
@@ -166,7 +166,7 @@ def test_evaluation_with_pictures(
     assert tiny.call(monkeypatch, "evaluate", *words) == 0
     result = json.loads((tmp_path / "s.json").read_text())
     assert (
-        result["image_targets"] == {"kind": "multilabel", "names": ["label", "other"]}
+        result["targets"] == {"kind": "multilabel", "names": ["label", "other"]}
         and len(result["cases"]) == 18
     )
     assert "Grad-CAM" in (tmp_path / "s.html").read_text()
@@ -183,7 +183,7 @@ def test_exported_networks_answer_alike(
     file = tmp_path / "model.onnx"
     export.export(files[kind], file, export.ExportOptions("onnx", case=files["table"].parent / "1.png"))
     metadata = json.loads((tmp_path / "model.onnx.json").read_text())
-    assert metadata["outputs"]["image_targets"]["kind"] == kind and metadata["inputs"]["frame"] == [16, 16]
+    assert metadata["outputs"]["targets"]["kind"] == kind and metadata["inputs"]["frame"] == [16, 16]
     assert kind in (tmp_path / "model.onnx.md").read_text()
     Image.new("L", (20, 20)).save(tmp_path / "large.png")
     with pytest.raises(ValueError, match="20 x 20 pixels"):

@@ -19,8 +19,8 @@ from medconv.inference.load import load
 from medconv.metrics import image_level
 from medconv.targets import monitor
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
 from medconv.training.callbacks import nonfinite_guard
-from medconv.training.tasks.image_level import arrays
 from medconv.utils import checkpoint_io
 from medconv.utils.exit_codes import DONE
 
@@ -51,24 +51,17 @@ def test_classes_train_validate_and_say_so(folder: Path, tmp_path: Path) -> None
     assert summary["status"] == "done" and summary["val/auc"] > 0.9 and summary["val/dice"] is None
     assert summary["score"] == monitor.AUC.plain()
     record = checkpoint_io.read(tmp_path / "run/checkpoints/best.ckpt")["medconv"]
-    assert (
-        record["image_targets"] == {"kind": "multiclass", "names": ["bright", "dark"]}
-        and record["targets"] is None
-    )
+    assert record["targets"] == {"kind": "multiclass", "names": ["bright", "dark"]}
     assert record["validation"] == summary["val/cases"] and len(summary["val/cases"]) == 7
-    again = image_level.measure(
-        ImageLevelTargets.from_plain(record["image_targets"]), *arrays(record["validation"])
-    )
+    targets = ImageLevelTargets.from_plain(record["targets"])
+    again = image_level.measure(targets, *targets.arrays(list(record["validation"].values())))
     assert {name: summary[f"val/{name}"] for name in again} == again
     shown = smallruns.image_tags(tmp_path / "run")
     assert {"val/confusion", "val/roc", "val/reliability"} <= shown
     assert len([tag for tag in shown if tag.startswith("worst/")]) == 3
     assert len([tag for tag in shown if tag.startswith("train/sample")]) == 3
     model = load(tmp_path / "run/checkpoints/best.ckpt")
-    assert (
-        model.image_targets == ImageLevelTargets("multiclass", ("bright", "dark"))
-        and model.targets.names == ()
-    )
+    assert model.targets == MulticlassTargets(("bright", "dark"))
     assert model.network(torch.zeros(1, 1, *model.window.patch_size)).shape == (1, 2)
     assert (
         smallruns.train(folder, tmp_path / "run", *OURS, *FAST, "trainer.max_steps=24") == summary
@@ -79,10 +72,11 @@ def test_numbers_keep_the_lowest_error(numbers: Path, tmp_path: Path) -> None:
     """The error is in the units of the table; early stopping and the best checkpoint follow it."""
     stops = ["early_stopping=patience", "early_stopping.patience=50", *QUIET, *FAST]
     summary = smallruns.train(
-        numbers, tmp_path / "run", "task=regression", *OURS, *stops, "trainer.max_steps=30"
+        numbers, tmp_path / "run", "data.target_type=regression", *OURS, *stops, "trainer.max_steps=30"
     )
     assert summary["score"] == monitor.MAE.plain() and summary["val/mae"] < 30
-    outputs, truth = arrays(summary["val/cases"])
+    targets = ImageLevelTargets.from_plain(summary["targets"])
+    outputs, truth = targets.arrays(list(summary["val/cases"].values()))
     assert np.abs(outputs - truth).mean() == pytest.approx(summary["val/mae"]) and truth.min() >= 1000
     errors = column(tmp_path / "run", "val/mae")
     assert summary["val/mae"] == pytest.approx(min(errors), rel=1e-4)
@@ -124,7 +118,7 @@ def test_every_model_takes_a_step(folder: Path, tmp_path: Path, model: str) -> N
     fast = ["trainer.max_steps=1", "perf.activation_checkpointing=blocks", *QUIET]
     summary = smallruns.train(folder, tmp_path / "run", f"model={model}", *overrides, *fast)
     assert summary["status"] == "done" and len(summary["val/cases"]) == 7
-    assert load(tmp_path / "run/checkpoints/last.ckpt").image_targets is not None
+    assert load(tmp_path / "run/checkpoints/last.ckpt").targets.kind == "multiclass"
 
 
 @pytest.mark.parametrize("conv", ["basis", "mirror", "bottleneck", "se"])
@@ -180,6 +174,7 @@ def test_two_processes_give_the_result_of_one(folder: Path, tmp_path: Path) -> N
         "model.norm=instance",
         "optimizer=sgd",
         "data.num_folds=3",
+        "loss=cross_entropy",
         "loss.class_weights=[1,3]",
     ]
     one = smallruns.train(folder, tmp_path / "one", *same, "data.batch_size=4")
@@ -201,6 +196,7 @@ def test_accumulated_batches_are_one_larger_batch(folder: Path, tmp_path: Path) 
         *QUIET,
         "model.norm=instance",
         "optimizer=sgd",
+        "loss=cross_entropy",
         "loss.class_weights=balanced",
         "trainer.max_steps=3",
     ]
@@ -224,7 +220,7 @@ def test_perf_auto_measures_whole_images(numbers: Path, tmp_path: Path) -> None:
     auto = [
         "perf=autotune",
         "perf.auto_seconds=1",
-        "task=regression",
+        "data.target_type=regression",
         "trainer.precision=32-true",
         "trainer.max_steps=2",
     ]
@@ -235,17 +231,7 @@ def test_perf_auto_measures_whole_images(numbers: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (
-            ["task=segmentation"],
-            r"Segmentation is for label maps, but light has image-level multiclass targets \(bright, dark\); "
-            "use task=classification",
-        ),
-        (
-            ["task=regression"],
-            "Regression is for image-level regression targets, but light has image-level multiclass targets "
-            ".*use task=classification",
-        ),
-        (["loss=dice_ce"], "loss: DiceCrossEntropy is not a mean over samples.*use loss=cross_entropy"),
+        (["loss=dice_ce"], "DiceCrossEntropy is for label_map and regions .*use loss=cross_entropy"),
         (
             ["loss=huber"],
             "loss: RegressionLoss is for regression targets, but the data has multiclass targets; "
@@ -258,7 +244,7 @@ def test_perf_auto_measures_whole_images(numbers: Path, tmp_path: Path) -> None:
         (["task.mixup=-1"], r"task.mixup must be a number of 0 or more, got -1"),
         (["task.mirror_axes=[2]", *OURS], "task.mirror_axes must be different spatial axes from 0 to 1"),
         (
-            ["loss.class_weights=[1,2,3]", *OURS],
+            ["loss=cross_entropy", "loss.class_weights=[1,2,3]", *OURS],
             "loss.class_weights must be 2 numbers, one per output, got 3",
         ),
     ],
@@ -269,21 +255,22 @@ def test_what_does_not_fit_is_one_line(folder: Path, tmp_path: Path, more: list[
     assert "\n" not in str(caught.value)
 
 
-def test_label_maps_need_segmentation(tmp_path: Path) -> None:
+def test_settings_for_images_do_not_fit_label_maps(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "tiny", cases=3)
     with pytest.raises(
-        ValueError,
-        match=r"is for image-level multiclass or multilabel targets, but Tiny has label maps; use task=seg",
-    ):
-        tiny.train(dataset, tmp_path / "run", "task=classification", "model=encoder")
-    with pytest.raises(
-        ValueError, match=r"loss: CrossEntropy is for image-level multiclass targets, not label maps"
+        ValueError, match=r"loss: CrossEntropy is for multiclass targets, but the data has label"
     ):
         tiny.train(dataset, tmp_path / "run", "loss=cross_entropy")
+    with pytest.raises(
+        ValueError, match=r"task.mixup=0.2 is for image-level targets, but the data has label maps"
+    ):
+        tiny.train(dataset, tmp_path / "run", "task.mixup=0.2")
 
 
 def test_a_checkpoint_of_another_task_is_refused(folder: Path, numbers: Path, tmp_path: Path) -> None:
-    smallruns.train(numbers, tmp_path / "first", "task=regression", *OURS, *QUIET, "trainer.max_steps=1")
+    smallruns.train(
+        numbers, tmp_path / "first", "data.target_type=regression", *OURS, *QUIET, "trainer.max_steps=1"
+    )
     path = tmp_path / "first/checkpoints/last.ckpt"
     with pytest.raises(
         ValueError, match=r"another task: it is for regression label .*this run for multiclass bright, dark"

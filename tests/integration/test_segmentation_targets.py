@@ -92,8 +92,8 @@ def test_a_checkpoint_of_another_task_is_named(of_regions: Path, dataset: Path, 
     with pytest.raises(ValueError) as error:
         tiny.train(dataset, tmp_path / "run", f"run.resume={path}")
     assert str(error.value) == (
-        f"run.resume={path}: a checkpoint of another task: it is for both, hole (2 outputs) in 3D images of "
-        "1 channel, this run for box, hole (3 outputs) in 3D images of 1 channel"
+        f"run.resume={path}: a checkpoint of another task: it is for regions both, hole (2 outputs) in 3D images of "
+        "1 channel, this run for label_map box, hole (3 outputs) in 3D images of 1 channel"
     )
 
 

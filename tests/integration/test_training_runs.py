@@ -272,6 +272,7 @@ def test_four_micro_batches_of_two_are_one_batch_of_eight(dataset: Path, tmp_pat
     """Of cross-entropy, whose mean over a batch is the mean over its parts; a batch's Dice is none."""
     settings = [
         "model.norm=instance",
+        "loss=dice_ce",
         "loss.dice_weight=0",
         "data.samples_per_epoch=32",
         "trainer.max_steps=4",

@@ -5,10 +5,10 @@ import pytest
 from reference import overlap
 
 from medconv.metrics.dice import dice, mean, mean_per_class
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets.segmentation import LabelMapTargets
 
 NAMES = ("background", "liver", "spleen", "cyst")
-TARGETS = SegmentationTargets.of_classes(NAMES)
+TARGETS = LabelMapTargets.of_classes(NAMES)
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (3, 4, 5)])
@@ -39,7 +39,7 @@ def test_a_class_in_neither_map_is_undefined_and_in_one_map_zero() -> None:
 
 def test_counts_do_not_overflow_small_label_types() -> None:
     ones = np.ones((40, 40), np.uint8)
-    assert dice(ones, ones, SegmentationTargets.of_classes(("background", "all"))) == {"all": 1.0}
+    assert dice(ones, ones, LabelMapTargets.of_classes(("background", "all"))) == {"all": 1.0}
 
 
 def test_mean_per_class_skips_undefined_cases() -> None:

@@ -31,7 +31,7 @@ def test_metrics_equal_a_slow_implementation(targets: ImageLevelTargets, cases: 
     for seed in range(3):
         outputs, truth = drawn(targets, cases, seed)
         metrics = image_level.measure(targets, outputs, truth)
-        assert tuple(metrics) == image_level.METRICS[targets.kind]
+        assert tuple(metrics) == targets.metric_names
         assert metrics == pytest.approx(slow(targets, outputs, truth), abs=1e-9)
 
 
@@ -87,7 +87,7 @@ def test_without_cases_or_with_nan_metrics_are_undefined(targets: ImageLevelTarg
     for pair in (empty, (np.full_like(outputs, np.nan), truth)):
         assert set(image_level.measure(targets, *pair).values()) == {None}
         assert image_level.intervals(targets, *pair) == {}
-        assert len(image_level.errors(targets, *pair)) == len(pair[1])
+        assert len(targets.errors(*pair)) == len(pair[1])
     assert image_level.intervals(targets, outputs[:1], truth[:1]) == {}
 
 
@@ -134,7 +134,7 @@ def test_a_thousand_samples_are_computed_at_once(monkeypatch: pytest.MonkeyPatch
 
 def test_metrics_per_class_equal_their_definitions() -> None:
     outputs, truth = drawn(FOUR, 40)
-    rows = image_level.per_name(FOUR, outputs, truth)
+    rows = FOUR.per_name(outputs, truth)
     predicted = outputs.argmax(1)
     for index, name in enumerate(FOUR.names):
         member = truth[:, 0] == index
@@ -144,22 +144,22 @@ def test_metrics_per_class_equal_their_definitions() -> None:
         assert rows[name]["specificity"] == pytest.approx((predicted[~member] != index).mean())
         assert rows[name]["precision"] == pytest.approx(member[predicted == index].mean())
     pair = drawn(NUMBERS)
-    mae = [row["mae"] for row in image_level.per_name(NUMBERS, *pair).values()]
+    mae = [row["mae"] for row in NUMBERS.per_name(*pair).values()]
     assert np.mean(mae) == pytest.approx(image_level.measure(NUMBERS, *pair)["mae"])
 
 
 def test_the_error_of_a_case_is_its_distance_from_the_truth() -> None:
     outputs, truth = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]]), np.array([[1.0], [1.0], [0.0]])
-    assert image_level.errors(TWO, outputs, truth) == pytest.approx([0.9, 0.2, 0.4])
+    assert TWO.errors(outputs, truth) == pytest.approx([0.9, 0.2, 0.4])
     outputs, truth = np.array([[0.1, 0.8, 0.5]]), np.array([[0, 1, 1.0]])
-    assert image_level.errors(FINDINGS, outputs, truth) == pytest.approx([0.5])
+    assert FINDINGS.errors(outputs, truth) == pytest.approx([0.5])
     spread = np.array([[0.0, 0.0], [2.0, 20.0]])
-    assert image_level.errors(NUMBERS, spread + [1, 0], spread) == pytest.approx([0.5, 0.5])
+    assert NUMBERS.errors(spread + [1, 0], spread) == pytest.approx([0.5, 0.5])
 
 
 def test_paired_compares_two_sets_of_predictions() -> None:
     outputs, truth = drawn(TWO, 150)
-    decided, noise = image_level.decided(TWO, outputs), np.random.default_rng(1).dirichlet([1, 1], 150)
+    decided, noise = TWO._predicted(outputs), np.random.default_rng(1).dirichlet([1, 1], 150)
     worse = decided * 0.2 + outputs * 0.1 + noise * 0.7
     rows, swapped = (
         image_level.paired(TWO, outputs, worse, truth),

@@ -10,10 +10,10 @@ from scipy.ndimage import gaussian_filter
 from medconv.data.case import Grid
 from medconv.metrics.dice import dice
 from medconv.metrics.segmentation import METRICS, VOLUMES, measure
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets.segmentation import LabelMapTargets, RegionTargets
 
 SPACING = (1.0, 1.5, 2.0)
-TARGETS = SegmentationTargets.of_classes(("background", "one", "two", "three"))
+TARGETS = LabelMapTargets.of_classes(("background", "one", "two", "three"))
 MM = {"one": 1.0, "two": 2.0, "three": 1.0}
 DIAGONAL = np.sqrt(12**2 + 15**2 + 16**2)  # of 12 x 10 x 8 voxels
 
@@ -92,9 +92,9 @@ def test_missing_classes_have_no_value_or_the_worst() -> None:
 
 def test_regions_are_unions_of_values() -> None:
     a, b = labels(2), labels(3)
-    regions = SegmentationTargets(("lesion", "core"), ((1, 2, 3), (2, 3)), (1, 2))
+    regions = RegionTargets(("lesion", "core"), ((1, 2, 3), (2, 3)), None, (1, 2))
     rows = measure(a, b, grid(a), regions, {"lesion": 1.0, "core": 1.0})
-    union = SegmentationTargets(("lesion",), ((1,),))
+    union = LabelMapTargets(("lesion",), ((1,),))
     for name, values in (("lesion", (1, 2, 3)), ("core", (2, 3))):
         alone = measure(
             *(np.isin(label, values).astype(np.int16) for label in (a, b)), grid(a), union, {"lesion": 1.0}
@@ -106,7 +106,7 @@ def test_ignored_voxels_count_nowhere() -> None:
     """Whatever is predicted there, and although their value is above all classes."""
     a, b = labels(4), labels(5)
     b[:5] = 9
-    targets = SegmentationTargets(TARGETS.names, TARGETS.values, (), ignore=9)
+    targets = LabelMapTargets(TARGETS.names, TARGETS.values, 9)
     rows = measure(a, b, grid(a), targets, MM)
     assert rows["dice"] == dice(a, b, targets)
     a[:5] = 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from medconv.config import ConfigError
@@ -14,7 +12,6 @@ from medconv.models import Encoder, UNet
 from medconv.models.build import build_network, model_of
 
 PATCH = (8, 8)
-MULTILABEL = {"kind": "multilabel"}
 
 
 def config(
@@ -24,7 +21,7 @@ def config(
     return {
         "model": {"_target_": target, **network},
         "conv": {"_target_": "medconv.convs.basis", "_partial_": True, "where": "encoder", **(conv or {})},
-        "derived": {"num_channels": 1, "num_classes": 2, "image_targets": None, **derived},
+        "derived": {"num_channels": 1, "num_classes": 2, "per_voxel": True, **derived},
     }
 
 
@@ -43,17 +40,6 @@ def test_pretrained_weights_are_loaded_before_the_swap_only_if_conv_projects_the
     assert is_parametrized(network.encoder[1][0]) and not is_parametrized(network.decoder[0][0])
 
 
-def test_a_regression_network_returns_physical_units() -> None:
-    targets = {
-        "image_targets": {"kind": "regression"},
-        "value_means": [60.0, -1.0],
-        "value_stds": [10.0, 2.0],
-    }
-    network = build_network(config("medconv.models.Encoder", **targets), PATCH)
-    nn.init.zeros_(network.head.weight)
-    assert torch.equal(network(torch.randn(2, 1, *PATCH)), torch.tensor([[60.0, -1.0]] * 2))
-
-
 @pytest.mark.parametrize(
     ("values", "patch_size", "message"),
     [
@@ -67,7 +53,7 @@ def test_a_regression_network_returns_physical_units() -> None:
             PATCH,
             r"logits of shape \(1, 3, 8, 8\) .* returns \(1, 2, 8, 8\); model=custom",
         ),
-        (config(image_targets=MULTILABEL), PATCH, r"logits of shape \(1, 2\) .*; model=resnet, densenet"),
+        (config(per_voxel=False), PATCH, r"logits of shape \(1, 2\) .*; model=resnet, densenet"),
         (config(conv={"where": "stem"}), PATCH, r"^conv: .* not matched by 'stem'"),
     ],
     ids=["patch size", "classes", "segmentation network for image labels", "no layer to swap"],
@@ -80,9 +66,9 @@ def test_a_network_that_does_not_fit_the_task_is_refused(
 
 
 def test_image_level_targets_replace_our_unet_with_its_encoder() -> None:
-    segmentation, image_level = config(), config(image_targets=MULTILABEL)
+    segmentation, image_level = config(), config(per_voxel=False)
     assert model_of(segmentation) == segmentation["model"]
     assert model_of(image_level) == {**image_level["model"], "_target_": "medconv.models.Encoder"}
-    other = config("monai.networks.nets.UNet", image_targets=MULTILABEL)
+    other = config("monai.networks.nets.UNet", per_voxel=False)
     assert model_of(other) == other["model"]
     assert isinstance(build_network({**image_level, "model": model_of(image_level)}, PATCH), Encoder)

@@ -11,7 +11,8 @@ from helpers.processes import FORKED, Forked
 
 from medconv.config import ConfigError
 from medconv.sweeps import launch, run
-from medconv.targets import monitor
+from medconv.targets.multiclass import MulticlassTargets
+from medconv.targets.segmentation import LabelMapTargets
 from medconv.training.run_dir import RunDir
 from medconv.utils.exit_codes import DONE, USER
 
@@ -63,6 +64,7 @@ def test_the_result_shows_scores_speed_and_files(tmp_path: Path) -> None:
         "val/dice": 0.75,
         "val/dice_per_class": {"box": 0.5, "hole": None},
         "val/cases": {"a": {}, "b": {}},
+        "targets": LabelMapTargets.of_classes(("background", "box", "hole")).plain(),
     }
     speed = {"steps": 4, "wall_seconds": 2.0, "samples_per_second": 3.25, "data_wait_share": 0.125}
     lines = launch.result_table({**dice, **speed}, folder).splitlines()
@@ -74,7 +76,8 @@ def test_the_result_shows_scores_speed_and_files(tmp_path: Path) -> None:
     ]
     assert "4 steps in 2.0 s, 3.2 samples/s, 12.5 % of the time waiting for data" in lines
     assert f"checkpoint  {folder.last}" in lines  # there is no best one
-    auc = {"score": monitor.AUC.plain(), "val/auc": 0.9, "val/accuracy": 0.8, "val/cases": {"a": {}}}
+    targets = MulticlassTargets(("no", "yes")).plain()
+    auc = {"targets": targets, "val/auc": 0.9, "val/accuracy": 0.8, "val/cases": {"a": {}}}
     text = launch.result_table(auc, folder)
     assert "scores over 1 validation cases" in text and re.search(r"\n  auc +0\.9000\n", text)
-    assert "no validation" in launch.result_table({}, folder)
+    assert "no validation" in launch.result_table({"targets": targets}, folder)

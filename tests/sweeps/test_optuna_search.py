@@ -14,7 +14,7 @@ from helpers.processes import FORKED, Forked, until
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
-from medconv.config import ConfigError
+from medconv.config import ConfigError, conf_dir
 from medconv.sweeps import optuna_search, run
 from medconv.sweeps.job import Job
 from medconv.targets.monitor import DICE
@@ -174,9 +174,10 @@ def test_a_misspelt_key_in_a_search_with_own_options_is_refused(tmp_path: Path, 
     )
 
 
-def test_a_dry_run_prints_the_space_and_runs_nothing(tmp_path: Path, space: list[str]) -> None:
-    code, output = Forked(*space, "model.norm=batch,instance", "run.dry_run=true", cwd=tmp_path).wait()
-    assert code == DONE
+def test_a_dry_run_prints_the_space_and_runs_nothing(dataset: Path, tmp_path: Path, space: list[str]) -> None:
+    own = [f"data.root={dataset}", "data=msd", "model.norm=batch,instance", "run.dry_run=true"]
+    code, output = Forked(*space, *own, cwd=tmp_path).wait()
+    assert code == DONE, output
     assert output.splitlines() == [
         "2 trials by Optuna for the best val/dice, into runs/search, over",
         "  optimizer.lr=tag(log,interval(1e-3,1e-2))",
@@ -215,7 +216,10 @@ def composed(folder: Path, overrides: list[str]) -> DictConfig:
     settings = {"launcher": {}, "runtime": {"config_sources": []}, "job": {"config_name": "train"}}
     commands = {"overrides": {"task": overrides, "hydra": []}}
     run = {"dir": str(folder), "name": None, "dry_run": False}
-    return OmegaConf.create({"run": run, "data": {"fold": 0}, "hydra": {**settings, **commands}})
+    cases = {"name": "boxes", "cases": [], "class_names": ["background", "box"], "modalities": ["MRI"]}
+    layout = {"_target_": "medconv.data.case.Dataset", **cases}
+    data = OmegaConf.merge(OmegaConf.load(conf_dir() / "data/base.yaml"), {"layout": layout})
+    return OmegaConf.create({"run": run, "data": data, "hydra": {**settings, **commands}})
 
 
 WELL = """

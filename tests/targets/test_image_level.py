@@ -5,11 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from medconv.targets.image_level import ImageLevelTargets, image_targets_of
+from medconv.targets import Targets
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
+from medconv.targets.multilabel import MultilabelTargets
+from medconv.targets.regression import RegressionTargets
 
-CLASSES = ImageLevelTargets("multiclass", ("a", "b", "c"))
-FINDINGS = ImageLevelTargets("multilabel", ("x", "y"))
-NUMBERS = ImageLevelTargets("regression", ("age", "weight"))
+CLASSES = MulticlassTargets(("a", "b", "c"))
+FINDINGS = MultilabelTargets(("x", "y"))
+NUMBERS = RegressionTargets(("age", "weight"))
 
 
 @pytest.mark.parametrize(
@@ -41,21 +45,21 @@ def test_decode_gives_probabilities_or_numbers() -> None:
 
 @pytest.mark.parametrize("targets", [CLASSES, FINDINGS, NUMBERS])
 def test_targets_return_from_a_file(targets: ImageLevelTargets) -> None:
-    assert ImageLevelTargets.from_plain(targets.plain()) == targets
-    assert image_targets_of({"image_targets": targets.plain()}) == targets
-    assert image_targets_of({"image_targets": None}) is None
+    assert ImageLevelTargets.from_plain(targets.plain()) == Targets.from_plain(targets.plain()) == targets
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"kind": "multiclass"}, "image-level targets need kind and names"),
+        ({"kind": "multiclass"}, "multiclass targets need names"),
+        ({"kind": "label_map", "names": ["a"]}, "must be one of multiclass, .*, got 'label_map'"),
         (
             {"kind": "ordinal", "names": ["a"]},
             "must be one of multiclass, multilabel, regression, got 'ordinal'",
         ),
         ({"kind": "multiclass", "names": ["a"]}, "too few names of multiclass"),
         ({"kind": "multilabel", "names": "ab"}, "expected a list"),
+        ({"kind": "regression", "names": ["a"], "means": [1], "stds": [0]}, "mean and a positive std"),
         ({"kind": "regression", "names": ["a", "a"]}, "class names must differ from each other"),
     ],
 )

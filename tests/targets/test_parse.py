@@ -14,7 +14,7 @@ from helpers.volumes import (
 from medconv.data.datasets.common import targets_of
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import nnunet
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets.segmentation import LabelMapTargets, RegionTargets, SegmentationTargets
 
 REGIONS = {"background": 0, "lesion": [1, 2], "small": 2, "ignore": 3}
 
@@ -23,9 +23,8 @@ def test_regions_and_ignore_of_an_nnunet_dataset(tmp_path: Path) -> None:
     root = edit_json(write_nnunet(tmp_path), labels=REGIONS, regions_class_order=[1, 2])
     dataset = nnunet(root)
     assert dataset.class_names == ("background", "label 1", "small")
-    targets = SegmentationTargets(("lesion", "small"), ((1, 2), (2,)), (1, 2), 3)
+    targets = RegionTargets(("lesion", "small"), ((1, 2), (2,)), 3, (1, 2))
     assert dataset.targets == targets == targets_of(root)
-    assert dataset.num_values == 4
 
 
 @pytest.mark.parametrize(
@@ -35,21 +34,21 @@ def test_ignore_is_a_value_and_not_a_class(tmp_path: Path, labels: dict[str, Any
     write, read = (write_msd, msd) if "0" in labels else (write_nnunet, nnunet)
     dataset = read(edit_json(write(tmp_path), labels=labels))
     assert dataset.class_names == ("background", "big")
-    assert dataset.targets.ignore == 5 and dataset.num_values == 6
+    assert dataset.targets.ignore == 5
 
 
 CONFIGS: list[tuple[Any, Any, Any, SegmentationTargets]] = [
-    (None, None, None, SegmentationTargets.of_classes(["background", "big", "small"])),
-    (None, None, 255, SegmentationTargets.of_classes(["background", "big", "small"], 255)),
-    (None, None, 2, SegmentationTargets.of_classes(["background", "big"], 2)),
-    (None, None, "small", SegmentationTargets.of_classes(["background", "big"], 2)),
+    (None, None, None, LabelMapTargets.of_classes(["background", "big", "small"])),
+    (None, None, 255, LabelMapTargets.of_classes(["background", "big", "small"], 255)),
+    (None, None, 2, LabelMapTargets.of_classes(["background", "big"], 2)),
+    (None, None, "small", LabelMapTargets.of_classes(["background", "big"], 2)),
     (
         {"all": ["big", 2], "small": "small"},
         [1, 2],
         None,
-        SegmentationTargets(("all", "small"), ((1, 2), (2,)), (1, 2)),
+        RegionTargets(("all", "small"), ((1, 2), (2,)), None, (1, 2)),
     ),
-    ({"a": 2, "b": [1]}, None, 9, SegmentationTargets(("a", "b"), ((2,), (1,)), (2, 1), 9)),
+    ({"a": 2, "b": [1]}, None, 9, RegionTargets(("a", "b"), ((2,), (1,)), 9, (2, 1))),
 ]
 
 
@@ -57,19 +56,24 @@ CONFIGS: list[tuple[Any, Any, Any, SegmentationTargets]] = [
 def test_the_config_changes_the_targets(
     tmp_path: Path, regions: Any, order: Any, ignore: Any, targets: SegmentationTargets
 ) -> None:
-    dataset = tiny(tmp_path).with_targets(regions, order, ignore)
+    dataset = tiny(tmp_path).with_targets(regions=regions, regions_order=order, ignore_label=ignore)
     assert dataset.targets == targets
     assert len(dataset.class_names) == (2 if targets.ignore == 2 else 3)
 
 
 def test_the_config_overrides_only_the_keys_it_sets(tmp_path: Path) -> None:
     dataset = nnunet(edit_json(write_nnunet(tmp_path), labels=REGIONS, regions_class_order=[1, 2]))
-    assert dataset.with_targets(None, None, None).targets == dataset.targets
-    assert dataset.with_targets(None, None, "ignore").targets == dataset.targets
-    assert dataset.with_targets(None, None, 7).targets.ignore == 7
-    assert dataset.with_targets({"small": [2]}, None, None).targets == SegmentationTargets(
-        ("small",), ((2,),), (2,), 3
+    assert (
+        dataset.with_targets(regions=None, regions_order=None, ignore_label=None).targets == dataset.targets
     )
+    assert (
+        dataset.with_targets(regions=None, regions_order=None, ignore_label="ignore").targets
+        == dataset.targets
+    )
+    assert dataset.with_targets(regions=None, regions_order=None, ignore_label=7).targets.ignore == 7
+    assert dataset.with_targets(
+        regions={"small": [2]}, regions_order=None, ignore_label=None
+    ).targets == RegionTargets(("small",), ((2,),), 3, (2,))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,7 @@ def test_values_of_the_config_that_fit_no_dataset_are_refused(
     tmp_path: Path, regions: Any, order: Any, ignore: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        tiny(tmp_path).with_targets(regions, order, ignore)
+        tiny(tmp_path).with_targets(regions=regions, regions_order=order, ignore_label=ignore)
 
 
 @pytest.mark.parametrize(
@@ -151,4 +155,4 @@ def test_the_only_class_cannot_be_ignored(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"data\.ignore_label must be above all classes, from 2 to 32767, got 1, class box"
     ):
-        dataset.with_targets(None, None, 1)
+        dataset.with_targets(regions=None, regions_order=None, ignore_label=1)

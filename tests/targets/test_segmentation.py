@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from medconv.targets.segmentation import SegmentationTargets, highest
+from medconv.targets.segmentation import LabelMapTargets, RegionTargets, SegmentationTargets, highest
 
-CLASSES = SegmentationTargets.of_classes(["background", "a", "b"])
-IGNORING = SegmentationTargets.of_classes(["background", "a", "b"], ignore=9)
-REGIONS = SegmentationTargets(("lesion", "core"), ((1, 2), (2,)), (1, 2))
+CLASSES = LabelMapTargets.of_classes(["background", "a", "b"])
+IGNORING = LabelMapTargets.of_classes(["background", "a", "b"], ignore=9)
+REGIONS = RegionTargets(("lesion", "core"), ((1, 2), (2,)), None, (1, 2))
 
 
 def test_decoding_the_masks_gives_the_label() -> None:
@@ -53,12 +53,15 @@ def test_targets_return_from_a_file(targets: SegmentationTargets) -> None:
         ({"values": [[1]]}, "each name needs its label values"),
         ({"values": [[1], [70000]]}, "label values must be whole numbers from 1 to 32767"),
         ({"values": [[1], [1]]}, "each name needs a label value of its own"),
-        ({"order": [1, 3]}, "the label value that a region writes must be one of its values"),
+        (
+            {"kind": "regions", "order": [1, 3]},
+            "the label value that a region writes must be one of its values",
+        ),
         ({"ignore": 2}, "the label value to ignore must not be a class"),
     ],
 )
 def test_invalid_content_of_a_file_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SegmentationTargets.from_plain({**CLASSES.plain(), **changes})
-    with pytest.raises(ValueError, match="targets need names, values, order and ignore"):
-        SegmentationTargets.from_plain({"names": ["a"]})
+    with pytest.raises(ValueError, match="targets of label maps need names, values and ignore"):
+        SegmentationTargets.from_plain({"kind": "label_map", "names": ["a"]})

@@ -33,14 +33,12 @@ def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.Lo
     prepared = data_setup.prepare_data(settings)
     derived = data_setup.derived_values(prepared)
     expected = {
-        "image_targets": {"kind": "multiclass", "names": ["a", "b"]},
-        "targets": None,
+        "targets": {"kind": "multiclass", "names": ["a", "b"]},
         "num_classes": 2,
         "num_channels": 1,
         "class_names": ["a", "b"],
         "patch_size": list(SIZE),
         "spatial_dims": 2,
-        "value_means": None,
     }
     assert {key: derived[key] for key in expected} == expected
     validation = {case.id for case in prepared.val}
@@ -50,14 +48,14 @@ def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.Lo
     assert derived["class_counts"] == [sum(c.values == (v,) for c in prepared.train) for v in (0.0, 1.0)]
     values = config.resolve(settings, {**derived, "num_train_cases": len(prepared.train)})
     values["data"]["batch_size"] = 4
-    batch = next(iter(data_setup.data_module(values, prepared).train_dataloader()))
+    batch = next(iter(data_setup.build_data(values, prepared).train_dataloader()))
     assert sorted(batch["label"].flatten().tolist()) == [0, 0, 1, 1]
     numbers = data_setup.prepare_data(
-        composed(table, "task=regression", "data.label_columns=age", "data.fold=all")
+        composed(table, "data.target_type=regression", "data.label_columns=age", "data.fold=all")
     )
     derived = data_setup.derived_values(numbers)
-    assert derived["value_means"] == [pytest.approx(29.5)]
-    assert derived["value_stds"] == [pytest.approx(np.arange(20).std())]
+    assert derived["targets"]["means"] == [pytest.approx(29.5)]
+    assert derived["targets"]["stds"] == [pytest.approx(np.arange(20).std())]
     assert derived["class_counts"] is None and derived["num_classes"] == 1 and not numbers.val
 
 
@@ -71,10 +69,10 @@ def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.Lo
             r"data\.resize=\[12,8\]",
         ),
         ({}, ["data.regions={x:[1]}"], r"data\.regions is for label maps"),
-        ({}, ["data.flip_label_pairs=[[a,b]]"], r"data\.flip_label_pairs is for label maps"),
+        ({}, ["data.flip_label_pairs=[[a,b]]"], r"data\.flip_label_pairs exchanges classes of label maps"),
         (
             {},
-            ["data.balanced_sampling=true", "task=regression", "data.label_columns=age"],
+            ["data.balanced_sampling=true", "data.target_type=regression", "data.label_columns=age"],
             r"data\.balanced_sampling=true draws each class",
         ),
         ({}, ["data.num_folds=10"], "no validation case has class"),

@@ -10,6 +10,8 @@ from helpers.preprocess_command import overrides, run_preprocess
 from medconv.data.case import Case, Dataset
 from medconv.data.preprocessing.fingerprint import CaseReport
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
+from medconv.targets.regression import RegressionTargets
 from medconv.training.preprocess import table
 from medconv.utils.exit_codes import USER
 
@@ -82,20 +84,20 @@ def test_check_only_lists_every_error_and_fails(
 
 
 @pytest.mark.parametrize(
-    ("kind", "names", "labels", "cells"),
+    ("targets", "labels", "cells"),
     [
-        ("multiclass", ("normal", "tumour"), (1.0,), ["", "x"]),
-        ("regression", ("age",), (41.5,), ["41.5"]),
+        (MulticlassTargets(("normal", "tumour")), (1.0,), ["", "x"]),
+        (RegressionTargets(("age",)), (41.5,), ["41.5"]),
     ],
 )
 def test_the_table_has_a_column_for_each_image_level_target(
-    kind: str, names: tuple[str, ...], labels: tuple[float, ...], cells: list[str]
+    targets: ImageLevelTargets, labels: tuple[float, ...], cells: list[str]
 ) -> None:
     """A case without a label has dashes."""
-    targets = ImageLevelTargets(kind, names)
+    names = targets.names
     cases = (Case("a", (), values=labels), Case("b", ()))
     lines = table(
-        Dataset("d", cases, names, ("MRI",), image_targets=targets),
+        Dataset("d", cases, names, ("MRI",), targets=targets),
         [CaseReport("a"), CaseReport("b", ["no file"])],
     ).splitlines()
     starts = [lines[0].index(name) for name in names]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from medconv.targets.segmentation import LabelMapTargets
 from medconv.training import summary
 from medconv.utils.cluster import PeerLostError
 from medconv.utils.signals import RunInterrupted
@@ -28,7 +29,9 @@ def test_the_status_says_how_the_run_ended(error: BaseException, status: str) ->
 
 def test_dice_is_the_mean_over_classes_of_the_means_over_cases() -> None:
     rows = {"a": {"box": 1.0, "hole": 0.5}, "b": {"box": 0.5, "hole": None}}
-    scores = summary.scores({"validation": rows})
+    scores = summary.scores(
+        {"targets": LabelMapTargets.of_classes(["rest", "box", "hole"]).plain(), "validation": rows}
+    )
     assert scores == {
         "val/dice": 0.625,
         "val/dice_per_class": {"box": 0.75, "hole": 0.5},
@@ -42,7 +45,7 @@ def test_image_level_scores_are_measured_on_all_cases_together() -> None:
         for number, logit in enumerate((-1.0, 2.0, 1.0, 3.0))
     }
     record: dict[str, Any] = {
-        "image_targets": {"kind": "multiclass", "names": ["bright", "dark"]},
+        "targets": {"kind": "multiclass", "names": ["bright", "dark"]},
         "validation": rows,
     }
     scores = summary.scores(record)

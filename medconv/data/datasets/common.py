@@ -67,7 +67,7 @@ def build_dataset(
     if twice := sorted(case for case, count in Counter(case.id for case in cases).items() if count > 1):
         raise ValueError(f"{path}: case ids that occur more than once: {', '.join(twice[:20])}")
     ordered = tuple(sorted(cases, key=lambda case: case.id))
-    return Dataset(name, ordered, class_names, modalities, errors or {}, targets)
+    return Dataset(name, ordered, class_names, modalities, errors or {}, targets)  # type: ignore[arg-type]
 
 
 def read_dataset_json(root: str | Path | None) -> dict[str, Any]:

@@ -12,14 +12,16 @@ from pathlib import Path
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import ids_of, modalities_of
-from medconv.targets.image_level import KINDS, ImageLevelTargets
+from medconv.targets import KINDS
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.segmentation import LabelMapTargets
 
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-_MAX_CLASSES = 100  # more different labels are most likely numbers
+_MAX_CLASSES = 20  # more different whole numbers may be classes or numbers
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,14 @@ def csv(
     target_type: str | None = None,
     class_names: Sequence[str] | None = None,
     modality: str = "MRI",
-    task: str = "",
 ) -> Dataset:
     """A case per row; paths are relative to the folder of the table.
 
     Args:
         label_columns: one column with a class or number, or several with 0 and 1 or numbers; None: `label`.
         split_column, group_column: None takes `split` and `group` if they exist.
-        target_type: kind of `ImageLevelTargets`; None: regression if `task` is one, else multiclass for one
-            column and multilabel for several.
+        target_type: kind of `ImageLevelTargets`; None: regression if there are fractions, else multiclass for
+            one column and multilabel for several.
         class_names: in the order of the outputs; None sorts the labels of the table.
     Raises: ValueError: no such file or column, or no rows. An invalid row becomes an error of its case.
     """
@@ -69,8 +70,7 @@ def csv(
     rows = [
         _row(path, number, line, path_column, columns, split_column, group_column) for number, line in lines
     ]
-    image_targets = _targets(_kind(target_type, columns, task), columns, rows, class_names, path)
-    return _dataset(path, rows, image_targets, modality)
+    return _dataset(path, rows, _targets(target_type, columns, rows, class_names, path), modality)
 
 
 def _need_table(root: str | Path | None) -> Path:
@@ -136,50 +136,38 @@ def _row(
     return _Row(location, file, labels, case_split, line[group] if group else "", error)
 
 
-def _kind(target_type: str | None, columns: Sequence[str], task: str) -> str:
-    if target_type is not None and target_type not in KINDS:
-        raise ValueError(f"data.target_type must be one of {', '.join(KINDS)}, or null, got {target_type!r}")
-    default = "multiclass" if len(columns) == 1 else "multilabel"
-    kind = target_type or ("regression" if task.endswith("Regression") else default)
-    if kind == "multiclass" and len(columns) > 1:
-        raise ValueError(
-            f"data.target_type=multiclass takes one of data.label_columns, got {', '.join(columns)}; "
-            "multilabel takes several"
-        )
-    return kind
-
-
 def _targets(
-    target_type: str,
+    target_type: str | None,
     columns: Sequence[str],
     rows: Sequence[_Row],
-    class_names: Sequence[str] | None,
+    names: Sequence[str] | None,
     path: Path,
 ) -> ImageLevelTargets:
-    if target_type != "multiclass":
-        if class_names and len(class_names) != len(columns):
-            raise ValueError(
-                f"data.class_names needs a name for each of {', '.join(columns)}, got {list(class_names)}"
-            )
-        return ImageLevelTargets(target_type, tuple(map(str, class_names or columns)))
-    labels = {row.labels[columns[0]] for row in rows} - {""}
-    names = tuple(map(str, class_names)) if class_names else tuple(sorted(labels, key=_sort_key))
-    if len(names) > _MAX_CLASSES and not class_names:
-        raise ValueError(
-            f"{path}: {len(names)} different labels in column {columns[0]!r}, expected classes; for "
-            "numbers, set task=regression or data.target_type=regression"
-        )
-    if len(names) < 2:
-        raise ValueError(
-            f"{path}: column {columns[0]!r} holds {', '.join(names) or 'nothing'}, expected two classes or "
-            "more"
-        )
-    return ImageLevelTargets(target_type, names)
+    labels = [[row.labels[column] for row in rows] for column in columns]
+    kind = target_type or _likely_kind(columns, labels, path)
+    if not issubclass(targets := KINDS.get(kind, LabelMapTargets), ImageLevelTargets):
+        kinds = [name for name, kind_class in KINDS.items() if issubclass(kind_class, ImageLevelTargets)]
+        raise ValueError(f"data.target_type must be one of {', '.join(kinds)}, or null, got {kind!r}")
+    try:
+        return targets.from_columns(columns, labels, names)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
-def _sort_key(label: str) -> tuple[float, str]:
-    number = _number(label)
-    return (math.inf if number is None else number), label
+def _likely_kind(columns: Sequence[str], labels: Sequence[Sequence[str]], path: Path) -> str:
+    """Regression if some label is a fraction, else multiclass for one column, multilabel for several."""
+    numbers = [[_number(label) for label in column] for column in labels]
+    if any(number is not None and not number.is_integer() for column in numbers for number in column):
+        return "regression"
+    if len(columns) > 1:
+        return "multilabel"
+    different = {number for number in numbers[0] if number is not None}
+    if None not in numbers[0] and len(different) > _MAX_CLASSES:
+        raise ValueError(
+            f"{path}: column {columns[0]!r} holds {len(different)} different whole numbers; set "
+            "data.target_type=regression or multiclass"
+        )
+    return "multiclass"
 
 
 def _number(text: str) -> float | None:
@@ -189,33 +177,18 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _dataset(path: Path, rows: Sequence[_Row], image_targets: ImageLevelTargets, modality: str) -> Dataset:
+def _dataset(path: Path, rows: Sequence[_Row], targets: ImageLevelTargets, modality: str) -> Dataset:
     ids = ids_of([row.path for row in rows], path.parent, path)
     cases, errors = [], {}
     for case, row in zip(ids, rows, strict=True):
-        values, label_error = _values(row, image_targets)
-        if error := row.error or label_error:
+        values, error = None, row.error
+        try:
+            values = targets.parse(row.labels)
+        except ValueError as invalid:
+            error = error or str(invalid)
+        if error:
             errors[case] = f"{row.location}: {error}"
         cases.append(Case(case, (row.path,), values=values, group=row.group, split=row.split))
     modalities = modalities_of([row.path for row in rows if row.error is None], modality)
     ordered, name = tuple(sorted(cases, key=lambda case: case.id)), path.parent.name or path.stem
-    return Dataset(name, ordered, image_targets.names, modalities, errors, image_targets=image_targets)
-
-
-def _values(row: _Row, image_targets: ImageLevelTargets) -> tuple[tuple[float, ...] | None, str | None]:
-    """The values of a row, or an error."""
-    labels = list(row.labels.items())
-    if image_targets.kind == "multiclass":
-        column, label = labels[0]
-        if label in image_targets.names:
-            return (float(image_targets.names.index(label)),), None
-        classes = ", ".join(image_targets.names)
-        return None, f"column {column!r}: {label!r} is not a class; the classes are {classes}"
-    numbers = [_number(label) for _, label in labels]
-    for (column, label), number in zip(labels, numbers, strict=True):
-        if number is None:
-            return None, f"column {column!r} must hold numbers, got {label!r}"
-        if image_targets.kind == "multilabel" and number not in (0, 1):
-            rule = f"column {column!r} must hold 0 or 1, got {label!r}"
-            return None, f"{rule}; data.target_type=regression takes any number"
-    return tuple(number for number in numbers if number is not None), None
+    return Dataset(name, ordered, targets.names, modalities, errors, targets)

@@ -9,7 +9,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import ids_of, modalities_of
 from medconv.data.datasets.csv_table import SPLITS
 from medconv.data.io.images import known, suffixes
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
 
 
 def imagefolder(
@@ -46,10 +46,9 @@ def imagefolder(
         Case(case, (path,), values=(float(names.index(folder.name)),), split=split)
         for case, (path, folder, split) in zip(ids, files, strict=True)
     ]
-    image_targets = ImageLevelTargets("multiclass", names)
     modalities = modalities_of([path for path, _, _ in files], modality)
     ordered = tuple(sorted(cases, key=lambda case: case.id))
-    return Dataset(root.absolute().name, ordered, names, modalities, image_targets=image_targets)
+    return Dataset(root.absolute().name, ordered, names, modalities, targets=MulticlassTargets(names))
 
 
 def _folders(root: Path) -> list[Path]:

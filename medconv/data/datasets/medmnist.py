@@ -25,6 +25,7 @@ from medconv.data.case import Dataset
 from medconv.data.datasets.csv_table import csv
 from medconv.data.io import raster
 from medconv.data.io.images import stamp
+from medconv.targets import Targets
 
 _SPLITS = ("train", "val", "test")
 _TABLE = "labels.csv"
@@ -36,11 +37,10 @@ def medmnist(
     cache_dir: str | Path,
     class_names: Sequence[str] | None = None,
     target_type: str | None = None,
-    task: str = "",
 ) -> Dataset:
     """The cases of FILE.npz with its own splits; images are written as PNG or NIfTI to `cache_dir`.
 
-    Args: class_names: None numbers them. target_type, task: as for `csv`; ordinal labels are classes.
+    Args: class_names: None numbers them. target_type: as for `csv`; ordinal labels are classes.
     Raises: ValueError: not a MedMNIST file, or no space left.
     """
     if root is None or not Path(root).is_file():
@@ -60,15 +60,10 @@ def medmnist(
         except OSError as error:
             raise ValueError(f"data.cache_dir: cannot write to {home} ({error.strerror})") from error
     columns = _columns(home)
-    classes = len(columns) == 1 and target_type in (None, "multiclass") and not task.endswith("Regression")
-    numbers = _all_classes(home) if classes else None
+    kind = target_type or ("multiclass" if len(columns) == 1 else "multilabel")
+    numbers = _all_classes(home) if kind == "multiclass" else None
     dataset = csv(
-        home / _TABLE,
-        label_columns=columns,
-        target_type=target_type,
-        class_names=numbers,
-        modality="grey",
-        task=task,
+        home / _TABLE, label_columns=columns, target_type=kind, class_names=numbers, modality="grey"
     )
     return _with_names(replace(dataset, name=path.stem), class_names)
 
@@ -77,12 +72,10 @@ def _with_names(dataset: Dataset, names: Sequence[str] | None) -> Dataset:
     """The dataset with these names, in the order of the numbers. Raises: ValueError: too few or too many."""
     if not names:
         return dataset
-    assert dataset.image_targets is not None
-    if len(names) != len(dataset.image_targets.names):
-        count = len(dataset.image_targets.names)
+    if len(names) != (count := len(dataset.class_names)):
         raise ValueError(f"data.class_names needs a name for each of {count} outputs, got {list(names)}")
-    image_targets = replace(dataset.image_targets, names=tuple(map(str, names)))
-    return replace(dataset, image_targets=image_targets, class_names=image_targets.names)
+    named = Targets.from_plain({**dataset.targets.plain(), "names": list(map(str, names))})
+    return replace(dataset, targets=named, class_names=named.names)
 
 
 def _unpack(path: Path, home: Path) -> None:

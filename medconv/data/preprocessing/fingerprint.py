@@ -14,6 +14,7 @@ from medconv.data.case import Case, Dataset, Grid
 from medconv.data.io.images import check_same_grid, nifti_header, read_image, read_label
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.preprocess import content_box, to_canonical
+from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.threads import each
 
 _MAX_SHEAR = 0.5  # degrees; more is not rounding but a tilted gantry
@@ -127,8 +128,8 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
         report.errors.append(dataset.errors[case.id])
         return report
     image = _image(case, len(dataset.modalities), report)
-    if dataset.image_targets is not None:
-        _examine_image_level(case, image, dataset, report)
+    if isinstance(dataset.targets, ImageLevelTargets):
+        _examine_image_level(case, image, dataset, dataset.targets, report)
         return report
     label = _label(case, len(dataset.class_names), dataset.targets.ignore, report)
     if image is not None and label is not None:
@@ -142,10 +143,13 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
 
 
 def _examine_image_level(
-    case: Case, image: tuple[np.ndarray, Grid] | None, dataset: Dataset, report: CaseReport
+    case: Case,
+    image: tuple[np.ndarray, Grid] | None,
+    dataset: Dataset,
+    targets: ImageLevelTargets,
+    report: CaseReport,
 ) -> None:
-    assert dataset.image_targets is not None
-    error = "has no values" if case.values is None else dataset.image_targets.invalid_reason(case.values)
+    error = "has no values" if case.values is None else targets.invalid_reason(case.values)
     report.errors += [error] if error else []
     if image is None:
         return

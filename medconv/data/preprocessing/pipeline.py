@@ -76,7 +76,7 @@ def prepare(
     Args: verify: read every entry again and compare its checksums.
     Raises: ValueError: an invalid file, or no space left; finished cases stay.
     """
-    labels = [] if dataset.image_targets else [dataset.class_names, *_ignored(dataset)]
+    labels = [dataset.class_names, *_ignored(dataset)] if dataset.targets.per_voxel else []
     store = Store(folder / _hash([_VERSION, _hashed_config(config), *labels]))
     with _lock(folder):
         what = "verifying" if verify else "looking"
@@ -125,7 +125,7 @@ def _hashed_config(config: PreprocessingConfig) -> dict[str, Any]:
 
 def _ignored(dataset: Dataset) -> list[int]:
     """The value to ignore, as an addition to a hash; empty if there is none."""
-    return [] if dataset.image_targets or dataset.targets.ignore is None else [dataset.targets.ignore]
+    return [] if dataset.targets.ignore is None else [dataset.targets.ignore]
 
 
 def _add(store: Store, case: Case, config: PreprocessingConfig, dataset: Dataset) -> None:
@@ -151,8 +151,8 @@ def _sources(dataset: Dataset) -> list[Any]:
     """Everything the fingerprint depends on, as JSON reads it back; None for unreadable files."""
     files = [_signature(case) for case in dataset.cases]
     content = [dataset.class_names, dataset.modalities, dict(dataset.errors), files, *_ignored(dataset)]
-    if dataset.image_targets:
-        content.append([dataset.image_targets.plain(), [case.values for case in dataset.cases]])
+    if not dataset.targets.per_voxel:
+        content.append([dataset.targets.plain(), [case.values for case in dataset.cases]])
     if any(case.split for case in dataset.cases):
         content.append([case.split for case in dataset.cases])
     return json.loads(json.dumps([_VERSION, *content]))

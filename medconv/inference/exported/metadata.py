@@ -20,8 +20,7 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.load import DAMAGED, LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.inference.tta import usable_axes
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets import Targets
 
 VERSION = 1
 Metadata = dict[str, Any]
@@ -96,14 +95,7 @@ def _build_model(metadata: Metadata, network: nn.Module, model: Path) -> LoadedM
     optional = {key: inputs.get(key) for key in ("frame", "resize")}
     values = {key: configs.lists_to_tuples(value) for key, value in (required | optional).items()}
     preprocessing = PreprocessingConfig(intensities=_numbers(inputs["intensities"]), **values)
-    image_targets = (
-        ImageLevelTargets.from_plain(outputs["image_targets"]) if "image_targets" in outputs else None
-    )
-    targets = (
-        SegmentationTargets((), ())
-        if image_targets is not None
-        else SegmentationTargets.from_plain(outputs["targets"])
-    )
+    targets = Targets.from_plain(outputs["targets"])
     window = SlidingWindow(
         tuple(windows["patch_size"]),
         windows["overlap"],
@@ -113,7 +105,7 @@ def _build_model(metadata: Metadata, network: nn.Module, model: Path) -> LoadedM
         configs.lists_to_tuples(windows["flip_label_pairs"]),
     )
     rounding = tuple(inputs.get("rounding", ()))
-    _check(preprocessing, window, inputs, image_targets or targets)
+    _check(preprocessing, window, inputs, targets)
     return LoadedModel(
         network,
         preprocessing,
@@ -128,7 +120,6 @@ def _build_model(metadata: Metadata, network: nn.Module, model: Path) -> LoadedM
         tuple(windows["seen_axes"]),
         tuple(windows["equivariant_axes"]),
         metadata_path(model),
-        image_targets,
         rounding,
     )
 
@@ -137,7 +128,7 @@ def _check(
     preprocessing: PreprocessingConfig,
     window: SlidingWindow,
     inputs: Metadata,
-    targets: SegmentationTargets | ImageLevelTargets,
+    targets: Targets,
 ) -> None:
     """Raises: ValueError: values that contradict each other, which would fail later, or silently be wrong."""
     channels = inputs["channels"]

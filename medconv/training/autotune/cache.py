@@ -13,27 +13,20 @@ import math
 import platform
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from torch import nn
 
 import medconv
 from medconv import config as configs
 from medconv.config import Values
-from medconv.models.build import build_network
-from medconv.models.deep_supervision import DeepSupervision
-from medconv.models.pretrained.freeze import freeze
-from medconv.targets.image_level import image_targets_of
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.models.deep_supervision import Supervised
 from medconv.training.autotune import search
 from medconv.training.autotune.trial import Choice, Work
-from medconv.training.losses.build import fitted_loss
-from medconv.training.losses.image_level import ImageLevelLoss
-from medconv.training.losses.segmentation import over_heads
-from medconv.training.optim.build import build_optimizer
+from medconv.training.build import build_task
 from medconv.training.run_dir import RunDir, is_rank_zero, short_hash
 from medconv.utils import hardware
 from medconv.utils.atomic_io import write_text
@@ -151,37 +144,14 @@ def table(candidates: Sequence[search.Candidate]) -> str:
 
 def _work(values: Values, device: torch.device) -> Work:
     """The run's own network, loss, optimizer and shapes, with random images and labels."""
-    derived = values["derived"]
-    network = build_network(values, derived["patch_size"])
-    if values["init"]["freeze"]:
-        freeze(network, values["init"]["freeze"])
-    batch, dims = values["data"]["batch_size"], derived["spatial_dims"]
-    image_targets = image_targets_of(derived)
-    loss = fitted_loss(configs.build(values["loss"], "loss"), derived).to(device)
-    image = torch.randn(batch, derived["num_channels"], *derived["patch_size"], device=device)
-    optimizer = build_optimizer(values)
-    if image_targets is not None:
-        assert isinstance(loss, ImageLevelLoss)
-        label = loss.target(torch.randint(2, (batch, image_targets.num_values), device=device))
-        return Work(network, loss, optimizer, image, label)
-    targets = SegmentationTargets.from_plain(derived["targets"])
-    if values["task"].get("deep_supervision") is True:
-        network = _Supervised(network, targets.num_outputs)
-    label = torch.randint(targets.num_values, (batch, 1, *derived["patch_size"]), device=device)
-    return Work(
-        network, lambda outputs, target: over_heads(loss, outputs, target, dims), optimizer, image, label
-    )
-
-
-class _Supervised(nn.Module):
-    """The network with its deep supervision heads, as it is trained."""
-
-    def __init__(self, network: nn.Module, num_outputs: int) -> None:
-        super().__init__()
-        self.network, self.supervision = network, DeepSupervision(network, num_outputs)
-
-    def forward(self, image: torch.Tensor) -> list[torch.Tensor]:
-        return self.supervision(self.network, image)
+    derived, batch = values["derived"], values["data"]["batch_size"]
+    plain = {f"perf.{key}": value for key, value in asdict(Choice()).items() if key != "precision"}
+    task = build_task(_with(values, plain), {})
+    loss, patch = task.loss.to(device), derived["patch_size"]
+    image = torch.randn(batch, derived["num_channels"], *patch, device=device)
+    label = task.targets.encode(task.targets.random_labels(batch, patch).to(device))
+    network = task.network if task.supervision is None else Supervised(task.network, task.supervision)
+    return Work(network, loss, task.make_optimizer, image, label)
 
 
 def _planned_seconds(values: Values, step: float) -> float:
@@ -222,7 +192,7 @@ def _key(values: Values) -> dict[str, Any]:
         ],
         "freeze": values["init"]["freeze"],
         "classes": values["derived"]["num_classes"],
-        "deep_supervision": values["task"].get("deep_supervision"),
+        "deep_supervision": values["task"]["deep_supervision"],
         "samples_per_epoch": values["data"]["samples_per_epoch"],
         "trainer": [values["trainer"][key] for key in (*_LENGTH, "deterministic", "devices")],
     }

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor
 
-from medconv.metrics.plots import pictures
-from medconv.training.callbacks.worst_cases import WorstCases, label_text, score_table
-from medconv.training.tasks.image_level import arrays
-from medconv.utils.visualization import overlay
+from medconv.training.callbacks.case_views import CaseViews, Picture, views_of
 
 
 class ImageLogger(Callback):
@@ -27,86 +22,53 @@ class ImageLogger(Callback):
 
     def __init__(self, spacing_mm: Sequence[float], cases: int = 3) -> None:
         self.spacing_mm, self.cases, self._samples = tuple(spacing_mm), cases, 0
-        self._worst = WorstCases(cases)
+        self._views: CaseViews | None = None  # of the last validation
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        if self._samples >= self.cases or trainer.global_step or not trainer.is_global_zero:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        left = self.cases - self._samples
+        if left <= 0 or trainer.global_step or not trainer.is_global_zero:
             return
-        image_targets = getattr(pl_module, "image_targets", None)
-        for image, label, number in zip(
-            batch["image"], batch["label"], map(int, batch["sample"]), strict=True
-        ):
-            if self._samples >= self.cases:
-                return
+        views = views_of(pl_module.targets, self.cases, self.spacing_mm)
+        samples = zip(batch["image"][:left], batch["label"][:left], map(int, batch["sample"]), strict=False)
+        for image, label, number in samples:
             self._samples += 1
-            array = image[0].float().cpu().numpy()
-            if image_targets is None:
-                picture = overlay(array, [_without_ignored(label[0], pl_module)], self.spacing_mm)
-                self._show(trainer, f"train/sample {number} (image, label)", picture)
-            else:
-                picture = overlay(array, [], self.spacing_mm, focus=np.zeros(array.shape, bool))
-                text = label_text(image_targets, label.tolist())
-                self._show(trainer, f"train/sample {number} ({text})", picture)
+            self._show(trainer, [views.sample(image[0].float().cpu().numpy(), label, number)])
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._worst = WorstCases(self.cases)
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._views = views_of(pl_module.targets, self.cases, self.spacing_mm)
 
     def on_validation_batch_end(
         self,
         trainer: Trainer,
-        pl_module: LightningModule,
+        pl_module: Any,
         outputs: Any,
         batch: Any,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if trainer.sanity_checking or not trainer.is_global_zero:
-            return
-        if getattr(pl_module, "image_targets", None) is not None:
-            self._worst.update(pl_module.image_targets, batch, outputs["outputs"])  # type: ignore[arg-type]
-            return
-        if batch_idx >= self.cases:
-            return
-        image = batch["image"][0, 0].float().cpu().numpy()
-        labels = [
-            _without_ignored(label, pl_module) for label in (batch["label"][0, 0], outputs["prediction"])
-        ]
-        picture = overlay(image, labels, batch["spacing_mm"])
-        self._show(trainer, f"val/{outputs['case']} (image, reference, prediction)", picture)
+        if self._views is not None and trainer.is_global_zero and not trainer.sanity_checking:
+            self._show(trainer, self._views.validated(batch, outputs))
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        image_targets, rows = getattr(pl_module, "image_targets", None), getattr(pl_module, "rows", {})
-        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if (
-            image_targets is None
-            or not rows
-            or trainer.sanity_checking
-            or not (trainer.is_global_zero and loggers)
-        ):
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.sanity_checking or not (trainer.is_global_zero and pl_module.rows and _boards(trainer)):
             return
-        for name, picture in pictures(image_targets, *arrays(rows)).items():
-            self._show(trainer, f"val/{name}", picture)
-        for logger in loggers:
-            text = score_table(image_targets, *arrays(rows))
-            logger.experiment.add_text("val/scores", text, trainer.global_step)
+        assert self._views is not None
+        pictures, text = self._views.ended(pl_module.rows)
+        self._show(trainer, pictures)
+        for board in _boards(trainer) if text else ():
+            board.experiment.add_text("val/scores", text, trainer.global_step)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Logs the worst cases here, since the averaged weights that were validated are in place again."""
-        if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
-            for tag, picture in self._worst.pictures(pl_module, self.spacing_mm):
-                self._show(trainer, tag, picture)
+        if self._views is not None and _boards(trainer):
+            self._show(trainer, self._views.worst(pl_module))
 
     @staticmethod
-    def _show(trainer: Trainer, tag: str, picture: np.ndarray) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_image(tag, picture, trainer.global_step, dataformats="HWC")
+    def _show(trainer: Trainer, pictures: Iterable[Picture]) -> None:
+        for tag, picture in pictures:
+            for board in _boards(trainer):
+                board.experiment.add_image(tag, picture, trainer.global_step, dataformats="HWC")
 
 
-def _without_ignored(label: Tensor, pl_module: LightningModule) -> np.ndarray:
-    """A label map with ignored voxels set to background, so that they are not painted."""
-    ignore = getattr(getattr(pl_module, "targets", None), "ignore", None)
-    array = label.cpu().numpy().astype(np.int16)
-    return array if ignore is None else np.where(array == ignore, 0, array)
+def _boards(trainer: Trainer) -> list[TensorBoardLogger]:
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

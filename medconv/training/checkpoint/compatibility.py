@@ -67,9 +67,8 @@ def check_same_freezing(content: Mapping[str, Any], init: Mapping[str, Any], set
 
 
 def _kind(derived: Mapping[str, Any]) -> Any:
-    """Kind of image-level targets; None: label maps."""
-    image_targets = derived.get("image_targets")
-    return image_targets.get("kind") if isinstance(image_targets, Mapping) else None
+    targets = derived.get("targets")
+    return targets.get("kind") if isinstance(targets, Mapping) else None
 
 
 def _describe(derived: Mapping[str, Any]) -> str:

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medconv.targets.image_level import ImageLevelTargets
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-_RECOMMENDED = {  # options of `loss`
-    "multiclass": "cross_entropy",
-    "multilabel": "bce",
-    "regression": "huber, mse or l1",
-}
-_TORCH_LOSSES: dict[type[nn.Module], tuple[str, ...]] = {
-    nn.CrossEntropyLoss: ("multiclass",),
-    nn.BCEWithLogitsLoss: ("multilabel",),
-    **dict.fromkeys((nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss), ("regression",)),
-}
-_TRIAL_SAMPLES = 6  # a loss is tried on so many random samples
-_TOLERANCE = 1e-4  # relative difference allowed between a loss and the mean of its samples' losses
 _PENALTIES = ("mse", "l1", "huber")
 
 
@@ -111,101 +95,6 @@ class RegressionLoss(nn.Module):
         if self.penalty == "huber":
             return F.huber_loss(outputs, target, delta=self.delta)
         return F.mse_loss(outputs, target) if self.penalty == "mse" else F.l1_loss(outputs, target)
-
-
-class ImageLevelLoss(nn.Module):
-    """Any loss, adapted to image-level targets: encodes labels as targets and checks that the loss fits.
-
-    Regression values are standardised by mean and standard deviation of the training cases, so that a
-    loss does not depend on their units. The network's outputs are in these units.
-    Shape: outputs (batch, image_targets.num_outputs), target of the same shape, as returned by `target` or
-        mixed from several -> scalar.
-    Args: means, stds: of each value over the training cases; for regression only.
-    Raises: ValueError: the loss is for other targets, or cannot take these outputs.
-    """
-
-    means: Tensor
-    stds: Tensor
-
-    def __init__(
-        self,
-        loss: Loss,
-        image_targets: ImageLevelTargets,
-        means: Sequence[float] | None = None,
-        stds: Sequence[float] | None = None,
-    ) -> None:
-        super().__init__()
-        self.loss, self.image_targets = loss, image_targets
-        numbers = image_targets.kind == "regression"
-        for name, values, otherwise in (("means", means, 0.0), ("stds", stds, 1.0)):
-            filled = values if numbers and values is not None else [otherwise] * image_targets.num_outputs
-            self.register_buffer(name, torch.tensor(filled, dtype=torch.float32), persistent=False)
-        if problem := self._problem():
-            raise problem
-
-    def target(self, label: Tensor) -> Tensor:
-        """What the loss compares outputs with: probabilities of classes or labels, or standardised values.
-
-        Shape: label (batch, image_targets.num_values) -> (batch, image_targets.num_outputs).
-        """
-        if self.image_targets.kind == "multiclass":
-            return F.one_hot(label[:, 0].long(), self.image_targets.num_outputs).float()
-        return self._standardised(label.float())
-
-    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
-        return self.loss(self._standardised(outputs), target)
-
-    def _standardised(self, values: Tensor) -> Tensor:
-        return (
-            (values.float() - self.means) / self.stds if self.image_targets.kind == "regression" else values
-        )
-
-    def _problem(self) -> ValueError | None:
-        """Why the loss does not fit: it is for other targets, fails on such outputs, or is no mean over
-        samples. None: it fits.
-        """
-        name, kind = getattr(self.loss, "__name__", type(self.loss).__name__), self.image_targets.kind
-        advice = f"use loss={_RECOMMENDED[kind]}"
-        kinds = getattr(self.loss, "kinds", None) or _TORCH_LOSSES.get(type(self.loss))  # type: ignore[arg-type]
-        if kinds is not None and kind not in kinds:
-            return ValueError(
-                f"loss: {name} is for {' and '.join(kinds)} targets, but the data has {kind} targets; "
-                f"{advice}"
-            )
-        try:
-            of_batch, of_samples = self._trial_losses()
-        except (
-            torch.OutOfMemoryError
-        ):  # not the loss's fault; if it lasts, the first training step reports it
-            return None
-        except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            if reason.startswith("loss."):  # our own messages begin with the config key
-                return ValueError(reason)
-            problem = ValueError(f"loss: {name} cannot take image-level {kind} targets: {reason}; {advice}")
-            problem.__cause__ = error
-            return problem
-        if not math.isfinite(of_batch):
-            return ValueError(
-                f"loss: {name} is {of_batch} for {kind} targets, expected a finite number; {advice}"
-            )
-        if abs(of_batch - of_samples) <= _TOLERANCE * max(abs(of_batch), _TOLERANCE):
-            return None
-        return ValueError(
-            f"loss: {name} is not a mean over samples, as a loss for image-level {kind} targets must be; "
-            f"{advice}"
-        )
-
-    def _trial_losses(self) -> tuple[float, float]:
-        """The loss of a batch of random numbers, and the mean of the losses of its samples."""
-        generator, size = torch.Generator().manual_seed(0), (_TRIAL_SAMPLES, self.image_targets.num_outputs)
-        values = (_TRIAL_SAMPLES, self.image_targets.num_values)
-        label: Any = torch.randint(2, values, generator=generator).float()
-        outputs, target = torch.randn(size, generator=generator) * self.stds + self.means, self.target(label)
-        with torch.no_grad():
-            of_batch = float(self(outputs, target))
-            each = [float(self(outputs[i : i + 1], target[i : i + 1])) for i in range(_TRIAL_SAMPLES)]
-        return of_batch, sum(each) / _TRIAL_SAMPLES
 
 
 def _check_shapes(outputs: Tensor, target: Tensor) -> None:

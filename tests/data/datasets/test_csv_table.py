@@ -10,7 +10,9 @@ from helpers.volumes import save as save_volume
 from medconv.data.datasets.csv_table import csv
 from medconv.data.io.raster import write_picture
 from medconv.data.preprocessing.fingerprint import check
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
+from medconv.targets.multilabel import MultilabelTargets
+from medconv.targets.regression import RegressionTargets
 
 
 def table(root: Path, text: str, images: int = 6) -> Path:
@@ -32,7 +34,7 @@ GOOD = "path,label,split,patient\n" + "\n".join(ROWS)
 
 def test_each_row_is_a_case(tmp_path: Path) -> None:
     dataset = csv(table(tmp_path, GOOD), group_column="patient")
-    assert dataset.image_targets == ImageLevelTargets("multiclass", ("a", "b"))
+    assert dataset.targets == MulticlassTargets(("a", "b"))
     assert dataset.class_names == ("a", "b") and not dataset.errors
     assert [case.id for case in dataset.cases] == list("012345") and dataset.modalities == ("grey",)
     assert [case.values for case in dataset.cases] == [(0.0,), (1.0,), (1.0,), (0.0,), (1.0,), (0.0,)]
@@ -42,17 +44,16 @@ def test_each_row_is_a_case(tmp_path: Path) -> None:
     assert check(dataset, 1).errors == {}
 
 
-def test_columns_and_task_choose_the_kind_of_targets(tmp_path: Path) -> None:
+def test_columns_and_fractions_choose_the_kind_of_targets(tmp_path: Path) -> None:
     text = "path;x;y\nimages/0.png;1;0.5\nimages/1.png;0;-2\n"
     path = table(tmp_path, text)
     numbers = csv(path, label_columns=["x", "y"], target_type="regression")
-    assert numbers.image_targets == ImageLevelTargets("regression", ("x", "y"))
+    assert numbers.targets == RegressionTargets(("x", "y"))
     assert numbers.cases[1].values == (0.0, -2.0)
-    number = csv(path, label_columns="y", task="medconv.training.tasks.Regression")
-    assert number.image_targets == ImageLevelTargets("regression", ("y",))
-    assert csv(path, label_columns="x").image_targets == ImageLevelTargets("multiclass", ("0", "1"))
-    findings = csv(path, label_columns=["x", "y"])
-    assert findings.image_targets == ImageLevelTargets("multilabel", ("x", "y"))
+    assert csv(path, label_columns="y").targets == RegressionTargets(("y",))  # it has fractions
+    assert csv(path, label_columns="x").targets == MulticlassTargets(("0", "1"))
+    findings = csv(path, label_columns=["x", "y"], target_type="multilabel")
+    assert findings.targets == MultilabelTargets(("x", "y"))
     rule = "column 'y' must hold 0 or 1"
     hint = "data.target_type=regression takes any number"
     assert findings.errors == {
@@ -96,7 +97,7 @@ def test_regression_needs_numbers(tmp_path: Path) -> None:
     dataset = csv(
         table(tmp_path, "path,label\nimages/0.png,61\nimages/1.png,old\n"), target_type="regression"
     )
-    assert dataset.errors == {"1": "labels.csv, row 3: column 'label' must hold numbers, got 'old'"}
+    assert dataset.errors == {"1": "labels.csv, row 3: column 'label' must hold a finite number, got 'old'"}
 
 
 @pytest.mark.parametrize(
@@ -126,9 +127,9 @@ def test_regression_needs_numbers(tmp_path: Path) -> None:
         ("path,label\n", {}, "expected a row per image, found none"),
         ("path,label\nimages/0.png,a\n", {}, "column 'label' holds a, expected two classes or more"),
         (
-            "path,label\n" + "".join(f"images/{i}.png,{i}.5\n" for i in range(101)),
+            "path,label\n" + "".join(f"images/{i}.png,{i}\n" for i in range(101)),
             {},
-            "101 different labels .* set task=regression",
+            "101 different whole numbers; set data.target_type=regression or multiclass",
         ),
         ("path,label,label\nimages/0.png,a,b\n", {}, "column 'label' is there twice"),
     ],

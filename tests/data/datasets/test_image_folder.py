@@ -7,7 +7,7 @@ from helpers.volumes import pixels
 
 from medconv.data.datasets.image_folder import imagefolder
 from medconv.data.io.raster import write_picture
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
 
 
 def class_folder(root: Path, *names: str, shape: tuple[int, ...] = (8, 9)) -> None:
@@ -20,7 +20,7 @@ def test_folder_names_are_classes(tmp_path: Path) -> None:
     class_folder(tmp_path, "sick/1.png", "sick/2.jpg", "healthy/1.png", shape=(8, 9, 3))
     (tmp_path / "sick/notes.txt").write_text("not an image")
     dataset = imagefolder(tmp_path)
-    assert dataset.image_targets == ImageLevelTargets("multiclass", ("healthy", "sick"))
+    assert dataset.targets == MulticlassTargets(("healthy", "sick"))
     assert dataset.modalities == ("red", "green", "blue")
     values = {case.id: case.values for case in dataset.cases}
     assert values == {"healthy_1": (0.0,), "sick_1": (1.0,), "sick_2": (1.0,)}

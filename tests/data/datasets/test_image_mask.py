@@ -20,7 +20,7 @@ def test_channels_are_those_of_the_pictures(tmp_path: Path) -> None:
     assert dataset.cases[0].label == tmp_path / "masks/a_mask.png"
     assert dataset.modalities == ("red", "green", "blue")
     assert dataset.class_names == ("skin", "mole")
-    assert dataset.image_targets is None and not dataset.errors
+    assert dataset.targets.per_voxel and not dataset.errors
 
 
 @pytest.mark.parametrize(("images", "labels"), [("", "masks"), ("images", "")])

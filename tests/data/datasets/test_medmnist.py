@@ -11,7 +11,9 @@ from helpers.volumes import pixels
 from medconv.data.datasets.medmnist import medmnist
 from medconv.data.io.images import read_image
 from medconv.data.preprocessing.fingerprint import check
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
+from medconv.targets.multilabel import MultilabelTargets
+from medconv.targets.regression import RegressionTargets
 
 
 def npz(path: Path, shape: tuple[int, ...] = (8, 8), findings: int = 1, **changes: Any) -> Path:
@@ -30,7 +32,7 @@ def test_images_are_unpacked_once(tmp_path: Path, shape: tuple[int, ...], channe
     path = npz(tmp_path / "tiny.npz", shape)
     dataset = medmnist(path, tmp_path / "cache")
     assert dataset.name == "tiny" and len(dataset.modalities) == channels
-    assert dataset.image_targets == ImageLevelTargets("multiclass", ("0", "1"))
+    assert dataset.targets == MulticlassTargets(("0", "1"))
     assert [case.split for case in dataset.cases] == ["test"] * 2 + ["train"] * 6 + ["val"] * 3
     first = next(case for case in dataset.cases if case.id == "train_00001")
     image, original = read_image(first.images)[0], np.load(path)["train_images"][1]
@@ -47,21 +49,21 @@ def test_images_are_unpacked_once(tmp_path: Path, shape: tuple[int, ...], channe
     assert [p.name[:5] for p in (tmp_path / "cache").iterdir() if p.suffix != ".lock"] == ["tiny-"]
 
 
-def test_labels_and_task_choose_the_kind_of_targets(tmp_path: Path) -> None:
+def test_labels_and_the_setting_choose_the_kind_of_targets(tmp_path: Path) -> None:
     dataset = medmnist(npz(tmp_path / "f.npz", findings=3), tmp_path / "cache")
-    assert dataset.image_targets == ImageLevelTargets("multilabel", ("finding_0", "finding_1", "finding_2"))
+    assert dataset.targets == MultilabelTargets(("finding_0", "finding_1", "finding_2"))
     assert [c.values for c in dataset.cases if c.split == "train"][:2] == [(0.0, 1.0, 0.0), (1.0, 0.0, 1.0)]
     path = npz(tmp_path / "c.npz", val_labels=np.full((3, 1), 4, np.uint8))
     ordinal = medmnist(path, tmp_path / "cache")
-    assert ordinal.image_targets == ImageLevelTargets("multiclass", ("0", "1", "2", "3", "4"))
+    assert ordinal.targets == MulticlassTargets(("0", "1", "2", "3", "4"))
     named = medmnist(path, tmp_path / "cache", class_names=list("abcde"))
-    assert named.class_names == named.image_targets.names == tuple("abcde") and not named.errors
+    assert named.class_names == named.targets.names == tuple("abcde") and not named.errors
     with pytest.raises(
         ValueError, match=r"data\.class_names needs a name for each of 5 outputs, got \['a'\]"
     ):
         medmnist(path, tmp_path / "cache", class_names=["a"])
-    numbers = medmnist(path, tmp_path / "cache", task="medconv.training.tasks.Regression")
-    assert numbers.image_targets == ImageLevelTargets("regression", ("label",))
+    numbers = medmnist(path, tmp_path / "cache", target_type="regression")
+    assert numbers.targets == RegressionTargets(("label",))
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_volume_is_resampled_then_cut_or_padded(tmp_path: Path) -> None:
         (Case("v", (tmp_path / "v.nii.gz",), values=(0.0,)),),
         ("a", "b"),
         ("MRI",),
-        image_targets=csv(write(tmp_path / "d")).image_targets,
+        targets=csv(write(tmp_path / "d")).targets,
     )
     config = PreprocessingConfig(3, (1.0, 1.5, 2.0), ("zscore",), ({},), frame=(20, 20, 8))
     image = prepare(dataset, config, tmp_path / "cache", 1).read("v").image

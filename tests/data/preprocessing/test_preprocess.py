@@ -24,7 +24,7 @@ from medconv.data.preprocessing.preprocess import (
     restore,
     to_canonical,
 )
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets.segmentation import LabelMapTargets, RegionTargets
 
 SPACING_MM = (0.7, 1.1, 1.9)  # of the array axes, whichever way they point
 SHAPE = (5, 6, 7)
@@ -328,9 +328,9 @@ def test_restoring_channel_by_channel_gives_the_same_as_all_at_once(
     label = restore(logits, crop_info)
     np.testing.assert_array_equal(label, resized.argmax(0).numpy())
     assert set(np.unique(label)) == {0, 1, 2, 3}
-    decode = SegmentationTargets.of_classes("abcde").decode
+    decode = LabelMapTargets.of_classes("abcde").decode
     np.testing.assert_array_equal(restore(logits, crop_info, decode), label)
-    regions = SegmentationTargets(tuple("abcde"), ((1,),) * 5, (3, 1, 5, 2, 4))
+    regions = RegionTargets(tuple("abcde"), ((1,),) * 5, None, (3, 1, 5, 2, 4))
     region_label = np.zeros(grid.shape, np.int16)
     for value, region in zip(regions.order, resized.numpy(), strict=True):
         region_label[region > 0] = value

@@ -1,15 +1,14 @@
 """medconv/training/callbacks/image_logger.py: whose saliency maps are logged, and what is painted."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers import small_runs
 
-from medconv.targets.segmentation import SegmentationTargets
-from medconv.training.callbacks import image_logger, worst_cases
+from medconv.targets.segmentation import LabelMapTargets
+from medconv.training.callbacks import case_views
 from medconv.utils import checkpoint_io
 
 FAST = [
@@ -27,13 +26,13 @@ def test_saliency_maps_are_those_of_the_validated_weights(
 ) -> None:
     """The averaged weights, as in the checkpoint, and not those that training would continue with."""
     folder = small_runs.write_classes(tmp_path / "light")
-    states, draw = [], worst_cases.saliency.overlay
+    states, draw = [], case_views.saliency.overlay
 
     def overlay(network: Any, *more: Any) -> Any:
         states.append({name: value.clone() for name, value in network.state_dict().items()})
         return draw(network, *more)
 
-    monkeypatch.setattr(worst_cases.saliency, "overlay", overlay)
+    monkeypatch.setattr(case_views.saliency, "overlay", overlay)
     small_runs.train(folder, tmp_path / "run", *small_runs.OURS, *FAST, *AVERAGED)
     content = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")
     (name,) = (
@@ -53,5 +52,7 @@ def test_saliency_maps_are_those_of_the_validated_weights(
 def test_ignored_voxels_are_not_painted() -> None:
     label = torch.tensor([[0, 1, 9]])
     for ignore, expected in ((None, [[0, 1, 9]]), (9, [[0, 1, 0]])):
-        module: Any = SimpleNamespace(targets=SegmentationTargets.of_classes(["background", "box"], ignore))
-        assert image_logger._without_ignored(label, module).tolist() == expected
+        views = case_views.LabelMapViews(
+            LabelMapTargets.of_classes(["background", "box"], ignore), 1, (1.0, 1.0)
+        )
+        assert views._without_ignored(label).tolist() == expected

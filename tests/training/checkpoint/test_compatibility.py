@@ -9,8 +9,8 @@ import pytest
 from helpers import tiny
 from torch import nn
 
-from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.segmentation import SegmentationTargets
+from medconv.targets import KINDS
+from medconv.targets.segmentation import LabelMapTargets
 from medconv.training.checkpoint import compatibility
 
 SETTING = "run.resume=last.ckpt"
@@ -18,14 +18,13 @@ LABEL_MAPS: dict[str, Any] = {
     "spatial_dims": 3,
     "num_channels": 1,
     "num_classes": 2,
-    "targets": SegmentationTargets.of_classes(["background", "box"]).plain(),
-    "image_targets": None,
+    "targets": LabelMapTargets.of_classes(["background", "box"]).plain(),
 }
 
 
 def image_level(kind: str) -> dict[str, Any]:
-    plain = ImageLevelTargets(kind, ("left", "right")).plain()
-    return {"spatial_dims": 2, "num_channels": 2, "num_classes": 2, "targets": None, "image_targets": plain}
+    targets = KINDS[kind](names=("left", "right"))
+    return {"spatial_dims": 2, "num_channels": 2, "num_classes": 2, "targets": targets.plain()}
 
 
 def content(derived: dict[str, Any]) -> dict[str, Any]:

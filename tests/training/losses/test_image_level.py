@@ -9,41 +9,47 @@ from torch import nn
 from torch.nn import functional as F
 
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.training.losses.image_level import CrossEntropy, ImageLevelLoss, RegressionLoss
+from medconv.targets.multiclass import MulticlassTargets
+from medconv.targets.multilabel import MultilabelTargets
+from medconv.targets.regression import RegressionTargets
+from medconv.training.losses.fit import FittedLoss
+from medconv.training.losses.image_level import CrossEntropy, RegressionLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
-CLASSES = ImageLevelTargets("multiclass", ("a", "b", "c"))
-FINDINGS = ImageLevelTargets("multilabel", ("left", "right"))
-NUMBERS = ImageLevelTargets("regression", ("age", "volume"))
-MEANS, STDS = [60.0, 1000.0], [10.0, 200.0]
+CLASSES = MulticlassTargets(("a", "b", "c"))
+FINDINGS = MultilabelTargets(("left", "right"))
+MEANS, STDS = (60.0, 1000.0), (10.0, 200.0)
+NUMBERS = RegressionTargets(("age", "volume"), MEANS, STDS)
 
 
 def test_cross_entropy_of_classes_equals_torchs() -> None:
     torch.manual_seed(0)
     logits, label = torch.randn(50, 3), torch.randint(3, (50, 1)).float()
-    loss = ImageLevelLoss(CrossEntropy(label_smoothing=0.1), CLASSES)
+    loss = FittedLoss(CrossEntropy(label_smoothing=0.1), CLASSES, 2)
     expected = F.cross_entropy(logits, label[:, 0].long(), label_smoothing=0.1)
-    torch.testing.assert_close(loss(logits, loss.target(label)), expected)
+    torch.testing.assert_close(loss(logits, loss.targets.encode(label)), expected)
 
 
 def test_class_weights_multiply_the_losses_of_samples() -> None:
     logits, label = torch.randn(6, 3), torch.tensor([0, 0, 0, 1, 1, 2.0])[:, None]
-    loss = ImageLevelLoss(CrossEntropy(class_weights="balanced", class_counts=[3, 2, 1]), CLASSES)
+    loss = FittedLoss(CrossEntropy(class_weights="balanced", class_counts=[3, 2, 1]), CLASSES, 2)
     each = F.cross_entropy(logits, label[:, 0].long(), reduction="none")
     expected = sum(float(e) * w for e, w in zip(each, [2 / 3, 2 / 3, 2 / 3, 1, 1, 2], strict=True)) / 6
-    assert float(loss(logits, loss.target(label))) == pytest.approx(expected, rel=1e-5)
-    own = ImageLevelLoss(CrossEntropy(class_weights=[2 / 3, 1, 2]), CLASSES)
-    torch.testing.assert_close(own(logits, own.target(label)), loss(logits, loss.target(label)))
+    assert float(loss(logits, loss.targets.encode(label))) == pytest.approx(expected, rel=1e-5)
+    own = FittedLoss(CrossEntropy(class_weights=[2 / 3, 1, 2]), CLASSES, 2)
+    torch.testing.assert_close(
+        own(logits, own.targets.encode(label)), loss(logits, loss.targets.encode(label))
+    )
 
 
 def test_label_weights_multiply_the_losses_of_positive_samples() -> None:
     torch.manual_seed(0)
     logits, label = torch.randn(10, 2), torch.randint(2, (10, 2)).float()
-    loss = ImageLevelLoss(CrossEntropy(False, 0.2, "balanced", [10, 80], 100), FINDINGS)
+    loss = FittedLoss(CrossEntropy(False, 0.2, "balanced", [10, 80], 100), FINDINGS, 2)
     expected = F.binary_cross_entropy_with_logits(
         logits, 0.8 * label + 0.1, pos_weight=torch.tensor([9.0, 0.25])
     )
-    torch.testing.assert_close(loss(logits, loss.target(label)), expected)
+    torch.testing.assert_close(loss(logits, loss.targets.encode(label)), expected)
 
 
 @pytest.mark.parametrize(
@@ -53,11 +59,13 @@ def test_regression_errors_are_in_standard_deviations(penalty: str, torchs: nn.M
     torch.manual_seed(0)
     truth, prediction = torch.randn(10, 2), torch.randn(10, 2)
     scale, shift = torch.tensor(STDS), torch.tensor(MEANS)
-    loss = ImageLevelLoss(RegressionLoss(penalty, 0.7), NUMBERS, MEANS, STDS)
-    value = loss(prediction * scale + shift, loss.target(truth * scale + shift))
+    loss = FittedLoss(RegressionLoss(penalty, 0.7), NUMBERS, 2)
+    value = loss(prediction * scale + shift, loss.targets.encode(truth * scale + shift))
     torch.testing.assert_close(value, torchs(prediction, truth), rtol=1e-4, atol=1e-4)
-    same = ImageLevelLoss(torchs, NUMBERS, MEANS, STDS)
-    torch.testing.assert_close(same(prediction * scale + shift, same.target(truth * scale + shift)), value)
+    same = FittedLoss(torchs, NUMBERS, 2)
+    torch.testing.assert_close(
+        same(prediction * scale + shift, same.targets.encode(truth * scale + shift)), value
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,9 +92,9 @@ def test_regression_errors_are_in_standard_deviations(penalty: str, torchs: nn.M
             FINDINGS,
             "MSELoss is for regression targets, but the data has multilabel targets; use loss=bce",
         ),
-        (CrossEntropy(), NUMBERS, "the data has regression targets; use loss=huber, mse or l1"),
-        (DiceCrossEntropy(), CLASSES, "DiceCrossEntropy is not a mean over samples"),
-        (DiceCrossEntropy(), NUMBERS, "use loss=huber, mse or l1"),
+        (CrossEntropy(), NUMBERS, "the data has regression targets; use loss=huber"),
+        (DiceCrossEntropy(), CLASSES, "DiceCrossEntropy is for label_map and regions targets"),
+        (DiceCrossEntropy(), NUMBERS, "use loss=huber"),
         (DiceFocalLoss(to_onehot_y=True, softmax=True, batch=True), CLASSES, "use loss=cross_entropy"),
         (TverskyLoss(sigmoid=True, batch=True), FINDINGS, "use loss=bce"),
         (DiceCELoss(sigmoid=True, batch=True), FINDINGS, "use loss=bce"),
@@ -101,7 +109,7 @@ def test_a_loss_that_does_not_fit_is_an_error_of_one_line(
     loss: nn.Module, image_targets: ImageLevelTargets, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        ImageLevelLoss(loss, image_targets, MEANS, STDS)
+        FittedLoss(loss, image_targets, 2)
     assert "\n" not in str(caught.value) and str(caught.value).startswith("loss")
 
 
@@ -110,7 +118,7 @@ def test_a_loss_that_does_not_fit_is_an_error_of_one_line(
     [(nn.CrossEntropyLoss(), CLASSES), (nn.BCEWithLogitsLoss(), FINDINGS), (nn.SmoothL1Loss(), NUMBERS)],
 )
 def test_torchs_losses_are_accepted(loss: nn.Module, image_targets: ImageLevelTargets) -> None:
-    ImageLevelLoss(loss, image_targets, MEANS, STDS)
+    FittedLoss(loss, image_targets, 2)
 
 
 @pytest.mark.parametrize(

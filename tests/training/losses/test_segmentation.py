@@ -4,25 +4,24 @@ processes, and losses of overlapping regions and ignored voxels.
 
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-import monai.losses
 import numpy as np
 import pytest
 import torch
 from helpers import ranks
-from reference.losses import dice_binary_cross_entropy, dice_cross_entropy
+from reference.losses import dice_cross_entropy
 from torch import Tensor, nn
 from torch.distributed import nn as distributed_nn
 
-from medconv.targets.segmentation import SegmentationTargets
-from medconv.training.losses.segmentation import DiceCrossEntropy, SegmentationLoss, cross_entropy, over_heads
+from medconv.targets.segmentation import LabelMapTargets, RegionTargets, SegmentationTargets
+from medconv.training.losses.fit import FittedLoss
+from medconv.training.losses.segmentation import DiceCrossEntropy
 
-CLASSES = SegmentationTargets.of_classes(["background", "a", "b"])
-IGNORING = SegmentationTargets.of_classes(["background", "a", "b"], ignore=9)
-REGIONS = SegmentationTargets(("tumour", "core"), ((1, 2), (2,)), (1, 2))
-BOTH = SegmentationTargets(("tumour", "core"), ((1, 2), (2,)), (1, 2), ignore=3)
+CLASSES = LabelMapTargets.of_classes(["background", "a", "b"])
+IGNORING = LabelMapTargets.of_classes(["background", "a", "b"], ignore=9)
+REGIONS = RegionTargets(("tumour", "core"), ((1, 2), (2,)), None, (1, 2))
+BOTH = RegionTargets(("tumour", "core"), ((1, 2), (2,)), 3, (1, 2))
 TARGETS = {"classes": CLASSES, "ignoring": IGNORING, "regions": REGIONS, "both": BOTH}
 
 
@@ -120,15 +119,6 @@ def test_a_logit_of_minus_infinity_leaves_the_loss_finite() -> None:
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, label[:, 0]))
 
 
-def make_loss(name: str, targets: SegmentationTargets) -> nn.Module:
-    """A loss of MONAI's with the settings of conf/loss; ours by its name."""
-    if name == "DiceCrossEntropy":
-        return DiceCrossEntropy()
-    plain, masks = not targets.overlapping, targets.overlapping
-    settings = {"include_background": masks, "to_onehot_y": plain, "softmax": plain, "sigmoid": masks}
-    return getattr(monai.losses, name)(**settings, batch=True)
-
-
 def target_example(
     targets: SegmentationTargets, shape: tuple[int, ...] = (2, 5, 6), seed: int = 0
 ) -> tuple[Tensor, Tensor]:
@@ -139,154 +129,6 @@ def target_example(
     if targets.ignore is not None:
         label[torch.rand(label.shape, generator=draw) < 0.3] = targets.ignore
     return logits, label
-
-
-@pytest.mark.parametrize("shape", [(2, 4, 5), (1, 3, 4, 2)])
-@pytest.mark.parametrize("weights", [{}, {"dice_weight": 0.3, "ce_weight": 2.0}])
-@pytest.mark.parametrize("targets", [REGIONS, BOTH], ids=["regions", "both"])
-def test_regions_equal_the_loops(
-    targets: SegmentationTargets, shape: tuple[int, ...], weights: dict[str, float]
-) -> None:
-    logits, label = target_example(targets, shape)
-    masks = torch.cat([(label == 1) | (label == 2), label == 2], 1)
-    labelled = (label != targets.ignore) if targets.ignore else torch.ones_like(label)
-    expected = dice_binary_cross_entropy(logits.double().numpy(), masks.numpy(), labelled.numpy(), **weights)
-    assert float(SegmentationLoss(DiceCrossEntropy(**weights), targets)(logits, label)) == pytest.approx(
-        expected, rel=1e-5
-    )
-
-
-def test_ignoring_equals_the_loops_over_labelled_voxels() -> None:
-    logits, label = target_example(IGNORING)
-    labelled = (label != 9)[:, 0]
-    one_row = logits.movedim(1, -1)[labelled].T[None], label[:, 0][labelled][None, None]
-    expected = dice_cross_entropy(one_row[0].double().numpy(), one_row[1].numpy())
-    assert float(SegmentationLoss(DiceCrossEntropy(), IGNORING)(logits, label)) == pytest.approx(
-        expected, rel=1e-5
-    )
-
-
-LOSSES = ["DiceCrossEntropy", "TverskyLoss", "DiceFocalLoss", "DiceLoss", "GeneralizedDiceLoss"]
-
-
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("case", ["ignoring", "both"])
-def test_ignored_voxels_change_nothing_and_get_no_gradient(name: str, case: str) -> None:
-    targets = TARGETS[case]
-    loss = SegmentationLoss(make_loss(name, targets), targets)
-    logits, label = target_example(targets)
-    ignored = (label == targets.ignore).expand_as(logits)
-    other = torch.where(ignored, -3 * logits, logits)
-    logits.requires_grad_()
-    value = loss(logits, label)
-    value.backward()
-    assert torch.equal(logits.grad[ignored], torch.zeros(int(ignored.sum())))
-    assert logits.grad[~ignored].ne(0).all()
-    torch.testing.assert_close(loss(other, label), value.detach())
-
-
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("case", ["ignoring", "both"])
-def test_a_batch_without_labelled_voxels_gives_a_finite_loss(name: str, case: str) -> None:
-    targets = TARGETS[case]
-    loss = SegmentationLoss(make_loss(name, targets), targets)
-    logits, label = target_example(targets)
-    logits.requires_grad_()
-    value = loss(logits, torch.full_like(label, targets.ignore))
-    value.backward()
-    assert value.isfinite() and torch.equal(logits.grad, torch.zeros_like(logits))
-    assert cross_entropy(logits, torch.full_like(label, targets.ignore), targets) is None
-
-
-@pytest.mark.parametrize("name", LOSSES[1:])
-def test_monais_losses_get_the_label_map_of_plain_classes(name: str) -> None:
-    logits, label = target_example(CLASSES)
-    loss = make_loss(name, CLASSES)
-    assert torch.equal(SegmentationLoss(loss, CLASSES)(logits, label), loss(logits, label))
-
-
-@pytest.mark.parametrize("name", LOSSES[1:])
-def test_monais_losses_get_the_masks_of_regions(name: str) -> None:
-    logits, label = target_example(REGIONS)
-    masks = torch.cat([label > 0, label == 2], 1).float()
-    loss = make_loss(name, REGIONS)
-    torch.testing.assert_close(SegmentationLoss(loss, REGIONS)(logits, label), loss(logits, masks))
-
-
-@pytest.mark.parametrize(
-    ("loss", "case", "message"),
-    [
-        (
-            monai.losses.DiceLoss(to_onehot_y=True, softmax=True),
-            "regions",
-            r"loss: DiceLoss cannot take overlapping regions",
-        ),
-        (
-            monai.losses.DiceLoss(to_onehot_y=True, softmax=True),
-            "ignoring",
-            r"DiceLoss changes when the voxels.*loss\.batch=true",
-        ),
-        (
-            monai.losses.DiceLoss(sigmoid=True),
-            "both",
-            r"DiceLoss changes when the voxels of a batch are shuffled",
-        ),
-    ],
-)
-def test_a_loss_that_does_not_fit_the_targets_is_refused(loss: nn.Module, case: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SegmentationLoss(loss, TARGETS[case])
-
-
-@pytest.mark.parametrize("case", ["classes", "ignoring", "regions"])
-def test_a_loss_that_is_nan_is_refused(case: str) -> None:
-    def broken(logits: Tensor, reference: Tensor) -> Tensor:
-        return logits.mean() / 0 * 0
-
-    with pytest.raises(ValueError, match=r"loss: broken is nan for .*, expected a finite number"):
-        SegmentationLoss(broken, TARGETS[case])
-
-
-def test_a_loss_for_plain_classes_is_tried_on_random_numbers() -> None:
-    message = r"loss: CrossEntropyLoss cannot take classes, as a label map \(batch, 1, x, y, z\): "
-    with pytest.raises(ValueError, match=message):
-        SegmentationLoss(nn.CrossEntropyLoss(), CLASSES, 3)
-
-
-@pytest.mark.parametrize("case", ["classes", "ignoring", "regions"])
-def test_a_loss_for_slices_is_tried_on_slices(case: str) -> None:
-    def flat(logits: Tensor, reference: Tensor) -> Tensor:
-        if logits.ndim != 4:
-            raise ValueError("2D alone")
-        return DiceCrossEntropy()(logits, reference)
-
-    for dims in (2, None):
-        SegmentationLoss(flat, TARGETS[case], dims)
-    with pytest.raises(ValueError, match=r"loss: flat cannot take .*: 2D alone"):
-        SegmentationLoss(flat, TARGETS[case], 3)
-
-
-def test_a_loss_may_be_a_function() -> None:
-    logits, label = target_example(REGIONS)
-    function = partial(nn.functional.binary_cross_entropy_with_logits, reduction="mean")
-    masks = torch.cat([label > 0, label == 2], 1).float()
-    torch.testing.assert_close(SegmentationLoss(function, REGIONS)(logits, label), function(logits, masks))
-
-
-def test_coarse_heads_get_the_nearest_labels_and_half_the_weight() -> None:
-    logits, label = target_example(BOTH, (1, 4, 6))
-    coarse = torch.randn(1, 2, 2, 3)
-    loss = SegmentationLoss(DiceCrossEntropy(), BOTH)
-    expected = (loss(logits, label) + 0.5 * loss(coarse, label[:, :, ::2, ::2])) / 1.5
-    torch.testing.assert_close(over_heads(loss, [logits, coarse], label, 2), expected)
-
-
-@pytest.mark.parametrize("case", TARGETS)
-def test_cross_entropy_is_the_mean_over_labelled_voxels(case: str) -> None:
-    targets = TARGETS[case]
-    logits, label = target_example(targets)
-    expected = SegmentationLoss(DiceCrossEntropy(dice_weight=0), targets)(logits, label)
-    assert cross_entropy(logits, label, targets) == pytest.approx(float(expected), rel=1e-5)
 
 
 def _problem(case: str) -> tuple[nn.Module, list[Tensor], Callable[[slice], Tensor], Tensor]:
@@ -302,7 +144,7 @@ def _problem(case: str) -> tuple[nn.Module, list[Tensor], Callable[[slice], Tens
     ignored = torch.rand(label[:2].shape, generator=torch.Generator().manual_seed(1)) < 0.8
     label[:2][ignored] = targets.ignore  # the first process knows a fifth as many voxels
     logits.requires_grad_()
-    return SegmentationLoss(DiceCrossEntropy(), targets), [logits], lambda part: logits[part], label
+    return FittedLoss(DiceCrossEntropy(), targets, 2), [logits], lambda part: logits[part], label
 
 
 def _half_a_batch(rank: int, folder: str, case: str) -> None:

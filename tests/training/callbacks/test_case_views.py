@@ -1,4 +1,4 @@
-"""medconv/training/callbacks/worst_cases.py: labels and scores as text, and which cases are the worst."""
+"""medconv/training/callbacks/case_views.py: labels and scores as text, and which cases are the worst."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import torch
 from torch import nn
 
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.training.callbacks.worst_cases import WorstCases, label_text, prediction_text, score_table
+from medconv.targets.multiclass import MulticlassTargets
+from medconv.targets.multilabel import MultilabelTargets
+from medconv.targets.regression import RegressionTargets
+from medconv.training.callbacks.case_views import ImageLevelViews
 
-CLASSES = ImageLevelTargets("multiclass", ("a", "b"))
-FINDINGS = ImageLevelTargets("multilabel", ("left", "right"))
-VALUES = ImageLevelTargets("regression", ("age", "volume"))
+CLASSES = MulticlassTargets(("a", "b"))
+FINDINGS = MultilabelTargets(("left", "right"))
+VALUES = RegressionTargets(("age", "volume"))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +31,7 @@ VALUES = ImageLevelTargets("regression", ("age", "volume"))
     ],
 )
 def test_labels_as_text(image_targets: ImageLevelTargets, values: Sequence[float], text: str) -> None:
-    assert label_text(image_targets, values) == text
+    assert image_targets.label_text(values) == text
 
 
 @pytest.mark.parametrize(
@@ -41,12 +44,12 @@ def test_labels_as_text(image_targets: ImageLevelTargets, values: Sequence[float
     ],
 )
 def test_predictions_as_text(image_targets: ImageLevelTargets, outputs: Sequence[float], text: str) -> None:
-    assert prediction_text(image_targets, outputs) == text
+    assert image_targets.prediction_text(outputs) == text
 
 
 def test_the_table_has_scores_and_the_cases_of_each_class() -> None:
     outputs = np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
-    lines = score_table(CLASSES, outputs, np.array([[0.0], [0.0], [1.0]])).splitlines()
+    lines = CLASSES.score_text(outputs, np.array([[0.0], [0.0], [1.0]])).splitlines()
     assert lines[0] == "3 cases, multiclass" and "| accuracy | 1.0000 |" in lines
     assert lines[-2:] == ["| a | 2 |", "| b | 1 |"]
 
@@ -60,10 +63,15 @@ def batch(*cases: str) -> dict:
 
 
 def test_the_worst_cases_of_all_batches_are_kept() -> None:
-    worst = WorstCases(2)
-    worst.update(VALUES, batch("x", "y"), torch.tensor([[1.0, 1.0], [3.0, 3.0]]))
-    worst.update(VALUES, batch("z", "w"), torch.tensor([[2.0, 2.0], [0.0, 0.0]]))
-    assert [(wrong.case, wrong.error) for wrong in worst.worst] == [("y", 3.0), ("z", 2.0)]
+    targets = RegressionTargets(("age", "volume"), (0.0, 0.0), (1.0, 1.0))
+    views = ImageLevelViews(targets, 2, (1.0, 1.0))
+    views.validated(batch("x", "y"), {"outputs": torch.tensor([[1.0, 1.0], [3.0, 3.0]])})
+    views.validated(batch("z", "w"), {"outputs": torch.tensor([[2.0, 2.0], [0.0, 0.0]])})
+    module = SimpleNamespace(network=Pooled(), device="cpu")
+    tags = [tag for tag, _ in views.worst(module)]
+    assert tags == [
+        f"worst/{c} (age 0, volume 0, predicted age {n}, volume {n})" for c, n in (("y", 3), ("z", 2))
+    ]
 
 
 class Pooled(nn.Module):
@@ -85,13 +93,11 @@ class Uncopied(Pooled):
 
 
 def test_a_network_that_cannot_be_copied_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    worst = WorstCases(1)
+    views = ImageLevelViews(CLASSES, 1, (1.0, 1.0))
     two = {**batch("x", "y"), "label": torch.tensor([[0.0], [1.0]])}
-    worst.update(CLASSES, two, torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
+    views.validated(two, {"outputs": torch.tensor([[0.9, 0.1], [0.7, 0.3]])})
     pictures = [
-        list(
-            worst.pictures(SimpleNamespace(image_targets=CLASSES, network=network, device="cpu"), (1.0, 1.0))
-        )
+        list(views.worst(SimpleNamespace(network=network, device="cpu")))
         for network in (Pooled(), Uncopied())
     ]
     assert [len(of_network) for of_network in pictures] == [1, 0]

@@ -1,4 +1,4 @@
-"""medconv/training/tasks/base.py: which parameters are optimised, how gradients are clipped and watched."""
+"""medconv/training/task.py: which parameters are optimised, how gradients are clipped and watched."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from helpers import tiny
 from torch import Tensor, nn
 
 from medconv.data.loading.datamodule import Batch
+from medconv.inference.load import load
+from medconv.models.unet import UNet
+from medconv.targets.multiclass import MulticlassTargets
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
-from medconv.training.tasks.base import Task, gather
+from medconv.training.task import Task, gather
+from medconv.training.validation import ImageLevelValidation
 
 
 class Mean(Task):
@@ -26,7 +31,8 @@ def make() -> Mean:
     network = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 1))
     network[1].requires_grad_(False)
     sgd, epochs = partial(torch.optim.SGD, lr=0.1), partial(torch.optim.lr_scheduler.StepLR, step_size=1)
-    task = Mean(network, nn.Identity(), sgd, epochs, record={})
+    targets = MulticlassTargets(("a", "b"))
+    task = Mean(network, nn.Identity(), sgd, epochs, targets, ImageLevelValidation(targets, [()]), record={})
     task.trainer = L.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
     )
@@ -85,3 +91,46 @@ def test_a_loss_that_is_not_finite_makes_all_gradients_nan() -> None:
 
 def test_entries_are_gathered_by_key() -> None:
     assert list(gather({"b": 1, "a": 2}).items()) == [("a", 2), ("b", 1)]
+
+
+DEEP = [
+    "task.deep_supervision=true",
+    "model.norm=instance",
+    "model.channels=[4,6,8,8]",
+    "model.strides=[2,2,2]",
+    "data.patch_size=[16,16,16]",
+]
+
+
+def test_heads_are_trained_but_not_part_of_the_network(dataset: Path, tmp_path: Path) -> None:
+    tiny.train(dataset, tmp_path / "run", *DEEP)
+    content = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+    heads = [key for key in content["state_dict"] if key.startswith("supervision.heads.")]
+    assert heads == ["supervision.heads.0.weight", "supervision.heads.0.bias"]
+    assert content["state_dict"][heads[1]].ne(0).all()  # trained: a bias begins at 0
+    model = load(tmp_path / "run/checkpoints/last.ckpt")
+    assert type(model.network) is UNet and not any("supervision" in key for key in model.network.state_dict())
+    tiny.train(dataset, tmp_path / "plain", *DEEP, "task.deep_supervision=false")
+    plain = torch.load(tmp_path / "plain/checkpoints/last.ckpt", weights_only=True)
+    same = [
+        key
+        for key in plain["state_dict"]
+        if torch.equal(plain["state_dict"][key], content["state_dict"][key])
+    ]
+    assert not [key for key in same if key.startswith("network.decoder")]  # it changes the training
+
+
+def test_a_run_with_heads_resumes_exactly(dataset: Path, tmp_path: Path) -> None:
+    short = [*DEEP, "data.samples_per_epoch=4", "scheduler=constant", "scheduler.warmup_steps=0"]
+    tiny.train(dataset, tmp_path / "uninterrupted", *short, "trainer.max_epochs=4", "trainer.max_steps=-1")
+    tiny.train(dataset, tmp_path / "half", *short, "trainer.max_epochs=2", "trainer.max_steps=-1")
+    resumed = [*short, "trainer.max_epochs=4", "trainer.max_steps=-1"]
+    tiny.train(
+        dataset, tmp_path / "resumed", *resumed, f"run.resume={tmp_path / 'half/checkpoints/last.ckpt'}"
+    )
+    states = [
+        torch.load(tmp_path / f"{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for name in ("uninterrupted", "resumed")
+    ]
+    for key, value in states[0].items():
+        assert torch.equal(value, states[1][key]), key

@@ -1,11 +1,10 @@
-"""The base of all tasks: optimizer and schedule, gradient clipping, sharding, content of checkpoints."""
+"""The Lightning module of every run: loss, optimizer and schedule, validation, content of checkpoints."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from lightning import LightningModule
@@ -18,42 +17,56 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from medconv.data.loading.datamodule import Batch
-from medconv.targets.monitor import DICE, MonitoredMetric
+from medconv.models.deep_supervision import DeepSupervision
+from medconv.targets import Targets
+from medconv.targets.monitor import MonitoredMetric
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.distributed.strategy import shard
+from medconv.training.losses.fit import FittedLoss
+from medconv.training.mixup import Mixup
 from medconv.training.optim.lr_schedulers import ProgressSchedule
+from medconv.training.validation import Validation
 
 _NORM = GradClipAlgorithmType.NORM
 
 
 class Task(LightningModule):
-    """Trains a network. Subclasses define the loss of a batch and the validation.
+    """Trains a network on batches of samples and validates it on whole cases.
 
     Args:
         network: takes images (batch, channels, *spatial).
+        loss: of the network's outputs and encoded labels.
         optimizer: takes parameters. scheduler: takes the optimizer.
+        targets: what the network's outputs mean.
+        validation: a batch of cases to their rows.
         record: plain values for every checkpoint, enough to rebuild the network and its preprocessing; its
             key `validation` is filled with the rows of the last validation, one per case.
+        deep_supervision: also train heads on the coarser stages of our U-Net; see
+            `medconv.models.DeepSupervision`.
         memory_format: of the network's input.
     """
-
-    monitored: ClassVar[MonitoredMetric] = DICE
-    kinds: ClassVar[tuple[str, ...]] = ()  # of image-level targets that it is for; none: label maps
 
     def __init__(
         self,
         network: nn.Module,
-        loss: nn.Module,
+        loss: FittedLoss,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         scheduler: Callable[[Optimizer], LRScheduler],
+        targets: Targets,
+        validation: Validation,
         record: dict[str, Any],
+        deep_supervision: bool = False,
+        mixup: Mixup | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         super().__init__()
         self.network, self.loss = network, loss
+        self.supervision = DeepSupervision(network, targets.num_outputs) if deep_supervision else None
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
+        self.targets, self.validation, self.mixup = targets, validation, mixup
         self.record, self.memory_format = record, memory_format
         self.rows: dict[str, Any] = {}
+        self.case_losses: dict[str, float | None] = {}
         self._sharded = False
 
     def forward(self, image: Tensor) -> Any:
@@ -64,9 +77,36 @@ class Task(LightningModule):
         self.log("train/loss", loss.detach(), prog_bar=True)
         return _with_nan_gradient_if_bad(loss)
 
-    @abstractmethod
     def loss_of(self, batch: Batch) -> Tensor:
         """The loss of a training batch; deterministic for a batch and the random state."""
+        image, label = batch["image"], self.targets.encode(batch["label"])
+        if self.mixup is not None:
+            image, label = self.mixup(image, label, batch["sample"])
+        if self.supervision is None:
+            return self.loss(self(image), label)
+        return self.loss(
+            self.supervision(self.network, image.contiguous(memory_format=self.memory_format)), label
+        )
+
+    def on_validation_epoch_start(self) -> None:
+        self.rows, self.case_losses = {}, {}
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        """Returns what `ImageLogger` shows."""
+        validated = self.validation(self, batch)
+        self.rows.update(validated.rows)
+        self.case_losses.update(validated.losses)
+        return validated.shown
+
+    def on_validation_epoch_end(self) -> None:
+        """Gathers the cases of all ranks; each case counts once."""
+        self.rows, self.case_losses = gather(self.rows), gather(self.case_losses)
+        if self.trainer.sanity_checking or not self.rows:
+            return
+        for name, value in self.targets.logged(self.rows, self.case_losses).items():
+            shown = f"val/{name}" == self.targets.monitored.name
+            score = math.nan if value is None else value
+            self.log(f"val/{name}", score, prog_bar=shown, rank_zero_only=not shown)
 
     def configure_optimizers(self) -> Any:
         optimizer = self.make_optimizer(
@@ -79,9 +119,14 @@ class Task(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     @property
-    def trained(self) -> list[nn.Module]:
+    def monitored(self) -> MonitoredMetric:
+        return self.targets.monitored
+
+    @property
+    def trained(self) -> Sequence[nn.Module]:
         """Modules with parameters to train."""
-        return [self.network]
+        heads = self.supervision is not None and len(self.supervision.heads)
+        return [self.network, self.supervision] if heads else [self.network]  # type: ignore[list-item]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["medconv"] = {**self.record, "validation": self.rows}

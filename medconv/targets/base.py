@@ -1,0 +1,139 @@
+"""What a network predicts, as one protocol that every kind of targets implements."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+from medconv.targets.monitor import MonitoredMetric
+
+KINDS: dict[str, type[Targets]] = {}  # by name; a class with a `kind` enters itself
+
+
+class Targets(ABC):
+    """What a network's outputs mean: how labels become what a loss compares outputs with, how outputs become
+    answers, how answers are scored, and which metric is monitored.
+
+    A kind is a subclass with a `kind` in a module of `medconv.targets`. `SegmentationTargets` is the base of
+    kinds with an output per voxel, `ImageLevelTargets` of those with outputs per image.
+    Args:
+        kind: its name in configs, checkpoints and manifests.
+        per_voxel: whether outputs have the image's axes, and labels are label maps.
+        exclusive: whether outputs exclude each other (softmax).
+        can_swap_labels: whether `data.flip_label_pairs` can exchange labels under mirroring.
+        default_loss: the option of `loss` that `loss=auto` takes.
+        monitored: the validation metric that ranks checkpoints.
+        output_meaning: how answers follow from outputs, for people.
+        unbounded: whether answers are numbers of any size, not probabilities.
+        score_title: what `score_table` holds.
+        names: of the foreground classes, regions, labels or numbers.
+        ignore: the label value of unlabelled voxels; None: there is none.
+    """
+
+    kind: ClassVar[str]
+    per_voxel: ClassVar[bool]
+    exclusive: ClassVar[bool]
+    can_swap_labels: ClassVar[bool] = False
+    default_loss: ClassVar[str]
+    monitored: ClassVar[MonitoredMetric]
+    output_meaning: ClassVar[str]
+    unbounded: ClassVar[bool] = False
+    score_title: ClassVar[str] = "scores"
+    names: tuple[str, ...]
+    ignore: int | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "kind" in vars(cls):
+            KINDS[cls.kind] = cls
+
+    @classmethod
+    def from_plain(cls, content: Any) -> Self:
+        """The inverse of `plain`, for kinds below this class; the content may be untrusted.
+
+        Raises: ValueError: another kind, or invalid.
+        """
+        kinds = {name: kind for name, kind in KINDS.items() if issubclass(kind, cls)}
+        kind = content.get("kind") if isinstance(content, Mapping) else None
+        if not isinstance(kind, str) or kind not in kinds:
+            raise ValueError(f"the kind of targets must be one of {', '.join(kinds)}, got {kind!r:.40}")
+        return kinds[kind].from_fields(content)
+
+    @classmethod
+    @abstractmethod
+    def from_fields(cls, content: Mapping[str, Any]) -> Self:
+        """From the content of `plain`, which may be untrusted. Raises: ValueError: invalid."""
+
+    @abstractmethod
+    def plain(self) -> dict[str, Any]:
+        """As plain types, with the key `kind`, for YAML, JSON and checkpoints."""
+
+    @property
+    @abstractmethod
+    def num_outputs(self) -> int:
+        """Outputs of the network."""
+
+    @property
+    def description(self) -> str:
+        """What two networks must share so that their outputs can be averaged, for messages."""
+        return f"{self.kind}: {', '.join(self.names)}"
+
+    def distinguishes(self, a: int, b: int) -> bool:
+        """Whether the label values a and b mean different things."""
+        return True
+
+    def finish(self, network: nn.Module) -> nn.Module:
+        """Changes a network so that its outputs are answers' logits, such as numbers in their units."""
+        return network
+
+    @abstractmethod
+    def encode(self, label: Tensor) -> Tensor:
+        """A batch of labels as samples of a batch are mixed and resized, before `compare`."""
+
+    @abstractmethod
+    def random_labels(self, batch: int, patch_size: Sequence[int]) -> Tensor:
+        """A batch of labels to measure steps with."""
+
+    @abstractmethod
+    def compare(self, loss: Any, outputs: Tensor, encoded: Tensor) -> Tensor:
+        """The loss of a batch. Args: loss: (outputs, reference) -> scalar. encoded: from `encode`."""
+
+    @abstractmethod
+    def try_loss(self, loss: Any, spatial_dims: int) -> str | None:
+        """Tries a loss on random numbers. Returns: why it does not fit; None: it fits.
+
+        Raises: any error of the loss.
+        """
+
+    @abstractmethod
+    def logged(self, rows: Mapping[str, Any], losses: Mapping[str, float | None]) -> dict[str, float | None]:
+        """What a validation logs, without `val/`: metric to value; None if undefined.
+
+        Args: rows: case id to its row of a checkpoint's `validation`. losses: case id to its cross-entropy.
+        """
+
+    @abstractmethod
+    def summary(self, rows: Mapping[str, Any]) -> dict[str, Any]:
+        """Scores for `summary.json`, without `val/`."""
+
+    @abstractmethod
+    def score_table(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+        """Names and values for the terminal. Args: summary: the content of `summary.json`."""
+
+
+def names_of(content: Any) -> tuple[str, ...]:
+    """Names from an untrusted file. Raises: ValueError: not a list of different names."""
+    names = list_of(content)
+    if not all(isinstance(name, str) and name.strip() for name in names) or len(set(names)) < len(names):
+        raise ValueError(f"class names must differ from each other and not be blank, got {names!r:.200}")
+    return tuple(names)
+
+
+def list_of(content: Any) -> Sequence[Any]:
+    """Raises: ValueError: not a list."""
+    if not isinstance(content, (list, tuple)):
+        raise ValueError("expected a list")
+    return list(content)

@@ -1,0 +1,44 @@
+"""Targets with a number per name and image: what multilabel and regression targets share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from medconv.targets.image_level import ImageLevelTargets
+
+
+@dataclass(frozen=True)
+class NumberTargets(ImageLevelTargets):
+    """A case has a number for each name, in a column each."""
+
+    @classmethod
+    def from_columns(
+        cls, columns: Sequence[str], labels: Sequence[Sequence[str]], names: Sequence[str] | None
+    ) -> Self:
+        if names and len(names) != len(columns):
+            raise ValueError(
+                f"data.class_names needs a name for each of {', '.join(columns)}, got {list(names)}"
+            )
+        return cls(tuple(map(str, names or columns)))
+
+    def cell_error(self, number: float) -> str | None:
+        """What a cell must hold, if this number is wrong there; None: it is right."""
+        return None
+
+    def parse(self, labels: Mapping[str, str]) -> tuple[float, ...]:
+        return tuple(self._parse(column, label) for column, label in labels.items())
+
+    def _parse(self, column: str, label: str) -> float:
+        try:
+            number = float(label)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"column {column!r} must hold a finite number, got {label!r}")
+        if rule := self.cell_error(number):
+            advice = "data.target_type=regression takes any number"
+            raise ValueError(f"column {column!r} must hold {rule}, got {label!r}; {advice}")
+        return number

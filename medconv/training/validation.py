@@ -1,0 +1,65 @@
+"""What a validation does with a batch of cases: label maps by sliding windows, whole images at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from medconv.data.loading.datamodule import Batch
+from medconv.inference.sliding_window import SlidingWindow
+from medconv.inference.tta import mean_over_flips
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.segmentation import SegmentationTargets
+
+
+@dataclass(frozen=True)
+class Validated:
+    """A validated batch. Args: rows, losses: by case id, as in `Targets.logged`. shown: for `ImageLogger`."""
+
+    rows: dict[str, Any]
+    shown: dict[str, Any]
+    losses: dict[str, float | None] = field(default_factory=dict)
+
+
+class Validation(Protocol):
+    """Args: network: takes images (batch, channels, *spatial)."""
+
+    def __call__(self, network: Callable[[Tensor], Tensor], batch: Batch) -> Validated: ...
+
+
+@dataclass(frozen=True)
+class LabelMapValidation:
+    """The Dice of one case at a time, on its own grid.
+
+    Args: to_native: (logits (classes, *spatial), case id) -> label map (X, Y, Z) on the case's own grid.
+    """
+
+    window: SlidingWindow
+    targets: SegmentationTargets
+    to_native: Callable[[Tensor, str], np.ndarray]
+
+    def __call__(self, network: Callable[[Tensor], Tensor], batch: Batch) -> Validated:
+        case = batch["case"]
+        logits = self.window(network, batch["image"]).float()
+        dice = self.targets.dice(self.to_native(logits[0], case), batch["reference"].cpu().numpy())
+        loss = self.targets.cross_entropy(logits, batch["label"])
+        shown = {"case": case, "prediction": self.targets.decode(logits[0])}
+        return Validated({case: dice}, shown, {case: loss})
+
+
+@dataclass(frozen=True)
+class ImageLevelValidation:
+    """The outputs and labels of a batch of cases. Args: flips: of mirror test-time augmentation."""
+
+    targets: ImageLevelTargets
+    flips: Sequence[tuple[int, ...]]
+
+    def __call__(self, network: Callable[[Tensor], Tensor], batch: Batch) -> Validated:
+        outputs = mean_over_flips(network, batch["image"], self.targets, self.flips)
+        cases = zip(batch["case"], outputs.tolist(), batch["label"].float().tolist(), strict=True)
+        rows = {case: {"outputs": row, "values": values} for case, row, values in cases}
+        return Validated(rows, {"case": batch["case"], "outputs": outputs})

@@ -1,0 +1,30 @@
+"""medconv/targets/base.py: kinds by name, and what a family accepts from a file."""
+
+import pytest
+
+from medconv.targets import KINDS, Targets
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.multiclass import MulticlassTargets
+from medconv.targets.segmentation import LabelMapTargets, SegmentationTargets
+
+
+def test_every_kind_is_found_by_its_name() -> None:
+    assert {"label_map", "regions", "multiclass", "multilabel", "regression"} <= set(KINDS)
+    for name, kind in KINDS.items():
+        assert kind.kind == name and issubclass(kind, (SegmentationTargets, ImageLevelTargets))
+
+
+def test_a_family_accepts_its_own_kinds_alone() -> None:
+    classes, label_map = MulticlassTargets(("a", "b")), LabelMapTargets.of_classes(["background", "a"])
+    assert Targets.from_plain(classes.plain()) == ImageLevelTargets.from_plain(classes.plain()) == classes
+    assert SegmentationTargets.from_plain(label_map.plain()) == label_map
+    with pytest.raises(ValueError, match="must be one of label_map, regions, got 'multiclass'"):
+        SegmentationTargets.from_plain(classes.plain())
+    for content in (None, "multiclass", {"kind": ["multiclass"]}, {"names": ["a", "b"]}):
+        with pytest.raises(ValueError, match="the kind of targets must be one of"):
+            Targets.from_plain(content)
+
+
+def test_a_description_tells_targets_apart() -> None:
+    assert MulticlassTargets(("a", "b")).description == "multiclass: a, b"
+    assert LabelMapTargets.of_classes(["background", "a"]).description == "label_map: a=1"

@@ -1,0 +1,40 @@
+"""medconv/targets/multiclass.py: classes from a table, their cases, and predictions."""
+
+import numpy as np
+import pytest
+import torch
+
+from medconv.targets.multiclass import MulticlassTargets
+
+CLASSES = MulticlassTargets(("x", "y", "z"))
+
+
+def test_classes_of_a_column_are_sorted_as_numbers_first() -> None:
+    targets = MulticlassTargets.from_columns(["label"], [["10", "b", "9", "", "a"]], None)
+    assert targets.names == ("9", "10", "a", "b")
+    assert MulticlassTargets.from_columns(["label"], [["a"]], ["b", "a"]).names == ("b", "a")
+    assert targets.parse({"label": "a"}) == (2.0,)
+    with pytest.raises(ValueError, match=r"column 'label': 'c' is not a class; the classes are 9, 10, a, b"):
+        targets.parse({"label": "c"})
+    with pytest.raises(ValueError, match="column 'label' holds a, expected two classes or more"):
+        MulticlassTargets.from_columns(["label"], [["a", ""]], None)
+
+
+def test_cases_are_counted_and_grouped_by_class() -> None:
+    values = np.array([[0.0], [1.0], [1.0]])
+    assert CLASSES.class_counts(values) == [1, 2, 0]
+    assert [group.tolist() for group in CLASSES.balanced_groups(values)] == [[0], [1, 2], []]
+    with pytest.raises(ValueError, match="no training case has class z"):
+        CLASSES.check_counts([1, 2, 0], 3, "training")
+
+
+def test_labels_become_probabilities_of_classes() -> None:
+    assert CLASSES.encode(torch.tensor([[2.0], [0.0]])).tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def test_the_error_of_a_case_is_the_missing_probability_of_its_class() -> None:
+    outputs, truth = np.array([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]]), np.array([[0.0], [2.0]])
+    assert CLASSES.errors(outputs, truth).tolist() == pytest.approx([0.3, 0.75])
+    expected = -(np.log(0.7) + np.log(0.25)) / 2
+    assert CLASSES.cross_entropy(outputs, truth)["cross_entropy"] == pytest.approx(expected)
+    assert CLASSES.prediction_cells(outputs[1]) == ["x"] and CLASSES.label_cells(truth[1].tolist()) == ["z"]

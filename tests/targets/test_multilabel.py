@@ -1,0 +1,30 @@
+"""medconv/targets/multilabel.py: cases of labels, and predictions."""
+
+import numpy as np
+import pytest
+
+from medconv.targets.multilabel import MultilabelTargets
+
+FINDINGS = MultilabelTargets(("x", "y"))
+VALUES = np.array([[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
+
+
+def test_cases_are_counted_and_grouped_by_label_and_without_any() -> None:
+    assert FINDINGS.class_counts(VALUES) == [1, 2]
+    assert [group.tolist() for group in FINDINGS.balanced_groups(VALUES)] == [[0], [0, 1], [2]]
+
+
+def test_a_validation_needs_a_label_with_both_answers() -> None:
+    assert (
+        FINDINGS.check_counts([0, 1], 2, "validation") == "no validation case has x, so its AUC is undefined"
+    )
+    assert FINDINGS.check_counts([1, 1], 2, "validation") is None
+    with pytest.raises(ValueError, match="no finding has both positive and negative validation cases"):
+        FINDINGS.check_counts([0, 2], 2, "validation")
+    with pytest.raises(ValueError, match="no training case has class x"):
+        FINDINGS.check_counts([0, 2], 2, "training")
+
+
+def test_the_error_of_a_case_is_that_of_its_worst_label() -> None:
+    outputs = np.array([[0.9, 0.4], [0.2, 0.9], [0.3, 0.0]])
+    assert FINDINGS.errors(outputs, VALUES).tolist() == pytest.approx([0.6, 0.2, 0.3])

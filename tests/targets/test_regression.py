@@ -1,0 +1,38 @@
+"""medconv/targets/regression.py: numbers are standardised for the loss, and networks return units."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from medconv.targets import Targets
+from medconv.targets.regression import RegressionTargets
+
+
+def test_means_and_spreads_come_from_the_training_cases() -> None:
+    targets = RegressionTargets(("age", "sex")).fitted(np.array([[50.0, 1.0], [70.0, 1.0]]))
+    assert (targets.means, targets.stds) == ((60.0, 1.0), (10.0, 1.0))  # a constant keeps its scale
+    assert Targets.from_plain(targets.plain()) == targets
+
+
+def test_losses_compare_standardised_numbers_and_networks_return_units() -> None:
+    targets = RegressionTargets(("age",), (60.0,), (10.0,))
+    outputs, label = torch.tensor([[80.0]]), torch.tensor([[50.0]])
+    assert float(targets.compare(nn.L1Loss(), outputs, targets.encode(label))) == pytest.approx(3)
+    network = targets.finish(nn.Flatten())
+    assert network(torch.tensor([[2.0]])).tolist() == [[80.0]]
+
+
+def test_constants_made_in_inference_serve_training() -> None:
+    targets = RegressionTargets(("length",), (1.0,), (2.0,))
+    with torch.inference_mode():
+        targets.encode(torch.ones(1, 1))
+    outputs = torch.ones(1, 1, requires_grad=True)
+    targets.compare(nn.MSELoss(), outputs, targets.encode(torch.zeros(1, 1))).backward()
+    assert outputs.grad is not None
+
+
+def test_errors_are_in_standard_deviations_of_the_training_cases() -> None:
+    outputs, truth = np.array([[1.0], [5.0]]), np.array([[0.0], [4.0]])
+    assert RegressionTargets(("a",), (0.0,), (4.0,)).errors(outputs, truth).tolist() == [0.25, 0.25]
+    assert RegressionTargets(("a",)).errors(outputs, truth).tolist() == [0.5, 0.5]  # of the truth

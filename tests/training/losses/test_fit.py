@@ -1,0 +1,210 @@
+"""medconv/training/losses/fit.py: which losses fit which targets, ignored voxels and coarse heads."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import monai.losses
+import pytest
+import torch
+from reference.losses import dice_binary_cross_entropy, dice_cross_entropy
+from torch import Tensor, nn
+
+from medconv.targets import Targets
+from medconv.targets.regression import RegressionTargets
+from medconv.targets.segmentation import LabelMapTargets, RegionTargets, SegmentationTargets
+from medconv.training.losses.fit import FittedLoss
+from medconv.training.losses.image_level import CrossEntropy, RegressionLoss
+from medconv.training.losses.segmentation import DiceCrossEntropy
+
+CLASSES = LabelMapTargets.of_classes(["background", "a", "b"])
+IGNORING = LabelMapTargets.of_classes(["background", "a", "b"], ignore=9)
+REGIONS = RegionTargets(("tumour", "core"), ((1, 2), (2,)), None, (1, 2))
+BOTH = RegionTargets(("tumour", "core"), ((1, 2), (2,)), 3, (1, 2))
+TARGETS = {"classes": CLASSES, "ignoring": IGNORING, "regions": REGIONS, "both": BOTH}
+
+
+def fitted(loss: Any, targets: Targets, spatial_dims: int = 3) -> FittedLoss:
+    return FittedLoss(loss, targets, spatial_dims)
+
+
+def make_loss(name: str, targets: SegmentationTargets) -> nn.Module:
+    """A loss of MONAI's with the settings of conf/loss; ours by its name."""
+    if name == "DiceCrossEntropy":
+        return DiceCrossEntropy()
+    plain, masks = targets.exclusive, not targets.exclusive
+    settings = {"include_background": masks, "to_onehot_y": plain, "softmax": plain, "sigmoid": masks}
+    return getattr(monai.losses, name)(**settings, batch=True)
+
+
+def target_example(
+    targets: SegmentationTargets, shape: tuple[int, ...] = (2, 5, 6), seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Logits, and a label map with every value; a third of it is ignored, if the targets allow that."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(shape[0], targets.num_outputs, *shape[1:], generator=draw)
+    label = torch.randint(3, (shape[0], 1, *shape[1:]), generator=draw, dtype=torch.uint8)
+    if targets.ignore is not None:
+        label[torch.rand(label.shape, generator=draw) < 0.3] = targets.ignore
+    return logits, label
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5), (1, 3, 4, 2)])
+@pytest.mark.parametrize("weights", [{}, {"dice_weight": 0.3, "ce_weight": 2.0}])
+@pytest.mark.parametrize("targets", [REGIONS, BOTH], ids=["regions", "both"])
+def test_regions_equal_the_loops(
+    targets: SegmentationTargets, shape: tuple[int, ...], weights: dict[str, float]
+) -> None:
+    logits, label = target_example(targets, shape)
+    masks = torch.cat([(label == 1) | (label == 2), label == 2], 1)
+    labelled = (label != targets.ignore) if targets.ignore else torch.ones_like(label)
+    expected = dice_binary_cross_entropy(logits.double().numpy(), masks.numpy(), labelled.numpy(), **weights)
+    assert float(fitted(DiceCrossEntropy(**weights), targets)(logits, label)) == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+def test_ignoring_equals_the_loops_over_labelled_voxels() -> None:
+    logits, label = target_example(IGNORING)
+    labelled = (label != 9)[:, 0]
+    one_row = logits.movedim(1, -1)[labelled].T[None], label[:, 0][labelled][None, None]
+    expected = dice_cross_entropy(one_row[0].double().numpy(), one_row[1].numpy())
+    assert float(fitted(DiceCrossEntropy(), IGNORING)(logits, label)) == pytest.approx(expected, rel=1e-5)
+
+
+LOSSES = ["DiceCrossEntropy", "TverskyLoss", "DiceFocalLoss", "DiceLoss", "GeneralizedDiceLoss"]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("case", ["ignoring", "both"])
+def test_ignored_voxels_change_nothing_and_get_no_gradient(name: str, case: str) -> None:
+    targets = TARGETS[case]
+    loss = fitted(make_loss(name, targets), targets)
+    logits, label = target_example(targets)
+    ignored = (label == targets.ignore).expand_as(logits)
+    other = torch.where(ignored, -3 * logits, logits)
+    logits.requires_grad_()
+    value = loss(logits, label)
+    value.backward()
+    assert torch.equal(logits.grad[ignored], torch.zeros(int(ignored.sum())))
+    assert logits.grad[~ignored].ne(0).all()
+    torch.testing.assert_close(loss(other, label), value.detach())
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("case", ["ignoring", "both"])
+def test_a_batch_without_labelled_voxels_gives_a_finite_loss(name: str, case: str) -> None:
+    targets = TARGETS[case]
+    loss = fitted(make_loss(name, targets), targets)
+    logits, label = target_example(targets)
+    logits.requires_grad_()
+    value = loss(logits, torch.full_like(label, targets.ignore))
+    value.backward()
+    assert value.isfinite() and torch.equal(logits.grad, torch.zeros_like(logits))
+    assert targets.cross_entropy(logits, torch.full_like(label, targets.ignore)) is None
+
+
+@pytest.mark.parametrize("name", LOSSES[1:])
+def test_monais_losses_get_the_label_map_of_plain_classes(name: str) -> None:
+    logits, label = target_example(CLASSES)
+    loss = make_loss(name, CLASSES)
+    assert torch.equal(fitted(loss, CLASSES)(logits, label), loss(logits, label))
+
+
+@pytest.mark.parametrize("name", LOSSES[1:])
+def test_monais_losses_get_the_masks_of_regions(name: str) -> None:
+    logits, label = target_example(REGIONS)
+    masks = torch.cat([label > 0, label == 2], 1).float()
+    loss = make_loss(name, REGIONS)
+    torch.testing.assert_close(fitted(loss, REGIONS)(logits, label), loss(logits, masks))
+
+
+@pytest.mark.parametrize(
+    ("loss", "case", "message"),
+    [
+        (
+            monai.losses.DiceLoss(to_onehot_y=True, softmax=True),
+            "regions",
+            r"loss: DiceLoss cannot take regions targets",
+        ),
+        (
+            monai.losses.DiceLoss(to_onehot_y=True, softmax=True),
+            "ignoring",
+            r"DiceLoss changes when the voxels.*loss\.batch=true",
+        ),
+        (
+            monai.losses.DiceLoss(sigmoid=True),
+            "both",
+            r"DiceLoss changes when the voxels of a batch are shuffled",
+        ),
+    ],
+)
+def test_a_loss_that_does_not_fit_the_targets_is_refused(loss: nn.Module, case: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fitted(loss, TARGETS[case])
+
+
+@pytest.mark.parametrize("case", ["classes", "ignoring", "regions"])
+def test_a_loss_that_is_nan_is_refused(case: str) -> None:
+    def broken(logits: Tensor, reference: Tensor) -> Tensor:
+        return logits.mean() / 0 * 0
+
+    with pytest.raises(ValueError, match=r"loss: broken is nan for .*, expected a finite number"):
+        fitted(broken, TARGETS[case])
+
+
+def test_a_loss_for_plain_classes_is_tried_on_random_numbers() -> None:
+    message = r"loss: CrossEntropyLoss cannot take label_map targets: .*use loss=dice_ce"
+    with pytest.raises(ValueError, match=message):
+        fitted(nn.CrossEntropyLoss(), CLASSES, 3)
+
+
+@pytest.mark.parametrize("case", ["classes", "ignoring", "regions"])
+def test_a_loss_for_slices_is_tried_on_slices(case: str) -> None:
+    def flat(logits: Tensor, reference: Tensor) -> Tensor:
+        if logits.ndim != 4:
+            raise ValueError("2D alone")
+        return DiceCrossEntropy()(logits, reference)
+
+    fitted(flat, TARGETS[case], 2)
+    with pytest.raises(ValueError, match=r"loss: flat cannot take .*: 2D alone"):
+        fitted(flat, TARGETS[case], 3)
+
+
+def test_a_loss_may_be_a_function() -> None:
+    logits, label = target_example(REGIONS)
+    function = partial(nn.functional.binary_cross_entropy_with_logits, reduction="mean")
+    masks = torch.cat([label > 0, label == 2], 1).float()
+    torch.testing.assert_close(fitted(function, REGIONS)(logits, label), function(logits, masks))
+
+
+def test_coarse_heads_get_the_nearest_labels_and_half_the_weight() -> None:
+    logits, label = target_example(BOTH, (1, 4, 6))
+    coarse = torch.randn(1, 2, 2, 3)
+    loss = fitted(DiceCrossEntropy(), BOTH)
+    expected = (loss(logits, label) + 0.5 * loss(coarse, label[:, :, ::2, ::2])) / 1.5
+    torch.testing.assert_close(loss([logits, coarse], label), expected)
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_cross_entropy_is_the_mean_over_labelled_voxels(case: str) -> None:
+    targets = TARGETS[case]
+    logits, label = target_example(targets)
+    expected = fitted(DiceCrossEntropy(dice_weight=0), targets)(logits, label)
+    assert targets.cross_entropy(logits, label) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_regression_errors_are_standardised() -> None:
+    targets = RegressionTargets(("age",), (60.0,), (10.0,))
+    outputs, encoded = torch.tensor([[80.0]]), targets.encode(torch.tensor([[50.0]]))
+    assert encoded.tolist() == [[-1.0]]
+    assert float(fitted(RegressionLoss("mse"), targets)(outputs, encoded)) == pytest.approx(9)
+
+
+@pytest.mark.parametrize("loss", [CrossEntropy(), CrossEntropy(exclusive=False), RegressionLoss()])
+def test_image_level_losses_do_not_fit_label_maps(loss: nn.Module) -> None:
+    with pytest.raises(
+        ValueError, match="is for .* targets, but the data has label_map targets; use loss=dice_ce"
+    ):
+        fitted(loss, CLASSES)

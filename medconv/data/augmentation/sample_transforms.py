@@ -129,11 +129,13 @@ class SampleTransforms(Compose):
 
 @contextmanager
 def _seeded(torch_seed: int, numpy_seed: int, python_seed: int, monai_seed: int) -> Iterator[None]:
-    """Global random numbers of the CPU begin at these seeds inside, and go on as before after it.
+    """Inside, one thread, and global random numbers of the CPU from these seeds; afterwards both as before.
 
     TorchIO draws from torch's. `Randomizable.R` serves MONAI's transforms that a user's own class holds, as
     `set_random_state` does not reach them.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a loader worker: the last bit of a sum depends on their number
     before = torch.get_rng_state(), np.random.get_state(), random.getstate(), Randomizable.R.get_state()
     torch.default_generator.manual_seed(torch_seed)  # `torch.manual_seed` would also seed GPUs
     np.random.seed(numpy_seed)
@@ -142,6 +144,7 @@ def _seeded(torch_seed: int, numpy_seed: int, python_seed: int, monai_seed: int)
     try:
         yield
     finally:
+        torch.set_num_threads(threads)
         torch.set_rng_state(before[0])
         np.random.set_state(before[1])
         random.setstate(before[2])

@@ -178,6 +178,25 @@ def test_random_numbers_outside_go_on_as_if_nothing_was_drawn() -> None:
     assert draws() == expected
 
 
+def test_threads_do_not_change_a_sample() -> None:
+    """The main process has several, a worker one; sums of many numbers differ in their last bit."""
+    image = torch.randn(8, 48, 48, 48, generator=torch.Generator().manual_seed(0))
+    sample = {"image": image, "label": torch.zeros(1), "sample": 0}
+
+    def centred(sample: Sample) -> Sample:
+        return {"image": torch.stack([channel - channel.mean() for channel in sample["image"]])}
+
+    images, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            images.append(make(centred, patch_size=(48, 48, 48))(sample)["image"])
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(images[0], images[1]) and torch.equal(images[0], images[2])
+
+
 class Unreadable(mt.Transform):
     def __call__(self, sample: Sample) -> Sample:
         raise OSError("no\n  file")

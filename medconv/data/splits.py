@@ -43,9 +43,7 @@ def split_cases(
     if not val or fold == "all" or splits is not None:
         train, val = split_fold([*train, *val], fold, num_folds, splits)
     elif str(fold) != "0":
-        log.warning(
-            "data.fold=%s is not used: the dataset defines its own training and validation cases", fold
-        )
+        log.warning("data.fold=%s is not used: the dataset defines its training and validation cases", fold)
     data_split = DataSplit(train, val, test)
     _check_groups(data_split)
     return data_split
@@ -93,9 +91,7 @@ def _check_groups(data_split: DataSplit) -> None:
     for group, examples in groups.items():
         if len(examples) > 1:
             found = ", ".join(f"{case} in {split}" for split, case in examples.items())
-            raise ValueError(
-                f"group {group} is in more than one split: {found}; expected all its cases in one"
-            )
+            raise ValueError(f"group {group} is in more than one split: {found}; expected all cases in one")
 
 
 def split_fold(
@@ -116,9 +112,8 @@ def split_fold(
         return _from_file(ordered, number, splits)
     if not 2 <= num_folds <= len(units):
         what = "groups" if any(case.group for case in ordered) else "cases"
-        raise ValueError(
-            f"data.num_folds must lie between 2 and the number of {what}, {len(units)}, got {num_folds}"
-        )
+        limits = f"between 2 and the number of {what}, {len(units)}"
+        raise ValueError(f"data.num_folds must lie {limits}, got {num_folds}")
     if not 0 <= number < num_folds:
         raise ValueError(f"data.fold must be `all` or lie in 0..{num_folds - 1}, got {fold}")
     shuffled = np.arange(len(units))

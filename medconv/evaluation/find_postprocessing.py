@@ -157,9 +157,7 @@ def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
     from_trusted = target.startswith(tuple(f"{name}." for name in trusted))
     home = str(getattr(get_object(target), "__module__", "")) if from_trusted else ""
     if target not in _LAYOUTS and not any(home == name or home.startswith(f"{name}.") for name in trusted):
-        raise configs.ConfigError(
-            f"data.layout._target_={target} is refused; trust your own package by --trust-package NAME"
-        )
+        raise configs.ConfigError(f"data.layout._target_={target} is refused; see --trust-package NAME")
     arguments = {key: value for key, value in node.items() if not key.startswith("_")}
     for where, more in configs.iter_targets(arguments, "data.layout"):
         raise configs.ConfigError(f"{where}={more} is refused: a layout takes plain values")
@@ -170,9 +168,8 @@ def _layout(values: Mapping[str, Any], trusted: Sequence[str]) -> Dataset:
     with explained(problem, TypeError, AttributeError):
         dataset = function(**arguments)
     if not isinstance(dataset, Dataset):
-        raise configs.ConfigError(
-            f"data.layout._target_={target} is not a layout: it returns {type(dataset).__name__}"
-        )
+        kind = type(dataset).__name__
+        raise configs.ConfigError(f"data.layout._target_={target} is not a layout: it returns {kind}")
     return dataset
 
 

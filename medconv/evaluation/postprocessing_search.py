@@ -151,7 +151,7 @@ def decide(
         best = max((v for v in verdicts if v.helps), key=lambda v: v.gain, default=None)
         if best is None:
             before, after = (
-                dict(zip(targets.names, dice.mean(0).tolist(), strict=True)) for dice in (first, scores[0])
+                dict(zip(targets.names, s.mean(0).tolist(), strict=True)) for s in (first, scores[0])
             )
             return Decision(tuple(accepted), tuple(verdicts), before, after)
         accepted.append(replace(best, accepted=True))

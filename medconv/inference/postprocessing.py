@@ -53,10 +53,8 @@ class Step:
     def from_plain(cls, content: Any) -> Step:
         """From what `plain` gave. Raises: ValueError: anything else."""
         if not isinstance(content, Mapping) or not {"operation", "label"} <= set(content) <= _KEYS:
-            raise ValueError(
-                "expected an object with the keys `operation`, `label` and perhaps `min_mm3`, got "
-                f"{content!r:.200}"
-            )
+            what = "an object with the keys `operation`, `label` and perhaps `min_mm3`"
+            raise ValueError(f"expected {what}, got {content!r:.200}")
         operation, label, volume = content["operation"], content["label"], content.get("min_mm3")
         if not isinstance(operation, str) or operation not in OPERATIONS:
             raise ValueError(f"`operation` must be one of {', '.join(OPERATIONS)}, got {operation!r:.80}")
@@ -124,9 +122,7 @@ def read(path: Path) -> Steps:
     """
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("steps"), list):
-        raise ValueError(
-            f"{path}: expected a JSON object with a list `steps`, as medconv find-postprocessing writes it"
-        )
+        raise ValueError(f"{path}: expected an object with a list `steps`, as find-postprocessing writes it")
     given = content.get("targets")
     needed = f"{path}: `targets` must give names, values and order of the classes, got {given!r:.200}"
     with explained(needed, ValueError):

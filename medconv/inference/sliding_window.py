@@ -42,9 +42,8 @@ class SlidingWindow:
         if not 0 <= self.overlap < 1:
             raise ValueError(f"task.overlap must be at least 0 and below 1, got {self.overlap}")
         if type(self.batch_size) is not int or self.batch_size < 1:
-            raise ValueError(
-                f"task.sw_batch_size must be a whole number of at least 1, got {self.batch_size}"
-            )
+            what = "a whole number of at least 1"
+            raise ValueError(f"task.sw_batch_size must be {what}, got {self.batch_size}")
         check_axes("task.mirror_axes", self.mirror_axes, len(self.patch_size))
 
     def __call__(self, network: Callable[[Tensor], Any], image: Tensor) -> Tensor:

@@ -30,9 +30,7 @@ class PlanOverrides:
             if value is not None and value < 1:
                 raise ValueError(f"plan.{key} must be 1 or more, or null, got {value}")
         if self.resize is not None and not self.image_level:
-            raise ValueError(
-                "data.resize needs cases with values; label maps stay true to mm by data.spacing_mm"
-            )
+            raise ValueError("data.resize needs cases with values; label maps keep mm, by data.spacing_mm")
         if self.resize is not None and any(n < 1 for n in self.resize):
             raise ValueError(f"data.resize needs positive numbers of voxels, got {list(self.resize)}")
         if self.batch_size is not None and self.batch_size < 1:

@@ -56,9 +56,7 @@ def slice_axis(fingerprint: Fingerprint, spatial_dims: int | None) -> int | None
     if spatial_dims not in (None, 2, 3):
         raise ValueError(f"data.spatial_dims must be 2, 3 or null (what the data has), got {spatial_dims}")
     if spatial_dims == 3 and fingerprint.spatial_dims == 2:
-        raise ValueError(
-            "data.spatial_dims=3 needs volumes, the images of this dataset have one slice; take 2 or null"
-        )
+        raise ValueError("data.spatial_dims=3 needs volumes, these images have one slice; take 2 or null")
     if fingerprint.spatial_dims == 2 or spatial_dims == 3:
         return None
     spacing = target_spacing(fingerprint)

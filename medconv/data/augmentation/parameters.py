@@ -254,9 +254,8 @@ def check_axes(key: str, axes: Any, spatial_dims: int, also: str = "") -> tuple[
     is_list = isinstance(axes, Sequence) and not isinstance(axes, str)
     valid = is_list and all(type(axis) is int and 0 <= axis < spatial_dims for axis in axes)
     if not valid or len(set(axes)) != len(axes):
-        raise ValueError(
-            f"{key} must be different spatial axes from 0 to {spatial_dims - 1}{also}, got {axes}"
-        )
+        what = f"different spatial axes from 0 to {spatial_dims - 1}{also}"
+        raise ValueError(f"{key} must be {what}, got {axes}")
     return tuple(axes)
 
 

@@ -73,9 +73,8 @@ def build_dataset(
 def read_dataset_json(root: str | Path | None) -> dict[str, Any]:
     """Raises: ValueError: no folder, no dataset.json in it, or not a JSON object."""
     if root is None or str(root) == "":
-        raise ValueError(
-            "data.root is not set: give the folder that holds dataset.json, such as data.root=/data/Task04"
-        )
+        advice = "give the folder that holds dataset.json, such as data.root=/data/Task04"
+        raise ValueError(f"data.root is not set: {advice}")
     folder = Path(root)
     if not folder.is_dir():
         raise ValueError(f"data.root={folder}: no such folder")
@@ -98,9 +97,8 @@ def read_json(path: Path) -> Any:
 def names_by_number(names: Any, path: Path, key: str) -> tuple[str, ...]:
     """{"0": "T1", "1": "FLAIR"} to ("T1", "FLAIR")."""
     if not isinstance(names, dict) or sorted(names) != sorted(str(i) for i in range(len(names))) or not names:
-        raise ValueError(
-            f'{path}: key `{key}` must map channel numbers to names, such as {{"0": "MRI"}}, got {names!r}'
-        )
+        what = 'must map channel numbers to names, such as {"0": "MRI"}'
+        raise ValueError(f"{path}: key `{key}` {what}, got {names!r}")
     return tuple(str(names[str(i)]) for i in range(len(names)))
 
 

@@ -23,9 +23,8 @@ def folder(
     Args: class_names: background first; None numbers the classes of the first 20 labels.
     """
     if not images or not labels:
-        raise ValueError(
-            "data=folder needs both data.images and data.labels, as glob patterns such as 'scans/*_t1.nii.gz'"
-        )
+        advice = "as glob patterns such as 'scans/*_t1.nii.gz'"
+        raise ValueError(f"data=folder needs both data.images and data.labels, {advice}")
     image_files, label_files = _files(images, "data.images"), _files(labels, "data.labels")
     if not image_files.keys() & label_files:
         ids = f"{', '.join(list(image_files)[:3])} in images, {', '.join(list(label_files)[:3])} in labels"
@@ -72,9 +71,7 @@ def _names_in(labels: Sequence[Path]) -> tuple[str, ...]:
             error_text = str(error)
     highest = max(values)
     if error_text and not highest:
-        raise ValueError(
-            f"data.class_names is not set, and no label tells the number of classes ({error_text})"
-        )
+        raise ValueError(f"data.class_names is not set, and no label tells how many there are ({error_text})")
     if len(values) <= highest // 2:
         raise ValueError(
             f"data=folder: labels hold {sorted(values)[:8]}, expected 0, 1, 2, ... for the classes; "

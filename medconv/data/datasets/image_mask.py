@@ -14,7 +14,5 @@ def image_mask(images: str, labels: str, class_names: Sequence[str] | None = Non
     Args: class_names: background first; None numbers the classes of the first 20 masks.
     """
     if not images or not labels:
-        raise ValueError(
-            "data=image_mask needs both data.images and data.labels, as folders or as glob patterns"
-        )
+        raise ValueError("data=image_mask needs both data.images and data.labels, as folders or patterns")
     return folder(images, labels, class_names)

@@ -54,9 +54,7 @@ def _group_channels(
     for path in files:
         match = _CHANNEL.match(stem(path))
         if match is None:
-            raise ValueError(
-                f"{path}: expected a name that ends in a channel number, such as CASE_0000.nii.gz"
-            )
+            raise ValueError(f"{path}: expected a name that ends in a channel number, as CASE_0000.nii.gz")
         groups[match["case"]][int(match["channel"])] = path
     expected = list(range(num_channels))
     invalid = {case: sorted(files) for case, files in groups.items() if sorted(files) != expected}

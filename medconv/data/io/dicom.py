@@ -50,9 +50,7 @@ def volumes(path: Path) -> list[Volume]:
     for volume in result:
         _check_even(path, volume)
     if any(not np.allclose(_positions(volume), _positions(result[0]), atol=_SAME_MM) for volume in result):
-        raise ValueError(
-            f"{path}: its {len(result)} volumes lie at different positions in their planes, expected one grid"
-        )
+        raise ValueError(f"{path}: its {len(result)} volumes lie at different positions, expected one grid")
     return result
 
 

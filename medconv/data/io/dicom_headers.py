@@ -137,9 +137,8 @@ def _count_frames(elements: dict[str, Any]) -> int:
     count = int(elements.get("NumberOfFrames") or 1)
     places = len(elements.get(_GROUPS[1]) or ())
     if count != (places or 1):
-        raise ValueError(
-            f"{count} frames, of which {places} have a position in the patient; expected slices, not a cine"
-        )
+        where = f"{places} have a position in the patient"
+        raise ValueError(f"{count} frames, of which {where}; expected slices, not a cine")
     if elements.get("ModalityLUTSequence"):
         raise ValueError("values use a Modality LUT Sequence, expected RescaleSlope and RescaleIntercept")
     return count

@@ -117,9 +117,8 @@ def frames_at(path: Path) -> tuple[Frame, ...]:
         titles = ", ".join(
             f"{s[0].title or 'unnamed'} ({s[0].modality}, {len(s)} slices, {s[0].path.name})" for s in here
         )
-        raise ValueError(
-            f"{path}: {len(here)} series in one folder, expected one: {titles}; a file selects its series"
-        )
+        found = f"{len(here)} series in one folder, expected one"
+        raise ValueError(f"{path}: {found}: {titles}; a file selects its series")
     if not here:
         raise ValueError(
             f"{path}: no slice of a volume there, expected one series; skipped: {summarize(content.skipped)}"

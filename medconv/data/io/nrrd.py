@@ -45,14 +45,13 @@ def _placed(path: Path, array: np.ndarray, header: dict[str, Any]) -> tuple[np.n
     signs, directions = _signs(path, header), np.asarray(header.get("space directions", ()), np.float64)
     if directions.shape != (array.ndim, 3):
         raise ValueError(
-            f"{path}: expected `space directions` of three numbers for each axis, got {directions.tolist()}"
+            f"{path}: each axis needs three numbers in `space directions`, got {directions.tolist()}"
         )
     spatial = [axis for axis in range(array.ndim) if not np.isnan(directions[axis]).any()]
     others = [axis for axis in range(array.ndim) if axis not in spatial]
     if len(spatial) not in (2, 3) or len(others) > 1:
-        raise ValueError(
-            f"{path}: expected 2 or 3 axes in space and up to one other, got {len(spatial)} and {len(others)}"
-        )
+        counts = f"{len(spatial)} and {len(others)}"
+        raise ValueError(f"{path}: expected 2 or 3 axes in space and up to one other, got {counts}")
     matrix = np.eye(4)
     matrix[:3, : len(spatial)] = directions[spatial].T
     matrix[:3, 3] = header.get("space origin", (0.0, 0.0, 0.0))

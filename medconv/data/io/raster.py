@@ -94,9 +94,7 @@ def check_ignored(ignore: int | None, masks: Iterable[Path | None]) -> None:
     picture = next((path for path in masks if path is not None and is_picture(path)), None)
     if picture is not None and (ignore or 0) >= _MIN_SINGLE_VALUE:
         what = f"as a mask of 0 and {ignore} is read as 0 and 1"
-        raise ValueError(
-            f"{picture}: the value to ignore must be below {_MIN_SINGLE_VALUE}, {what}, got {ignore}"
-        )
+        raise ValueError(f"{picture}: the value to ignore must be below {_MIN_SINGLE_VALUE}, {what}")
 
 
 def write_mask(path: Path, label: np.ndarray) -> None:
@@ -126,9 +124,7 @@ def _upright(path: Path) -> Image.Image:
         if pages == 1:
             image.load()
             return ImageOps.exif_transpose(image)
-    raise ValueError(
-        f"{path}: {pages} pages, expected one picture; save each page as a file, or a volume as NIfTI"
-    )
+    raise ValueError(f"{path}: {pages} pages, expected one picture; save each page, or a volume as NIfTI")
 
 
 def _pixels(path: Path, image: Image.Image) -> np.ndarray:
@@ -139,9 +135,7 @@ def _pixels(path: Path, image: Image.Image) -> np.ndarray:
         image = image.convert("LA" if image.mode in ("LA", "La") else "RGBA")
         pixels = np.asarray(image)
         if pixels[..., -1].min() < 255:
-            raise ValueError(
-                f"{path}: partly transparent, expected opaque pixels; save it without an alpha channel"
-            )
+            raise ValueError(f"{path}: partly transparent, expected opaque pixels; save it without alpha")
         return pixels[..., 0] if image.mode == "LA" else pixels[..., :3]
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 

@@ -259,7 +259,7 @@ def measure(reports: Sequence[CaseReport]) -> Fingerprint:
     samples = np.concatenate(sampled, axis=1)
     if not samples.shape[1]:
         raise ValueError(
-            "no case has a labelled voxel: every voxel of all label maps has the value to ignore"
+            "no case has a labelled voxel: all voxels of all label maps have the value to ignore"
         )
     names = ("percentile_00_5", "percentile_99_5", "mean", "std")
     measured = zip(*np.percentile(samples, [0.5, 99.5], axis=1), samples, strict=True)

@@ -105,7 +105,7 @@ def prepare_case(
         highest = native_label[native_label != ignore].max(initial=0)
     if not np.isfinite(native).all() or highest >= num_classes:
         raise ValueError(
-            f"case {case.id}: its files were replaced after the check, and are invalid; start again"
+            f"case {case.id}: its files were replaced after the check, and are invalid; start anew"
         )
     image, crop_info = preprocess(native, grid, config)
     if case.label is None:

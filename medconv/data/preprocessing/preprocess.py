@@ -55,9 +55,8 @@ class PreprocessingConfig:
     def __post_init__(self) -> None:
         _check_normalisation(self.normalisation)
         if len(self.spacing_mm) != self.spatial_dims or any(not s > 0 for s in self.spacing_mm):
-            raise ValueError(
-                f"data.spacing_mm needs {self.spatial_dims} positive numbers in mm, got {self.spacing_mm}"
-            )
+            what = f"{self.spatial_dims} positive numbers in mm"
+            raise ValueError(f"data.spacing_mm needs {what}, got {self.spacing_mm}")
 
     @property
     def image_dims(self) -> int:
@@ -91,9 +90,8 @@ def normalisation_for(
     one = isinstance(normalisation, str) or not isinstance(normalisation, Sequence)
     names: tuple[Any, ...] = (normalisation,) * len(modalities) if one else tuple(normalisation)
     if len(names) != len(modalities):
-        raise ValueError(
-            f"data.normalisation needs one name, or one for each of {len(modalities)} channels, got {names}"
-        )
+        what = f"one name, or one for each of {len(modalities)} channels"
+        raise ValueError(f"data.normalisation needs {what}, got {names}")
     _check_normalisation(names)
     return names
 

@@ -105,7 +105,7 @@ def _outputs(model: LoadedModel) -> Metadata:
     background = list(model.class_names[:1]) if targets.num_outputs > len(targets.names) else []
     outputs = {
         "name": "logits",
-        "channels": [*background, *targets.names],
+        "channels": [*background, *targets.output_names],
         "class_names": model.class_names,
         "targets": targets.plain(),
         "decode": targets.output_meaning,

@@ -28,6 +28,7 @@ class Targets(ABC):
         monitored: the validation metric that ranks checkpoints.
         output_meaning: how answers follow from outputs, for people.
         unbounded: whether answers are numbers of any size, not probabilities.
+        loss_kinds: further kinds whose losses fit, since their references are alike.
         score_title: what `score_table` holds.
         names: of the foreground classes, regions, labels or numbers.
         ignore: the label value of unlabelled voxels; None: there is none.
@@ -41,6 +42,7 @@ class Targets(ABC):
     monitored: ClassVar[MonitoredMetric]
     output_meaning: ClassVar[str]
     unbounded: ClassVar[bool] = False
+    loss_kinds: ClassVar[tuple[str, ...]] = ()
     score_title: ClassVar[str] = "scores"
     names: tuple[str, ...]
     ignore: int | None = None
@@ -84,6 +86,11 @@ class Targets(ABC):
     def distinguishes(self, a: int, b: int) -> bool:
         """Whether the label values a and b mean different things."""
         return True
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What each output stands for; of label maps without the background."""
+        return self.names
 
     def finish(self, network: nn.Module) -> nn.Module:
         """Changes a network so that its outputs are answers' logits, such as numbers in their units."""

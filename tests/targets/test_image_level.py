@@ -54,8 +54,8 @@ def test_targets_return_from_a_file(targets: ImageLevelTargets) -> None:
         ({"kind": "multiclass"}, "multiclass targets need names"),
         ({"kind": "label_map", "names": ["a"]}, "must be one of multiclass, .*, got 'label_map'"),
         (
-            {"kind": "ordinal", "names": ["a"]},
-            "must be one of multiclass, multilabel, regression, got 'ordinal'",
+            {"kind": "counts", "names": ["a"]},
+            "must be one of multiclass, multilabel, .*got 'counts'",
         ),
         ({"kind": "multiclass", "names": ["a"]}, "too few names of multiclass"),
         ({"kind": "multilabel", "names": "ab"}, "expected a list"),

@@ -49,7 +49,7 @@ class FittedLoss(nn.Module):
         name, kind = getattr(self.loss, "__name__", type(self.loss).__name__), self.targets.kind
         advice = f"use loss={self.targets.default_loss}"
         kinds = getattr(self.loss, "kinds", None) or _TORCH_LOSSES.get(type(self.loss))
-        if kinds is not None and kind not in kinds:
+        if kinds is not None and not {kind, *self.targets.loss_kinds} & set(kinds):
             raise ValueError(
                 f"loss: {name} is for {' and '.join(kinds)} targets, but the data has {kind} targets; "
                 f"{advice}"

@@ -1,0 +1,68 @@
+"""Ordinal targets: an image has one of several grades, in an order, such as severities from 0 to 4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medconv.metrics import image_level
+from medconv.metrics.image_level import Columns
+from medconv.targets.monitor import MonitoredMetric
+from medconv.targets.multiclass import MulticlassTargets
+
+
+@dataclass(frozen=True)
+class OrdinalTargets(MulticlassTargets):
+    """Grades in the order of their names; an output for each step between two, so that far misses cost more.
+
+    Source: Frank & Hall 2001, doi:10.1007/3-540-44795-4_13; Cohen 1968, doi:10.1037/h0026256 (kappa).
+    """
+
+    kind: ClassVar[str] = "ordinal"
+    exclusive: ClassVar[bool] = False
+    default_loss: ClassVar[str] = "bce"
+    loss_kinds: ClassVar[tuple[str, ...]] = ("multilabel",)
+    monitored: ClassVar[MonitoredMetric] = MonitoredMetric("val/quadratic_kappa", "quadratic kappa")
+    metric_names: ClassVar[tuple[str, ...]] = ("quadratic_kappa", "grade_error", *image_level.OF_CLASSES)
+    output_meaning: ClassVar[str] = (
+        "a sigmoid of each output: the probability of a grade above that of its name; differences of these, "
+        "made monotone, are the probabilities of the grades"
+    )
+    name_word: ClassVar[str] = "grade"
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.names) - 1
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(f"above {name}" for name in self.names[:-1])
+
+    def encode(self, label: Tensor) -> Tensor:
+        """1 for each step below the grade, else 0."""
+        return (label > torch.arange(self.num_outputs, device=label.device)).float()
+
+    def decode(self, logits: Tensor) -> Tensor:
+        above = torch.sigmoid(logits.float()).cummin(-1).values
+        ends = torch.ones_like(above[..., :1])
+        return torch.cat([ends, above], -1) - torch.cat([above, 0 * ends], -1)
+
+    def columns(self, outputs: np.ndarray, truth: np.ndarray, counts: np.ndarray) -> Columns:
+        """Also `grade_error`, the mean distance in grades, and Cohen's kappa with quadratic weights."""
+        predicted, true = outputs.argmax(1).astype(float), truth[:, 0]
+        total, off = counts.sum(1), np.abs(predicted - true)
+        mean_p, mean_t = counts @ predicted / total, counts @ true / total
+        # What chance would give: the squared distance of two independent draws from the two margins.
+        chance = counts @ predicted**2 / total + counts @ true**2 / total - 2 * mean_p * mean_t
+        ordered = {
+            "quadratic_kappa": 1 - counts @ off**2 / total / np.where(chance > 0, chance, np.nan),
+            "grade_error": counts @ off / total,
+        }
+        return ordered | super().columns(outputs, truth, counts)
+
+    def shown_output(self, outputs: np.ndarray) -> int:
+        return max(0, int(outputs.argmax()) - 1)

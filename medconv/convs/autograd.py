@@ -65,8 +65,7 @@ def convolution(
 
     Shape: x (batch, in, *spatial), weight (out, in / groups, *kernel_size) -> (batch, out, *spatial').
     Args: function: your own subclass of `Convolution`.
-    Raises: ValueError: x and the weight differ in their number of axes, or an argument does not have one
-        number per spatial axis.
+    Raises: ValueError: x and the weight differ in their axes, or an argument has not one number per axis.
     """
     if x.ndim != weight.ndim or x.ndim < 3:
         raise ValueError(

@@ -95,10 +95,7 @@ def ways(
     machine: cost_model.Machine,
     training: bool,
 ) -> tuple[list[cost_model.Launch], list[cost_model.Launch]]:
-    """The launches of a forward pass or a training step, for both ways: (folded, in two launches).
-
-    The bank is fixed, so it has no gradient.
-    """
+    """The launches of a forward pass or a training step: (folded, in two). The bank has no gradient."""
     cost, width = partial(cost_model.convolution, machine=machine), prior.bank.shape[1] * prior.groups
     into, out, kernel = conv.in_channels, conv.out_channels, conv.kernel_size
     learned, fixed = (3, 2) if training else (1, 1)
@@ -123,15 +120,10 @@ def transform(
     """A learned 1x1 channel transform, then a fixed anatomical filter bank.
 
     Args:
-        conv: the convolution to give the prior to, changed in place; `groups` must be 1.
+        conv, sigma_mm, spacing_mm, scale, init_from_weights: as `basis`; `groups` must be 1.
         transform_channels: how many channels the transform has; None is as many as `conv` has outputs.
-        bank: names in `medconv.convs.filter_banks.BANKS`, or fixed filters (out, transform_channels,
-            *kernel_size) of your own.
-        sigma_mm, spacing_mm, scale: as `basis`, for banks by name.
-        init_from_weights: project the present (pretrained) weight instead of drawing a new one of its
-            variance.
-    Raises: ValueError: a grouped convolution, an even kernel, no transform channels, a bank of the wrong
-    shape.
+        bank: as `basis`; filters of your own are (out, transform_channels, *kernel_size).
+    Raises: ValueError: groups, an even kernel, no transform channels, a bank of the wrong shape.
     Weights: transform_channels * in, against out * in * k^N; weight decay acts on the transform.
     """
     check_plain_groups(conv, "transform")

@@ -17,8 +17,7 @@ import torch
 class Launch:
     """One library call: its multiply-adds, the same padded to whole tiles, and the bytes it moves.
 
-    Args: passes: how often it runs in a training step: once forward, and once for each gradient that is
-        needed (of the input, of the weight).
+    Args: passes: how often it runs in a training step: once forward, once for each gradient needed.
     """
 
     operations: float

@@ -23,8 +23,7 @@ class NotEquivariantError(ValueError):
 
 
 def check_equivariance(network: nn.Module, example: Tensor, axes: Sequence[int]) -> None:
-    """Compare f(flip x) with flip f(x), in evaluation and in training mode without dropout, on perturbed
-    parameters.
+    """Compare f(flip x) with flip f(x), in both modes but without dropout, on perturbed parameters.
 
     Raises: NotEquivariantError: they differ; names the first layer whose output does.
     """
@@ -58,12 +57,10 @@ def layers_with_channels(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 @torch.enable_grad()
 def fields(network: nn.Module, example: Tensor) -> dict[str, tuple[bool, bool]]:
-    """Which layers read and write regular fields: those that neither read the image nor feed the output
-    directly.
+    """Which layers read and write regular fields: all but those at the image and at the output.
 
     Runs one forward pass in which every convolution's output is a new leaf. Gradients then show which outputs
-    reach which inputs without a convolution between them. Tensors that are added or concatenated are of the
-    same kind.
+    reach which inputs without a convolution between. Tensors added or concatenated are of the same kind.
     """
     copy = deepcopy(network).train()
     leaves: list[tuple[str, Tensor]] = []

@@ -28,11 +28,9 @@ def bottleneck(
     Args:
         conv: the convolution to replace; `groups` must be 1.
         ratio: intermediate channels as a share of the inputs and of the outputs.
-        channels: intermediate channels as numbers, instead of `ratio`: one number, or (after the first 1x1,
-            after the spatial convolution).
+        channels: instead of `ratio`: one number, or (after the first 1x1, after the spatial convolution).
         init_from_weights: start from the truncated Tucker-2 decomposition of the present weight.
-    Returns: `nn.Sequential` of three plain convolutions; their product has the variance of the weight it
-    replaces.
+    Returns: `nn.Sequential` of three plain convolutions; their product has the old weight's variance.
     Raises: ValueError: a grouped convolution, ratio not in (0, 1], channels below 1.
     Weights: in*a + a*b*k^N + b*out, against in*out*k^N.
     Source: Tucker 1966, doi:10.1007/BF02289464; for convolutions Kim et al. 2016, arXiv:1511.06530.
@@ -64,10 +62,8 @@ def separable(conv: Conv, *, depth_multiplier: int = 1, init_from_weights: bool 
     Args:
         conv: the convolution to replace; `groups` must be 1.
         depth_multiplier: filters per input channel.
-        init_from_weights: start from the truncated singular value decomposition of the present weight, input
-            by input.
-    Returns: `nn.Sequential` of two plain convolutions; their product has the variance of the weight it
-    replaces.
+        init_from_weights: start from the present weight's singular value decomposition, input by input.
+    Returns: `nn.Sequential` of two plain convolutions; their product has the old weight's variance.
     Raises: ValueError: a grouped convolution, depth_multiplier below 1.
     Weights: m*in*k^N + m*in*out, against in*out*k^N.
     Source: Chollet 2017, arXiv:1610.02357; no norm between the two here.
@@ -115,8 +111,8 @@ def se(conv: Any, *, reduction: int = 8, inner: Callable[[nn.Module], nn.Module]
     """The convolution, then squeeze-and-excitation over its outputs.
 
     Args:
-        conv: the convolution to wrap, kept as it is. reduction: hidden channels are out / reduction, at least
-            1.
+        conv: the convolution to wrap, kept as it is.
+        reduction: hidden channels are out / reduction, at least 1.
         inner: another convolution of this package to put in its place first.
     Returns: `nn.Sequential` of the convolution and the excitation.
     Raises: ValueError: reduction below 1.
@@ -161,10 +157,7 @@ def _spatial(conv: Conv, into: int, out: int, groups: int = 1) -> nn.Module:
 
 
 def _tucker(dense: Tensor, a: int, b: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Truncated higher-order singular value decomposition over inputs and outputs of (out, in, taps).
-
-    Returns: (in, a), (b, a, taps), (out, b).
-    """
+    """Truncated higher-order SVD of (out, in, taps). Returns: (in, a), (b, a, taps), (out, b)."""
     up = torch.linalg.svd(dense.flatten(1), full_matrices=False)[0][:, :b]
     down = torch.linalg.svd(dense.transpose(0, 1).flatten(1), full_matrices=False)[0][:, :a]
     return down, torch.einsum("oik,ob,ia->bak", dense, up, down), up

@@ -1,8 +1,7 @@
 """Fixed filter banks, sampled in mm on a layer's voxel grid.
 
-The weight-space priors of this package combine these banks. They are constants, never learned. Every
-bank takes the same arguments and returns (filters, *kernel_size), float32, each filter of unit Euclidean
-norm.
+The weight-space priors of this package combine these banks, which are never learned. Every bank takes the
+same arguments and returns (filters, *kernel_size), float32, each filter of unit Euclidean norm.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ Lengths = Sequence[float]
 def gaussian_jet(
     kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None
 ) -> Tensor:
-    """Gaussian and its first and second derivatives: blob, edges along each axis, lines and corners
-    (Hessian).
+    """Gaussian and its first and second derivatives: blob, edges along each axis, lines and corners.
 
     Shape: (filters, *kernel_size), float32; 1 + N + N(N+1)/2 filters in N dimensions, so 6 in 2D and 10 in
     3D, each of unit Euclidean norm. An axis of length 1 has no derivative: the filters along it are left out.
@@ -43,8 +41,7 @@ def gaussian_jet(
 def laplacian_of_gaussian(
     kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None
 ) -> Tensor:
-    """Blobs at three scales: the Laplacian of a Gaussian of sigma, 1.5 sigma and 2 sigma, and the Gaussian
-    itself.
+    """Blobs at three scales: the Laplacian of a Gaussian of 1, 1.5 and 2 sigma; and the Gaussian itself.
 
     Shape, Args, Raises: as `gaussian_jet`; 4 filters, 1 where the kernel is a single voxel.
     Source: Marr and Hildreth 1980, doi:10.1098/rspb.1980.0020.
@@ -76,8 +73,7 @@ def lines(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float
 
 
 def gabor(kernel_size: Sizes, spacing_mm: Lengths | None = None, sigma_mm: float | None = None) -> Tensor:
-    """Even and odd waves under a Gaussian, wavelength four sigma, one pair per direction: oriented texture
-    and edges.
+    """Even and odd waves of length 4 sigma under a Gaussian, a pair per direction: oriented texture, edges.
 
     Shape, Args, Raises: as `gaussian_jet`, the Gaussian first; 9 filters in 2D, 27 in 3D.
     Source: Daugman 1985, doi:10.1364/JOSAA.2.001160.
@@ -120,10 +116,9 @@ def filter_bank(
 
 
 def ball(kernel_size: Sizes, spacing_mm: Lengths, radius_mm: float) -> Tensor:
-    """Which taps lie in a ball about the kernel's centre.
+    """Which taps lie in a ball about the kernel's centre, which always does.
 
-    Shape: kernel_size, bool; always with the centre. Raises: ValueError: as `gaussian_jet`, or a radius not
-    positive.
+    Shape: kernel_size, bool. Raises: ValueError: as `gaussian_jet`, or a radius not positive.
     """
     check_grid(kernel_size, spacing_mm)
     if not radius_mm > 0:

@@ -69,16 +69,12 @@ def basis(
     Args:
         conv: the convolution to give the prior to, changed in place.
         bank: names in `medconv.convs.filter_banks.BANKS`, or filters (filters, *kernel_size) of your own.
-        sigma_mm: width of the Gaussian at the network's input; None is 0.7 of the finest voxel axis of each
-            layer.
-        spacing_mm: voxel size on the layer's grid; None is isotropic. scale: the layer's grid over the
-            input's.
-        init_from_weights: project the present (pretrained) weight instead of drawing a new one of its
-            variance.
-    Raises: ValueError: an even kernel; an unknown bank, or filters of the wrong shape; spacing or sigma not
-    positive.
-    Weights: out * in * filters (10 in 3D, 6 in 2D), against out * in * k^N; weight decay acts on the
-    coefficients.
+        sigma_mm: of the Gaussian at the network's input; None is 0.7 of each layer's finest voxel axis.
+        spacing_mm: voxel size on the layer's grid; None is isotropic.
+        scale: the layer's grid over the input's.
+        init_from_weights: project the present (pretrained) weight instead of drawing one of its variance.
+    Raises: ValueError: an even kernel; an unknown bank or wrong shape; spacing or sigma not positive.
+    Weights: out * in * filters (3D: 10, 2D: 6), against out * in * k^N; weight decay acts on coefficients.
     Source: Jacobsen et al. 2016, arXiv:1605.02971.
     """
     if not isinstance(bank, Tensor):
@@ -103,8 +99,7 @@ def ball(
     Args:
         conv, spacing_mm, scale, init_from_weights: as `basis`.
         radius_mm: at the network's input; it grows with the voxels of deeper layers. None is half of the
-            kernel's widest extent in voxels, times the finest spacing: 19 of 27 taps of an isotropic 3-kernel
-            in 3D.
+            kernel's widest extent in voxels, times the finest spacing: 19 of 27 taps if isotropic in 3D.
     Raises: ValueError: an even kernel; spacing or radius not positive.
     Weights: out * in * taps in the ball.
     """
@@ -135,10 +130,8 @@ def spacing(
         conv, scale: as `basis`.
         spacing_mm: voxel size on the layer's grid; needed.
         reference_mm: voxel size of the kernel's own grid at the network's input; None is the finest axis of
-            the layer's grid. To use a network on another dataset, set it to the spacing that the network was
-            first trained on.
-        init_from_weights: take the present weight as the kernel on its own grid, instead of drawing a new
-            one.
+            the layer's grid. On another dataset take the spacing that the network was first trained on.
+        init_from_weights: take the present weight as the kernel on its own grid, instead of a new one.
     Raises: ValueError: an even kernel; spacing_mm missing; spacing or reference not positive; padding that
         cannot follow; more than 10,000 taps.
     Weights: out * in * k^N, whatever the dataset's spacing.
@@ -239,10 +232,7 @@ def _following(conv: Conv, sizes: Sequence[int]) -> str | tuple[int, ...]:
 
 
 def _resize(conv: Any, sizes: Sequence[int], padding: str | tuple[int, ...]) -> None:
-    """Change the kernel size in place.
-
-    The new weight is constant: the old root mean square times sqrt(old taps / new taps).
-    """
+    """Change the kernel size in place; the weight becomes constant, the old rms * sqrt(old / new taps)."""
     old = conv.weight.detach()
     gain = (prod(conv.kernel_size) / prod(sizes)) ** 0.5
     new = old.new_full((*old.shape[:2], *sizes), float(old.square().mean().sqrt()) * gain)

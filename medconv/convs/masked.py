@@ -56,17 +56,13 @@ def masked(
 
     Args:
         conv: the convolution to give the prior to, changed in place.
-        mask: numbers, usually 0 and 1, of shape kernel_size, or any shape that broadcasts to the true weight
-            (out, wide_in, *kernel_size), as a tensor or nested lists. `cross` keeps the taps on the axes
-            through the centre.
-        weight: the true weight, with at least as many input channels as the convolution. An `nn.Parameter` is
-            shared, not copied, so that several convolutions can learn parts of it. None creates a weight of
-            the convolution's own size.
-        channels: the input channels of the true weight that this convolution uses, in this order; None is
-            the first ones.
+        mask: numbers, usually 0 and 1, as a tensor or nested lists, of shape kernel_size, or broadcast to the
+            true weight (out, wide_in, *kernel_size). `cross`: the taps on the axes through the centre.
+        weight: the true weight, with at least as many input channels as the convolution; None: a new one. An
+            `nn.Parameter` is shared, not copied, so that several convolutions can learn parts of it.
+        channels: the input channels of the true weight that it uses, in this order; None is the first ones.
         init_from_weights: keep the present weight (times the mask) instead of drawing one of its variance.
-    Raises: ValueError: a mask or weight of the wrong shape, channels that do not exist, an even kernel for
-    `cross`.
+    Raises: ValueError: a mask or weight of the wrong shape, no such channels, an even kernel for `cross`.
     Weights: those of the true weight; masked ones get no gradient, but weight decay still shrinks them.
     """
     check_free(conv)

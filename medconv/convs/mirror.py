@@ -138,8 +138,7 @@ class Mirror:
 
     Args:
         axes: spatial axes of the image, counted from 0, along which it may be flipped.
-        init_from_weights: start from the present weights, averaged over the group, instead of drawing new
-            ones.
+        init_from_weights: start from the present weights, averaged over the group, instead of new ones.
     Raises: ValueError: no axis, a repeated or negative one; when called, an axis that the network does not
         have, channels that do not split into copies, or a layer that breaks the symmetry (named).
     Weights: a half, a quarter or an eighth of a plain network's, at equal width.
@@ -187,9 +186,7 @@ def mirror_axes(network: nn.Module) -> tuple[int, ...]:
 
 
 def equivariant_head(layer: nn.Module, axes: Sequence[int]) -> None:
-    """Make a convolution map fields of an equivariant network to plain channels, in place.
-
-    A flip of the image then only flips these channels.
+    """Make a convolution map fields to plain channels, which a flip of the image only flips; in place.
 
     Raises: ValueError: its input channels do not split into copies.
     """

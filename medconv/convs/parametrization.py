@@ -1,8 +1,7 @@
 """What all weight-space priors share: parameters in, the dense kernel of a plain `nn.ConvNd` out.
 
 A prior is a parametrization of a convolution's weight. Autograd, DDP, `torch.compile` and cuDNN then see one
-library convolution. All priors are linear in their parameters, so the dense kernel nearest to a given one is
-a projection.
+library convolution. All priors are linear: the kernel nearest to a given dense one is a projection.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ class Prior(nn.Module):
 class WeightPrior(Prior):
     """A dense kernel computed from a three-axis parameter.
 
-    Shape: original (rows, coefficients, columns) -> weight (out, in, *kernel_size); each subclass defines its
-        rows and columns. The original has three axes because `Module.to(memory_format=...)` raises for four
-        axes in 3D and for five in 2D.
+    Shape: original (rows, coefficients, columns), as each subclass defines -> weight (out, in, *kernel_size).
+    `Module.to(memory_format=...)` would raise for an original of four axes in 3D and of five in 2D.
     """
 
     layout: Tensor
@@ -150,10 +148,7 @@ def rms(weight: Tensor) -> float:
 
 @torch.no_grad()
 def drawn(prior: Any, dense: Tensor) -> Tensor:
-    """Random parameters, scaled so that the kernel they make has the root mean square of `dense`.
-
-    Raises: ValueError: every kernel of this prior is zero.
-    """
+    """Random parameters whose kernel has the rms of `dense`. Raises: ValueError: every kernel is zero."""
     original = torch.randn_like(prior.right_inverse(dense))
     kernel_rms = rms(prior(original))
     if kernel_rms == 0:
@@ -169,10 +164,7 @@ def note_error(module: Any, made: Tensor, target: Tensor) -> None:
 
 
 def replace(network: nn.Module, name: str, new: nn.Module) -> None:
-    """Put a module in the place of another, under every name that the other has.
-
-    Raises: ValueError: the network is that module itself.
-    """
+    """Put a module in the place of another, under all its names. Raises: ValueError: it is the network."""
     old = network.get_submodule(name)
     if new is old:  # changed in place
         return

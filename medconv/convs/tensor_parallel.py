@@ -48,8 +48,7 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
     processes the same batch and the same seed, and clip with `clip_grad_norm`.
     Args:
         mesh: one-dimensional; its processes share the layers.
-        plan: regular expression (`re.search` in a module's dotted name) to `out`, `in` or `pair`; the first
-            match counts.
+        plan: regular expression (`re.search` in a module's name) to its way; the first match counts.
     Returns: module name to `out`, `in` or `pair`, for each sharded module.
     Raises: ValueError: a layer cannot be sharded (named, with the reason), or a pattern matches none; the
         network is unchanged.
@@ -86,10 +85,7 @@ def shard_convs(network: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str]) -
 
 
 def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
-    """Like `nn.utils.clip_grad_norm_`, but for plain and sharded gradients together.
-
-    Returns: the norm before clipping.
-    """
+    """`nn.utils.clip_grad_norm_` for plain and sharded gradients. Returns: the norm before clipping."""
     grads = [p.grad for p in network.parameters() if p.grad is not None]
     if not grads:
         return torch.tensor(0.0)
@@ -203,10 +199,7 @@ def _pair(block: nn.Sequential) -> list[Any]:
 
 
 def _need_layers(module: Any, way: str, mesh: DeviceMesh, sharded_ids: set[int]) -> None:
-    """Check the convolutions of a module and add them to `sharded_ids`.
-
-    Raises: ValueError: one of them cannot be sharded.
-    """
+    """Check a module's convolutions, add them to `sharded_ids`. Raises: ValueError: one cannot be sharded."""
     layers = [(module, way)]
     if way == "pair":
         first, *_, second = _pair(module)

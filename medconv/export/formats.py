@@ -40,8 +40,7 @@ def write_network(captured: Captured, format: str, path: Path, opset: int) -> No
 
 
 def read_written(path: Path, format: str) -> nn.Module:
-    """The network of a file that this process has just written. TorchScript and pt2 files from elsewhere are
-    never loaded, since they can run code.
+    """The network of a file that this process has just written: one from elsewhere could run code.
 
     Raises: ValueError: as `read_onnx`, for ONNX only.
     """

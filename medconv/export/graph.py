@@ -34,8 +34,7 @@ class Captured:
     Args:
         example: the input that it was captured with.
         divisor: each spatial size must be a multiple of it.
-        dynamic: per spatial axis, whether sizes other than the patch's are possible, from `2 * divisor`
-            upwards.
+        dynamic: per spatial axis, whether it takes other sizes than the patch's, from `2 * divisor` upwards.
     """
 
     module: Logits
@@ -48,8 +47,7 @@ class Captured:
 def capture(model: LoadedModel) -> Captured:
     """Args: model: loaded with `plain=True`.
 
-    Raises: ValueError: its network cannot be exported, for example since its Python code branches on the
-        values of an image.
+    Raises: ValueError: it cannot be exported, for example since its code branches on an image's values.
     """
     assert not any(parametrize.is_parametrized(layer) for layer in model.network.modules()), "fold first"
     module, patch, channels = Logits(model.network).eval(), model.window.patch_size, len(model.modalities)

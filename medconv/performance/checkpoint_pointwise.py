@@ -4,8 +4,7 @@ The forward pass writes a note of every cheap operation: the function and its ar
 note instead of the result; the backward pass follows notes back to tensors that are saved anyway, mostly
 outputs of convolutions. It recomputes one tensor at a time and frees it before the next layer needs its own.
 
-Source: Chen et al. 2016, arXiv:1604.06174, who also drop the results of cheap layers, but by segments of the
-network.
+Source: Chen et al. 2016, arXiv:1604.06174, who also drop results of cheap layers, but by segments.
 """
 
 from __future__ import annotations

@@ -28,18 +28,13 @@ def apply_switches(
     """Apply the settings of `perf` to a network, in place.
 
     Args:
-        channels_last: weights in `torch.channels_last` or `channels_last_3d`; inputs follow, see
-            `memory_format`.
-        fast_norm: instance norms that keep channels-last, fused with the activation after them; see
-            `medconv.models.layers.instance_norm`.
-        fast_depthwise: depthwise 3-D convolutions in bf16 on a CPU as grouped blocks; see
-            `medconv.models.layers.depthwise`.
-        activation_checkpointing: `none`, `blocks` or `pointwise`; see
-            `medconv.performance.checkpoint_blocks`.
+        channels_last: weights in `torch.channels_last` or `channels_last_3d`; inputs: see `memory_format`.
+        fast_norm: instance norms that keep channels-last, fused with the activation after them.
+        fast_depthwise: depthwise 3-D convolutions in bf16 on a CPU as grouped blocks.
+        activation_checkpointing: `none`, `blocks` or `pointwise`; see `checkpoint_blocks`.
         compile: `torch.compile` in place, so that parameter names stay.
         cuda_graphs: with `compile`, replay the step's kernels as one CUDA graph; shapes must not change.
-    Raises: ValueError: an unknown checkpointing mode, `compile` without a compiler, `cuda_graphs` without
-    `compile`.
+    Raises: ValueError: an unknown checkpointing mode, `compile` without a compiler, `cuda_graphs` without it.
     """
     if cuda_graphs and not compile:
         raise ValueError("perf.cuda_graphs=true needs perf.compile=true: the compiler records the graphs")

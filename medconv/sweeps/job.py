@@ -32,11 +32,8 @@ _ERROR_FILE = "error.txt"
 class Job:
     """One config of a sweep.
 
-    Args:
-        flags: where its config comes from, such as `--config-dir`.
-        home: the sweep's folder.
-        code: its exit code; None until it has ended.
-        config: a hash of what is trained.
+    Args: flags: where its config comes from, such as `--config-dir`. home: the sweep's folder. code: its exit
+        code; None until it has ended. config: a hash of what is trained.
     """
 
     overrides: tuple[str, ...]
@@ -115,9 +112,7 @@ class Job:
 
 
 def home(composed: DictConfig) -> Path:
-    """The sweep's folder: `run.dir`, `runs/<run.name>`, or a name from a hash of the command line without
-    what `_SAME_SWEEP` lists, such as the folds.
-    """
+    """The sweep's folder: `run.dir`, `runs/<run.name>`, or named by the overrides not in `_SAME_SWEEP`."""
     if composed.run.dir:
         return Path(composed.run.dir)
     overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]

@@ -40,8 +40,7 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
     Args:
         arguments: overrides; those with several values are part of the search space.
         settings: of `conf/hydra/sweeper/optuna.yaml`.
-    Raises: ConfigError: no Optuna, no space, or not the space of an earlier start. Errors of
-        `medconv.sweeps.run.run`.
+    Raises: ConfigError: no Optuna, no space, or not that of an earlier start. Errors of `sweeps.run.run`.
     """
     optuna = _optuna()
     sweeps_run.check_no_launcher()

@@ -94,13 +94,12 @@ def _over_folds(home: Path, labels: Mapping[Path, str], least: int) -> None:
 
 
 def _run(job: Job, values: str) -> None:
-    """Raises: KeyboardInterrupt, signals.RunInterrupted: the job was stopped. A job that lost one of its own
-    processes has failed instead: it has an error file.
-    """
+    """Raises: KeyboardInterrupt, signals.RunInterrupted: the job was stopped."""
     job.begin()
     job.code = _run_process(job.command, values)
     if job.code in (INTERRUPTED, -signal.SIGINT):
         raise KeyboardInterrupt
+    # A job that lost one of its own processes has failed instead: it has an error file.
     if job.code in (PREEMPTED, *(-number for number in signals.PREEMPTING)) and not job.has_error:
         raise signals.RunInterrupted
 

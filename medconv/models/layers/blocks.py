@@ -33,21 +33,16 @@ class ConvBlock(nn.Sequential):
     """Convolution, norm, leaky ReLU, as often as `channels` has steps.
 
     Shape: (batch, channels[0], *spatial) -> (batch, channels[-1], *spatial).
-    Args: channels: (in, hidden, ..., out). kernel_size: odd, in voxels, one number per axis; padding keeps
-    the size.
+    Args: channels: (in, hidden, ..., out). kernel_size: odd, in voxels, per axis; padding keeps the size.
     """
 
     def __init__(
         self, spatial_dims: int, channels: Sequence[int], kernel_size: Sequence[int], norm: str
     ) -> None:
-        layers: list[nn.Module] = []
+        layers, conv, padding = [], conv_nd(spatial_dims), tuple(k // 2 for k in kernel_size)
         for into, out in pairwise(channels):
-            padding = tuple(k // 2 for k in kernel_size)
-            layers += [
-                conv_nd(spatial_dims)(into, out, tuple(kernel_size), padding=padding, bias=False),
-                norm_nd(norm, spatial_dims, out),
-                nn.LeakyReLU(0.01, inplace=True),
-            ]
+            layers.append(conv(into, out, tuple(kernel_size), padding=padding, bias=False))
+            layers += [norm_nd(norm, spatial_dims, out), nn.LeakyReLU(0.01, inplace=True)]
         super().__init__(*layers)
 
     def __getitem__(self, index: Any) -> Any:

@@ -1,5 +1,4 @@
-"""Depthwise 3-D convolutions on a CPU with fast bf16: blocks of dense channels, zero between different
-channels.
+"""Depthwise 3-D convolutions on a CPU with fast bf16: dense blocks, zero between different channels.
 
 PyTorch has no fast depthwise `Conv3d` (pytorch#110885, #37406), while matrix units multiply sixteen channels
 in the time of one: a grouped convolution whose blocks are mostly zeros is exact and many times faster.

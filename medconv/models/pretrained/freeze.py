@@ -48,11 +48,7 @@ def _is_fixed(name: str, module: Any, patterns: Sequence[str]) -> bool:
 
 
 def check_factors(factors: Mapping[str, float], network: nn.Module) -> None:
-    """Check `init.lr_multipliers`.
-
-    Raises: ConfigError: a pattern is no regular expression or matches no trainable parameter, or a factor is
-        not positive.
-    """
+    """Check `init.lr_multipliers`. Raises: ConfigError: a pattern that matches nothing, a factor below 0."""
     names = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
     for pattern, factor in factors.items():
         if not 0 < factor < float("inf"):

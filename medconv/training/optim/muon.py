@@ -18,8 +18,7 @@ _REPETITIONS = 5
 
 
 class Muon(Optimizer):
-    """A kernel (out, in, *taps) is a matrix (out, in * taps); its update is the momentum with all singular
-    values near 1.
+    """A kernel (out, in, *taps) is a matrix (out, in * taps); its update has all singular values near 1.
 
     So a step changes all directions of a kernel equally, while plain gradients mainly change a few strong
     ones. A transposed convolution's kernel is (in, out, *taps), so its matrix is (in, out * taps). Parameters

@@ -4,8 +4,6 @@ Hydra writes the shell function and completes overrides. It does not know subcom
 are completed here.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The one place where errors become messages on standard error and exit codes."""
 
-from __future__ import annotations
-
 import logging
 import os
 import select

@@ -1,7 +1,5 @@
 """`medconv evaluate`: compare predicted label maps, or a table of predictions, with references."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`medconv export`: write a trained network as ONNX, TorchScript, torch.export or a MONAI bundle."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from medconv.cli.parsers import Parser, add_trust

@@ -1,7 +1,5 @@
 """`medconv find-postprocessing`: choose post-processing steps by cross-validation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from medconv.cli.parsers import Parser, add_device, add_trust

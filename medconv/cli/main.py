@@ -1,7 +1,5 @@
 """`medconv COMMAND ...`: find the subcommand and run it. Torch is imported only when its work begins."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import sys

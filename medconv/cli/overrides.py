@@ -1,7 +1,5 @@
 """Help text that `train` and `preprocess` share: the groups of options in `conf/`."""
 
-from __future__ import annotations
-
 import textwrap
 
 from medconv import config

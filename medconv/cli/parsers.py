@@ -1,7 +1,5 @@
 """An argument parser whose help shows an example first, and options that several commands share."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from typing import NoReturn

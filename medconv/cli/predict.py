@@ -1,7 +1,5 @@
 """`medconv predict`: write a label map for each image, or one table for classification and regression."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`medconv preprocess`: check and preprocess a dataset before training, or only check it."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """`medconv train`, `python train.py`: compose a config by Hydra and train; `-m` starts a sweep."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from medconv.cli import overrides

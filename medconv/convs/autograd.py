@@ -1,7 +1,5 @@
 """A base for convolutions with a hand-written backward: one library call for the gradients needed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

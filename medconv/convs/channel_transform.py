@@ -1,7 +1,5 @@
 """`conv=transform`: a learned 1x1 channel transform, then a fixed filter bank; folded if cheaper."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from math import gcd, prod

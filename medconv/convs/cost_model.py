@@ -4,8 +4,6 @@ Operations alone mislead: thin convolutions are limited by memory and by the tim
 matrix units of CPUs and GPUs work on whole tiles of channels. The prediction is a roofline over those three.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, prod

@@ -1,7 +1,5 @@
 """For `conv=mirror`: runs a network to see which layers work on fields, and whether flips commute with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
@@ -11,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils._pytree import tree_leaves
 
 from medconv.convs.parametrization import CONVS, TRANSPOSED
 
@@ -114,10 +113,7 @@ class _Kinds:
 
 
 def _tensors(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    values = output.values() if isinstance(output, dict) else output
-    return [tensor for value in values for tensor in _tensors(value)]
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
 @torch.no_grad()

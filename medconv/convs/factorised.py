@@ -4,8 +4,6 @@ They are faster only if arithmetic is the limit, not memory traffic or launches;
 predicts this from sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 from typing import Any

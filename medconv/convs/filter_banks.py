@@ -4,8 +4,6 @@ The weight-space priors of this package combine these banks, which are never lea
 same arguments and returns (filters, *kernel_size), float32, each filter of unit Euclidean norm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import combinations_with_replacement, product
 from math import pi

@@ -4,8 +4,6 @@ Each tap of a kernel is a fixed mixture of learned coefficients, separately for 
 W[o, k, i] = sum over f of B[k, f] C[o, f, i].
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 from math import ceil, prod

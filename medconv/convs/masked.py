@@ -1,7 +1,5 @@
 """`conv=masked`: a weight times a mask, optionally for a subset of the weight's input channels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ fields, the last map back to channels, and norms share their parameters among co
 Welling 2016, arXiv:1602.07576.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A prior is a parametrization of a convolution's weight. Autograd, DDP, `torch.co
 library convolution. All priors are linear: the kernel nearest to a given dense one is a projection.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

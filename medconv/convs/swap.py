@@ -1,7 +1,5 @@
 """Put a convolution into any network, and fold it back to plain torch modules."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

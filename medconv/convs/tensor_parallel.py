@@ -6,8 +6,6 @@ When it pays and what it costs: docs/performance.md.
 Source: Shoeybi et al. 2019, arXiv:1909.08053, for the pair of layers with one all-reduce; there for matrices.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping

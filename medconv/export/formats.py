@@ -1,7 +1,5 @@
 """Write a captured network to a file, and read it back in the process that wrote it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

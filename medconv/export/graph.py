@@ -1,7 +1,5 @@
 """Capture a network as one graph of operations, for any batch size and, where possible, any size."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

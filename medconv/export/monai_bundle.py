@@ -5,8 +5,6 @@ README says so.
 Source: https://docs.monai.io/en/latest/mb_specification.html; the schema is the one of 2024-07-25.
 """
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The encoder that our networks share, and the image-level network made of it (`model=encoder`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 

@@ -1,7 +1,5 @@
 """MONAI's image-level networks with a stem for the image size: `model=densenet`, `efficientnet`, `senet`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any

@@ -1,7 +1,5 @@
 """Uniform access to network outputs: some networks return more than logits, some only in training."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

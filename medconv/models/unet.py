@@ -1,7 +1,5 @@
 """The U-Net of `model=customconv`, 2D and 3D; the convolutions are plain before `swap_convs`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """One sentence at the end of a run: what limited its speed, and which setting would help."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

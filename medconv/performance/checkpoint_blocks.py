@@ -6,8 +6,6 @@ convolutions and recomputes only cheap operations: norms, activations, concatena
 the library's kernels are deterministic.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The memory budget of a training step on this machine; rounded, so that similar machines plan the same."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

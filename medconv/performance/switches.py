@@ -1,7 +1,5 @@
 """Settings for speed and memory that change neither what a network computes nor its parameter names."""
 
-from __future__ import annotations
-
 import logging
 
 import torch

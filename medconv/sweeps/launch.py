@@ -1,7 +1,5 @@
 """The work of `medconv train`: compose a config with Hydra, then one run, or with `-m` a sweep."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ The study is in the sweep's folder, so the same command resumes a search that wa
 that were running.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ In a fresh process a job may use several devices (Lightning starts their process
 a job that fails does not stop the others.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

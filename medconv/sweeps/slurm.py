@@ -4,8 +4,6 @@ Each job is a command line, as in a sweep on one machine. So it may have several
 job that fails does not stop the others. `run.dry_run=true` prints the script and submits nothing.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

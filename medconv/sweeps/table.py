@@ -1,7 +1,5 @@
 """Results of a sweep: a table, best first, and `sweep.csv`."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

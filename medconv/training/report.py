@@ -1,7 +1,5 @@
 """What a run reports: log lines before it trains, hyperparameters for TensorBoard afterwards."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Metadata of a run: versions, hardware, commit, command, and peak memory."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

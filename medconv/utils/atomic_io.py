@@ -1,7 +1,5 @@
 """Atomic file writes: a reader, or a run after a crash, sees the old or the new file, never a partial one."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator
@@ -25,7 +23,8 @@ def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
     try:
         yield partial
         if durable:
-            _flush(partial)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
@@ -38,8 +37,3 @@ def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 text atomically. Bytes that are not text, as in some file names, are escaped."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -1,7 +1,5 @@
 """Read checkpoints; only tensors and plain values are ever unpickled."""
 
-from __future__ import annotations
-
 import pickle
 import zipfile
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Errors of libraries, which raise anything in any form, as errors of one line for users."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

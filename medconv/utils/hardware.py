@@ -1,7 +1,5 @@
 """What this machine can do: devices, precision, memory; and settings that fail or have no effect on it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

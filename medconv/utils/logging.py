@@ -1,7 +1,5 @@
 """Messages of all commands: how errors are worded, and where log messages go."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys
@@ -29,21 +27,15 @@ def message(error: BaseException) -> str:
         return str(error).strip() or type(error).__name__
     if "Config search path:" in lines:  # follows the list of available options
         lines = lines[: lines.index("Config search path:")]
-    useful = [
-        line
-        for line in lines
-        if line and not line.startswith(("full_key:", "object_type=", "reference_type="))
-    ]
-    return (f"{key}: " if key else "") + " ".join(useful)
+    inner = ("full_key:", "object_type=", "reference_type=")
+    useful = " ".join(line for line in lines if line and not line.startswith(inner))
+    return f"{key}: {useful}" if key else useful
 
 
 def shown(text: str) -> str:
     """A text with control and unprintable characters escaped: names in it may come from files."""
-    return re.sub(
-        r"[^\n\t -~\xa0-\ud7ff\ue000-\U0010ffff]",
-        lambda match: match[0].encode("unicode_escape").decode(),
-        text,
-    )
+    unprintable = r"[^\n\t -~\xa0-\ud7ff\ue000-\U0010ffff]"
+    return re.sub(unprintable, lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def some(items: Sequence[str], most: int = 5) -> str:

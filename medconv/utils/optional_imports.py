@@ -1,7 +1,5 @@
 """Optional packages, which only some image formats need; each belongs to an extra of medconv."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Any

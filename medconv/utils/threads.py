@@ -4,8 +4,6 @@ Threads, not processes: the slow parts (decompression, matrix products, numpy on
 the GIL, and a process would first spend seconds on importing torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar

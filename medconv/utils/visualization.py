@@ -1,7 +1,5 @@
 """Pictures of a case: image, reference and prediction side by side, in planes through the foreground."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Running statistics of batch norms: restore them after a skipped step, or keep them fixed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The convolution block of our own networks, and the N-d classes it is made of; torch only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any

@@ -4,8 +4,6 @@ PyTorch has no fast depthwise `Conv3d` (pytorch#110885, #37406), while matrix un
 in the time of one: a grouped convolution whose blocks are mostly zeros is exact and many times faster.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -4,8 +4,6 @@
 around them then copies its input. Triton does the work on a GPU, batch norm sample by sample elsewhere.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from importlib.util import find_spec
@@ -87,11 +85,10 @@ class _ChannelsLast(nn.Module):
     """`instance_norm` as forward; torch's for unbatched input, running statistics and errors."""
 
     negative_slope: float | None = None
-    spatial_dims: int
 
     def forward(self, input: Tensor) -> Tensor:
         layer: Any = self
-        batched = input.ndim == self.spatial_dims + 2 and input.shape[1] == layer.num_features
+        batched = input.ndim == layer._get_no_batch_dim() + 1 and input.shape[1] == layer.num_features
         if not batched or layer.track_running_stats:
             return _activated(super().forward(input), self.negative_slope)  # type: ignore[misc]
         return instance_norm(input, layer.weight, layer.bias, layer.eps, self.negative_slope)
@@ -104,13 +101,9 @@ class _ChannelsLast(nn.Module):
 class ChannelsLastInstanceNorm2d(_ChannelsLast, nn.InstanceNorm2d):
     """`nn.InstanceNorm2d` that keeps channels-last; with a leaky ReLU if `negative_slope` is set."""
 
-    spatial_dims = 2
-
 
 class ChannelsLastInstanceNorm3d(_ChannelsLast, nn.InstanceNorm3d):
     """`nn.InstanceNorm3d` that keeps channels-last; with a leaky ReLU if `negative_slope` is set."""
-
-    spatial_dims = 3
 
 
 _SWAPS: dict[type, type] = {

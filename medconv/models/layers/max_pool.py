@@ -1,7 +1,5 @@
 """Max pooling with a deterministic backward pass, which `nn.MaxPool3d` lacks on CUDA."""
 
-from __future__ import annotations
-
 from math import prod
 
 from torch import Tensor, nn

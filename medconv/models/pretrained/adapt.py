@@ -1,7 +1,5 @@
 """Adapt pretrained tensors to a network: another number of input channels, 2D kernels in 3D."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

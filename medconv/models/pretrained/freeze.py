@@ -1,7 +1,5 @@
 """Frozen parameters and learning-rate multipliers, by regular expressions on parameter names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """Load pretrained weights from a file: all tensors that fit, with a report of all others."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

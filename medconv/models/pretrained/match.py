@@ -1,7 +1,5 @@
 """Match tensor names of a file with those of a network, from all names together, without known prefixes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

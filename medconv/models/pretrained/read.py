@@ -1,7 +1,5 @@
 """Read files of weights, ours and others': tensors by name; no code in a file is run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`perf=autotune`: measures which switches are fastest for this network, patch, batch and machine."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """Muon for convolutional networks: orthogonalised momentum for kernels, Adam for everything else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parameter groups: a learning rate multiplier per layer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 

@@ -36,12 +36,10 @@ class LabelledCase:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The effect of a step. Before and after are Dice of its class or region; for the whole foreground,
-    the mean over all classes.
+    """The effect of a step. before, after: Dice of its class; of the whole foreground, the mean over classes.
 
-    Args: changed: number of cases that it changed. low, high: 95 % interval of the difference. p: of the
-        test, corrected for the number of candidates. gain: in mean Dice over all classes. worse: classes
-        whose mean Dice falls.
+    Args: changed: number of cases. low, high: 95 % interval of the difference. p: corrected for the number of
+        candidates. gain: in mean Dice over all classes. worse: classes whose mean Dice falls.
     """
 
     step: Step
@@ -177,8 +175,7 @@ def _scores(
     accepted: Sequence[Step],
     tried: Sequence[Step],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Dice after the accepted steps (row 0) and after step i on top of them (row 1 + i); and which steps
-    changed which cases.
+    """Dice after the accepted steps (row 0), after step i on top of them (row 1 + i); which cases it changed.
 
     Shape: (1 + steps, cases, classes), (steps, cases). If neither prediction nor reference has a class,
     Dice is 1 here, so that removing a false positive counts fully.

@@ -25,12 +25,10 @@ log = logging.getLogger(__name__)
 
 
 def find_cases(source: Path, num_channels: int) -> list[Case]:
-    """The cases in a file, a folder or a list; channels are files CASE_0000, CASE_0001, ... or one file has
-    them all.
+    """The cases in a file, a folder or a list; channels are files CASE_0000, CASE_0001, ... or in one file.
 
-    In a folder where some name ends in `_0000`, all files must be such channels. In a folder of DICOM,
-    without volumes of another format, each series is a case, in subfolders too. Pictures (PNG, JPEG and
-    the like) are read only if there are no volumes and no DICOM.
+    In a folder where some name ends in `_0000`, all files must be such channels. Without volumes of another
+    format each DICOM series is a case, in subfolders too; without either, pictures are read.
 
     Lists: `.csv` has a row for each image, with its file in the column `path`; `.txt` has a case in each
     line, its channels separated by tabs; `.json` is an array of cases (a path, or an array of paths), or
@@ -54,8 +52,7 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
 
 
 def _in_dicom(source: Path) -> list[Case]:
-    """A case for each series, named after its folder below `source`; several in one folder are named by
-    series number and description, too.
+    """A case for each series, named after its folder below `source`, and by number and description if needed.
 
     Localizers, colour images and files that are not images are skipped.
     Raises: ValueError: series of several modalities, two with the same name, or a folder that cannot be read.

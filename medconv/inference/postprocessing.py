@@ -32,10 +32,8 @@ class Step:
     """One operation on one class or region, or on the whole foreground.
 
     Args:
-        operation: one of `OPERATIONS`.
-        label: the class's or region's name, or `FOREGROUND`.
-        min_mm3: for `remove_small`: smaller components are removed. In 2D it is the area times the slice's
-            thickness.
+        operation: one of `OPERATIONS`. label: the class's or region's name, or `FOREGROUND`.
+        min_mm3: of `remove_small`: smaller components go. In 2D: the area times the slice's thickness.
     """
 
     operation: str

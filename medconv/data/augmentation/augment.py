@@ -23,13 +23,10 @@ Pair = tuple[Tensor, Tensor | None]  # image and label
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Augment(ParameterSampler):
-    """Rotation, scaling, shift, elastic deformation and mirroring as one resampling; then noise, blur with
-    low resolution, brightness, contrast, gamma.
+    """All moves as one resampling; then noise, blur with low resolution, brightness, contrast, gamma.
 
-    Args:
-        flip_label_pairs: label values that swap when a sample is mirrored along `left_right_axis`.
-        the others: as in `ParameterSampler`.
-    Raises: ValueError: values out of range.
+    Args: flip_label_pairs: label values that swap when a sample is mirrored along `left_right_axis`; the
+        others as in `ParameterSampler`.
     """
 
     flip_label_pairs: Sequence[Sequence[int]] = ()

@@ -75,8 +75,7 @@ class ParameterSampler:
     Args:
         seed: with the sample number it determines all parameters.
         spacing_mm: of the patch, one number per spatial axis. Axes with more than three times the finest
-            spacing are not resampled: no rotation into them, and no scaling, deformation, blur or low
-            resolution along them.
+            spacing are not resampled: not rotated, scaled, deformed, blurred or lowered in resolution.
         patch_size: of the output, in voxels. The input may be larger, with the same centre, see `read_size`.
         p: transform to probability, 0 if absent: those of `PLACE` and `noise` per sample, the others of
             `VALUES` per channel.

@@ -37,7 +37,6 @@ def resample(
     Shape: image (batch, channels, *source) float32, label (batch, 1, *source) -> the same with *size.
         matrix (batch, axes, axes), shift (batch, axes), field (batch, axes, *size) or None: all in voxels, on
         a CPU but for `field`, which is where the image is.
-    Args: label: None for images without label maps.
     """
     if plain(label, image.ndim - 2) or not one_by_one(image.device):
         grid = _grid(image, matrix, shift, field, size)

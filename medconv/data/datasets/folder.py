@@ -1,4 +1,4 @@
-"""`data=folder`: images and labels by two glob patterns."""
+"""`data=folder` and `data=image_mask`: images and labels by two glob patterns, or in two folders."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def folder(
     Args: class_names: background first; None numbers the classes of the first 20 labels.
     """
     if not images or not labels:
-        advice = "as glob patterns such as 'scans/*_t1.nii.gz'"
-        raise ValueError(f"data=folder needs both data.images and data.labels, {advice}")
+        advice = "as folders or as glob patterns such as 'scans/*_t1.nii.gz'"
+        raise ValueError(f"this layout needs both data.images and data.labels, {advice}")
     image_files, label_files = _files(images, "data.images"), _files(labels, "data.labels")
     if not image_files.keys() & label_files:
         ids = f"{', '.join(list(image_files)[:3])} in images, {', '.join(list(label_files)[:3])} in labels"

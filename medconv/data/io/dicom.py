@@ -81,8 +81,7 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Rescaled values (slope and intercept of each slice), float32, and the affine.
 
     Shape: (columns, rows, slices); with repeated positions a last axis of volumes.
-    Raises: ValueError: as `volumes`, or pixels that are missing, truncated, or need a decoder that is not
-    installed.
+    Raises: ValueError: as `volumes`, or pixels that are missing, truncated, or without a decoder.
     """
     series = volumes(path)
     matrix = affine(series[0])

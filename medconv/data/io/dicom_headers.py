@@ -45,8 +45,8 @@ class Frame:
         number: of the frame in its file, from 0.
         series: the UID; title: its number and description, for messages and names.
         size: columns and rows. spacing_mm: between columns and between rows.
-        position_mm: centre of the first voxel. orientation: unit vectors along a row and down a column, six
-            numbers. Both None: a projection, which has no position.
+        position_mm: centre of the first voxel. orientation: six numbers, unit vectors along a row and down a
+            column. Both None: a projection.
         thickness_mm: of the slice, from the header; used for a single slice.
         slope, intercept: from stored to rescaled values.
         white: MONOCHROME1 only: the highest stored value, which becomes the lowest; else None.

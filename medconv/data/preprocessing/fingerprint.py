@@ -127,36 +127,28 @@ def examine(case: Case, dataset: Dataset) -> CaseReport:
     if case.id in dataset.errors:
         report.errors.append(dataset.errors[case.id])
         return report
-    image = _image(case, len(dataset.modalities), report)
-    if isinstance(dataset.targets, ImageLevelTargets):
-        _examine_image_level(case, image, dataset, dataset.targets, report)
-        return report
-    label = _label(case, len(dataset.class_names), dataset.targets.ignore, report)
-    if image is not None and label is not None:
+    targets, found = dataset.targets, []
+    for read in (_image,) if isinstance(targets, ImageLevelTargets) else (_image, _label):
         try:
-            check_same_grid(case.images[0], image[1], case.files[-1], label[1])
+            found.append(read(case, dataset, report))
         except ValueError as error:
             report.errors.append(str(error))
-            return report
-        _describe(image[0], image[1], label[0], dataset, report)
+    if isinstance(targets, ImageLevelTargets):
+        error_text = "has no values" if case.values is None else targets.invalid_reason(case.values)
+        report.errors += [error_text] if error_text else []
+        if found:
+            _describe_image_level(case, found[0], dataset, report)
+    elif len(found) == 2:
+        _describe(found[0], found[1], dataset, report)
     return report
 
 
-def _examine_image_level(
-    case: Case,
-    image: tuple[np.ndarray, Grid] | None,
-    dataset: Dataset,
-    targets: ImageLevelTargets,
-    report: CaseReport,
-) -> None:
-    error = "has no values" if case.values is None else targets.invalid_reason(case.values)
-    report.errors += [error] if error else []
-    if image is None:
-        return
-    voxels, grid = image
-    canonical, report.spacing_mm = to_canonical(voxels, grid)
-    report.flat, report.shape = grid.shape[2] == 1, canonical.shape[1:]
-    report.content = blake2b(voxels.tobytes(), digest_size=8, key=repr(grid.shape).encode()).hexdigest()
+def _describe_image_level(case: Case, voxels: np.ndarray, dataset: Dataset, report: CaseReport) -> None:
+    assert report.grid is not None
+    canonical, report.spacing_mm = to_canonical(voxels, report.grid)
+    report.flat, report.shape = report.grid.shape[2] == 1, canonical.shape[1:]
+    key = repr(report.grid.shape).encode()
+    report.content = blake2b(voxels.tobytes(), digest_size=8, key=key).hexdigest()
     if case.split != "test":  # nothing may be learned from test cases
         count = max(_MIN_SAMPLES, min(_MAX_SAMPLES, _ALL_SAMPLES // len(dataset.cases)))
         report.intensities = _sample(voxels, count)
@@ -168,13 +160,10 @@ def _sample(image: np.ndarray, count: int) -> np.ndarray:
     return flat[:, :: max(1, flat.shape[1] // count)].copy()
 
 
-def _image(case: Case, num_channels: int, report: CaseReport) -> tuple[np.ndarray, Grid] | None:
-    try:
-        image, grid = read_image(case.images)
-    except ValueError as error:
-        report.errors.append(str(error))
-        return None
-    path = case.images[0]
+def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
+    """The image of a case. Raises: ValueError: it cannot be read."""
+    image, grid = read_image(case.images)
+    path, num_channels = case.images[0], len(dataset.modalities)
     if len(image) != num_channels:
         report.errors.append(f"{path}: expected {num_channels} channels as declared, found {len(image)}")
     if odd := int((~np.isfinite(image)).sum()):
@@ -188,20 +177,15 @@ def _image(case: Case, num_channels: int, report: CaseReport) -> tuple[np.ndarra
     if grid.shear > _MAX_SHEAR:
         shear = f"{grid.shear:.1f} degrees off a right angle"
         report.warnings.append(f"{path}: its axes are {shear}; it is used as it is")
-    return image, grid
+    return image
 
 
-def _label(
-    case: Case, num_classes: int, ignore: int | None, report: CaseReport
-) -> tuple[np.ndarray, Grid] | None:
+def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
+    """The label map of a case. Raises: ValueError: it cannot be read, or is not on the image's grid."""
     if case.label is None:
-        report.errors.append("has no label, but training needs one")
-        return None
-    try:
-        label, grid = read_label(case.label)
-    except ValueError as error:
-        report.errors.append(str(error))
-        return None
+        raise ValueError("has no label, but training needs one")
+    label, grid = read_label(case.label)
+    num_classes, ignore = len(dataset.class_names), dataset.targets.ignore
     labelled = label if ignore is None else label[label != ignore]
     if undeclared := np.unique(labelled[labelled >= num_classes]).tolist():
         also = "" if ignore is None else f", and {ignore} to be ignored"
@@ -211,7 +195,9 @@ def _label(
         report.warnings.append(f"{case.label}: every voxel has the value to ignore")
     elif not labelled.any():
         report.warnings.append(f"{case.label}: no foreground, every voxel is background")
-    return label, grid
+    if report.grid is not None:
+        check_same_grid(case.images[0], report.grid, case.label, grid)
+    return label
 
 
 def _disagreeing_forms(path: Path) -> list[str]:
@@ -231,9 +217,10 @@ def _disagreeing_forms(path: Path) -> list[str]:
     return [f"{path}: sform and qform differ by {distance:.3g} voxels; the sform is used"]
 
 
-def _describe(image: np.ndarray, grid: Grid, label: np.ndarray, dataset: Dataset, report: CaseReport) -> None:
-    report.flat = grid.shape[2] == 1
-    canonical, report.spacing_mm = to_canonical(image, grid)
+def _describe(image: np.ndarray, label: np.ndarray, dataset: Dataset, report: CaseReport) -> None:
+    assert report.grid is not None
+    report.flat = report.grid.shape[2] == 1
+    canonical, report.spacing_mm = to_canonical(image, report.grid)
     report.shape = tuple(s.stop - s.start for s in content_box(canonical))
     if are_picture_channels(dataset.modalities):
         report.intensities = _sample(image, _MAX_SAMPLES)

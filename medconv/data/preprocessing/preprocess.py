@@ -32,15 +32,12 @@ class PreprocessingConfig:
 
     Args:
         spatial_dims: of the network input.
-        spacing_mm: the grid to resample to, one number per spatial axis (right, anterior, superior) of the
-            network input.
+        spacing_mm: the grid to resample to, per spatial axis of the network input.
         normalisation: one name of `NORMALISATIONS` per channel.
-        intensities: per channel the dataset's foreground statistics (see `Fingerprint`), used by `ct` and
-            `dataset`.
-        slice_axis: if a 2D network takes slices of volumes, the axis across them; every case keeps its own
-            spacing along it. None otherwise.
-        frame: for image-level targets, the final size in voxels: a centre crop, or padded with 0 on both
-            sides; None: images are cropped to their content and differ in size.
+        intensities: per channel, see `Fingerprint`; used by `ct` and `dataset`.
+        slice_axis: across the slices of volumes that a 2D network takes, else None; cases keep their spacing.
+        frame: for image-level targets, the final size in voxels: a centre crop, or padded with 0.
+            None: images are cropped to their content and differ in size.
         resize: voxels to scale each image to, instead of `spacing_mm`.
     """
 
@@ -106,8 +103,7 @@ def _check_normalisation(names: Sequence[str]) -> None:
 class CropInfo:
     """Position of a prepared image in its native grid; needed to restore predictions.
 
-    Args: box: (start, stop) of the content per canonical axis. shape: canonical shape before the crop, in
-    voxels.
+    Args: box: (start, stop) of the content per canonical axis. shape: canonical, before the crop.
     """
 
     grid: Grid

@@ -81,8 +81,7 @@ class Store:
             return False
 
     def write(self, case: Case, entry: Entry, sources: list[list[Any]] | None = None) -> None:
-        """Add or replace a case; readers see the old entry, the new one or none, never a part, even after a
-        power cut.
+        """Add or replace a case; readers see the old entry, the new one or none, even after a power cut.
 
         Args: sources: the `signature` of the files before they were read; None: now.
         Raises: ValueError: the folder is not writable, or the disk is full.

@@ -1,12 +1,13 @@
-"""medconv/data/datasets/folder.py: pairs of images and labels by two glob patterns."""
+"""medconv/data/datasets/folder.py: pairs of images and labels, pictures and masks, by patterns or folders."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.volumes import CLASSES, image_array, label_array, save
+from helpers.volumes import CLASSES, image_array, label_array, pixels, save
 
 from medconv.data.datasets.folder import folder
+from medconv.data.io.raster import write_picture
 from medconv.data.preprocessing.fingerprint import check
 
 
@@ -129,3 +130,17 @@ def test_folder_name_may_contain_brackets(tmp_path: Path) -> None:
         save(tmp_path / name / "a.nii.gz", label_array(0))
     dataset = folder(f"{tmp_path}/br[1]/i/*.nii.gz", f"{tmp_path}/br[1]/l/*.nii.gz")
     assert [case.id for case in dataset.cases] == ["a"]
+
+
+def test_the_channels_of_pictures_are_their_colours(tmp_path: Path) -> None:
+    for name in ("images", "masks"):
+        (tmp_path / name).mkdir()
+    for name in "ba":
+        write_picture(tmp_path / f"images/{name}.png", pixels(0, (8, 9, 3)))
+        write_picture(tmp_path / f"masks/{name}_mask.png", pixels(1) // 128)
+    dataset = folder(f"{tmp_path}/images/*.png", f"{tmp_path}/masks/*_mask.png", ["skin", "mole"])
+    assert [case.id for case in dataset.cases] == ["a", "b"]
+    assert dataset.cases[0].label == tmp_path / "masks/a_mask.png"
+    assert dataset.modalities == ("red", "green", "blue")
+    assert dataset.class_names == ("skin", "mole")
+    assert dataset.targets.per_voxel and not dataset.errors

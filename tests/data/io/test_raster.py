@@ -11,7 +11,7 @@ from helpers.volumes import truncate
 from PIL import Image
 
 from medconv.data.case import Case
-from medconv.data.datasets.image_mask import image_mask
+from medconv.data.datasets.folder import folder
 from medconv.data.io import raster
 from medconv.data.io.images import (
     in_folder,
@@ -206,10 +206,10 @@ def test_pairs_of_pictures_and_masks_form_a_dataset(tmp_path: Path) -> None:
     for i in range(4):
         save(tmp_path / f"images/case{i}.jpg", np.roll(RGB, i, 0))
         save(tmp_path / f"masks/case{i}.png", np.where(100 + i < GREY, 255, 0).astype(np.uint8))
-    dataset = image_mask(str(tmp_path / "images"), str(tmp_path / "masks"))
+    dataset = folder(str(tmp_path / "images"), str(tmp_path / "masks"))
     assert [case.id for case in dataset.cases] == ["case0", "case1", "case2", "case3"]
     assert dataset.modalities == ("red", "green", "blue") and dataset.class_names == ("background", "1")
-    again = image_mask(str(tmp_path / "images/*.jpg"), str(tmp_path / "masks/*.png"))
+    again = folder(str(tmp_path / "images/*.jpg"), str(tmp_path / "masks/*.png"))
     assert again == dataset
     measured, errors = fingerprint(dataset, tmp_path / "cache", 1)
     assert measured.spatial_dims == 2 and not errors and measured.shapes[0] == (6, 4)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import nibabel as nib
@@ -15,6 +17,7 @@ import pytest
 from helpers import tiny
 
 from medconv.data.io.formats import FORMATS
+from medconv.targets import KINDS
 
 TEXT = (tiny.ROOT / "CONTRIBUTING.md").read_text()
 EXAMPLES = dict(re.findall(r"```(?:python|yaml)\n# mine/(\S+)\n(.*?)```", TEXT, flags=re.DOTALL))
@@ -59,6 +62,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
         patch.chdir(path)
         yield Home(path, patch)
     FORMATS.pop(".npz", None)
+    KINDS.pop("fractions", None)
     for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
         del sys.modules[name]
 
@@ -78,6 +82,23 @@ def test_data_augmentation_network_convolution_loss_and_callback(home: Home) -> 
 def test_transforms_of_monai_and_torchio(home: Home) -> None:
     pytest.importorskip("torchio", reason="pip install torchio")
     home.train("transforms", "augmentation=slices", "task.mirror_axes=[1]")
+
+
+def test_a_kind_of_targets_and_a_metric(home: Home) -> None:
+    import_module("mine.fractions")  # in medconv/targets/ it is found by itself
+    table, images = home.path / "tiny/labels.csv", sorted((home.path / "tiny/imagesTr").iterdir())
+    rows = [f"{image.relative_to(table.parent)},{number / 4}" for number, image in enumerate(images)]
+    table.write_text("\n".join(["path,label", *rows]))
+    data = ["data=csv", f"data.root={table}", "data.target_type=fractions"]
+    home.train("fractions", *data, "loss=fractions")
+    best = home.path / "runs/fractions/checkpoints/best.ckpt"
+    home.run("predict", "--checkpoint", best, "--input", table, "--output", home.path / "answers")
+    predictions = home.path / "answers/predictions.csv"
+    with predictions.open(newline="") as file:
+        assert all(0 < float(row["label"]) < 1 for row in csv.DictReader(file))
+    output = home.path / "scores.json"
+    home.run("evaluate", "--predictions", predictions, "--labels", table, "--output", output)
+    assert 0 <= json.loads(output.read_text())["mean"]["within_5_percent"] <= 1
 
 
 def test_every_example_is_used_above(home: Home) -> None:

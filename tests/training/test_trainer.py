@@ -123,3 +123,10 @@ def test_a_callback_that_accumulates_gradients_excludes_a_static_graph(
     more = [f"+callbacks.more={node}"] if steps > 1 else []
     trainer = trainer_of(dataset, tmp_path / "run", "trainer.strategy=ddp", *more)
     assert trainer.strategy._ddp_kwargs["static_graph"] == (steps == 1)
+
+
+def test_a_batch_can_be_overfitted(dataset: Path, tmp_path: Path) -> None:
+    """Lightning then makes the loader again, with another order of samples."""
+    settings = ["trainer.overfit_batches=1", "trainer.max_steps=3", "logger=none"]
+    summary = tiny.train(dataset, tmp_path / "run", *settings)
+    assert summary["steps"] == 3 and summary["data_wait_share"] > 0

@@ -201,7 +201,8 @@ class _Loader(DataLoader):
 
     def begin_at(self, batch: int) -> None:
         """Start the next epoch at this batch, without making those before; call it before iterating."""
-        self.sampler.begin_at(batch)  # type: ignore[attr-defined]
+        if isinstance(self.sampler, SampleOrder):  # Lightning replaces it for `trainer.overfit_batches`
+            self.sampler.begin_at(batch)
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         with _blocked_signals():

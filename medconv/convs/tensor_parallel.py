@@ -168,7 +168,7 @@ def _shard(module: Any, way: str, mesh: DeviceMesh) -> None:
             for key in ("weight", "bias", "running_mean", "running_var"):
                 if values.get(key) is not None:
                     values[key] = _sharded(values[key], 0, mesh)
-        norm.num_features = _share(norm.num_features, mesh)[1]
+        norm.num_features = _own(torch.empty(1, norm.num_features), mesh).shape[1]
         norm.__class__ = _classed(_Local, norm.__class__)
     _shard_conv(second, "in", mesh, in_pair=True)
 
@@ -242,15 +242,9 @@ def _sharded(tensor: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     return nn.Parameter(shares, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shares
 
 
-def _share(channels: int, mesh: DeviceMesh) -> tuple[int, int]:
-    """First channel and number of channels of this process."""
-    most = -(-channels // mesh.size())
-    first = min(mesh.get_local_rank() * most, channels)
-    return first, min(most, channels - first)
-
-
 def _own(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    return x.narrow(1, *_share(x.shape[1], mesh))
+    """The channels of this process; DTensor shards alike."""
+    return x.chunk(mesh.size(), 1)[mesh.get_local_rank()]
 
 
 def _sum(x: Tensor, mesh: DeviceMesh) -> Tensor:

@@ -1,7 +1,5 @@
 """One job of a sweep: its overrides, its folder, its command, and how it ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -9,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
@@ -43,7 +41,7 @@ class Job:
     config: str = ""
 
     @classmethod
-    def of(cls, composed: DictConfig, settings: Any) -> Job:
+    def of(cls, composed: DictConfig, settings: Any) -> Self:
         """The job of a composed config and Hydra's settings."""
         options = {"command-line": "--config-dir", "main": "--config-path"}
         flags = []

@@ -1,11 +1,9 @@
 """Traces one forward and backward pass: every layer's output and gradient. For debugging only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +31,7 @@ class LayerRecord:
     high: float | None
 
     @classmethod
-    def of(cls, name: str, kind: str, what: str, tensor: Tensor) -> LayerRecord:
+    def of(cls, name: str, kind: str, what: str, tensor: Tensor) -> Self:
         values = tensor.detach()
         finite = values[values.isfinite()]
         low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (None, None)

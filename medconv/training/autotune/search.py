@@ -85,18 +85,14 @@ def measure(
         expected = _reference(work)
         timed = [Candidate(choice, batch) for choice in candidates]
         _race(work, timed, expected, deadline)
-        if try_checkpointing and not _best(timed):
-            for mode in ("pointwise", "blocks"):
+        for mode in ("pointwise", "blocks") if try_checkpointing else ():
+            if not _best(timed):
                 more = [Candidate(replace(c, activation_checkpointing=mode), batch) for c in candidates]
                 _race(work, more, expected, deadline + seconds)
                 timed += more
-                if _best(timed):
-                    break
-        best = _best(timed)
-        if best and try_compile(best.per_sample * batch):
+        if (best := _best(timed)) and try_compile(best.per_sample * batch):
             timed += _compiled(work, best, expected)
-        best = _best(timed)
-        if best and try_batch_size:
+        if (best := _best(timed)) and try_batch_size:
             timed += _larger(work, best, deadline)
     chosen = _best(timed)
     for candidate in timed:

@@ -1,11 +1,9 @@
 """One training step with some switches, without data loading, timed by `perf=autotune` and benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -51,10 +49,10 @@ class Work:
     image: Tensor
     label: Tensor
 
-    def larger(self, times: int) -> Work:
+    def larger(self, times: int) -> Self:
         """The same with a batch that many times as large."""
         image, label = (t.repeat(times, *(1,) * (t.ndim - 1)) for t in (self.image, self.label))
-        return Work(self.network, self.objective, self.optimizer, image, label)
+        return replace(self, image=image, label=label)
 
 
 class Trial:

@@ -36,9 +36,8 @@ def split_cases(
     Args: splits: path of a splits file, see `split_fold`.
     Raises: ValueError: as `split_fold`, or a group in two splits.
     """
-    first, val, test, rest = (
-        [case for case in cases if case.split == name] for name in ("train", "val", "test", "")
-    )
+    names = ("train", "val", "test", "")
+    first, val, test, rest = ([case for case in cases if case.split == name] for name in names)
     train = [*first, *rest]
     if not val or fold == "all" or splits is not None:
         train, val = split_fold([*train, *val], fold, num_folds, splits)

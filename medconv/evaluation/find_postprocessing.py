@@ -66,9 +66,8 @@ def run_command(options: argparse.Namespace) -> int:
     ending = f"-{crossval.key}" if len(crossvals) > 1 else ""
     labelled = _cases(crossval, options.runs, options.trust_package)
     with signals.raising():
-        predictions, targets = _predicted(
-            crossval, labelled, options.runs / f"validation{ending}", options.trust_package, device
-        )
+        home = options.runs / f"validation{ending}"
+        predictions, targets = _predicted(crossval, labelled, home, options.trust_package, device)
         load = _loader(predictions, labelled)
         _compare_with_training(crossval, load, targets)
         ids = list(predictions)

@@ -148,10 +148,8 @@ def decide(
         verdicts = _verdicts(scores, changed, remaining, targets)
         best = max((v for v in verdicts if v.helps), key=lambda v: v.gain, default=None)
         if best is None:
-            before, after = (
-                dict(zip(targets.names, s.mean(0).tolist(), strict=True)) for s in (first, scores[0])
-            )
-            return Decision(tuple(accepted), tuple(verdicts), before, after)
+            means = [dict(zip(targets.names, s.mean(0).tolist(), strict=True)) for s in (first, scores[0])]
+            return Decision(tuple(accepted), tuple(verdicts), *means)
         accepted.append(replace(best, accepted=True))
 
 

@@ -37,9 +37,7 @@ def _rounded(mm: float) -> float:
 
 def thick_axis(fingerprint: Fingerprint) -> int | None:
     """The axis across thick slices; None if voxels are closer to cubes."""
-    spacing, shape = (
-        np.median(np.array(rows), axis=0) for rows in (fingerprint.spacings_mm, fingerprint.shapes)
-    )
+    spacing, shape = (np.median(rows, axis=0) for rows in (fingerprint.spacings_mm, fingerprint.shapes))
     axis = int(np.argmax(spacing))
     thick = spacing[axis] > _THICK * np.delete(spacing, axis).max()
     return axis if thick and shape[axis] * _THICK < np.delete(shape, axis).min() else None

@@ -83,11 +83,8 @@ class Augment(ParameterSampler):
         """Write into `out`; equal flips together, for few kernel launches."""
         moved, matrix, shift, flips, elastic = moves
         if bool(moved.any()):
-            which, size, control = (
-                _index(moved, image.device),
-                self.patch_size,
-                elastic[moved].to(image.device),
-            )
+            which, size = _index(moved, image.device), self.patch_size
+            control = elastic[moved].to(image.device)
             field = spatial.spline_field(control, size, self._distance) if elastic[moved].any() else None
             share, own = shift[moved] * torch.tensor(size), None if label is None else label[which]
             seen, seen_label = spatial.resample(image[which].float(), own, matrix[moved], share, field, size)

@@ -81,10 +81,8 @@ def stamp(path: Path) -> list[int]:
     folder = path if path.is_dir() else path.parent
     files = list_files(folder)
     if folder != path:
-        ours = {
-            path.name,
-            *(f.path.name for s in find_series(folder).series if any(f.path == path for f in s) for f in s),
-        }
+        here = (frames for frames in find_series(folder).series if any(f.path == path for f in frames))
+        ours = {path.name, *(frame.path.name for frames in here for frame in frames)}
         files = tuple(file for file in files if file[0] in ours)
     return [sum(size for _, size, _ in files), zlib.crc32(repr(files).encode())]
 
@@ -114,9 +112,8 @@ def frames_at(path: Path) -> tuple[Frame, ...]:
     if content.broken and (folder == path or any(len(frames) > 1 for frames in here)):
         raise ValueError(next(iter(content.broken.values())))  # it may be one of the slices
     if len(here) > 1:
-        titles = ", ".join(
-            f"{s[0].title or 'unnamed'} ({s[0].modality}, {len(s)} slices, {s[0].path.name})" for s in here
-        )
+        slices = [(s[0], f"{len(s)} slices") for s in here]
+        titles = ", ".join(f"{f.title or 'unnamed'} ({f.modality}, {n}, {f.path.name})" for f, n in slices)
         found = f"{len(here)} series in one folder, expected one"
         raise ValueError(f"{path}: {found}: {titles}; a file selects its series")
     if not here:

@@ -24,9 +24,8 @@ _DAMAGED = (  # what Pillow raises for damaged files
     *(OSError, SyntaxError, ValueError, EOFError, LookupError, MemoryError, struct.error, zlib.error),
     Image.DecompressionBombError,
 )
-_GREY = {"1": np.uint8, "L": np.uint8, "I": np.int32, "F": np.float32} | dict.fromkeys(
-    ("I;16", "I;16L", "I;16B"), np.uint16
-)
+_GREY = {"1": np.uint8, "L": np.uint8, "I": np.int32, "F": np.float32}  # by Pillow's mode
+_GREY |= dict.fromkeys(("I;16", "I;16L", "I;16B"), np.uint16)
 _MIN_SINGLE_VALUE = 100  # a mask with 0 and one such value, for example 255, has one class
 _MAX_CLASSES = 64  # a mask with more values is a photograph
 

@@ -118,9 +118,8 @@ class Store:
             names = _ARRAYS if "label" in recorded else _ARRAYS[:1]
             arrays = {n: _mapped(self._path(case_id, f"{n}.npy"), recorded[n]) for n in names}
             entry = Entry(**dict.fromkeys(_ARRAYS, NOTHING) | arrays, crop_info=_crop_info(record))
-            if "label" in names and (
-                entry.image.shape[1:] != entry.label.shape or entry.foreground.ndim != 2
-            ):
+            alike = entry.image.shape[1:] == entry.label.shape and entry.foreground.ndim == 2
+            if "label" in names and not alike:
                 raise ValueError("image, label and places do not belong together")
             return entry
         except BROKEN as error:

@@ -20,7 +20,7 @@ COMMANDS = {
 }
 _WORK = {  # of the commands without overrides; imported when it begins, since it loads torch
     "predict": "medconv.inference.predict",
-    "evaluate": "medconv.evaluation.segmentation",
+    "evaluate": "medconv.evaluation.evaluate",
     "export": "medconv.export.export",
     "find-postprocessing": "medconv.evaluation.find_postprocessing",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from medconv.config import flatten
+from medconv.data.datasets.common import read_json
 from medconv.metrics.dice import ClassScores
 from medconv.targets import Targets
 from medconv.training.run_dir import FREE, RunDir, short_hash
@@ -151,30 +151,25 @@ def _identity(fold: Fold) -> dict[str, Any]:
 def _group(key: str, label: str, runs: Sequence[Fold]) -> CrossValidation:
     done: dict[str, Fold] = {}
     warnings = []
-    for fold in sorted(
-        runs, key=lambda fold: (fold.folder.path / "summary.json").stat().st_mtime if fold.done else 0
-    ):
-        if fold.done and fold.number in done:
+    ended = [fold for fold in runs if fold.done]
+    for fold in sorted(ended, key=lambda fold: (fold.folder.path / "summary.json").stat().st_mtime):
+        if fold.number in done:
             warnings.append(
                 f"fold {fold.number} was trained twice; {fold.name} counts, {done[fold.number].name} does not"
             )
-        if fold.done:
-            done[fold.number] = fold
+        done[fold.number] = fold
     states, expected = {fold.number: fold.status for fold in runs}, _expected(runs[0].values)
     first = min(done, key=_place, default="")
     for number in [number for number in done if done[number].classes != done[first].classes]:
         states[number] = f"other classes: {', '.join(done.pop(number).classes)}"
     folds = tuple(done[number] for number in sorted(done, key=_place))
-    missing = {
-        n: states.get(n, "not there")
-        for n in sorted({*states, *(expected or ())}, key=_place)
-        if n not in done
-    }
+    absent = sorted({*states, *(expected or ())} - set(done), key=_place)
+    missing = {number: states.get(number, "not there") for number in absent}
     if expected is None:
         splits = runs[0].values["data.splits_file"]
         warnings.append(
             f"data.splits_file={splits} cannot be read, so the number of folds is unknown; some may be "
-            f"missing"
+            "missing"
         )
     if missing:
         states_text = ", ".join(
@@ -219,8 +214,7 @@ def _with_warnings(crossval: CrossValidation, others: Sequence[CrossValidation])
             differing = some(_difference(crossval.folds[0], other.folds[0]))
             warnings.append(
                 f"fold {', '.join(sorted(other_numbers))} was trained with another config, and is not "
-                f"counted: "
-                f"{differing}"
+                f"counted: {differing}"
             )
     return replace(crossval, warnings=(*crossval.warnings, *warnings))
 
@@ -239,20 +233,17 @@ def _expected(values: Mapping[str, Any]) -> list[str] | None:
     if values.get("data.splits_file") is None:
         return [str(number) for number in range(int(values["data.num_folds"]))]
     try:
-        path = Path(values["data.splits_file"])
-        return (
-            [str(number) for number in range(len(json.loads(path.read_text())))] if path.is_file() else None
-        )
-    except (OSError, ValueError, TypeError, RecursionError):
+        return [str(number) for number in range(len(read_json(Path(values["data.splits_file"]))))]
+    except (ValueError, TypeError):
         return None
 
 
 def _written(home: Path) -> list[dict[str, Any]]:
     """The entries of an existing `cross_validation.json`."""
     try:
-        entries = json.loads((home / JSON).read_text(encoding="utf-8"))["crossvalidations"]
+        entries = read_json(home / JSON)["crossvalidations"]
         return [entry for entry in entries if {"key", "label"} <= set(entry)]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return []
 
 

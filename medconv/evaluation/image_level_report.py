@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from medconv.data.io.images import read_image
 from medconv.data.preprocessing.preprocess import to_canonical
 from medconv.evaluation import rendering
-from medconv.evaluation.image_level import arrays, words
 from medconv.inference.output_table import SALIENCY
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils import visualization
@@ -33,23 +34,32 @@ _DEFINITIONS = {
 }
 
 
-def write_report(result: Mapping[str, Any], images: Mapping[str, Path]) -> str:
-    """The HTML page. Args: result: as `image_level.evaluate` returns it. images: case to image, where
-    known.
-    """
-    image_targets, outputs, values = arrays(result)
-    charts = image_targets.pictures(outputs, values)
+def words(name: str) -> str:
+    """The display name of a metric."""
+    return {"auc": "AUC", "f1": "F1", "mae": "mean absolute error", "rmse": "RMSE", "r2": "R2"}.get(
+        name, name.replace("_", " ")
+    )
+
+
+def write_report(
+    result: Mapping[str, Any],
+    targets: ImageLevelTargets,
+    outputs: np.ndarray,
+    values: np.ndarray,
+    images: Mapping[str, Path],
+) -> str:
+    """The HTML page. Args: as those of `ImageLevelEvaluation`."""
+    charts = targets.pictures(outputs, values)
     saliency = Path(result["predictions"]).parent / SALIENCY
     worst = sorted(result["cases"], key=lambda row: (-row["error"], row["case"]))[:_WORST_CASES]
     return rendering.render(
         "image_level_report.html.j2",
         result=result,
-        image_targets=image_targets,
+        targets=targets,
         charts={name: visualization.png(pixels) for name, pixels in charts.items()},
         columns=[words(name) for name in next(iter(result["per_class"].values()))],
         worst=[
-            _case(row, image_targets, images.get(row["case"]), saliency / f"{row['case']}.png")
-            for row in worst
+            _case(row, targets, images.get(row["case"]), saliency / f"{row['case']}.png") for row in worst
         ],
         definitions=_DEFINITIONS,
         words=words,
@@ -57,17 +67,15 @@ def write_report(result: Mapping[str, Any], images: Mapping[str, Path]) -> str:
 
 
 def _case(
-    row: Mapping[str, Any], image_targets: ImageLevelTargets, image: Path | None, saliency: Path
+    row: Mapping[str, Any], targets: ImageLevelTargets, image: Path | None, saliency: Path
 ) -> dict[str, Any]:
     """A case for the template: its picture, and its highest outputs, or those farthest from the truth."""
     png, caption = _picture(image, saliency)
     case = {"name": row["case"], "error": row["error"], "png": png, "caption": caption, "truth": None}
-    if image_targets.kind == "multiclass":
-        outputs = sorted(zip(image_targets.names, row["outputs"], strict=True), key=lambda item: -item[1])
+    if targets.exclusive:
+        outputs = sorted(zip(targets.names, row["outputs"], strict=True), key=lambda item: -item[1])
         return case | {"truth": row["truth"][0], "outputs": outputs[:_SHOWN_OUTPUTS]}
-    triples = sorted(
-        zip(image_targets.names, row["truth"], row["outputs"], strict=True), key=lambda item: -item[2]
-    )
+    triples = sorted(zip(targets.names, row["truth"], row["outputs"], strict=True), key=lambda item: -item[2])
     return case | {"outputs": sorted(triples, key=lambda item: -abs(item[2] - item[1]))[:_SHOWN_OUTPUTS]}
 
 

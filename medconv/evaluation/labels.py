@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -84,50 +81,38 @@ def tolerances(options: Sequence[str]) -> dict[str | None, float]:
     return by_class
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """The tolerance of surface Dice. Args: by_name_mm: of some classes; None stands for all others, 1 mm
-    without it.
+def tolerance_of(by_class: Mapping[str | None, float], names: Sequence[str]) -> dict[str, float]:
+    """The tolerance of surface Dice of each name, in mm. Args: by_class: as `tolerances` returns it; 1 mm
+    for all others without None.
     """
+    default = by_class.get(None, 1.0)
+    return {name: by_class.get(name, default) for name in names}
 
-    by_name_mm: Mapping[str | None, float]
 
-    def for_classes(self, names: Sequence[str]) -> dict[str, float]:
-        """The tolerance of each class in mm."""
-        default = self.by_name_mm.get(None, 1.0)
-        return {name: self.by_name_mm.get(name, default) for name in names}
-
-    def checked(self, names: Sequence[str]) -> dict[str, float]:
-        """As `for_classes`, for the names of all classes. Raises: ValueError: a tolerance for an unknown
-        class.
-        """
-        unknown = [name for name in self.by_name_mm if name is not None and name not in names]
-        if unknown:
-            raise ValueError(
-                f"--tolerance-mm: no class {', '.join(map(repr, unknown))}; there are {', '.join(names)}"
-            )
-        return self.for_classes(names)
+def check_tolerances(by_class: Mapping[str | None, float], names: Sequence[str]) -> None:
+    """Raises: ValueError: a tolerance for none of these names."""
+    unknown = [name for name in by_class if name is not None and name not in names]
+    if unknown:
+        raise ValueError(
+            f"--tolerance-mm: no class {', '.join(map(repr, unknown))}; there are {', '.join(names)}"
+        )
 
 
 def recorded_images(predictions: Path) -> dict[str, Path]:
     """Case to its (first) image, from the manifest beside the predictions, if that file still exists."""
     try:
-        cases = _read(predictions / MANIFEST)["cases"]
+        cases = common.read_json(predictions / MANIFEST)["cases"]
         images = {case: Path(entry["images"][0]) for case, entry in cases.items() if entry["images"]}
         return {case: path for case, path in images.items() if path.is_file()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return {}  # no manifest, or not one of ours; the report is made without images
-
-
-def _read(manifest: Path) -> Any:
-    if manifest.stat().st_size > _MAX_BYTES:
-        raise ValueError("too large")
-    return json.loads(manifest.read_text(encoding="utf-8"))
 
 
 def _from_manifest(path: Path) -> SegmentationTargets:
     try:
-        content = _read(path)
+        if path.stat().st_size > _MAX_BYTES:
+            raise ValueError("too large")
+        content = common.read_json(path)
         targets = (
             SegmentationTargets.from_plain(content["targets"])
             if "targets" in content
@@ -135,7 +120,7 @@ def _from_manifest(path: Path) -> SegmentationTargets:
         )
         if not targets.names:
             raise ValueError("no class")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path}: expected a JSON object whose `class_names` is a list of names, or whose `targets` "
             "says what each name stands for; without this file the classes are taken from dataset.json, or "

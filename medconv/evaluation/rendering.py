@@ -36,4 +36,9 @@ def number(value: float | None, digits: int = 3, signed: bool = False) -> str:
     return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
+def plain_number(value: float | None, digits: int = 4) -> str:
+    """A number as tables of the terminal print it; integers without decimals."""
+    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.{digits}f}"
+
+
 _TEMPLATES.filters |= {"base64": lambda content: base64.b64encode(content).decode(), "number": number}

@@ -4,15 +4,13 @@ labels.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from medconv.data.datasets.common import ids_of
+from medconv.data.datasets.common import ids_of, read_json
 from medconv.data.datasets.csv_table import SPLITS, read_rows
 from medconv.inference.manifest import MANIFEST
 from medconv.inference.output_table import CASE_COLUMNS, column_of
@@ -29,11 +27,11 @@ Rows = list[tuple[int, dict[str, str]]]  # number in the file, and column to tex
 class PredictionTable:
     """The predictions to evaluate. Args: outputs: case to its probabilities or numbers, in the order of
     the names.
-    image_targets: None: unknown until the labels are read.
+    targets: None: unknown until the labels are read.
     """
 
     path: Path
-    image_targets: ImageLevelTargets | None
+    targets: ImageLevelTargets | None
     names: tuple[str, ...]
     outputs: Mapping[str, np.ndarray]
 
@@ -61,23 +59,18 @@ def read_predictions(path: Path, option: str) -> PredictionTable:
     columns = [name for name in header if name not in CASE_COLUMNS]
     renamed = {column_of(name): name for name in CASE_COLUMNS}
     names = tuple(renamed.get(name, name) for name in columns)
-    image_targets = _from_manifest(path, names) or (
-        MulticlassTargets(names) if "predicted" in header and len(names) > 1 else None
-    )
-    outputs: dict[str, np.ndarray] = {}
+    targets: ImageLevelTargets | None = _from_manifest(path, names)
+    if targets is None and "predicted" in header and len(names) > 1:
+        targets = MulticlassTargets(names)
+    numbers, outputs = RegressionTargets(names), {}
     for number, row in rows:
-        if row["case"] in outputs:
-            raise ValueError(f"{option} {path}, row {number}: case {row['case']} is there twice")
-        outputs[row["case"]] = np.array(
-            [_number(row[name], f"{option} {path}, row {number}", name) for name in columns]
-        )
-        if (
-            image_targets is not None
-            and not image_targets.unbounded
-            and not ((outputs[row["case"]] >= 0) & (outputs[row["case"]] <= 1)).all()
-        ):
-            raise ValueError(f"{option} {path}, row {number}: expected probabilities, from 0 to 1")
-    return PredictionTable(path, image_targets, names, outputs)
+        case, where = row["case"], f"{option} {path}, row {number}"
+        if case in outputs:
+            raise ValueError(f"{where}: case {case} is there twice")
+        outputs[case] = np.array(_parsed(numbers, row, columns, where))
+        if targets is not None and not targets.unbounded and not _are_probabilities(outputs[case]):
+            raise ValueError(f"{where}: expected probabilities, from 0 to 1")
+    return PredictionTable(path, targets, names, outputs)
 
 
 def targets_of(predictions: PredictionTable, path: Path, columns: Sequence[str]) -> ImageLevelTargets:
@@ -86,20 +79,18 @@ def targets_of(predictions: PredictionTable, path: Path, columns: Sequence[str])
 
     Args: path, columns: of the labels.
     """
-    if predictions.image_targets is not None:
-        return predictions.image_targets
+    if predictions.targets is not None:
+        return predictions.targets
     _, rows = _table(path, "--labels")
     values = {row.get(column, "") for _, row in rows for column in columns or predictions.names}
-    probabilities = all(
-        (output >= 0).all() and (output <= 1).all() for output in predictions.outputs.values()
-    )
-    binary = probabilities and values <= {"0", "1", "0.0", "1.0", ""}
+    probabilities = map(_are_probabilities, predictions.outputs.values())
+    binary = all(probabilities) and values <= {"0", "1", "0.0", "1.0", ""}
     return MultilabelTargets(predictions.names) if binary else RegressionTargets(predictions.names)
 
 
 def read_truth(
     path: Path,
-    image_targets: ImageLevelTargets,
+    targets: ImageLevelTargets,
     columns: Sequence[str] = (),
     part: str | None = None,
     split: str = "split",
@@ -113,11 +104,10 @@ def read_truth(
     Raises: ValueError: no such file or column, or a label that does not fit; names the row.
     """
     header, rows = _table(path, "--labels")
-    columns = list(columns or image_targets.default_columns)
-    if len(columns) != image_targets.num_values:
+    columns = list(columns or targets.default_columns)
+    if len(columns) != targets.num_values:
         raise ValueError(
-            f"--label-columns: expected {image_targets.num_values} for {image_targets.kind}, got "
-            f"{', '.join(columns)}"
+            f"--label-columns: expected {targets.num_values} for {targets.kind}, got {', '.join(columns)}"
         )
     for column in (*columns, *([split] if part is not None else [])):
         if column not in header:
@@ -136,7 +126,7 @@ def read_truth(
             continue
         if case in values:
             raise ValueError(f"--labels {path}, row {number}: case {case} is there twice")
-        values[case] = _values(row, columns, image_targets, f"--labels {path}, row {number}")
+        values[case] = _parsed(targets, row, columns, f"--labels {path}, row {number}")
     if not values:
         raise ValueError(
             f"--labels {path}: no row" + (f" whose column {split!r} is {part}" if part is not None else "")
@@ -144,16 +134,17 @@ def read_truth(
     return Truth(values, dict(zip(ids, files, strict=True)) if files else {})
 
 
-def _values(
-    row: Mapping[str, str], columns: Sequence[str], image_targets: ImageLevelTargets, where: str
+def _parsed(
+    targets: ImageLevelTargets, row: Mapping[str, str], columns: Sequence[str], where: str
 ) -> tuple[float, ...]:
     try:
-        values = image_targets.parse({column: row[column] for column in columns})
+        return targets.parse({column: row[column] for column in columns})
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    if reason := image_targets.invalid_reason(values):
-        raise ValueError(f"{where}: {reason}")
-    return values
+
+
+def _are_probabilities(outputs: np.ndarray) -> bool:
+    return bool(((outputs >= 0) & (outputs <= 1)).all())
 
 
 def _from_manifest(path: Path, names: tuple[str, ...]) -> ImageLevelTargets | None:
@@ -161,35 +152,21 @@ def _from_manifest(path: Path, names: tuple[str, ...]) -> ImageLevelTargets | No
     table.
     """
     manifest = path.with_name(MANIFEST)
-    try:
-        content = json.loads(manifest.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not manifest.exists():
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{manifest}: cannot be read ({error})") from error
+    content = read_json(manifest)
     if not isinstance(content, dict) or "targets" not in content:
         return None
-    image_targets = ImageLevelTargets.from_plain(content["targets"])
-    if image_targets.names != names:
+    targets = ImageLevelTargets.from_plain(content["targets"])
+    if targets.names != names:
         raise ValueError(
-            f"{path}: its columns are {some(names)}, but {manifest.name} beside it has "
-            f"{some(image_targets.names)}"
+            f"{path}: its columns are {some(names)}, but {manifest.name} beside it has {some(targets.names)}"
         )
     # Errors are in standard deviations of the truth, not of the training cases.
-    return type(image_targets)(names)
+    return type(targets)(names)
 
 
 def _table(path: Path, option: str) -> tuple[list[str], Rows]:
     if not path.is_file():
         raise ValueError(f"{option} {path}: no such file, expected a table (CSV)")
     return read_rows(path)
-
-
-def _number(text: str, where: str, column: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"{where}: column {column!r} must hold a finite number, got {text!r}")
-    return value

@@ -130,6 +130,33 @@ class Targets(ABC):
     def score_table(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
         """Names and values for the terminal. Args: summary: the content of `summary.json`."""
 
+    @abstractmethod
+    def case_cells(self, row: Any) -> dict[str, Any]:
+        """Column to cell of a table of cases. Args: row: of a checkpoint's `validation`."""
+
+    @abstractmethod
+    def case_entry(self, row: Any) -> dict[str, Any]:
+        """The same for JSON."""
+
+    @abstractmethod
+    def over_folds(self, folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Scores of a cross-validation: `mean` and `per_class` over all cases, as `evaluate` writes them, how
+        certain they are, and the means of the folds' scores.
+
+        Args: folds: of each the rows of its checkpoint's `validation`.
+        """
+
+    @abstractmethod
+    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
+        """Lines of a table: what each holds, and a value for each of `score_columns`.
+
+        Args: scores: what `over_folds` returned. cases: of all folds.
+        """
+
+    @abstractmethod
+    def score_columns(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+        """Names and values of a fold, for a table. Args: summary: what `summary` returned."""
+
 
 def names_of(content: Any) -> tuple[str, ...]:
     """Names from an untrusted file. Raises: ValueError: not a list of different names."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from medconv.metrics import image_level
 from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
+from medconv.metrics.statistics import describe
 from medconv.targets.base import Targets, names_of
 
 # a row of `validation`: outputs, decoded; values: the case's label
@@ -22,6 +23,7 @@ CaseOutputs = dict[str, list[float]]
 _TRIAL_SAMPLES = 6  # a loss is tried on so many random samples
 _TOLERANCE = 1e-4  # relative difference allowed between a loss and the mean of its samples' losses
 _MAX_NAMES = 20  # in a table of cases
+_MEANS = {"all cases": "mean", "mean of folds": "mean_of_folds"}  # lines of a cross-validation's table
 
 
 @dataclass(frozen=True)
@@ -232,6 +234,41 @@ class ImageLevelTargets(Targets):
     def score_table(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
         named = ((name, f"val/{name}") for name in self.metric_names)
         return [(name.replace("_", " "), summary[key]) for name, key in named if key in summary]
+
+    def case_cells(self, row: CaseOutputs) -> dict[str, float]:
+        truth, outputs = (
+            zip(self.value_names, row["values"], strict=True),
+            zip(self.names, row["outputs"], strict=True),
+        )
+        return {**{f"truth/{n}": v for n, v in truth}, **{f"output/{n}": v for n, v in outputs}}
+
+    def case_entry(self, row: CaseOutputs) -> dict[str, Any]:
+        return dict(row)
+
+    def scores(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+        """`mean`: metric to value; `intervals`: metric to its 95 % interval; `per_class`: as `per_name`."""
+        intervals = image_level.intervals(self, outputs, truth)
+        return {
+            "mean": image_level.measure(self, outputs, truth),
+            "intervals": {name: list(ends) for name, ends in intervals.items()},
+            "per_class": self.per_name(outputs, truth),
+        }
+
+    def over_folds(self, folds: Sequence[Mapping[str, CaseOutputs]]) -> dict[str, Any]:
+        rows, summaries = [row for fold in folds for row in fold.values()], list(map(self.summary, folds))
+        of_folds = {name: describe([s[name] for s in summaries])["mean"] for name in self.metric_names}
+        return {**self.scores(*self.arrays(rows)), "mean_of_folds": of_folds}
+
+    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
+        ends = [scores["intervals"].get(name, (None, None)) for name in scores["mean"]]
+        means = [(title, list(scores[key].values())) for title, key in _MEANS.items()]
+        return [
+            *means,
+            *((f"95 % {end}", [pair[i] for pair in ends]) for i, end in enumerate(("from", "to"))),
+        ]
+
+    def score_columns(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+        return list(summary.items())
 
     def score_text(self, outputs: np.ndarray, truth: np.ndarray) -> str:
         """Markdown tables of the scores, and of the number of cases of each class or label."""

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.dice import ClassScores
+from medconv.metrics.statistics import describe
 from medconv.targets.base import Targets, list_of, names_of
 from medconv.targets.monitor import DICE, MonitoredMetric
 
@@ -200,6 +201,32 @@ class SegmentationTargets(Targets):
         mean = [("mean foreground", summary.get("val/dice"))] if per_class else []
         return [*per_class.items(), *mean]
 
+    def case_cells(self, row: ClassScores) -> dict[str, float | None]:
+        return {f"dice/{name}": value for name, value in row.items()}
+
+    def case_entry(self, row: ClassScores) -> dict[str, Any]:
+        return {"dice": row}
+
+    def over_folds(self, folds: Sequence[Mapping[str, ClassScores]]) -> dict[str, Any]:
+        rows, summaries = [row for fold in folds for row in fold.values()], list(map(self.summary, folds))
+        per_class = {
+            name: _over_cases([row[name] for row in rows], [s["dice_per_class"][name] for s in summaries])
+            for name in summaries[0]["dice_per_class"]
+        }
+        mean = _over_cases([metrics_dice.mean(row) for row in rows], [s["dice"] for s in summaries])
+        mean["dice"] = metrics_dice.mean({name: score["dice"] for name, score in per_class.items()})
+        return {"mean": mean, "per_class": per_class}
+
+    def over_folds_lines(self, scores: Mapping[str, Any], cases: int) -> list[tuple[str, list[Any]]]:
+        columns = [*scores["per_class"].values(), scores["mean"]]
+        lines = {"all cases, mean": "dice", "all cases, sd": "sd", "mean of folds": "mean_of_folds"}
+        if any(column["n"] < cases for column in columns):
+            lines["defined in"] = "n"
+        return [(title, [column[key] for column in columns]) for title, key in lines.items()]
+
+    def score_columns(self, summary: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+        return [*summary["dice_per_class"].items(), ("mean", summary["dice"])]
+
 
 @dataclass(frozen=True)
 class LabelMapTargets(SegmentationTargets):
@@ -322,6 +349,13 @@ def highest(channels: Iterable[Tensor]) -> Tensor:
         label.masked_fill_(channel > best, number)
         best = torch.maximum(best, channel)
     return label
+
+
+def _over_cases(values: Sequence[float | None], of_folds: Sequence[float | None]) -> dict[str, Any]:
+    """The mean Dice over cases with its spread, and the mean of the folds' means."""
+    described = describe(values)
+    spread = {key: described[key] for key in ("sd", "n", "low", "high")}
+    return {"dice": described["mean"], **spread, "mean_of_folds": describe(of_folds)["mean"]}
 
 
 def _takes_mask(loss: Any) -> bool:

@@ -8,7 +8,6 @@ from helpers.image_level_tables import CLASSES, NASTY, write_tables
 from PIL import Image
 
 from medconv.evaluation import image_level
-from medconv.evaluation.image_level_report import write_report
 
 
 def test_the_page_is_self_contained_and_escapes_names(tmp_path: Path) -> None:
@@ -18,8 +17,7 @@ def test_the_page_is_self_contained_and_escapes_names(tmp_path: Path) -> None:
         pixels = np.random.default_rng(number).integers(0, 255, (9, 7, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"images/c{number}.png")
     (tmp_path / "images/c11.png").write_text("no picture")
-    result = image_level.evaluate(predictions, labels)
-    text = write_report(result, {case: Path(path) for case, path in result["images"].items()})
+    text = image_level.evaluate(predictions, labels).page()
     assert NASTY not in text and "&lt;img src=x" in text
     assert not re.findall(r"https?://|url\(|<script|<link", text)
     assert text.count("data:image/png;base64,") == 3 + 11 and "without the image: " in text

@@ -9,11 +9,12 @@ import pytest
 
 from medconv.evaluation import labels as evaluation_labels
 from medconv.evaluation.labels import (
-    Tolerance,
     agreed_targets,
     check_declared,
+    check_tolerances,
     numbered,
     targets_of,
+    tolerance_of,
     tolerances,
 )
 from medconv.inference.manifest import MANIFEST
@@ -143,10 +144,10 @@ def test_undeclared_label_values_are_refused() -> None:
 
 
 def test_a_tolerance_is_for_all_classes_or_for_one() -> None:
-    assert Tolerance(tolerances([])).checked(["a", "b=c"]) == {"a": 1.0, "b=c": 1.0}
-    assert Tolerance(tolerances(["2", "b=c=0.5"])).checked(["a", "b=c"]) == {"a": 2.0, "b=c": 0.5}
+    assert tolerance_of(tolerances([]), ["a", "b=c"]) == {"a": 1.0, "b=c": 1.0}
+    assert tolerance_of(tolerances(["2", "b=c=0.5"]), ["a", "b=c"]) == {"a": 2.0, "b=c": 0.5}
     with pytest.raises(ValueError, match=r"^--tolerance-mm: no class 'livr'; there are liver, spleen$"):
-        Tolerance(tolerances(["livr=3"])).checked(["liver", "spleen"])
+        check_tolerances(tolerances(["livr=3"]), ["liver", "spleen"])
 
 
 @pytest.mark.parametrize("option", ["", "wide", "liver=", "=3", "-1", "nan", "inf", "liver=-2"])

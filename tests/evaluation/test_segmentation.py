@@ -3,41 +3,20 @@
 import csv
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 import pytest
-from helpers import tiny
+from helpers.label_maps import folders, label_of, save, save_spaced, with_names
 
-from medconv.evaluation.segmentation import evaluate, table, write
-from medconv.inference.manifest import MANIFEST
-
-SHAPE = (6, 5, 4)
+from medconv.evaluation import segmentation
+from medconv.evaluation.evaluate import table, write
 
 
-def save(path: Path, array: np.ndarray, affine: np.ndarray | None = None) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nib.save(nib.Nifti1Image(array, np.diag([1.0, 2, 3, 1]) if affine is None else affine), path)
-    return path
-
-
-def label_of(*counts: int) -> np.ndarray:
-    """So many voxels of 1, of 2, ..., one class after the other from the start."""
-    values = np.repeat(np.arange(1, len(counts) + 1), counts)
-    return np.pad(values, (0, math.prod(SHAPE) - len(values))).astype(np.uint8).reshape(SHAPE)
-
-
-def folders(
-    root: Path, predicted: dict[str, np.ndarray], true_labels: dict[str, np.ndarray]
-) -> tuple[Path, Path]:
-    for name, labels in (("predictions", predicted), ("labelsTr", true_labels)):
-        (root / name).mkdir(exist_ok=True)
-        for case, label in labels.items():
-            save(root / name / f"{case}.nii.gz", label)
-    return root / "predictions", root / "labelsTr"
+def evaluate(*arguments: Any, **options: Any) -> dict[str, Any]:
+    """The content of the JSON file."""
+    return segmentation.evaluate(*arguments, **options).result
 
 
 def dices(result: dict[str, Any]) -> dict[str, float | None]:
@@ -86,43 +65,41 @@ def test_mean_is_over_cases_then_over_classes(tmp_path: Path) -> None:
     )  # the miss is the diagonal
 
 
-def with_names(predictions: Path, *names: str) -> None:
-    (predictions / MANIFEST).write_text(json.dumps({"checkpoint": "x", "class_names": names}))
-
-
 def test_an_absent_class_is_none_and_null(tmp_path: Path) -> None:
     """In neither label map: undefined. In one only: 0."""
     predicted, true_labels = {"a": label_of(4), "b": label_of(4, 3)}, {"a": label_of(4), "b": label_of(4)}
     predictions, references = folders(tmp_path, predicted, true_labels)
     with_names(predictions, "background", "one", "two", "three")
-    result = evaluate(predictions, references)
+    evaluation = segmentation.evaluate(predictions, references)
+    result = evaluation.result
     assert [row["dice"] for row in result["cases"]] == [
         {"one": 1.0, "two": None, "three": None},
         {"one": 1.0, "two": 0.0, "three": None},
     ]
     assert dices(result) == {"one": 1.0, "two": 0.0, "three": None}
     assert result["mean"]["dice"] == 0.5
-    assert table(result).splitlines()[3].split() == ["three", *"------", "0"]
-    write(result, tmp_path / "out" / "metrics.json")
+    assert table(evaluation).splitlines()[3].split() == ["three", *"------", "0"]
+    write(evaluation, tmp_path / "out" / "metrics.json")
     text = (tmp_path / "out" / "metrics.json").read_text()
     assert "NaN" not in text and json.loads(text) == result
     assert json.loads(text)["per_class"]["three"]["dice"] is None
 
 
 def test_dice_of_empty_label_maps_is_undefined(tmp_path: Path) -> None:
-    result = evaluate(*folders(tmp_path, {"a": label_of()}, {"a": label_of()}))
+    evaluation = segmentation.evaluate(*folders(tmp_path, {"a": label_of()}, {"a": label_of()}))
+    result = evaluation.result
     assert result["mean"]["dice"] is None
-    write(result, tmp_path / "metrics.json")
+    write(evaluation, tmp_path / "metrics.json")
     assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] is None
-    assert table(result).splitlines()[-1].split() == ["mean", "foreground", *"------"]
+    assert table(evaluation).splitlines()[-1].split() == ["mean", "foreground", *"------"]
 
 
 def test_the_csv_has_a_row_per_case_and_class_the_table_one_per_class(tmp_path: Path) -> None:
     predicted, true_labels = {"b": label_of(4, 2), "a": label_of(4)}, {"a": label_of(4), "b": label_of(4)}
     predictions, references = folders(tmp_path, predicted, true_labels)
     with_names(predictions, "background", "liver", "tumour, left")
-    result = evaluate(predictions, references)
-    write(result, tmp_path / "metrics.json")
+    evaluation = segmentation.evaluate(predictions, references)
+    write(evaluation, tmp_path / "metrics.json")
     with (tmp_path / "metrics.csv").open(newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0][:5] == ["predictions", "case", "class", "dice", "nsd"]
@@ -133,7 +110,7 @@ def test_the_csv_has_a_row_per_case_and_class_the_table_one_per_class(tmp_path: 
         ["b", "tumour, left", "0.0", "0.0"],
     ]
     assert {len(row) for row in rows} == {11} and rows[1][0] == str(predictions)
-    lines = [line.split() for line in table(result).splitlines()]
+    lines = [line.split() for line in table(evaluation).splitlines()]
     assert lines[1] == ["liver", "1.0000", "0.0000", "1.0000", "0.00", "0.00", "0.0", "2"]
     assert lines[2] == ["tumour,", "left", "0.0000", "-", "0.0000", "16.73", "16.73", "-", "1"]
     assert lines[3] == ["mean", "foreground", "0.5000", "-", "0.5000", "8.37", "8.37", "0.0"]
@@ -169,10 +146,11 @@ def test_missing_references_are_named(tmp_path: Path) -> None:
 
 def test_references_without_a_prediction_are_reported(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
-    result = evaluate(predictions, references)
+    evaluation = segmentation.evaluate(predictions, references)
+    result = evaluation.result
     assert [row["case"] for row in result["cases"]] == ["a"]
     assert result["without_prediction"] == ["b"]
-    assert table(result).splitlines()[-1] == "1 of 2 references have no prediction and are not counted: b"
+    assert table(evaluation).splitlines()[-1] == "1 of 2 references have no prediction and are not counted: b"
 
 
 def test_two_sets_of_predictions_are_compared_case_by_case(tmp_path: Path) -> None:
@@ -182,8 +160,9 @@ def test_two_sets_of_predictions_are_compared_case_by_case(tmp_path: Path) -> No
         tmp_path, {"a": label_of(10, 5), "b": label_of(8), "c": label_of(1)}, true_labels
     )
     for name, label in {"a": label_of(5, 5), "b": label_of(4, 3)}.items():
-        save(tmp_path / "other" / f"{name}.nii.gz", label)
-    result = evaluate(predictions, references, tmp_path / "other")
+        save_spaced(tmp_path / "other" / f"{name}.nii.gz", label)
+    evaluation = segmentation.evaluate(predictions, references, tmp_path / "other")
+    result = evaluation.result
     one, two = (result["comparison"][name]["dice"] for name in "12")
     assert (one["n"], two["n"]) == (2, 1)
     assert one["difference"] == pytest.approx((1 - 10 / 15 + 16 / 18 - 8 / 14) / 2)
@@ -193,8 +172,8 @@ def test_two_sets_of_predictions_are_compared_case_by_case(tmp_path: Path) -> No
     )
     assert [row["case"] for row in result["compare"]["cases"]] == ["a", "b"]
     assert result["compare"]["predictions"] == str(tmp_path / "other")
-    assert "1: Dice minus that of --compare 0.3254 in 2 cases, p 1.0000 (Wilcoxon, Holm)" in table(result)
-    write(result, tmp_path / "metrics.json")
+    assert "1: Dice minus that of --compare 0.3254 in 2 cases, p 1.0000 (Wilcoxon, Holm)" in table(evaluation)
+    write(evaluation, tmp_path / "metrics.json")
     with (tmp_path / "metrics.csv").open(newline="") as file:
         assert [row["predictions"] for row in csv.DictReader(file)] == [str(predictions)] * 6 + [
             str(tmp_path / "other")
@@ -203,7 +182,7 @@ def test_two_sets_of_predictions_are_compared_case_by_case(tmp_path: Path) -> No
 
 def test_sets_without_a_common_case_are_refused(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(3)}, {"a": label_of(3), "b": label_of(4)})
-    save(tmp_path / "other/b.nii.gz", label_of(3))
+    save_spaced(tmp_path / "other/b.nii.gz", label_of(3))
     with pytest.raises(ValueError, match=rf"--compare {tmp_path}/other: no case that {predictions} has too"):
         evaluate(predictions, references, tmp_path / "other")
 
@@ -223,7 +202,7 @@ def test_regions_are_scored_and_ignored_voxels_are_not(tmp_path: Path) -> None:
     (tmp_path / "dataset.json").write_text(json.dumps({"labels": labels, "regions_class_order": [1, 2]}))
     assert dices(evaluate(predictions, references)) == {"whole": 1.0, "core": pytest.approx(2 * 4 / 10)}
     predicted[0, 0, 0] = 3
-    save(predictions / "a.nii.gz", predicted)
+    save_spaced(predictions / "a.nii.gz", predicted)
     with pytest.raises(
         ValueError, match=rf"{predictions}/a\.nii\.gz: label value 3 is not declared, expected 0 to 2"
     ):
@@ -235,11 +214,11 @@ def test_all_faulty_cases_are_named_at_once(tmp_path: Path) -> None:
     names = ("good", "shape", "affine", "broken", "value", "fraction")
     predictions, references = folders(tmp_path, dict.fromkeys(names, good), dict.fromkeys(names, good))
     with_names(predictions, "background", "one")
-    save(predictions / "shape.nii.gz", good[:-1])
+    save_spaced(predictions / "shape.nii.gz", good[:-1])
     save(predictions / "affine.nii.gz", good, np.diag([1.0, 2, 4, 1]))
     (references / "broken.nii.gz").write_bytes(b"")
-    save(references / "value.nii.gz", label_of(3, 1))
-    save(predictions / "fraction.nii.gz", good.astype(np.float32) / 2)
+    save_spaced(references / "value.nii.gz", label_of(3, 1))
+    save_spaced(predictions / "fraction.nii.gz", good.astype(np.float32) / 2)
     with pytest.raises(ValueError) as error:
         evaluate(predictions, references)
     first, *lines = str(error.value).splitlines()
@@ -269,124 +248,13 @@ def test_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:
 
 def test_two_label_maps_of_one_case_are_refused(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(1), "b": label_of(1)}, {"a": label_of(1)})
-    save(predictions / "b.nii", label_of(2))
+    save_spaced(predictions / "b.nii", label_of(2))
     with pytest.raises(ValueError, match=rf"--predictions {predictions}: more than one file for b$"):
         evaluate(predictions, references)
 
 
 def test_suffixes_may_differ_and_hidden_files_are_skipped(tmp_path: Path) -> None:
     predictions, references = folders(tmp_path, {"a": label_of(1)}, {})
-    save(references / "a.nii", label_of(1))
+    save_spaced(references / "a.nii", label_of(1))
     (predictions / ".partial.b.nii.gz").write_bytes(b"")
     assert evaluate(predictions, references)["mean"]["dice"] == 1
-
-
-def run_main(
-    monkeypatch: pytest.MonkeyPatch, predictions: Path, references: Path, output: Path, *options: object
-) -> int:
-    monkeypatch.setattr("medconv.evaluation.segmentation.start_logging", lambda: None)
-    folders = ["--predictions", predictions, "--references", references]
-    return tiny.call(monkeypatch, "evaluate", *folders, "--output", output, *options)
-
-
-def test_the_command_prints_a_table_and_writes_the_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
-    output = tmp_path / "metrics.json"
-    assert run_main(monkeypatch, predictions, references, output) == 0
-    printed = capsys.readouterr().out
-    assert "1.0000" in printed and all(
-        str(tmp_path / f"metrics.{kind}") in printed for kind in ("json", "csv", "html")
-    )
-    assert "<h1>Evaluation of 1 cases</h1>" in (tmp_path / "metrics.html").read_text()
-    assert sorted(path.name for path in tmp_path.glob("*metrics*")) == [
-        "metrics.csv",
-        "metrics.html",
-        "metrics.json",
-    ]
-    assert json.loads((tmp_path / "metrics.json").read_text())["mean"]["dice"] == 1
-    (references / "a.nii.gz").unlink()
-    assert run_main(monkeypatch, predictions, references, output) == 1
-    assert "error: --references" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--output", "metrics.csv"],
-            "--output metrics.csv: expected a JSON file; CSV and HTML are written beside it",
-        ),
-        (
-            ["--output", "labelsTr/a.nii.gz/m.json"],
-            "--output labelsTr/a.nii.gz/m.json: cannot be written (File exists)",
-        ),
-        (["--output", "folder.json"], "--output folder.json: cannot be written (Is a directory)"),
-        (["--output", "other.json"], "--output other.csv: cannot be written (Is a directory)"),
-        (["--images", "elsewhere"], "--images elsewhere: no image of any case there, such as a.nii.gz"),
-        (["--workers", 0], "--workers must be at least 1, got 0"),
-        (["--images", "nowhere"], "--images nowhere: no such folder"),
-        (["--compare", "nowhere"], "--compare nowhere: no such folder"),
-        (
-            ["--tolerance-mm", "2 mm"],
-            "--tolerance-mm 2 mm: expected millimetres, such as 2, or NAME=MM for one class",
-        ),
-        (["--tolerance-mm", "livr=2"], "--tolerance-mm: no class 'livr'; there are 1"),
-    ],
-)
-def test_unusable_options_are_refused_before_the_work(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: list[object],
-    message: str,
-) -> None:
-    folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
-    save(tmp_path / "elsewhere/b.nii.gz", label_of(5))
-    for name in ("folder.json", "other.csv"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path)
-    paths = (Path("predictions"), Path("labelsTr"), Path("metrics.json"))
-    assert run_main(monkeypatch, *paths, *options) == 1
-    assert capsys.readouterr().err.strip() == f"error: {message}"
-    assert not (tmp_path / "metrics.json").exists()
-
-
-def test_references_may_be_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """dataset.json is found beside `.`, and an empty imagesTr is no error."""
-    _, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
-    (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"0": "background", "1": "liver"}}))
-    (tmp_path / "imagesTr").mkdir()
-    monkeypatch.chdir(references)
-    paths = (Path("../predictions"), Path(), Path("../metrics.json"))
-    assert run_main(monkeypatch, *paths) == 0, capsys.readouterr().err
-    assert list(json.loads((tmp_path / "metrics.json").read_text())["per_class"]) == ["liver"]
-
-
-def test_unprintable_names_are_escaped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Invalid UTF-8 in the name of a case, terminal control codes in that of a class."""
-    odd = "sp\udce4t"
-    predictions, references = folders(tmp_path, {odd: label_of(5)}, {odd: label_of(5), odd * 2: label_of(5)})
-    with_names(predictions, "background", "\x1b[2Jliver\udce4")
-    output = tmp_path / "metrics.json"
-    assert run_main(monkeypatch, predictions, references, output) == 0, capfd.readouterr().err
-    printed = capfd.readouterr().out
-    assert "\\x1b[2Jliver\\udce4" in printed and "sp\\udce4tsp\\udce4t" in printed and "\x1b" not in printed
-    assert "sp\\udce4t" in (tmp_path / "metrics.csv").read_text()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_full_disk_is_an_error_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    predictions, references = folders(tmp_path, {"a": label_of(5)}, {"a": label_of(5)})
-    (tmp_path / f".{os.getpid()}.metrics.csv").symlink_to("/dev/full")  # renamed once it is complete
-    output = tmp_path / "metrics.json"
-    assert run_main(monkeypatch, predictions, references, output) == 1
-    message = f"error: {tmp_path}/metrics.csv: cannot be written (No space left on device)"
-    assert capsys.readouterr().err.strip() == message

@@ -11,7 +11,7 @@ import numpy as np
 from helpers.label_maps import dataset, label, save
 from PIL import Image
 
-from medconv.evaluation.segmentation import evaluate, report
+from medconv.evaluation.segmentation import evaluate
 from medconv.inference.manifest import MANIFEST
 
 NASTY = '<script>alert("x")</script>&\'"'
@@ -49,7 +49,7 @@ class Page(HTMLParser):
 
 
 def test_the_page_is_self_contained(tmp_path: Path) -> None:
-    text = report(evaluate(*dataset(tmp_path), tmp_path / "other"))
+    text = evaluate(*dataset(tmp_path), tmp_path / "other").page()
     page = Page(text)
     assert not page.open
     assert {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object"} == set()
@@ -66,9 +66,9 @@ def test_the_page_is_self_contained(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_scores_and_the_worst_cases_first(tmp_path: Path) -> None:
-    result = evaluate(*dataset(tmp_path))
-    page = Page(report(result))
-    dice = result["statistics"]["1"]["dice"]
+    evaluation = evaluate(*dataset(tmp_path))
+    page = Page(evaluation.page())
+    dice = evaluation.result["statistics"]["1"]["dice"]
     assert f"{dice['mean']:.3f} ± {dice['sd']:.3f}" in page.text
     assert f"[{dice['low']:.3f}, {dice['high']:.3f}]" in page.text
     assert list(re.findall(r"(\w) · Dice 0|(\w) · Dice 1", page.text)) == [("c", ""), ("b", ""), ("", "a")]
@@ -83,7 +83,7 @@ def test_names_cannot_become_html(tmp_path: Path) -> None:
     other = predictions.with_name("other")
     for folder in (predictions, other):
         (folder / MANIFEST).write_text(json.dumps({"class_names": ["background", NASTY, "two"]}))
-    page = Page(report(evaluate(predictions, references, other, {NASTY: 2.0})))
+    page = Page(evaluate(predictions, references, other, {NASTY: 2.0}).page())
     assert not [tag for tag, attrs in page.tags if tag == "script" or "onerror" in attrs]
     for name in (NASTY, case, str(predictions), str(references), str(other)):
         assert name in page.text
@@ -91,11 +91,11 @@ def test_names_cannot_become_html(tmp_path: Path) -> None:
 
 def test_missing_and_damaged_images_are_left_out(tmp_path: Path) -> None:
     predictions, references = dataset(tmp_path, images=False)
-    assert "image, reference" not in Page(report(evaluate(predictions, references))).text
+    assert "image, reference" not in Page(evaluate(predictions, references).page()).text
     for case in "ab":
         save(tmp_path / "mine" / f"{case}.nii.gz", np.ones((12, 14, 10), np.float32))
     (tmp_path / "mine/b.nii.gz").write_bytes(b"no image")
-    text = Page(report(evaluate(predictions, references), tmp_path / "mine")).text
+    text = Page(evaluate(predictions, references, images=tmp_path / "mine").page()).text
     assert "image, reference, prediction" in text
     assert (
         f"reference, prediction; without the image: {tmp_path}/mine/b.nii.gz: not a readable NIfTI file"
@@ -107,5 +107,5 @@ def test_a_class_without_voxels_is_undefined(tmp_path: Path) -> None:
     for name in ("labelsTr", "out"):
         save(tmp_path / name / "a.nii.gz", 0 * label(1))
     (tmp_path / "out" / MANIFEST).write_text('{"class_names": ["background", "one"]}')
-    page = Page(report(evaluate(tmp_path / "out", tmp_path / "labelsTr")))
+    page = Page(evaluate(tmp_path / "out", tmp_path / "labelsTr").page())
     assert "no case has a defined Dice" in page.text and "undefined in every case" in page.text

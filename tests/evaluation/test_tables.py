@@ -27,7 +27,7 @@ def test_classes_named_like_columns_are_read_back(tmp_path: Path, kind: type[Ima
     with folder.open(cases):
         folder.add(cases, outputs)
     table = tables.read_predictions(tmp_path / "predictions.csv", "--predictions")
-    assert table.image_targets == targets and list(table.outputs) == ["x", "y"]
+    assert table.targets == targets and list(table.outputs) == ["x", "y"]
     np.testing.assert_allclose(np.stack(list(table.outputs.values())), outputs)
     if kind is MultilabelTargets:
         labels = write_table(

@@ -79,7 +79,7 @@ def test_predict_and_evaluate_give_the_numbers_of_validation(
         (images / f"{case}.nii.gz").symlink_to(dataset / "imagesTr" / f"{case}.nii.gz")
     model = load(done / "checkpoints" / "best.ckpt")
     predict.predict(Predictor([model]), predict.find_cases(images, 1), tmp_path / "out")
-    result = evaluate(tmp_path / "out", dataset / "labelsTr")
+    result = evaluate(tmp_path / "out", dataset / "labelsTr").result
     assert {row["case"]: row["dice"] for row in result["cases"]} == recorded
     for case in recorded:
         image, label = (nib.load(p / f"{case}.nii.gz") for p in (images, tmp_path / "out"))

@@ -1,0 +1,133 @@
+"""`medconv evaluate`: predicted against reference label maps, or image-level predictions against labels.
+
+Prints a table, and writes all results as JSON, the cases as CSV, and a report as HTML.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import errno
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from medconv.evaluation import image_level, labels, segmentation
+from medconv.inference.output_table import TABLE
+from medconv.utils.atomic_io import write_text
+from medconv.utils.exit_codes import DONE
+from medconv.utils.logging import shown, some, start_logging
+
+_IMAGE_LEVEL_OPTIONS = ("label_columns", "split", "split_column")
+
+
+class Evaluation(Protocol):
+    """What an evaluation found; what its kind of predictions decides.
+
+    Args: result: the content of the JSON file. counted: what `without_prediction` lists.
+    """
+
+    @property
+    def result(self) -> Mapping[str, Any]: ...
+
+    @property
+    def counted(self) -> str: ...
+
+    def csv_rows(self) -> Iterable[Sequence[Any]]:
+        """The header, then the rows."""
+
+    def score_lines(self) -> list[str]:
+        """Of the table in the terminal."""
+
+    def comparison_lines(self) -> list[str]:
+        """Of the same table, with `--compare`."""
+
+    def page(self) -> str:
+        """The HTML report; reads the files of the worst cases again."""
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """`medconv evaluate` with these options. Returns: the exit code."""
+    start_logging()
+    output: Path = options.output
+    if output.suffix != ".json":
+        raise ValueError(f"--output {output}: expected a JSON file; CSV and HTML are written beside it")
+    if options.workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {options.workers}")
+    is_table = options.labels is not None or options.predictions.suffix == ".csv"
+    evaluate = (_of_tables if is_table else _of_label_maps)(options)
+    _check_writable(output)
+    evaluation = evaluate()
+    write(evaluation, output)
+    print(shown(table(evaluation)))
+    write_text(output.with_suffix(".html"), evaluation.page())
+    print(f"\nper case: {output} and {output.with_suffix('.csv')}")
+    print(f"report:   {output.with_suffix('.html')}")
+    return DONE
+
+
+def _of_label_maps(options: argparse.Namespace) -> Callable[[], Evaluation]:
+    """What evaluates folders. Raises: ValueError: the options do not fit each other."""
+    if options.references is None:
+        raise ValueError(
+            "--references is needed: the folder of reference label maps; for classification and regression, "
+            "--labels: a table"
+        )
+    if wrong := [f"--{name.replace('_', '-')}" for name in _IMAGE_LEVEL_OPTIONS if getattr(options, name)]:
+        raise ValueError(
+            f"{wrong[0]} is for classification and regression, whose --predictions is a table (.csv)"
+        )
+    sets = (options.predictions, options.references, options.compare)
+    tolerance_mm = labels.tolerances(options.tolerance_mm)
+    return partial(segmentation.evaluate, *sets, tolerance_mm, options.workers, options.images)
+
+
+def _of_tables(options: argparse.Namespace) -> Callable[[], Evaluation]:
+    """What evaluates tables. Raises: ValueError: the options do not fit each other."""
+    if options.labels is None or options.references is not None or options.tolerance_mm:
+        raise ValueError(
+            f"--predictions {options.predictions}: image-level predictions are measured against "
+            "--labels, a table (.csv), without --references and --tolerance-mm"
+        )
+    path = options.predictions / TABLE if options.predictions.is_dir() else options.predictions
+    columns = (options.label_columns, options.split, options.split_column or "split")
+    return partial(image_level.evaluate, path, options.labels, options.compare, *columns, options.images)
+
+
+def write(evaluation: Evaluation, path: Path) -> None:
+    """`path` as JSON, and beside it a CSV with the cases (with `compare`, of both sets)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(evaluation.result, indent=2, allow_nan=False) + "\n")
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(evaluation.csv_rows())
+    write_text(path.with_suffix(".csv"), text.getvalue())
+
+
+def table(evaluation: Evaluation) -> str:
+    """The scores, how many cases have no prediction, and the comparison."""
+    lines, result = evaluation.score_lines(), evaluation.result
+    if missing := result["without_prediction"]:
+        total = len(missing) + len(result["cases"])
+        what = f"{len(missing)} of {total} {evaluation.counted}"
+        lines.append(f"{what} have no prediction and are not counted: {some(missing)}")
+    return "\n".join([*lines, *(evaluation.comparison_lines() if "comparison" in result else [])])
+
+
+def _check_writable(path: Path) -> None:
+    """Fail before the work, not after it. Raises: ValueError: the path, or one beside it, cannot be
+    written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for file in (path, path.with_suffix(".csv"), path.with_suffix(".html")):
+            if file.is_dir():
+                raise ValueError(f"--output {file}: cannot be written ({os.strerror(errno.EISDIR)})")
+        probe = path.with_name(f".{os.getpid()}.{path.name}")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"--output {path}: cannot be written ({error.strerror})") from error

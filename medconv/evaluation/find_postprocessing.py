@@ -32,7 +32,7 @@ from medconv.evaluation.postprocessing_search import (
     volumes,
 )
 from medconv.inference.exported.metadata import digest
-from medconv.inference.predict import predict, usable_device
+from medconv.inference.predict import output_in, predict, usable_device
 from medconv.inference.predictor import Predictor
 from medconv.metrics.dice import dice
 from medconv.targets.segmentation import SegmentationTargets
@@ -185,10 +185,10 @@ def _predicted(
         predictor = Predictor.load([fold.folder.best], device, trusted)
         if targets is not None and predictor.targets != targets:
             raise ValueError(f"{fold.folder.best}: its classes differ from those of the other folds")
-        targets = predictor.segmentation_targets
-        folder = _folder(home, fold)
+        assert isinstance(predictor.targets, SegmentationTargets)  # as the folds' checkpoints have them
+        targets, folder = predictor.targets, _folder(home, fold)
         log.info("fold %s: %s", fold.number, fold.folder.best)
-        predict(predictor, [cases[case] for case in fold.rows], folder)
+        predict(predictor, [cases[case] for case in fold.rows], output_in(folder, predictor))
         predictions |= {f"{fold.number}/{case}": folder / f"{case}.nii.gz" for case in fold.rows}
     assert targets is not None
     return predictions, targets

@@ -8,9 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from medconv.data.case import Case
 from medconv.export.graph import Captured
-from medconv.inference.image_level_predictor import ImageLevelPredictor
 from medconv.inference.inputs import find_cases
 from medconv.inference.load import LoadedModel
 from medconv.inference.predictor import Predictor
@@ -46,22 +44,9 @@ def on_case(reference: LoadedModel, exported: LoadedModel, case: Path) -> tuple[
     cases = find_cases(case, len(reference.modalities))
     if len(cases) != 1:
         raise ValueError(f"--case {case}: expected one case, found {len(cases)}")
-    if not reference.targets.per_voxel:
-        return _on_image_level_case(reference, exported, cases[0])
     predictors = [Predictor([replace(member, precision="32-true")]) for member in (reference, exported)]
     case_input = predictors[0].read(cases[0])
-    expected, actual = (predictor.scores(case_input).logits[0] for predictor in predictors)
-    return float((actual - expected).abs().max()), tuple(case_input.arrays[0].shape[1:])
-
-
-def _on_image_level_case(
-    reference: LoadedModel, exported: LoadedModel, case: Case
-) -> tuple[float, tuple[int, ...]]:
-    """The largest difference of probabilities, or of numbers."""
-    members = [replace(member, precision="32-true") for member in (reference, exported)]
-    predictors = [ImageLevelPredictor([member]) for member in members]
-    case_input = predictors[0].read(case)
-    expected, actual = (torch.from_numpy(predictor.predict_batch([case_input])) for predictor in predictors)
+    expected, actual = (predictor.scores([case_input])[0].values for predictor in predictors)
     difference = (actual - expected).abs().max() / _unit(reference, expected)
     return float(difference), tuple(case_input.arrays[0].shape[1:])
 

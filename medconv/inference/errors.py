@@ -14,16 +14,14 @@ from medconv.utils.hardware import out_of_memory
 log = logging.getLogger(__name__)
 
 
-class UnwritableError(ValueError):
-    """The output folder cannot be written, so that all further cases would fail, too."""
-
-
-def unwritable(path: Path, case: str, error: OSError) -> UnwritableError:
-    """The error to raise when a result cannot be written. Args: path: the output folder."""
+def unwritable(path: Path, case: str, error: OSError) -> ValueError:
+    """The error to raise when a result cannot be written, as all further ones could not. Args: path: the
+    output folder.
+    """
     if error.errno not in NO_ROOM:
-        return UnwritableError(f"case {case}: cannot write to {path} ({error.strerror or error})")
+        return ValueError(f"case {case}: cannot write to {path} ({error.strerror or error})")
     free = shutil.disk_usage(path).free
-    return UnwritableError(
+    return ValueError(
         f"case {case}: no room in {path} ({error.strerror}), {free / 1e6:.1f} MB are free. Finished cases "
         "are kept; free some space and rerun the command to resume"
     )

@@ -1,12 +1,11 @@
 """`medconv predict`: label maps on the grids of the inputs, or a table of image-level predictions."""
 
-from __future__ import annotations
-
 import argparse
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,198 +16,208 @@ from tqdm import tqdm
 import medconv
 from medconv.data.case import Case
 from medconv.data.io import dicom_seg as data_dicom_seg
-from medconv.data.io.images import write_channels, write_label
 from medconv.inference import postprocessing
-from medconv.inference.errors import UnwritableError, check_all_predicted, reason, unwritable
+from medconv.inference.errors import check_all_predicted, reason, unwritable
 from medconv.inference.exported.metadata import digest
-from medconv.inference.image_level_predictor import ImageLevelPredictor
+from medconv.inference.forward import Input
 from medconv.inference.inputs import find_cases
-from medconv.inference.load import LoadedModel, with_window
+from medconv.inference.output import Claim, Output
 from medconv.inference.output_dir import OutputDir
+from medconv.inference.output_table import OutputTable
 from medconv.inference.pipeline import stream
-from medconv.inference.predict_image_level import predict_image_level
-from medconv.inference.predictor import Input, Predictor, Scores, load_members, with_cpu_fallback
+from medconv.inference.predictor import Predictor
+from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import signals
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
 
-Claimed = tuple[Case, Callable[[], None]]
+# Options for one family of targets: whether that is label maps
+_FOR_LABEL_MAPS = {
+    "save_probabilities": True,
+    "dicom_seg": True,
+    "postprocess": True,
+    "overlap": True,
+    "saliency": False,
+}
+_BAR: dict[str, Any] = {"desc": "predicting", "unit": "case", "disable": None}
+Predicted = list[tuple[Case, Any]]  # with its scores
 log = logging.getLogger(__name__)
 
 
 def run_command(options: argparse.Namespace) -> int:
     """`medconv predict` with these options. Returns: the exit code."""
     start_logging()
-    if options.workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {options.workers}")
+    for name in ("workers", "sw_batch_size"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if options.overlap is not None and not 0 <= options.overlap < 1:
         raise ValueError(f"--overlap must be at least 0 and below 1, got {options.overlap}")
     steps = postprocessing.read(options.postprocess) if options.postprocess else None
     if not options.checkpoint and not options.exported_model:
         raise ValueError("--checkpoint or --exported-model is needed: the networks to predict with")
-    device = usable_device(options.device)
-    members = load_members(
-        options.checkpoint, device, options.trust_package, options.mirror_axes, options.exported_model
+    predictor = Predictor.load(
+        options.checkpoint,
+        usable_device(options.device),
+        options.trust_package,
+        options.mirror_axes,
+        options.overlap,
+        options.sw_batch_size,
+        steps.apply if steps else None,
+        options.exported_model,
     )
-    if not members[0].targets.per_voxel:
-        return _run_image_level(members, device, options)
-    if options.saliency:
-        raise ValueError(
-            f"--saliency is for classification and regression; {members[0].path} predicts label maps"
-        )
-    members = [with_window(member, options.overlap, options.sw_batch_size) for member in members]
-    predictor = Predictor(members, device, steps.apply if steps else None)
-    if steps:
-        steps.check(predictor.segmentation_targets)
+    _check_options(options, predictor)
+    if steps and isinstance(predictor.targets, SegmentationTargets):
+        steps.check(predictor.targets)
     cases = find_cases(options.input, len(predictor.modalities))
     if options.dicom_seg:
         data_dicom_seg.check([case.images[0] for case in cases])
-    return predict(
-        predictor,
-        cases,
+    output = output_in(
         options.output,
+        predictor,
         probabilities=options.save_probabilities,
-        overwrite=options.overwrite,
-        workers=options.workers,
-        settings={"postprocess": digest(options.postprocess) if options.postprocess else None},
         dicom_seg=options.dicom_seg,
+        saliency=options.saliency,
+        postprocess=options.postprocess,
     )
+    return predict(predictor, cases, output, options.overwrite, options.workers)
 
 
-def _run_image_level(members: Sequence[LoadedModel], device: str, options: argparse.Namespace) -> int:
-    """Raises: ValueError: as `predict_image_level`; an option that is for label maps."""
-    segmentation_options = {
-        "--save-probabilities": options.save_probabilities,
-        "--dicom-seg": options.dicom_seg,
-        "--postprocess": options.postprocess,
-        "--overlap": options.overlap is not None,
-    }
-    if wrong := [name for name, value in segmentation_options.items() if value]:
-        raise ValueError(
-            f"{wrong[0]} is for label maps; {members[0].path} is an image-level network, whose predictions "
-            "go into predictions.csv"
-        )
-    if options.sw_batch_size is not None and options.sw_batch_size < 1:
-        raise ValueError(f"--sw-batch-size must be at least 1, got {options.sw_batch_size}")
-    predictor = ImageLevelPredictor(members, device, options.sw_batch_size)
-    cases = find_cases(options.input, len(predictor.modalities))
-    settings = {key: value for key, value in _settings(predictor).items() if key != "overlap"}
-    about = {key: value for key, value in _about(predictor).items() if key != "targets"}
-    work = (options.overwrite, options.workers, options.saliency)
-    return predict_image_level(predictor, cases, options.output, settings, about, *work)
-
-
-def predict(
-    predictor: Predictor,
-    cases: Sequence[Case],
-    output: Path,
-    probabilities: bool = False,
-    overwrite: bool = False,
-    workers: int = 1,
-    settings: dict[str, Any] | None = None,
-    dicom_seg: bool = False,
-) -> int:
-    """Write one label map per case that has none yet and that no other process works on. Cases that fail are
-    named at the end, and do not stop the others.
-
-    Args: probabilities, dicom_seg: written, too. workers: cases that are loaded at once. settings: what else
-        determines the results.
-    Returns: the exit code.
-    Raises: ValueError: `output` holds other results, cases failed, or the disk is full.
-    """
-    folder = OutputDir(
-        output, {**_settings(predictor), **(settings or {})}, _about(predictor), probabilities, dicom_seg
-    )
-    failed: dict[str, str] = {}
-    # One thread per matrix product in NumPy and SciPy: `workers` of them load beside the network.
-    limits = threadpool_limits(1, user_api="blas")
-    with signals.raising(), folder.open(cases, overwrite), limits, tqdm(total=len(cases), **_BAR) as bar:
-        done = stream(
-            folder.claims(cases),
-            partial(_load, predictor),
-            predictor.scores,
-            partial(_write, predictor, folder),
-            workers,
-        )
-        for ended, ((case, release), error) in enumerate(done, 1):
-            release()
-            bar.update(ended + len(folder.skipped) - bar.n)
-            if isinstance(error, UnwritableError):
-                raise error
-            if error is not None:
-                failed[case.id] = reason(error)
-        bar.update(len(cases) - len(folder.claimed_by_others) - bar.n)  # also those that were finished before
-    return _report(folder, len(cases), failed)
-
-
-_BAR: dict[str, Any] = {"desc": "predicting", "unit": "case", "disable": None}
-
-
-def _load(predictor: Predictor, claimed: Claimed) -> Input:
-    case_input = predictor.read(claimed[0])
-    if case_input.warning:
-        log.warning("case %s: %s", claimed[0].id, case_input.warning)
-    return case_input
-
-
-@torch.inference_mode()
-def _write(predictor: Predictor, folder: OutputDir, claimed: Claimed, scores: Scores) -> None:
-    """The label map is written last: a case with a label map is done. Raises: UnwritableError: the disk is
-    full, or no permission.
-    """
-    case = claimed[0]
-    label = predictor.label(scores)
-    try:
-        if folder.writes_probabilities:
-            path, count = folder.probabilities(case.id), predictor.targets.num_outputs
-            with_cpu_fallback(
-                scores, lambda placed: write_channels(path, placed.probabilities(), count, case.images[0])
+def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:
+    """Raises: ValueError: an option that has no effect for these networks."""
+    first = predictor.members[0]
+    for name, for_label_maps in _FOR_LABEL_MAPS.items():
+        value, option = getattr(options, name), f"--{name.replace('_', '-')}"
+        if value is None or value is False or for_label_maps == first.targets.per_voxel:
+            continue
+        if first.targets.per_voxel:
+            raise ValueError(
+                f"{option} is for classification and regression; {first.path} predicts label maps"
             )
-        if folder.writes_dicom_seg:
-            data_dicom_seg.write(folder.dicom_seg(case.id), label, case.images[0], predictor.class_names)
-        write_label(folder.label(case.id), label, case.images[0])
-    except OSError as error:
-        raise unwritable(folder.path, case.id, error) from error
+        raise ValueError(
+            f"{option} is for label maps; {first.path} is an image-level network, whose predictions go into "
+            "predictions.csv"
+        )
+    if options.saliency and all(member.metadata_path is not None for member in predictor.members):
+        raise ValueError(
+            "--saliency needs a network from --checkpoint; exported models have no layers to look at"
+        )
 
 
-def _report(folder: OutputDir, number: int, failed: dict[str, str]) -> int:
-    others, before = len(folder.claimed_by_others), len(folder.skipped)
-    now = number - others - before - len(failed)
-    log.info(
-        "%d of %d predictions are in %s: %d made now, %d before or by others",
-        now + before,
-        number,
-        folder.path,
-        now,
-        before,
-    )
-    if others:
-        log.info("other processes still work on %d cases, such as %s", others, folder.claimed_by_others[0])
-    check_all_predicted(failed, number)
-    return DONE
+def output_in(
+    folder: Path,
+    predictor: Predictor,
+    probabilities: bool = False,
+    dicom_seg: bool = False,
+    saliency: bool = False,
+    postprocess: Path | None = None,
+) -> Output:
+    """The output folder for this predictor.
 
-
-def _settings(predictor: Predictor) -> dict[str, Any]:
-    """What determines the results, and so must be the same for all cases of a folder."""
-    windows = [member.window for member in predictor.members]
-    return {
-        "checkpoints": [
-            digest(member.metadata_path or member.path)[:16] for member in predictor.members if member.path
-        ],
-        "overlap": [window.overlap for window in windows],
-        "mirror_axes": [list(window.mirror_axes) for window in windows],
-    }
-
-
-def _about(predictor: Predictor) -> dict[str, Any]:
-    paths = [str(member.path) for member in predictor.members]
-    return {
+    Args: probabilities, dicom_seg, saliency: written, too; as in `OutputDir` and `OutputTable`. postprocess:
+        the file with the predictor's post-processing.
+    """
+    windows, paths = [m.window for m in predictor.members], [str(m.path) for m in predictor.members]
+    about = {
         "checkpoint": paths[0],
         "checkpoints": paths,
         "class_names": list(predictor.class_names),
         "targets": predictor.targets.plain(),
         "versions": {"medconv": medconv.__version__, **{name: version(name) for name in ("torch", "monai")}},
     }
+    checkpoints = [digest(m.metadata_path or m.path)[:16] for m in predictor.members if m.path]
+    overlap = {"overlap": [window.overlap for window in windows]}
+    flips = {"mirror_axes": [list(window.mirror_axes) for window in windows]}
+    if isinstance(predictor.targets, ImageLevelTargets):
+        settings = {"checkpoints": checkpoints, **flips}
+        return OutputTable(folder, predictor.targets, settings, about, saliency)
+    steps = {"postprocess": digest(postprocess) if postprocess else None}
+    settings = {"checkpoints": checkpoints, **overlap, **flips, **steps}
+    return OutputDir(folder, settings, about, probabilities, dicom_seg)
+
+
+def predict(
+    predictor: Predictor, cases: Sequence[Case], output: Output, overwrite: bool = False, workers: int = 1
+) -> int:
+    """Predict each case that is not done yet and that no other process works on. Cases that fail are named at
+    the end, and do not stop the others.
+
+    Args: workers: batches of cases that are loaded at once.
+    Returns: the exit code.
+    Raises: ValueError: `output` holds other results, cases failed, or the disk is full.
+    """
+    failed: dict[str, str] = {}
+    # One thread per matrix product in NumPy and SciPy: `workers` of them load beside the network.
+    limits = threadpool_limits(1, user_api="blas")
+    with signals.raising(), output.open(cases, overwrite), limits, tqdm(total=len(cases), **_BAR) as bar:
+        ended, batches = 0, _batches(output.claims(cases), predictor.forward.batch_size)
+        load, scores = partial(_load, predictor, failed), partial(_scores, predictor, failed)
+        write = partial(_write, predictor, output, failed)
+        for batch, error in stream(batches, load, scores, write, workers):
+            for _, release in batch:
+                release()
+            if error is not None:
+                raise error
+            ended += len(batch)
+            bar.update(ended + len(output.skipped) - bar.n)
+        bar.update(len(cases) - len(output.claimed_by_others) - bar.n)  # also those that were finished before
+    _report(output, len(cases), len(failed))
+    check_all_predicted({case.id: failed[case.id] for case in cases if case.id in failed}, len(cases))
+    return DONE
+
+
+def _batches(claims: Iterable[Claim], size: int) -> Iterator[list[Claim]]:
+    claims = iter(claims)
+    while batch := list(islice(claims, size)):
+        yield batch
+
+
+def _load(predictor: Predictor, failed: dict[str, str], batch: Sequence[Claim]) -> list[Input]:
+    inputs: list[Input] = []
+    for case, _ in batch:
+        try:
+            inputs.append(predictor.read(case))
+        except Exception as error:  # of this case alone
+            failed[case.id] = reason(error)
+            continue
+        if inputs[-1].warning:
+            log.warning("case %s: %s", case.id, inputs[-1].warning)
+    return inputs
+
+
+def _scores(predictor: Predictor, failed: dict[str, str], inputs: Sequence[Input]) -> Predicted:
+    """Of a batch; if that fails, case by case, so that only the failing case is lost."""
+    if not inputs:
+        return []
+    try:
+        return [(i.case, scores) for i, scores in zip(inputs, predictor.scores(inputs), strict=True)]
+    except Exception as error:
+        if len(inputs) == 1:
+            failed[inputs[0].case.id] = reason(error)
+            return []
+    return [pair for single in inputs for pair in _scores(predictor, failed, [single])]
+
+
+def _write(
+    predictor: Predictor, output: Output, failed: dict[str, str], _: Sequence[Claim], predicted: Predicted
+) -> None:
+    """Raises: ValueError: the disk is full, or no permission."""
+    for case, scores in predicted:
+        try:
+            output.write(predictor, case, scores)
+        except OSError as error:
+            raise unwritable(output.path, case.id, error) from error
+        except Exception as error:  # of this case alone
+            failed[case.id] = reason(error)
+
+
+def _report(output: Output, number: int, failed: int) -> None:
+    others, before = len(output.claimed_by_others), len(output.skipped)
+    now = number - others - before - failed
+    counts = (before + now, number, output.place, now, before, output.earlier)
+    log.info("%d of %d predictions are in %s: %d made now, %d %s", *counts)
+    if others:
+        log.info("other processes still work on %d cases, such as %s", others, output.claimed_by_others[0])
 
 
 def usable_device(name: str | None) -> str:

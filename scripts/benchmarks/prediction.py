@@ -16,7 +16,7 @@ from benchmarks import results
 from medconv.data.case import Case
 from medconv.data.io.images import write_label
 from medconv.inference.inputs import find_cases
-from medconv.inference.predict import predict, usable_device
+from medconv.inference.predict import output_in, predict, usable_device
 from medconv.inference.predictor import Predictor
 
 REFERENCE = "one after another"
@@ -60,10 +60,10 @@ def show(rows: Sequence[results.Row]) -> str:
 def _serially(predictor: Predictor, cases: Sequence[Case]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for case in cases:
-            label = predictor.label(predictor.scores(predictor.read(case)))
+            label = predictor.answer(predictor.scores([predictor.read(case)])[0])
             write_label(Path(folder) / f"{case.id}.nii.gz", label, case.images[0])
 
 
 def _streamed(predictor: Predictor, cases: Sequence[Case], workers: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        predict(predictor, cases, Path(folder) / "predictions", workers=workers)
+        predict(predictor, cases, output_in(Path(folder) / "predictions", predictor), workers=workers)

@@ -25,7 +25,8 @@ def test_classes_named_like_columns_are_read_back(tmp_path: Path, kind: type[Ima
     (tmp_path / "a.png").touch()
     cases = [Case(name, (tmp_path / "a.png",)) for name in ("x", "y")]
     with folder.open(cases):
-        folder.add(cases, outputs)
+        for case, values in zip(cases, outputs, strict=True):
+            folder.add(case, values)
     table = tables.read_predictions(tmp_path / "predictions.csv", "--predictions")
     assert table.targets == targets and list(table.outputs) == ["x", "y"]
     np.testing.assert_allclose(np.stack(list(table.outputs.values())), outputs)

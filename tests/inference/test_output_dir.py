@@ -1,4 +1,4 @@
-"""The output folder: how processes share cases, which results may stay beside new ones, the manifest."""
+"""The folder of label maps: how processes share cases, and what is never replaced."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ import pytest
 from helpers import members
 
 from medconv.data.case import Case
-from medconv.inference.output_dir import MANIFEST, OutputDir
+from medconv.inference.manifest import MANIFEST
+from medconv.inference.output_dir import OutputDir
 
 
 def cases(*names: str, root: str = "images") -> list[Case]:
@@ -39,14 +40,9 @@ def manifest(path: Path) -> dict[str, Any]:
 
 def test_finished_cases_are_skipped(tmp_path: Path) -> None:
     assert fill(folder(tmp_path), cases("a", "b")) == ["a", "b"]
-    again = folder(tmp_path)
-    assert fill(again, cases("a", "b", "c")) == ["c"]
-    assert again.skipped == ["a", "b"] and again.claimed_by_others == []
+    assert fill(folder(tmp_path), cases("a", "b", "c")) == ["c"]
     assert {p.name for p in tmp_path.iterdir()} == {"a.nii.gz", "b.nii.gz", "c.nii.gz", MANIFEST, ".lock"}
-    content = manifest(tmp_path)
-    assert content["class_names"] == ["background", "box"] and list(content["cases"]) == ["a", "b", "c"]
-    assert content["cases"]["b"]["images"] == [str(Path("images/b.nii.gz").absolute())]
-    assert content["settings"] == {"overlap": 0.5, "probabilities": False}
+    assert manifest(tmp_path)["settings"] == {"overlap": 0.5, "probabilities": False}
 
 
 def test_two_processes_share_the_cases(tmp_path: Path) -> None:
@@ -82,18 +78,10 @@ def test_a_released_case_without_a_result_is_free_again(tmp_path: Path) -> None:
         assert next(other_claims)[0].id == "a"  # tried again at the end
 
 
-def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
+def test_other_files_are_another_setting(tmp_path: Path) -> None:
     fill(folder(tmp_path), cases("a", "b"))
-    changed = (
-        r"^--output \S+: holds results made with other settings \(overlap: 0\.5 there, 0\.25 "
-        r"now\); .* --overwrite"
-    )
-    with members.refused(changed):
-        fill(folder(tmp_path, overlap=0.25), cases("a", "b"))
     with members.refused("probabilities: False there, True now"):
         fill(folder(tmp_path, probabilities=True), cases("a"))
-    assert manifest(tmp_path)["settings"]["overlap"] == 0.5
-    assert fill(folder(tmp_path), cases("a", "b")) == []
 
 
 def test_overwrite_replaces_all(tmp_path: Path) -> None:
@@ -106,13 +94,8 @@ def test_overwrite_replaces_all(tmp_path: Path) -> None:
     assert list(manifest(tmp_path)["cases"]) == ["a", "b"]
 
 
-def test_overwrite_keeps_no_result_of_other_settings(tmp_path: Path) -> None:
+def test_overwrite_removes_the_results_first(tmp_path: Path) -> None:
     fill(folder(tmp_path), cases("a", "b"))
-    with members.refused(
-        "--overwrite would keep results made with other settings, .* not in --input: b; take another"
-    ):
-        fill(folder(tmp_path, overlap=0.25), cases("a"), overwrite=True)
-    assert (tmp_path / "a.nii.gz").is_file()
     with folder(tmp_path, overlap=0.25).open(cases("a", "b"), overwrite=True):
         assert not (tmp_path / "a.nii.gz").exists()  # so a case that fails now has none
 
@@ -140,26 +123,6 @@ def test_label_maps_that_the_manifest_does_not_list_are_never_replaced(
     assert (tmp_path / "z.nii.gz").exists()
 
 
-def test_two_images_with_one_case_id_are_refused(tmp_path: Path) -> None:
-    fill(folder(tmp_path), cases("a", "b"))
-    with members.refused(
-        r"holds case a predicted from another image, \S+/images/a\.nii\.gz, not \S+/elsewhere/a\.nii\.gz"
-    ):
-        fill(folder(tmp_path), cases("a", "c", root="elsewhere"))
-
-
-def test_a_replaced_image_is_refused_without_overwrite(tmp_path: Path) -> None:
-    (tmp_path / "a.nii.gz").write_text("image")
-    listed, out = cases("a", root=str(tmp_path)), tmp_path / "out"
-    assert fill(folder(out), listed) == ["a"] and fill(folder(out), listed) == []
-    (tmp_path / "a.nii.gz").write_text("another")
-    with members.refused(
-        r"holds case a predicted from an image that has changed since: .*a\.nii\.gz; take another .* --overwrite"
-    ):
-        fill(folder(out), listed)
-    assert fill(folder(out), listed, overwrite=True) == ["a"]
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize(
     "way", ["same", "link", "..", "another's name", "other ending", "image is a link", "probabilities"]
@@ -182,27 +145,6 @@ def test_the_folder_of_an_image_is_refused(tmp_path: Path, overwrite: bool, way:
     ):
         fill(folder(outputs.get(way, images)), [case], overwrite)
     assert image.read_text() == "image"
-
-
-def test_a_stopped_overwrite_resumes(tmp_path: Path) -> None:
-    listed = cases("a", "b", "c")
-    fill(folder(tmp_path), cases("a", "b", "c", "d"))
-    stopped = folder(tmp_path)
-    with pytest.raises(KeyboardInterrupt), stopped.open(listed, overwrite=True):
-        case, release = next(stopped.claims(listed))
-        stopped.label(case.id).write_text("new")
-        release()
-        raise KeyboardInterrupt
-    # The stopped command was to replace it, and has not.
-    assert fill(folder(tmp_path), cases("b"), overwrite=True) == ["b"]
-    assert manifest(tmp_path)["overwriting"] == []
-    with pytest.raises(KeyboardInterrupt), stopped.open(listed, overwrite=True):
-        stopped.label("a").write_text("new")
-        raise KeyboardInterrupt
-    assert fill(folder(tmp_path), [*listed, *cases("d")], overwrite=True) == ["b", "c", "d"]
-    assert (tmp_path / "a.nii.gz").read_text() == "new"
-    # The overwriting command has finished, so this is a new one.
-    assert fill(folder(tmp_path), listed, overwrite=True) == ["a", "b", "c"]
 
 
 def test_results_of_a_running_process_are_not_overwritten(tmp_path: Path) -> None:
@@ -233,9 +175,3 @@ def test_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     assert fill(folder(tmp_path), cases("a", "b")) == ["b"]
     assert {p.name for p in tmp_path.glob(".*")} == {".lock", ".other.nii.gz"}
-
-
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with members.refused(r"--output \S+/file: cannot be written \(File exists\)"):
-        fill(folder(tmp_path / "file"), cases("a"))

@@ -1,4 +1,4 @@
-"""The table of image-level predictions: resuming, and results that do not fit."""
+"""The table of image-level predictions: its rows, resuming, and tables that are not replaced."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from helpers.members import refused
 
 from medconv.data.case import Case
@@ -27,10 +26,12 @@ def table(path: Path, **settings: Any) -> OutputTable:
 
 def fill(output: OutputTable, listed: Sequence[Case], overwrite: bool = False) -> list[str]:
     """Add a row for each remaining case; returns their names."""
-    with output.open(listed, overwrite) as remaining:
-        for case in remaining:
-            output.add([case], np.array([[0.25, 0.75]]))
-    return [case.id for case in remaining]
+    done = []
+    with output.open(listed, overwrite):
+        for case, _ in output.claims(listed):
+            output.add(case, np.array([0.25, 0.75]))
+            done.append(case.id)
+    return done
 
 
 def test_rows_are_in_the_order_of_the_cases_and_resume_after_a_cut_off_line(tmp_path: Path) -> None:
@@ -47,19 +48,9 @@ def test_rows_are_in_the_order_of_the_cases_and_resume_after_a_cut_off_line(tmp_
 def test_a_stopped_command_keeps_its_rows(tmp_path: Path) -> None:
     output = table(tmp_path)
     with pytest.raises(KeyboardInterrupt), output.open(cases("a", "b")):
-        output.add(cases("a"), np.array([[0.5, 0.5]]))
+        output.add(cases("a")[0], np.array([0.5, 0.5]))
         raise KeyboardInterrupt
     assert fill(table(tmp_path), cases("a", "b")) == ["b"]
-
-
-def test_other_settings_need_overwrite_and_the_same_cases(tmp_path: Path) -> None:
-    fill(table(tmp_path), cases("a", "b"))
-    other = {"mirror_axes": [0]}
-    with refused(r"made with other settings \(mirror_axes: \[\] there, \[0\] now\); .* or --overwrite"):
-        fill(table(tmp_path, **other), cases("a"))
-    with refused("--overwrite would keep predictions made with other settings, .* not in --input: b; "):
-        fill(table(tmp_path, **other), cases("a"), overwrite=True)
-    assert fill(table(tmp_path, **other), cases("a", "b"), overwrite=True) == ["a", "b"]
 
 
 def test_a_table_that_the_manifest_does_not_list_is_refused(tmp_path: Path) -> None:
@@ -75,5 +66,10 @@ def test_a_folder_of_label_maps_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_which_another_process_works_is_refused(tmp_path: Path) -> None:
-    with FileLock(tmp_path / ".lock"), refused("another process writes its predictions there"):
-        fill(table(tmp_path), cases("a"))
+    with (
+        table(tmp_path).open(cases("a")),
+        refused("another process writes its predictions there"),
+        table(tmp_path).open(cases("b")),
+    ):
+        pass
+    assert fill(table(tmp_path), cases("a", "b")) == ["a", "b"]

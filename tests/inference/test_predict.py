@@ -7,15 +7,21 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from helpers import exports, members, tiny
+import torch
+from helpers import exports, loaded_models, members, tiny
 from helpers.exports import Exported, refusal
 from helpers.members import call
+from PIL import Image
+from torch import Tensor, nn
 
+from medconv.data.case import Case
 from medconv.inference import predict
 from medconv.inference.exported.metadata import metadata_path
+from medconv.inference.forward import ImageLevelForward, ImageLevelScores
 from medconv.inference.inputs import find_cases
 from medconv.inference.postprocessing import Step, Steps
 from medconv.inference.predictor import Predictor
+from medconv.targets.multiclass import MulticlassTargets
 
 
 def voxels(path: Path) -> np.ndarray:
@@ -79,6 +85,8 @@ def test_postprocessing_is_applied_and_recorded(
     ("words", "message"),
     [
         (["--workers", "0"], "error: --workers must be at least 1, got 0"),
+        (["--sw-batch-size", "0"], "error: --sw-batch-size must be at least 1, got 0"),
+        (["--saliency"], "error: --saliency is for classification and regression; "),
         (["--overlap", "1"], "error: --overlap must be at least 0 and below 1, got 1.0"),
         (
             ["--mirror-axes", "2"],
@@ -134,10 +142,10 @@ def test_cases_that_fail_are_named_and_the_others_are_predicted(
     errors = [MemoryError("Unable to allocate 9 TiB"), TypeError("what?")]
     scores = Predictor.scores
 
-    def failing(self: Predictor, case_input) -> object:
-        if case_input.case.id in ("case_4", "case_5") and errors:
+    def failing(self: Predictor, inputs) -> object:
+        if inputs[0].case.id in ("case_4", "case_5") and errors:
             raise errors.pop(0)
-        return scores(self, case_input)
+        return scores(self, inputs)
 
     monkeypatch.setattr(Predictor, "scores", failing)
     monkeypatch.setitem(predict._BAR, "disable", False)  # as on a terminal
@@ -204,3 +212,59 @@ def test_missing_networks_and_unseen_mirror_axes_are_refused(
     assert "--mirror-axes=[2] needs a network trained on mirrored images" in error
     error = refusal(monkeypatch, capsys, *arguments, "--exported-model", tmp_path / "no.onnx")
     assert "no such file" in error
+
+
+class Brightness(nn.Module):
+    """Two classes by mean brightness; runs out of memory on a batch with a white image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if (images == 255).all((1, 2, 3)).any():
+            raise torch.OutOfMemoryError("no room")
+        return self.conv(images / 255).flatten(2).mean(2)
+
+
+class FailingOverlay(ImageLevelForward):
+    """Runs out of memory in one picture."""
+
+    def overlay(self, scores: ImageLevelScores) -> np.ndarray:
+        if scores.case_input.case.id == "1":
+            raise torch.OutOfMemoryError("no room")
+        return super().overlay(scores)
+
+
+def pictures(folder: Path, *brightness: int) -> list[Case]:
+    paths = [folder / f"{number}.png" for number in range(len(brightness))]
+    for path, value in zip(paths, brightness, strict=True):
+        Image.fromarray(np.full((8, 8), value, np.uint8)).save(path)
+    return [Case(path.stem, (path,)) for path in paths]
+
+
+def by_brightness(batch_size: int | None = None) -> Predictor:
+    model = loaded_models.image_level(Brightness(), MulticlassTargets(("dark", "bright")))
+    return Predictor([model], batch_size=batch_size)
+
+
+def rows(folder: Path) -> list[str]:
+    lines = (folder / "predictions.csv").read_text().splitlines()
+    return [line.partition(",")[0] for line in lines[1:]]
+
+
+def test_a_picture_that_fails_fails_only_its_case(tmp_path: Path) -> None:
+    predictor, listed = by_brightness(), pictures(tmp_path, 10, 20, 30)
+    predictor.forward = FailingOverlay(predictor.members, "cpu")
+    output = predict.output_in(tmp_path / "out", predictor, saliency=True)
+    with members.refused("1 of 3 cases could not be predicted\n  case 1: out of memory"):
+        predict.predict(predictor, listed, output)
+    assert rows(tmp_path / "out") == ["0", "2"]
+    assert {path.name for path in (tmp_path / "out/saliency").iterdir()} == {"0.png", "2.png"}
+
+
+def test_a_batch_that_fails_is_predicted_one_by_one(tmp_path: Path) -> None:
+    predictor, listed = by_brightness(batch_size=3), pictures(tmp_path, 10, 255, 30)
+    with members.refused("1 of 3 cases could not be predicted\n  case 1: out of memory"):
+        predict.predict(predictor, listed, predict.output_in(tmp_path / "out", predictor))
+    assert rows(tmp_path / "out") == ["0", "2"]

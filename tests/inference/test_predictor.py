@@ -6,13 +6,16 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers import members
-from torch.utils._python_dispatch import TorchDispatchMode
+from helpers import loaded_models, members
+from PIL import Image
+from torch import nn
 
 from medconv.data.case import Case
 from medconv.data.io.images import read_image
 from medconv.data.preprocessing.preprocess import preprocess, restore
-from medconv.inference.predictor import Predictor, finite
+from medconv.inference.forward import LabelMapScores
+from medconv.inference.predictor import Predictor
+from medconv.targets.multiclass import MulticlassTargets
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +43,13 @@ def logits_of(predictor: Predictor, image: Path) -> list[torch.Tensor]:
     return logits
 
 
+def scores_of(predictor: Predictor, image: Path) -> LabelMapScores:
+    return predictor.scores([predictor.read(Case("x", (image,)))])[0]
+
+
 def probabilities_of(predictor: Predictor, image: Path) -> np.ndarray:
     """(channels, X, Y, Z)."""
-    scores = predictor.scores(predictor.read(Case("x", (image,))))
-    return np.stack(list(predictor.probabilities(scores)))
+    return np.stack(list(scores_of(predictor, image).probabilities()))
 
 
 def label_of_regions(probabilities: np.ndarray) -> np.ndarray:
@@ -88,7 +94,7 @@ def test_members_with_equal_preprocessing_give_the_mean_of_their_logits(
 ) -> None:
     other = members.variant(trained[1], tmp_path / "b.ckpt")
     predictor = Predictor.load([trained[1], other])
-    scores = predictor.scores(predictor.read(Case("x", (image,))))
+    scores = scores_of(predictor, image)
     a, b = logits_of(predictor, image)
     assert len(scores.logits) == 1
     torch.testing.assert_close(scores.logits[0], (a + b) / 2)
@@ -154,32 +160,11 @@ def test_mirror_axes_and_windows_can_differ_from_those_of_validation(
     window = other.members[0].window
     assert plain.members[0].window.mirror_axes == () and plain.members[0].window.overlap == 0.5
     assert (window.mirror_axes, window.overlap, window.batch_size) == ((0, 1), 0.25, 1)
-    assert not torch.allclose(
-        *(p.scores(p.read(Case("x", (image,)))).logits[0] for p in (plain, other)), atol=1e-3
-    )
+    assert not torch.allclose(*(scores_of(p, image).logits[0] for p in (plain, other)), atol=1e-3)
     with members.refused(r"--mirror-axes=\[2\] needs a network trained on mirrored images: add \[2\]"):
         Predictor.load([trained[1]], mirror_axes=[2])
     with members.refused("overlap must be at least 0 and below 1"):
         Predictor.load([trained[1]], overlap=1.5)
-
-
-def test_finite_allocates_one_channel_at_a_time() -> None:
-    class Sizes(TorchDispatchMode):
-        largest = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor) and not result._is_view():
-                self.largest = max(self.largest, result.numel())
-            return result
-
-    logits = torch.zeros(5, 4, 4, 4)
-    with Sizes() as sizes:
-        assert finite(logits)
-    assert 0 < sizes.largest <= 64
-    for odd in (torch.nan, torch.inf):
-        logits[3, 1, 2, 3] = odd
-        assert not finite(logits)
 
 
 @pytest.mark.parametrize(("factor", "warns"), [(1.9, False), (2.1, True), (0.52, False), (0.48, True)])
@@ -203,8 +188,13 @@ def test_a_tilted_gantry_gives_a_warning(trained: tuple[Path, Path], tmp_path: P
     assert case.warning == "its axes are 14.0 degrees off a right angle; it is used as it is"
 
 
-def test_logits_that_are_not_finite_are_an_error(trained: tuple[Path, Path], image: Path) -> None:
-    predictor = Predictor.load([trained[1]])
-    next(predictor.members[0].network.parameters()).data.fill_(float("nan"))
-    with members.refused(r"the network's logits are not finite \(trainer\.precision=32-true\)"):
-        predictor(image)
+def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
+    """Training took one size, which was rounded up to a multiple of 4."""
+    for size in (14, 20):
+        Image.fromarray(np.full((size, size), 90, np.uint8)).save(tmp_path / f"{size}.png")
+    network = nn.Sequential(nn.Flatten(), nn.Linear(256, 2))
+    model = loaded_models.image_level(network, MulticlassTargets(("a", "b")), (16, 16), rounding=(4, 4))
+    predictor = Predictor([model])
+    assert predictor(tmp_path / "14.png").sum() == pytest.approx(1)
+    with members.refused(r"20\.png: 20 x 20 pixels, the network was trained on .* and takes 16 x 16"):
+        predictor(tmp_path / "20.png")

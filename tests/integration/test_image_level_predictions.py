@@ -15,7 +15,8 @@ from helpers import tiny
 from PIL import Image
 
 from medconv.export import export
-from medconv.inference.image_level_predictor import ImageLevelPredictor
+from medconv.inference.predictor import Predictor
+from medconv.targets.segmentation import LabelMapTargets
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +140,22 @@ def test_a_case_that_fails_takes_no_other_with_it(
 def test_what_is_refused(
     files: dict[str, Path], tmp_path: Path, predicting: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    both = ("--checkpoint", files["multiclass"])
+    both, steps = ("--checkpoint", files["multiclass"]), tmp_path / "steps.json"
+    steps.write_text(json.dumps({"targets": LabelMapTargets.of_classes(("", "a")).plain(), "steps": []}))
     for words, message in (
         (
             (*both, files["regression"]),
             "its targets differ: regression: age; there multiclass: 0, 1",
         ),
-        ((*both, "--save-probabilities"), "--save-probabilities is for label maps; "),
+        *(
+            ((*both, *option), f"{option[0]} is for label maps; ")
+            for option in (
+                ("--save-probabilities",),
+                ("--dicom-seg",),
+                ("--overlap", 0),
+                ("--postprocess", steps),
+            )
+        ),
         ((*both, "--sw-batch-size", 0), "--sw-batch-size must be at least 1, got 0"),
     ):
         assert predicting(*words, "--output", tmp_path / "out") == 1
@@ -187,7 +197,7 @@ def test_exported_networks_answer_alike(
     assert kind in (tmp_path / "model.onnx.md").read_text()
     Image.new("L", (20, 20)).save(tmp_path / "large.png")
     with pytest.raises(ValueError, match="20 x 20 pixels"):
-        ImageLevelPredictor.load([], models=[file]).predict(tmp_path / "large.png")  # type: ignore[attr-defined]
+        Predictor.load([], models=[file])(tmp_path / "large.png")
     assert predicting("--exported-model", file, "--output", tmp_path / "a") == 0
     assert predicting("--checkpoint", files[kind], "--output", tmp_path / "b") == 0
     for exported, trained in zip(rows(tmp_path / "a"), rows(tmp_path / "b"), strict=True):

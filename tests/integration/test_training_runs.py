@@ -78,7 +78,9 @@ def test_predict_and_evaluate_give_the_numbers_of_validation(
     for case in recorded:
         (images / f"{case}.nii.gz").symlink_to(dataset / "imagesTr" / f"{case}.nii.gz")
     model = load(done / "checkpoints" / "best.ckpt")
-    predict.predict(Predictor([model]), predict.find_cases(images, 1), tmp_path / "out")
+    predictor = Predictor([model])
+    output = predict.output_in(tmp_path / "out", predictor)
+    predict.predict(predictor, predict.find_cases(images, 1), output)
     result = evaluate(tmp_path / "out", dataset / "labelsTr").result
     assert {row["case"]: row["dice"] for row in result["cases"]} == recorded
     for case in recorded:
@@ -117,7 +119,9 @@ def test_two_dimensions(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "flat", shape=(16, 20, 1))
     tiny.train(dataset, tmp_path / "run")
     model = load(tmp_path / "run/checkpoints/best.ckpt")
-    predict.predict(Predictor([model]), predict.find_cases(dataset / "imagesTr", 1), tmp_path / "out")
+    predictor = Predictor([model])
+    output = predict.output_in(tmp_path / "out", predictor)
+    predict.predict(predictor, predict.find_cases(dataset / "imagesTr", 1), output)
     assert nib.load(tmp_path / "out/case_0.nii.gz").shape == (16, 20, 1)
 
 

@@ -99,5 +99,5 @@ def test_predict_gives_the_same_results_from_an_onnx_file_and_its_checkpoint(
 def test_an_onnx_file_and_a_checkpoint_are_averaged(exported: Exported) -> None:
     image = exported.images / "case_0.nii.gz"
     predictor = Predictor.load([exported.checkpoint], models=[exported.files["onnx"]])
-    assert len(predictor.members) == 2 and len(predictor.preprocessings) == 1
+    assert len(predictor.members) == 2 and len(predictor.forward.preprocessings) == 1
     assert (predictor(image) != Predictor.load([exported.checkpoint])(image)).mean() < 1e-3

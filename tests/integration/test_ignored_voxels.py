@@ -125,9 +125,9 @@ def test_without_ignored_voxels_the_store_stays_the_same(tmp_path: Path) -> None
     """Stores from before there was a value to ignore are used again."""
     dataset = tiny(tmp_path / "data", 2)
     store = prepare(dataset, preprocessing_config(), tmp_path / "cache", 1)
-    regions = dataset.with_targets({"all": [1, 2]}, None, None)
+    regions = dataset.with_targets(regions={"all": [1, 2]}, regions_order=None, ignore_label=None)
     assert prepare(regions, preprocessing_config(), tmp_path / "cache", 1).folder == store.folder
-    ignoring = dataset.with_targets(None, None, 9)
+    ignoring = dataset.with_targets(regions=None, regions_order=None, ignore_label=9)
     assert prepare(ignoring, preprocessing_config(), tmp_path / "cache", 1).folder != store.folder
     assert set(store.read("case_0").foreground[:, 0]) == {1, 2}
 
@@ -138,9 +138,12 @@ def test_a_new_value_to_ignore_measures_the_files_again(tmp_path: Path) -> None:
     measured, _ = fingerprint(dataset, folder, 1)
     written = json.loads((folder / "fingerprint.json").read_text())["fingerprint"]
     assert written["class_voxels"] == [list(voxels) for voxels in measured.class_voxels]
-    assert fingerprint(dataset.with_targets(None, None, 3), folder, 1)[0] == measured
+    assert (
+        fingerprint(dataset.with_targets(regions=None, regions_order=None, ignore_label=3), folder, 1)[0]
+        == measured
+    )
     with pytest.raises(ValueError, match=r"label values \[3\] are not declared"):
-        fingerprint(dataset.with_targets(None, None, 4), folder, 1)
+        fingerprint(dataset.with_targets(regions=None, regions_order=None, ignore_label=4), folder, 1)
 
 
 def test_augmentation_moves_the_value_to_ignore_like_a_class(tmp_path: Path) -> None:

@@ -245,9 +245,8 @@ def measure(reports: Sequence[CaseReport]) -> Fingerprint:
         raise ValueError("every valid case is in the test split, expected at least one to train on")
     samples = np.concatenate(sampled, axis=1)
     if not samples.shape[1]:
-        raise ValueError(
-            "no case has a labelled voxel: all voxels of all label maps have the value to ignore"
-        )
+        what = "every voxel of all label maps has the value to ignore"
+        raise ValueError(f"no case has a labelled voxel: {what}")
     names = ("percentile_00_5", "percentile_99_5", "mean", "std")
     measured = zip(*np.percentile(samples, [0.5, 99.5], axis=1), samples, strict=True)
     rows = [(low, high, values.mean(), values.std()) for low, high, values in measured]

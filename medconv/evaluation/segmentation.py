@@ -94,12 +94,12 @@ def evaluate(
         cannot be measured; names all.
     """
     sets = [(predictions, "--predictions")] + ([(compare, "--compare")] if compare else [])
-    predicted = [in_folder(folder, option) for folder, option in sets]
+    folders, predicted = [folder for folder, _ in sets], [in_folder(*each_set) for each_set in sets]
     reference_paths = in_folder(references, "--references")
     missing = sorted({case for paths in predicted for case in paths} - set(reference_paths))
     if missing:
         raise ValueError(f"--references {references}: no label map there for {', '.join(missing[:20])}")
-    targets = labels.agreed_targets([folder for folder, _ in sets], references)
+    targets = labels.agreed_targets(folders, references)
     tolerances = tolerance_mm or {}
     if targets:
         labels.check_tolerances(tolerances, targets.names)  # fail before the work
@@ -108,11 +108,11 @@ def evaluate(
     rows = [_measured(paths, reference_paths, targets, tolerances, workers) for paths in predicted]
     targets = targets or labels.numbered({name for cases in rows for row in cases for name in row["dice"]})
     labels.check_tolerances(tolerances, targets.names)
-    summaries = [
-        _summary(folder, cases, targets.names) for (folder, _), cases in zip(sets, rows, strict=True)
-    ]
-    result = {**summaries[0], "references": str(references), "targets": targets.plain()}
-    result |= {
+    summaries = [_summary(folder, cases, targets.names) for folder, cases in zip(folders, rows, strict=True)]
+    result = {
+        **summaries[0],
+        "references": str(references),
+        "targets": targets.plain(),
         "tolerance_mm": labels.tolerance_of(tolerances, targets.names),
         "without_prediction": sorted(set(reference_paths) - set(predicted[0])),
     }

@@ -87,10 +87,11 @@ def _worst(
     ignore: int | None,
 ) -> list[dict[str, Any]]:
     scored = [(mean(row["dice"]), row["case"], row) for row in result["cases"]]
-    worst = sorted((entry for entry in scored if entry[0] is not None), key=lambda entry: entry[:2])[
-        :_WORST_CASES
+    worst = sorted((entry for entry in scored if entry[0] is not None), key=lambda entry: entry[:2])
+    return [
+        {"dice": dice, **_case(row, paths[case], images.get(case), ignore)}
+        for dice, case, row in worst[:_WORST_CASES]
     ]
-    return [{"dice": dice, **_case(row, paths[case], images.get(case), ignore)} for dice, case, row in worst]
 
 
 def _case(
@@ -102,12 +103,9 @@ def _case(
         png = case_png(labels, image, ignore)
     except ValueError as reason:
         png, error, image = case_png(labels, None, ignore), f"; without the image: {reason}", None
-    columns = (
-        ["reference", "prediction"] if len(labels) == 2 else ["reference", "prediction A", "prediction B"]
-    )
-    classes = sorted(row["dice"], key=lambda name: (row["dice"][name] is None, row["dice"][name]))[
-        :_WORST_CLASSES
-    ]
+    predictions = ["prediction"] if len(labels) == 2 else ["prediction A", "prediction B"]
+    columns, dice = ["reference", *predictions], row["dice"]
+    classes = sorted(dice, key=lambda name: (dice[name] is None, dice[name]))[:_WORST_CLASSES]
     caption = ", ".join((["image"] if image else []) + columns) + error
     return {"name": row["case"], "row": row, "png": png, "caption": caption, "classes": classes}
 

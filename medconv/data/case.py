@@ -13,7 +13,8 @@ import numpy as np
 
 from medconv.targets import parse
 from medconv.targets.base import Targets
-from medconv.targets.segmentation import LabelMapTargets, SegmentationTargets
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.segmentation import SegmentationTargets
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import numpy as np
 from medconv.data.datasets import common
 from medconv.inference.manifest import MANIFEST
 from medconv.targets.base import names_of
-from medconv.targets.segmentation import LabelMapTargets, SegmentationTargets
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.segmentation import SegmentationTargets
 
 _MAX_BYTES = 100_000_000  # of a manifest; a larger file is something else
 

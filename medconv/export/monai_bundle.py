@@ -15,7 +15,7 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.exported.metadata import Metadata
 from medconv.inference.load import LoadedModel
 from medconv.targets import Targets
-from medconv.targets.segmentation import RegionTargets
+from medconv.targets.regions import RegionTargets
 
 MODEL = Path("models/model.ts")
 _SCHEMA = (

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from medconv.targets.base import names_of
-from medconv.targets.segmentation import HIGHEST, LabelMapTargets, RegionTargets, SegmentationTargets
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.regions import RegionTargets
+from medconv.targets.segmentation import HIGHEST, SegmentationTargets
 
 IGNORE = "ignore"  # the name that a dataset.json gives to the value of unlabelled voxels
 Regions = dict[str, tuple[int, ...]]

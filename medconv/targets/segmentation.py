@@ -1,4 +1,4 @@
-"""Label maps: exclusive classes, or regions that may overlap."""
+"""Targets per voxel: what classes of label maps and overlapping regions share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics.dice import ClassScores
@@ -48,10 +47,10 @@ class SegmentationTargets(Targets):
         if not {"names", "values", "ignore"} <= set(content):
             raise ValueError("targets of label maps need names, values and ignore")
         names, ignore = names_of(content["names"]), content["ignore"]
-        values = tuple(tuple(_label_values(group)) for group in list_of(content["values"]))
+        values = tuple(tuple(label_values(group)) for group in list_of(content["values"]))
         if len(values) != len(names) or not all(values):
             raise ValueError("each name needs its label values")
-        if ignore is not None and _label_values([ignore])[0] in (v for group in values for v in group):
+        if ignore is not None and label_values([ignore])[0] in (v for group in values for v in group):
             raise ValueError("the label value to ignore must not be a class")
         targets = cls(names, values, ignore, **cls._further_fields(content))
         if len(set(targets.written)) != len(names):
@@ -228,129 +227,6 @@ class SegmentationTargets(Targets):
         return [*summary["dice_per_class"].items(), ("mean", summary["dice"])]
 
 
-@dataclass(frozen=True)
-class LabelMapTargets(SegmentationTargets):
-    """Exclusive classes: a background channel and one channel each, softmax.
-
-    Args: values: one each, 1, 2, ... in this order.
-    """
-
-    kind: ClassVar[str] = "label_map"
-    exclusive: ClassVar[bool] = True
-    can_swap_labels: ClassVar[bool] = True
-    output_meaning: ClassVar[str] = (
-        "softmax over the channels; a voxel's label is the number of the highest channel, the first of "
-        "several"
-    )
-
-    @classmethod
-    def of_classes(cls, class_names: Sequence[str], ignore: int | None = None) -> LabelMapTargets:
-        """The index of a name is its label value, the first is the background."""
-        return cls(tuple(class_names[1:]), tuple((value,) for value in range(1, len(class_names))), ignore)
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        return tuple(value for group in self.values for value in group)
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.names) + 1
-
-    def reference(self, label: Tensor) -> Tensor:
-        return label if self.ignore is None else torch.where(label == self.ignore, 0, label)
-
-    def decode(self, logits: Iterable[Tensor]) -> Tensor:
-        return highest(logits)
-
-    def decode_mean(self, probabilities: Iterable[Tensor]) -> Tensor:
-        return highest(probabilities)
-
-    def probabilities(self, channels: Iterable[Tensor], again: Iterable[Tensor]) -> Iterator[Tensor]:
-        channels = iter(channels)
-        total = next(channels)
-        for channel in channels:
-            total = torch.logaddexp(total, channel)
-        yield from ((channel - total).exp() for channel in again)
-
-    def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor:
-        return F.cross_entropy(logits, reference[:, 0].long())
-
-
-@dataclass(frozen=True)
-class RegionTargets(SegmentationTargets):
-    """Regions that may overlap: one channel each, sigmoid, because a voxel may lie in several.
-
-    Args: order: the label value that each region writes into a label map, later over earlier.
-    Source: as in nnU-Net v2's `regions_class_order`, Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
-    """
-
-    kind: ClassVar[str] = "regions"
-    exclusive: ClassVar[bool] = False
-    output_meaning: ClassVar[str] = (
-        "a sigmoid for each channel; a region is where its logit is above 0; `order` gives the label value "
-        "that each region writes, later ones over earlier ones, the rest is 0"
-    )
-    order: tuple[int, ...] = ()
-
-    @classmethod
-    def _further_fields(cls, content: Mapping[str, Any]) -> dict[str, Any]:
-        return {"order": tuple(_label_values(content.get("order")))}
-
-    def plain(self) -> dict[str, Any]:
-        return {**super().plain(), "order": list(self.order)}
-
-    @property
-    def description(self) -> str:
-        return f"{super().description}, in order {list(self.order)}"
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        return self.order
-
-    def distinguishes(self, a: int, b: int) -> bool:
-        return any((a in values) != (b in values) for values in self.values)
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.names)
-
-    def reference(self, label: Tensor) -> Tensor:
-        masks = [torch.stack([label == value for value in values]).any(0) for values in self.values]
-        return torch.cat(masks, 1).float()
-
-    def decode(self, logits: Iterable[Tensor]) -> Tensor:
-        label: Tensor | None = None
-        for value, region in zip(self.order, logits, strict=True):
-            label = torch.zeros_like(region, dtype=torch.int16) if label is None else label
-            label.masked_fill_(region > 0, value)
-        assert label is not None
-        return label
-
-    def decode_mean(self, probabilities: Iterable[Tensor]) -> Tensor:
-        """A region is where its probability is above one half, and `decode` looks above 0."""
-        return self.decode(channel - 0.5 for channel in probabilities)
-
-    def probabilities(self, channels: Iterable[Tensor], again: Iterable[Tensor]) -> Iterator[Tensor]:
-        yield from (channel.sigmoid() for channel in channels)
-
-    def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits, reference.float())
-
-
-def highest(channels: Iterable[Tensor]) -> Tensor:
-    """The index of the highest channel, the first of equals; each (*spatial) -> (*spatial) int16.
-
-    Equals `argmax(0)`, but holds one channel at a time and takes a fifth of the time on a CPU.
-    """
-    channels = iter(channels)
-    best = next(channels)
-    label = torch.zeros_like(best, dtype=torch.int16)
-    for number, channel in enumerate(channels, start=1):
-        label.masked_fill_(channel > best, number)
-        best = torch.maximum(best, channel)
-    return label
-
-
 def _over_cases(values: Sequence[float | None], of_folds: Sequence[float | None]) -> dict[str, Any]:
     """The mean Dice over cases with its spread, and the mean of the folds' means."""
     described = describe(values)
@@ -368,7 +244,8 @@ def _only(values: Tensor, labelled: Tensor) -> Tensor:
     return row.reshape(1, *row.shape, *(1,) * (values.ndim - 3))
 
 
-def _label_values(content: Any) -> list[int]:
+def label_values(content: Any) -> list[int]:
+    """Label values from an untrusted file. Raises: ValueError: other than whole numbers in range."""
     values = list(list_of(content))
     if not all(type(value) is int and 1 <= value <= HIGHEST for value in values):
         raise ValueError(f"label values must be whole numbers from 1 to {HIGHEST}")

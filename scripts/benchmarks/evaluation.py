@@ -16,7 +16,7 @@ from benchmarks import results
 from medconv.data.case import Grid
 from medconv.data.io.images import in_folder, read_label
 from medconv.metrics.segmentation import measure
-from medconv.targets.segmentation import LabelMapTargets
+from medconv.targets.label_map import LabelMapTargets
 
 Pair = tuple[np.ndarray, np.ndarray, tuple[float, ...]]  # prediction, reference, spacing
 REFERENCE = "MONAI"

@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks.results import Row, alternate, by, conditions, table
 from medconv.models.unet import UNet
-from medconv.targets.segmentation import LabelMapTargets
+from medconv.targets.label_map import LabelMapTargets
 from medconv.training.checkpoint.resumable_loop import PerStepSeeding
 from medconv.training.checkpoint.writer import AtomicCheckpointIO, copied
 from medconv.training.layer_trace import generators

@@ -21,7 +21,7 @@ from benchmarks.peers import dynunet
 from benchmarks.peers.process import DYNUNET, NNUNET, PeerProcess
 from benchmarks.results import Row, alternate, by, conditions, table
 from medconv.models.unet import UNet
-from medconv.targets.segmentation import LabelMapTargets
+from medconv.targets.label_map import LabelMapTargets
 from medconv.training.autotune import search
 from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.training.losses.fit import FittedLoss

@@ -10,7 +10,7 @@ from medconv.config import ConfigError
 from medconv.data import left_right
 from medconv.data.preprocessing.preprocess import left_right_axis
 from medconv.inference.sliding_window import SlidingWindow
-from medconv.targets.segmentation import RegionTargets
+from medconv.targets.regions import RegionTargets
 
 NAMES = ("background", "left_kidney", "spleen", "right_kidney", "lung_l", "lung_r")
 

@@ -18,7 +18,8 @@ from medconv.evaluation.labels import (
     tolerances,
 )
 from medconv.inference.manifest import MANIFEST
-from medconv.targets.segmentation import LabelMapTargets, RegionTargets
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.regions import RegionTargets
 
 REGIONS = RegionTargets(("whole", "core"), ((1, 2, 3), (2, 3)), 4, (1, 2))
 

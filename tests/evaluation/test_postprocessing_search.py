@@ -7,7 +7,9 @@ from medconv.data.case import Grid
 from medconv.evaluation import postprocessing_search
 from medconv.evaluation.postprocessing_search import Decision, LabelledCase
 from medconv.inference.postprocessing import FOREGROUND, Step
-from medconv.targets.segmentation import LabelMapTargets, RegionTargets, SegmentationTargets
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.regions import RegionTargets
+from medconv.targets.segmentation import SegmentationTargets
 
 CLASSES = LabelMapTargets.of_classes(("background", "a", "b"))
 CASES = [f"case_{i:02d}" for i in range(16)]

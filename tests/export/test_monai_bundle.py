@@ -19,7 +19,7 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig, preproces
 from medconv.export import export
 from medconv.export.monai_bundle import _normalisation, _postprocessing
 from medconv.inference.predictor import Predictor
-from medconv.targets.segmentation import RegionTargets
+from medconv.targets.regions import RegionTargets
 
 pytest.importorskip("ignite")
 pytest.importorskip("fire")

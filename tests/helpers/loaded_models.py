@@ -11,7 +11,7 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.load import LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.segmentation import LabelMapTargets
+from medconv.targets.label_map import LabelMapTargets
 
 
 def segmentation(network: nn.Module, patch_size: tuple[int, ...] = (8, 8, 8), **more: Any) -> LoadedModel:

@@ -11,7 +11,8 @@ from reference import components as oracle
 
 from medconv.data.case import Grid
 from medconv.inference.postprocessing import FOREGROUND, Step, Steps, component_volumes, read
-from medconv.targets.segmentation import LabelMapTargets, RegionTargets
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.regions import RegionTargets
 
 CLASSES = LabelMapTargets.of_classes(("background", "a", "b"))
 REGIONS = RegionTargets(("outer", "core", "enhancing"), ((1, 2, 3), (2, 3), (3,)), None, (1, 2, 3))

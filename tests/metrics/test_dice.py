@@ -5,7 +5,7 @@ import pytest
 from reference import overlap
 
 from medconv.metrics.dice import dice, mean, mean_per_class
-from medconv.targets.segmentation import LabelMapTargets
+from medconv.targets.label_map import LabelMapTargets
 
 NAMES = ("background", "liver", "spleen", "cyst")
 TARGETS = LabelMapTargets.of_classes(NAMES)

@@ -10,7 +10,8 @@ from scipy.ndimage import gaussian_filter
 from medconv.data.case import Grid
 from medconv.metrics.dice import dice
 from medconv.metrics.segmentation import METRICS, VOLUMES, measure
-from medconv.targets.segmentation import LabelMapTargets, RegionTargets
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.regions import RegionTargets
 
 SPACING = (1.0, 1.5, 2.0)
 TARGETS = LabelMapTargets.of_classes(("background", "one", "two", "three"))

@@ -11,8 +11,8 @@ from helpers.processes import FORKED, Forked
 
 from medconv.config import ConfigError
 from medconv.sweeps import launch, run
+from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.multiclass import MulticlassTargets
-from medconv.targets.segmentation import LabelMapTargets
 from medconv.training.run_dir import RunDir
 from medconv.utils.exit_codes import DONE, USER
 

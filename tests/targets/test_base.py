@@ -4,8 +4,9 @@ import pytest
 
 from medconv.targets import KINDS, Targets
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.multiclass import MulticlassTargets
-from medconv.targets.segmentation import LabelMapTargets, SegmentationTargets
+from medconv.targets.segmentation import SegmentationTargets
 
 
 def test_every_kind_is_found_by_its_name() -> None:

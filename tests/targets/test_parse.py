@@ -14,7 +14,9 @@ from helpers.volumes import (
 from medconv.data.datasets.common import targets_of
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.nnunet import nnunet
-from medconv.targets.segmentation import LabelMapTargets, RegionTargets, SegmentationTargets
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.regions import RegionTargets
+from medconv.targets.segmentation import SegmentationTargets
 
 REGIONS = {"background": 0, "lesion": [1, 2], "small": 2, "ignore": 3}
 

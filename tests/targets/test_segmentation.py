@@ -3,36 +3,14 @@
 from typing import Any
 
 import pytest
-import torch
 
-from medconv.targets.segmentation import LabelMapTargets, RegionTargets, SegmentationTargets, highest
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.regions import RegionTargets
+from medconv.targets.segmentation import SegmentationTargets
 
 CLASSES = LabelMapTargets.of_classes(["background", "a", "b"])
 IGNORING = LabelMapTargets.of_classes(["background", "a", "b"], ignore=9)
 REGIONS = RegionTargets(("lesion", "core"), ((1, 2), (2,)), None, (1, 2))
-
-
-def test_decoding_the_masks_gives_the_label() -> None:
-    label = torch.randint(3, (2, 1, 5, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    masks = REGIONS.reference(label)
-    assert masks.shape == (2, 2, 5, 6)
-    assert torch.equal(REGIONS.decode(2 * masks[0] - 1), label[0, 0].to(torch.int16))
-
-
-@pytest.mark.parametrize("axes", [2, 3])
-def test_classes_are_decoded_to_the_highest_channel(axes: int) -> None:
-    """Also from an iterator of channels; the first of equals counts."""
-    logits = torch.randn(4, *(5, 6, 7)[:axes], generator=torch.Generator().manual_seed(0)).round()
-    label = CLASSES.decode(iter(logits[:3]))
-    assert torch.equal(label, logits[:3].argmax(0).to(torch.int16))
-    assert torch.equal(highest(logits), logits.argmax(0).to(torch.int16))
-
-
-def test_unlabelled_voxels_become_background_and_are_not_known() -> None:
-    label = torch.tensor([[[[0, 1, 9], [2, 9, 1]]]])
-    assert IGNORING.reference(label).tolist() == [[[[0, 1, 0], [2, 0, 1]]]]
-    assert IGNORING.labelled(label).tolist() == [[[[True, True, False], [True, False, True]]]]
-    assert CLASSES.labelled(label) is None
 
 
 def test_numbers_of_outputs_and_values() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from medconv.targets.segmentation import LabelMapTargets
+from medconv.targets.label_map import LabelMapTargets
 from medconv.training import summary
 from medconv.utils.cluster import PeerLostError
 from medconv.utils.signals import RunInterrupted

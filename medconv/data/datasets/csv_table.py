@@ -14,7 +14,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import ids_of, modalities_of
 from medconv.targets import KINDS
 from medconv.targets.image_level import ImageLevelTargets
-from medconv.targets.segmentation import LabelMapTargets
+from medconv.targets.label_map import LabelMapTargets
 
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),

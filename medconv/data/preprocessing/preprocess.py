@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from medconv.data.case import Grid
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.resampling import zoom, zoom_label
-from medconv.targets.segmentation import highest
+from medconv.targets.label_map import highest
 
 NORMALISATIONS = ("zscore", "ct", "dataset", "rescale", "none")
 DATASET_NORMALISATIONS = ("ct", "dataset")  # use the intensities of all cases

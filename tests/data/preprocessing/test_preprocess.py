@@ -24,7 +24,8 @@ from medconv.data.preprocessing.preprocess import (
     restore,
     to_canonical,
 )
-from medconv.targets.segmentation import LabelMapTargets, RegionTargets
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.regions import RegionTargets
 
 SPACING_MM = (0.7, 1.1, 1.9)  # of the array axes, whichever way they point
 SHAPE = (5, 6, 7)

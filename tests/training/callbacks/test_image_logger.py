@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import small_runs
 
-from medconv.targets.segmentation import LabelMapTargets
+from medconv.targets.label_map import LabelMapTargets
 from medconv.training.callbacks import case_views
 from medconv.utils import checkpoint_io
 

@@ -10,7 +10,7 @@ from helpers import tiny
 from torch import nn
 
 from medconv.targets import KINDS
-from medconv.targets.segmentation import LabelMapTargets
+from medconv.targets.label_map import LabelMapTargets
 from medconv.training.checkpoint import compatibility
 
 SETTING = "run.resume=last.ckpt"

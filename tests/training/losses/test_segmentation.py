@@ -14,7 +14,9 @@ from reference.losses import dice_cross_entropy
 from torch import Tensor, nn
 from torch.distributed import nn as distributed_nn
 
-from medconv.targets.segmentation import LabelMapTargets, RegionTargets, SegmentationTargets
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.regions import RegionTargets
+from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
 

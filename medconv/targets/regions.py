@@ -1,0 +1,74 @@
+"""Regions of label values, which may overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from medconv.targets.segmentation import SegmentationTargets, label_values
+
+
+@dataclass(frozen=True)
+class RegionTargets(SegmentationTargets):
+    """Regions that may overlap: one channel each, sigmoid, because a voxel may lie in several.
+
+    Args: order: the label value that each region writes into a label map, later over earlier.
+    Source: as in nnU-Net v2's `regions_class_order`, Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
+    """
+
+    kind: ClassVar[str] = "regions"
+    exclusive: ClassVar[bool] = False
+    output_meaning: ClassVar[str] = (
+        "a sigmoid for each channel; a region is where its logit is above 0; `order` gives the label value "
+        "that each region writes, later ones over earlier ones, the rest is 0"
+    )
+    order: tuple[int, ...] = ()
+
+    @classmethod
+    def _further_fields(cls, content: Mapping[str, Any]) -> dict[str, Any]:
+        return {"order": tuple(label_values(content.get("order")))}
+
+    def plain(self) -> dict[str, Any]:
+        return {**super().plain(), "order": list(self.order)}
+
+    @property
+    def description(self) -> str:
+        return f"{super().description}, in order {list(self.order)}"
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        return self.order
+
+    def distinguishes(self, a: int, b: int) -> bool:
+        return any((a in values) != (b in values) for values in self.values)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.names)
+
+    def reference(self, label: Tensor) -> Tensor:
+        masks = [torch.stack([label == value for value in values]).any(0) for values in self.values]
+        return torch.cat(masks, 1).float()
+
+    def decode(self, logits: Iterable[Tensor]) -> Tensor:
+        label: Tensor | None = None
+        for value, region in zip(self.order, logits, strict=True):
+            label = torch.zeros_like(region, dtype=torch.int16) if label is None else label
+            label.masked_fill_(region > 0, value)
+        assert label is not None
+        return label
+
+    def decode_mean(self, probabilities: Iterable[Tensor]) -> Tensor:
+        """A region is where its probability is above one half, and `decode` looks above 0."""
+        return self.decode(channel - 0.5 for channel in probabilities)
+
+    def probabilities(self, channels: Iterable[Tensor], again: Iterable[Tensor]) -> Iterator[Tensor]:
+        yield from (channel.sigmoid() for channel in channels)
+
+    def _entropy(self, logits: Tensor, reference: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits, reference.float())

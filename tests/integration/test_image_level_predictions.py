@@ -16,7 +16,7 @@ from PIL import Image
 
 from medconv.export import export
 from medconv.inference.predictor import Predictor
-from medconv.targets.segmentation import LabelMapTargets
+from medconv.targets.label_map import LabelMapTargets
 
 
 @pytest.fixture(scope="module")

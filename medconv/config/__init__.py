@@ -1,10 +1,21 @@
 """The config schema, Hydra composition, instantiation, and which classes a checkpoint may name."""
 
 from medconv.config.instantiate import build, errors_with_key, iter_targets
-from medconv.config.schema import Config, conf_dir, resolve, validate
+from medconv.config.run_config import data_of, from_plain, resolve, validate
+from medconv.config.schema import (
+    DataConfig,
+    Derived,
+    InitConfig,
+    Node,
+    PerfConfig,
+    PlanConfig,
+    RunConfig,
+    TaskConfig,
+    TrainerConfig,
+    conf_dir,
+)
 from medconv.config.values import (
     ConfigError,
-    Values,
     dotted_keys,
     duration_seconds,
     flatten,
@@ -13,15 +24,24 @@ from medconv.config.values import (
 )
 
 __all__ = [
-    "Config",
     "ConfigError",
-    "Values",
+    "DataConfig",
+    "Derived",
+    "InitConfig",
+    "Node",
+    "PerfConfig",
+    "PlanConfig",
+    "RunConfig",
+    "TaskConfig",
+    "TrainerConfig",
     "build",
     "conf_dir",
+    "data_of",
     "dotted_keys",
     "duration_seconds",
     "errors_with_key",
     "flatten",
+    "from_plain",
     "iter_targets",
     "lists_to_tuples",
     "resolve",

@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from medconv import config
-from medconv.config.schema import place_elsewhere
+from medconv.config.run_config import place_elsewhere
 
 
 def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[str]) -> None:

@@ -65,5 +65,29 @@ def check_importable(key: str, target: str) -> None:
         raise ConfigError(f"{key}={target}: cannot be imported ({_first_line(error)})") from error
 
 
+def check_no_interpolation(node: Any, key: str) -> None:
+    """Raises: ConfigError: a string of a node from a file is an interpolation, which may compute anything."""
+    for where, text in _texts(node, key):
+        if "${" in text:
+            raise ConfigError(
+                f"{where} is refused: a checkpoint's config holds values, and this is an interpolation, "
+                f"{text!r}"
+            )
+
+
+def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Every string in a nested node, including the names of keys, with its full key."""
+    if isinstance(node, Mapping):
+        for name, child in node.items():
+            if isinstance(name, str):
+                yield key, name
+            yield from _texts(child, f"{key}.{name}")
+    elif isinstance(node, (list, tuple)):
+        for index, child in enumerate(node):
+            yield from _texts(child, f"{key}[{index}]")
+    elif isinstance(node, str):
+        yield key, node
+
+
 def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

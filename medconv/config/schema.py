@@ -1,4 +1,4 @@
-"""The typed schema of the config, its validation, and where `conf/` is.
+"""The typed config of a run: frozen dataclasses, one for each group, which also are OmegaConf's schema.
 
 The keys of `model`, `conv`, `loss`, `optimizer`, `scheduler`, `weight_averaging`, `early_stopping`,
 `augmentation`, `logger` and `callbacks` depend on the chosen class and are not typed here. Every
@@ -8,36 +8,19 @@ Lightning's `Trainer`, whatever its version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, make_dataclass
-from functools import cache
-from inspect import signature
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
-
-from medconv.config.instantiate import check_importable, iter_targets
-from medconv.config.values import ConfigError, Values
+from omegaconf import MISSING
 
 PACKAGE = Path(__file__).parents[1]
-_GROUPS_OF_CLASSES = (
-    *("model", "conv", "loss", "optimizer", "scheduler"),
-    *("weight_averaging", "early_stopping", "augmentation", "trainer"),
-)
-# Arguments of Lightning's Trainer that are set elsewhere, and where.
-_ELSEWHERE = {
-    "callbacks": "add callbacks by +callbacks.NAME._target_=CLASS",
-    "logger": "choose loggers by logger=NAME, or add one by +logger.NAME._target_=CLASS",
-    "default_root_dir": "run.dir is the run's folder",
-    "enable_checkpointing": "every run writes checkpoints; run.checkpoint_interval says how often",
-    "use_distributed_sampler": "medconv divides the cases over the devices itself",
-}
+Node = dict[str, Any]  # a `_target_` and its arguments, or several by name; for `build` alone
 
 
-@dataclass
+@dataclass(frozen=True)
 class DataConfig:
-    layout: dict[str, Any] = MISSING
+    layout: Node = MISSING
     root: str | None = None
     images: str | None = None
     labels: str | None = None
@@ -52,7 +35,7 @@ class DataConfig:
     normalisation: Any = None
     spatial_dims: int | None = None
     flip_label_pairs: Any = None
-    regions: dict[str, Any] | None = None
+    regions: Node | None = None
     regions_order: list[int] | None = None
     ignore_label: Any = None
     path_column: str = "path"
@@ -72,7 +55,7 @@ class DataConfig:
     on_invalid_case: str = "raise"
 
 
-@dataclass
+@dataclass(frozen=True)
 class TaskConfig:
     deep_supervision: bool = False
     overlap: float = 0.5
@@ -81,7 +64,7 @@ class TaskConfig:
     mixup: float = 0.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlanConfig:
     """Limits of the plan, and the parts of it that the user sets; null is planned."""
 
@@ -93,9 +76,9 @@ class PlanConfig:
     channels: list[int] | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class TrainerConfig:
-    """The keys of Lightning's Trainer that medconv reads or types itself; `trainer_schema` adds the others.
+    """The keys of Lightning's Trainer that medconv reads itself; `run_config.trainer_schema` adds the others.
 
     `max_time` also bounds validation and fits the schedule.
     """
@@ -122,7 +105,7 @@ class TrainerConfig:
     plugins: Any = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class PerfConfig:
     """`perf=autotune` measures the values that are null."""
 
@@ -141,8 +124,8 @@ class PerfConfig:
     auto_batch_size: bool = False
 
 
-@dataclass
-class RunConfig:
+@dataclass(frozen=True)
+class RunSettings:
     name: str | None = None
     dir: str | None = None
     resume: str = "auto"
@@ -152,7 +135,7 @@ class RunConfig:
     max_skipped_steps: int = 10
 
 
-@dataclass
+@dataclass(frozen=True)
 class InitConfig:
     pretrained: str | None = None
     inflate_2d: str | None = None
@@ -160,86 +143,80 @@ class InitConfig:
     lr_multipliers: dict[str, float] | None = None
 
 
-@dataclass
-class Config:
+@dataclass(frozen=True)
+class Derived:
+    """What follows from the data, its plan and the task; nodes use it, such as `${derived.num_channels}`.
+
+    Missing until `resolve` fills it in. Axes are those of `spatial_dims`: right, anterior, superior, without
+    the slice axis.
+    Args:
+        targets: as plain values. per_voxel: whether they are label maps.
+        class_counts: training cases of each class; None: does not apply.
+        overlapping: whether outputs may be positive at once, so that each has a sigmoid. exclusive: the
+            opposite; a softmax.
+        flip_label_pairs: classes that a mirror exchanges, as numbers.
+        train_cases: their number and a hash of their names.
+        slice_axis: across the slices that a 2D network takes from volumes.
+        memory_gb: that the run was planned for.
+        stem: as `monai_networks.stem_for`.
+    """
+
+    num_channels: int = MISSING
+    num_classes: int = MISSING
+    targets: Node = MISSING
+    per_voxel: bool = MISSING
+    class_counts: list[int] | None = MISSING
+    overlapping: bool = MISSING
+    exclusive: bool = MISSING
+    class_names: list[str] = MISSING
+    flip_label_pairs: list[list[int]] | None = MISSING
+    train_cases: str = MISSING
+    spatial_dims: int = MISSING
+    slice_axis: int | None = MISSING
+    spacing_mm: list[float] = MISSING
+    patch_size: list[int] = MISSING
+    strides: list[list[int]] = MISSING
+    kernel_sizes: list[list[int]] = MISSING
+    channels: list[int] = MISSING
+    normalisation: list[str] = MISSING
+    memory_gb: float = MISSING
+    stage_strides: list[list[int]] = MISSING
+    monitor: str = MISSING
+    monitor_mode: str = MISSING
+    num_train_cases: int = MISSING
+    stem: Node = MISSING
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The whole config of a run."""
+
     seed: int = 0
     task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
-    augmentation: dict[str, Any] = MISSING
-    model: dict[str, Any] = MISSING
-    conv: dict[str, Any] = MISSING
+    augmentation: Node = MISSING
+    model: Node = MISSING
+    conv: Node = MISSING
     init: InitConfig = field(default_factory=InitConfig)
-    loss: dict[str, Any] = MISSING
-    optimizer: dict[str, Any] = MISSING
-    scheduler: dict[str, Any] = MISSING
-    weight_averaging: dict[str, Any] = field(default_factory=dict)
-    early_stopping: dict[str, Any] = field(default_factory=dict)
+    loss: Node = MISSING
+    optimizer: Node = MISSING
+    scheduler: Node = MISSING
+    weight_averaging: Node = field(default_factory=dict)
+    early_stopping: Node = field(default_factory=dict)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     perf: PerfConfig = field(default_factory=PerfConfig)
-    logger: dict[str, Any] = field(default_factory=dict)
-    callbacks: dict[str, Any] = field(default_factory=dict)
-    run: RunConfig = field(default_factory=RunConfig)
-    derived: dict[str, Any] = field(default_factory=dict)
+    logger: Node = field(default_factory=dict)
+    callbacks: Node = field(default_factory=dict)
+    run: RunSettings = field(default_factory=RunSettings)
+    derived: Derived = field(default_factory=Derived)
+
+    def plain(self) -> Node:
+        """Nested dicts and lists, as in a run's `config.yaml` and in checkpoints."""
+        return asdict(self)
 
 
 def conf_dir() -> Path:
     """The folder of YAML files: inside the package when installed, beside it in a checkout."""
     inside = PACKAGE / "conf"
     return inside if inside.is_dir() else PACKAGE.parent / "conf"
-
-
-@cache
-def trainer_schema(trainer: Callable[..., Any]) -> type[TrainerConfig]:
-    """`TrainerConfig` with all other arguments of Lightning's Trainer, with its types and defaults."""
-    ours = {entry.name for entry in fields(TrainerConfig)}
-    theirs = [
-        (name, _type_of(argument.annotation), field(default=argument.default))
-        for name, argument in signature(trainer).parameters.items()
-        if argument.default is not argument.empty and name not in {*ours, *_ELSEWHERE}
-    ]
-    return make_dataclass("TrainerConfig", theirs, bases=(TrainerConfig,))
-
-
-def _type_of(annotation: Any) -> Any:
-    """The annotation if OmegaConf can check it, else Any."""
-    parts = get_args(annotation) or (annotation,)
-    return annotation if set(parts) <= {bool, int, float, str, type(None)} else Any
-
-
-def place_elsewhere(key: str) -> str | None:
-    """For an argument of Lightning's Trainer that is not set by its key, an error that says what sets it."""
-    place = _ELSEWHERE.get(key.removeprefix("trainer."))
-    return f"{key} cannot be set: {place}" if place and key.startswith("trainer.") else None
-
-
-def validate(config: DictConfig) -> DictConfig:
-    """The same config, with every value converted to its type in the schema.
-
-    Raises: omegaconf.errors.OmegaConfBaseException: an unknown key or a wrong type, with its full key;
-        ConfigError: a `_target_` that cannot be imported, or a key of `trainer` that is set elsewhere.
-    """
-    from lightning import Trainer  # loads torch, which printing a config does not need
-
-    for key in config.trainer:
-        if error := place_elsewhere(f"trainer.{key}"):
-            raise ConfigError(error)
-    schema = OmegaConf.structured(Config(trainer=trainer_schema(Trainer)()))
-    typed = OmegaConf.merge(schema, config)
-    assert isinstance(typed, DictConfig)
-    for group in _GROUPS_OF_CLASSES:
-        for key, target in iter_targets(OmegaConf.to_container(typed[group], resolve=False), group):
-            check_importable(key, target)
-    return typed
-
-
-def resolve(config: DictConfig, derived: Mapping[str, Any]) -> Values:
-    """Plain values with every interpolation replaced.
-
-    Args: derived: results of preprocessing and planning.
-    """
-    config = config.copy()
-    OmegaConf.update(config, "derived", dict(derived), merge=False, force_add=True)
-    values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    assert isinstance(values, dict)
-    return values  # type: ignore[return-value]

@@ -11,6 +11,7 @@ from hydra.utils import get_object
 from torch import nn
 
 from medconv.config import ConfigError, build
+from medconv.config.instantiate import check_no_interpolation
 
 NETWORKS = ("medconv", "monai.networks", "torch.nn")  # whose network classes a checkpoint may name
 _FILES = (
@@ -32,12 +33,7 @@ def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
     Args: trusted: the packages that the user trusts.
     Raises: ConfigError: any other target or argument.
     """
-    for where, text in _texts(node, key):
-        if "${" in text:
-            raise ConfigError(
-                f"{where} is refused: a checkpoint's config holds values, and this is an interpolation, "
-                f"{text!r}"
-            )
+    check_no_interpolation(node, key)
     for where, part in _nodes(node, key):
         _need_harmless(where, part, trusted)
     return build(node, key)
@@ -84,20 +80,6 @@ def _nodes(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     elif isinstance(node, (list, tuple)):
         for index, child in enumerate(node):
             yield from _nodes(child, f"{key}[{index}]")
-
-
-def _texts(node: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Every string in a nested node, including the names of keys, with its full key."""
-    if isinstance(node, Mapping):
-        for name, child in node.items():
-            if isinstance(name, str):
-                yield key, name
-            yield from _texts(child, f"{key}.{name}")
-    elif isinstance(node, (list, tuple)):
-        for index, child in enumerate(node):
-            yield from _texts(child, f"{key}[{index}]")
-    elif isinstance(node, str):
-        yield key, node
 
 
 def _import_object(target: str) -> Any:

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-Values = dict[str, Any]  # a resolved config, or one of its groups
-
 
 class ConfigError(ValueError):
     """The user's configuration is wrong; the message names the key."""

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from medconv import config as configs
-from medconv.config import ConfigError, Values
+from medconv.config import DataConfig, Derived, TaskConfig
 from medconv.config import trusted as config_trusted
 from medconv.convs import fold_convs
 from medconv.convs import mirror_axes as mirror_axes_of
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.sliding_window import SlidingWindow
-from medconv.inference.tta import test_time_axes, training_axes
+from medconv.inference.tta import training_axes, usable_axes
 from medconv.models.build import build_network
 from medconv.performance import switches
 from medconv.performance.switches import apply_switches
@@ -27,7 +28,10 @@ from medconv.targets import Targets
 from medconv.utils import checkpoint_io
 
 # Errors that a damaged or forged file can cause in the objects that are built from it.
-DAMAGED = (LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError, MemoryError)
+DAMAGED = (
+    *(LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError, MemoryError),
+    OmegaConfBaseException,
+)
 
 
 @dataclass(frozen=True)
@@ -102,31 +106,36 @@ def _build_model(
     mirror_axes: Sequence[int] | None,
     plain: bool,
 ) -> LoadedModel:
-    metadata, values = content["medconv"], content["medconv"]["config"]
+    metadata, config = content["medconv"], configs.from_plain(content["medconv"]["config"])
+    derived, perf, dims = config.derived, config.perf, config.derived.spatial_dims
     build = partial(config_trusted.build_trusted, trusted=trusted)
-    network = targets.finish(build_network(values, values["derived"]["patch_size"], build))
+    network = targets.finish(build_network(config.model, config.conv, derived, build))
     checkpoint_io.load_weights(network, content, path)
-    axes, equivariant = _mirror_axes(values, network, mirror_axes), mirror_axes_of(network)
+    seen, equivariant = training_axes(config.augmentation, dims), mirror_axes_of(network)
+    if mirror_axes is None:
+        axes = usable_axes(config.task.mirror_axes, dims, seen, equivariant)
+    else:
+        axes = usable_axes(mirror_axes, dims, seen, equivariant, "--mirror-axes")
     network = fold_convs(network).eval()
-    channels_last, dims = values["perf"]["channels_last"] and not plain, values["derived"]["spatial_dims"]
-    fast: dict[str, Any] = {key: values["perf"][key] and not plain for key in ("fast_norm", "fast_depthwise")}
-    apply_switches(network, channels_last=channels_last, **fast)
+    channels_last, fast_norm = (bool(on) and not plain for on in (perf.channels_last, perf.fast_norm))
+    fast_depthwise = perf.fast_depthwise and not plain
+    apply_switches(network, channels_last=channels_last, fast_norm=fast_norm, fast_depthwise=fast_depthwise)
     return LoadedModel(
         network,
         PreprocessingConfig(
             **{key: configs.lists_to_tuples(value) for key, value in metadata["preprocessing"].items()}
         ),
-        window_of(values, axes),
+        window_of(config.task, derived, axes),
         tuple(metadata["class_names"]),
         targets,
         tuple(metadata["modalities"]),
-        str(values["trainer"]["precision"]),
+        str(config.trainer.precision),
         switches.memory_format(channels_last, dims),
         tuple((float(low), float(high)) for low, high in metadata["spacing_range_mm"]),
         path,
-        training_axes(values),
+        seen,
         equivariant,
-        rounding=() if targets.per_voxel else _rounding(values),
+        rounding=() if targets.per_voxel else _rounding(config.data, derived),
     )
 
 
@@ -141,25 +150,15 @@ def with_window(
     return replace(model, window=replace(model.window, **changes))
 
 
-def _mirror_axes(values: Values, network: nn.Module, axes: Sequence[int] | None) -> tuple[int, ...]:
-    if axes is None:
-        return test_time_axes(values, network)
-    try:
-        return test_time_axes({**values, "task": {**values["task"], "mirror_axes": list(axes)}}, network)
-    except ValueError as error:
-        raise ConfigError(str(error).replace("task.mirror_axes", "--mirror-axes")) from error
-
-
-def window_of(values: Values, axes: tuple[int, ...]) -> SlidingWindow:
-    """The windows of a resolved config. Args: axes: of mirror test-time augmentation."""
-    task, derived = values["task"], values["derived"]
+def window_of(task: TaskConfig, derived: Derived, axes: tuple[int, ...]) -> SlidingWindow:
+    """The windows over volumes. Args: axes: of mirror test-time augmentation."""
     return SlidingWindow(
-        tuple(derived["patch_size"]),
-        task["overlap"],
-        task["sw_batch_size"],
+        tuple(derived.patch_size),
+        task.overlap,
+        task.sw_batch_size,
         axes,
-        derived["slice_axis"],
-        configs.lists_to_tuples(derived["flip_label_pairs"] or []),
+        derived.slice_axis,
+        configs.lists_to_tuples(derived.flip_label_pairs or []),
     )
 
 
@@ -170,8 +169,7 @@ def _targets(metadata: dict[str, Any], path: Path) -> Targets:
         raise ValueError(f"{path}: of another task, or of another version: {error}") from error
 
 
-def _rounding(values: Values) -> tuple[int, ...]:
-    data, derived = values["data"], values["derived"]
-    if derived["spatial_dims"] != 2 or data.get("resize") or data.get("patch_size"):
+def _rounding(data: DataConfig, derived: Derived) -> tuple[int, ...]:
+    if derived.spatial_dims != 2 or data.resize or data.patch_size:
         return ()
-    return tuple(prod(step[axis] for step in derived["strides"]) for axis in range(2))
+    return tuple(prod(step[axis] for step in derived.strides) for axis in range(2))

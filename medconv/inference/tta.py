@@ -5,53 +5,48 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from itertools import combinations
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from medconv.config import ConfigError, Values
-from medconv.convs import mirror_axes
+from medconv.config import ConfigError, Node
 from medconv.data.augmentation.parameters import check_axes, mirrored_axes
 from medconv.targets.image_level import ImageLevelTargets
 
 log = logging.getLogger(__name__)
 
 
-def test_time_axes(values: Values, network: nn.Module) -> tuple[int, ...]:
-    """The axes of `task.mirror_axes` without those along which the network is equivariant.
-
-    Raises: ConfigError: an axis along which the network never saw a mirrored image in training, so that
-        averaging over flips would make predictions worse.
-    """
-    axes, dims = values["task"]["mirror_axes"], values["derived"]["spatial_dims"]
-    requested = range(dims) if axes == "all" else () if axes is None else axes
-    return usable_axes(requested, dims, training_axes(values), mirror_axes(network))
-
-
 def usable_axes(
-    requested: Sequence[int], dims: int, seen: Sequence[int], equivariant: Sequence[int]
+    requested: Any,
+    dims: int,
+    seen: Sequence[int],
+    equivariant: Sequence[int],
+    key: str = "task.mirror_axes",
 ) -> tuple[int, ...]:
     """The requested axes of mirror test-time augmentation without the equivariant ones, which change nothing.
 
-    Args: seen: axes along which the network saw mirrored images in training. equivariant: axes along which
-        a mirrored image gives mirrored logits by construction.
-    Raises: ConfigError: an axis that is neither.
+    Args: requested: axes, `all` or None. seen: axes along which the network saw mirrored images in training.
+        equivariant: axes along which a mirrored image gives mirrored logits by construction. key: that sets
+        the axes, for messages.
+    Raises: ConfigError: an axis that is neither, so that averaging over flips would make predictions worse.
     """
-    axes = check_axes("task.mirror_axes", requested, dims)
+    wanted = range(dims) if requested == "all" else () if requested is None else requested
+    axes = check_axes(key, wanted, dims)
     if skipped := [axis for axis in axes if axis in equivariant]:
-        log.info("task.mirror_axes: %s skipped, the network is equivariant along them", skipped)
+        log.info("%s: %s skipped, the network is equivariant along them", key, skipped)
     unseen = [axis for axis in axes if axis not in (*seen, *equivariant)]
     if unseen:
         raise ConfigError(
-            f"task.mirror_axes={list(axes)} needs a network trained on mirrored images: add {unseen} to "
+            f"{key}={list(axes)} needs a network trained on mirrored images: add {unseen} to "
             f"augmentation.mirror_axes (now {list(seen)}), or use conv=mirror along them"
         )
     return tuple(axis for axis in axes if axis not in equivariant)
 
 
-def training_axes(values: Values) -> tuple[int, ...]:
+def training_axes(augmentation: Node, dims: int) -> tuple[int, ...]:
     """Axes along which the network sees mirrored images in training. Raises: ValueError: no such axes."""
-    return mirrored_axes(values["augmentation"].get("mirror_axes") or (), values["derived"]["spatial_dims"])
+    return mirrored_axes(augmentation.get("mirror_axes") or (), dims)
 
 
 def swapped(logits: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from medconv import config as configs
-from medconv.config import ConfigError, Values
+from medconv.config import ConfigError, Derived, Node
 from medconv.convs import NotEquivariantError, plain, swap_convs
 from medconv.models.outputs import full_resolution
 
 log = logging.getLogger(__name__)
-Builder = Callable[[Values, str], Any]
+Builder = Callable[[Node, str], Any]
 _WITH_DECODER, _WITHOUT = "medconv.models.UNet", "medconv.models.Encoder"
 
 
 def build_network(
-    values: Values,
-    patch_size: Sequence[int],
+    model: Node,
+    conv: Node,
+    derived: Derived,
     build: Builder = configs.build,
     load: Callable[[nn.Module], Any] | None = None,
 ) -> nn.Module:
@@ -33,38 +34,38 @@ def build_network(
             projects them, else afterwards.
     Raises: ConfigError: wrong arguments, or a network that cannot take the patch or returns another shape.
     """
-    network = build(values["model"], "model")
-    _probe(network, values["derived"], patch_size)
-    settings = dict(values["conv"])
+    network = build(model, "model")
+    _probe(network, derived)
+    settings = dict(conv)
     projects = bool(settings.get("init_from_weights"))
     if projects and load is not None:
         load(network)
     where, spacing_mm = settings.pop("where", None), settings.pop("spacing_mm", None)
-    conv = build(settings, "conv")
-    if getattr(conv, "func", conv) is not plain:
-        example = torch.zeros(2, values["derived"]["num_channels"], *patch_size)
+    swap = build(settings, "conv")
+    if getattr(swap, "func", swap) is not plain:
+        example = torch.zeros(2, derived.num_channels, *derived.patch_size)
         try:
-            log.info("conv: %s", swap_convs(network, conv, where, spacing_mm=spacing_mm, example=example))
+            log.info("conv: %s", swap_convs(network, swap, where, spacing_mm=spacing_mm, example=example))
         except (TypeError, ValueError) as error:
-            turned = not values["derived"]["per_voxel"] and isinstance(error, NotEquivariantError)
+            turned = not derived.per_voxel and isinstance(error, NotEquivariantError)
             raise ConfigError(
                 f"conv: {error}{'; model=encoder keeps the symmetry' if turned else ''}"
             ) from error
-        _probe(network, values["derived"], patch_size)
+        _probe(network, derived)
     if not projects and load is not None:
         load(network)
     return network
 
 
-def model_of(values: Values) -> Values:
+def model_of(node: Node, per_voxel: bool) -> Node:
     """The `model` node; for image-level targets our U-Net becomes `Encoder`, which has the same arguments."""
-    node = values["model"]
-    without = not values["derived"]["per_voxel"] and node.get("_target_") == _WITH_DECODER
+    without = not per_voxel and node.get("_target_") == _WITH_DECODER
     return {**node, "_target_": _WITHOUT} if without else node
 
 
-def _probe(network: nn.Module, derived: Values, patch_size: Sequence[int]) -> None:
-    empty = torch.zeros(1, derived["num_channels"], *patch_size)
+def _probe(network: nn.Module, derived: Derived) -> None:
+    patch_size = derived.patch_size
+    empty = torch.zeros(1, derived.num_channels, *patch_size)
     was_training = network.training
     try:
         with torch.no_grad():
@@ -74,8 +75,8 @@ def _probe(network: nn.Module, derived: Values, patch_size: Sequence[int]) -> No
         raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {reason}") from error
     finally:
         network.train(was_training)
-    image_level = not derived["per_voxel"]
-    expected = (1, derived["num_classes"], *(() if image_level else patch_size))
+    image_level = not derived.per_voxel
+    expected = (1, derived.num_classes, *(() if image_level else patch_size))
     if shape != expected:
         axes = "(batch, outputs)" if image_level else "(batch, classes, *patch_size)"
         near = "model=resnet, densenet, efficientnet, senet or encoder" if image_level else "model=customconv"

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from medconv.config import ConfigError
+from medconv.config import ConfigError, data_of
 from medconv.sweeps import run as sweeps_run
 from medconv.sweeps.job import Job, home, key
 from medconv.targets import monitor
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str], settings: Mapping[str, Any], compose: Compose)
         )
     composed = _first_config(space, fixed, compose, optuna)
     launcher: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
-    folder, monitored = home(composed), find_data(composed)[0].targets.monitored
+    folder, monitored = home(composed), find_data(data_of(composed))[0].targets.monitored
     if composed.run.dry_run:
         print(f"{settings['n_trials']} trials by Optuna for the best {monitored.name}, into {folder}, over")
         print("\n".join(f"  {o.input_line}" for o in overrides if o.is_sweep_override()))

@@ -11,13 +11,13 @@ import numpy as np
 from torch import Tensor, nn
 
 from medconv import config as configs
-from medconv.config import Values
+from medconv.config import Node, RunConfig
 from medconv.convs import mirror_axes
 from medconv.data import left_right
 from medconv.data.preprocessing.preprocess import left_right_axis, restore
 from medconv.data.preprocessing.store import Store
 from medconv.inference.load import window_of
-from medconv.inference.tta import flips, test_time_axes, training_axes
+from medconv.inference.tta import flips, training_axes, usable_axes
 from medconv.models.build import build_network
 from medconv.models.layers.max_pool import swap_pools
 from medconv.models.pretrained.freeze import check_factors, freeze
@@ -46,38 +46,42 @@ _SWITCHES = (
 
 
 def build_task(
-    values: Values, record: Values, store: Store | None = None, load: Callable[..., Any] | None = None
+    config: RunConfig, record: Node, store: Store | None = None, load: Callable[..., Any] | None = None
 ) -> Task:
     """The task of a resolved config: network, loss, optimizer, schedule and validation.
 
     Args: record: what every checkpoint carries. store: prepared cases, for validation on their own grids;
         None: nothing will be validated. load: loads pretrained weights into the network.
     """
-    derived, perf, settings = values["derived"], values["perf"], values["task"]
-    targets, dims = Targets.from_plain(derived["targets"]), derived["spatial_dims"]
-    network = _network(values, targets, load)
-    factors = values["init"]["lr_multipliers"] or {}
+    derived, perf, settings = config.derived, config.perf, config.task
+    targets, dims = Targets.from_plain(derived.targets), derived.spatial_dims
+    network = _network(config, targets, load)
+    optimizer = build_optimizer(config.optimizer, config.trainer, perf.fused_optimizer)
+    factors = config.init.lr_multipliers or {}
     check_factors(factors, network)
-    if targets.per_voxel and settings["mixup"]:
+    if targets.per_voxel and settings.mixup:
         raise configs.ConfigError(
-            f"task.mixup={settings['mixup']} is for image-level targets, but the data has label maps"
+            f"task.mixup={settings.mixup} is for image-level targets, but the data has label maps"
         )
     return Task(
         network,
-        FittedLoss(configs.build(values["loss"], "loss"), targets, dims),
-        with_lr_multipliers(build_optimizer(values), network, factors),
-        configs.errors_with_key("scheduler", configs.build(values["scheduler"], "scheduler")),
+        FittedLoss(configs.build(config.loss, "loss"), targets, dims),
+        with_lr_multipliers(optimizer, network, factors),
+        configs.errors_with_key("scheduler", configs.build(config.scheduler, "scheduler")),
         targets,
-        _validation(values, targets, network, store),
+        _validation(config, targets, network, store),
         record,
-        deep_supervision=settings["deep_supervision"],
-        mixup=Mixup(settings["mixup"], values["seed"]) if settings["mixup"] else None,
-        memory_format=memory_format(perf["channels_last"], dims),
+        deep_supervision=settings.deep_supervision,
+        mixup=Mixup(settings.mixup, config.seed) if settings.mixup else None,
+        memory_format=memory_format(bool(perf.channels_last), dims),
     )
 
 
-def _validation(values: Values, targets: Targets, network: nn.Module, store: Store | None) -> Validation:
-    window = window_of(values, test_time_axes(values, network))
+def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: Store | None) -> Validation:
+    dims = config.derived.spatial_dims
+    seen = training_axes(config.augmentation, dims)
+    axes = usable_axes(config.task.mirror_axes, dims, seen, mirror_axes(network))
+    window = window_of(config.task, config.derived, axes)
     if isinstance(targets, ImageLevelTargets):
         return ImageLevelValidation(targets, flips(window.mirror_axes))
     assert isinstance(targets, SegmentationTargets)
@@ -89,35 +93,33 @@ def _validation(values: Values, targets: Targets, network: nn.Module, store: Sto
     return LabelMapValidation(window, targets, to_native)
 
 
-def _network(values: Values, targets: Targets, load: Callable[..., Any] | None) -> nn.Module:
+def _network(config: RunConfig, targets: Targets, load: Callable[..., Any] | None) -> nn.Module:
     """The network with its switches applied, and its frozen parameters frozen."""
-    derived, perf, init = values["derived"], values["perf"], values["init"]
-    network = targets.finish(build_network(values, derived["patch_size"], load=load))
-    pairs, names, axis = (
-        configs.lists_to_tuples(derived["flip_label_pairs"] or []),
-        derived["class_names"],
-        left_right_axis(derived["slice_axis"]),
-    )
-    left_right.check_equivariance(pairs, names, axis, mirror_axes(network))
-    if init["freeze"]:
-        log.info("%s stay as they are", freeze(network, init["freeze"]))
-    left_right.warn_of_lookalikes(targets, names, pairs, axis, training_axes(values), mirror_axes(network))
-    apply_switches(network, **{key: perf[key] for key in _SWITCHES})
-    if values["trainer"]["deterministic"]:
+    derived, freezing = config.derived, config.init.freeze
+    network = targets.finish(build_network(config.model, config.conv, derived, load=load))
+    pairs, names = configs.lists_to_tuples(derived.flip_label_pairs or []), derived.class_names
+    axis, equivariant = left_right_axis(derived.slice_axis), mirror_axes(network)
+    left_right.check_equivariance(pairs, names, axis, equivariant)
+    if freezing:
+        log.info("%s stay as they are", freeze(network, freezing))
+    seen = training_axes(config.augmentation, derived.spatial_dims)
+    left_right.warn_of_lookalikes(targets, names, pairs, axis, seen, equivariant)
+    apply_switches(network, **{key: getattr(config.perf, key) for key in _SWITCHES})
+    if config.trainer.deterministic:
         swap_pools(network)
     return network
 
 
-def record_of(values: Values, prepared: PreparedData) -> Values:
+def record_of(config: RunConfig, prepared: PreparedData) -> Node:
     """What every checkpoint carries; plain values only."""
     return {
-        "config": values,
+        "config": config.plain(),
         "preprocessing": {
             key: configs.tuples_to_lists(value) for key, value in asdict(prepared.preprocessing).items()
         },
         "dataset": prepared.dataset.name,
         "class_names": list(prepared.dataset.class_names),
-        "targets": values["derived"]["targets"],
+        "targets": config.derived.targets,
         "modalities": list(prepared.dataset.modalities),
         "spacing_range_mm": configs.tuples_to_lists(prepared.spacing_range_mm),
         "validation": {},

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-
 from medconv import config as configs
-from medconv.config import ConfigError, Values
+from medconv.config import ConfigError, DataConfig, Derived, RunConfig
 from medconv.data import left_right, splits
 from medconv.data.case import Case, Dataset
 from medconv.data.io.raster import check_ignored
@@ -21,6 +19,7 @@ from medconv.data.preprocessing.pipeline import dataset_folder, fingerprint, pre
 from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_right_axis
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit
+from medconv.models.monai_networks import stem_for
 from medconv.performance.memory_budget import measured_gb
 from medconv.performance.step_profiler import StepProfiler
 from medconv.planning.memory_model import Budget
@@ -60,29 +59,29 @@ class PreparedData:
     test: list[Case] = field(default_factory=list)
 
 
-def find_data(config: DictConfig) -> tuple[Dataset, int]:
-    """The dataset of a config, and the number of cases to preprocess at once."""
-    data = config.data
+def find_data(data: DataConfig) -> tuple[Dataset, int]:
+    """The dataset of a config's `data`, and the number of cases to preprocess at once."""
     if data.on_invalid_case not in ("raise", "skip"):
         raise ConfigError(f"data.on_invalid_case must be raise or skip, got {data.on_invalid_case}")
     workers = min(8, len(os.sched_getaffinity(0))) if data.prepare_workers is None else data.prepare_workers
     if workers < 1:
         raise ConfigError(f"data.prepare_workers must be at least 1, got {workers}")
-    dataset = configs.build(OmegaConf.to_container(data.layout, resolve=True), "data.layout")  # type: ignore[arg-type]
-    keys = ("regions", "regions_order", "ignore_label")
-    dataset = dataset.with_targets(**{key: data[key] for key in keys})
+    dataset = configs.build(data.layout, "data.layout")
+    dataset = dataset.with_targets(
+        regions=data.regions, regions_order=data.regions_order, ignore_label=data.ignore_label
+    )
     check_ignored(dataset.targets.ignore, (case.label for case in dataset.cases))
     return dataset, workers
 
 
-def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | None = None) -> PreparedData:
+def prepare_data(config: RunConfig, verify: bool = False, memory_gb: float | None = None) -> PreparedData:
     """Find, check, plan and preprocess the dataset; finished work is reused.
 
     Args:
         verify: read every preprocessed case again and compare its checksums.
         memory_gb: that the run to resume was planned for; None: as much as this machine has.
     """
-    data, (dataset, workers) = config.data, find_data(config)
+    data, (dataset, workers) = config.data, find_data(config.data)
     split = split_cases(dataset, data)
     if data.flip_label_pairs is not None and not dataset.targets.can_swap_labels:
         raise ConfigError(
@@ -121,7 +120,7 @@ def prepare_data(config: DictConfig, verify: bool = False, memory_gb: float | No
 
 
 def _preprocessing(
-    planned: Plan, dataset: Dataset, measured: Fingerprint, data: DictConfig
+    planned: Plan, dataset: Dataset, measured: Fingerprint, data: DataConfig
 ) -> PreprocessingConfig:
     frame = None if dataset.targets.per_voxel else planned.patch_size
     resize = tuple(data.resize) if data.resize else None
@@ -130,7 +129,7 @@ def _preprocessing(
     return PreprocessingConfig(dims, spacing_mm, names, measured.intensities, axis, frame, resize)
 
 
-def split_cases(dataset: Dataset, data: DictConfig) -> DataSplit:
+def split_cases(dataset: Dataset, data: DataConfig) -> DataSplit:
     """The split that the dataset or `data.fold` defines. Raises: ValueError: see `splits.split_cases`."""
     return splits.split_cases(
         dataset.cases, data.fold, data.num_folds, Path(data.splits_file) if data.splits_file else None
@@ -143,7 +142,7 @@ def _fitted(targets: Targets, train: Sequence[Case]) -> Targets:
     return targets.fitted(splits.values_of(train, targets))
 
 
-def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data: DictConfig) -> DataSplit:
+def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data: DataConfig) -> DataSplit:
     """For image-level targets: the split without copies of images.
 
     Args: measured: of all cases of `dataset`.
@@ -170,26 +169,25 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
 
 
 def make_plan(
-    config: DictConfig, dataset: Dataset, measured: Fingerprint, memory_gb: float | None = None
+    config: RunConfig, dataset: Dataset, measured: Fingerprint, memory_gb: float | None = None
 ) -> Plan:
     """The plan of a config for a dataset.
 
     Args: memory_gb: as in `prepare_data`. Raises: ValueError: as `plan`.
     """
-    data: Values = OmegaConf.to_container(config.data, resolve=True)  # type: ignore[assignment]
-    settings: Values = OmegaConf.to_container(config.plan, resolve=True)  # type: ignore[assignment]
-    configured_gb = settings.pop("memory_gb")
+    settings = {key: value for key, value in vars(config.plan).items() if key != "memory_gb"}
     keys = ("spatial_dims", "spacing_mm", "patch_size", "batch_size", "normalisation", "resize")
     image_level = not dataset.targets.per_voxel
-    overrides = PlanOverrides(**settings, **{key: data[key] for key in keys}, image_level=image_level)
-    budget = _memory_budget(config, configured_gb, memory_gb)
+    settings |= {key: getattr(config.data, key) for key in keys}
+    overrides = PlanOverrides(**settings, image_level=image_level)
+    budget = _memory_budget(config, memory_gb)
     return plan(measured, overrides, budget, dataset.modalities, dataset.targets.num_outputs)
 
 
-def _memory_budget(config: DictConfig, configured_gb: float | None, earlier_gb: float | None) -> Budget:
+def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:
     accelerator, devices = config.trainer.accelerator, str(config.trainer.devices)
-    if configured_gb is not None:
-        gb, origin = configured_gb, "plan.memory_gb"
+    if config.plan.memory_gb is not None:
+        gb, origin = config.plan.memory_gb, "plan.memory_gb"
     elif earlier_gb is not None:
         gb, origin = earlier_gb, "as when this run began"
     else:
@@ -199,28 +197,33 @@ def _memory_budget(config: DictConfig, configured_gb: float | None, earlier_gb: 
     return Budget(gb, origin, precision, config.perf.activation_checkpointing or "none")
 
 
-def derived_values(prepared: PreparedData) -> Values:
-    """Values that a config refers to as `${derived.…}`, known once the data is preprocessed and planned."""
+def derived_values(prepared: PreparedData) -> Derived:
+    """What follows from the data and its plan."""
+    targets, monitored = prepared.targets, prepared.targets.monitored
     planned = {
         key: configs.tuples_to_lists(value)
         for key, value in prepared.plan.values().items()
         if key != "batch_size"
     }
     first = [1] * prepared.preprocessing.spatial_dims
-    return {
-        "num_channels": len(prepared.dataset.modalities),
-        "num_classes": prepared.targets.num_outputs,
-        "targets": prepared.targets.plain(),
-        "per_voxel": prepared.targets.per_voxel,
-        "class_counts": _class_counts(prepared.targets, prepared.train),
-        "overlapping": not prepared.targets.exclusive,  # sigmoid of each channel
-        "exclusive": prepared.targets.exclusive,  # softmax
-        "class_names": list(prepared.dataset.class_names),
-        "flip_label_pairs": configs.tuples_to_lists(prepared.flip_label_pairs) or None,
-        "train_cases": f"{len(prepared.train)} cases, {short_hash([case.id for case in prepared.train])}",
+    return Derived(
+        num_channels=len(prepared.dataset.modalities),
+        num_classes=targets.num_outputs,
+        targets=targets.plain(),
+        per_voxel=targets.per_voxel,
+        class_counts=_class_counts(targets, prepared.train),
+        overlapping=not targets.exclusive,
+        exclusive=targets.exclusive,
+        class_names=list(prepared.dataset.class_names),
+        flip_label_pairs=configs.tuples_to_lists(prepared.flip_label_pairs) or None,
+        train_cases=f"{len(prepared.train)} cases, {short_hash([case.id for case in prepared.train])}",
         **planned,
-        "stage_strides": [first, *planned["strides"]],
-    }
+        stage_strides=[first, *planned["strides"]],
+        monitor=monitored.name,
+        monitor_mode=monitored.mode,
+        num_train_cases=len(prepared.train),
+        stem=stem_for(planned["patch_size"]),
+    )
 
 
 def _class_counts(targets: Targets, train: Sequence[Case]) -> list[int] | None:
@@ -240,21 +243,21 @@ def _draw_from(prepared: PreparedData) -> list[list[int]] | None:
 
 
 def build_data(
-    values: Values,
+    config: RunConfig,
     prepared: PreparedData,
     profiler: StepProfiler | None = None,
     stop_request: StopRequest | None = None,
 ) -> DataModule:
     """The loaders of a resolved config. Args: profiler, stop_request: of a run."""
-    settings, derived = values["data"], values["derived"]
+    settings, derived = config.data, config.derived
     augment = configs.build(
-        values["augmentation"],
+        config.augmentation,
         "augmentation",
-        seed=values["seed"],
-        spacing_mm=derived["spacing_mm"],
-        patch_size=derived["patch_size"],
-        flip_label_pairs=configs.lists_to_tuples(derived["flip_label_pairs"] or []),
-        left_right_axis=left_right_axis(derived["slice_axis"]),
+        seed=config.seed,
+        spacing_mm=derived.spacing_mm,
+        patch_size=derived.patch_size,
+        flip_label_pairs=configs.lists_to_tuples(derived.flip_label_pairs or []),
+        left_right_axis=left_right_axis(derived.slice_axis),
     )
     keys = (
         "batch_size",
@@ -268,12 +271,12 @@ def build_data(
         prepared.store,
         prepared.train,
         prepared.val,
-        derived["patch_size"],
+        derived.patch_size,
         augment,
-        seed=values["seed"],
-        slice_axis=derived["slice_axis"],
-        draw_from=_draw_from(prepared) if settings["balanced_sampling"] else None,
-        **{key: settings[key] for key in keys},
+        seed=config.seed,
+        slice_axis=derived.slice_axis,
+        draw_from=_draw_from(prepared) if settings.balanced_sampling else None,
+        **{key: getattr(settings, key) for key in keys},
         profiler=profiler,
         stop_request=stop_request,
     )

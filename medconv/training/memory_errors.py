@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from medconv.config import DataConfig
 from medconv.data.loading import worker_errors
 from medconv.utils.hardware import memory_advice
 
 
 @contextmanager
-def naming_memory(data: Mapping[str, Any]) -> Iterator[None]:
+def naming_memory(data: DataConfig) -> Iterator[None]:
     """Around training. Args: data: the config's `data`, which the advice refers to.
 
     Raises: ValueError: memory ran out, or a worker was killed; SIGTERMException: a worker got SIGTERM, as all

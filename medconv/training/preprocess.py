@@ -6,10 +6,9 @@ import argparse
 from collections.abc import Sequence
 
 import numpy as np
-from omegaconf import DictConfig
 
 from medconv import config
-from medconv.config import compose
+from medconv.config import RunConfig, compose
 from medconv.data.case import Dataset
 from medconv.data.preprocessing.fingerprint import CaseReport, error_report, examine_all, measure
 from medconv.planning import report as planning_report
@@ -28,13 +27,13 @@ from medconv.utils.logging import size_text, start_logging
 def run_command(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """`medconv preprocess`. Args: arguments: for Hydra. Returns: the exit code."""
     start_logging()
-    configs: list[DictConfig] = []
+    configs: list[RunConfig] = []
     compose.run_with_config(lambda composed, _: configs.append(config.validate(composed)), arguments)
     codes = [_check(one) if options.check_only else _prepare(one, options.verify) for one in configs]
     return max(codes, default=DONE)
 
 
-def _prepare(run_config: DictConfig, verify: bool) -> int:
+def _prepare(run_config: RunConfig, verify: bool) -> int:
     prepared = prepare_data(run_config, verify)
     store, planned = prepared.store, prepared.plan
     print(
@@ -48,9 +47,9 @@ def _prepare(run_config: DictConfig, verify: bool) -> int:
     return DONE
 
 
-def _check(run_config: DictConfig) -> int:
+def _check(run_config: RunConfig) -> int:
     """Checks all cases without writing. Raises: ValueError: some are invalid; lists all errors."""
-    dataset, workers = find_data(run_config)
+    dataset, workers = find_data(run_config.data)
     reports = examine_all(dataset, workers)
     print(table(dataset, reports))
     for report in reports:

@@ -9,12 +9,12 @@ import lightning as L
 from torch import nn
 
 from medconv import config as configs
-from medconv.config import Values
+from medconv.config import PerfConfig, RunConfig, TrainerConfig
 from medconv.planning.planner import Plan
 from medconv.planning.report import table
 from medconv.targets import monitor
 from medconv.training.run_dir import RunDir
-from medconv.utils.hardware import without_effect
+from medconv.utils.hardware import uses_gpu
 from medconv.utils.logging import size_text
 
 OF_A_SWEEP = "MEDCONV_SWEEP"  # environment variable of a sweep's job: its own overrides, as JSON
@@ -34,7 +34,7 @@ def planned(plan: Plan) -> None:
 
 
 def announce(
-    values: Values,
+    config: RunConfig,
     dataset: str,
     num_train: int,
     num_val: int,
@@ -43,31 +43,50 @@ def announce(
     folder: RunDir,
 ) -> None:
     """Log what is about to be trained."""
-    derived, data = values["derived"], values["data"]
-    batch = data["batch_size"] * trainer.world_size * trainer.accumulate_grad_batches
+    derived = config.derived
+    batch = (config.data.batch_size or 1) * trainer.world_size * trainer.accumulate_grad_batches
     weights = sum(p.numel() for p in network.parameters())
     log.info("data: %s, %d cases to train on, %d to validate", dataset, num_train, num_val)
-    patch, spacing = size_text(derived["patch_size"]), size_text(derived["spacing_mm"])
+    patch, spacing = size_text(derived.patch_size), size_text(derived.spacing_mm)
     log.info("patch: %s voxels of %s mm, global batch %d", patch, spacing, batch)
-    if derived["slice_axis"] is not None:
-        axis = ("right", "anterior", "superior")[derived["slice_axis"]]
+    if derived.slice_axis is not None:
+        axis = ("right", "anterior", "superior")[derived.slice_axis]
         log.info("slices: 2D, across the %s axis of the volumes", axis)
-    log.info("model: %s, %.2f million parameters", values["model"]["_target_"], weights / 1e6)
+    log.info("model: %s, %.2f million parameters", config.model["_target_"], weights / 1e6)
     device = trainer.strategy.root_device.type
     log.info("trainer: %d x %s, precision %s", trainer.world_size, device, trainer.precision)
     log.info("run: %s", folder.path)
     log.debug("parameters: %s", ", ".join(name for name, _ in network.named_parameters()))
-    for line in without_effect(values["perf"], values["trainer"]):
+    for line in without_effect(config.perf, config.trainer):
         log.warning("%s", line)
 
 
-def hyperparameters(trainer: L.Trainer, values: Values, folder: RunDir) -> None:
+def without_effect(perf: PerfConfig, trainer: TrainerConfig) -> list[str]:
+    """One line for each setting that is on but has no effect here, with the reason."""
+    no_gpu, only_fit = not uses_gpu(trainer.accelerator), "a run trains and validates only"
+    not_synced = trainer.sync_batchnorm and no_gpu
+    not_last = perf.fast_norm and not perf.channels_last
+    unused = perf.activation_checkpointing == "pointwise" and perf.compile
+    reasons = {
+        "trainer.benchmark=true": trainer.benchmark and no_gpu and "cuDNN runs on NVIDIA GPUs only",
+        "perf.cuda_graphs=true": perf.cuda_graphs and no_gpu and "there is no GPU to replay them on",
+        "trainer.sync_batchnorm=true": not_synced and "PyTorch supports it on GPUs only",
+        "perf.fast_norm=true": not_last and "it needs perf.channels_last=true",
+        "perf.activation_checkpointing=pointwise": unused and "the compiler itself chooses what to recompute",
+        "trainer.limit_test_batches": trainer.limit_test_batches is not None and only_fit,
+        "trainer.limit_predict_batches": trainer.limit_predict_batches is not None and only_fit,
+        "trainer.model_registry": trainer.model_registry is not None and "checkpoints are files",
+    }
+    return [f"{switch} has no effect: {reason}" for switch, reason in reasons.items() if reason]
+
+
+def hyperparameters(trainer: L.Trainer, config: RunConfig, folder: RunDir) -> None:
     """TensorBoard's hparams page: hyperparameters with the final metric; other loggers: hyperparameters.
 
     A sweep's job logs only its own overrides, since the page shows only the first few in alphabetical order.
     """
     groups = ("data", "model", "conv", "optimizer", "scheduler", "perf", "seed")
-    flat = configs.flatten({k: v for k, v in values.items() if k in groups})
+    flat = configs.flatten({k: v for k, v in config.plain().items() if k in groups})
     params = {k: v if isinstance(v, (int, float, str, bool)) else str(v) for k, v in flat.items()}
     in_sweep = {k: _number(v) for k, v in json.loads(os.environ.get(OF_A_SWEEP) or "{}").items()}
     summary = folder.summary()

@@ -7,17 +7,17 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from medconv import config as configs
-from medconv.config import Values
+from medconv.config import Node, RunConfig
 from medconv.models.build import model_of
-from medconv.models.monai_networks import stem_for
 from medconv.models.pretrained.adapt import layers_of
 from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance import bottleneck
@@ -47,8 +47,8 @@ _LONG_ENOUGH = 10.0  # seconds of training; the bottleneck of a shorter run mean
 log = logging.getLogger(__name__)
 
 
-def train(config: DictConfig, folder: RunDir) -> Values:
-    """Trains the run of a composed config. Returns: the content of `summary.json`.
+def train(config: RunConfig, folder: RunDir) -> Node:
+    """Trains the run of a checked config. Returns: the content of `summary.json`.
 
     Raises: ValueError: the user's data or configuration is wrong. RunInterrupted: a signal stopped the run.
     """
@@ -64,30 +64,30 @@ def train(config: DictConfig, folder: RunDir) -> Values:
         raise
 
 
-def _train(config: DictConfig, folder: RunDir) -> Values:
+def _train(config: RunConfig, folder: RunDir) -> Node:
     if config.seed < 0:
         raise configs.ConfigError(f"seed must be 0 or more, got {config.seed}")
     L.seed_everything(config.seed, workers=True, verbose=False)
-    config = _with_launched_devices(config)
+    config = with_launched_devices(config)
     prepared = prepare_data(config, memory_gb=folder.planned_memory())
     config = _with_loss(config, prepared.targets)
-    values = _resolve(config, prepared, folder)
-    if folder.finished(values):
+    resolved = resolve(config, prepared, folder)
+    if folder.finished(resolved):
         log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
     stop_request = signals.StopRequest()
-    first_weights = _first_weights(config, values, folder)
-    apply_backends(values["perf"])
-    task = build_task(values, record_of(values, prepared), prepared.store, first_weights)
-    profiler = StepProfiler(values["perf"]["profile"], folder.begun)
-    trainer = build_trainer(values, folder, profiler, bool(prepared.val), stop_request)
-    data = build_data(values, prepared, profiler, stop_request)
+    first_weights = _first_weights(config, resolved, folder)
+    apply_backends(resolved.perf.matmul_precision)
+    task = build_task(resolved, record_of(resolved, prepared), prepared.store, first_weights)
+    profiler = StepProfiler(resolved.perf.profile, folder.begun)
+    trainer = build_trainer(resolved, folder, profiler, bool(prepared.val), stop_request)
+    data = build_data(resolved, prepared, profiler, stop_request)
     report.announce(
-        values, prepared.dataset.name, len(prepared.train), len(prepared.val), task.network, trainer, folder
+        resolved, prepared.dataset.name, len(prepared.train), len(prepared.val), task.network, trainer, folder
     )
     if folder.resume not in ("auto", "never"):
-        _check_checkpoint(folder.resume, values, task)
-    folder.begin(values)
+        _check_checkpoint(folder.resume, resolved, task)
+    folder.begin(resolved)
     folder.write_summary(
         skipped_cases=prepared.skipped,
         score=prepared.targets.monitored.plain(),
@@ -96,83 +96,72 @@ def _train(config: DictConfig, folder: RunDir) -> Values:
     with (
         folder.recording(trainer, profiler),
         cluster.detecting_lost_peers(trainer.world_size > 1),
-        naming_memory(values["data"]),
+        naming_memory(resolved.data),
     ):
         with stop_request.noted():
             trainer.fit(task, data, ckpt_path=folder.resume_from(), weights_only=True)
         folder.write_summary(stopped_early=early_stopping.ended(trainer))
     if profiler.training_seconds > _LONG_ENOUGH:
-        verdict = bottleneck.verdict(profiler.shares(), values, len(os.sched_getaffinity(0)))
+        verdict = bottleneck.verdict(profiler.shares(), resolved, len(os.sched_getaffinity(0)))
         folder.write_summary(verdict=verdict)
     if is_rank_zero():
-        report.hyperparameters(trainer, values, folder)
+        report.hyperparameters(trainer, resolved, folder)
     return folder.summary()
 
 
-def _resolve(config: DictConfig, prepared: PreparedData, folder: RunDir) -> Values:
+def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunConfig:
     """The config with every value filled in."""
-    values = configs.resolve(config, _derived(prepared))
-    values["model"] = model_of(values)
-    values["data"]["batch_size"] = prepared.plan.batch_size
-    values["trainer"]["devices"] = check_devices(values["trainer"], cluster.launcher() is not None)
-    values["trainer"]["precision"] = resolve_precision(config.trainer.precision, config.trainer.accelerator)
-    return cache.settle(values, folder)
+    trainer, resolved = config.trainer, configs.resolve(config, derived_values(prepared))
+    devices = check_devices(trainer.devices, trainer.accelerator, cluster.launcher() is not None)
+    precision = resolve_precision(trainer.precision, trainer.accelerator)
+    resolved = replace(
+        resolved,
+        model=model_of(resolved.model, prepared.targets.per_voxel),
+        data=replace(resolved.data, batch_size=prepared.plan.batch_size),
+        trainer=replace(resolved.trainer, devices=devices, precision=precision),
+    )
+    return cache.settle(resolved, folder)
 
 
-def _check_checkpoint(path: str, values: Values, task: L.LightningModule) -> None:
+def _check_checkpoint(path: str, config: RunConfig, task: L.LightningModule) -> None:
     """Raises: ValueError: the checkpoint of `run.resume` does not fit this run."""
     content, setting = checkpoint_io.read(Path(path)), f"run.resume={path}"
     check_has_training_state(content, setting)
-    check_same_task(content, values["derived"], setting)
-    check_same_freezing(content, values["init"], setting)
+    check_same_task(content, config.derived, setting)
+    check_same_freezing(content, config.init, setting)
     check_weights_fit(task, content, setting)
-    check_same_optimizer(content, str(values["optimizer"].get("_target_")), setting)
+    check_same_optimizer(content, str(config.optimizer.get("_target_")), setting)
 
 
-def _first_weights(config: DictConfig, values: Values, folder: RunDir) -> Callable[..., Any] | None:
+def _first_weights(config: RunConfig, resolved: RunConfig, folder: RunDir) -> Callable[..., Any] | None:
     """Loads the weights of `init.pretrained` into a network. None: random ones, or those of a resumed run."""
-    init, derived = values["init"], values["derived"]
-    if init["pretrained"] is None or folder.resume_from() is not None:
+    init, derived = resolved.init, resolved.derived
+    if init.pretrained is None or folder.resume_from() is not None:
         return None
     # layers whose size changes with the number of channels or classes are the first and the last ones
-    more = (
-        configs.resolve(config, {**derived, key: derived[key] + 1}) for key in ("num_channels", "num_classes")
-    )
-    layers = layers_of(values["model"], *map(model_of, more))
+    more_channels = configs.resolve(config, replace(derived, num_channels=derived.num_channels + 1))
+    more_outputs = configs.resolve(config, replace(derived, num_classes=derived.num_classes + 1))
+    models = [model_of(changed.model, derived.per_voxel) for changed in (more_channels, more_outputs)]
+    layers = layers_of(resolved.model, *models)
     return partial(
         load_pretrained,
-        path=Path(init["pretrained"]),
+        path=Path(init.pretrained),
         derived=derived,
         layers=layers,
-        inflate_2d=init["inflate_2d"],
+        inflate_2d=init.inflate_2d,
     )
 
 
-def _derived(prepared: PreparedData) -> Values:
-    """The config's `derived`: values of the data and its plan, with those that follow from the targets."""
-    derived, monitored = derived_values(prepared), prepared.targets.monitored
-    return {
-        **derived,
-        "monitor": monitored.name,
-        "monitor_mode": monitored.mode,
-        "num_train_cases": len(prepared.train),
-        "stem": stem_for(derived["patch_size"]),
-    }
-
-
-def _with_loss(config: DictConfig, targets: Targets) -> DictConfig:
+def _with_loss(config: RunConfig, targets: Targets) -> RunConfig:
     """The config with the targets' default loss for `loss=auto`."""
-    if config.loss._target_ is not None:
+    if config.loss["_target_"] is not None:
         return config
-    config = config.copy()
-    config.loss = OmegaConf.load(configs.conf_dir() / "loss" / f"{targets.default_loss}.yaml")
-    return config
+    path = configs.conf_dir() / "loss" / f"{targets.default_loss}.yaml"
+    loss: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    return replace(config, loss=loss)
 
 
-def _with_launched_devices(config: DictConfig) -> DictConfig:
+def with_launched_devices(config: RunConfig) -> RunConfig:
     """The config with the number of machines and devices that the run was launched with."""
-    config = config.copy()
-    config.trainer.num_nodes, config.trainer.devices = cluster.processes(
-        config.trainer.num_nodes, config.trainer.devices
-    )
-    return config
+    num_nodes, devices = cluster.processes(config.trainer.num_nodes, config.trainer.devices)
+    return replace(config, trainer=replace(config.trainer, num_nodes=num_nodes, devices=devices))

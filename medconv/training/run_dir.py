@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from medconv.config import ConfigError, flatten
+from medconv.config import ConfigError, Node, RunConfig, flatten
 from medconv.training import run_metadata, summary
 from medconv.training.checkpoint import log_rewind
 from medconv.utils import checkpoint_io, cluster
@@ -70,7 +70,7 @@ class RunDir:
     _lock: IO[bytes] | None = None
 
     @classmethod
-    def of(cls, config: DictConfig, choices: Mapping[str, str]) -> RunDir:
+    def of(cls, config: RunConfig, choices: Mapping[str, str]) -> RunDir:
         """The folder of a config: `run.dir`, else `runs/<run.name>`, else named after its main choices."""
         if config.run.resume not in ("auto", "never") and not Path(config.run.resume).is_file():
             raise ConfigError(
@@ -98,17 +98,17 @@ class RunDir:
     def previous(self) -> Path:
         return self.checkpoints / "previous.ckpt"
 
-    def finished(self, values: dict[str, Any]) -> bool:
+    def finished(self, config: RunConfig) -> bool:
         """Whether this run, with this config, has already been trained to its end here.
 
         Raises: ConfigError: the run in this folder has another config; the message lists the differences.
         """
         if self.resume == "never" or not self.has_own():
             return False
-        self._check_same(self._config(), values)
+        self._check_same(self._config(), config.plain())
         return self.resume == "auto" and self.summary().get("status") == "done"
 
-    def begin(self, values: dict[str, Any]) -> None:
+    def begin(self, config: RunConfig) -> None:
         """Make and lock the folder, write `config.yaml`, cut the logs back to the checkpoint to resume from.
 
         Raises: ConfigError: another process is training there.
@@ -130,7 +130,7 @@ class RunDir:
         log_rewind.rewind(self.path, self._source[1] if self._source else {})
         for partial in self.checkpoints.glob(".*.ckpt"):  # left by a killed process
             partial.unlink(missing_ok=True)
-        write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(values)))
+        write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config.plain())))
         log_into(self.path / "train.log")
 
     def _claim(self) -> None:
@@ -265,8 +265,8 @@ class RunDir:
             return {}
         return summary.scores(record)
 
-    def _check_same(self, earlier: Any, values: dict[str, Any]) -> None:
-        old, new = flatten(earlier), flatten(values)
+    def _check_same(self, earlier: Node, now: Node) -> None:
+        old, new = flatten(earlier), flatten(now)
         changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not k.startswith(FREE)]
         if changed:
             lines = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed)
@@ -276,10 +276,9 @@ class RunDir:
             )
 
 
-def default_name(config: DictConfig, choices: Mapping[str, str]) -> str:
+def default_name(config: RunConfig, choices: Mapping[str, str]) -> str:
     """Main choices and a hash of the whole config: the same command finds its run again."""
-    values: Any = OmegaConf.to_container(config, resolve=False)
-    content = {key: value for key, value in values.items() if key not in ("run", "derived")}
+    content = {key: value for key, value in config.plain().items() if key not in ("run", "derived")}
     words = [choices.get(group, "custom") for group in ("data", "model", "conv")]
     return "-".join([*words, f"fold{config.data.fold}", short_hash(content)])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import lightning as L
@@ -11,7 +12,7 @@ from hydra.utils import get_object
 from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler
 
 from medconv import config as configs
-from medconv.config import Values
+from medconv.config import Node, RunConfig, TrainerConfig
 from medconv.performance.step_profiler import StepProfiler, Trace
 from medconv.training.callbacks import early_stopping
 from medconv.training.callbacks.final_validation import FinalValidation
@@ -35,28 +36,27 @@ _DEFAULT_EPOCHS = 100  # if none of trainer.max_time, max_epochs and max_steps i
 
 
 def build_trainer(
-    values: Values, folder: RunDir, profiler: StepProfiler, validates: bool, stop_request: StopRequest
+    config: RunConfig, folder: RunDir, profiler: StepProfiler, validates: bool, stop_request: StopRequest
 ) -> L.Trainer:
     """The trainer with its callbacks and loggers.
 
     Args: validates: whether there are cases to validate. stop_request: of the run's signals.
     """
-    perf, run = values["perf"], values["run"]
-    settings = {key: _built(value, f"trainer.{key}") for key, value in values["trainer"].items()}
+    trainer = config.trainer
+    settings = {key: _built(value, f"trainer.{key}") for key, value in asdict(trainer).items()}
     max_time, plugins = settings.pop("max_time"), settings.pop("plugins") or []
-    interval = configs.duration_seconds(run["checkpoint_interval"], "run.checkpoint_interval")
+    interval = configs.duration_seconds(config.run.checkpoint_interval, "run.checkpoint_interval")
     checkpoints = CheckpointWriter(folder.checkpoints, AtomicCheckpointIO(), interval)
-    stops = strategy.StopSync(stop_request, perf["stop_sync_interval"])
-    callbacks = _callbacks(values, folder, checkpoints, profiler, stops, validates)
+    stops = strategy.StopSync(stop_request, config.perf.stop_sync_interval)
+    callbacks = _callbacks(config, folder, checkpoints, profiler, stops, validates)
     accumulates = any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks)
-    settings["strategy"] = strategy.strategy(settings, perf, accumulates)
-    settings["benchmark"] = benchmark_kernels(
-        settings["benchmark"], settings["accelerator"], settings["deterministic"]
-    )
+    settings["strategy"] = strategy.strategy(trainer, config.perf, accumulates) or settings["strategy"]
+    settings["benchmark"] = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)
     settings["enable_progress_bar"] &= sys.stderr.isatty()
-    if settings["max_epochs"] is None:
-        bounded = max_time is not None or settings["max_steps"] != -1
+    if trainer.max_epochs is None:
+        bounded = max_time is not None or trainer.max_steps != -1
         settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS
+    loggers = _many(config.logger, "logger", save_dir=str(folder.path))
     return resumable_loop.ResumableTrainer(
         checkpoints,
         stops,
@@ -65,14 +65,14 @@ def build_trainer(
         plugins=[plugin for plugin in (environment(), checkpoints.io, *plugins) if plugin is not None],
         # CheckpointWriter is not one of Lightning's; a user's callback may be
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
-        logger=[*_many(values, "logger", save_dir=str(folder.path)), CsvLogger(folder.path / "metrics.csv")],
+        logger=[*loggers, CsvLogger(folder.path / "metrics.csv")],
         default_root_dir=folder.path,
         use_distributed_sampler=False,
     )
 
 
 def _callbacks(
-    values: Values,
+    config: RunConfig,
     folder: RunDir,
     checkpoints: CheckpointWriter,
     profiler: StepProfiler,
@@ -80,27 +80,27 @@ def _callbacks(
     validates: bool,
 ) -> list[L.Callback]:
     """All callbacks in the order in which Lightning calls them; it puts a user's ModelCheckpoint last."""
-    run, trainer = values["run"], values["trainer"]
-    averaging, users = _averaging(values), _many(values, "callbacks")
+    run, trainer = config.run, config.trainer
+    averaging, users = _averaging(config), _many(config.callbacks, "callbacks")
     averages = [callback for callback in (*averaging, *users) if isinstance(callback, AverageWeights)]
     return [
         # At the end of training it saves before averaging replaces the weights
         checkpoints,
         # Whatever draws random numbers in a step, or keeps their state as the guard does, comes later
-        resumable_loop.PerStepSeeding(values["seed"]),
+        resumable_loop.PerStepSeeding(config.seed),
         # Its marks end the phases of a step, so that the work of those below counts as logging
         profiler,
         # It settles whether a step was skipped before averaging counts the step
-        NonfiniteGuard(folder.path / "nonfinite", run["nan_policy"], run["max_skipped_steps"], averages),
+        NonfiniteGuard(folder.path / "nonfinite", run.nan_policy, run.max_skipped_steps, averages),
         # It sets the weights of a validation, which those below read
         *averaging,
         strategy.BroadcastBuffers(),
         strategy.UnshardForValidation(),
         ResumeStepCheck(),
-        *([Trace(folder.path / "tensorboard" / "trace")] if values["perf"]["profile"] else []),
+        *([Trace(folder.path / "tensorboard" / "trace")] if config.perf.profile else []),
         # Early stopping has nothing to say about a run whose time is up
-        *_time_budget(trainer["max_time"]),
-        *_monitoring(values, validates),
+        *_time_budget(trainer.max_time),
+        *_monitoring(config, validates),
         *_progress(trainer),
         *users,
         # It validates if any of the others has told the trainer to stop after this batch
@@ -110,9 +110,9 @@ def _callbacks(
     ]
 
 
-def _many(values: Values, group: str, **arguments: Any) -> list[Any]:
+def _many(nodes: Node, group: str, **arguments: Any) -> list[Any]:
     """The objects of a group of the config that holds nodes by name."""
-    return [configs.build(node, f"{group}.{name}", **arguments) for name, node in values[group].items()]
+    return [configs.build(node, f"{group}.{name}", **arguments) for name, node in nodes.items()]
 
 
 def _built(value: Any, key: str) -> Any:
@@ -122,38 +122,38 @@ def _built(value: Any, key: str) -> Any:
     return configs.build(value, key) if isinstance(value, dict) and "_target_" in value else value
 
 
-def _averaging(values: Values) -> list[L.Callback]:
-    if "_target_" not in values["weight_averaging"]:
+def _averaging(config: RunConfig) -> list[L.Callback]:
+    if "_target_" not in config.weight_averaging:
         return []
-    if values["trainer"]["strategy"] == "fsdp":
+    if config.trainer.strategy == "fsdp":
         log.info(
             "weight_averaging is skipped: under trainer.strategy=fsdp no rank has the full weights; the last "
             "weights are used"
         )
         return []
-    return [configs.build(values["weight_averaging"], "weight_averaging")]
+    return [configs.build(config.weight_averaging, "weight_averaging")]
 
 
-def _time_budget(max_time: Any) -> list[L.Callback]:
+def _time_budget(max_time: str | None) -> list[L.Callback]:
     return [] if max_time is None else [TimeBudget(configs.duration_seconds(max_time, "trainer.max_time"))]
 
 
-def _monitoring(values: Values, validates: bool) -> list[L.Callback]:
+def _monitoring(config: RunConfig, validates: bool) -> list[L.Callback]:
     """Callbacks that react to the scores of validations."""
-    plateau = getattr(get_object(values["scheduler"]["_target_"]), "needs_validation", False)
-    stopping = "_target_" in values["early_stopping"]
-    if not (validates and values["trainer"]["limit_val_batches"] != 0) and (plateau or stopping):
+    plateau = getattr(get_object(config.scheduler["_target_"]), "needs_validation", False)
+    stopping = "_target_" in config.early_stopping
+    if not (validates and config.trainer.limit_val_batches != 0) and (plateau or stopping):
         raise configs.ConfigError(
             f"{'scheduler=plateau' if plateau else 'early_stopping=patience'} needs validations, but there "
             "are no cases to validate"
         )
-    stop = [configs.build(values["early_stopping"], "early_stopping")] if stopping else []
+    stop = [configs.build(config.early_stopping, "early_stopping")] if stopping else []
     return [early_stopping.Plateau(), *stop]
 
 
-def _progress(trainer: Values) -> list[L.Callback]:
+def _progress(trainer: TrainerConfig) -> list[L.Callback]:
     """A bar in a terminal, else lines."""
-    if not trainer["enable_progress_bar"]:
+    if not trainer.enable_progress_bar:
         return []
-    rate = 20 if uses_gpu(trainer["accelerator"]) else 1  # to show the loss, the bar waits for the GPU
+    rate = 20 if uses_gpu(trainer.accelerator) else 1  # to show the loss, the bar waits for the GPU
     return [ProgressBar(refresh_rate=rate) if sys.stderr.isatty() else ProgressLines()]

@@ -110,9 +110,8 @@ def processes(num_nodes: int | None, devices: Any) -> tuple[int, Any]:
     return launched.nodes, devices if isinstance(devices, list) else launched.devices
 
 
-def timeout(perf: Any) -> timedelta:
+def timeout(seconds: float) -> timedelta:
     """The timeout of the process group. Raises: ValueError: `perf.timeout_seconds` is not positive."""
-    seconds = perf["timeout_seconds"]
     if not seconds > 0:
         raise ValueError(f"perf.timeout_seconds must be positive, got {seconds}")
     return timedelta(seconds=seconds)

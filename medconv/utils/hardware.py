@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ _NO_MEMORY = re.compile(
     "(can't|[Cc]annot) allocate memory|allocate shared memory|CUDA (error: )?out of memory"
     "|_STATUS_ALLOC_FAILED"
 )
-_ONLY_FIT = "a run trains and validates only"
 
 
 def uses_gpu(accelerator: str) -> bool:
@@ -47,17 +45,15 @@ def autocast_dtype(precision: Any) -> torch.dtype | None:
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(str(precision))
 
 
-def check_devices(trainer: Mapping[str, Any], launched: bool = False) -> Any:
+def check_devices(setting: Any, accelerator: str, launched: bool = False) -> Any:
     """`trainer.devices` as a number, `auto` or a list of GPUs. On a CPU, devices are processes.
 
     Args: launched: a launcher started all processes; each may be bound to cores of its own and see no others.
     Raises: ValueError: the machine has fewer GPUs, or a CPU has fewer cores, than configured.
     """
-    setting, gpu = trainer["devices"], uses_gpu(trainer["accelerator"])
-    if trainer["accelerator"] in ("gpu", "cuda") and not gpu:
-        raise ValueError(
-            f"trainer.accelerator={trainer['accelerator']}: no GPU is visible here; take auto or cpu"
-        )
+    gpu = uses_gpu(accelerator)
+    if accelerator in ("gpu", "cuda") and not gpu:
+        raise ValueError(f"trainer.accelerator={accelerator}: no GPU is visible here; take auto or cpu")
     devices = [int(n) for n in setting.split(",")] if isinstance(setting, str) and "," in setting else setting
     devices = int(devices) if isinstance(devices, str) and devices.lstrip("-").isdigit() else devices
     if not gpu:
@@ -79,9 +75,8 @@ def check_devices(trainer: Mapping[str, Any], launched: bool = False) -> Any:
     return devices
 
 
-def apply_backends(perf: Mapping[str, Any]) -> None:
-    """Set TF32 for the whole process; warn about layouts that this cuDNN version is slow at."""
-    precision = perf["matmul_precision"]
+def apply_backends(precision: str) -> None:
+    """Set `perf.matmul_precision` for the whole process; warn about layouts that this cuDNN is slow at."""
     if precision not in ("highest", "high", "medium"):
         raise ValueError(f"perf.matmul_precision must be highest, high or medium, got {precision!r}")
     torch.set_float32_matmul_precision(precision)
@@ -94,25 +89,6 @@ def benchmark_kernels(benchmark: bool | None, accelerator: str, deterministic: A
     if benchmark is not None or not uses_gpu(accelerator):
         return benchmark
     return not deterministic
-
-
-def without_effect(perf: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[str]:
-    """One line for each setting that is on but has no effect here, with the reason."""
-    no_gpu = not uses_gpu(trainer["accelerator"])
-    not_synced = trainer["sync_batchnorm"] and no_gpu
-    not_last = perf["fast_norm"] and not perf["channels_last"]
-    unused = perf["activation_checkpointing"] == "pointwise" and perf["compile"]
-    reasons = {
-        "trainer.benchmark=true": trainer["benchmark"] and no_gpu and "cuDNN runs on NVIDIA GPUs only",
-        "perf.cuda_graphs=true": perf["cuda_graphs"] and no_gpu and "there is no GPU to replay them on",
-        "trainer.sync_batchnorm=true": not_synced and "PyTorch supports it on GPUs only",
-        "perf.fast_norm=true": not_last and "it needs perf.channels_last=true",
-        "perf.activation_checkpointing=pointwise": unused and "the compiler itself chooses what to recompute",
-        "trainer.limit_test_batches": trainer["limit_test_batches"] is not None and _ONLY_FIT,
-        "trainer.limit_predict_batches": trainer["limit_predict_batches"] is not None and _ONLY_FIT,
-        "trainer.model_registry": trainer["model_registry"] is not None and "checkpoints are files",
-    }
-    return [f"{switch} has no effect: {reason}" for switch, reason in reasons.items() if reason]
 
 
 def warn_slow_cudnn() -> None:

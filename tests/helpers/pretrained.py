@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.configs import derived
 from monai.networks.nets.resnet import ResNet
 from torch import nn
 
+from medconv.config import Derived
 from medconv.convs import basis, swap_convs
 from medconv.models.pretrained.adapt import Layers
 from medconv.models.pretrained.load import load
 from medconv.models.unet import UNet
 
-# derived values of a run, as far as loading reads them
-DERIVED = {"num_channels": 1, "targets": {"names": ["box", "hole"]}}
+DERIVED = derived(targets={"names": ["box", "hole"]})
 UNET_LAYERS = Layers(image=frozenset({"encoder.0.0"}), head=frozenset({"head"}))
 
 
@@ -51,10 +52,10 @@ def save(path: Path, content: Any) -> Path:
     return path
 
 
-def our_checkpoint(network: nn.Module, derived: Mapping[str, Any]) -> dict[str, Any]:
+def our_checkpoint(network: nn.Module, saved: Derived) -> dict[str, Any]:
     """The part of a checkpoint of ours that loading reads."""
     return {
-        "medconv": {"config": {"derived": derived}},
+        "medconv": {"config": {"derived": asdict(saved)}},
         "state_dict": {f"network.{name}": value for name, value in network.state_dict().items()},
     }
 

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import members
+from helpers.configs import derived
 from helpers.exports import Exported
 from torch.nn.utils import parametrize
 
+from medconv.config import DataConfig
 from medconv.inference.load import _rounding, load
 
 
@@ -28,7 +30,8 @@ def test_a_loaded_network_is_folded_and_in_evaluation_mode(exported: Exported) -
             "another version: the kind of targets must be one of .*, got 'detection'",
         ),
         (lambda r: r.pop("preprocessing"), "damaged, or of another version.*preprocessing"),
-        (lambda r: r.update(config={}), "damaged, or of another version.*data"),
+        (lambda r: r.update(config={}), "damaged, or of another version.*trainer"),
+        (lambda r: r["config"]["derived"].pop("strides"), "damaged, or of another version.*strides"),
     ],
 )
 def test_checkpoints_of_another_task_or_with_missing_metadata_are_refused(
@@ -40,7 +43,7 @@ def test_checkpoints_of_another_task_or_with_missing_metadata_are_refused(
 
 
 def test_2d_images_of_one_size_are_rounded_up_to_the_strides() -> None:
-    derived = {"spatial_dims": 2, "strides": [[2, 2], [2, 1]]}
-    assert _rounding({"data": {}, "derived": derived}) == (4, 2)
-    for data in ({"patch_size": [16, 16]}, {"resize": [16, 16]}):  # training took several sizes
-        assert _rounding({"data": data, "derived": derived}) == ()
+    images = derived(spatial_dims=2, strides=[[2, 2], [2, 1]])
+    assert _rounding(DataConfig(), images) == (4, 2)
+    for data in (DataConfig(patch_size=[16, 16]), DataConfig(resize=[16, 16])):  # training took several sizes
+        assert _rounding(data, images) == ()

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from medconv.config import DataConfig, PerfConfig, RunConfig, TrainerConfig
 from medconv.performance.bottleneck import verdict
 from medconv.performance.step_profiler import PHASES
 
@@ -13,12 +14,9 @@ def shares(**measured: float) -> dict[str, float]:
     return {**dict.fromkeys(PHASES, 0.0), "forward": rest / 3, "backward": 2 * rest / 3, **measured}
 
 
-def values(**perf: Any) -> dict[str, Any]:
-    return {
-        "data": {"num_workers": 2},
-        "trainer": {"devices": 1, "precision": "bf16-mixed", "accelerator": "cpu"},
-        "perf": {"activation_checkpointing": "none", "channels_last": True, "compile": False, **perf},
-    }
+def config(**perf: Any) -> RunConfig:
+    trainer = TrainerConfig(devices=1, precision="bf16-mixed", accelerator="cpu")
+    return RunConfig(data=DataConfig(num_workers=2), trainer=trainer, perf=PerfConfig(**perf))
 
 
 @pytest.mark.parametrize(
@@ -41,21 +39,21 @@ def values(**perf: Any) -> dict[str, Any]:
 def test_the_sentence_names_the_worst_bottleneck_and_its_setting(
     measured: dict[str, float], expected: str
 ) -> None:
-    sentence = verdict(shares(**measured), values(), cores=16)
+    sentence = verdict(shares(**measured), config(), cores=16)
     assert sentence is not None and sentence.startswith(expected)
 
 
 def test_the_advice_is_a_setting_not_yet_used() -> None:
-    assert "perf.channels_last=true" in str(verdict(shares(), values(channels_last=False), 2))
+    assert "perf.channels_last=true" in str(verdict(shares(), config(channels_last=False), 2))
     assert "perf.activation_checkpointing=none" in str(
-        verdict(shares(), values(activation_checkpointing="blocks"), 2)
+        verdict(shares(), config(activation_checkpointing="blocks"), 2)
     )
-    assert "more devices" in str(verdict(shares(), values(compile=True), 2))
+    assert "more devices" in str(verdict(shares(), config(compile=True), 2))
 
 
 def test_more_workers_than_cores_are_not_advised() -> None:
-    assert "try augmentation=none" in str(verdict(shares(data_wait=0.5), values(), cores=2))
+    assert "try augmentation=none" in str(verdict(shares(data_wait=0.5), config(), cores=2))
 
 
 def test_no_verdict_without_a_measurement() -> None:
-    assert verdict({}, values(), 2) is None
+    assert verdict({}, config(), 2) is None

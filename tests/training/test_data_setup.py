@@ -1,5 +1,6 @@
 """medconv/training/data_setup.py: the dataset of a config, and the config values that follow from it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ from helpers.picture_tables import SIZE, pixels, write
 from hydra import compose, initialize_config_dir
 
 from medconv import config
+from medconv.config import RunConfig
 from medconv.data.io.raster import write_picture
 from medconv.training import data_setup
 
 
-def composed(table: Path, *overrides: str) -> Any:
+def checked(table: Path, *overrides: str) -> RunConfig:
     arguments = [
         "data=csv",
         f"data.root={table}",
@@ -29,7 +31,7 @@ def composed(table: Path, *overrides: str) -> Any:
 def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = write(tmp_path / "data", 20)
     write_picture(tmp_path / "data/1.png", pixels(2))  # a copy of 2
-    settings = composed(table, "data.balanced_sampling=true", "data.fold=1")
+    settings = checked(table, "data.balanced_sampling=true", "data.fold=1")
     prepared = data_setup.prepare_data(settings)
     derived = data_setup.derived_values(prepared)
     expected = {
@@ -40,23 +42,24 @@ def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.Lo
         "patch_size": list(SIZE),
         "spatial_dims": 2,
     }
-    assert {key: derived[key] for key in expected} == expected
+    assert {key: getattr(derived, key) for key in expected} == expected
     validation = {case.id for case in prepared.val}
     assert ("1" in validation) != ("2" in validation), "else the next line tests nothing"
     assert "1 images are in training and also in validation" in caplog.text
     assert len(prepared.train) + len(prepared.val) == 19
-    assert derived["class_counts"] == [sum(c.values == (v,) for c in prepared.train) for v in (0.0, 1.0)]
-    values = config.resolve(settings, {**derived, "num_train_cases": len(prepared.train)})
-    values["data"]["batch_size"] = 4
-    batch = next(iter(data_setup.build_data(values, prepared).train_dataloader()))
+    assert derived.class_counts == [sum(c.values == (v,) for c in prepared.train) for v in (0.0, 1.0)]
+    assert derived.monitor == "val/auc" and derived.num_train_cases == len(prepared.train)
+    resolved = config.resolve(settings, derived)
+    resolved = replace(resolved, data=replace(resolved.data, batch_size=4))
+    batch = next(iter(data_setup.build_data(resolved, prepared).train_dataloader()))
     assert sorted(batch["label"].flatten().tolist()) == [0, 0, 1, 1]
     numbers = data_setup.prepare_data(
-        composed(table, "data.target_type=regression", "data.label_columns=age", "data.fold=all")
+        checked(table, "data.target_type=regression", "data.label_columns=age", "data.fold=all")
     )
     derived = data_setup.derived_values(numbers)
-    assert derived["targets"]["means"] == [pytest.approx(29.5)]
-    assert derived["targets"]["stds"] == [pytest.approx(np.arange(20).std())]
-    assert derived["class_counts"] is None and derived["num_classes"] == 1 and not numbers.val
+    assert derived.targets["means"] == [pytest.approx(29.5)]
+    assert derived.targets["stds"] == [pytest.approx(np.arange(20).std())]
+    assert derived.class_counts is None and derived.num_classes == 1 and not numbers.val
 
 
 @pytest.mark.parametrize(
@@ -80,12 +83,12 @@ def test_derived_values_of_classes_and_numbers(tmp_path: Path, caplog: pytest.Lo
 )
 def test_invalid_settings_are_errors(tmp_path: Path, sizes: Any, overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        data_setup.prepare_data(composed(write(tmp_path / "data", **sizes), *overrides))
+        data_setup.prepare_data(checked(write(tmp_path / "data", **sizes), *overrides))
 
 
 def test_resize_scales_pictures_of_different_sizes(tmp_path: Path) -> None:
     table = write(tmp_path / "data", 20, _3=(9, 30))
-    prepared = data_setup.prepare_data(composed(table, "data.resize=[16,8]"))
+    prepared = data_setup.prepare_data(checked(table, "data.resize=[16,8]"))
     assert prepared.preprocessing.resize == (16, 8) and prepared.plan.patch_size == (16, 8)
     assert all(prepared.store.read(case.id).image.shape == (1, 16, 8) for case in prepared.dataset.cases)
 
@@ -96,6 +99,6 @@ def test_a_value_to_ignore_of_255_is_refused_for_pictures(tmp_path: Path) -> Non
         write_picture(tmp_path / folder / "a.png", np.eye(8, dtype=np.uint8))
     arguments = ["data=image_mask", f"data.images={tmp_path}/images", f"data.labels={tmp_path}/masks"]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        composed = config.validate(compose("train", [*arguments, "data.ignore_label=255"]))
+        data = config.data_of(compose("train", [*arguments, "data.ignore_label=255"]))
     with pytest.raises(ValueError, match=r"a\.png: the value to ignore must be below 100"):
-        data_setup.find_data(composed)
+        data_setup.find_data(data)

@@ -8,11 +8,12 @@ import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from medconv.config import DataConfig
 from medconv.training.memory_errors import naming_memory
 
 
 def test_a_worker_killed_by_sigterm_preempts_the_run() -> None:
-    with pytest.raises(SIGTERMException), naming_memory({}):
+    with pytest.raises(SIGTERMException), naming_memory(DataConfig()):
         raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Terminated. ")
 
 
@@ -20,16 +21,17 @@ def test_a_worker_killed_by_sigterm_preempts_the_run() -> None:
     "allocate", [lambda: torch.empty(1 << 50), lambda: np.empty(1 << 50), lambda: bytearray(1 << 60)]
 )
 def test_failed_allocations_name_the_settings_that_save_memory(allocate: Callable[[], Any]) -> None:
-    with pytest.raises(ValueError, match=r"does not fit into memory.*\(\S+.*\)$"), naming_memory({}):
+    expected = r"does not fit into memory.*\(\S+.*\)$"
+    with pytest.raises(ValueError, match=expected), naming_memory(DataConfig()):
         allocate()
 
 
 def test_a_killed_worker_names_the_settings_of_the_loader() -> None:
-    settings = {"num_workers": 4, "prefetch_factor": 2, "batch_size": 8, "patch_size": [96, 96, 96]}
-    with pytest.raises(ValueError, match=r"data\.patch_size \(now \[96, 96, 96\]\)"), naming_memory(settings):
+    data = DataConfig(num_workers=4, batch_size=8, patch_size=[96, 96, 96])
+    with pytest.raises(ValueError, match=r"data\.patch_size \(now \[96, 96, 96\]\)"), naming_memory(data):
         raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
 
 
 def test_other_errors_pass_through() -> None:
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), naming_memory({}):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), naming_memory(DataConfig()):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

@@ -1,6 +1,7 @@
 """medconv/training/report.py: the log lines before a run trains, and the hyperparameters after it."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +12,18 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
+from medconv.config import DataConfig, Derived, PerfConfig, RunConfig, TrainerConfig
 from medconv.training import report
 from medconv.training.run_dir import RunDir
 
-VALUES: dict[str, Any] = {
-    "data": {"batch_size": 3, "spacing_mm": [1, 2], "fold": 0},
-    "model": {"_target_": "torch.nn.Linear"},
-    "trainer": {
-        "accelerator": "cpu",
-        "benchmark": True,
-        "sync_batchnorm": False,
-        "limit_test_batches": None,
-        "limit_predict_batches": None,
-        "model_registry": None,
-    },
-    "perf": {
-        "cuda_graphs": False,
-        "fast_norm": False,
-        "channels_last": False,
-        "activation_checkpointing": "none",
-        "compile": False,
-    },
-    "run": {"name": "x"},
-    "derived": {"patch_size": (32, 48), "spacing_mm": (0.5, 1.25), "slice_axis": 2},
-}
+PLAIN = PerfConfig(channels_last=False, fast_norm=False, compile=False)
+CONFIG = RunConfig(
+    data=DataConfig(batch_size=3, spacing_mm=[1, 2]),
+    model={"_target_": "torch.nn.Linear"},
+    trainer=TrainerConfig(accelerator="cpu", benchmark=True),
+    perf=PLAIN,
+    derived=Derived(patch_size=[32, 48], spacing_mm=[0.5, 1.25], slice_axis=2),
+)
 PARAMETERS = {
     "data.batch_size": 3.0,
     "data.spacing_mm": "[1, 2]",
@@ -52,7 +41,7 @@ def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.
     network, accumulating = nn.Linear(100, 100, bias=False), trainer(accumulate_grad_batches=4)
     caplog.clear()  # of Lightning's messages
     caplog.set_level(logging.INFO, "medconv")
-    report.announce(VALUES, "Tiny", 5, 2, network, accumulating, RunDir(Path("runs/x")))
+    report.announce(CONFIG, "Tiny", 5, 2, network, accumulating, RunDir(Path("runs/x")))
     assert caplog.messages == [
         "data: Tiny, 5 cases to train on, 2 to validate",
         "patch: 32 x 48 voxels of 0.5 x 1.25 mm, global batch 12",
@@ -62,6 +51,22 @@ def test_a_run_announces_its_data_patch_model_trainer_and_folder(caplog: pytest.
         "run: runs/x",
         "trainer.benchmark=true has no effect: cuDNN runs on NVIDIA GPUs only",
     ]
+
+
+def test_switches_without_effect_are_named_with_the_reason() -> None:
+    trainer = TrainerConfig(accelerator="cpu")
+    assert report.without_effect(PLAIN, trainer) == []
+    assert report.without_effect(replace(PLAIN, cuda_graphs=True), replace(trainer, benchmark=True)) == [
+        "trainer.benchmark=true has no effect: cuDNN runs on NVIDIA GPUs only",
+        "perf.cuda_graphs=true has no effect: there is no GPU to replay them on",
+    ]
+    perf = PerfConfig(channels_last=False, activation_checkpointing="pointwise", compile=True)
+    assert [line.split(" ")[0] for line in report.without_effect(perf, trainer)] == [
+        "perf.fast_norm=true",
+        "perf.activation_checkpointing=pointwise",
+    ]
+    lines = report.without_effect(PLAIN, replace(trainer, limit_test_batches=2))
+    assert lines == ["trainer.limit_test_batches has no effect: a run trains and validates only"]
 
 
 def test_skipped_cases_are_listed_with_their_faults(caplog: pytest.LogCaptureFixture) -> None:
@@ -84,11 +89,12 @@ def test_tensorboard_shows_all_hyperparameters_or_those_of_a_sweep_with_the_fina
     other = CSVLogger(tmp_path)
     score = {"name": "val/mae", "words": "mean absolute error", "mode": "min"}
     folder.write_summary(**{"score": score, "val/mae": 0.25, "val/dice": 0.5})
-    report.hyperparameters(trainer([board, other]), {**VALUES, "perf": {"compile": False}}, folder)
+    report.hyperparameters(trainer([board, other]), CONFIG, folder)
     events = EventAccumulator(board.log_dir).Reload()
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     page = HParamsPluginData.FromString(content).session_start_info.hparams
-    assert {key: getattr(value, value.WhichOneof("kind")) for key, value in page.items()} == expected
+    shown = {key: getattr(value, value.WhichOneof("kind")) for key, value in page.items()}
+    assert shown.items() >= expected.items() and (shown == expected) == bool(sweep)
     assert events.Scalars("hparams/val_mae")[-1].value == 0.25
     assert "hparams/val_dice" not in events.Tags()["scalars"]
-    assert other.experiment.hparams == PARAMETERS
+    assert other.experiment.hparams.items() >= PARAMETERS.items()

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
+from medconv.config.schema import RunConfig, RunSettings
 from medconv.training.run_dir import RunDir
 
 
@@ -43,15 +43,15 @@ def test_a_job_that_its_launcher_restarts_resumes(launched: Any, tmp_path: Path,
     folder.last.touch()
     (tmp_path / "other.ckpt").touch()
     requested = "never" if resume == "never" else str(tmp_path / "other.ckpt")
-    composed = OmegaConf.create({"run": {"dir": str(folder.path), "name": "x", "resume": requested}})
+    config = RunConfig(run=RunSettings(dir=str(folder.path), name="x", resume=requested))
     resumes = []
     for job, restarts in ((12, 0), (12, 1), (13, 1)):
         (folder.path / "summary.json").write_text('{"job": "SLURM_JOB_ID=12"}')
         launched(SLURM_JOB_ID=job, SLURM_RESTART_COUNT=restarts)
-        resumes.append(RunDir.of(composed, {}).resume)
+        resumes.append(RunDir.of(config, {}).resume)
     assert resumes == [requested, "auto", requested]
     launched(TORCHELASTIC_RUN_ID="x", TORCHELASTIC_RESTART_COUNT=2)
     (folder.path / "summary.json").write_text('{"job": "TORCHELASTIC_RUN_ID=x"}')
-    assert RunDir.of(composed, {}).resume == "auto"
+    assert RunDir.of(config, {}).resume == "auto"
     folder.last.unlink()
-    assert RunDir.of(composed, {}).resume == requested  # it was stopped before its first checkpoint
+    assert RunDir.of(config, {}).resume == requested  # it was stopped before its first checkpoint

@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from medconv.config import Config
+from medconv.config import data_of
 from medconv.utils.logging import log_into, message, shown, size_text, some, start_logging
 
 log = logging.getLogger("medconv")
@@ -26,7 +26,7 @@ def thread_hook() -> Iterator[None]:
 
 def test_messages_name_the_key_first() -> None:
     with pytest.raises(OmegaConfBaseException) as error:
-        OmegaConf.merge(OmegaConf.structured(Config), {"data": {"batch_size": "many"}})
+        data_of(OmegaConf.create({"data": {"batch_size": "many"}}))
     assert message(error.value).startswith("data.batch_size: Value 'many'")
     assert "object_type" not in message(error.value)
 

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -18,6 +18,7 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from medconv.config import DataConfig
 from medconv.utils.hardware import out_of_memory
 
 _DEAD = re.compile(
@@ -160,10 +161,10 @@ def _exit(pid: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def advice(pid: int, ended_by: str, settings: Mapping[str, Any]) -> str:
-    """A message with the worker, its end, its task and what helps. Args: settings: the values of `data`."""
+def advice(pid: int, ended_by: str, data: DataConfig) -> str:
+    """A message with the worker, its end, its task and what helps. Args: data: the config's `data`."""
     keys = ("num_workers", "prefetch_factor", "batch_size", "patch_size")
-    less = "fewer or smaller " + ", ".join(f"data.{key} (now {settings[key]})" for key in keys)
+    less = "fewer or smaller " + ", ".join(f"data.{key} (now {getattr(data, key)})" for key in keys)
     doing = next((words for guarded in _GUARDED if (words := guarded.at_work(pid))), None)
     ended = f"loader worker {pid} was ended by {ended_by}{f' {doing}' if doing else ''}"
     if ended_by == "SIGKILL":

@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from medconv.config import ConfigError
+from medconv.config import ConfigError, Derived
 from medconv.convs.parametrization import CONVS, TRANSPOSED
 from medconv.models.pretrained import adapt, read
 from medconv.models.pretrained.adapt import Layers, module_of
@@ -63,7 +63,7 @@ class Report:
 def load(
     network: nn.Module,
     path: Path,
-    derived: Mapping[str, Any],
+    derived: Derived,
     layers: Layers | None = None,
     inflate_2d: str | None = None,
 ) -> Report:
@@ -72,7 +72,7 @@ def load(
     Tensors are matched by name (`match`) and loaded if the shapes agree. The input layer is adapted to the
     number of channels, 2D kernels to 3D (`adapt`). A head of another size or of other classes stays random.
     Args:
-        derived: of this run: `num_channels` and the names of its classes.
+        derived: of this run.
         layers: the input layers and the head; None: no layer is treated differently.
         inflate_2d: one of `adapt.TO_3D`, or None.
     Raises: ValueError: the file cannot be read, holds numbers that are not finite, or nothing in it fits.
@@ -95,8 +95,8 @@ def load(
     saved = _derived_values(record)
     shapes = [(value.shape, own.shape) for value, own in pairs.values() if (value.ndim, own.ndim) == (4, 5)]
     axis = adapt.new_axis(shapes, saved.get("slice_axis"))
-    other_classes = bool(saved) and output_names(saved) != output_names(derived)
-    fit = _Fit(network, derived["num_channels"], layers, inflate_2d, axis, other_classes)
+    other_classes = bool(saved) and output_names(saved) != output_names(asdict(derived))
+    fit = _Fit(network, derived.num_channels, layers, inflate_2d, axis, other_classes)
     report, values = Report(), {}
     for name in tensors:
         value, note = fit(name, *pairs[name]) if name in pairs else (None, "no such name in the file")

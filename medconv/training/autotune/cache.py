@@ -13,7 +13,7 @@ import math
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 import medconv
 from medconv import config as configs
-from medconv.config import Values
+from medconv.config import Node, RunConfig, TrainerConfig
 from medconv.models.deep_supervision import Supervised
 from medconv.training.autotune import search
 from medconv.training.autotune.trial import Choice, Work
@@ -45,27 +45,27 @@ _PATIENCE = 600  # seconds that the other ranks wait for rank 0's choice
 log = logging.getLogger(__name__)
 
 
-def settle(values: Values, folder: RunDir) -> Values:
-    """The same values, with a choice for each of OPEN that is null.
+def settle(config: RunConfig, folder: RunDir) -> RunConfig:
+    """The same config, with a choice for each of OPEN that is null.
 
     Raises: ConfigError: nothing fits into memory, or waiting for rank 0's choice timed out.
     """
-    unsettled = [key for key in OPEN if _get(values, key) is None]
+    unsettled = [key for key in OPEN if _get(config, key) is None]
     if not unsettled:
-        return values
+        return config
     earlier = folder.path / "config.yaml"
     if folder.resume != "never" and folder.has_own() and earlier.is_file():
-        return _with(values, _recorded(OmegaConf.to_container(OmegaConf.load(earlier)), values, unsettled))
-    path = _memory(values)
+        return _with(config, _recorded(OmegaConf.to_container(OmegaConf.load(earlier)), config, unsettled))
+    path = _memory(config)
     result = _remembered(path)
     if result is not None:
         log.info("perf=autotune: %s, as measured here before (%s)", _describe(result), path)
     elif is_rank_zero():
-        result = _measured(values)
-        _remember(result, path, values)
+        result = _measured(config)
+        _remember(result, path, config)
     else:
         result = _awaited(path)
-    return _with(values, result["choice"])
+    return _with(config, result["choice"])
 
 
 def _remembered(path: Path) -> dict[str, Any] | None:
@@ -84,36 +84,37 @@ def _remembered(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _remember(result: dict[str, Any], path: Path, values: Values) -> None:
+def _remember(result: dict[str, Any], path: Path, config: RunConfig) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(result, indent=1) + "\n")
     except OSError as error:
-        if values["trainer"]["devices"] != 1 or values["trainer"]["num_nodes"] != 1:
+        if config.trainer.devices != 1 or config.trainer.num_nodes != 1:
             raise configs.ConfigError(
                 f"perf=autotune cannot tell the other ranks: data.cache_dir: {error}"
             ) from error
         log.warning("perf=autotune: the choice cannot be kept for later runs: %s", error)
 
 
-def _measured(values: Values) -> dict[str, Any]:
+def _measured(config: RunConfig) -> dict[str, Any]:
     """Measure, log the results, and return choice and table as plain values."""
-    if not values["perf"]["auto_seconds"] > 0:
-        raise configs.ConfigError(f"perf.auto_seconds must be positive, got {values['perf']['auto_seconds']}")
-    perf, gpu = values["perf"], hardware.uses_gpu(values["trainer"]["accelerator"])
-    log.info("perf=autotune: measuring steps for up to %.0f seconds", perf["auto_seconds"])
+    perf, gpu = config.perf, hardware.uses_gpu(config.trainer.accelerator)
+    if not perf.auto_seconds > 0:
+        raise configs.ConfigError(f"perf.auto_seconds must be positive, got {perf.auto_seconds}")
+    log.info("perf=autotune: measuring steps for up to %.0f seconds", perf.auto_seconds)
+    batches = config.data.samples_per_epoch / (config.data.batch_size or 1)
     with torch.random.fork_rng():
-        work = _work(values, torch.device("cuda" if gpu else "cpu"))
-        fixed = {key.split(".")[1]: _get(values, key) for key in (*OPEN, "perf.fast_depthwise")}
+        work = _work(config, torch.device("cuda" if gpu else "cpu"))
+        fixed = {key.split(".")[1]: _get(config, key) for key in (*OPEN, "perf.fast_depthwise")}
         candidates = search.measure(
             work,
             search.choices(fixed, work.network, gpu),
-            perf["auto_seconds"],
+            perf.auto_seconds,
             try_checkpointing=fixed["activation_checkpointing"] is None,
             try_compile=lambda seconds: (
-                fixed["compile"] is None and _planned_seconds(values, seconds) >= _REPAID
+                fixed["compile"] is None and _planned_seconds(config.trainer, batches, seconds) >= _REPAID
             ),
-            try_batch_size=perf["auto_batch_size"],
+            try_batch_size=perf.auto_batch_size,
         )
     if gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -126,9 +127,9 @@ def _measured(values: Values) -> dict[str, Any]:
             f"data.batch_size or data.patch_size may help\n{table(candidates)}"
         )
     choice = {key: getattr(best.choice, key.split(".")[1]) for key in OPEN}
-    if perf["auto_batch_size"]:
+    if perf.auto_batch_size:
         choice["data.batch_size"] = best.batch_size
-    return {"choice": choice, "rows": [candidate.row() for candidate in candidates], "key": _key(values)}
+    return {"choice": choice, "rows": [candidate.row() for candidate in candidates], "key": _key(config)}
 
 
 def table(candidates: Sequence[search.Candidate]) -> str:
@@ -142,39 +143,39 @@ def table(candidates: Sequence[search.Candidate]) -> str:
     return "\n".join(["perf=autotune takes the first of these", *lines])
 
 
-def _work(values: Values, device: torch.device) -> Work:
+def _work(config: RunConfig, device: torch.device) -> Work:
     """The run's own network, loss, optimizer and shapes, with random images and labels."""
-    derived, batch = values["derived"], values["data"]["batch_size"]
+    derived, batch = config.derived, config.data.batch_size or 1
     plain = {f"perf.{key}": value for key, value in asdict(Choice()).items() if key != "precision"}
-    task = build_task(_with(values, plain), {})
-    loss, patch = task.loss.to(device), derived["patch_size"]
-    image = torch.randn(batch, derived["num_channels"], *patch, device=device)
+    task = build_task(_with(config, plain), {})
+    loss, patch = task.loss.to(device), derived.patch_size
+    image = torch.randn(batch, derived.num_channels, *patch, device=device)
     label = task.targets.encode(task.targets.random_labels(batch, patch).to(device))
     network = task.network if task.supervision is None else Supervised(task.network, task.supervision)
     return Work(network, loss, task.make_optimizer, image, label)
 
 
-def _planned_seconds(values: Values, step: float) -> float:
-    """How long the run will take if a step takes `step` seconds."""
-    trainer, data = values["trainer"], values["data"]
-    limits = [step * trainer["max_steps"]] if trainer["max_steps"] > 0 else []
-    if trainer["max_time"] is not None:
-        limits.append(configs.duration_seconds(trainer["max_time"], "trainer.max_time"))
-    if trainer["max_epochs"] is not None:
-        batches, limit = data["samples_per_epoch"] / data["batch_size"], trainer["limit_train_batches"]
+def _planned_seconds(trainer: TrainerConfig, batches: float, step: float) -> float:
+    """How long the run will take if a step takes `step` seconds. Args: batches: in an epoch."""
+    limits = [step * trainer.max_steps] if trainer.max_steps > 0 else []
+    if trainer.max_time is not None:
+        limits.append(configs.duration_seconds(trainer.max_time, "trainer.max_time"))
+    if trainer.max_epochs is not None:
+        limit = trainer.limit_train_batches
         if limit is not None:  # Lightning's: a number of batches, or a share of them
             batches = min(batches, limit) if isinstance(limit, int) else batches * limit
-        limits.append(step * trainer["max_epochs"] * batches)
+        limits.append(step * trainer.max_epochs * batches)
     return min(limits, default=math.inf)
 
 
-def _memory(values: Values) -> Path:
-    return Path(values["data"]["cache_dir"]) / "autotune" / f"{short_hash(_key(values))}.json"
+def _memory(config: RunConfig) -> Path:
+    return Path(config.data.cache_dir) / "autotune" / f"{short_hash(_key(config))}.json"
 
 
-def _key(values: Values) -> dict[str, Any]:
+def _key(config: RunConfig) -> Node:
     """All that a measurement depends on, such as hardware, versions, network, shapes, open settings."""
-    gpu = hardware.uses_gpu(values["trainer"]["accelerator"])
+    values, derived = config.plain(), config.derived
+    gpu = hardware.uses_gpu(config.trainer.accelerator)
     name = (
         torch.cuda.get_device_name()
         if gpu
@@ -184,16 +185,12 @@ def _key(values: Values) -> dict[str, Any]:
         "hardware": [name, platform.machine(), torch.get_num_threads()],
         "versions": [torch.__version__, medconv.__version__],
         "values": {key: values[key] for key in ("model", "conv", "loss", "optimizer", "perf")},
-        "precision": values["trainer"]["precision"],
-        "shape": [
-            values["data"]["batch_size"],
-            values["derived"]["num_channels"],
-            *values["derived"]["patch_size"],
-        ],
-        "freeze": values["init"]["freeze"],
-        "classes": values["derived"]["num_classes"],
-        "deep_supervision": values["task"]["deep_supervision"],
-        "samples_per_epoch": values["data"]["samples_per_epoch"],
+        "precision": config.trainer.precision,
+        "shape": [config.data.batch_size, derived.num_channels, *derived.patch_size],
+        "freeze": config.init.freeze,
+        "classes": derived.num_classes,
+        "deep_supervision": config.task.deep_supervision,
+        "samples_per_epoch": config.data.samples_per_epoch,
         "trainer": [values["trainer"][key] for key in (*_LENGTH, "deterministic", "devices")],
     }
 
@@ -210,25 +207,22 @@ def _awaited(path: Path) -> dict[str, Any]:
     return result
 
 
-def _recorded(earlier: Any, values: Values, unsettled: Sequence[str]) -> dict[str, Any]:
-    choice = {key: _get(earlier, key) for key in unsettled}
-    if values["perf"]["auto_batch_size"]:
-        choice["data.batch_size"] = _get(earlier, "data.batch_size")
-    return choice
+def _recorded(earlier: Any, config: RunConfig, unsettled: Sequence[str]) -> Node:
+    keys = [*unsettled, *(["data.batch_size"] if config.perf.auto_batch_size else [])]
+    return {key: configs.flatten(earlier).get(key) for key in keys}
 
 
 def _describe(result: dict[str, Any]) -> str:
     return str(Choice(**{key.split(".")[1]: value for key, value in result["choice"].items() if key in OPEN}))
 
 
-def _get(values: Any, key: str) -> Any:
+def _get(config: RunConfig, key: str) -> Any:
     group, name = key.split(".")
-    return values[group].get(name)
+    return getattr(getattr(config, group), name)
 
 
-def _with(values: Values, choice: dict[str, Any]) -> Values:
-    changed = {group: dict(node) if isinstance(node, dict) else node for group, node in values.items()}
+def _with(config: RunConfig, choice: Node) -> RunConfig:
     for key, value in choice.items():
         group, name = key.split(".")
-        changed[group][name] = value
-    return changed
+        config = replace(config, **{group: replace(getattr(config, group), **{name: value})})
+    return config

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from torch import nn
 
+from medconv.config import Derived, InitConfig
 from medconv.utils.checkpoint_io import output_names
 
 
-def check_same_task(content: Mapping[str, Any], derived: Mapping[str, Any], setting: str) -> None:
+def check_same_task(content: Mapping[str, Any], derived: Derived, setting: str) -> None:
     """A checkpoint must have this run's channels, dimensions, and classes with the same names.
 
     Args: derived: values of this run. setting: the key and its value, for the message.
     Raises: ValueError: it differs; describes both.
     """
-    trained = content["medconv"].get("config", {}).get("derived", {})
-    alike = all(trained.get(key) == derived[key] for key in ("spatial_dims", "num_channels", "num_classes"))
-    if not alike or output_names(trained) != output_names(derived) or _kind(trained) != _kind(derived):
+    trained, own = content["medconv"].get("config", {}).get("derived", {}), asdict(derived)
+    alike = all(trained.get(key) == own[key] for key in ("spatial_dims", "num_channels", "num_classes"))
+    if not alike or output_names(trained) != output_names(own) or _kind(trained) != _kind(own):
         raise ValueError(
             f"{setting}: a checkpoint of another task: it is for {_describe(trained)}, this run for "
-            f"{_describe(derived)}"
+            f"{_describe(own)}"
         )
 
 
@@ -55,13 +57,14 @@ def check_same_optimizer(content: Mapping[str, Any], target: str, setting: str) 
         )
 
 
-def check_same_freezing(content: Mapping[str, Any], init: Mapping[str, Any], setting: str) -> None:
+def check_same_freezing(content: Mapping[str, Any], init: InitConfig, setting: str) -> None:
     """Raises: ValueError: frozen parameters or learning rate multipliers differ from those of `init`."""
     saved = content["medconv"]["config"]["init"]
     for key in ("freeze", "lr_multipliers"):
-        if (saved[key] or None) != (init[key] or None):
+        now = getattr(init, key)
+        if (saved[key] or None) != (now or None):
             raise ValueError(
-                f"{setting}: was trained with init.{key}={saved[key]}, this run has {init[key]}; use the "
+                f"{setting}: was trained with init.{key}={saved[key]}, this run has {now}; use the "
                 "same, or init.pretrained to start a new run from its weights"
             )
 

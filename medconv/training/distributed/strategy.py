@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
 import torch
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from torch import distributed, nn
 
+from medconv.config import PerfConfig, TrainerConfig
 from medconv.utils import cluster
 from medconv.utils.hardware import uses_gpu
 from medconv.utils.signals import RunInterrupted, StopRequest
@@ -19,8 +19,8 @@ from medconv.utils.signals import RunInterrupted, StopRequest
 log = logging.getLogger(__name__)
 
 
-def strategy(trainer: Mapping[str, Any], perf: Mapping[str, Any], accumulates: bool = False) -> Any:
-    """Lightning's strategy for `trainer.strategy`; other values than `auto`, `ddp` and `fsdp` are passed on.
+def strategy(trainer: TrainerConfig, perf: PerfConfig, accumulates: bool = False) -> Strategy | None:
+    """Lightning's strategy for `auto` with several devices, `ddp` and `fsdp`; None: any other one.
 
     DDP's gradients are views of its buckets, which saves a copy; buffers are not broadcast in every forward,
     see `BroadcastBuffers`; the graph is static unless gradients are accumulated.
@@ -28,9 +28,9 @@ def strategy(trainer: Mapping[str, Any], perf: Mapping[str, Any], accumulates: b
     Raises: ValueError: `fsdp` with `perf.activation_checkpointing=pointwise`; `perf.timeout_seconds` is not
         positive.
     """
-    name, timeout = trainer["strategy"], cluster.timeout(perf)
-    processes = _devices(trainer) * trainer["num_nodes"]
-    if name == "fsdp" and perf["activation_checkpointing"] == "pointwise":
+    name, timeout = trainer.strategy, cluster.timeout(perf.timeout_seconds)
+    processes = _devices(trainer) * (trainer.num_nodes or 1)
+    if name == "fsdp" and perf.activation_checkpointing == "pointwise":
         raise ValueError(
             "perf.activation_checkpointing=pointwise recomputes norms from weights that "
             "trainer.strategy=fsdp has freed by then; use perf.activation_checkpointing=blocks"
@@ -40,13 +40,13 @@ def strategy(trainer: Mapping[str, Any], perf: Mapping[str, Any], accumulates: b
             processes, tensor_parallel_size=1, save_distributed_checkpoint=False, timeout=timeout
         )
     if name == "ddp" or (name == "auto" and processes > 1):
-        static = trainer["accumulate_grad_batches"] == 1 and not accumulates and not perf["compile"]
+        static = trainer.accumulate_grad_batches == 1 and not accumulates and not perf.compile
         arguments = signature(nn.parallel.DistributedDataParallel.__init__).parameters
         # torch 2.12 renamed the argument
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in arguments else "broadcast_buffers"
         no_broadcast: dict[str, Any] = {buffers: False}
         return DDPStrategy(gradient_as_bucket_view=True, static_graph=static, timeout=timeout, **no_broadcast)
-    return name
+    return None
 
 
 def shard(network: nn.Module, mesh: Any) -> nn.Module:
@@ -146,11 +146,11 @@ def _sharded(module: nn.Module) -> list[Any]:
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
 
 
-def _devices(trainer: Mapping[str, Any]) -> int:
+def _devices(trainer: TrainerConfig) -> int:
     """Processes per node, from a config that `check_devices` has checked."""
-    devices = trainer["devices"]
+    devices = trainer.devices
     if isinstance(devices, list):
         return len(devices)
     if isinstance(devices, int) and devices > 0:
         return devices
-    return torch.cuda.device_count() if uses_gpu(trainer["accelerator"]) else 1
+    return torch.cuda.device_count() if uses_gpu(trainer.accelerator) else 1

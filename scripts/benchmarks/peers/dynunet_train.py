@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import asdict
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,8 +49,8 @@ def prepare(job: training.Job) -> None:
     ]
     overrides = [*data, "trainer.accelerator=cpu"]
     with initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
-        composed = config.validate(compose("train", overrides))
-    path.write_text(json.dumps(data_setup.derived_values(data_setup.prepare_data(composed))))
+        checked = config.validate(compose("train", overrides))
+    path.write_text(json.dumps(asdict(data_setup.derived_values(data_setup.prepare_data(checked)))))
 
 
 def train(job: training.Job) -> None:

@@ -14,6 +14,7 @@ from helpers.volumes import preprocessing_config
 from helpers.volumes import tiny as tiny_dataset
 from threadpoolctl import threadpool_limits
 
+from medconv.config import DataConfig
 from medconv.data.loading import worker_errors
 from medconv.data.loading.datamodule import DataModule
 from medconv.data.preprocessing.pipeline import prepare
@@ -164,7 +165,7 @@ def test_advice_names_the_end_and_the_task_of_a_dead_worker(
     ended = worker_errors.ended_worker(raised.value)
     assert ended is not None and ended[1] == ended_by
     doing = f"while augmenting {', '.join(samples)}" if kind is Failing else f"while reading {samples[1]}"
-    assert worker_errors.advice(*ended, SETTINGS).startswith(
+    assert worker_errors.advice(*ended, DATA).startswith(
         f"loader worker {ended[0]} was ended by {ended_by} {doing}"
     )
 
@@ -177,7 +178,7 @@ class Small(FailingRead):
         return (6, 5, 4)
 
 
-SETTINGS = {"num_workers": 4, "prefetch_factor": 2, "batch_size": 8, "patch_size": [96, 96, 96]}
+DATA = DataConfig(num_workers=4, batch_size=8, patch_size=[96, 96, 96])
 
 
 def test_workers_ignore_sigterm(tmp_path: Path) -> None:
@@ -232,8 +233,8 @@ def test_ended_worker_reads_the_errors_of_torch(message: str, ended: tuple[int, 
 
 def test_advice_fits_the_signal() -> None:
     """Also for a worker that belongs to no dataset."""
-    assert "/dev/shm" in worker_errors.advice(1, "SIGBUS", SETTINGS)
-    assert "data.patch_size (now [96, 96, 96])" in worker_errors.advice(1, "SIGKILL", SETTINGS)
-    assert worker_errors.advice(1, "SIGSEGV", SETTINGS).startswith(
+    assert "/dev/shm" in worker_errors.advice(1, "SIGBUS", DATA)
+    assert "data.patch_size (now [96, 96, 96])" in worker_errors.advice(1, "SIGKILL", DATA)
+    assert worker_errors.advice(1, "SIGSEGV", DATA).startswith(
         "loader worker 1 was ended by SIGSEGV: a library crashed"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def test_an_image_with_equal_channels_gives_the_same_logits_for_another_number_o
         for model in (source, network):
             swap_convs(model, basis)
     path = save(tmp_path / "ours.ckpt", our_checkpoint(source, DERIVED))
-    report = load(network, path, {**DERIVED, "num_channels": new}, UNET_LAYERS)
+    report = load(network, path, replace(DERIVED, num_channels=new), UNET_LAYERS)
     assert len(report.reshaped) == 1 and not report.random
     image = torch.rand(1, 1, 16, 16)
     with torch.no_grad():
@@ -52,7 +53,7 @@ def test_an_inflated_network_gives_the_logits_of_the_2d_network(
 ) -> None:
     """For an image that is constant along the new axis, away from its borders."""
     flat, solid = unet(2, seed=1), unet(3, seed=2)
-    path = save(tmp_path / "ours.ckpt", our_checkpoint(flat, {**DERIVED, "slice_axis": file_axis}))
+    path = save(tmp_path / "ours.ckpt", our_checkpoint(flat, replace(DERIVED, slice_axis=file_axis)))
     report = load(solid, path, DERIVED, UNET_LAYERS, "inflate")
     assert not report.random and all("2D to 3D by inflate" in words for words in report.reshaped.values())
     axis = 2 if file_axis is None else file_axis

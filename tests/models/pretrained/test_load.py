@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def test_weights_of_torchvisions_resnet_fit_monais(tmp_path: Path) -> None:
     source = models.resnet18(weights=None).eval()
     path = save(tmp_path / "resnet18.pth", source.state_dict())
     flat = resnet18(2, 3, 1000)
-    assert load(flat, path, {**DERIVED, "num_channels": 3}).share == 1
+    assert load(flat, path, replace(DERIVED, num_channels=3)).share == 1
     image = torch.rand(1, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(flat.eval()(image), source(image), rtol=1e-4, atol=1e-4)
@@ -62,7 +63,7 @@ def test_what_does_not_fit_stays_random_and_is_reported(tmp_path: Path) -> None:
     report = load(
         network,
         save(tmp_path / "file.pth", state),
-        {**DERIVED, "num_channels": 3},
+        replace(DERIVED, num_channels=3),
         Layers(head=frozenset({"fc"})),
     )
     source.fc = network.fc
@@ -104,7 +105,7 @@ def test_a_head_of_other_classes_is_not_loaded_even_if_it_fits(tmp_path: Path) -
     source, network = unet(seed=1), unet(seed=2)
     network.head.bias.data.fill_(7.0)
     source.head.bias.data.fill_(8.0)
-    content = our_checkpoint(source, {**DERIVED, "targets": {"names": ["hole", "box"]}})
+    content = our_checkpoint(source, replace(DERIVED, targets={"names": ["hole", "box"]}))
     content["state_dict"]["supervision.heads.0.weight"] = torch.zeros(3, 4, 1, 1)
     report = load(network, save(tmp_path / "ours.ckpt", content), DERIVED, UNET_LAYERS)
     assert_same(network, source, ("head.",))

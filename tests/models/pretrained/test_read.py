@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def test_pth_and_safetensors_files_give_all_tensors(
         pytest.importorskip("safetensors.torch").save_file(state, tmp_path / file)
     else:
         torch.save(state, tmp_path / file)
-    report = load(network, tmp_path / file, {**DERIVED, "num_channels": 3})
+    report = load(network, tmp_path / file, replace(DERIVED, num_channels=3))
     assert_same(network, source)
     assert not report.random and not report.unused
 

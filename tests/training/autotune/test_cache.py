@@ -11,11 +11,12 @@ import torch
 from helpers import ranks, tiny
 from omegaconf import OmegaConf
 
-from medconv.config import ConfigError
+from medconv.config import ConfigError, RunConfig, TrainerConfig, flatten
 from medconv.training.autotune import cache
 from medconv.training.run_dir import RunDir
 from medconv.utils.exit_codes import DONE
 
+UNSETTLED = cache._with(RunConfig(), dict.fromkeys(cache.OPEN))
 AUTO = ("perf=autotune", "perf.auto_seconds=1", "model.norm=instance", "trainer.precision=null")
 
 
@@ -41,7 +42,7 @@ def measured(after_a_run: Path, tmp_path: Path) -> Path:
 
 def choice(folder: Path) -> dict[str, Any]:
     values = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    return {key: cache._get(values, key) for key in cache.OPEN}
+    return {key: flatten(values)[key] for key in cache.OPEN}
 
 
 def cache_file(dataset: Path) -> Path:
@@ -115,11 +116,8 @@ def test_other_ranks_take_the_choice_of_rank_0(
     monkeypatch.setenv("RANK", "1")
     waits = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: path.write_text(record))
     monkeypatch.setattr(cache, "time", waits)
-    values = {**json.loads(record)["key"]["values"], "trainer": {}, "data": {}}
     monkeypatch.setattr(cache, "_memory", lambda _: path)
-    values["perf"] = {**values["perf"], "auto_batch_size": False}
-    values["trainer"] = {"precision": None}
-    settled = cache.settle(values, RunDir(tmp_path / "new"))
+    settled = cache.settle(UNSETTLED, RunDir(tmp_path / "new"))
     assert {key: cache._get(settled, key) for key in cache.OPEN} == json.loads(record)["choice"]
 
 
@@ -128,9 +126,8 @@ def test_other_ranks_take_the_choice_of_rank_0(
     [(None, 100_000), (1.0, 100_000), (0.25, 25_000), (5, 1000), (5000, 100_000), (1, 200)],
 )
 def test_planned_seconds_follow_the_number_of_batches(limit: Any, expected: float) -> None:
-    trainer = {"max_steps": -1, "max_time": None, "max_epochs": 100, "limit_train_batches": limit}
-    values = {"trainer": trainer, "data": {"samples_per_epoch": 1000, "batch_size": 2}}
-    assert cache._planned_seconds(values, 2.0) == expected
+    trainer = TrainerConfig(max_epochs=100, limit_train_batches=limit)
+    assert cache._planned_seconds(trainer, 500, 2.0) == expected
 
 
 def test_deep_supervision_heads_are_measured_too(
@@ -198,13 +195,9 @@ def test_a_choice_that_cannot_be_cached_is_a_warning(
 
 
 def test_a_run_that_resumes_from_the_previous_checkpoint_keeps_its_choice(tmp_path: Path) -> None:
-    values: dict[str, Any] = {"perf": {"auto_batch_size": False}, "trainer": {}}
-    recorded = json.loads(json.dumps(values))
-    for key in cache.OPEN:
-        group, name = key.split(".")
-        values[group][name], recorded[group][name] = None, f"my {name}"
+    recorded = cache._with(UNSETTLED, {key: f"my {key}" for key in cache.OPEN})
     folder = RunDir(tmp_path)
     folder.checkpoints.mkdir()
     folder.previous.touch()
-    OmegaConf.save(OmegaConf.create(recorded), tmp_path / "config.yaml")
-    assert cache.settle(values, folder) == recorded
+    OmegaConf.save(OmegaConf.create(recorded.plain()), tmp_path / "config.yaml")
+    assert cache.settle(UNSETTLED, folder) == recorded

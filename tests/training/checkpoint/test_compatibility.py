@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import tiny
+from helpers.configs import derived
 from torch import nn
 
+from medconv.config import Derived
 from medconv.targets import KINDS
 from medconv.targets.label_map import LabelMapTargets
 from medconv.training.checkpoint import compatibility
 
 SETTING = "run.resume=last.ckpt"
-LABEL_MAPS: dict[str, Any] = {
-    "spatial_dims": 3,
-    "num_channels": 1,
-    "num_classes": 2,
-    "targets": LabelMapTargets.of_classes(["background", "box"]).plain(),
-}
+LABEL_MAPS = derived(num_classes=2, targets=LabelMapTargets.of_classes(["background", "box"]).plain())
 
 
-def image_level(kind: str) -> dict[str, Any]:
+def image_level(kind: str) -> Derived:
     targets = KINDS[kind](names=("left", "right"))
-    return {"spatial_dims": 2, "num_channels": 2, "num_classes": 2, "targets": targets.plain()}
+    return derived(spatial_dims=2, num_channels=2, num_classes=2, targets=targets.plain())
 
 
-def content(derived: dict[str, Any]) -> dict[str, Any]:
-    return {"medconv": {"config": {"derived": derived}}}
+def content(saved: Derived) -> dict[str, Any]:
+    return {"medconv": {"config": {"derived": asdict(saved)}}}
 
 
-@pytest.mark.parametrize("derived", [LABEL_MAPS, image_level("multilabel")])
-def test_a_checkpoint_of_the_same_task_passes(derived: dict[str, Any]) -> None:
-    compatibility.check_same_task(content(derived), {**derived, "patch_size": (8, 8, 8)}, SETTING)
+@pytest.mark.parametrize("saved", [LABEL_MAPS, image_level("multilabel")])
+def test_a_checkpoint_of_the_same_task_passes(saved: Derived) -> None:
+    compatibility.check_same_task(content(saved), replace(saved, patch_size=[8, 8, 8]), SETTING)
 
 
 @pytest.mark.parametrize(
     ("saved", "words"),
     [
-        ({**LABEL_MAPS, "num_channels": 2}, r"box \(2 outputs\) in 3D images of 2 channels"),
-        ({**LABEL_MAPS, "spatial_dims": 2}, "in 2D images of 1 channel,"),
+        (replace(LABEL_MAPS, num_channels=2), r"box \(2 outputs\) in 3D images of 2 channels"),
+        (replace(LABEL_MAPS, spatial_dims=2), "in 2D images of 1 channel,"),
         (image_level("multiclass"), r"multiclass left, right \(2 outputs\) in 2D images of 2 channels"),
     ],
 )
-def test_a_checkpoint_of_another_task_is_described(saved: dict[str, Any], words: str) -> None:
+def test_a_checkpoint_of_another_task_is_described(saved: Derived, words: str) -> None:
     with pytest.raises(ValueError, match=rf"^{SETTING}: a checkpoint of another task: it is for .*{words}"):
         compatibility.check_same_task(content(saved), LABEL_MAPS, SETTING)
 

@@ -29,7 +29,7 @@ from lightning import Callback
 
 from medconv.cli import train
 from medconv.cli.entrypoint import guard
-from medconv.config import ConfigError
+from medconv.config import ConfigError, RunConfig
 from medconv.performance.step_profiler import StepProfiler
 from medconv.training.checkpoint import writer
 from medconv.training.checkpoint.writer import AtomicCheckpointIO
@@ -107,7 +107,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used(
     folder = RunDir(tmp_path)
     assert folder.resume_from() == last.with_name("previous.ckpt")
     assert "resuming from the previous checkpoint" in caplog.text and str(last) in caplog.text
-    folder.begin({"derived": {}})
+    folder.begin(RunConfig())
     assert first(saved(tmp_path, 3)) == 3
     assert first(last.with_name("previous.ckpt")) == 1  # the damaged one did not become it
 
@@ -282,7 +282,7 @@ def test_a_write_that_fails_during_the_check_is_not_forgotten() -> None:
 
 def _holds(folder: Path, resume: str, ready: Any) -> None:
     held = RunDir(folder, resume)  # as long as this is there
-    held.begin({"derived": {}})
+    held.begin(RunConfig())
     if os.fork():
         ready.set()
     time.sleep(600)  # the child, as a worker would, outlives a parent that is killed
@@ -300,13 +300,13 @@ def test_a_folder_is_of_one_run_at_a_time(tmp_path: Path, resume: str) -> None:
     with pytest.raises(
         ConfigError, match=r"run: another process is training there; .*choose another run\.name"
     ):
-        RunDir(tmp_path / "run", resume).begin({"derived": {}})
+        RunDir(tmp_path / "run", resume).begin(RunConfig())
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     worker = int(Path(f"/proc/{other.pid}/task/{other.pid}/children").read_text())
     other.kill()
     other.join()
     with closing(RunDir(tmp_path / "run", resume)) as folder:
-        folder.begin({"derived": {}})
+        folder.begin(RunConfig())
     os.kill(worker, signal.SIGKILL)
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,17 @@ import torch
 from helpers import ranks, tiny
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
+from medconv.config import PerfConfig, TrainerConfig
 from medconv.training.distributed import strategy
 from medconv.utils.exit_codes import DONE, PREEMPTED
 from medconv.utils.signals import StopRequest
 
-PERF = {"compile": False, "activation_checkpointing": "none", "timeout_seconds": 60.0}
+PERF = PerfConfig(timeout_seconds=60.0)
+CPU = TrainerConfig(accelerator="cpu", devices=1, num_nodes=1)
 
 
-def trainer(**settings: Any) -> dict[str, Any]:
-    return {
-        "strategy": "auto",
-        "accelerator": "cpu",
-        "devices": 1,
-        "num_nodes": 1,
-        "accumulate_grad_batches": 1,
-        **settings,
-    }
+def trainer(**settings: Any) -> TrainerConfig:
+    return replace(CPU, **settings)
 
 
 @pytest.mark.parametrize(
@@ -40,12 +36,12 @@ def test_several_processes_use_ddp_with_a_static_graph(settings: dict[str, Any])
     assert isinstance(ddp, DDPStrategy)
     assert ddp._ddp_kwargs["gradient_as_bucket_view"] and ddp._ddp_kwargs["static_graph"]
     accumulating = strategy.strategy(trainer(**settings, accumulate_grad_batches=2), PERF)
-    assert not accumulating._ddp_kwargs["static_graph"]
+    assert isinstance(accumulating, DDPStrategy) and not accumulating._ddp_kwargs["static_graph"]
 
 
 def test_one_process_and_other_strategies_are_left_to_lightning() -> None:
-    assert strategy.strategy(trainer(), PERF) == "auto"
-    assert strategy.strategy(trainer(strategy="ddp_spawn", devices=2), PERF) == "ddp_spawn"
+    assert strategy.strategy(trainer(), PERF) is None
+    assert strategy.strategy(trainer(strategy="ddp_spawn", devices=2), PERF) is None
 
 
 def test_fsdp_shards_over_all_processes() -> None:
@@ -145,24 +141,18 @@ def test_an_interval_below_1_is_an_error() -> None:
 def test_fsdp_excludes_pointwise_checkpointing() -> None:
     with pytest.raises(ValueError, match=r"use perf\.activation_checkpointing=blocks"):
         strategy.strategy(
-            trainer(strategy="fsdp", devices=2), {**PERF, "activation_checkpointing": "pointwise"}
+            trainer(strategy="fsdp", devices=2), PerfConfig(activation_checkpointing="pointwise")
         )
 
 
 def test_a_callback_that_accumulates_gradients_excludes_a_static_graph() -> None:
-    assert not strategy.strategy(trainer(devices=2), PERF, accumulates=True)._ddp_kwargs["static_graph"]
+    ddp = strategy.strategy(trainer(devices=2), PERF, accumulates=True)
+    assert isinstance(ddp, DDPStrategy) and not ddp._ddp_kwargs["static_graph"]
 
 
 def test_a_timeout_is_positive_and_reaches_the_strategy() -> None:
-    values = {
-        "strategy": "ddp",
-        "accelerator": "cpu",
-        "devices": 1,
-        "num_nodes": 1,
-        "accumulate_grad_batches": 1,
-    }
-    perf = {"compile": False, "activation_checkpointing": "none", "timeout_seconds": 7.5}
     for name in ("ddp", "fsdp"):
-        assert strategy.strategy({**values, "strategy": name}, perf)._timeout.total_seconds() == 7.5
+        made: Any = strategy.strategy(trainer(strategy=name), PerfConfig(timeout_seconds=7.5))
+        assert made._timeout.total_seconds() == 7.5
     with pytest.raises(ValueError, match=r"perf\.timeout_seconds must be positive, got 0"):
-        strategy.strategy(values, {**perf, "timeout_seconds": 0})
+        strategy.strategy(trainer(strategy="ddp"), PerfConfig(timeout_seconds=0))

@@ -1,0 +1,111 @@
+"""medconv/config/run_config.py: unknown keys and wrong types fail before any work, with the full key."""
+
+import json
+from inspect import signature
+from typing import Any
+
+import pytest
+from helpers import tiny
+from helpers.configs import derived
+from lightning import Trainer
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from medconv import config
+from medconv.config import ConfigError, Derived
+from medconv.config.run_config import place_elsewhere, trainer_schema
+from medconv.utils.logging import message
+
+
+def compose(*overrides: str) -> Any:
+    with tiny.initialize_config_dir(str(config.conf_dir()), version_base="1.3"):
+        return tiny.compose("train", list(overrides))
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("+data.bach_size=2", "data.bach_size"),
+        ("data.batch_size=many", "data.batch_size"),
+        ("model._target_=monai.networks.nets.Unet2", "model._target_=monai.networks.nets.Unet2"),
+        ("data.regions=both", "data.regions"),
+        ("perf.compile=maybe", "perf.compile: Value 'maybe' is not a valid bool"),
+        ("loss._target_=torch.nn.CrossEntropyLos", "loss._target_"),
+        ("+trainer.max_step=3", "trainer.max_step"),
+        ("trainer.max_steps=many", "trainer.max_steps"),
+        ("trainer.detect_anomaly=maybe", "trainer.detect_anomaly"),
+        ("trainer.overfit_batches=few", "trainer.overfit_batches"),
+        ("trainer.plugins=[{_target_:torch.nn.Plugin}]", "trainer.plugins[0]._target_=torch.nn.Plugin"),
+        ("+trainer.logger=false", "trainer.logger cannot be set: choose loggers by logger=NAME"),
+        ("+trainer.default_root_dir=x", "trainer.default_root_dir cannot be set: run.dir"),
+    ],
+)
+def test_wrong_keys_types_and_targets_are_refused_with_the_key(override: str, expected: str) -> None:
+    with pytest.raises(Exception) as error:
+        config.validate(compose(override))
+    assert expected in message(error.value)
+
+
+def test_values_get_the_type_of_the_schema() -> None:
+    valid = config.validate(compose("data.batch_size='2'", "perf.timeout_seconds=60"))
+    assert valid.data.batch_size == 2
+    assert isinstance(valid.perf.timeout_seconds, float)
+
+
+def test_resolve_fills_in_derived_values() -> None:
+    checked = config.validate(compose("data.root=here"))
+    assert checked.model["out_channels"] == "${derived.num_classes}" and checked.derived == Derived()
+    resolved = config.resolve(checked, derived())
+    assert resolved.model["out_channels"] == 3 and resolved.model["strides"] == [[2, 2, 1]]
+    assert type(resolved.model["strides"]) is list
+    assert resolved.derived == derived() and resolved.data == checked.data
+    assert resolved.data.layout["root"] == "here"
+    other = config.resolve(checked, derived(num_classes=4))
+    assert other.model["out_channels"] == 4 and checked.model["out_channels"] == "${derived.num_classes}"
+
+
+def test_a_resolved_config_survives_a_file() -> None:
+    resolved = config.resolve(config.validate(compose()), derived())
+    plain = resolved.plain()
+    read = config.from_plain(json.loads(json.dumps(plain)))
+    assert read.plain() == {**plain, "trainer": {k: plain["trainer"][k] for k in read.plain()["trainer"]}}
+    plain["trainer"]["of_another_version"] = 3
+    assert config.from_plain(plain) == read
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value", "message"),
+    [
+        ("derived", "patch_size", "wide", "derived.patch_size"),
+        ("derived", "num_channels", None, "derived.num_channels"),
+        ("derived", "num_channels", "???", "derived.num_channels"),
+        ("perf", "turbo", True, "turbo"),
+        ("data", "root", "${oc.env:HOME}", "config.data.root is refused"),
+        ("model", "${oc.env:HOME}", 1, "config.model is refused"),
+    ],
+)
+def test_a_config_from_a_file_is_checked(group: str, key: str, value: Any, message: str) -> None:
+    plain = config.resolve(config.validate(compose()), derived()).plain()
+    plain[group][key] = value
+    with pytest.raises((ConfigError, OmegaConfBaseException), match=message):
+        config.from_plain(plain)
+
+
+class LaterTrainer(Trainer):
+    """As if a later version of Lightning had further arguments."""
+
+    def __init__(self, *, new_limit: int | None = 3, new_object: Trainer | None = None) -> None: ...
+
+
+def test_arguments_of_a_later_trainer_become_keys_with_their_types() -> None:
+    schema = OmegaConf.structured(trainer_schema(LaterTrainer))
+    OmegaConf.set_readonly(schema, False)
+    assert schema.new_limit == 3 and schema.new_object is None and schema.accelerator == "auto"
+    with pytest.raises(Exception, match=r"'many' of type 'str' could not be converted to Integer"):
+        schema.new_limit = "many"
+
+
+def test_every_argument_of_the_trainer_is_a_key_or_says_where_it_is_set() -> None:
+    trainer = compose().trainer
+    for key in signature(Trainer).parameters:
+        assert (key in trainer) != (place_elsewhere(f"trainer.{key}") is not None), key

@@ -61,45 +61,27 @@ def export(source: Path, output: Path, choices: ExportOptions, trusted: Sequence
     """
     check_opset(choices.opset)
     _check_output(output, choices.format, source)
-    network = load(source, trusted, plain=True)
-    if choices.format == "bundle":
+    network, is_bundle = load(source, trusted, plain=True), choices.format == "bundle"
+    if is_bundle:
         check_bundle(network)
     captured = capture(network)
-    write = _write_bundle if choices.format == "bundle" else _write_file
-    write(source, output, choices, network, captured, load(source, trusted))
-
-
-def _write_file(
-    source: Path,
-    output: Path,
-    choices: ExportOptions,
-    network: LoadedModel,
-    captured: Captured,
-    reference: LoadedModel,
-) -> None:
-    with replacing(output, durable=True) as partial:
-        write_network(captured, choices.format, partial, choices.opset)
-        metadata = _compare(source, partial, choices, network, captured, reference)
+    with _new_folder(output) if is_bundle else replacing(output, durable=True) as partial:
+        model = partial / MODEL if is_bundle else partial
+        model.parent.mkdir(parents=True, exist_ok=True)
+        write_network(captured, _file_format(choices), model, choices.opset)
+        metadata = _compare(source, model, choices, network, captured, load(source, trusted))
+        if is_bundle:
+            _write_metadata(metadata, model)
+            write_bundle(partial, network, metadata, output.name)
+    if is_bundle:
+        log.info("%s, a MONAI bundle; docs/README.md in it has the command", output)
+        return
     _write_metadata(metadata, output)
     log.info("%s, with its metadata %s", output, metadata_path(output).name)
 
 
-def _write_bundle(
-    source: Path,
-    output: Path,
-    choices: ExportOptions,
-    network: LoadedModel,
-    captured: Captured,
-    reference: LoadedModel,
-) -> None:
-    with _new_folder(output) as partial:
-        model = partial / MODEL
-        model.parent.mkdir(parents=True)
-        write_network(captured, "torchscript", model, choices.opset)
-        metadata = _compare(source, model, choices, network, captured, reference)
-        _write_metadata(metadata, model)
-        write_bundle(partial, network, metadata, output.name)
-    log.info("%s, a MONAI bundle; docs/README.md in it has the command", output)
+def _file_format(choices: ExportOptions) -> str:
+    return "torchscript" if choices.format == "bundle" else choices.format
 
 
 def _compare(
@@ -113,8 +95,7 @@ def _compare(
     """Compare the logits of an exported file with the checkpoint's; returns its metadata. Raises: ValueError:
     they differ.
     """
-    format = "torchscript" if choices.format == "bundle" else choices.format
-    content = checkpoint_io.read(source)
+    format, content = _file_format(choices), checkpoint_io.read(source)
     metadata = describe(content, network, captured, file, format, {"largest_difference": 0.0, "inputs": ""})
     exported = as_loaded_model(metadata, read_written(file, format), file, None)
     largest, inputs = on_patches(reference, exported, captured), "random patches"

@@ -145,15 +145,20 @@ def as_markdown(metadata: Metadata, name: str) -> str:
         "orientation": f"{inputs['orientation']}; {inputs['layout']}",
         "spacing": f"{size_text(inputs['spacing_mm'])} mm; {inputs['resampling']}",
         "crop": inputs["crop"],
-        "normalisation": "; ".join(_normalisation(*pair) for pair in _pairs(inputs)),
+        "normalisation": "; ".join(
+            map(_normalisation, *(inputs[key] for key in ("channels", "normalisation", "intensities")))
+        ),
         **_window_rows(metadata),
         "sizes": f"any batch; along the axes: {', '.join(sizes)} of {size_text(inputs['divisor'])}",
         "flips": str(windows["mirror_axes"] or "none"),
         "output": "; ".join(
-            [f"{outputs['targets']['kind']}: {', '.join(outputs['channels'])}", *_decoding(outputs)]
+            [
+                f"{outputs['targets']['kind']}: {', '.join(outputs['channels'])}",
+                *(outputs[key] for key in ("decode", "restore") if key in outputs),
+            ]
         ),
         "trained on": f"{trained['dataset']}, {trained['cases']} cases",
-        **_validated(valid),
+        "validation": "; ".join([f"{valid['cases']} cases", *_scores(valid)]),
         "parity": f"logits differ by at most {metadata['parity']['largest_difference']:.2g} "
         f"({metadata['parity']['inputs']})",
         "versions": ", ".join(f"{package} {number}" for package, number in metadata["versions"].items()),
@@ -164,10 +169,6 @@ def as_markdown(metadata: Metadata, name: str) -> str:
         )
     lines = [f"| {key} | {value.replace('|', '/')} |" for key, value in rows.items()]
     return "\n".join([f"# {name}", "", "| | |", "|---|---|", *lines, ""])
-
-
-def _decoding(outputs: Metadata) -> list[str]:
-    return [outputs[key] for key in ("decode", "restore") if key in outputs]
 
 
 def _window_rows(metadata: Metadata) -> dict[str, str]:
@@ -183,14 +184,9 @@ def _window_rows(metadata: Metadata) -> dict[str, str]:
     return {"windows": size, "label values": values}
 
 
-def _validated(valid: Metadata) -> dict[str, str]:
+def _scores(valid: Metadata) -> list[str]:
     scores = flatten(valid["scores"])
-    text = "; ".join(f"{name} {_number(value)}" for name, value in scores.items())
-    return {"validation": f"{valid['cases']} cases; {text}"}
-
-
-def _pairs(inputs: Metadata) -> list[tuple[str, str, dict[str, float]]]:
-    return list(zip(inputs["channels"], inputs["normalisation"], inputs["intensities"], strict=True))
+    return [f"{k} {'not measured' if v is None else f'{v:.4f}'}" for k, v in scores.items()]
 
 
 def _normalisation(channel: str, name: str, intensities: Mapping[str, float]) -> str:
@@ -207,7 +203,3 @@ def _normalisation(channel: str, name: str, intensities: Mapping[str, float]) ->
             f"{intensities['std']:g}"
         )
     return f"{channel}: {name}, {formula}"
-
-
-def _number(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.4f}"

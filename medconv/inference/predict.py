@@ -48,14 +48,8 @@ log = logging.getLogger(__name__)
 def run_command(options: argparse.Namespace) -> int:
     """`medconv predict` with these options. Returns: the exit code."""
     start_logging()
-    for name in ("workers", "sw_batch_size"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-    if options.overlap is not None and not 0 <= options.overlap < 1:
-        raise ValueError(f"--overlap must be at least 0 and below 1, got {options.overlap}")
+    _check_values(options)
     steps = postprocessing.read(options.postprocess) if options.postprocess else None
-    if not options.checkpoint and not options.exported_model:
-        raise ValueError("--checkpoint or --exported-model is needed: the networks to predict with")
     predictor = Predictor.load(
         options.checkpoint,
         usable_device(options.device),
@@ -72,15 +66,19 @@ def run_command(options: argparse.Namespace) -> int:
     cases = find_cases(options.input, len(predictor.modalities))
     if options.dicom_seg:
         data_dicom_seg.check([case.images[0] for case in cases])
-    output = output_in(
-        options.output,
-        predictor,
-        probabilities=options.save_probabilities,
-        dicom_seg=options.dicom_seg,
-        saliency=options.saliency,
-        postprocess=options.postprocess,
-    )
+    files = (options.save_probabilities, options.dicom_seg, options.saliency, options.postprocess)
+    output = output_in(options.output, predictor, *files)
     return predict(predictor, cases, output, options.overwrite, options.workers)
+
+
+def _check_values(options: argparse.Namespace) -> None:
+    for name in ("workers", "sw_batch_size"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if options.overlap is not None and not 0 <= options.overlap < 1:
+        raise ValueError(f"--overlap must be at least 0 and below 1, got {options.overlap}")
+    if not options.checkpoint and not options.exported_model:
+        raise ValueError("--checkpoint or --exported-model is needed: the networks to predict with")
 
 
 def _check_options(options: argparse.Namespace, predictor: Predictor) -> None:
@@ -117,23 +115,26 @@ def output_in(
     Args: probabilities, dicom_seg, saliency: written, too; as in `OutputDir` and `OutputTable`. postprocess:
         the file with the predictor's post-processing.
     """
-    windows, paths = [m.window for m in predictor.members], [str(m.path) for m in predictor.members]
-    about = {
+    members, about = predictor.members, _about(predictor)
+    checkpoints = {"checkpoints": [digest(m.metadata_path or m.path)[:16] for m in members if m.path]}
+    flips = {"mirror_axes": [list(member.window.mirror_axes) for member in members]}
+    if isinstance(predictor.targets, ImageLevelTargets):
+        return OutputTable(folder, predictor.targets, {**checkpoints, **flips}, about, saliency)
+    overlap = {"overlap": [member.window.overlap for member in members]}
+    steps = {"postprocess": digest(postprocess) if postprocess else None}
+    settings = {**checkpoints, **overlap, **flips, **steps}
+    return OutputDir(folder, settings, about, probabilities, dicom_seg)
+
+
+def _about(predictor: Predictor) -> dict[str, Any]:
+    paths = [str(member.path) for member in predictor.members]
+    return {
         "checkpoint": paths[0],
         "checkpoints": paths,
         "class_names": list(predictor.class_names),
         "targets": predictor.targets.plain(),
         "versions": {"medconv": medconv.__version__, **{name: version(name) for name in ("torch", "monai")}},
     }
-    checkpoints = [digest(m.metadata_path or m.path)[:16] for m in predictor.members if m.path]
-    overlap = {"overlap": [window.overlap for window in windows]}
-    flips = {"mirror_axes": [list(window.mirror_axes) for window in windows]}
-    if isinstance(predictor.targets, ImageLevelTargets):
-        settings = {"checkpoints": checkpoints, **flips}
-        return OutputTable(folder, predictor.targets, settings, about, saliency)
-    steps = {"postprocess": digest(postprocess) if postprocess else None}
-    settings = {"checkpoints": checkpoints, **overlap, **flips, **steps}
-    return OutputDir(folder, settings, about, probabilities, dicom_seg)
 
 
 def predict(

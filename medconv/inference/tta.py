@@ -66,7 +66,7 @@ def mean_over_flips(
     network: Callable[[Tensor], Tensor],
     image: Tensor,
     targets: ImageLevelTargets,
-    axes_sets: Sequence[tuple[int, ...]] = ((),),
+    axes_sets: Sequence[tuple[int, ...]],
 ) -> Tensor:
     """The decoded outputs, averaged over flips along these sets of spatial axes.
 

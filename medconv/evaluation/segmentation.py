@@ -22,8 +22,6 @@ from medconv.metrics.segmentation import METRICS, VOLUMES, measure
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.threads import each
 
-_COLUMNS = (*(metric.name for metric in METRICS), *VOLUMES)
-
 
 @dataclass(frozen=True)
 class LabelMapEvaluation:
@@ -40,11 +38,11 @@ class LabelMapEvaluation:
 
     def csv_rows(self) -> Iterator[Sequence[Any]]:
         """The header, then a row per case and class (with `compare`, of both sets)."""
-        yield ["predictions", "case", "class", *_COLUMNS]
+        yield ["predictions", "case", "class", *_columns()]
         for part in (self.result, *([self.result["compare"]] if "compare" in self.result else [])):
             for row in part["cases"]:
                 for name in part["per_class"]:
-                    yield [part["predictions"], row["case"], name, *(row[c][name] for c in _COLUMNS)]
+                    yield [part["predictions"], row["case"], name, *(row[c][name] for c in _columns())]
 
     def score_lines(self) -> list[str]:
         """Per class: mean and standard deviation of Dice, the means of the other metrics, and the number of
@@ -160,14 +158,18 @@ def _measure_case(
     return measure(predicted, label, label_grid, targets, labels.tolerance_of(tolerances, targets.names))
 
 
+def _columns() -> list[str]:
+    return [*(metric.name for metric in METRICS), *VOLUMES]
+
+
 def _summary(predictions: Path, rows: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
     """The results of one set of predictions; a class that a case's row does not have is undefined there."""
     cases = [
-        {"case": row["case"], **{c: {n: row[c].get(n) for n in names} for c in _COLUMNS}} for row in rows
+        {"case": row["case"], **{c: {n: row[c].get(n) for n in names} for c in _columns()}} for row in rows
     ]
-    described = {n: {c: statistics.describe([row[c][n] for row in cases]) for c in _COLUMNS} for n in names}
+    described = {n: {c: statistics.describe([row[c][n] for row in cases]) for c in _columns()} for n in names}
     per_class = {n: {c: values["mean"] for c, values in columns.items()} for n, columns in described.items()}
-    mean = {c: metrics_dice.mean({n: per_class[n][c] for n in names}) for c in _COLUMNS}
+    mean = {c: metrics_dice.mean({n: per_class[n][c] for n in names}) for c in _columns()}
     return {
         "predictions": str(predictions),
         "mean": mean,

@@ -18,13 +18,7 @@ _WORST_CASES = 6
 _WORST_CLASSES = 8  # of each worst case
 _MAX_LEGEND = 40  # label values
 _DEFINITIONS = {
-    "Dice": "twice the volume of the overlap over the sum of both volumes.",
-    "Surface Dice": "the share of both surfaces' area within the tolerance of the other one (Nikolov et al. "
-    "2018).",
-    "HD95": "the 95th percentile of the distances between the boundary voxels, the larger one of the two "
-    "directions.",
-    "ASD": "average symmetric surface distance: the mean over the boundary voxels of both.",
-    "Volume error": "prediction minus reference; in per cent of the reference.",
+    **{metric.title: metric.definition for metric in METRICS},
     "Missing class": "in both label maps: no value, the case is not counted (n). In one of the two: Dice "
     "and surface Dice are 0, distances are the length of the image from corner to corner.",
     "sd, interval": "standard deviation over cases (n - 1); 95 % bootstrap interval of the mean.",

@@ -8,8 +8,9 @@ Maier-Hein et al. 2024, doi:10.1038/s41592-023-02151-z.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -23,12 +24,45 @@ _ML = 1e-3  # ml per mm^3
 
 
 @dataclass(frozen=True)
+class ClassMasks:
+    """One class of a case, in at least one of the two label maps.
+
+    Args: prediction, reference: masks of one shape, (*spatial) bool. tolerance_mm: of the surface Dice.
+    """
+
+    prediction: np.ndarray
+    reference: np.ndarray
+    spacing_mm: tuple[float, ...]
+    voxel_mm3: float
+    tolerance_mm: float
+
+    @cached_property
+    def sizes(self) -> tuple[int, int]:
+        """Voxels of the prediction and of the reference."""
+        return int(self.prediction.sum()), int(self.reference.sum())
+
+    @cached_property
+    def distances(self) -> surface_distance.Distances:
+        """In mm, between boundary voxels, in both directions."""
+        return surface_distance.voxel_distances(self.prediction, self.reference, self.spacing_mm)
+
+
+@dataclass(frozen=True)
 class Metric:
-    """A metric. Args: better: 1 higher is better, -1 lower, 0 closer to 0 (a signed error)."""
+    """A metric of one class of a case. A module of `medconv.metrics` that appends one to `METRICS` adds it.
+
+    Where the class is in one label map only, a metric of which higher is better is 0, and one of which lower
+    is better is the diagonal of the image; others are measured.
+    Args:
+        better: 1 higher is better, -1 lower, a distance in mm, 0 closer to 0 (a signed error).
+        measure: None: undefined. definition: for the report.
+    """
 
     name: str
     title: str
     better: int
+    measure: Callable[[ClassMasks], float | None]
+    definition: str
     unit: str = ""
 
     @property
@@ -41,14 +75,52 @@ class Metric:
         return abs(value) if value is not None and self.better == 0 else value
 
 
-METRICS = (
-    Metric("dice", "Dice", 1),
-    Metric("nsd", "Surface Dice", 1),
-    Metric("hd95_mm", "HD95", -1, "mm"),
-    Metric("asd_mm", "ASD", -1, "mm"),
-    Metric("volume_error", "Volume error", 0, "%"),  # a share of the reference's volume; shown in per cent
-    Metric("volume_error_ml", "Volume error", 0, "ml"),
-)
+def _dice(masks: ClassMasks) -> float:
+    return 2 * int((masks.prediction & masks.reference).sum()) / sum(masks.sizes)
+
+
+def _surface_dice(masks: ClassMasks) -> float:
+    elements = surface_distance.element_distances(masks.prediction, masks.reference, masks.spacing_mm)
+    return surface_distance.surface_dice(elements, masks.tolerance_mm)
+
+
+def _volume_error(masks: ClassMasks) -> float | None:
+    predicted, reference = masks.sizes
+    return (predicted - reference) / reference if reference else None
+
+
+def _volume_error_ml(masks: ClassMasks) -> float:
+    predicted, reference = masks.sizes
+    return (predicted - reference) * (masks.voxel_mm3 * _ML)
+
+
+METRICS = [
+    Metric("dice", "Dice", 1, _dice, "twice the volume of the overlap over the sum of both volumes."),
+    Metric(
+        *("nsd", "Surface Dice", 1, _surface_dice),
+        "the share of both surfaces' area within the tolerance of the other one (Nikolov et al. 2018).",
+    ),
+    Metric(
+        *("hd95_mm", "HD95", -1, lambda masks: surface_distance.hd95(masks.distances)),
+        "the 95th percentile of the distances between the boundary voxels, the larger one of the two "
+        "directions.",
+        "mm",
+    ),
+    Metric(
+        *("asd_mm", "ASD", -1, lambda masks: surface_distance.average_distance(masks.distances)),
+        "average symmetric surface distance: the mean over the boundary voxels of both.",
+        "mm",
+    ),
+    # a share of the reference's volume; shown in per cent
+    Metric(
+        *("volume_error", "Volume error", 0, _volume_error),
+        *("prediction minus reference; in per cent of the reference.", "%"),
+    ),
+    Metric(
+        *("volume_error_ml", "Volume error", 0, _volume_error_ml),
+        *("prediction minus reference; in per cent of the reference.", "ml"),
+    ),
+]
 VOLUMES = ("volume_ml", "reference_volume_ml")  # no metrics, but columns of the CSV
 
 
@@ -77,7 +149,6 @@ def measure(
     if targets.ignore is not None:
         labelled = reference != targets.ignore
         prediction, reference = np.where(labelled, prediction, 0), np.where(labelled, reference, 0)
-    voxel_ml = grid.voxel_mm3 * _ML
     spacing_mm: tuple[float, ...] = grid.spacing_mm
     if 1 in reference.shape:
         thin = 2 - reference.shape[::-1].index(1)  # the last such axis
@@ -89,35 +160,20 @@ def measure(
     for name, values in targets.by_name.items():
         box = _around([boxes_of_map[value - 1] for boxes_of_map in boxes for value in values])
         mask, true = (np.isin(m[box], values) if box else np.zeros(0, bool) for m in (prediction, reference))
-        measured = _one_class(mask, true, spacing_mm, tolerance_mm[name], voxel_ml, worst_mm)
-        for metric, value in measured.items():
-            rows[metric][name] = value
+        masks = ClassMasks(mask, true, spacing_mm, grid.voxel_mm3, tolerance_mm[name])
+        for metric in METRICS:
+            rows[metric.name][name] = _value(metric, masks, worst_mm)
+        for volume, voxels in zip(VOLUMES, masks.sizes, strict=True):
+            rows[volume][name] = voxels * (grid.voxel_mm3 * _ML)
     return rows
 
 
-def _one_class(
-    prediction: np.ndarray,
-    reference: np.ndarray,
-    spacing_mm: Sequence[float],
-    tolerance_mm: float,
-    voxel_ml: float,
-    worst_mm: float,
-) -> MetricValues:
-    voxels, reference_voxels = int(prediction.sum()), int(reference.sum())
-    row: MetricValues = {"volume_ml": voxels * voxel_ml, "reference_volume_ml": reference_voxels * voxel_ml}
-    if not voxels and not reference_voxels:
-        return {**row, **dict.fromkeys(m.name for m in METRICS)}
-    row["dice"] = 2 * int((prediction & reference).sum()) / (voxels + reference_voxels)
-    row["volume_error"] = (voxels - reference_voxels) / reference_voxels if reference_voxels else None
-    row["volume_error_ml"] = (voxels - reference_voxels) * voxel_ml
-    if not voxels or not reference_voxels:
-        return {**row, "nsd": 0.0, "hd95_mm": worst_mm, "asd_mm": worst_mm}
-    distances = surface_distance.voxel_distances(prediction, reference, spacing_mm)
-    elements = surface_distance.element_distances(prediction, reference, spacing_mm)
-    row["nsd"] = surface_distance.surface_dice(elements, tolerance_mm)
-    row["hd95_mm"] = surface_distance.hd95(distances)
-    row["asd_mm"] = surface_distance.average_distance(distances)
-    return row
+def _value(metric: Metric, masks: ClassMasks, worst_mm: float) -> float | None:
+    if not any(masks.sizes):
+        return None
+    if metric.better and not all(masks.sizes):
+        return 0.0 if metric.better > 0 else worst_mm
+    return metric.measure(masks)
 
 
 def _around(boxes: Sequence[tuple[slice, ...] | None]) -> tuple[slice, ...] | None:

@@ -18,6 +18,7 @@ import pytest
 from helpers import tiny
 
 from medconv.data.io.formats import FORMATS
+from medconv.metrics.segmentation import METRICS
 from medconv.targets import KINDS
 
 TEXT = (tiny.ROOT / "CONTRIBUTING.md").read_text()
@@ -102,9 +103,20 @@ def test_a_kind_of_targets_and_a_metric(home: Home) -> None:
     assert 0 <= json.loads(output.read_text())["mean"]["within_5_percent"] <= 1
 
 
+def test_a_metric_of_label_maps(home: Home) -> None:
+    import_module("mine.sensitivity")  # in medconv/metrics/ it is found by itself
+    try:
+        folder, output = home.path / "tiny/labelsTr", home.path / "maps.json"
+        home.run("evaluate", "--predictions", folder, "--references", folder, "--output", output)
+        assert json.loads(output.read_text())["mean"]["sensitivity"] == 1
+        assert "Sensitivity" in output.with_suffix(".html").read_text()
+    finally:
+        METRICS.pop()
+
+
 def test_every_example_is_used_above(home: Home) -> None:
     options = set(re.findall(r"\w+=(\w+)", Path(__file__).read_text()))
     assert {Path(name).stem for name in EXAMPLES if name.endswith(".yaml")} <= options
     modules = {f"mine.{Path(name).stem}" for name in EXAMPLES if name.endswith(".py")}
     unused = modules - set(sys.modules) - ({"mine.dark_slice"} if find_spec("torchio") is None else set())
-    assert len(modules) >= 9 and not unused
+    assert len(modules) >= 10 and not unused

@@ -8,8 +8,9 @@ from reference import surfaces as oracle
 from scipy.ndimage import gaussian_filter
 
 from medconv.data.case import Grid
+from medconv.metrics import segmentation
 from medconv.metrics.dice import dice
-from medconv.metrics.segmentation import METRICS, VOLUMES, measure
+from medconv.metrics.segmentation import METRICS, VOLUMES, ClassMasks, Metric, measure
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 
@@ -154,3 +155,22 @@ def test_metrics_of_masks_far_apart() -> None:
     row = {m: row["one"] for m, row in measure(a, b, grid(a, 1.0, 1.0, 1.0), TARGETS, MM).items()}
     assert row["hd95_mm"] == pytest.approx(oracle.hd95(a == 1, b == 1, (1, 1, 1)))
     assert (row["dice"], row["nsd"], row["volume_error"]) == (0.0, 0.0, 0.0)
+
+
+def test_a_further_metric_is_measured_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 where a class is in one label map only, since higher is better; no value where it is in none."""
+
+    def sensitivity(masks: ClassMasks) -> float:
+        return int((masks.prediction & masks.reference).sum()) / masks.sizes[1]
+
+    monkeypatch.setattr(
+        segmentation,
+        "METRICS",
+        [*METRICS, Metric("sensitivity", "Sensitivity", 1, sensitivity, "share found.")],
+    )
+    a, b = labels(0), labels(1)
+    a[a == 3], b[b == 2] = 0, 0
+    a[a == 2] = 0
+    row = measure(a, b, grid(a), TARGETS, MM)["sensitivity"]
+    assert row["one"] == ((a == 1) & (b == 1)).sum() / (b == 1).sum()
+    assert row["two"] is None and row["three"] == 0.0

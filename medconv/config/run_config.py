@@ -32,8 +32,13 @@ def validate(composed: DictConfig) -> RunConfig:
     """The config of a run, with every value converted to its type; nodes keep their interpolations.
 
     Raises: omegaconf.errors.OmegaConfBaseException: an unknown key or a wrong type, with its full key;
-        ConfigError: a `_target_` that cannot be imported, or a key of `trainer` that is set elsewhere.
+        ConfigError: a `_target_` that cannot be imported, a key of `trainer` that is set elsewhere, or a
+        value in place of a group.
     """
+    groups = [entry.name for entry in fields(RunConfig) if entry.name in composed and entry.name != "seed"]
+    for name in groups:
+        if not OmegaConf.is_config(composed[name]):
+            raise ConfigError(f"{name}={composed[name]}: {name} is no single value; set one of its keys")
     for key in composed.trainer:
         if error := place_elsewhere(f"trainer.{key}"):
             raise ConfigError(error)
@@ -41,8 +46,8 @@ def validate(composed: DictConfig) -> RunConfig:
     for group in _GROUPS_WITH_CLASSES:
         for key, target in iter_targets(OmegaConf.to_container(typed[group], resolve=False), group):
             check_importable(key, target)
-    groups: dict[str, Any] = {name: _plain_or_frozen(typed[name]) for name in typed if name != "derived"}
-    return RunConfig(**groups)
+    frozen: dict[str, Any] = {name: _plain_or_frozen(typed[name]) for name in typed if name != "derived"}
+    return RunConfig(**frozen)
 
 
 def data_of(composed: DictConfig) -> DataConfig:

@@ -31,6 +31,7 @@ def compose(*overrides: str) -> Any:
         ("data.regions=both", "data.regions"),
         ("perf.compile=maybe", "perf.compile: Value 'maybe' is not a valid bool"),
         ("loss._target_=torch.nn.CrossEntropyLos", "loss._target_"),
+        ("task=regression", "task=regression: task is no single value; set one of its keys"),
         ("+trainer.max_step=3", "trainer.max_step"),
         ("trainer.max_steps=many", "trainer.max_steps"),
         ("trainer.detect_anomaly=maybe", "trainer.detect_anomaly"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from medconv.data.case import Case
 from medconv.data.datasets.common import read_json
-from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets import Targets
 from medconv.utils.logging import some
 
 _MAX_NAMED = 20  # cases named in one line
@@ -69,17 +69,17 @@ def drop_duplicates(data_split: DataSplit, contents: Mapping[str, str]) -> DataS
     return data_split._replace(train=[case for case in data_split.train if case.id not in copies])
 
 
-def check_examples(data_split: DataSplit, targets: ImageLevelTargets) -> None:
-    """Raises: ValueError: training or validation lacks cases of some class, see `targets.check_counts`."""
+def check_examples(data_split: DataSplit, targets: Targets) -> None:
+    """Raises: ValueError: training or validation lacks cases of some class, see `targets.check_examples`."""
     for split, cases in (("training", data_split.train), ("validation", data_split.val)):
-        counts = targets.class_counts(values_of(cases, targets))
-        if cases and counts is not None and (warning := targets.check_counts(counts, len(cases), split)):
+        if cases and (warning := targets.check_examples(values_of(cases), split)):
             log.warning("%s", warning)
 
 
-def values_of(cases: Sequence[Case], targets: ImageLevelTargets) -> np.ndarray:
-    """The image-level labels of cases, (cases, values)."""
-    return np.array([case.values for case in cases], float).reshape(len(cases), targets.num_values)
+def values_of(cases: Sequence[Case]) -> np.ndarray:
+    """The image-level labels of cases, (cases, values); no values for label maps."""
+    width = len(cases[0].values or ()) if cases else 0
+    return np.array([case.values or () for case in cases], float).reshape(len(cases), width)
 
 
 def _check_groups(data_split: DataSplit) -> None:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+import numpy as np
 from torch import Tensor, nn
 
 from medconv.targets.monitor import MonitoredMetric
@@ -86,6 +87,31 @@ class Targets(ABC):
     def distinguishes(self, a: int, b: int) -> bool:
         """Whether the label values a and b mean different things."""
         return True
+
+    def fitted(self, values: np.ndarray) -> Self:
+        """With what follows from the image-level labels of the training cases, (cases, values)."""
+        return self
+
+    def class_counts(self, values: np.ndarray) -> list[int] | None:
+        """Number of cases of each class or label; None: does not apply. Shape: (cases, values)."""
+        return None
+
+    def check_examples(self, values: np.ndarray, split: str) -> str | None:
+        """Whether a split has the cases that it needs; returns a warning or None. Shape: (cases, values).
+
+        Raises: ValueError: a class is missing.
+        """
+        return None
+
+    def balanced_groups(self, values: np.ndarray) -> list[np.ndarray]:
+        """Indices of the cases of each class, to draw each class equally often. Shape: (cases, values).
+
+        Raises: ValueError: there are no classes to draw.
+        """
+        raise ValueError(
+            f"data.balanced_sampling=true draws each class equally often, but this dataset has {self.kind} "
+            "targets"
+        )
 
     @property
     def output_names(self) -> tuple[str, ...]:

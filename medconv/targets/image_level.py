@@ -100,12 +100,7 @@ class ImageLevelTargets(Targets):
             return f"expected finite numbers, got {list(values)}"
         return None
 
-    def fitted(self, values: np.ndarray) -> Self:
-        """With what follows from the training cases. Shape: (cases, values)."""
-        return self
-
     def class_counts(self, values: np.ndarray) -> list[int] | None:
-        """Number of cases of each class or label; None: there are none. Shape: (cases, values)."""
         members = self.members(values)
         return None if members is None else [int(count) for count in members.sum(0)]
 
@@ -116,26 +111,23 @@ class ImageLevelTargets(Targets):
         """
 
     def balanced_groups(self, values: np.ndarray) -> list[np.ndarray]:
-        """Indices of the cases of each class, to draw each class equally often."""
         members = self.members(values)
         if members is None:
-            raise ValueError(
-                "data.balanced_sampling=true draws each class equally often, but this dataset has "
-                f"{self.kind} targets"
-            )
+            return super().balanced_groups(values)
         return [np.flatnonzero(column) for column in members.T]
 
-    def check_counts(self, counts: Sequence[int], num_cases: int, split: str) -> str | None:
-        """Whether a split has the cases that training needs; returns a warning or None.
-
-        Raises: ValueError: a class is missing.
-        """
-        if missing := [name for name, count in zip(self.names, counts, strict=True) if not count]:
+    def check_examples(self, values: np.ndarray, split: str) -> str | None:
+        if missing := self.missing(values):
             raise ValueError(
                 f"no {split} case has class {', '.join(missing)}, expected at least one of each; another "
                 "data.fold or data.num_folds, or data.class_names without it, may help"
             )
         return None
+
+    def missing(self, values: np.ndarray) -> list[str]:
+        """Classes or labels without a case. Shape: (cases, values)."""
+        counts = self.class_counts(values) or [len(values)] * len(self.names)
+        return [name for name, count in zip(self.names, counts, strict=True) if not count]
 
     @abstractmethod
     def decode(self, logits: Tensor) -> Tensor:

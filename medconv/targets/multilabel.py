@@ -47,15 +47,16 @@ class MultilabelTargets(NumberTargets):
         groups = super().balanced_groups(values)
         return [*groups, np.flatnonzero(~self.members(values).any(1))]
 
-    def check_counts(self, counts: Sequence[int], num_cases: int, split: str) -> str | None:
+    def check_examples(self, values: np.ndarray, split: str) -> str | None:
         if split == "training":
-            return super().check_counts(counts, num_cases, split)
-        if not any(0 < count < num_cases for count in counts):
+            return super().check_examples(values, split)
+        members = self.members(values)
+        if not (members.any(0) & ~members.all(0)).any():
             raise ValueError(
                 "no finding has both positive and negative validation cases, so there is no AUC to choose a "
                 "checkpoint by; another data.fold or data.num_folds may help"
             )
-        missing = [name for name, count in zip(self.names, counts, strict=True) if not count]
+        missing = self.missing(values)
         return f"no validation case has {', '.join(missing)}, so its AUC is undefined" if missing else None
 
     def decode(self, logits: Tensor) -> Tensor:

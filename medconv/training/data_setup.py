@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
 from medconv.targets import Targets
-from medconv.targets.image_level import ImageLevelTargets
 from medconv.training import report
 from medconv.training.run_dir import short_hash
 from medconv.utils import signals
@@ -111,7 +109,7 @@ def prepare_data(config: RunConfig, verify: bool = False, memory_gb: float | Non
         preprocessing=preprocessing,
         plan=planned,
         store=store,
-        targets=_fitted(dataset.targets, split.train),
+        targets=dataset.targets.fitted(splits.values_of(split.train)),
         flip_label_pairs=pairs,
         skipped=skipped,
         spacing_range_mm=tuple((min(mm), max(mm)) for mm in zip(*measured.spacings_mm, strict=True)),
@@ -136,27 +134,19 @@ def split_cases(dataset: Dataset, data: DataConfig) -> DataSplit:
     )
 
 
-def _fitted(targets: Targets, train: Sequence[Case]) -> Targets:
-    if not isinstance(targets, ImageLevelTargets):
-        return targets
-    return targets.fitted(splits.values_of(train, targets))
-
-
 def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data: DataConfig) -> DataSplit:
-    """For image-level targets: the split without copies of images.
+    """The split without copies of images; label maps may have copies.
 
     Args: measured: of all cases of `dataset`.
     Raises: ValueError: a class without examples, or images of different sizes.
     """
     targets = dataset.targets
-    if not isinstance(targets, ImageLevelTargets):
-        return split
-    contents = dict(zip([case.id for case in dataset.cases], measured.contents, strict=True))
+    contents = dict(zip([case.id for case in dataset.cases], measured.contents, strict=False))
     split = splits.drop_duplicates(split, contents)
     splits.check_examples(split, targets)
     if data.balanced_sampling:
-        targets.balanced_groups(splits.values_of(split.train, targets))  # fails for numbers
-    sized = data.resize is not None or data.patch_size is not None
+        targets.balanced_groups(splits.values_of(split.train))  # fails where there are no classes to draw
+    sized = targets.per_voxel or data.resize is not None or data.patch_size is not None
     if measured.spatial_dims == 2 and not sized and len(set(measured.shapes)) > 1:
         common, _ = Counter(measured.shapes).most_common(1)[0]
         case, size = next((c, s) for c, s in zip(dataset.cases, measured.shapes, strict=True) if s != common)
@@ -211,7 +201,7 @@ def derived_values(prepared: PreparedData) -> Derived:
         num_classes=targets.num_outputs,
         targets=targets.plain(),
         per_voxel=targets.per_voxel,
-        class_counts=_class_counts(targets, prepared.train),
+        class_counts=targets.class_counts(splits.values_of(prepared.train)),
         overlapping=not targets.exclusive,
         exclusive=targets.exclusive,
         class_names=list(prepared.dataset.class_names),
@@ -226,19 +216,9 @@ def derived_values(prepared: PreparedData) -> Derived:
     )
 
 
-def _class_counts(targets: Targets, train: Sequence[Case]) -> list[int] | None:
-    """Training cases of each class or label; None: does not apply."""
-    if not isinstance(targets, ImageLevelTargets):
-        return None
-    return targets.class_counts(splits.values_of(train, targets))
-
-
-def _draw_from(prepared: PreparedData) -> list[list[int]] | None:
-    """Indices of training cases per class; None: does not apply."""
-    targets = prepared.targets
-    if not isinstance(targets, ImageLevelTargets):
-        return None
-    groups = targets.balanced_groups(splits.values_of(prepared.train, targets))
+def _draw_from(prepared: PreparedData) -> list[list[int]]:
+    """Indices of training cases per class."""
+    groups = prepared.targets.balanced_groups(splits.values_of(prepared.train))
     return [group.tolist() for group in groups]
 
 

@@ -25,7 +25,7 @@ def test_cases_are_counted_and_grouped_by_class() -> None:
     assert CLASSES.class_counts(values) == [1, 2, 0]
     assert [group.tolist() for group in CLASSES.balanced_groups(values)] == [[0], [1, 2], []]
     with pytest.raises(ValueError, match="no training case has class z"):
-        CLASSES.check_counts([1, 2, 0], 3, "training")
+        CLASSES.check_examples(values, "training")
 
 
 def test_labels_become_probabilities_of_classes() -> None:

@@ -15,14 +15,13 @@ def test_cases_are_counted_and_grouped_by_label_and_without_any() -> None:
 
 
 def test_a_validation_needs_a_label_with_both_answers() -> None:
-    assert (
-        FINDINGS.check_counts([0, 1], 2, "validation") == "no validation case has x, so its AUC is undefined"
-    )
-    assert FINDINGS.check_counts([1, 1], 2, "validation") is None
+    warning = "no validation case has x, so its AUC is undefined"
+    assert FINDINGS.check_examples(VALUES[1:], "validation") == warning
+    assert FINDINGS.check_examples(VALUES, "validation") is None
     with pytest.raises(ValueError, match="no finding has both positive and negative validation cases"):
-        FINDINGS.check_counts([0, 2], 2, "validation")
+        FINDINGS.check_examples(VALUES[:1], "validation")
     with pytest.raises(ValueError, match="no training case has class x"):
-        FINDINGS.check_counts([0, 2], 2, "training")
+        FINDINGS.check_examples(VALUES[1:], "training")
 
 
 def test_the_error_of_a_case_is_that_of_its_worst_label() -> None:

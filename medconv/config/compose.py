@@ -1,7 +1,5 @@
 """From a command line to a config by Hydra; `train` and `preprocess` share it."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import os

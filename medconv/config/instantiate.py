@@ -1,7 +1,5 @@
 """Objects from config nodes with a `_target_`; errors name the key."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From a composed config to a `RunConfig`: checked, then with every value filled in; and back from a file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, field, fields, make_dataclass
 from functools import cache

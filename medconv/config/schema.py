@@ -6,8 +6,6 @@ other key is, so that a typo or a wrong type fails before any work. Those of `tr
 Lightning's `Trainer`, whatever its version.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which classes a checkpoint's config may name, so that loading a file cannot run arbitrary code."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature

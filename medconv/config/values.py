@@ -1,7 +1,5 @@
 """Plain values of a config (nested dicts and lists, dotted keys, durations), and `ConfigError`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Left and right: pairs of classes that swap under mirroring, and warnings for names that look like pairs."""
 
-from __future__ import annotations
-
 import difflib
 import logging
 import re

@@ -4,8 +4,6 @@ A stream of its own for each purpose: one more draw in a stream changes all late
 them every seeded run.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import numpy as np

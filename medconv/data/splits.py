@@ -1,7 +1,5 @@
 """Training, validation and test cases: from the dataset's own splits, else by folds."""
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

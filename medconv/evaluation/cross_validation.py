@@ -1,7 +1,5 @@
 """Cross-validation: find the runs of a folder that belong together, each validated on a fold of its own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

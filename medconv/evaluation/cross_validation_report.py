@@ -1,7 +1,5 @@
 """Cross-validation results as a table for the terminal, as `cross_validation.json` and as `folds.csv`."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

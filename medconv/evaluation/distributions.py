@@ -1,7 +1,5 @@
 """Box plots of a metric over cases, a row per class, as inline SVG in the colours of the page around it."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

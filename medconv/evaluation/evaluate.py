@@ -3,8 +3,6 @@
 Prints a table, and writes all results as JSON, the cases as CSV, and a report as HTML.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import errno

@@ -1,7 +1,5 @@
 """`medconv find-postprocessing`: find by cross-validation which post-processing improves the predictions."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

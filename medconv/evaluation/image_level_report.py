@@ -1,7 +1,5 @@
 """HTML report of an image-level evaluation: scores, plots, and the worst cases with their images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

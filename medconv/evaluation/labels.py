@@ -1,7 +1,5 @@
 """The classes of label maps, from files, and the surface tolerance of each class, from options."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

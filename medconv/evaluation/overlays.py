@@ -1,7 +1,5 @@
 """A case as a PNG: image, reference and predictions, in planes where they differ most."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

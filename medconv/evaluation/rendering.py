@@ -4,8 +4,6 @@ Case ids, class names and paths come from files, so autoescape is on. The only v
 safe are charts, in which ElementTree has escaped all text.
 """
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

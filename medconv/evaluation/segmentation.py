@@ -1,7 +1,5 @@
 """Predicted against reference label maps: the metrics of every case, and their statistics per class."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

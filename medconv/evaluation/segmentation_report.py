@@ -1,7 +1,5 @@
 """HTML report of a segmentation evaluation: tables, distributions, and pictures of the worst cases."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

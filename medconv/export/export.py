@@ -2,8 +2,6 @@
 metadata.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

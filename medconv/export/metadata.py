@@ -1,7 +1,5 @@
 """The metadata of an exported model: its input, output, training and validation, as plain values."""
 
-from __future__ import annotations
-
 import json
 import platform
 from collections.abc import Mapping

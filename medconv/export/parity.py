@@ -1,7 +1,5 @@
 """Compare an exported model with its checkpoint: the largest difference of their logits, in fp32."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

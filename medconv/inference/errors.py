@@ -1,7 +1,5 @@
 """Error messages of prediction: why a case failed, and errors that stop all cases."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import traceback

@@ -1,7 +1,5 @@
 """The cases of `--input`: a file, a folder of images or of DICOM, or a list of files."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Load a checkpoint: the network, with its convolutions folded, and the preprocessing that it needs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

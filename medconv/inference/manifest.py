@@ -2,8 +2,6 @@
 why new predictions may not fit beside them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

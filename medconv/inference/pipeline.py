@@ -4,8 +4,6 @@ Threads, not processes: unpacking, matrix products, the network and writing all 
 A case is in memory from the start of its loading to the end of its writing: at most `workers + 2` cases.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ Works on a copy of the network, so that no hook, gradient or changed layer remai
 Source: Selvaraju et al. 2017, arXiv:1610.02391.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy

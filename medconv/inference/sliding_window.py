@@ -1,7 +1,5 @@
 """Sliding-window inference: run a network that takes patches on a full image."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

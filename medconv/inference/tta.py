@@ -1,7 +1,5 @@
 """Mirror test-time augmentation: which axes to flip, and swapping the logits of left and right."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from itertools import combinations

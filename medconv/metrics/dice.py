@@ -1,7 +1,5 @@
 """Dice of label maps in validation, and means that skip undefined classes; `segmentation` has all metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

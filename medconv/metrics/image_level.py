@@ -4,8 +4,6 @@ Each metric is a function of weights of cases: 1, or how often a bootstrap sampl
 samples are a few matrix products, and a metric and its interval come from the same code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 

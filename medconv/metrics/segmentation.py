@@ -6,8 +6,6 @@ Source: Reinke et al. 2024, doi:10.1038/s41592-023-02150-0 (missing values: the 
 Maier-Hein et al. 2024, doi:10.1038/s41592-023-02151-z.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Statistics over cases: mean, sd, median, bootstrap interval; paired comparison of predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ The surface Dice uses surface elements between voxel centres, weighted by area: 
 underweight slanted surfaces and surfaces across thick slices. MONAI does the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Build the network of a config: `model`, its `conv`, and pretrained weights."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

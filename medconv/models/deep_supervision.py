@@ -1,7 +1,5 @@
 """Deep supervision: heads on the coarser stages of our U-Net's decoder, used only in training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

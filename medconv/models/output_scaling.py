@@ -1,7 +1,5 @@
 """Regression outputs in physical units (mm, years, percent) from a network trained on standardised values."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Lightning's hooks and the loader set marks that divide a step into phases. On a 
 it is an event in the stream, which is read after the device has passed it.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter, deque

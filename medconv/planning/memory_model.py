@@ -1,7 +1,5 @@
 """Memory model of a training step of our U-Net, and the memory budget."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod

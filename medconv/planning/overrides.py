@@ -1,7 +1,5 @@
 """The values of a plan that the config sets itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The planner: decides every value that the config leaves open, and gives its reason."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """The plan as a table: each value with its reason."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from math import prod

@@ -1,7 +1,5 @@
 """Target spacing, slice axis for 2D networks, and image sizes after resampling."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A U-Net's stages from patch and spacing: strides, kernels and channels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

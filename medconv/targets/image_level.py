@@ -1,7 +1,5 @@
 """Targets of whole images: what multiclass, multilabel and regression targets share."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

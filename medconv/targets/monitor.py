@@ -1,7 +1,5 @@
 """The monitored metric: which validation metric ranks checkpoints and runs, and in which direction."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Multiclass targets: an image has one of several classes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Multilabel targets: an image may have several labels, or none."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

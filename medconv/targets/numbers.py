@@ -1,7 +1,5 @@
 """Targets with a number per name and image: what multilabel and regression targets share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Ordinal targets: an image has one of several grades, in an order, such as severities from 0 to 4."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

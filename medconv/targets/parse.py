@@ -1,7 +1,5 @@
 """Segmentation targets from a dataset.json or from the config: classes, overlapping regions, ignore label."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

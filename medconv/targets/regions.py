@@ -1,7 +1,5 @@
 """Regions of label values, which may overlap."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

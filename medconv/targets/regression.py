@@ -1,7 +1,5 @@
 """Regression targets: one or several numbers per image, in any unit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

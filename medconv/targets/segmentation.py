@@ -1,7 +1,5 @@
 """Targets per voxel: what classes of label maps and overlapping regions share."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Builds the task of a run from a resolved config: network, loss, optimizer, schedule, validation."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The data of a run: finds, checks, plans and preprocesses the dataset, and builds its loaders."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Errors about memory and killed loader workers, with advice on what helps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

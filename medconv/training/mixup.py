@@ -1,7 +1,5 @@
 """Mixup: trains on weighted means of two samples of a batch, of their images and of their targets."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

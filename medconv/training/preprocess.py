@@ -1,7 +1,5 @@
 """`medconv preprocess`: checks and preprocesses a dataset before training."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

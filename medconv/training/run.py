@@ -1,7 +1,5 @@
 """One training run: prepares data, resolves the config, builds and fits, and keeps `summary.json`."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

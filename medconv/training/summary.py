@@ -1,7 +1,5 @@
 """What `summary.json` holds: its keys, the scores of the best checkpoint, and how the run ended."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Lightning module of every run: loss, optimizer and schedule, validation, content of checkpoints."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

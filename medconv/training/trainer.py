@@ -1,7 +1,5 @@
 """Builds the trainer of a run: callbacks, strategy, loggers, and the loop that resumes exactly."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from dataclasses import asdict

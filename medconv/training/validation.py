@@ -1,7 +1,5 @@
 """What a validation does with a batch of cases: label maps by sliding windows, whole images at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Runs of several processes: the launcher (torchrun or srun), its agreement with the config, lost peers."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """Stop requests by signal (SIGTERM, Slurm's SIGUSR1, Ctrl-C), and Slurm's requeue."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

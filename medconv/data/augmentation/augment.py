@@ -5,8 +5,6 @@ samples one by one, on the device or in a loader worker, and a prediction can be
 Source: the list of transforms follows Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 On an accelerator the selected rows are changed as one stack; on a CPU one by one, without copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Augmentation parameters of each sample, sampled from (seed, sample number) alone; applied elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import combinations, permutations

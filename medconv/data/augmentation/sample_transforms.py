@@ -1,7 +1,5 @@
 """A user's own transforms of MONAI or TorchIO, applied to each training sample in its loader worker."""
 
-from __future__ import annotations
-
 import logging
 import random
 import sys

@@ -4,8 +4,6 @@ On a CPU, 3D `grid_sample` works voxel by voxel. Gathering the eight neighbours 
 pieces that stay in the cache, gives the same numbers in less than half of the time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil, prod

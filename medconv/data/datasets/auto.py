@@ -1,7 +1,5 @@
 """`data=auto`: Decathlon or nnU-Net folders, recognised by their dataset.json."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from medconv.data.case import Dataset

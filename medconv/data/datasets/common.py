@@ -1,7 +1,5 @@
 """What the dataset layouts share: dataset.json, case ids, and the channels of files."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

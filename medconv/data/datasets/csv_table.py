@@ -1,7 +1,5 @@
 """`data=csv`: a table with an image path, its labels, and optionally split and group in each row."""
 
-from __future__ import annotations
-
 import csv as files
 import difflib
 import math

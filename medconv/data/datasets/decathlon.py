@@ -1,7 +1,5 @@
 """`data=msd`: Medical Segmentation Decathlon folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from medconv.data.case import Case, Dataset

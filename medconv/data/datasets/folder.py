@@ -1,7 +1,5 @@
 """`data=folder` and `data=image_mask`: images and labels by two glob patterns, or in two folders."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from glob import escape, glob

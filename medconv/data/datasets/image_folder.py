@@ -1,7 +1,5 @@
 """`data=imagefolder`: a folder per class, ROOT/CLASS/*.png, or ROOT/train/CLASS/*.png beside val and test."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

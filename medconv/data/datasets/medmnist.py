@@ -4,8 +4,6 @@ Source: Yang et al. 2023, doi:10.1038/s41597-022-01721-8; keys `train_images`, `
 test.
 """
 
-from __future__ import annotations
-
 import csv as tables
 import os
 import shutil

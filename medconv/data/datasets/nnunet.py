@@ -1,7 +1,5 @@
 """`data=nnunet`: nnU-Net v2 raw folders."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

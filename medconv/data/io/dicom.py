@@ -4,8 +4,6 @@ Slices are sorted by their position along the normal of the slice plane, and the
 positions; file names, instance numbers and SliceThickness are unreliable.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress

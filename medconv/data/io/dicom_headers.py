@@ -4,8 +4,6 @@ A classic file has one frame; an enhanced file has many, each with the elements 
 become a `Frame`. `dicom` combines frames into volumes.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import suppress

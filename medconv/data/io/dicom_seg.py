@@ -1,7 +1,5 @@
 """Label maps as DICOM SEG, by highdicom: a segment per class, on the slices of the source series."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A path is the folder of a series, or one file, which means its whole series in that folder.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections import defaultdict

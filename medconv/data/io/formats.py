@@ -1,7 +1,5 @@
 """The table of volume formats by suffix. A file in this folder that calls `register` adds one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Results are NIfTI on the grid of the source image, or PNG for pictures; `dicom_seg` writes DICOM SEG.
 """
 
-from __future__ import annotations
-
 import pkgutil
 import zlib
 from collections import Counter

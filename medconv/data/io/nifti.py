@@ -1,7 +1,5 @@
 """NIfTI (one file or a pair) and MGH, by nibabel: headers, voxels and clear errors."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """NRRD files (3D Slicer), by pynrrd: voxels and affine. Files without patient coordinates are refused."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A picture is an image of one slice with 1 mm pixels; its position is unknown. Th
 right, the second from bottom to top, like an axial slice with right to the right and anterior up.
 """
 
-from __future__ import annotations
-
 import struct
 import warnings
 import zlib

@@ -3,8 +3,6 @@
 As with patches, every training sample is a pure function of (seed, sample number).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Every training sample is a pure function of (seed, sample number): case, positio
 numbers continue over epochs, so workers, ranks and restarts do not change sample n.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

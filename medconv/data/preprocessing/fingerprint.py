@@ -1,7 +1,5 @@
 """Check every file of a dataset, report all errors at once, and measure its fingerprint in the same pass."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b

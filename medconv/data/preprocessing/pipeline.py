@@ -3,8 +3,6 @@
 Several processes may call this at once (ranks, nodes on a shared filesystem): one works, the others wait.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -3,8 +3,6 @@
 Preparation, validation and prediction all use these functions, so they cannot differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

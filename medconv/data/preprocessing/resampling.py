@@ -5,8 +5,6 @@ Three matrix products equal `scipy.ndimage.zoom` up to float32 rounding, in a te
 keeps its length costs nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod

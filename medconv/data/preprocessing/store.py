@@ -3,8 +3,6 @@
 Reading a patch touches only the pages of that patch; all workers and ranks of a node share the page cache.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import shutil

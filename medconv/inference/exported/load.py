@@ -4,8 +4,6 @@ The other formats of `export` are not read: TorchScript and torch.export files a
 no safe way to load them.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import warnings

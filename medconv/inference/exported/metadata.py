@@ -2,8 +2,6 @@
 SHA-256 of the model that they describe.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

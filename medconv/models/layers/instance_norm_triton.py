@@ -8,8 +8,6 @@ partial result, then the partial results are merged.
 # Triton reads the annotations of kernels. mypy cannot.
 # mypy: allow-untyped-defs
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -5,8 +5,6 @@ ranks read it, and so do later runs on the same hardware with the same network, 
 run keeps the values in its `config.yaml`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

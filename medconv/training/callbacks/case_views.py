@@ -1,7 +1,5 @@
 """What TensorBoard shows of cases: label maps as overlays; whole images by plots, scores and worst cases."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reactions to validations without progress: the run stops early, or its learning rate is lowered."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Validates after the last step of a run, so that its weights are scored and saved."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer

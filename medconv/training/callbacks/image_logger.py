@@ -1,7 +1,5 @@
 """TensorBoard images: training samples, and validation cases with reference and prediction."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Finds where a step became non-finite: runs its batch again with hooks on every layer, and saves both."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

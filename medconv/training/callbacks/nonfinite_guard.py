@@ -7,8 +7,6 @@ ranks decide alike without communication. Only then is the batch run again, with
 shows the layers up to the first non-finite tensor, the saved file holds all of them.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Progress of a training: a bar in a terminal, lines in a log."""
 
-from __future__ import annotations
-
 import logging
 import math
 import time

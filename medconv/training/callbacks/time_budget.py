@@ -1,7 +1,5 @@
 """`trainer.max_time`: ends training on time and fits the learning rate schedule to it."""
 
-from __future__ import annotations
-
 import logging
 import math
 import statistics

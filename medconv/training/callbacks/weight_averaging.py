@@ -1,7 +1,5 @@
 """Weight averaging: the mean of the weights over a training is validated, saved and used."""
 
-from __future__ import annotations
-
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging

@@ -1,7 +1,5 @@
 """Checks before resuming: a checkpoint must fit this run's task, network and optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any

@@ -3,8 +3,6 @@
 So each step is logged once: what a killed process logged after its last checkpoint is logged again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

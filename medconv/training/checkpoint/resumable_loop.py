@@ -5,8 +5,6 @@ The position of a run is one number: its global batches so far. It determines th
 checkpoint needs no random state, and a resumed run computes exactly what an uninterrupted one computes.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Writes checkpoints, `last.ckpt`, `previous.ckpt` and `best.ckpt`, atomically and in the background."""
 
-from __future__ import annotations
-
 import copy
 import math
 import os

@@ -1,7 +1,5 @@
 """Lightning's cluster environment for jobs that Slurm starts."""
 
-from __future__ import annotations
-
 import os
 
 from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment

@@ -1,7 +1,5 @@
 """Checks that all ranks resume at the same step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning import Callback, LightningModule, Trainer

@@ -1,7 +1,5 @@
 """Training on several devices: DDP without needless traffic, FSDP2, and what the ranks agree on."""
 
-from __future__ import annotations
-
 import logging
 from inspect import signature
 from typing import Any

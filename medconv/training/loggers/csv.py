@@ -1,7 +1,5 @@
 """`metrics.csv`: every logged value of a run, one row per step."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

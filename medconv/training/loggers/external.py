@@ -3,8 +3,6 @@
 Each start of a run is a separate run there, named after its folder. Images go to TensorBoard only.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from importlib import import_module

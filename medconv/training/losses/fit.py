@@ -1,7 +1,5 @@
 """Adapts any loss to the run's targets, and checks that it fits them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Losses for image-level targets: outputs and targets both have the shape (batch, outputs)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

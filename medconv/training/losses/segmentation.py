@@ -1,7 +1,5 @@
 """Segmentation losses for logits (batch, outputs, *spatial). MONAI's losses can be used in their place."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

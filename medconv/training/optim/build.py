@@ -1,7 +1,5 @@
 """The configured optimizer, fused where possible."""
 
-from __future__ import annotations
-
 from functools import partial
 from inspect import signature
 from typing import Any

@@ -4,8 +4,6 @@ lr = base lr * warm-up * shape(progress). Steps are optimizer steps. Milestones 
 its end may be a time.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence

@@ -39,16 +39,16 @@ def run(arguments: Sequence[str]) -> int:
         print(_help())
         return DONE
     if arguments[0] in COMPLETION:
-        return _module("completion").main(arguments)
+        return int(_module("completion").main(arguments))
     if arguments[0] not in COMMANDS:
         near = difflib.get_close_matches(arguments[0], COMMANDS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
         raise ValueError(f"there is no command {arguments[0]}; {hint}")
     module = _module(arguments[0].replace("-", "_"))
     if arguments[0] not in _WORK:
-        return module.main(arguments[1:])
+        return int(module.main(arguments[1:]))
     options = module.parser().parse_args(arguments[1:])
-    return importlib.import_module(_WORK[arguments[0]]).run_command(options)
+    return int(importlib.import_module(_WORK[arguments[0]]).run_command(options))
 
 
 def _module(name: str) -> ModuleType:

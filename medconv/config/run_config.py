@@ -6,7 +6,7 @@ from functools import cache
 from inspect import signature
 from typing import Any, get_args
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf
 
 from medconv.config.instantiate import check_importable, check_no_interpolation, iter_targets
 from medconv.config.schema import DataConfig, Derived, Node, RunConfig, TrainerConfig
@@ -109,9 +109,9 @@ def _typed(values: Any) -> Any:
 
 def _unlocked(config: RunConfig) -> DictConfig:
     """The config as a schema that can be filled in, which OmegaConf denies frozen classes."""
-    schema = OmegaConf.structured(config)
+    schema: DictConfig = OmegaConf.structured(config)
     for entry in fields(config):
-        if OmegaConf.is_config(node := schema._get_node(entry.name)):
+        if isinstance(node := schema._get_node(entry.name), Container):
             OmegaConf.set_readonly(node, False)
     return schema
 

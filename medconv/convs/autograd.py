@@ -35,7 +35,7 @@ class Convolution(torch.autograd.Function):
         ctx.bias_size = None if bias is None else [bias.shape[0]]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         return (*gradients(ctx, grad), None, None, None, None)
 
 
@@ -44,9 +44,10 @@ def gradients(ctx: Any, grad: Tensor) -> Gradients:
     x, weight = ctx.saved_tensors
     stride, padding, dilation, groups = ctx.geometry
     needed = [*ctx.needs_input_grad[:2], ctx.needs_input_grad[2] and ctx.bias_size is not None]
-    return torch.ops.aten.convolution_backward(
+    results: Gradients = torch.ops.aten.convolution_backward(
         grad, x, weight, ctx.bias_size, stride, padding, dilation, False, [0] * len(stride), groups, needed
     )
+    return results
 
 
 def convolution(
@@ -74,7 +75,8 @@ def convolution(
     if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    return function.apply(x, weight, bias, *geometry, groups)
+    output: Tensor = function.apply(x, weight, bias, *geometry, groups)
+    return output
 
 
 def _per_axis(name: str, value: int | Sequence[int], axes: int) -> list[int]:

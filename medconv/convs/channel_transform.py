@@ -55,11 +55,13 @@ class TransformPrior(WeightPrior):
 
     def nearest(self, taps: Tensor) -> Tensor:
         dense = taps.reshape(self.groups, -1, taps.shape[2])
-        return (torch.linalg.pinv(self._blocks.double()) @ dense).reshape(-1, taps.shape[2])
+        inverse: Tensor = torch.linalg.pinv(self._blocks.double())
+        return (inverse @ dense).reshape(-1, taps.shape[2])
 
     def dense_bank(self) -> Tensor:
         """As the weight of a grouped convolution: (out, width, *kernel_size), in the layer's layout."""
-        return self.bank.unflatten(2, self.kernel_size).contiguous(memory_format=self.memory_format)
+        bank: Tensor = self.bank.unflatten(2, self.kernel_size)
+        return bank.contiguous(memory_format=self.memory_format)
 
 
 class TwoLaunches(nn.Module):
@@ -75,7 +77,8 @@ class TwoLaunches(nn.Module):
         only_ours = len(layer.parametrizations.weight) == 1  # the user may add others after ours
         if only_ours and prefers_two_launches(layer, prior, input):
             return _two_launches(layer, prior, input)
-        return super().forward(input)
+        output: Tensor = super().forward(input)
+        return output
 
 
 def prefers_two_launches(conv: Conv, prior: TransformPrior, x: Tensor) -> bool:

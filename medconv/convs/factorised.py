@@ -51,7 +51,8 @@ def bottleneck(
         _assign(parts, 0, down.t()[..., None])
         _assign(parts, 1, core)
         _assign(parts, 2, up[..., None])
-    return _finish(parts, conv, dense, init_from_weights)
+    _finish(parts, conv, dense, init_from_weights)
+    return parts
 
 
 def separable(conv: Conv, *, depth_multiplier: int = 1, init_from_weights: bool = False) -> nn.Module:
@@ -79,7 +80,8 @@ def separable(conv: Conv, *, depth_multiplier: int = 1, init_from_weights: bool 
         _assign(parts, 0, _padded(v[:, :rank], depth_multiplier).reshape(wide, 1, -1))
         points = _padded((u * s[:, None]).transpose(1, 2)[:, :rank], depth_multiplier).reshape(wide, -1)
         _assign(parts, 1, points.t()[..., None])
-    return _finish(parts, conv, dense, init_from_weights)
+    _finish(parts, conv, dense, init_from_weights)
+    return parts
 
 
 class SqueezeExcitation(Foldable):
@@ -175,18 +177,17 @@ def _assign(parts: Any, index: int, weight: Tensor) -> None:
 
 
 @torch.no_grad()
-def _finish(parts: Any, conv: Conv, dense: Tensor, init_from_weights: bool) -> nn.Module:
+def _finish(parts: Any, conv: Conv, dense: Tensor, init_from_weights: bool) -> None:
     """Note the error of a projected weight, or draw new ones whose product has the old weight's variance."""
     parts.requires_grad_(conv.weight.requires_grad)
     if init_from_weights:
         note_error(parts, product_weight(parts), dense)
-        return parts
+        return
     for part in parts:
         part.weight.normal_(std=prod(part.weight.shape[1:]) ** -0.5)
     if rms(dense) == 0:  # zero at the start: only the last step, or none would ever get a gradient
         parts[-1].weight.zero_()
-        return parts
+        return
     gain = (rms(dense) / rms(product_weight(parts))) ** (1 / len(parts))
     for part in parts:
         part.weight.mul_(gain)
-    return parts

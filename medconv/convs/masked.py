@@ -82,7 +82,8 @@ def masked(
     elif first is not None:
         with torch.no_grad():
             conv.get_parameter("parametrizations.weight.original").copy_(first)
-    return conv
+    layer: nn.Module = conv
+    return layer
 
 
 def cross(kernel_size: Sequence[int]) -> Tensor:

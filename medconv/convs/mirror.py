@@ -52,7 +52,7 @@ class MirrorPrior(WeightPrior):
 
     def taps(self, original: Tensor) -> Tensor:
         dims, steps = len(self.kernel_size), len(self.axes)
-        kernel = original.unflatten(1, self.kernel_size)
+        kernel: Tensor = original.unflatten(1, self.kernel_size)
         if self.rows and self.columns:
             kernel = kernel.unflatten(-1, (-1, *[2] * steps))
         for step, axis in enumerate(self.axes):
@@ -73,7 +73,7 @@ class MirrorPrior(WeightPrior):
     def nearest(self, taps: Tensor) -> Tensor:
         """The mean over the group, after each copy is flipped back to match the first."""
         steps = len(self.axes)
-        kernel = taps.unflatten(1, self.kernel_size)
+        kernel: Tensor = taps.unflatten(1, self.kernel_size)
         if self.columns:
             kernel = kernel.unflatten(-1, (-1, *[2] * steps))
         if self.rows:
@@ -103,7 +103,8 @@ class Repeat(Prior):
         return original.repeat_interleave(self.copies)
 
     def right_inverse(self, value: Tensor) -> Tensor:
-        return value.detach().unflatten(0, (-1, self.copies)).mean(1)
+        value = value.detach().unflatten(0, (-1, self.copies))
+        return value.mean(1)
 
 
 class MirrorBatchNorm(Foldable):
@@ -123,7 +124,8 @@ class MirrorBatchNorm(Foldable):
             layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
         # copies side by side along the first spatial axis
         y = self.norm(x.unflatten(1, (-1, self.copies)).flatten(2, 3))
-        return y.unflatten(2, (self.copies, -1)).flatten(1, 2).contiguous(memory_format=layout)
+        x = y.unflatten(2, (self.copies, -1)).flatten(1, 2)
+        return x.contiguous(memory_format=layout)
 
     def folded(self) -> nn.Module:
         """A plain batch norm over all channels."""
@@ -233,7 +235,7 @@ def _convert_conv(layer: Any, into: bool, out: bool, how: Mirror) -> None:
 def _resized(norm: _BatchNorm, channels: int, change: Callable[[Tensor], Tensor]) -> _BatchNorm:
     """A plain batch norm like this one with more or fewer channels. Args: change: of each vector in it."""
     cls = next(c for c in type(norm).__mro__ if c.__module__ == "torch.nn.modules.batchnorm")
-    new = cls(channels, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    new: _BatchNorm = cls(channels, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     state = {key: change(value) if value.ndim else value for key, value in norm.state_dict().items()}
     if state:
         new.to(next(iter(state.values())))

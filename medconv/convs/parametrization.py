@@ -59,7 +59,7 @@ class WeightPrior(Prior):
         """
         with torch.autocast(original.device.type, enabled=False):
             taps = self.taps(original.to(torch.promote_types(original.dtype, torch.float32)))
-            weight = taps.unflatten(1, self.kernel_size).movedim(-1, 1).to(original.dtype)
+            weight: Tensor = taps.unflatten(1, self.kernel_size).movedim(-1, 1).to(original.dtype)
         return weight.contiguous(memory_format=self.memory_format)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Foldable(nn.Module):
 
 
 def install(
-    layer: Any, prior: nn.Module, init_from_weights: bool, mixin: type[nn.Module] | None = None
+    layer: Conv, prior: nn.Module, init_from_weights: bool, mixin: type[nn.Module] | None = None
 ) -> nn.Module:
     """Put a prior on a layer's weight, in place.
 

@@ -101,7 +101,7 @@ def swap_convs(
 
 def fold_convs(network: nn.Module) -> nn.Module:
     """A copy of the network in plain torch modules: each weight-space prior is folded into an `nn.ConvNd`."""
-    folded: Any = deepcopy(network)
+    folded = deepcopy(network)
     if isinstance(folded, Foldable):
         return folded.folded()
     layers: list[tuple[str, Any]] = list(folded.named_modules())

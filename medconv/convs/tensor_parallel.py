@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -90,7 +90,7 @@ def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
     kinds = [[grad for grad in grads if isinstance(grad, DTensor) == sharded] for sharded in (True, False)]
     norms: list[Any] = [nn.utils.get_total_norm(kind) for kind in kinds if kind]
     norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    total = torch.linalg.vector_norm(torch.stack(norms))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     for grad in grads:
         own = grad.to_local() if isinstance(grad, DTensor) else grad
         own.mul_((max_norm / (total + 1e-6)).clamp(max=1.0))
@@ -100,6 +100,8 @@ def clip_grad_norm(network: nn.Module, max_norm: float) -> Tensor:
 class _Exchange(torch.autograd.Function):
     """A function between processes, with another one for the gradient."""
 
+    apply: ClassVar[Callable[..., Tensor]]
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: _TensorFunction, gradient: _TensorFunction) -> Tensor:
         ctx.gradient = gradient
@@ -107,7 +109,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # an exchange has no second derivative
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return ctx.gradient(grad), None, None
 
 
@@ -256,8 +258,9 @@ def _sum(x: Tensor, mesh: DeviceMesh) -> Tensor:
 def _gather(x: Tensor, channels: int, mesh: DeviceMesh) -> Tensor:
     """Collectives need equal sizes, so the last share is padded with zeros, which are removed afterwards."""
     most = -(-channels // mesh.size())
-    full = x.new_zeros((x.shape[0], most, *x.shape[2:]))
+    full: Tensor = x.new_zeros((x.shape[0], most, *x.shape[2:]))
     full[:, : x.shape[1]] = x
     parts = full.new_empty((mesh.size() * len(x), *full.shape[1:]))
     distributed.all_gather_into_tensor(parts, full, group=mesh.get_group())
-    return parts.unflatten(0, (mesh.size(), len(x))).transpose(0, 1).flatten(1, 2)[:, :channels]
+    full = parts.unflatten(0, (mesh.size(), len(x))).transpose(0, 1).flatten(1, 2)
+    return full[:, :channels]

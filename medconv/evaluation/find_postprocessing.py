@@ -227,4 +227,5 @@ def _write(path: Path, decision: Decision, targets: SegmentationTargets, crossva
 
 
 def _bar(cases: Sequence[str], what: str) -> Iterable[str]:
-    return tqdm(cases, desc=what, unit="case", leave=False, disable=None)
+    bar: Iterable[str] = tqdm(cases, desc=what, unit="case", leave=False, disable=None)
+    return bar

@@ -46,7 +46,8 @@ def read_written(path: Path, format: str) -> nn.Module:
         return read_onnx(path, "cpu")
     with quiet(), path.open("rb") as file:
         if format == "torchscript":
-            return torch.jit.load(file).eval()
+            network: nn.Module = torch.jit.load(file)
+            return network.eval()
         return torch.export.load(file).module(check_guards=False)
 
 

@@ -81,4 +81,5 @@ def _layer(network: nn.Module, image: Tensor) -> str:
 def _scaled(maps: np.ndarray) -> np.ndarray:
     maps = np.nan_to_num(maps, nan=0.0, posinf=0.0)
     highest = maps.reshape(len(maps), -1).max(1).reshape(-1, *(1,) * (maps.ndim - 1))
-    return np.divide(maps, highest, out=np.zeros_like(maps), where=highest > 0)
+    scaled: np.ndarray = np.divide(maps, highest, out=np.zeros_like(maps), where=highest > 0)
+    return scaled

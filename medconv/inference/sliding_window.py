@@ -83,4 +83,5 @@ class SlidingWindow:
             if left_right is not None and 2 + left_right in dims:
                 logits = swapped(logits, self.flip_label_pairs)
             total = total + logits
-        return total / 2 ** len(self.mirror_axes)
+        mean: Tensor = total / 2 ** len(self.mirror_axes)
+        return mean

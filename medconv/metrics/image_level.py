@@ -251,19 +251,23 @@ def _auc(scores: np.ndarray, positive: np.ndarray, counts: np.ndarray) -> np.nda
 def _calibration(probabilities: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Mean over cases of |mean probability - share of correct predictions| of their bin."""
     member = _membership(probabilities)
-    return np.abs(counts @ (member * (right - probabilities)[:, None])).sum(1) / counts.sum(1)
+    errors: np.ndarray = np.abs(counts @ (member * (right - probabilities)[:, None])).sum(1) / counts.sum(1)
+    return errors
 
 
 def _membership(probabilities: np.ndarray) -> np.ndarray:
     """(cases,) -> (cases, 15), one-hot over bins of equal width; the last includes its upper edge."""
     index = np.searchsorted(np.linspace(0, 1, BINS + 1), probabilities, side="right") - 1
-    return (index.clip(0, BINS - 1)[:, None] == np.arange(BINS)).astype(float)
+    member: np.ndarray = index.clip(0, BINS - 1)[:, None] == np.arange(BINS)
+    return member.astype(float)
 
 
 def _ratio(part: np.ndarray | float, whole: np.ndarray | float) -> np.ndarray:
     """part / whole; NaN if the whole is 0."""
     part, whole = np.atleast_1d(part).astype(float), np.atleast_1d(whole).astype(float)
-    return np.divide(part, whole, out=np.full(np.broadcast(part, whole).shape, np.nan), where=whole != 0)
+    ratio: np.ndarray = np.full(np.broadcast(part, whole).shape, np.nan)
+    np.divide(part, whole, out=ratio, where=whole != 0)
+    return ratio
 
 
 def _mean(values: np.ndarray) -> np.ndarray:

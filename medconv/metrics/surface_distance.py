@@ -83,7 +83,8 @@ def _boundary(mask: np.ndarray) -> np.ndarray:
     shifted, inner = sliding_window_view(np.pad(mask, 1), mask.shape), mask.copy()
     for shift in np.argwhere(generate_binary_structure(mask.ndim, 1)):
         inner &= shifted[tuple(shift)]
-    return mask & ~inner
+    boundary: np.ndarray = mask & ~inner
+    return boundary
 
 
 def _codes(mask: np.ndarray, weights: np.ndarray) -> np.ndarray:

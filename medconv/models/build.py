@@ -32,7 +32,7 @@ def build_network(
             projects them, else afterwards.
     Raises: ConfigError: wrong arguments, or a network that cannot take the patch or returns another shape.
     """
-    network = build(model, "model")
+    network: nn.Module = build(model, "model")
     _probe(network, derived)
     settings = dict(conv)
     projects = bool(settings.get("init_from_weights"))

@@ -53,4 +53,5 @@ class Supervised(nn.Module):
         self.network, self.supervision = network, supervision
 
     def forward(self, image: Tensor) -> list[Tensor]:
-        return self.supervision(self.network, image)
+        outputs: list[Tensor] = self.supervision(self.network, image)
+        return outputs

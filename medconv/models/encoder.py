@@ -65,7 +65,7 @@ class Stages(nn.Module):
         if len(size) != len(self.divisor) or any(s % d for s, d in zip(size, self.divisor, strict=True)):
             raise ValueError(f"the spatial size must be divisible by {self.divisor} axis by axis, got {size}")
         outputs = [self.encoder[0](x)]
-        for down, block in zip(self.down, self.encoder[1:], strict=True):  # type: ignore[arg-type]
+        for down, block in zip(self.down, self.encoder[1:], strict=True):
             outputs.append(block(down(outputs[-1])))
         return outputs
 
@@ -83,8 +83,8 @@ class Encoder(Stages):
         self.head = conv_nd(len(self.divisor))(self.channels[-1], out_channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled = self.features(x)[-1].mean(list(range(2, x.ndim)), keepdim=True)
-        return self.head(pooled).flatten(1)
+        x = self.head(self.features(x)[-1].mean(list(range(2, x.ndim)), keepdim=True))
+        return x.flatten(1)
 
 
 def initialise(layer: nn.Module) -> None:

@@ -56,7 +56,7 @@ class SEResNet(nets.SEResNet50):
                 self.layer0.pool = nn.Identity()
 
 
-def _restarted(conv: Any, stem: Mapping[str, Any]) -> nn.Module:
+def _restarted(conv: Any, stem: Mapping[str, Any]) -> Any:
     """The convolution with another kernel and stride; unchanged if they are equal already."""
     size, stride, dims = stem["kernel_size"], stem["stride"], len(conv.kernel_size)
     if conv.kernel_size == (size,) * dims and conv.stride == (stride,) * dims:

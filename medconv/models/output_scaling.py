@@ -27,7 +27,8 @@ class _InUnits(nn.Module):
     value_stds: Tensor
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return super().forward(*args, **kwargs).float() * self.value_stds + self.value_means
+        output: Tensor = super().forward(*args, **kwargs)
+        return output.float() * self.value_stds + self.value_means
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _blank, (type(self).__bases__[1],), self.__dict__

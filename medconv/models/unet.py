@@ -31,7 +31,7 @@ class UNet(Stages):
     def add_outputs(self, out_channels: int) -> None:
         up, pairs = conv_transpose_nd(len(self.divisor)), zip(self.channels, self.channels[1:], strict=False)
         self.up = nn.ModuleList(
-            up(coarse, fine, layer.kernel_size, stride=layer.stride)  # type: ignore[arg-type]
+            up(coarse, fine, layer.kernel_size, stride=layer.stride)
             for (fine, coarse), layer in zip(pairs, self.down, strict=True)
         )
         self.decoder = nn.ModuleList(self.block(2 * fine, i) for i, fine in enumerate(self.channels[:-1]))
@@ -40,7 +40,7 @@ class UNet(Stages):
     def forward(self, x: Tensor, stages: int = 0) -> Any:
         *skips, x = self.features(x)
         coarser = []
-        for up, block, skip in zip(reversed(self.up), reversed(self.decoder), reversed(skips), strict=True):  # type: ignore[call-overload]
+        for up, block, skip in zip(reversed(self.up), reversed(self.decoder), reversed(skips), strict=True):
             coarser.append(x)
             x = block(torch.cat([skip, up(x)], 1))
         logits = self.head(x)

@@ -9,6 +9,7 @@ Source: Chen et al. 2016, arXiv:1604.06174, who also drop results of cheap layer
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -111,7 +112,7 @@ class Note:
     Args: autocast: arguments of `torch.autocast`. storage: this reference keeps its address unique.
     """
 
-    function: Any
+    function: Callable[..., Tensor]
     inputs: Any
     autocast: dict[str, Any]
     storage: StorageWeakRef
@@ -200,4 +201,4 @@ def _unpack(saved: _Saved) -> Tensor:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

@@ -228,10 +228,10 @@ class _CudaClock:
         return event
 
     def passed(self, mark: torch.cuda.Event) -> bool:
-        return mark.query()
+        return bool(mark.query())
 
     def wait(self) -> None:
         torch.cuda.synchronize()
 
     def between(self, before: torch.cuda.Event, after: torch.cuda.Event) -> float:
-        return before.elapsed_time(after) / 1000
+        return float(before.elapsed_time(after)) / 1000

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -138,7 +138,7 @@ class ImageLevelTargets(Targets):
     def random_labels(self, batch: int, patch_size: Sequence[int]) -> Tensor:
         return torch.randint(2, (batch, self.num_values))
 
-    def compare(self, loss: Any, outputs: Tensor, encoded: Tensor) -> Tensor:
+    def compare(self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor) -> Tensor:
         return loss(outputs, encoded)
 
     def try_loss(self, loss: Any, spatial_dims: int) -> str | None:

@@ -84,7 +84,8 @@ class MulticlassTargets(ImageLevelTargets):
         return super().invalid_reason(values)
 
     def members(self, values: np.ndarray) -> np.ndarray:
-        return values.astype(int) == np.arange(len(self.names))
+        members: np.ndarray = values.astype(int) == np.arange(len(self.names))
+        return members
 
     def decode(self, logits: Tensor) -> Tensor:
         return torch.softmax(logits.float(), -1)
@@ -100,7 +101,8 @@ class MulticlassTargets(ImageLevelTargets):
 
     def errors(self, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
         """1 - probability of the true class."""
-        return 1 - outputs[self.members(truth)]
+        right: np.ndarray = outputs[self.members(truth)]
+        return 1 - right
 
     def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
         return {"cross_entropy": image_level.log_loss(outputs[self.members(truth)])}
@@ -132,7 +134,8 @@ class MulticlassTargets(ImageLevelTargets):
         return [self.names[int(outputs.argmax())]]
 
     def _predicted(self, outputs: np.ndarray) -> np.ndarray:
-        return outputs.argmax(1)[:, None] == np.arange(outputs.shape[1])
+        predicted: np.ndarray = outputs.argmax(1)[:, None] == np.arange(outputs.shape[1])
+        return predicted
 
 
 def _sort_key(label: str) -> tuple[float, str]:

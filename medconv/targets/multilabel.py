@@ -69,7 +69,8 @@ class MultilabelTargets(NumberTargets):
 
     def errors(self, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
         """The largest 1 - probability of the truth over labels."""
-        return np.abs(outputs - self.members(truth)).max(1)
+        errors: np.ndarray = np.abs(outputs - self.members(truth)).max(1)
+        return errors
 
     def cross_entropy(self, outputs: np.ndarray, truth: np.ndarray) -> dict[str, float | None]:
         present = self.members(truth)

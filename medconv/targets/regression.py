@@ -1,6 +1,6 @@
 """Regression targets: one or several numbers per image, in any unit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Self
@@ -64,7 +64,7 @@ class RegressionTargets(NumberTargets):
         means, stds = _on_device(self, label.device)
         return (label.float() - means) / stds
 
-    def compare(self, loss: Any, outputs: Tensor, encoded: Tensor) -> Tensor:
+    def compare(self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor) -> Tensor:
         return loss(self.encode(outputs), encoded)
 
     def _trial_outputs(self, noise: Tensor) -> Tensor:
@@ -82,7 +82,8 @@ class RegressionTargets(NumberTargets):
     def errors(self, outputs: np.ndarray, truth: np.ndarray) -> np.ndarray:
         """The mean absolute error in standard deviations: of the training cases, else of the truth."""
         spread = np.array(self.stds) if self.stds else truth.std(0)
-        return (np.abs(outputs - truth) / np.where(spread > 0, spread, 1)).mean(1)
+        errors: np.ndarray = (np.abs(outputs - truth) / np.where(spread > 0, spread, 1)).mean(1)
+        return errors
 
     def shown_output(self, outputs: np.ndarray) -> int:
         return 0

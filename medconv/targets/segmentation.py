@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, ClassVar, Self
@@ -125,7 +125,7 @@ class SegmentationTargets(Targets):
     def random_labels(self, batch: int, patch_size: Sequence[int]) -> Tensor:
         return torch.randint(self.num_values, (batch, 1, *patch_size))
 
-    def compare(self, loss: Any, outputs: Tensor, encoded: Tensor) -> Tensor:
+    def compare(self, loss: Callable[..., Tensor], outputs: Tensor, encoded: Tensor) -> Tensor:
         """A loss with an argument `labelled` gets the mask of labelled voxels; any other one only these
         voxels, in one row as a single sample. This is exact for losses that sum over a batch's voxels
         regardless of their positions, as `try_loss` checks. 0 if no voxel is labelled.

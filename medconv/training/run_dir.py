@@ -206,9 +206,10 @@ class RunDir:
         source = self.resume_from()
         if source is None:
             return None
-        if self.resume == "auto":
-            return self._config()["derived"].get("memory_gb")
-        return checkpoint_io.read(source)["medconv"]["config"]["derived"].get("memory_gb")
+        auto = self.resume == "auto"
+        config = self._config() if auto else checkpoint_io.read(source)["medconv"]["config"]
+        planned: float | None = config["derived"].get("memory_gb")
+        return planned
 
     def summary(self) -> dict[str, Any]:
         """Content of `summary.json`; empty if it does not exist. Raises: ValueError: damaged, or not ours."""

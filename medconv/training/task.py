@@ -81,10 +81,11 @@ class Task(LightningModule):
         if self.mixup is not None:
             image, label = self.mixup(image, label, batch["sample"])
         if self.supervision is None:
-            return self.loss(self(image), label)
-        return self.loss(
-            self.supervision(self.network, image.contiguous(memory_format=self.memory_format)), label
-        )
+            outputs = self(image)
+        else:
+            outputs = self.supervision(self.network, image.contiguous(memory_format=self.memory_format))
+        loss: Tensor = self.loss(outputs, label)
+        return loss
 
     def on_validation_epoch_start(self) -> None:
         self.rows, self.case_losses = {}, {}

@@ -17,7 +17,7 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises: ValueError: it is missing, damaged, holds objects, or is not medconv's.
     """
-    content = unpickled(path)
+    content: dict[str, Any] = unpickled(path)
     if not is_ours(content):
         raise ValueError(
             f"{path}: not a medconv checkpoint, the keys `medconv` and `state_dict` are not in it"

@@ -98,7 +98,8 @@ def _painted(grey: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 
 def _warmed(bare: np.ndarray, share: np.ndarray) -> np.ndarray:
-    return bare * (1 - 0.6 * share) + 0.6 * share * ((1 - share) * _RGB[5] + share * _RGB[3])
+    warm: np.ndarray = bare * (1 - 0.6 * share) + 0.6 * share * ((1 - share) * _RGB[5] + share * _RGB[3])
+    return warm
 
 
 def _row(panels: Sequence[np.ndarray], axis: int | None, spacing_mm: Sequence[float]) -> np.ndarray:

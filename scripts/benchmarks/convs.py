@@ -306,7 +306,7 @@ def _layers(dims: int, channels: int, options: argparse.Namespace) -> dict[str, 
     if dims == 3:
         layers |= {"acs": acs(conv()), "acs, three convolutions": ThreePlanes(conv())}
     for layer in layers.values():
-        layer.to(options.device, memory_format=_layout(dims))  # type: ignore[call-overload]
+        layer.to(options.device, memory_format=_layout(dims))
     return layers
 
 

@@ -225,4 +225,4 @@ def _write_zarr(packed: bool, path: Path, array: np.ndarray) -> None:
 def _read_zarr(path: Path, start: Sequence[int], size: Sequence[int]) -> np.ndarray:
     import zarr
 
-    return np.asarray(box_of(zarr.open_array(str(path), mode="r"), start, size), np.float32)  # type: ignore[arg-type]
+    return np.asarray(box_of(zarr.open_array(str(path), mode="r"), start, size), np.float32)

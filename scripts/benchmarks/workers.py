@@ -112,7 +112,7 @@ def measured(loader: Any, batches: int, settle_seconds: float = 1.0) -> list[dic
     return memories
 
 
-class Nothing(Dataset):
+class Nothing(Dataset[Any]):
     """A dataset that reads nothing: the cost of the worker itself."""
 
     def __len__(self) -> int:
@@ -177,7 +177,7 @@ def _augment(options: argparse.Namespace) -> Callable[[Batch], Batch]:
     )
     assert isinstance(node, dict)
     arguments = {"seed": 0, "spacing_mm": [1.0] * 3, "patch_size": options.patch}
-    return config.build({str(k): v for k, v in node.items()}, "augmentation", **arguments)  # type: ignore[no-any-return]
+    return config.build({str(k): v for k, v in node.items()}, "augmentation", **arguments)
 
 
 def _only(items: list[Any]) -> Any:

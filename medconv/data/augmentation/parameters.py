@@ -176,7 +176,8 @@ class ParameterSampler:
             return self._no_control
         rng, axes = generator(self.seed, RandomStream.ELASTIC, number), len(self.spacing_mm)
         size = self.elastic_mm * rng.random() * self.thin / np.array(self.spacing_mm)
-        return rng.uniform(-1, 1, self._no_control.shape) * size.reshape(-1, *(1,) * axes)
+        control: np.ndarray = rng.uniform(-1, 1, self._no_control.shape) * size.reshape(-1, *(1,) * axes)
+        return control
 
     def _draw_values(self, draw: Callable[[], float]) -> tuple[Any, ...]:
         """`Parameters` from `blur` to `gamma`, of one channel."""

@@ -115,7 +115,7 @@ class SampleTransforms(Compose):
                 f"augmentation: the transforms return {key} of shape {shape}, expected {expected}: channels, "
                 "then data.patch_size"
             )
-        typed = tensor.to(before.dtype)
+        typed: Tensor = tensor.to(before.dtype)
         changed = typed.to(tensor.dtype) != tensor
         if key == "label" and changed.any():
             raise ValueError(

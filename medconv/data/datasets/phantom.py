@@ -182,7 +182,8 @@ class _Ellipsoid:
     def radius(self, points_mm: Array) -> Array:
         """Distance from the centre in semi-axes, (*grid): 1 on the surface."""
         offset = np.moveaxis(points_mm, 0, -1) - self.centre_mm
-        return np.linalg.norm(offset @ self.rotation.T / self.semi_axes_mm, axis=-1)
+        distance: Array = np.linalg.norm(offset @ self.rotation.T / self.semi_axes_mm, axis=-1)
+        return distance
 
     def point_mm(self, unit: Array) -> Array:
         """The point in mm at `unit`, (spatial_dims,), in the ellipsoid's axes: the surface has norm 1."""
@@ -209,7 +210,8 @@ def _draw_waves(rng: np.random.Generator, points_mm: Array, count: int = 4) -> A
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     phases = np.tensordot(directions * (2 * np.pi / rng.uniform(60, 150, (count, 1))), points_mm, axes=1)
     shifts = rng.uniform(0, 2 * np.pi, count).reshape(-1, *[1] * len(points_mm))
-    return np.cos(phases + shifts).mean(axis=0)
+    waves: Array = np.cos(phases + shifts).mean(axis=0)
+    return waves
 
 
 def _draw_ellipsoid(rng: np.random.Generator, tissue: int, spatial_dims: int) -> _Ellipsoid:
@@ -235,7 +237,7 @@ def _draw_vessel(rng: np.random.Generator, points_mm: Array) -> NDArray[np.bool_
         curve_mm[:, axis] = middle_mm + tilt_mm * along + bend_mm * wave
     radius_mm = rng.uniform(*_VESSEL_RADIUS_MM)
     flat = points_mm.reshape(spatial_dims, -1).T
-    distance_mm, _ = cKDTree(curve_mm).query(flat, distance_upper_bound=radius_mm)
+    distance_mm: Array = cKDTree(curve_mm).query(flat, distance_upper_bound=radius_mm)[0]
     return (distance_mm < radius_mm).reshape(points_mm.shape[1:])
 
 
@@ -244,7 +246,8 @@ def _draw_lesion(rng: np.random.Generator, points_mm: Array, organ: _Ellipsoid) 
     unit = rng.uniform(-0.3, 0.3, len(points_mm))
     unit[0] = rng.uniform(0.1, 0.4)
     offset = np.moveaxis(points_mm, 0, -1) - organ.point_mm(unit)
-    return np.linalg.norm(offset, axis=-1) < rng.uniform(*_LESION_RADIUS_MM)
+    distance_mm: Array = np.linalg.norm(offset, axis=-1)
+    return distance_mm < rng.uniform(*_LESION_RADIUS_MM)
 
 
 def _draw_image(rng: np.random.Generator, tissue: NDArray[np.uint8], points_mm: Array) -> NDArray[np.generic]:
@@ -255,7 +258,7 @@ def _draw_image(rng: np.random.Generator, tissue: NDArray[np.uint8], points_mm: 
     clean = clean * (1 + _BIAS * bias / np.abs(bias).max())
     real, imaginary = rng.normal(0, _NOISE, (2, *tissue.shape))
     scale = _SCALE_MAX * _SCALE_RANGE ** -rng.random()
-    image = scale * np.hypot(clean + real, imaginary)
+    image: Array = scale * np.hypot(clean + real, imaginary)
     if scale < _INT16_FROM_SCALE:
         return image.astype(np.float32)
     return np.clip(np.round(image), 0, np.iinfo(np.int16).max).astype(np.int16)

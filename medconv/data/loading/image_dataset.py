@@ -84,7 +84,7 @@ class ImageDataset(ImageCases):
         self._turns: dict[int, tuple[int, np.ndarray]] = {}
 
     def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
-        return self.transform({**self.item(self.place_of(index)), "sample": index})  # type: ignore[return-value]
+        return self.transform({**self.item(self.place_of(index)), "sample": index})  # type: ignore[no-any-return]
 
     def place_of(self, index: int) -> int:
         """Classes take turns, in a new random order each round; so do the cases of each class."""

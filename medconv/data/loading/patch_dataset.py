@@ -57,12 +57,12 @@ class PatchDataset(monai.data.Dataset):
         start = self._start(entry, generator(self.seed, RandomStream.PATCH_POSITION, index))
         box = self.box if self.read_size is None else self._with_slice_axis(self.read_size(index))
         start = tuple(s - (b - n) // 2 for s, b, n in zip(start, box, self.box, strict=True))
-        sample = {
+        sample: Sample = {
             "image": torch.from_numpy(self._without_slice_axis(crop(entry.image, start, box))),
             "label": torch.from_numpy(self._without_slice_axis(crop(entry.label[None], start, box))),
             "sample": index,
         }
-        return self.transform(sample)  # type: ignore[return-value]
+        return self.transform(sample)  # type: ignore[no-any-return]
 
     def case_of(self, index: int) -> str:
         """Cases come in a new random order each round."""

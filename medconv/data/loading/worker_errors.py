@@ -63,7 +63,7 @@ class WorkerError:
         return error
 
 
-class GuardedDataset(Dataset):
+class GuardedDataset(Dataset[Any]):
     """A dataset with items (index, item), or (index, WorkerError) if the item cannot be read.
 
     Args: dataset: has `describe(index)`, which returns the case and a description. workers: their number.

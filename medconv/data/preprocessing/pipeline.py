@@ -153,7 +153,8 @@ def _sources(dataset: Dataset) -> list[Any]:
         content.append([dataset.targets.plain(), [case.values for case in dataset.cases]])
     if any(case.split for case in dataset.cases):
         content.append([case.split for case in dataset.cases])
-    return json.loads(json.dumps([_VERSION, *content]))
+    sources: list[Any] = json.loads(json.dumps([_VERSION, *content]))
+    return sources
 
 
 def _signature(case: Case) -> list[list[Any]] | None:

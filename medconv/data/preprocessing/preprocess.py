@@ -178,7 +178,8 @@ def preprocess_label(
     shape = resampled_shape(cropped.shape[1:], spacing, config.target_mm(spacing))
     resampled = zoom_label(cropped[0], shape, num_classes)[None]
     dtype = np.uint8 if num_classes <= 256 else np.int16
-    return _drop_slice(resampled, config.image_dims)[0].astype(dtype)
+    label = _drop_slice(resampled, config.image_dims)[0]
+    return label.astype(dtype)
 
 
 def restore(
@@ -234,7 +235,8 @@ def _scaled(channel: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 def _normalise(channel: np.ndarray, index: int, config: PreprocessingConfig) -> np.ndarray:
     name = config.normalisation[index]
     if name == "zscore":
-        return (channel - channel.mean()) / max(float(channel.std()), 1e-8)
+        centred: np.ndarray = channel - channel.mean()
+        return centred / max(float(channel.std()), 1e-8)
     if name == "rescale":
         low, high = float(channel.min()), float(channel.max())
         return (channel - low) / max(high - low, 1e-8)

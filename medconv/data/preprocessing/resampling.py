@@ -80,7 +80,7 @@ def _matrix(n: int, new: int, order: int) -> np.ndarray | None:
     """The (new, n) float32 matrix of interpolation along one axis; None if nothing changes."""
     if n == new:
         return None
-    units = ndimage.zoom(np.eye(n), (new / n, 1), order=order, mode="nearest", grid_mode=True)
+    units: np.ndarray = ndimage.zoom(np.eye(n), (new / n, 1), order=order, mode="nearest", grid_mode=True)
     units[np.abs(units) < _NEGLIGIBLE] = 0
     units = units.astype(np.float32)
     units.flags.writeable = False

@@ -51,4 +51,5 @@ class ConvBlock(nn.Sequential):
 def _of_torch(name: str, spatial_dims: int) -> _Builder:
     if spatial_dims not in (2, 3):
         raise ValueError(f"spatial_dims must be 2 or 3, got {spatial_dims}")
-    return getattr(nn, f"{name}{spatial_dims}d")
+    builder: _Builder = getattr(nn, f"{name}{spatial_dims}d")
+    return builder

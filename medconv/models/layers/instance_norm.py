@@ -78,7 +78,8 @@ def triton_instance_norm(
     """
     if not torch.compiler.is_compiling() and has_torch_function((x,)):
         return handle_torch_function(triton_instance_norm, (x,), x, weight, bias, eps, negative_slope)
-    return _forward(x, weight, bias, eps, negative_slope)[0]
+    y: Tensor = _forward(x, weight, bias, eps, negative_slope)[0]
+    return y
 
 
 class _ChannelsLast(nn.Module):
@@ -90,7 +91,7 @@ class _ChannelsLast(nn.Module):
         layer: Any = self
         batched = input.ndim == layer._get_no_batch_dim() + 1 and input.shape[1] == layer.num_features
         if not batched or layer.track_running_stats:
-            return _activated(super().forward(input), self.negative_slope)  # type: ignore[misc]
+            return _activated(super().forward(input), self.negative_slope)
         return instance_norm(input, layer.weight, layer.bias, layer.eps, self.negative_slope)
 
     def extra_repr(self) -> str:
@@ -139,8 +140,8 @@ def _fuse(parent: nn.Sequential, places: Counter[int]) -> None:
         if not bare or type(after) not in (nn.LeakyReLU, nn.ReLU):
             continue
         if all(places[id(m)] == 1 and _is_untouched(m) and not _has_hooks(m) for m in (norm, after)):
-            norm.negative_slope = float(getattr(after, "negative_slope", 0.0))  # type: ignore[assignment, union-attr]
-            parent._modules[name] = nn.Identity().train(after.training)  # type: ignore[union-attr]
+            norm.negative_slope = float(getattr(after, "negative_slope", 0.0))  # type: ignore[assignment]
+            parent._modules[name] = nn.Identity().train(after.training)
 
 
 def _is_block(parent: nn.Sequential) -> bool:

@@ -86,7 +86,7 @@ def new_axis(shapes: Sequence[tuple[Shape, Shape]], slice_axis: Any = None) -> i
     def fits(axis: int) -> int:
         return sum(tuple(flat[2:]) == _without(solid, axis) for flat, solid in shapes)
 
-    first = [slice_axis] if slice_axis in (0, 1, 2) else []
+    first: list[int] = [slice_axis] if slice_axis in (0, 1, 2) else []
     return max([*first, 2, 1, 0], key=fits)
 
 
@@ -103,13 +103,13 @@ def inflate_2d(value: Tensor, layer: Any, how: str, axis: int) -> Tensor | None:
     Returns: None: the other axes differ.
     Source: Carreira & Zisserman 2017, arXiv:1705.07750; Yang et al. 2021, arXiv:1911.10477.
     """
-    size = tuple(layer.kernel_size)
+    size: tuple[int, ...] = tuple(layer.kernel_size)
     if tuple(value.shape[2:]) != _without((0, 0, *size), axis):
         return None
     if how == "acs" and isinstance(layer, nn.Conv3d) and len(set(size)) == 1 and size[0] % 2 == 1:
         return _planes(value, size[0])
     taps = size[axis]
-    taps_per_voxel = max(1.0, taps / layer.stride[axis]) if layer.transposed else taps
+    taps_per_voxel: float = max(1.0, taps / layer.stride[axis]) if layer.transposed else taps
     return value.unsqueeze(2 + axis).repeat_interleave(taps, 2 + axis) / taps_per_voxel
 
 
@@ -117,7 +117,8 @@ def _planes(value: Tensor, size: int) -> Tensor:
     """The kernel of `conv=acs`."""
     with torch.random.fork_rng([]):
         conv: Any = acs(nn.Conv3d(value.shape[1], len(value), size, bias=False), weight_2d=value.float())
-    return conv.weight.detach().to(value.dtype)
+    weight: Tensor = conv.weight
+    return weight.detach().to(value.dtype)
 
 
 def _without(shape: Shape, axis: int) -> tuple[int, ...]:

@@ -71,7 +71,7 @@ def _remembered(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        result = json.loads(path.read_text())
+        result: dict[str, Any] = json.loads(path.read_text())
         if set(OPEN) <= set(result["choice"]):
             return result
     except (ValueError, KeyError, TypeError):

@@ -233,7 +233,7 @@ def _failure(error: Exception) -> str:
 
 def _timed(trial: Trial) -> tuple[float, float]:
     """Seconds of a step, and its loss."""
-    synchronise = torch.cuda.synchronize if trial.image.is_cuda else (lambda: None)
+    synchronise: Callable[[], None] = torch.cuda.synchronize if trial.image.is_cuda else (lambda: None)
     synchronise()
     start = time.perf_counter()
     loss = trial.step()

@@ -71,7 +71,7 @@ class TimeBudget(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         seconds = self._clock() - self._validating
         if trainer.sanity_checking:
-            share = sum(trainer.num_sanity_val_batches) / max(1, sum(trainer.num_val_batches))  # type: ignore[arg-type]
+            share = sum(trainer.num_sanity_val_batches) / max(1, sum(trainer.num_val_batches))
             seconds = seconds / share if share else 0.0
         else:
             self._mark += seconds

@@ -213,7 +213,7 @@ class _Recording:
 
     def write(self, data: Any) -> int:
         try:
-            return self._file.write(data)
+            return int(self._file.write(data))
         except OSError as error:
             self._error = error
             raise

@@ -1,7 +1,8 @@
 """Segmentation losses for logits (batch, outputs, *spatial). MONAI's losses can be used in their place."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,12 +53,12 @@ class DiceCrossEntropy(nn.Module):
                 torch.where(labelled, values, 0) for values in (entropy, probability, mask)
             )
         both, sizes, voxels = self._counts(probability, mask, labelled, reference[:, :1].numel())
-        dice = ((2 * both + self.smooth) / (sizes + self.smooth)).mean()
+        dice: Tensor = ((2 * both + self.smooth) / (sizes + self.smooth)).mean()
         return self.ce_weight * entropy.sum() / voxels + self.dice_weight * (1 - dice)
 
     def _counts(
         self, probability: Tensor, mask: Tensor, labelled: Tensor | None, voxels: int
-    ) -> tuple[Tensor, Tensor, Any]:
+    ) -> tuple[Tensor, Tensor, Tensor | int]:
         """Summed over all ranks: intersection, and size of prediction plus size of reference. Third: labelled
         voxels per rank.
         """
@@ -77,6 +78,8 @@ class DiceCrossEntropy(nn.Module):
 
 class _SumOverRanks(torch.autograd.Function):
     """Sum of a tensor over all ranks; its gradient is the sum of the ranks' gradients."""
+
+    apply: ClassVar[Callable[..., Tensor]]
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor) -> Tensor:

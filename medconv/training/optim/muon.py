@@ -60,7 +60,7 @@ class Muon(Optimizer):
         super().__init__(divided, {**settings, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         with torch.enable_grad():
             loss = None if closure is None else closure()
         for group in self.param_groups:

@@ -61,7 +61,7 @@ class Plain(L.LightningModule):
         return None
 
 
-class Same(Dataset):
+class Same(Dataset[Any]):
     """The same batch in every step."""
 
     def __init__(self, batch: tuple[Tensor, Tensor]) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -160,13 +160,26 @@ def _crop_info(record: dict[str, Any]) -> CropInfo:
     return CropInfo(grid, tuple(values["shape"]), tuple((a, b) for a, b in values["box"]))
 
 
+class _ChecksumWriter:
+    """A file with the CRC-32 of what is written to it; numpy's own writing hides why a disk fails."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.crc = file, 0
+
+    def write(self, content: bytes) -> int:
+        self.crc = zlib.crc32(content, self.crc)
+        return self.file.write(content)
+
+
 def _save(path: Path, array: np.ndarray, durable: bool = True) -> dict[str, Any]:
     """Write an array. Returns: what the record stores about the file."""
     with replacing(path, durable) as partial:
-        np.save(partial, np.ascontiguousarray(array), allow_pickle=False)
-        stat, crc = partial.stat(), _checksum(partial)
+        with partial.open("wb") as file:
+            writer = _ChecksumWriter(file)
+            np.lib.format.write_array(writer, np.ascontiguousarray(array), allow_pickle=False)
+        stat = partial.stat()
     inside = {"shape": array.shape, "dtype": array.dtype.str, "offset": stat.st_size - array.nbytes}
-    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "crc32": crc, **inside}
+    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "crc32": writer.crc, **inside}
 
 
 def _mapped(path: Path, recorded: dict[str, Any]) -> np.ndarray:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,8 @@ def test_data_scripts_import_neither_medconv_nor_torch_and_say_what_to_install(
     subprocess.run(
         [sys.executable, "-c", code, *script, str(Path(script[0]).parent)], check=True, timeout=120
     )
+    if script is TORCHIO_DATA and find_spec("torchio"):
+        return  # nothing to install
     sizes = ["--raw", "r", "--scratch", str(tmp_path), "--patch", "8", "8", "8", "--spacing", "1", "1", "1"]
     with (
         pytest.raises(ValueError) as error,

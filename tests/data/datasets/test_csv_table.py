@@ -117,7 +117,7 @@ def test_regression_needs_numbers(tmp_path: Path) -> None:
         (
             GOOD,
             {"target_type": "class"},
-            r"data\.target_type must be one of multiclass, multilabel, regression, or null, got 'class'",
+            r"data\.target_type must be one of multiclass, multilabel, ordinal, regression, or null, got 'class'",
         ),
         (
             GOOD,

@@ -70,7 +70,7 @@ def _case(
     """A case for the template: its picture, and its highest outputs, or those farthest from the truth."""
     png, caption = _picture(image, saliency)
     case = {"name": row["case"], "error": row["error"], "png": png, "caption": caption, "truth": None}
-    if targets.exclusive:
+    if targets.num_values < len(targets.names):  # one class of several
         outputs = sorted(zip(targets.names, row["outputs"], strict=True), key=lambda item: -item[1])
         return case | {"truth": row["truth"][0], "outputs": outputs[:_SHOWN_OUTPUTS]}
     triples = sorted(zip(targets.names, row["truth"], row["outputs"], strict=True), key=lambda item: -item[2])

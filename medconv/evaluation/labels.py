@@ -99,11 +99,12 @@ def check_tolerances(by_class: Mapping[str | None, float], names: Sequence[str])
 
 def recorded_images(predictions: Path) -> dict[str, Path]:
     """Case to its (first) image, from the manifest beside the predictions, if that file still exists."""
+    manifest = predictions / MANIFEST
     try:
-        cases = common.read_json(predictions / MANIFEST)["cases"]
+        cases = common.read_json(manifest)["cases"] if manifest.stat().st_size <= _MAX_BYTES else {}
         images = {case: Path(entry["images"][0]) for case, entry in cases.items() if entry["images"]}
         return {case: path for case, path in images.items() if path.is_file()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}  # no manifest, or not one of ours; the report is made without images
 
 

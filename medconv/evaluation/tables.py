@@ -12,6 +12,7 @@ from medconv.data.datasets.common import ids_of, read_json
 from medconv.data.datasets.csv_table import SPLITS, read_rows
 from medconv.inference.manifest import MANIFEST
 from medconv.inference.output_table import CASE_COLUMNS, column_of
+from medconv.targets import Targets
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.multiclass import MulticlassTargets
 from medconv.targets.multilabel import MultilabelTargets
@@ -155,7 +156,12 @@ def _from_manifest(path: Path, names: tuple[str, ...]) -> ImageLevelTargets | No
     content = read_json(manifest)
     if not isinstance(content, dict) or "targets" not in content:
         return None
-    targets = ImageLevelTargets.from_plain(content["targets"])
+    try:
+        targets = Targets.from_plain(content["targets"])
+    except ValueError as error:
+        raise ValueError(f"{manifest}: {error}") from error
+    if not isinstance(targets, ImageLevelTargets):
+        return None  # of label maps beside the table
     if targets.names != names:
         raise ValueError(
             f"{path}: its columns are {some(names)}, but {manifest.name} beside it has {some(targets.names)}"

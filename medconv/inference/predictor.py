@@ -149,7 +149,7 @@ def _check_frame(path: Path, member: LoadedModel, prepared: Sequence[int], crop:
     padding around it.
     """
     preprocessing, spacing = member.preprocessing, crop.native_spacing_mm
-    if preprocessing.frame is None:
+    if member.targets.per_voxel:
         return
     if tuple(prepared) != member.window.patch_size:
         actual, expected = map(size_text, (prepared, member.window.patch_size))
@@ -157,7 +157,7 @@ def _check_frame(path: Path, member: LoadedModel, prepared: Sequence[int], crop:
         raise ValueError(f"{path}: {actual} voxels after preprocessing, {trained}")
     alike = all(low == mm == high for mm, (low, high) in zip(spacing, member.spacing_range_mm, strict=False))
     # With several spacings, images are resampled, and scans of one native size get several sizes.
-    if not member.rounding or not alike:
+    if not member.rounding or not alike or preprocessing.frame is None:
         return
     size = resampled_shape(crop.shape[:2], spacing[:2], preprocessing.spacing_mm)
     if rounded_up(size, member.rounding) != preprocessing.frame:

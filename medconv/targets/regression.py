@@ -1,5 +1,6 @@
 """Regression targets: one or several numbers per image, in any unit."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,8 +14,11 @@ from medconv.metrics import image_level, plots
 from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
 from medconv.models.output_scaling import in_units
+from medconv.targets.base import list_of
 from medconv.targets.monitor import MAE, MonitoredMetric
 from medconv.targets.numbers import NumberTargets
+
+_CONSTANT = 1e-12  # a spread below this share of the largest value is rounding error
 
 
 @dataclass(frozen=True)
@@ -39,20 +43,28 @@ class RegressionTargets(NumberTargets):
     @classmethod
     def from_fields(cls, content: Mapping[str, Any]) -> Self:
         targets = super().from_fields(content)
-        means, stds = (tuple(map(float, content.get(key) or ())) for key in ("means", "stds"))
-        if {len(means), len(stds)} > {0, len(targets.names)} or not all(std > 0 for std in stds):
+        means, stds = (list_of(content.get(key) or ()) for key in ("means", "stds"))
+        finite = all(type(value) in (int, float) and abs(value) < math.inf for value in (*means, *stds))
+        counts = {len(means), len(stds)}
+        if not finite or counts not in ({0}, {len(targets.names)}) or not all(std > 0 for std in stds):
             raise ValueError("regression targets need a mean and a positive std for each name")
-        return replace(targets, means=means, stds=stds)
+        return replace(targets, means=tuple(map(float, means)), stds=tuple(map(float, stds)))
 
     def plain(self) -> dict[str, Any]:
         return {**super().plain(), "means": list(self.means), "stds": list(self.stds)}
 
     def fitted(self, values: np.ndarray) -> Self:
-        stds = tuple(std or 1.0 for std in values.std(0).tolist())
-        return replace(self, means=tuple(values.mean(0).tolist()), stds=stds)
+        stds, largest = values.std(0), np.abs(values).max(0)
+        stds = np.where(stds > _CONSTANT * largest, stds, 1.0)
+        return replace(self, means=tuple(values.mean(0).tolist()), stds=tuple(stds.tolist()))
 
     def finish(self, network: nn.Module) -> nn.Module:
-        return in_units(network, self.means, self.stds)
+        return in_units(network, *self._scale)
+
+    @property
+    def _scale(self) -> tuple[Sequence[float], Sequence[float]]:
+        count = len(self.names)
+        return self.means or (0.0,) * count, self.stds or (1.0,) * count
 
     def members(self, values: np.ndarray) -> None:
         return None
@@ -101,6 +113,6 @@ class RegressionTargets(NumberTargets):
 @lru_cache(maxsize=16)
 def _on_device(targets: RegressionTargets, device: torch.device) -> tuple[Tensor, Tensor]:
     """Means and stds, so that no step copies them."""
-    means, stds = targets.means or (0.0,) * len(targets.names), targets.stds or (1.0,) * len(targets.names)
+    means, stds = targets._scale
     with torch.inference_mode(False):  # training uses them, too
         return torch.tensor(means, device=device), torch.tensor(stds, device=device)

@@ -152,11 +152,12 @@ def _first_weights(config: RunConfig, resolved: RunConfig, folder: RunDir) -> Ca
 
 def _with_loss(config: RunConfig, targets: Targets) -> RunConfig:
     """The config with the targets' default loss for `loss=auto`."""
-    if config.loss["_target_"] is not None:
+    if config.loss.get("_target_") is not None:
         return config
     path = configs.conf_dir() / "loss" / f"{targets.default_loss}.yaml"
     loss: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    return replace(config, loss=loss)
+    more = {key: value for key, value in config.loss.items() if key != "_target_"}
+    return replace(config, loss={**loss, **more})
 
 
 def with_launched_devices(config: RunConfig) -> RunConfig:

@@ -268,7 +268,9 @@ class RunDir:
 
     def _check_same(self, earlier: Node, now: Node) -> None:
         old, new = flatten(earlier), flatten(now)
-        changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not k.startswith(FREE)]
+        # keys that only one version of Lightning has
+        free = (*FREE, *(f"trainer.{k}" for k in {*earlier.get("trainer", {})} ^ {*now["trainer"]}))
+        changed = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not k.startswith(free)]
         if changed:
             lines = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed)
             raise ConfigError(
@@ -280,6 +282,8 @@ class RunDir:
 def default_name(config: RunConfig, choices: Mapping[str, str]) -> str:
     """Main choices and a hash of the whole config: the same command finds its run again."""
     content = {key: value for key, value in config.plain().items() if key not in ("run", "derived")}
+    default = type(config.trainer)()  # whose keys depend on Lightning's version
+    content["trainer"] = {k: v for k, v in content["trainer"].items() if v != getattr(default, k)}
     words = [choices.get(group, "custom") for group in ("data", "model", "conv")]
     return "-".join([*words, f"fold{config.data.fold}", short_hash(content)])
 

@@ -1,5 +1,6 @@
 """medconv/evaluation/image_level_report.py: a self-contained page with the worst cases."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from helpers.image_level_tables import CLASSES, NASTY, write_tables
 from PIL import Image
 
 from medconv.evaluation import image_level
+from medconv.targets.ordinal import OrdinalTargets
 
 
 def test_the_page_is_self_contained_and_escapes_names(tmp_path: Path) -> None:
@@ -23,3 +25,11 @@ def test_the_page_is_self_contained_and_escapes_names(tmp_path: Path) -> None:
     assert text.count("data:image/png;base64,") == 3 + 11 and "without the image: " in text
     errors = CLASSES.errors(outputs, truth)
     assert re.findall(r"<h3>(c\d+) · error", text)[0] == f"c{errors.argmax()}"
+
+
+def test_the_page_of_grades_shows_the_true_one(tmp_path: Path) -> None:
+    predictions, labels, *_ = write_tables(tmp_path)
+    targets = OrdinalTargets(CLASSES.names).plain()
+    (tmp_path / "prediction.json").write_text(json.dumps({"targets": targets}))
+    evaluation = image_level.evaluate(predictions, labels)
+    assert evaluation.result["mean"]["quadratic_kappa"] is not None and "<h3>c" in evaluation.page()

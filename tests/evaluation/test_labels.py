@@ -157,3 +157,9 @@ def test_unusable_tolerances_are_refused(option: str) -> None:
         ValueError, match=rf"^--tolerance-mm {option}: expected millimetres, such as 2, or NAME=MM"
     ):
         tolerances([option])
+
+
+def test_an_image_that_cannot_be_looked_at_is_not_shown(tmp_path: Path) -> None:
+    entry = {"images": [str(tmp_path / ("x" * 300))], "stamps": [None]}
+    (tmp_path / "prediction.json").write_text(json.dumps({"cases": {"a": entry}}))
+    assert evaluation_labels.recorded_images(tmp_path) == {}

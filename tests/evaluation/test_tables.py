@@ -1,5 +1,6 @@
 """medconv/evaluation/tables.py: tables of predictions and labels, and mistakes in them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from medconv.data.case import Case
 from medconv.evaluation import image_level, tables
 from medconv.inference.output_table import OutputTable
 from medconv.targets.image_level import ImageLevelTargets
+from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.multiclass import MulticlassTargets
 from medconv.targets.multilabel import MultilabelTargets
 
@@ -78,3 +80,13 @@ def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
         image_level.evaluate(predictions, labels, part="val")
     with pytest.raises(ValueError, match="no column 'fold'; it has path, label, split"):
         image_level.evaluate(predictions, labels, part="val", split="fold")
+
+
+def test_a_table_beside_label_maps_says_itself_what_it_holds(tmp_path: Path) -> None:
+    predictions, *_ = write_tables(tmp_path)
+    manifest = tmp_path / "prediction.json"
+    manifest.write_text(json.dumps({"targets": LabelMapTargets.of_classes(["rest", "a"]).plain()}))
+    assert tables.read_predictions(predictions, "--predictions").targets.kind == "multiclass"
+    manifest.write_text(json.dumps({"targets": {"kind": "regression", "names": ["a"], "means": 5}}))
+    with pytest.raises(ValueError, match=rf"^{manifest}: expected a list"):
+        tables.read_predictions(predictions, "--predictions")

@@ -36,3 +36,20 @@ def test_errors_are_in_standard_deviations_of_the_training_cases() -> None:
     outputs, truth = np.array([[1.0], [5.0]]), np.array([[0.0], [4.0]])
     assert RegressionTargets(("a",), (0.0,), (4.0,)).errors(outputs, truth).tolist() == [0.25, 0.25]
     assert RegressionTargets(("a",)).errors(outputs, truth).tolist() == [0.5, 0.5]  # of the truth
+
+
+@pytest.mark.parametrize(
+    ("means", "stds"),
+    [([1, 2], [1, 2]), ([5], []), ([], [1]), ([float("nan")], [1]), ([1], [0]), ([None], [1]), (5, [1])],
+)
+def test_means_and_spreads_of_a_file_are_checked(means: object, stds: object) -> None:
+    with pytest.raises(ValueError, match="a mean and a positive std for each name|expected a list"):
+        Targets.from_plain({"kind": "regression", "names": ["a"], "means": means, "stds": stds})
+
+
+def test_without_means_and_spreads_numbers_stay_as_they_are() -> None:
+    assert RegressionTargets(("a",)).finish(nn.Flatten())(torch.tensor([[2.0]])).tolist() == [[2.0]]
+
+
+def test_equal_labels_have_no_spread_from_rounding() -> None:
+    assert RegressionTargets(("a",)).fitted(np.full((3, 1), 0.1)).stds == (1.0,)

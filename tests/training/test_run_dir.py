@@ -55,3 +55,11 @@ def test_a_job_that_its_launcher_restarts_resumes(launched: Any, tmp_path: Path,
     assert RunDir.of(config, {}).resume == "auto"
     folder.last.unlink()
     assert RunDir.of(config, {}).resume == requested  # it was stopped before its first checkpoint
+
+
+def test_keys_of_another_version_of_lightning_are_no_other_config(tmp_path: Path) -> None:
+    earlier = {"seed": 0, "trainer": {"precision": "32-true", "gone": True}}
+    now = {"seed": 0, "trainer": {"precision": "32-true", "new": True}}
+    RunDir(tmp_path)._check_same(earlier, now)
+    with pytest.raises(ValueError, match="precision: 32-true there, 16-mixed now"):
+        RunDir(tmp_path)._check_same(earlier, {"seed": 0, "trainer": {"precision": "16-mixed"}})

@@ -142,7 +142,8 @@ def _targets(
     path: Path,
 ) -> ImageLevelTargets:
     labels = [[row.labels[column] for row in rows] for column in columns]
-    kind = target_type or _likely_kind(columns, labels, path)
+    names_of_classes = len(columns) == 1 and len(names or ()) > 1
+    kind = target_type or ("multiclass" if names_of_classes else _likely_kind(columns, labels, path))
     if not issubclass(targets := KINDS.get(kind, LabelMapTargets), ImageLevelTargets):
         kinds = [name for name, kind_class in KINDS.items() if issubclass(kind_class, ImageLevelTargets)]
         raise ValueError(f"data.target_type must be one of {', '.join(kinds)}, or null, got {kind!r}")
@@ -153,19 +154,20 @@ def _targets(
 
 
 def _likely_kind(columns: Sequence[str], labels: Sequence[Sequence[str]], path: Path) -> str:
-    """Regression if some label is a fraction, else multiclass for one column, multilabel for several."""
-    numbers = [[_number(label) for label in column] for column in labels]
-    if any(number is not None and not number.is_integer() for column in numbers for number in column):
+    """Regression if most labels are numbers and some are fractions; else multiclass for one column,
+    multilabel for several.
+    """
+    filled = [label for column in labels for label in column if label]
+    numbers = {number for label in filled if (number := _number(label)) is not None}
+    mostly_numbers = 2 * sum(_number(label) is not None for label in filled) > len(filled)
+    if mostly_numbers and not all(number.is_integer() for number in numbers):
         return "regression"
-    if len(columns) > 1:
-        return "multilabel"
-    different = {number for number in numbers[0] if number is not None}
-    if None not in numbers[0] and len(different) > _MAX_CLASSES:
+    if len(columns) == 1 and mostly_numbers and len(numbers) > _MAX_CLASSES:
         raise ValueError(
-            f"{path}: column {columns[0]!r} holds {len(different)} different whole numbers; set "
+            f"{path}: column {columns[0]!r} holds {len(numbers)} different whole numbers; set "
             "data.target_type=regression or multiclass"
         )
-    return "multiclass"
+    return "multiclass" if len(columns) == 1 else "multilabel"
 
 
 def _number(text: str) -> float | None:

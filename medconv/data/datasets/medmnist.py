@@ -59,7 +59,7 @@ def medmnist(
             raise ValueError(f"data.cache_dir: cannot write to {home} ({error.strerror})") from error
     columns = _columns(home)
     kind = target_type or ("multiclass" if len(columns) == 1 else "multilabel")
-    numbers = _all_classes(home) if kind == "multiclass" else None
+    numbers = _all_classes(home) if kind in ("multiclass", "ordinal") else None
     dataset = csv(
         home / _TABLE, label_columns=columns, target_type=kind, class_names=numbers, modality="grey"
     )

@@ -145,7 +145,7 @@ def _work(config: RunConfig, device: torch.device) -> Work:
     """The run's own network, loss, optimizer and shapes, with random images and labels."""
     derived, batch = config.derived, config.data.batch_size or 1
     plain = {f"perf.{key}": value for key, value in asdict(Choice()).items() if key != "precision"}
-    task = build_task(_with(config, plain), {})
+    task = build_task(_with(config, {**plain, "perf.cuda_graphs": False}), {})
     loss, patch = task.loss.to(device), derived.patch_size
     image = torch.randn(batch, derived.num_channels, *patch, device=device)
     label = task.targets.encode(task.targets.random_labels(batch, patch).to(device))

@@ -160,3 +160,13 @@ def test_table_may_list_volumes(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("path,label\n0.nii.gz,1\n1.nii.gz,0\n")
     dataset = csv(tmp_path / "t.csv", modality="CT")
     assert dataset.modalities == ("CT",) and check(dataset, 1).fingerprint.shapes == ((4, 5, 6), (4, 5, 6))
+
+
+def test_a_stray_label_does_not_choose_the_kind(tmp_path: Path) -> None:
+    rows = "".join(f"images/{i}.png,{label}\n" for i, label in enumerate(["I", "II", "2.5", "II", "I"]))
+    assert csv(table(tmp_path / "a", "path,label\n" + rows)).targets.kind == "multiclass"
+    grades = "path,label\nimages/0.png,1\nimages/1.png,1.5\n"
+    assert csv(table(tmp_path / "b", grades), class_names=["1", "1.5"]).targets.kind == "multiclass"
+    ages = "".join(f"images/{i}.png,{40 + i}\n" for i in range(30)) + "images/30.png,\n"
+    with pytest.raises(ValueError, match="30 different whole numbers; set data.target_type=regression"):
+        csv(table(tmp_path / "c", "path,label\n" + ages))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -197,3 +198,12 @@ def list_of(content: Any) -> Sequence[Any]:
     if not isinstance(content, (list, tuple)):
         raise ValueError("expected a list")
     return list(content)
+
+
+def finite_number(text: str) -> float | None:
+    """The number that a cell of a table holds; None if it holds none, or one that is not finite."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from medconv.metrics import image_level, plots
 from medconv.metrics.image_level import Columns
 from medconv.metrics.segmentation import MetricValues
+from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.monitor import AUC, MonitoredMetric
 
@@ -140,8 +141,5 @@ class MulticlassTargets(ImageLevelTargets):
 
 def _sort_key(label: str) -> tuple[float, str]:
     """Numbers by value, then text."""
-    try:
-        number = float(label)
-    except ValueError:
-        return math.inf, label
-    return (number if math.isfinite(number) else math.inf), label
+    number = finite_number(label)
+    return (math.inf if number is None else number), label

@@ -1,10 +1,10 @@
 """Targets with a number per name and image: what multilabel and regression targets share."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets
 
 
@@ -30,11 +30,7 @@ class NumberTargets(ImageLevelTargets):
         return tuple(self._parse(column, label) for column, label in labels.items())
 
     def _parse(self, column: str, label: str) -> float:
-        try:
-            number = float(label)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
+        if (number := finite_number(label)) is None:
             raise ValueError(f"column {column!r} must hold a finite number, got {label!r}")
         if rule := self.cell_error(number):
             advice = "data.target_type=regression takes any number"

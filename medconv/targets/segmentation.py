@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from inspect import signature
 from typing import Any, ClassVar, Self
 
@@ -233,7 +234,13 @@ def _over_cases(values: Sequence[float | None], of_folds: Sequence[float | None]
 
 
 def _takes_mask(loss: Any) -> bool:
-    return "labelled" in signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+    return _has_mask_argument(type(loss).forward if isinstance(loss, nn.Module) else loss)
+
+
+@lru_cache(maxsize=16)
+def _has_mask_argument(function: Callable[..., Any]) -> bool:
+    """Asked in every step, and answered once."""
+    return "labelled" in signature(function).parameters
 
 
 def _only(values: Tensor, labelled: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 import csv as files
 import difflib
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import ids_of, modalities_of
 from medconv.targets import KINDS
+from medconv.targets.base import finite_number
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.label_map import LabelMapTargets
 
@@ -158,8 +158,8 @@ def _likely_kind(columns: Sequence[str], labels: Sequence[Sequence[str]], path: 
     multilabel for several.
     """
     filled = [label for column in labels for label in column if label]
-    numbers = {number for label in filled if (number := _number(label)) is not None}
-    mostly_numbers = 2 * sum(_number(label) is not None for label in filled) > len(filled)
+    numbers = {number for label in filled if (number := finite_number(label)) is not None}
+    mostly_numbers = 2 * sum(finite_number(label) is not None for label in filled) > len(filled)
     if mostly_numbers and not all(number.is_integer() for number in numbers):
         return "regression"
     if len(columns) == 1 and mostly_numbers and len(numbers) > _MAX_CLASSES:
@@ -168,13 +168,6 @@ def _likely_kind(columns: Sequence[str], labels: Sequence[Sequence[str]], path: 
             "data.target_type=regression or multiclass"
         )
     return "multiclass" if len(columns) == 1 else "multilabel"
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text) if math.isfinite(float(text)) else None
-    except ValueError:
-        return None
 
 
 def _dataset(path: Path, rows: Sequence[_Row], targets: ImageLevelTargets, modality: str) -> Dataset:

@@ -55,9 +55,7 @@ class FittedLoss(nn.Module):
         try:
             with torch.no_grad():
                 problem = self.targets.try_loss(self.loss, self.spatial_dims)
-        except (
-            torch.OutOfMemoryError
-        ):  # not the loss's fault; if it lasts, the first training step reports it
+        except torch.OutOfMemoryError:  # no fault of the loss; if it lasts, the first step reports it
             return
         except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -8,6 +8,7 @@ from typing import Any
 import monai.losses
 import pytest
 import torch
+from helpers.loss_examples import target_example
 from reference.losses import dice_binary_cross_entropy, dice_cross_entropy
 from torch import Tensor, nn
 
@@ -38,18 +39,6 @@ def make_loss(name: str, targets: SegmentationTargets) -> nn.Module:
     plain, masks = targets.exclusive, not targets.exclusive
     settings = {"include_background": masks, "to_onehot_y": plain, "softmax": plain, "sigmoid": masks}
     return getattr(monai.losses, name)(**settings, batch=True)
-
-
-def target_example(
-    targets: SegmentationTargets, shape: tuple[int, ...] = (2, 5, 6), seed: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Logits, and a label map with every value; a third of it is ignored, if the targets allow that."""
-    draw = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(shape[0], targets.num_outputs, *shape[1:], generator=draw)
-    label = torch.randint(3, (shape[0], 1, *shape[1:]), generator=draw, dtype=torch.uint8)
-    if targets.ignore is not None:
-        label[torch.rand(label.shape, generator=draw) < 0.3] = targets.ignore
-    return logits, label
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 5), (1, 3, 4, 2)])

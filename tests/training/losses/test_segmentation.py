@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from helpers import ranks
+from helpers.loss_examples import target_example
 from reference.losses import dice_cross_entropy
 from torch import Tensor, nn
 from torch.distributed import nn as distributed_nn
 
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
-from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
@@ -119,18 +119,6 @@ def test_a_logit_of_minus_infinity_leaves_the_loss_finite() -> None:
     logits[:, 2] = -torch.inf
     loss = DiceCrossEntropy(dice_weight=0)(logits, label)
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, label[:, 0]))
-
-
-def target_example(
-    targets: SegmentationTargets, shape: tuple[int, ...] = (2, 5, 6), seed: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Logits, and a label map with every value; a third of it is ignored, if the targets allow that."""
-    draw = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(shape[0], targets.num_outputs, *shape[1:], generator=draw)
-    label = torch.randint(3, (shape[0], 1, *shape[1:]), generator=draw, dtype=torch.uint8)
-    if targets.ignore is not None:
-        label[torch.rand(label.shape, generator=draw) < 0.3] = targets.ignore
-    return logits, label
 
 
 def _problem(case: str) -> tuple[nn.Module, list[Tensor], Callable[[slice], Tensor], Tensor]:

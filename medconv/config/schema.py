@@ -66,6 +66,7 @@ class TaskConfig:
 class PlanConfig:
     """Limits of the plan, and the parts of it that the user sets; null is planned."""
 
+    size: str | None = None
     memory_gb: float | None = None
     max_batch_size: int | None = None
     max_stages: int | None = None
@@ -155,7 +156,7 @@ class Derived:
         flip_label_pairs: classes that a mirror exchanges, as numbers.
         train_cases: their number and a hash of their names.
         slice_axis: across the slices that a 2D network takes from volumes.
-        memory_gb: that the run was planned for.
+        memory_gb, size: that the run was planned for.
         stem: as `monai_networks.stem_for`.
     """
 
@@ -178,6 +179,7 @@ class Derived:
     channels: list[int] = MISSING
     normalisation: list[str] = MISSING
     memory_gb: float = MISSING
+    size: str = "large"  # of runs before there were sizes
     stage_strides: list[list[int]] = MISSING
     monitor: str = MISSING
     monitor_mode: str = MISSING

@@ -16,10 +16,11 @@ _KEPT = {"none": 1.0, "pointwise": 0.75, "blocks": 0.7}
 
 @dataclass(frozen=True)
 class Budget:
-    """The memory of one device for a training step.
+    """What a training step may cost: the memory of one device, and a size for the time there is.
 
     Args:
         memory_gb: GiB. origin: where the number comes from, in words.
+        size: of `sizes.SIZES`. size_origin: why, in words.
         precision: Lightning's. activation_checkpointing: as `perf.activation_checkpointing`.
     """
 
@@ -27,6 +28,8 @@ class Budget:
     origin: str = "plan.memory_gb"
     precision: str = "32-true"
     activation_checkpointing: str = "none"
+    size: str = "large"
+    size_origin: str = "no limit of time"
 
     def __post_init__(self) -> None:
         if not 0 < self.memory_gb < float("inf"):

@@ -13,6 +13,7 @@ from medconv.planning import report, topology
 from medconv.planning.memory_model import GB, Budget, step_bytes
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.report import ReportRow
+from medconv.planning.sizes import Size, need_size
 from medconv.planning.spacing import across, median_shape, slice_axis, target_spacing
 from medconv.planning.topology import Network, rounded_up
 from medconv.utils.logging import size_text
@@ -20,8 +21,6 @@ from medconv.utils.logging import size_text
 _LEAST_EDGE = 16  # voxels; no axis of a patch is made smaller
 _LEAST_BATCH = 2  # norms and the Dice loss need more than one sample
 _DATA_SHARE = 0.05  # largest share of all voxels in one batch; nnU-Net's rule against overfitting
-# Short runs need many steps: larger batches learn no faster per second.
-_QUICK_BATCH = {2: 12, 3: 4}
 _IMAGE_LEVEL_ROOT = 4700  # image-level batch size: this, divided by the root of an image's voxels
 
 log = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ class Plan:
         slice_axis: across the slices that a 2D network takes from volumes, else None.
         patch_size: voxels at `spacing_mm`. batch_size: per device. normalisation: one name per channel.
         strides, kernel_sizes, channels: of the network's stages, as in `Network`.
-        memory_gb: the budget. rows: (what, value, reason), for people.
+        memory_gb, size: the budget. rows: (what, value, reason), for people.
     """
 
     spatial_dims: int
@@ -48,6 +47,7 @@ class Plan:
     channels: tuple[int, ...]
     normalisation: tuple[str, ...]
     memory_gb: float
+    size: str
     rows: tuple[ReportRow, ...] = field(default=(), compare=False, repr=False)
 
     def values(self) -> dict[str, Any]:
@@ -95,6 +95,7 @@ def plan(
     planner.warn(patch, batch, needed_gb)
     patch_why = report.patch_reason(network, patch, median, spacing, overrides)
     rows = [
+        ("size", budget.size, budget.size_origin),
         ("dimensions", f"{seen.spatial_dims}D", report.dims_reason(fingerprint, axis, overrides)),
         ("spacing", f"{size_text(spacing, 4)} mm", report.spacing_reason(seen, overrides)),
         ("patch", f"{size_text(patch, 4)} voxels", patch_why),
@@ -114,6 +115,7 @@ def plan(
         network.channels,
         names,
         float(budget.memory_gb),
+        budget.size,
         tuple(rows),
     )
 
@@ -132,6 +134,15 @@ class _Planner:
     @property
     def dims(self) -> int:
         return len(self.spacing)
+
+    @property
+    def size(self) -> Size:
+        return need_size(self.budget.size)
+
+    @property
+    def memory_gb(self) -> float:
+        """The size's share of the budget."""
+        return self.budget.memory_gb * self.size.memory_share
 
     @property
     def least_batch(self) -> int:
@@ -154,7 +165,7 @@ class _Planner:
         batch_size = self.overrides.batch_size
         for batch in [batch_size] if batch_size else sorted({self.least_batch, 1}, reverse=True):
             network, patch = self._built(topology.largest_patch(self.median, self.spacing))
-            while self.gb(network, patch, batch) > self.budget.memory_gb and (less := self._smaller(patch)):
+            while self.gb(network, patch, batch) > self.memory_gb and (less := self._smaller(patch)):
                 network, patch = less
             if self.gb(network, patch, batch) <= self.budget.memory_gb:
                 return network, patch
@@ -182,7 +193,9 @@ class _Planner:
             )
         planned = topology.kernels(self.spacing, steps)
         kernels = planned if sizes is None else topology.need_kernels(sizes, stages, dims)
-        widths = topology.widths(stages, dims) if wide is None else topology.need_channels(wide, stages)
+        widths = topology.widths(stages, dims, self.size)
+        if wide is not None:
+            widths = topology.need_channels(wide, stages)
         network = Network(steps, kernels, widths)
         rounded = rounded_up(patch, network.divisor(dims))
         if exact and rounded != tuple(patch):
@@ -215,7 +228,7 @@ class _Planner:
             f"{100 * _DATA_SHARE:g} % of all voxels": round(_DATA_SHARE * voxels / prod(patch)),
         }
         most = self.overrides.max_batch_size
-        quick = _image_level_batch(patch) if self.overrides.image_level else _QUICK_BATCH[self.dims]
+        quick = _image_level_batch(patch) if self.overrides.image_level else self.size.max_batch[self.dims]
         limits["short runs need many steps" if most is None else "plan.max_batch_size"] = most or quick
         if limits["memory"] < self.least_batch:
             return 1, "memory holds no more"

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
+from medconv.planning.sizes import Size
+
 MIN_EDGE = 4  # voxels along an axis at the coarsest stage
 _THICK = 3  # times the finest voxel: slices that are seldom halved, as neighbours have little in common
 # Axes whose voxels differ by less than this factor are halved together, and get kernels of 3 together.
 _EVEN = 2
-_BASE_CHANNELS, _MAX_CHANNELS = 32, {2: 512, 3: 320}
 _PATCH_EDGE = {2: 2048, 3: 256}  # the largest patch holds as many voxels as a square or cube of this edge
 
 Steps = tuple[tuple[int, ...], ...]
@@ -59,9 +60,9 @@ def kernels(spacing: Sequence[float], strides: Steps) -> Steps:
     return (*sizes[:-1], (3,) * len(voxel))
 
 
-def widths(num_stages: int, spatial_dims: int) -> tuple[int, ...]:
-    """Channels: twice as many in each stage, up to nnU-Net's limit."""
-    return tuple(min(_BASE_CHANNELS * 2**i, _MAX_CHANNELS[spatial_dims]) for i in range(num_stages))
+def widths(num_stages: int, spatial_dims: int, size: Size) -> tuple[int, ...]:
+    """Channels: twice as many in each stage, up to the size's limit."""
+    return tuple(min(size.base_channels * 2**i, size.max_channels[spatial_dims]) for i in range(num_stages))
 
 
 def rounded_up(patch: Sequence[int], divisor: Sequence[int]) -> tuple[int, ...]:

@@ -2,8 +2,11 @@
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from medconv import config as configs
 from medconv.config import ConfigError, DataConfig, Derived, RunConfig
@@ -23,11 +26,13 @@ from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import Plan, plan
 from medconv.targets import Targets
-from medconv.training import report
+from medconv.training import plan_for_time, report
 from medconv.training.run_dir import short_hash
 from medconv.utils import signals
 from medconv.utils.hardware import resolve_precision
 from medconv.utils.signals import StopRequest
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -70,12 +75,14 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
     return dataset, workers
 
 
-def prepare_data(config: RunConfig, verify: bool = False, memory_gb: float | None = None) -> PreparedData:
+def prepare_data(
+    config: RunConfig, verify: bool = False, recorded: Mapping[str, Any] = NOTHING
+) -> PreparedData:
     """Find, check, plan and preprocess the dataset; finished work is reused.
 
     Args:
         verify: read every preprocessed case again and compare its checksums.
-        memory_gb: that the run to resume was planned for; None: as much as this machine has.
+        recorded: memory_gb and size that the run to resume was planned for; without them this machine counts.
     """
     data, (dataset, workers) = config.data, find_data(config.data)
     split = split_cases(dataset, data)
@@ -95,7 +102,7 @@ def prepare_data(config: RunConfig, verify: bool = False, memory_gb: float | Non
         if not split.train:
             raise ConfigError(f"data.fold={data.fold}: no case is left to train on, all cases are invalid")
     split = check_split(split, dataset, measured, data)
-    planned = make_plan(config, dataset, measured, memory_gb)
+    planned = make_plan(config, dataset, measured, recorded)
     report.planned(planned)
     preprocessing = _preprocessing(planned, dataset, measured, data)
     with signals.raising():
@@ -157,19 +164,33 @@ def check_split(split: DataSplit, dataset: Dataset, measured: Fingerprint, data:
 
 
 def make_plan(
-    config: RunConfig, dataset: Dataset, measured: Fingerprint, memory_gb: float | None = None
+    config: RunConfig, dataset: Dataset, measured: Fingerprint, recorded: Mapping[str, Any] = NOTHING
 ) -> Plan:
     """The plan of a config for a dataset.
 
-    Args: memory_gb: as in `prepare_data`. Raises: ValueError: as `plan`.
+    Args: recorded: as in `prepare_data`. Raises: ValueError: as `plan`.
     """
-    settings = {key: value for key, value in vars(config.plan).items() if key != "memory_gb"}
+    settings = {key: value for key, value in vars(config.plan).items() if key not in ("memory_gb", "size")}
     keys = ("spatial_dims", "spacing_mm", "patch_size", "batch_size", "normalisation", "resize")
     image_level = not dataset.targets.per_voxel
     settings |= {key: getattr(config.data, key) for key in keys}
     overrides = PlanOverrides(**settings, image_level=image_level)
-    budget = _memory_budget(config, memory_gb)
-    return plan(measured, overrides, budget, dataset.modalities, dataset.targets.num_outputs)
+    modalities, num_outputs = dataset.modalities, dataset.targets.num_outputs
+    budget = _memory_budget(config, recorded.get("memory_gb"))
+
+    def planned(size: str, origin: str) -> Plan:
+        chosen = replace(budget, size=size, size_origin=origin)
+        return plan(measured, overrides, chosen, modalities, num_outputs)
+
+    if config.plan.size is not None:
+        return planned(config.plan.size, "plan.size")
+    if "size" in recorded:
+        return planned(recorded["size"], "as when this run began")
+    if config.trainer.max_time is None:
+        return planned("large", budget.size_origin)
+    return plan_for_time.fitting(
+        config, planned, budget, len(modalities), num_outputs, dataset.targets.per_voxel
+    )
 
 
 def _memory_budget(config: RunConfig, earlier_gb: float | None) -> Budget:

@@ -67,7 +67,7 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
         raise configs.ConfigError(f"seed must be 0 or more, got {config.seed}")
     L.seed_everything(config.seed, workers=True, verbose=False)
     config = with_launched_devices(config)
-    prepared = prepare_data(config, memory_gb=folder.planned_memory())
+    prepared = prepare_data(config, recorded=folder.planned())
     config = _with_loss(config, prepared.targets)
     resolved = resolve(config, prepared, folder)
     if folder.finished(resolved):

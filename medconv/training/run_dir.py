@@ -43,6 +43,7 @@ FREE = (
     "derived.monitor",  # these three follow from other keys
     "derived.stem",
     "derived.num_train_cases",
+    "derived.size",  # what it decides is compared
 )
 
 
@@ -199,17 +200,17 @@ class RunDir:
             )
         return content  # type: ignore[return-value]
 
-    def planned_memory(self) -> float | None:
-        """GB that the run to resume was planned for, so that its plan is kept on another machine; None: a new
-        run.
+    def planned(self) -> Node:
+        """`memory_gb` and `size` that the run to resume was planned for, so that its plan is kept on another
+        machine; a new run has none.
         """
         source = self.resume_from()
         if source is None:
-            return None
+            return {}
         auto = self.resume == "auto"
         config = self._config() if auto else checkpoint_io.read(source)["medconv"]["config"]
-        planned: float | None = config["derived"].get("memory_gb")
-        return planned
+        recorded = {"size": "large", **config["derived"]}  # of runs before there were sizes
+        return {key: recorded[key] for key in ("memory_gb", "size") if recorded.get(key) is not None}
 
     def summary(self) -> dict[str, Any]:
         """Content of `summary.json`; empty if it does not exist. Raises: ValueError: damaged, or not ours."""

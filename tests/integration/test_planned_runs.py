@@ -57,8 +57,9 @@ def test_a_run_that_begins_from_a_checkpoint_takes_its_memory(done: Path, tmp_pa
     content = torch.load(done / "checkpoints/last.ckpt", weights_only=True)
     content["medconv"]["config"]["derived"]["memory_gb"] = 0.75
     torch.save(content, path)
-    assert RunDir(tmp_path / "new", str(path)).planned_memory() == 0.75
-    del content["medconv"]["config"]["derived"]["memory_gb"]  # of before there was such a thing
+    assert RunDir(tmp_path / "new", str(path)).planned() == {"memory_gb": 0.75, "size": "large"}
+    for key in ("memory_gb", "size"):  # of before there were such things
+        del content["medconv"]["config"]["derived"][key]
     torch.save(content, path)
-    assert RunDir(tmp_path / "new", str(path)).planned_memory() is None
-    assert RunDir(tmp_path / "new").planned_memory() is RunDir(done, "never").planned_memory() is None
+    assert RunDir(tmp_path / "new", str(path)).planned() == {"size": "large"}
+    assert RunDir(tmp_path / "new").planned() == RunDir(done, "never").planned() == {}

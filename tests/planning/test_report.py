@@ -15,12 +15,12 @@ def test_the_table_has_every_value_with_its_reason() -> None:
     )
     lines = table(prostate.rows).splitlines()
     assert [line.split()[0] for line in lines] == [
-        *("dimensions", "spacing", "patch", "batch", "stages"),
+        *("size", "dimensions", "spacing", "patch", "batch", "stages"),
         *("strides", "kernels", "channels", "normalisation", "memory"),
     ]
     assert max(map(len, lines)) < 160 and all(line.split("  ")[-1] for line in lines)
-    assert "2x2x1 (2), 2x2x2, 2x2x1 (3)" in lines[5] and "modality MRI, ADC" in lines[8]
-    assert "in bf16-mixed, activation_checkpointing=blocks; the budget: measured" in lines[9]
+    assert "2x2x1 (2), 2x2x2, 2x2x1 (3)" in lines[6] and "modality MRI, ADC" in lines[9]
+    assert "in bf16-mixed, activation_checkpointing=blocks; the budget: measured" in lines[10]
 
 
 def test_a_small_patch_names_the_spacing_that_would_show_more() -> None:

@@ -1,33 +1,27 @@
 """`perf=autotune` in a run: which settings are open, which rank measures, and how choices are cached.
 
-A setting is open if it is null in the config. Rank 0 measures and writes the choice to a file. The other
-ranks read it, and so do later runs on the same hardware with the same network, shapes and versions. A resumed
-run keeps the values in its `config.yaml`.
+A setting is open if it is null in the config. The choice is measured once for the same network and shapes; a
+resumed run keeps the values in its `config.yaml`.
 """
 
-import json
 import logging
 import math
-import platform
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 
-import medconv
 from medconv import config as configs
 from medconv.config import Node, RunConfig, TrainerConfig
 from medconv.models.deep_supervision import Supervised
 from medconv.training.autotune import search
 from medconv.training.autotune.trial import Choice, Work
 from medconv.training.build import build_task
-from medconv.training.run_dir import RunDir, is_rank_zero, short_hash
+from medconv.training.measured_once import measured_once
+from medconv.training.run_dir import RunDir
 from medconv.utils import hardware
-from medconv.utils.atomic_io import write_text
 
 OPEN = (
     "perf.channels_last",
@@ -38,7 +32,6 @@ OPEN = (
 )
 _LENGTH = ("max_time", "max_steps", "max_epochs", "limit_train_batches")  # in `trainer`: a run's length
 _REPAID = 1800  # seconds; compiling is tried only for runs at least as long
-_PATIENCE = 600  # seconds that the other ranks wait for rank 0's choice
 
 log = logging.getLogger(__name__)
 
@@ -54,44 +47,13 @@ def settle(config: RunConfig, folder: RunDir) -> RunConfig:
     earlier = folder.path / "config.yaml"
     if folder.resume != "never" and folder.has_own() and earlier.is_file():
         return _with(config, _recorded(OmegaConf.to_container(OmegaConf.load(earlier)), config, unsettled))
-    path = _memory(config)
-    result = _remembered(path)
-    if result is not None:
-        log.info("perf=autotune: %s, as measured here before (%s)", _describe(result), path)
-    elif is_rank_zero():
-        result = _measured(config)
-        _remember(result, path, config)
-    else:
-        result = _awaited(path)
+    result, path = measured_once(config, "autotune", _key(config), lambda: _measured(config), _complete)
+    log.info("perf=autotune: %s (%s)", _describe(result), path)
     return _with(config, result["choice"])
 
 
-def _remembered(path: Path) -> dict[str, Any] | None:
-    """An earlier choice; None if there is none or the file is unreadable."""
-    if not path.is_file():
-        return None
-    try:
-        result: dict[str, Any] = json.loads(path.read_text())
-        if set(OPEN) <= set(result["choice"]):
-            return result
-    except (ValueError, KeyError, TypeError):
-        pass
-    log.warning("perf=autotune: %s cannot be read, so it is measured anew", path)
-    if is_rank_zero():
-        path.unlink(missing_ok=True)
-    return None
-
-
-def _remember(result: dict[str, Any], path: Path, config: RunConfig) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(result, indent=1) + "\n")
-    except OSError as error:
-        if config.trainer.devices != 1 or config.trainer.num_nodes != 1:
-            raise configs.ConfigError(
-                f"perf=autotune cannot tell the other ranks: data.cache_dir: {error}"
-            ) from error
-        log.warning("perf=autotune: the choice cannot be kept for later runs: %s", error)
+def _complete(result: Node) -> bool:
+    return set(OPEN) <= set(result["choice"])
 
 
 def _measured(config: RunConfig) -> dict[str, Any]:
@@ -127,7 +89,7 @@ def _measured(config: RunConfig) -> dict[str, Any]:
     choice = {key: getattr(best.choice, key.split(".")[1]) for key in OPEN}
     if perf.auto_batch_size:
         choice["data.batch_size"] = best.batch_size
-    return {"choice": choice, "rows": [candidate.row() for candidate in candidates], "key": _key(config)}
+    return {"choice": choice, "rows": [candidate.row() for candidate in candidates]}
 
 
 def table(candidates: Sequence[search.Candidate]) -> str:
@@ -166,22 +128,10 @@ def _planned_seconds(trainer: TrainerConfig, batches: float, step: float) -> flo
     return min(limits, default=math.inf)
 
 
-def _memory(config: RunConfig) -> Path:
-    return Path(config.data.cache_dir) / "autotune" / f"{short_hash(_key(config))}.json"
-
-
 def _key(config: RunConfig) -> Node:
-    """All that a measurement depends on, such as hardware, versions, network, shapes, open settings."""
+    """What a measurement depends on beside hardware and versions: network, shapes, open settings."""
     values, derived = config.plain(), config.derived
-    gpu = hardware.uses_gpu(config.trainer.accelerator)
-    name = (
-        torch.cuda.get_device_name()
-        if gpu
-        else torch.cpu.get_capabilities().get("cpu_name") or platform.processor()
-    )
     return {
-        "hardware": [name, platform.machine(), torch.get_num_threads()],
-        "versions": [torch.__version__, medconv.__version__],
         "values": {key: values[key] for key in ("model", "conv", "loss", "optimizer", "perf")},
         "precision": config.trainer.precision,
         "shape": [config.data.batch_size, derived.num_channels, *derived.patch_size],
@@ -191,18 +141,6 @@ def _key(config: RunConfig) -> Node:
         "samples_per_epoch": config.data.samples_per_epoch,
         "trainer": [values["trainer"][key] for key in (*_LENGTH, "deterministic", "devices")],
     }
-
-
-def _awaited(path: Path) -> dict[str, Any]:
-    end = time.monotonic() + _PATIENCE
-    while (result := _remembered(path)) is None:
-        if time.monotonic() > end:
-            raise configs.ConfigError(
-                f"perf=autotune: rank 0's choice did not come to {path} within {_PATIENCE} seconds; "
-                "data.cache_dir must be a folder that all ranks share, and their hardware alike"
-            )
-        time.sleep(0.2)
-    return result
 
 
 def _recorded(earlier: Any, config: RunConfig, unsettled: Sequence[str]) -> Node:

@@ -1,6 +1,7 @@
 """Learning-rate schedules over the progress of a run, 0 to 1, whether its end is a step count or a time.
 
-lr = base lr * warm-up * shape(progress). Steps are optimizer steps. Milestones are shares of the run, since
+lr = base lr * warm-up * shape(progress), times a factor for the run's length if the optimizer has one
+(`lr_factor`: total steps to factor). Steps are optimizer steps. Milestones are shares of the run, since
 its end may be a time.
 """
 
@@ -47,6 +48,8 @@ class ProgressSchedule(LRScheduler):
     def get_lr(self) -> list[Any]:
         warmup = max(1.0, min(float(self.warmup_steps), self.total_steps / 5))
         factor = min(1.0, (self.last_epoch + 1) / warmup) * self.shape(min(1.0, self.progress))
+        if (for_length := getattr(self.optimizer, "lr_factor", None)) is not None:
+            factor *= for_length(self.total_steps)
         return [lr * factor for lr in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Muon for convolutional networks: orthogonalised momentum for kernels, Adam for everything else."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from medconv.utils.hardware import fast_bf16_cpu
 # Odd polynomial that, repeated, moves all singular values in (0, 1] toward 1: to 0.7 to 1.2 after five times.
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _REPETITIONS = 5
+# The learning rate of runs of up to _SHORT steps; longer ones take less, down to _LEAST of it.
+_RATE, _SHORT, _LEAST = 2e-2, 600, 0.25
 
 
 class Muon(Optimizer):
@@ -23,7 +26,8 @@ class Muon(Optimizer):
     with fewer than three axes (biases, norms) use Adam.
     Args:
         params: parameters, or groups of them as in torch's optimizers.
-        lr: for both; a kernel's update is scaled to the usual size of Adam's, 0.2 per weight.
+        lr: for both; a kernel's update is scaled to the usual size of Adam's, 0.2 per weight. None: one for
+            the length of the run, which a `ProgressSchedule` tells.
         momentum: Nesterov momentum of kernels. betas, eps: of Adam.
         weight_decay: decoupled, for kernels only.
     If the attribute `found_inf`, a tensor on the device, is 1, a step changes only the step count, without
@@ -36,7 +40,7 @@ class Muon(Optimizer):
     def __init__(
         self,
         params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
-        lr: float = 5e-3,
+        lr: float | None = None,
         momentum: float = 0.95,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -44,7 +48,7 @@ class Muon(Optimizer):
     ) -> None:
         if not isinstance(betas, Sequence) or len(betas) != 2:
             raise ValueError(f"betas must be two numbers, got {betas}")
-        _check({"lr": lr, "weight_decay": weight_decay, "eps": eps})
+        _check({"lr": _RATE if lr is None else lr, "weight_decay": weight_decay, "eps": eps})
         _check({"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}, below_one=True)
         entries: list[Any] = list(params)
         groups = [{**g, "params": list(g["params"])} for g in entries if isinstance(g, dict)]
@@ -56,7 +60,13 @@ class Muon(Optimizer):
             for kernels in (True, False)
             if (members := [p for p in group["params"] if (p.ndim > 2) == kernels])
         ]
-        settings = {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps}
+        self.lr_factor = length_factor if lr is None else None
+        settings = {
+            "lr": _RATE if lr is None else lr,
+            "momentum": momentum,
+            "betas": tuple(betas),
+            "eps": eps,
+        }
         super().__init__(divided, {**settings, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -102,6 +112,11 @@ class Muon(Optimizer):
         mean = state["mean"].lerp_(gradient, 1 - first) / (1 - first ** state["step"])
         square = state["square"].lerp_(gradient.square(), 1 - second) / (1 - second ** state["step"])
         vector.addcdiv_(mean, square.sqrt_().add_(group["eps"]), value=-group["lr"])
+
+
+def length_factor(total_steps: float) -> float:
+    """Of the learning rate, for the length of a run; of a run without a known end as for a long one."""
+    return max(_LEAST, min(1.0, math.sqrt(_SHORT / max(1.0, total_steps))))
 
 
 def _check(settings: dict[str, Any], below_one: bool = False) -> None:

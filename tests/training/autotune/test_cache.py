@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,7 +74,7 @@ def test_the_cached_choice_is_for_the_same_network_only(
     cache_file(measured).write_text(json.dumps(record))
     with caplog.at_level("INFO", logger="medconv"):
         tiny.train(measured, tmp_path / "second", *AUTO, "seed=5")
-    assert "as measured here before" in caplog.text and "takes the first" not in caplog.text
+    assert "perf=autotune: " in caplog.text and "takes the first" not in caplog.text
     assert choice(tmp_path / "second") == record["choice"]
     tiny.train(measured, tmp_path / "third", *AUTO, "model.channels=[4,6]")
     assert len(list((measured.parent / "prepared/autotune").glob("*.json"))) == 2
@@ -108,19 +107,6 @@ def test_measuring_does_not_change_the_training(dataset: Path, tmp_path: Path) -
     assert tiny.losses(tmp_path / "auto") == pytest.approx(tiny.losses(tmp_path / "plain"), rel=1e-4)
 
 
-def test_other_ranks_take_the_choice_of_rank_0(
-    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, record = cache_file(measured), cache_file(measured).read_text()
-    path.unlink()
-    monkeypatch.setenv("RANK", "1")
-    waits = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: path.write_text(record))
-    monkeypatch.setattr(cache, "time", waits)
-    monkeypatch.setattr(cache, "_memory", lambda _: path)
-    settled = cache.settle(UNSETTLED, RunDir(tmp_path / "new"))
-    assert {key: cache._get(settled, key) for key in cache.OPEN} == json.loads(record)["choice"]
-
-
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [(None, 100_000), (1.0, 100_000), (0.25, 25_000), (5, 1000), (5000, 100_000), (1, 200)],
@@ -138,16 +124,6 @@ def test_deep_supervision_heads_are_measured_too(
     deep = ["model.channels=[4,6,8,8]", "model.strides=[2,2,2]", "data.patch_size=[16,16,16]"]
     tiny.train(dataset, tmp_path / "run", *AUTO, *deep, "task.deep_supervision=true", "trainer.max_steps=1")
     assert [tuple(o.shape[2:]) for o in works[0].network(works[0].image)] == [(16,) * 3, (8,) * 3]
-
-
-def test_waiting_for_rank_0_ends_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([0.0, 1.0, cache._PATIENCE + 1.0])
-    monkeypatch.setattr(cache, "time", SimpleNamespace(monotonic=seconds.__next__, sleep=lambda _: None))
-    with pytest.raises(
-        ConfigError,
-        match=r"rank 0's choice did not come to .*data.cache_dir must be a folder that all ranks share",
-    ):
-        cache._awaited(tmp_path / "nowhere.json")
 
 
 def test_two_processes_measure_once(dataset: Path, tmp_path: Path) -> None:
@@ -174,24 +150,13 @@ def test_a_damaged_cache_is_measured_anew(
     assert set(json.loads(cache_file(measured).read_text())["choice"]) == set(cache.OPEN)
 
 
-@pytest.mark.parametrize("content", ["", '{"choice": {}}', "[]", "{}"])
-def test_a_damaged_cache_file_is_removed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
-) -> None:
-    path = tmp_path / "choice.json"
-    path.write_text(content)
-    assert cache._remembered(path) is None
-    assert f"{path} cannot be read, so it is measured anew" in caplog.text
-    assert not path.exists()
-
-
 def test_a_choice_that_cannot_be_cached_is_a_warning(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tiny.train(dataset, tmp_path / "plain")
     (dataset.parent / "prepared/autotune").write_text("in the way")
     assert tiny.train(dataset, tmp_path / "run", *AUTO)["status"] == "done"
-    assert "the choice cannot be kept for later runs" in caplog.text
+    assert "the result cannot be kept for later runs" in caplog.text
 
 
 def test_a_run_that_resumes_from_the_previous_checkpoint_keeps_its_choice(tmp_path: Path) -> None:

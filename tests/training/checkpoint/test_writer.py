@@ -341,4 +341,4 @@ def test_a_run_without_its_config_does_not_go_on(tmp_path: Path, text: str | Non
     if text is not None:
         (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=rf"config\.yaml: {message}.*run\.resume=never starts a new run"):
-        RunDir(tmp_path).planned_memory()
+        RunDir(tmp_path).planned()

@@ -28,7 +28,7 @@ def test_mlflow_holds_what_a_run_logged(
     assert run.data.metrics["val.dice"] == pytest.approx(summary["val/dice"])
     assert [m.step for m in client.get_metric_history(run.info.run_id, "train.loss")] == [0, 1, 2, 3]
     assert run.data.metrics["val.dice.box"] == pytest.approx(summary["val/dice_per_class"]["box"])
-    assert run.data.params["optimizer.lr"] == "0.005"
+    assert run.data.params["optimizer.weight_decay"] == "0.01"
     assert list((tmp_path / "run/tensorboard").glob("events*")) and (tmp_path / "run/metrics.csv").is_file()
 
 
@@ -36,7 +36,7 @@ def test_wandb_writes_offline_into_the_run_s_folder(dataset: Path, tmp_path: Pat
     wandb = pytest.importorskip("wandb")
     tiny.train(dataset, tmp_path / "run", "logger=wandb", "callbacks=none")
     assert wandb.run is not None and wandb.run.offline and (wandb.run.name, wandb.run.group) == ("run", "run")
-    assert wandb.run.config["optimizer.lr"] == 0.005
+    assert wandb.run.config["optimizer.weight_decay"] == 0.01
     wandb.finish()
     (written,) = (tmp_path / "run/wandb").glob("offline-run-*/run-*.wandb")
     until(lambda: b"val/dice/box" in written.read_bytes(), seconds=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from helpers.networks import step, unet
 from torch import nn
 
 from medconv.convs import basis, swap_convs
-from medconv.training.optim.muon import Muon, orthogonal
+from medconv.training.optim import lr_schedulers
+from medconv.training.optim.muon import Muon, length_factor, orthogonal
 from medconv.utils import checkpoint_io
 
 
@@ -175,3 +177,18 @@ def test_parameter_groups_do_not_change_a_step() -> None:
         step(network, optimizer)
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_without_a_learning_rate_the_length_of_the_run_sets_it() -> None:
+    """A square root beyond 600 steps, a quarter at the least; a rate that is set stays."""
+    assert [length_factor(n) for n in (1, 600, 2400, 9600, math.inf)] == [1, 1, 0.5, 0.25, 0.25]
+    kernel = nn.Parameter(torch.ones(2, 2, 3, 3))
+    for lr, expected in ((None, 0.01), (0.3, 0.3)):
+        optimizer = Muon([kernel], lr)
+        schedule = lr_schedulers.constant(optimizer)
+        schedule.set_length(2400)
+        schedule.step()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+        schedule.move_end(150)
+        schedule.step()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.3 if lr else 0.02)

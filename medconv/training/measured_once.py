@@ -1,0 +1,91 @@
+"""Measurements of this machine that are made once: rank 0 measures and writes a file.
+
+The other ranks read it, and so do later runs on the same hardware.
+"""
+
+import json
+import logging
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import medconv
+from medconv.config import ConfigError, Node, RunConfig
+from medconv.training.run_dir import is_rank_zero, short_hash
+from medconv.utils import hardware
+from medconv.utils.atomic_io import write_text
+
+_PATIENCE = 600  # seconds that the other ranks wait for rank 0's measurement
+
+log = logging.getLogger(__name__)
+
+
+def measured_once(
+    config: RunConfig, what: str, key: Node, measure: Callable[[], Node], complete: Callable[[Node], bool]
+) -> tuple[Node, Path]:
+    """The result of `measure`, or of an earlier run with the same key, and its file.
+
+    Args:
+        what: names the file's folder under `data.cache_dir` and begins messages.
+        key: all that the result depends on beside hardware and versions. measure: returns plain values.
+        complete: whether the content of a file is a result.
+    Raises: ConfigError: the file of several ranks cannot be written, or waiting for rank 0 timed out.
+    """
+    key = {**_machine(config), **key}
+    path = Path(config.data.cache_dir) / what / f"{short_hash(key)}.json"
+    result = _remembered(path, what, complete)
+    if result is None and is_rank_zero():
+        result = {**measure(), "key": key}
+        _remember(result, path, what, config)
+    return result or _awaited(path, what, complete), path
+
+
+def _machine(config: RunConfig) -> Node:
+    gpu = hardware.uses_gpu(config.trainer.accelerator)
+    name = torch.cuda.get_device_name() if gpu else torch.cpu.get_capabilities().get("cpu_name")
+    return {
+        "hardware": [name or platform.processor(), platform.machine(), torch.get_num_threads()],
+        "versions": [torch.__version__, medconv.__version__],
+    }
+
+
+def _remembered(path: Path, what: str, complete: Callable[[Node], bool]) -> Node | None:
+    """An earlier result; None if there is none or the file is unreadable."""
+    if not path.is_file():
+        return None
+    try:
+        result: Node = json.loads(path.read_text())
+        if complete(result):
+            return result
+    except (ValueError, KeyError, TypeError):
+        pass
+    log.warning("%s: %s cannot be read, so it is measured anew", what, path)
+    if is_rank_zero():
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _remember(result: Node, path: Path, what: str, config: RunConfig) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(result, indent=1) + "\n")
+    except OSError as error:
+        if config.trainer.devices not in (None, 1, "1") or config.trainer.num_nodes not in (None, 1):
+            raise ConfigError(f"{what}: cannot tell the other ranks: data.cache_dir: {error}") from error
+        log.warning("%s: the result cannot be kept for later runs: %s", what, error)
+
+
+def _awaited(path: Path, what: str, complete: Callable[[Node], bool]) -> Any:
+    end = time.monotonic() + _PATIENCE
+    while (result := _remembered(path, what, complete)) is None:
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"{what}: rank 0's measurement did not come to {path} within {_PATIENCE} seconds; "
+                "data.cache_dir must be a folder that all ranks share, and their hardware alike"
+            )
+        time.sleep(0.2)
+    return result

@@ -1,0 +1,124 @@
+"""The size of a plan for `trainer.max_time`: the largest of which enough steps fit, by measured steps."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from medconv import config as configs
+from medconv.config import Node, RunConfig
+from medconv.models.encoder import Encoder
+from medconv.models.unet import UNet
+from medconv.planning.memory_model import Budget
+from medconv.planning.planner import Plan
+from medconv.planning.sizes import SIZES
+from medconv.training.autotune.trial import Choice, Trial, Work
+from medconv.training.measured_once import measured_once
+from medconv.training.optim.muon import Muon
+from medconv.utils.hardware import uses_gpu
+
+_TRAINING = 0.85  # share of the time for steps; the rest is for validation
+_QUICK = 0.5  # seconds; steps this short are timed three times
+
+log = logging.getLogger(__name__)
+Planned = Callable[[str, str], Plan]  # from a size and the reason for it
+
+
+def fitting(
+    config: RunConfig, planned: Planned, budget: Budget, num_channels: int, num_outputs: int, per_voxel: bool
+) -> Plan:
+    """The plan of the largest size of which enough steps fit into `trainer.max_time`.
+
+    A size is measured once for a machine; the network is ours with plain convolutions, as for the memory.
+    Args: planned: makes the plan of a size. budget: its precision and checkpointing count.
+    Raises: ValueError: as `planned`.
+    """
+    plans = {name: planned(name, "") for name in SIZES}
+    if _same(plans.values()):
+        return planned(next(iter(SIZES)), "the config sets all that a size decides")
+    seconds = _TRAINING * configs.duration_seconds(str(config.trainer.max_time), "trainer.max_time")
+
+    def step_seconds(name: str) -> float:
+        return _step_seconds(config, plans[name], budget, num_channels, num_outputs, per_voxel)
+
+    name, why = largest(step_seconds, seconds)
+    return planned(name, why)
+
+
+def largest(step_seconds: Callable[[str], float], seconds: float) -> tuple[str, str]:
+    """The largest size of which enough steps fit, or the smallest, and the reason.
+
+    Args: step_seconds: of a size; asked from the smallest up, until one has too few steps.
+        seconds: for all steps.
+    """
+    chosen, steps, larger = "", 0.0, ""
+    for name, size in reversed(SIZES.items()):
+        step = step_seconds(name)
+        if chosen and seconds < size.enough_steps * step:
+            minutes = size.enough_steps * step / _TRAINING / 60
+            larger = f"; {name}, {step:.2g} s a step, from {minutes:.2g} minutes on"
+            break
+        chosen, steps = name, seconds / step
+    return chosen, f"some {steps:.0f} steps fit into trainer.max_time{larger}"
+
+
+def _same(plans: Iterable[Plan]) -> bool:
+    return len({str({**plan.values(), "size": ""}) for plan in plans}) == 1
+
+
+def _step_seconds(
+    config: RunConfig, plan: Plan, budget: Budget, num_channels: int, num_outputs: int, per_voxel: bool
+) -> float:
+    """Seconds of a training step of a plan."""
+    keys = ("spatial_dims", "patch_size", "batch_size", "strides", "kernel_sizes", "channels")
+    key = {
+        "plan": {key: getattr(plan, key) for key in keys},
+        "channels": [num_channels, num_outputs],
+        "precision": [budget.precision, budget.activation_checkpointing],
+    }
+
+    def measure() -> Node:
+        log.info("plan.size: measuring a step of size %s", plan.size)
+        with torch.random.fork_rng():
+            trial = _trial(config, plan, budget, num_channels, num_outputs, per_voxel)
+            return {"seconds": _timed(trial)}
+
+    def complete(result: Node) -> bool:
+        return isinstance(result["seconds"], float) and result["seconds"] > 0
+
+    result, _ = measured_once(config, "step_seconds", key, measure, complete)
+    return float(result["seconds"])
+
+
+def _trial(
+    config: RunConfig, plan: Plan, budget: Budget, num_channels: int, num_outputs: int, per_voxel: bool
+) -> Trial:
+    """A step of the plan on random images."""
+    device = torch.device("cuda" if uses_gpu(config.trainer.accelerator) else "cpu")
+    network = (UNet if per_voxel else Encoder)(
+        plan.spatial_dims, num_channels, num_outputs, plan.channels, plan.strides, plan.kernel_sizes
+    )
+    patch = plan.patch_size if per_voxel else ()
+    image = torch.randn(plan.batch_size, num_channels, *plan.patch_size, device=device)
+    label = torch.zeros(plan.batch_size, *patch, dtype=torch.long, device=device)
+
+    def loss(logits: Tensor, label: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.float(), label)
+
+    choice = Choice(budget.precision, True, True, True, budget.activation_checkpointing)
+    return Trial(Work(network, loss, Muon, image, label), choice)
+
+
+def _timed(trial: Trial) -> float:
+    """Seconds of a step: the second one, or of quick ones the median of three."""
+    trial.step()
+    seconds: list[float] = []
+    while len(seconds) < (3 if sum(seconds) < _QUICK else 1):
+        begun = time.perf_counter()
+        float(trial.step())  # waits for a GPU
+        seconds.append(time.perf_counter() - begun)
+    return median(seconds)

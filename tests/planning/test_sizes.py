@@ -1,0 +1,33 @@
+"""medconv/planning/sizes.py: smaller sizes cost less in every way, and need fewer steps."""
+
+from itertools import pairwise
+
+import pytest
+from helpers.plans import published
+
+from medconv.planning.memory_model import Budget
+from medconv.planning.planner import plan
+from medconv.planning.sizes import SIZES, need_size
+
+
+def test_sizes_fall_in_every_limit() -> None:
+    for larger, smaller in pairwise(SIZES.values()):
+        assert larger.memory_share > smaller.memory_share and larger.enough_steps > smaller.enough_steps
+        assert larger.base_channels > smaller.base_channels
+        for dims in (2, 3):
+            assert larger.max_channels[dims] > smaller.max_channels[dims]
+            assert larger.max_batch[dims] >= smaller.max_batch[dims]
+
+
+@pytest.mark.parametrize("name", ["hippocampus", "prostate", "liver"])
+def test_a_smaller_size_plans_a_narrower_network_and_no_larger_patch(name: str) -> None:
+    plans = [plan(published(name), budget=Budget(1, size=size)) for size in SIZES]
+    for larger, smaller in pairwise(plans):
+        assert smaller.channels[0] < larger.channels[0] and smaller.batch_size <= larger.batch_size
+        assert all(a <= b for a, b in zip(smaller.patch_size, larger.patch_size, strict=True))
+    assert plans[-1].size == "tiny" and plans[-1].rows[0][:2] == ("size", "tiny")
+
+
+def test_a_size_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"plan\.size must be large, medium, small, tiny or null, got huge"):
+        need_size("huge")

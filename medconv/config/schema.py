@@ -76,6 +76,13 @@ class PlanConfig:
 
 
 @dataclass(frozen=True)
+class ScheduleConfig:
+    """What changes with the progress of a run, beside the learning rate."""
+
+    patch: str | None = None
+
+
+@dataclass(frozen=True)
 class TrainerConfig:
     """The keys of Lightning's Trainer that medconv reads itself; `run_config.trainer_schema` adds the others.
 
@@ -202,6 +209,7 @@ class RunConfig:
     loss: Node = MISSING
     optimizer: Node = MISSING
     scheduler: Node = MISSING
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     weight_averaging: Node = field(default_factory=dict)
     early_stopping: Node = field(default_factory=dict)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

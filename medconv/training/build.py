@@ -24,8 +24,10 @@ from medconv.targets import Targets
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.training.data_setup import PreparedData
+from medconv.training.growing_patch import GrowingPatch
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.mixup import Mixup
+from medconv.training.optim import lr_schedulers
 from medconv.training.optim.build import build_optimizer
 from medconv.training.optim.param_groups import with_lr_multipliers
 from medconv.training.task import Task
@@ -70,9 +72,33 @@ def build_task(
         _validation(config, targets, network, store),
         record,
         deep_supervision=settings.deep_supervision,
+        growing_patch=_growing_patch(config, network),
         mixup=Mixup(settings.mixup, config.seed) if settings.mixup else None,
         memory_format=memory_format(bool(perf.channels_last), dims),
     )
+
+
+def _growing_patch(config: RunConfig, network: nn.Module) -> GrowingPatch | None:
+    """Raises: ConfigError: `schedule.patch` is none of its values, or progressive where that cannot be."""
+    setting, perf = config.schedule.patch, config.perf
+    if setting not in (None, "progressive", "whole"):
+        raise configs.ConfigError(f"schedule.patch must be progressive, whole or null, got {setting}")
+    divisor = getattr(network, "divisor", None)
+    obstacles = {
+        "the data has values of whole images": not config.derived.per_voxel,
+        f"model._target_={config.model['_target_']} does not tell what divides its input": divisor is None,
+        f"scheduler._target_={config.scheduler['_target_']} knows no progress": not _has_progress(config),
+    }
+    obstacle = next((reason for reason, there in obstacles.items() if there), None)
+    if setting == "progressive" and obstacle is not None:
+        raise configs.ConfigError(f"schedule.patch=progressive: {obstacle}")
+    # compiled code is for one size; each further one takes a minute
+    wanted = not (perf.compile or perf.cuda_graphs) if setting is None else setting == "progressive"
+    return GrowingPatch(divisor) if wanted and obstacle is None and divisor is not None else None
+
+
+def _has_progress(config: RunConfig) -> bool:
+    return str(config.scheduler["_target_"]).startswith(lr_schedulers.__name__ + ".")
 
 
 def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: Store | None) -> Validation:

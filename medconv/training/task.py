@@ -20,6 +20,7 @@ from medconv.targets import Targets
 from medconv.targets.monitor import MonitoredMetric
 from medconv.training.callbacks.nonfinite_guard import NonfiniteGuard
 from medconv.training.distributed.strategy import shard
+from medconv.training.growing_patch import GrowingPatch
 from medconv.training.losses.fit import FittedLoss
 from medconv.training.mixup import Mixup
 from medconv.training.optim.lr_schedulers import ProgressSchedule
@@ -41,6 +42,7 @@ class Task(LightningModule):
             key `validation` is filled with the rows of the last validation, one per case.
         deep_supervision: also train heads on the coarser stages of our U-Net; see
             `medconv.models.DeepSupervision`.
+        growing_patch: cuts training batches.
         memory_format: of the network's input.
     """
 
@@ -55,13 +57,15 @@ class Task(LightningModule):
         record: dict[str, Any],
         deep_supervision: bool = False,
         mixup: Mixup | None = None,
+        growing_patch: GrowingPatch | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         super().__init__()
         self.network, self.loss = network, loss
         self.supervision = DeepSupervision(network, targets.num_outputs) if deep_supervision else None
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
-        self.targets, self.validation, self.mixup = targets, validation, mixup
+        self.targets, self.validation = targets, validation
+        self.mixup, self.growing_patch = mixup, growing_patch
         self.record, self.memory_format = record, memory_format
         self.rows: dict[str, Any] = {}
         self.case_losses: dict[str, float | None] = {}
@@ -77,6 +81,8 @@ class Task(LightningModule):
 
     def loss_of(self, batch: Batch) -> Tensor:
         """The loss of a training batch; deterministic for a batch and the random state."""
+        if self.growing_patch is not None:
+            batch = self.growing_patch(batch, self.lr_schedulers().progress)  # type: ignore[union-attr]
         image, label = batch["image"], self.targets.encode(batch["label"])
         if self.mixup is not None:
             image, label = self.mixup(image, label, batch["sample"])

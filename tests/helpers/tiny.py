@@ -146,6 +146,21 @@ class Spy(Callback):
             file.writelines(f"{n}\n" for n in batch["sample"].tolist())
 
 
+class Sizes(Callback):
+    """Writes the spatial size of each training step's input into a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.network.register_forward_pre_hook(self._write)
+
+    def _write(self, network: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        if network.training:
+            with self.path.open("a") as file:
+                file.write(json.dumps(inputs[0].shape[2:]) + "\n")
+
+
 class SlowAugment(Augment):
     """As slow as a loader without enough workers."""
 

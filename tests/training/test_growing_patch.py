@@ -1,0 +1,67 @@
+"""medconv/training/growing_patch.py: batches are cut to sizes that grow; runs with it resume exactly."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import tiny
+
+from medconv.config import ConfigError
+from medconv.training.growing_patch import GrowingPatch
+
+LAYERED = ("data.patch_size=[16,16,16]", "model.channels=[4,4,4]", "model.strides=[2,2]")
+
+
+def test_edges_grow_from_half_to_the_whole_patch() -> None:
+    growing = GrowingPatch((8, 8, 2))
+    sizes = [growing.size((40, 56, 10), progress) for progress in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
+    assert sizes[0] == (24, 32, 6) and sizes[-2] == sizes[-1] == (40, 56, 10)
+    assert sizes == sorted(sizes) and all(
+        n % d == 0 for size in sizes for n, d in zip(size, (8, 8, 2), strict=True)
+    )
+
+
+def test_at_the_coarsest_stage_two_voxels_are_left_where_there_were_as_many() -> None:
+    assert GrowingPatch((16, 16)).size((48, 16), 0.0) == (32, 16)
+
+
+def test_image_and_label_are_cut_at_the_same_place() -> None:
+    torch.manual_seed(0)
+    image = torch.arange(2 * 16 * 16).view(2, 1, 16, 16)
+    growing, corners = GrowingPatch((4, 4)), set()
+    for _ in range(20):
+        batch = growing({"image": image, "label": image.clone(), "sample": torch.arange(2)}, 0.0)
+        assert batch["image"].shape == (2, 1, 8, 8) and batch["image"].equal(batch["label"])
+        assert batch["sample"].tolist() == [0, 1]
+        corners.add(int(batch["image"][0, 0, 0, 0]))
+    assert len(corners) > 5
+    assert growing({"image": image, "label": image}, 0.8)["image"].shape == image.shape
+
+
+def test_a_run_trains_on_growing_patches(tmp_path: Path) -> None:
+    dataset, sizes = tiny.write_dataset(tmp_path / "data/tiny"), tmp_path / "sizes"
+    spy = ["+callbacks.sizes._target_=helpers.tiny.Sizes", f"+callbacks.sizes.path={sizes}"]
+    tiny.train(dataset, tmp_path / "run", *LAYERED, *spy, "trainer.max_steps=10")
+    seen = [json.loads(line) for line in sizes.read_text().splitlines()]
+    assert seen[0] == [8, 8, 8] and seen[-1] == [16, 16, 16] and seen == sorted(seen)
+    assert len(seen) == 10 and [12, 12, 12] in seen
+    sizes.unlink()
+    whole = "schedule.patch=whole"
+    tiny.train(dataset, tmp_path / "whole", *LAYERED, *spy, "trainer.max_steps=2", whole)
+    assert [json.loads(line) for line in sizes.read_text().splitlines()] == [[16, 16, 16]] * 2
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("schedule.patch=small", "schedule.patch must be progressive, whole or null, got small"),
+        ("scheduler._target_=torch.optim.lr_scheduler.ConstantLR", "knows no progress"),
+    ],
+)
+def test_progressive_patches_where_they_cannot_be_are_refused(
+    tmp_path: Path, override: str, message: str
+) -> None:
+    dataset = tiny.write_dataset(tmp_path / "data/tiny")
+    with pytest.raises(ConfigError, match=message):
+        tiny.train(dataset, tmp_path / "run", "schedule.patch=progressive", override)

@@ -59,7 +59,8 @@ def shared(folder: Path) -> Exported:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (done := folder / "done").exists():
             # enough steps for MONAI's label maps to agree with ours, and one validation
-            train(folder, "trainer.max_steps=150", "data.samples_per_epoch=300")
+            slowly = ("optimizer.lr=0.005", "schedule.patch=whole")
+            train(folder, "trainer.max_steps=150", "data.samples_per_epoch=300", *slowly)
             for format, path in files.items():
                 export.export(checkpoint, path, export.ExportOptions(format, case=images / "case_1.nii.gz"))
             done.touch()

@@ -38,7 +38,7 @@ def test_a_run_without_progress_stops_early_and_records_why(dataset: Path, tmp_p
     content = checkpoint_io.read(tmp_path / "run/checkpoints/last.ckpt")
     assert content["callbacks"]["EarlyStopping{'monitor': 'val/dice', 'mode': 'max'}"]["wait_count"] == 2
     assert content["lr_schedulers"][0]["level"] == 0.25  # lowered twice, the last validation included
-    assert content["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.25 * 0.005)
+    assert content["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.25 * 0.02)
     again = tiny.train(dataset, tmp_path / "run", *NEVER, *PLATEAU, "trainer.max_steps=40")
     assert again == summary  # it has finished
 

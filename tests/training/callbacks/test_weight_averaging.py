@@ -19,6 +19,7 @@ STEPS = [
     "data.samples_per_epoch=8",
     "scheduler=constant",
     "scheduler.warmup_steps=0",
+    "schedule.patch=whole",  # which a shorter run reaches earlier
     "weight_averaging.begin=0",
 ]
 SPY = "+callbacks.spy._target_=tests.training.callbacks.test_weight_averaging.Weights"

@@ -26,6 +26,8 @@ def parser() -> Parser:
     add("--references", **folder, help="folder of reference label maps, same names")
     tolerance = "tolerance of the surface Dice, for all classes or one; default 1; may be repeated"
     add("--tolerance-mm", action="append", default=[], metavar="MM|NAME=MM", help=tolerance)
+    lesions = "also lesion-wise scores; lesions match from this intersection over union on, default 0.5"
+    add("--lesions", type=float, nargs="?", const=0.5, metavar="IOU", help=lesions)
     add = command.add_argument_group("classification and regression").add_argument
     add("--labels", **file, help="table (.csv) with a column `path` or `case`, and the labels")
     columns = "columns of --labels; default `label`, or the predicted names"

@@ -80,16 +80,21 @@ def _of_label_maps(options: argparse.Namespace) -> Callable[[], Evaluation]:
             f"{wrong[0]} is for classification and regression, whose --predictions is a table (.csv)"
         )
     sets = (options.predictions, options.references, options.compare)
+    if options.lesions is not None and not 0 < options.lesions <= 1:
+        raise ValueError(f"--lesions: expected an overlap above 0 and at most 1, got {options.lesions}")
     tolerance_mm = labels.tolerances(options.tolerance_mm)
-    return partial(segmentation.evaluate, *sets, tolerance_mm, options.workers, options.images)
+    return partial(
+        segmentation.evaluate, *sets, tolerance_mm, options.workers, options.images, options.lesions
+    )
 
 
 def _of_tables(options: argparse.Namespace) -> Callable[[], Evaluation]:
     """What evaluates tables. Raises: ValueError: the options do not fit each other."""
-    if options.labels is None or options.references is not None or options.tolerance_mm:
+    of_label_maps = (options.references, options.tolerance_mm or None, options.lesions)
+    if options.labels is None or any(option is not None for option in of_label_maps):
         raise ValueError(
             f"--predictions {options.predictions}: image-level predictions are measured against "
-            "--labels, a table (.csv), without --references and --tolerance-mm"
+            "--labels, a table (.csv), without --references, --tolerance-mm and --lesions"
         )
     path = options.predictions / TABLE if options.predictions.is_dir() else options.predictions
     columns = (options.label_columns, options.split, options.split_column or "split")

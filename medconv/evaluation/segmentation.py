@@ -16,7 +16,7 @@ from medconv.evaluation.segmentation_report import write_report
 from medconv.metrics import dice as metrics_dice
 from medconv.metrics import statistics
 from medconv.metrics.dice import ClassScores
-from medconv.metrics.segmentation import METRICS, VOLUMES, measure
+from medconv.metrics.segmentation import VOLUMES, measure, metrics_of
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils.threads import each
 
@@ -36,11 +36,12 @@ class LabelMapEvaluation:
 
     def csv_rows(self) -> Iterator[Sequence[Any]]:
         """The header, then a row per case and class (with `compare`, of both sets)."""
-        yield ["predictions", "case", "class", *_columns()]
+        columns = _columns(self.result["lesion_iou"])
+        yield ["predictions", "case", "class", *columns]
         for part in (self.result, *([self.result["compare"]] if "compare" in self.result else [])):
             for row in part["cases"]:
                 for name in part["per_class"]:
-                    yield [part["predictions"], row["case"], name, *(row[c][name] for c in _columns())]
+                    yield [part["predictions"], row["case"], name, *(row[c][name] for c in columns)]
 
     def score_lines(self) -> list[str]:
         """Per class: mean and standard deviation of Dice, the means of the other metrics, and the number of
@@ -48,13 +49,14 @@ class LabelMapEvaluation:
         """
         per_class = self.result["per_class"]
         width = max([20, *map(len, per_class)])
-        titles = f"{'Dice':>7} {'sd':>7} {'NSD':>7} {'HD95 mm':>8} {'ASD mm':>7} {'volume %':>8} {'cases':>6}"
+        titles = f"{'Dice':>7} {'sd':>7} {'NSD':>7} {'HD95 mm':>8} {'ASD mm':>7} {'volume %':>8}"
+        titles += f" {'lesion F1':>9} {'PQ':>7}" if self.result["lesion_iou"] is not None else ""
         rows = [
             f"{name:<{width}} {_cells(per_class[name], values['dice']['sd'])} {values['dice']['n']:>6}"
             for name, values in self.result["statistics"].items()
         ]
         mean = f"{'mean foreground':<{width}} {_cells(self.result['mean'], None)}"
-        return [f"{'class':<{width}} {titles}", *rows, mean]
+        return [f"{'class':<{width}} {titles} {'cases':>6}", *rows, mean]
 
     def comparison_lines(self) -> list[str]:
         rows = [(name, values["dice"]) for name, values in self.result["comparison"].items()]
@@ -75,17 +77,19 @@ def evaluate(
     tolerance_mm: Mapping[str | None, float] | None = None,
     workers: int = 1,
     images: Path | None = None,
+    lesion_iou: float | None = None,
 ) -> LabelMapEvaluation:
     """Measure every prediction against the reference of the same name; with `compare`, those of a second
     folder too.
 
     Args: tolerance_mm: of the surface Dice, by class; None stands for all other classes. workers: cases
         measured at once. images: their folder; None: the images that the predictions were made from, or
-        `imagesTr` beside `labelsTr`.
+        `imagesTr` beside `labelsTr`. lesion_iou: overlap from which lesions match; None: they are not
+        measured.
     Returns: with the result: `mean` (metric to value), `per_class` (class to metric to mean), `statistics`
         (class to metric to what `statistics.describe` returns), `cases` (one row each: metric to class to
-        value), `without_prediction` (references without a prediction), `tolerance_mm`; with `compare` also
-        `compare` (the same for the other predictions) and `comparison`.
+        value), `without_prediction` (references without a prediction), `tolerance_mm`, `lesion_iou`; with
+        `compare` also `compare` (the same for the other predictions) and `comparison`.
     Raises: ValueError: a folder without label maps, predictions without a reference, or label maps that
         cannot be measured; names all.
     """
@@ -101,19 +105,22 @@ def evaluate(
         labels.check_tolerances(tolerances, targets.names)  # fail before the work
         check_ignored(targets.ignore, reference_paths.values())
     shown = images_of(predictions, references, images, list(predicted[0]))
-    rows = [_measured(paths, reference_paths, targets, tolerances, workers) for paths in predicted]
+    options = (targets, tolerances, lesion_iou, workers)
+    rows = [_measured(paths, reference_paths, *options) for paths in predicted]
     targets = targets or labels.numbered({name for cases in rows for row in cases for name in row["dice"]})
     labels.check_tolerances(tolerances, targets.names)
-    summaries = [_summary(folder, cases, targets.names) for folder, cases in zip(folders, rows, strict=True)]
+    settings = (targets.names, lesion_iou)
+    summaries = [_summary(folder, cases, *settings) for folder, cases in zip(folders, rows, strict=True)]
     result = {
         **summaries[0],
         "references": str(references),
         "targets": targets.plain(),
         "tolerance_mm": labels.tolerance_of(tolerances, targets.names),
+        "lesion_iou": lesion_iou,
         "without_prediction": sorted(set(reference_paths) - set(predicted[0])),
     }
     if compare:
-        result |= {"compare": summaries[1], "comparison": _compared(*summaries)}
+        result |= {"compare": summaries[1], "comparison": _compared(summaries[0], summaries[1], lesion_iou)}
     sets_of_files = (reference_paths, *predicted)
     files = {case: tuple(paths[case] for paths in sets_of_files if case in paths) for case in predicted[0]}
     return LabelMapEvaluation(result, files, shown)
@@ -124,13 +131,15 @@ def _measured(
     references: Mapping[str, Path],
     targets: SegmentationTargets | None,
     tolerances: Mapping[str | None, float],
+    lesion_iou: float | None,
     workers: int,
 ) -> list[dict[str, Any]]:
     """A row per case. Raises: ValueError: all cases that cannot be measured."""
 
     def work(case: str) -> dict[str, Any] | str:
         try:
-            return {"case": case, **_measure_case(paths[case], references[case], targets, tolerances)}
+            files = (paths[case], references[case])
+            return {"case": case, **_measure_case(*files, targets, tolerances, lesion_iou)}
         except ValueError as error:
             return f"  case {case}: {error}"
 
@@ -146,6 +155,7 @@ def _measure_case(
     reference: Path,
     targets: SegmentationTargets | None,
     tolerances: Mapping[str | None, float],
+    lesion_iou: float | None,
 ) -> dict[str, ClassScores]:
     (predicted, grid), (label, label_grid) = read_label(prediction), read_label(reference)
     check_same_grid(reference, label_grid, prediction, grid)
@@ -153,21 +163,25 @@ def _measure_case(
         targets = labels.numbered(set(np.union1d(predicted, label).tolist()))
     labels.check_declared(prediction, predicted, targets)
     labels.check_declared(reference, label, targets, targets.ignore)
-    return measure(predicted, label, label_grid, targets, labels.tolerance_of(tolerances, targets.names))
+    tolerance_mm = labels.tolerance_of(tolerances, targets.names)
+    return measure(predicted, label, label_grid, targets, tolerance_mm, lesion_iou)
 
 
-def _columns() -> list[str]:
-    return [*(metric.name for metric in METRICS), *VOLUMES]
+def _columns(lesion_iou: float | None) -> list[str]:
+    return [*(metric.name for metric in metrics_of(lesion_iou)), *VOLUMES]
 
 
-def _summary(predictions: Path, rows: list[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+def _summary(
+    predictions: Path, rows: list[dict[str, Any]], names: Sequence[str], lesion_iou: float | None
+) -> dict[str, Any]:
     """The results of one set of predictions; a class that a case's row does not have is undefined there."""
-    cases = [
-        {"case": row["case"], **{c: {n: row[c].get(n) for n in names} for c in _columns()}} for row in rows
-    ]
-    described = {n: {c: statistics.describe([row[c][n] for row in cases]) for c in _columns()} for n in names}
-    per_class = {n: {c: values["mean"] for c, values in columns.items()} for n, columns in described.items()}
-    mean = {c: metrics_dice.mean({n: per_class[n][c] for n in names}) for c in _columns()}
+    columns = _columns(lesion_iou)
+    cases = [{"case": row["case"], **{c: {n: row[c].get(n) for n in names} for c in columns}} for row in rows]
+    described = {n: {c: statistics.describe([row[c][n] for row in cases]) for c in columns} for n in names}
+    per_class = {
+        n: {c: values["mean"] for c, values in by_column.items()} for n, by_column in described.items()
+    }
+    mean = {c: metrics_dice.mean({n: per_class[n][c] for n in names}) for c in columns}
     return {
         "predictions": str(predictions),
         "mean": mean,
@@ -177,7 +191,7 @@ def _summary(predictions: Path, rows: list[dict[str, Any]], names: Sequence[str]
     }
 
 
-def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+def _compared(first: dict[str, Any], second: dict[str, Any], lesion_iou: float | None) -> dict[str, Any]:
     """Class to metric to what `statistics.paired` returns, over the cases of both, with `p_holm`:
     corrected over the classes.
     """
@@ -186,7 +200,7 @@ def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     if not shared:
         raise ValueError(f"--compare {second['predictions']}: no case that {first['predictions']} has too")
     result: dict[str, Any] = {name: {} for name in first["per_class"]}
-    for metric in METRICS:
+    for metric in metrics_of(lesion_iou):
         for name, by_metric in result.items():
             values = [[metric.error(part[case][metric.name][name]) for case in shared] for part in rows]
             by_metric[metric.name] = statistics.paired(*values)
@@ -200,4 +214,6 @@ def _cells(values: Mapping[str, float | None], sd: float | None) -> str:
     volume = values["volume_error"]
     cells = [(values["dice"], 4, 7), (sd, 4, 7), (values["nsd"], 4, 7), (values["hd95_mm"], 2, 8)]
     cells += [(values["asd_mm"], 2, 7), (None if volume is None else 100 * volume, 1, 8)]
+    if "lesion_f1" in values:
+        cells += [(values["lesion_f1"], 4, 9), (values["panoptic_quality"], 4, 7)]
     return " ".join(f"{plain_number(value, digits):>{width}}" for value, digits, width in cells)

@@ -8,7 +8,7 @@ from medconv.evaluation import rendering
 from medconv.evaluation.distributions import Series, distribution
 from medconv.evaluation.overlays import case_png
 from medconv.metrics.dice import mean
-from medconv.metrics.segmentation import METRICS, Metric
+from medconv.metrics.segmentation import Metric, metrics_of
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import visualization
 
@@ -16,7 +16,6 @@ _WORST_CASES = 6
 _WORST_CLASSES = 8  # of each worst case
 _MAX_LEGEND = 40  # label values
 _DEFINITIONS = {
-    **{metric.title: metric.definition for metric in METRICS},
     "Missing class": "in both label maps: no value, the case is not counted (n). In one of the two: Dice "
     "and surface Dice are 0, distances are the length of the image from corner to corner.",
     "sd, interval": "standard deviation over cases (n - 1); 95 % bootstrap interval of the mean.",
@@ -32,15 +31,17 @@ def write_report(
         `--compare`. images: case to image, where known.
     """
     targets = SegmentationTargets.from_plain(result["targets"])
+    metrics = metrics_of(result["lesion_iou"])
     return rendering.render(
         "segmentation_report.html.j2",
         result=result,
-        metrics=METRICS,
+        metrics=metrics,
         tolerance=_tolerance(result["tolerance_mm"]),
-        charts=[(metric, distribution(_series(result, metric), metric.unit)) for metric in METRICS],
+        lesion_iou=result["lesion_iou"],
+        charts=[(metric, distribution(_series(result, metric), metric.unit)) for metric in metrics],
         legend=_legend(targets),
         worst=_worst(result, paths, images, targets.ignore),
-        definitions=_DEFINITIONS,
+        definitions={**{metric.title: metric.definition for metric in metrics}, **_DEFINITIONS},
         number=_number,
         p_value=_p,
         better=_better,

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from scipy.ndimage import find_objects
 
+from medconv.metrics import lesions as metrics_lesions
 from medconv.metrics import surface_distance
 from medconv.metrics.dice import ClassScores, LabelValues
 
@@ -26,6 +27,7 @@ class ClassMasks:
     """One class of a case, in at least one of the two label maps.
 
     Args: prediction, reference: masks of one shape, (*spatial) bool. tolerance_mm: of the surface Dice.
+        lesion_iou: overlap from which lesions match; None: they are not measured.
     """
 
     prediction: np.ndarray
@@ -33,6 +35,7 @@ class ClassMasks:
     spacing_mm: tuple[float, ...]
     voxel_mm3: float
     tolerance_mm: float
+    lesion_iou: float | None = None
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
@@ -43,6 +46,12 @@ class ClassMasks:
     def distances(self) -> surface_distance.Distances:
         """In mm, between boundary voxels, in both directions."""
         return surface_distance.voxel_distances(self.prediction, self.reference, self.spacing_mm)
+
+    @cached_property
+    def lesions(self) -> metrics_lesions.Lesions:
+        """The connected components of both masks, matched."""
+        assert self.lesion_iou is not None
+        return metrics_lesions.match(self.prediction, self.reference, self.lesion_iou)
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,32 @@ METRICS = [
         *("prediction minus reference; in per cent of the reference.", "ml"),
     ),
 ]
+LESION_METRICS = [  # only where they are asked for
+    Metric(
+        *("lesion_f1", "Lesion F1", 1, lambda masks: masks.lesions.f1),
+        "matched lesions (connected components) over the mean number of predicted and reference lesions.",
+    ),
+    Metric(
+        *("lesion_sensitivity", "Lesion sensitivity", 1),
+        lambda masks: len(masks.lesions.overlaps) / masks.lesions.reference,
+        "the share of the reference's lesions that are matched.",
+    ),
+    Metric(
+        *("lesion_precision", "Lesion precision", 1),
+        lambda masks: len(masks.lesions.overlaps) / masks.lesions.predicted,
+        "the share of the predicted lesions that are matched.",
+    ),
+    Metric(
+        *("panoptic_quality", "Panoptic quality", 1, lambda masks: masks.lesions.panoptic_quality),
+        "lesion F1 times the mean intersection over union of matched lesions (Kirillov et al. 2019).",
+    ),
+]
 VOLUMES = ("volume_ml", "reference_volume_ml")  # no metrics, but columns of the CSV
+
+
+def metrics_of(lesion_iou: float | None) -> list[Metric]:
+    """What is measured. Args: lesion_iou: None: no lesions."""
+    return METRICS if lesion_iou is None else [*METRICS, *LESION_METRICS]
 
 
 class VoxelGrid(Protocol):
@@ -138,11 +172,13 @@ def measure(
     grid: VoxelGrid,
     targets: LabelValues,
     tolerance_mm: Mapping[str, float],
+    lesion_iou: float | None = None,
 ) -> dict[str, ClassScores]:
     """Metric to class to value. Voxels whose reference is `targets.ignore` count as background in both.
 
     Shape: two integer label maps (X, Y, Z); a single slice along any axis is measured in 2D.
     Args: grid: of both label maps. tolerance_mm: of the surface Dice, per class.
+        lesion_iou: overlap from which lesions match; None: they are not measured.
     """
     if targets.ignore is not None:
         labelled = reference != targets.ignore
@@ -154,12 +190,13 @@ def measure(
         spacing_mm = (*spacing_mm[:thin], *spacing_mm[thin + 1 :])
     boxes = [find_objects(label, max_label=targets.num_values - 1) for label in (prediction, reference)]
     worst_mm = surface_distance.diagonal_mm(prediction.shape, spacing_mm)
-    rows: dict[str, ClassScores] = {name: {} for name in (*(m.name for m in METRICS), *VOLUMES)}
+    metrics = metrics_of(lesion_iou)
+    rows: dict[str, ClassScores] = {name: {} for name in (*(m.name for m in metrics), *VOLUMES)}
     for name, values in targets.by_name.items():
         box = _around([boxes_of_map[value - 1] for boxes_of_map in boxes for value in values])
         mask, true = (np.isin(m[box], values) if box else np.zeros(0, bool) for m in (prediction, reference))
-        masks = ClassMasks(mask, true, spacing_mm, grid.voxel_mm3, tolerance_mm[name])
-        for metric in METRICS:
+        masks = ClassMasks(mask, true, spacing_mm, grid.voxel_mm3, tolerance_mm[name], lesion_iou)
+        for metric in metrics:
             rows[metric.name][name] = _value(metric, masks, worst_mm)
         for volume, voxels in zip(VOLUMES, masks.sizes, strict=True):
             rows[volume][name] = voxels * (grid.voxel_mm3 * _ML)

@@ -62,6 +62,7 @@ def test_the_command_prints_a_table_and_writes_the_results(
             ["--tolerance-mm", "2 mm"],
             "--tolerance-mm 2 mm: expected millimetres, such as 2, or NAME=MM for one class",
         ),
+        (["--lesions", "0"], "--lesions: expected an overlap above 0 and at most 1, got 0.0"),
         (["--tolerance-mm", "livr=2"], "--tolerance-mm: no class 'livr'; there are 1"),
     ],
 )

@@ -10,7 +10,7 @@ from scipy.ndimage import gaussian_filter
 from medconv.data.case import Grid
 from medconv.metrics import segmentation
 from medconv.metrics.dice import dice
-from medconv.metrics.segmentation import METRICS, VOLUMES, ClassMasks, Metric, measure
+from medconv.metrics.segmentation import LESION_METRICS, METRICS, VOLUMES, ClassMasks, Metric, measure
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.regions import RegionTargets
 
@@ -174,3 +174,26 @@ def test_a_further_metric_is_measured_as_the_others(monkeypatch: pytest.MonkeyPa
     row = measure(a, b, grid(a), TARGETS, MM)["sensitivity"]
     assert row["one"] == ((a == 1) & (b == 1)).sum() / (b == 1).sum()
     assert row["two"] is None and row["three"] == 0.0
+
+
+def test_lesions_are_measured_where_they_are_asked_for() -> None:
+    """Two of three lesions are found, one of them by half, and one prediction is false; class two is missed,
+    and of class three there is none.
+    """
+    a, b = np.zeros((2, 20, 10, 8), np.int16)
+    b[0:4, 0:2, 0:2], b[6:10, 0:2, 0:2], b[12:16, 0:2, 0:2], b[0:2, 6:8, 0:2] = 1, 1, 1, 2
+    a[0:4, 0:2, 0:2], a[6:8, 0:2, 0:2], a[18:20, 0:2, 0:2] = 1, 1, 1
+    rows = {m: row for m, row in measure(a, b, grid(a), TARGETS, MM, 0.5).items() if m not in VOLUMES}
+    assert list(rows) == [m.name for m in (*METRICS, *LESION_METRICS)]
+    one = {m.name: rows[m.name]["one"] for m in LESION_METRICS}
+    assert one == {
+        "lesion_f1": pytest.approx(2 / 3),
+        "lesion_sensitivity": pytest.approx(2 / 3),
+        "lesion_precision": pytest.approx(2 / 3),
+        "panoptic_quality": pytest.approx(1.5 / 3),
+    }
+    assert measure(a, b, grid(a), TARGETS, MM, 0.51)["lesion_f1"]["one"] == pytest.approx(1 / 3)
+    assert {m.name: (rows[m.name]["two"], rows[m.name]["three"]) for m in LESION_METRICS} == dict.fromkeys(
+        one, (0.0, None)
+    )
+    assert "lesion_f1" not in measure(a, b, grid(a), TARGETS, MM)

@@ -1,0 +1,92 @@
+"""medconv/metrics/lesions.py: connected components, matched one to one by their overlap."""
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from scipy.ndimage import gaussian_filter
+
+from medconv.metrics.lesions import Lesions, match
+
+
+def components(mask: np.ndarray) -> list[set[tuple[int, ...]]]:
+    """Voxels that touch by a face, an edge or a corner; the slow version."""
+    left = {tuple(place) for place in np.argwhere(mask).tolist()}
+    found = []
+    while left:
+        part, edge = set[tuple[int, ...]](), [left.pop()]
+        while edge:
+            place = edge.pop()
+            part.add(place)
+            for step in product((-1, 0, 1), repeat=mask.ndim):
+                near = tuple(p + s for p, s in zip(place, step, strict=True))
+                if near in left:
+                    left.remove(near)
+                    edge.append(near)
+        found.append(part)
+    return found
+
+
+def best_pairing(prediction: np.ndarray, reference: np.ndarray, iou: float) -> tuple[int, int, float, int]:
+    """Predicted and reference lesions, the largest sum of overlaps and its matches, of all pairings."""
+    ours, theirs = components(prediction), components(reference)
+    few, many = sorted((ours, theirs), key=len)
+    best = (0.0, 0)
+    for order in permutations(many, len(few)):
+        overlaps = [len(a & b) / len(a | b) for a, b in zip(few, order, strict=True)]
+        kept = [overlap for overlap in overlaps if overlap >= iou]
+        best = max(best, (sum(kept), len(kept)))
+    return len(ours), len(theirs), *best
+
+
+@pytest.mark.parametrize("iou", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("shape", [(14, 12), (9, 8, 7)])
+def test_matches_equal_the_slow_implementation(shape: tuple[int, ...], iou: float) -> None:
+    contested = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        field = gaussian_filter(rng.normal(size=shape), 1.0)
+        other = field + 0.7 * gaussian_filter(rng.normal(size=shape), 0.7)
+        a, b = field > np.quantile(field, 0.8), other > np.quantile(other, 0.75)
+        if min(len(components(a)), len(components(b))) > 5 or max(map(len, map(components, (a, b)))) > 8:
+            continue
+        found = match(a, b, iou)
+        predicted, reference, total, matches = best_pairing(a, b, iou)
+        assert (found.predicted, found.reference, len(found.overlaps)) == (predicted, reference, matches)
+        assert sum(found.overlaps) == pytest.approx(total)
+        contested += 0 < matches < max(predicted, reference)
+    assert contested > 1
+
+
+def test_one_lesion_matches_one_lesion() -> None:
+    """Two predictions lie in one reference lesion: the better one matches, and the other one is false."""
+    a, b = np.zeros((2, 12, 3), bool)
+    a[0:3], a[4:10], b[0:10] = True, True, True
+    assert match(a, b, 0.1) == Lesions(2, 1, (0.6,))
+    assert match(a, b, 0.6).overlaps == (0.6,)  # the threshold itself is enough
+    assert match(a, b, 0.61) == Lesions(2, 1, ())
+    assert match(b, a, 0.1) == Lesions(1, 2, (0.6,))
+
+
+def test_the_largest_sum_of_overlaps_wins() -> None:
+    """The larger prediction overlaps both references; one alone would take the better one from the other."""
+    a, b = np.zeros((2, 40), bool)
+    a[0:10], a[11:21] = True, True
+    b[0:4], b[5:19] = True, True  # b's second one meets both of a: 5/19 and 8/16
+    assert match(a, b, 0.2).overlaps == (0.4, 8 / 16)
+    a[:], b[:] = False, False
+    a[3:23], a[0:2], b[0:20], b[21:24] = True, True, True, True
+    assert match(a, b, 0.05).overlaps == (17 / 23,)  # not two matches of 2/20 and 2/21
+
+
+def test_scores_are_counted_over_lesions() -> None:
+    """F1 is 2 x matches over both counts; panoptic quality weighs matches by their overlap."""
+    lesions = Lesions(3, 2, (0.5, 0.9))
+    assert lesions.f1 == pytest.approx(4 / 5)
+    assert lesions.panoptic_quality == pytest.approx(2 * 1.4 / 5)
+
+
+def test_corners_connect() -> None:
+    a = np.zeros((4, 4, 4), bool)
+    a[0, 0, 0], a[1, 1, 1], a[3, 3, 3] = True, True, True
+    assert match(a, a, 0.5) == Lesions(2, 2, (1.0, 1.0))

@@ -23,6 +23,7 @@ NAMES = (
     "data",
     "workers",
     "recipe",
+    "against",
     "evaluation",
     "prediction",
     "export",

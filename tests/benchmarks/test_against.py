@@ -1,0 +1,60 @@
+"""scripts/benchmarks/against.py: real trainings of two checkouts in turns; folds by patient; the made pictures."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import tiny
+from helpers.benchmarks_harness import benchmark
+
+from benchmarks import against, pictures
+
+QUICK = [
+    *("plan.channels=[4,8]", "data.patch_size=[16,16]", "data.batch_size=2", "data.num_workers=0"),
+    *("trainer.accelerator=cpu", "data.samples_per_epoch=4", "data.layout.num_cases=6"),
+]
+
+
+def test_both_checkouts_train_in_the_same_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arguments = ["against", str(tiny.ROOT), "--minutes", "0.03", "--output", str(tmp_path / "runs")]
+    arguments += ["--set", *QUICK, "--other-set", *QUICK, "--plot", str(tmp_path / "plots")]
+    rows = benchmark(monkeypatch, tmp_path, *arguments)
+    assert [row["variant"] for row in rows] == ["this", "other"]
+    assert all(row["steps"] > 0 and row["dice"] is not None and row["set"] == "phantom2d" for row in rows)
+    assert (tmp_path / "plots/phantom2d.svg").is_file()
+    again = benchmark(monkeypatch, tmp_path, *arguments)
+    assert [row["steps"] for row in again] == [row["steps"] for row in rows]  # finished ones are kept
+
+
+def test_the_table_has_medians_and_paired_differences() -> None:
+    def row(side: str, seed: int, dice: float) -> dict:
+        about = {"set": "acdc", "minutes": 10.0, "seed": seed, "hardware": "CPU", "cores": 2}
+        return {**about, "variant": side, "dice": dice, "steps": 100 + seed}
+
+    rows = [row("this", 0, 0.85), row("other", 0, 0.75), row("this", 1, 0.87), row("other", 1, 0.79)]
+    text = against.show(rows)
+    assert "| acdc | 10 | 2 | 0.8600 | 100 | 0.7700 | 100 | +9.00 ± 12.71 |" in text
+
+
+def test_the_frames_of_a_patient_stay_together() -> None:
+    names = [f"patient{n:03}_frame{k:02}" for n in range(12) for k in (1, 12)]
+    folds = against.by_patient(names)
+    assert sorted(name for fold in folds for name in fold["val"]) == names
+    for fold in folds:
+        patients = {part: {name[:10] for name in fold[part]} for part in ("train", "val")}
+        assert not patients["train"] & patients["val"] and len(fold["train"]) + len(fold["val"]) == 24
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no checkout of medconv, there is no train.py"):
+        against.run(argparse.Namespace(checkout=tmp_path))
+
+
+def test_pictures_are_the_same_for_the_same_seed() -> None:
+    (picture, mask), (again, _) = pictures.drawn(3), pictures.drawn(3)
+    assert picture.shape == (584, 565, 3) and picture.dtype == mask.dtype == np.uint8
+    assert np.array_equal(picture, again) and set(np.unique(mask)) == {0, 255}
+    assert 0.03 < (mask > 0).mean() < 0.3
+    green = picture[..., 1].astype(float)
+    assert green[mask > 0].mean() < green[(mask == 0) & (picture.sum(-1) > 60)].mean() - 5  # darker vessels

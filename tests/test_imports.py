@@ -96,10 +96,10 @@ def test_every_module_has_a_test_file_of_its_name() -> None:
 
 
 def test_every_test_file_in_a_room_is_named_after_a_module() -> None:
-    """Those of tests/benchmarks after a module or package of scripts/benchmarks."""
+    """Those of tests/benchmarks and tests/gpu_checks after a module or package of scripts/."""
     orphans = []
     for test in (path.relative_to(TESTS) for path in sorted(TESTS.rglob("*/test_*.py"))):
-        home = TESTS.parent / "scripts" if test.parts[0] == "benchmarks" else PACKAGE
+        home = TESTS.parent / "scripts" if test.parts[0] in ("benchmarks", "gpu_checks") else PACKAGE
         module = home / test.with_name(test.name.removeprefix("test_"))
         if test.parts[0] not in NOT_MIRRORED and not module.is_file() and not module.with_suffix("").is_dir():
             orphans.append(str(test))

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
+import medconv
 from medconv.config.schema import PACKAGE
 from medconv.utils import cluster
 
-_PACKAGES = ("medconv", "torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "tensorboard")
+_PACKAGES = ("torch", "lightning", "monai", "hydra-core", "nibabel", "numpy", "tensorboard")
 
 
 def of(trainer: Any) -> dict[str, Any]:
@@ -22,7 +23,11 @@ def of(trainer: Any) -> dict[str, Any]:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     return {
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            "medconv": medconv.__version__,  # known in a checkout that is not installed, too
+            **{name: version(name) for name in _PACKAGES},
+        },
         "hardware": {
             "device": device.type,
             "name": name or platform.processor(),

@@ -1,0 +1,1 @@
+"""What medconv claims of a CUDA machine: one module for each group of claims, and what runs them."""

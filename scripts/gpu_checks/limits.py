@@ -1,0 +1,89 @@
+"""What the hardware allows: bytes over bandwidth and operations over peak, of one operation and of a network.
+
+Peaks are those of the data sheets, dense, of the SXM boards: a matrix product reaches about 80 % of them, a
+copy about 90 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes and bf16 operations a second."""
+
+    name: str
+    bandwidth: float
+    bf16: float
+
+    def seconds(self, moved: float = 0.0, operations: float = 0.0) -> float:
+        """Of one operation that moves so many bytes; the slower of the two."""
+        return max(moved / self.bandwidth, operations / self.bf16)
+
+
+H100 = Peaks("H100", 3.35e12, 989e12)
+_KNOWN = (H100, Peaks("H200", 4.8e12, 989e12), Peaks("A100", 2.04e12, 312e12))
+
+
+def peaks_of(hardware: str) -> Peaks:
+    """By the name that CUDA gives; those of an H100 for any other, so that a limit always stands there."""
+    return next((peaks for peaks in _KNOWN if peaks.name in hardware), H100)
+
+
+class _Convolutions(TorchDispatchMode):
+    """Notes bytes and operations of every convolution and matrix product, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work: list[tuple[float, float]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)]
+            moved = sum(t.numel() * t.element_size() for t in tensors)
+            self.work.append((moved, count(*args, **(kwargs or {}), out_val=result)))
+        return result
+
+
+@cache
+def step_work(
+    build: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16
+) -> tuple[tuple[float, float], ...]:
+    """Bytes and operations of each convolution of a training step, without any tensor being made.
+
+    Shape: (batch, channels, *spatial). Norms, activations and the optimizer come on top: the limit is a lower
+    bound.
+    """
+    with torch.device("meta"):
+        network = build().to(dtype)
+        image = torch.empty(shape, dtype=dtype)
+    with _Convolutions() as counted:
+        output = network(image)
+        output.sum().backward()
+    return tuple(counted.work)
+
+
+def step_seconds(peaks: Peaks, work: Sequence[tuple[float, float]]) -> float:
+    """Each convolution at its own limit, one after another."""
+    return sum(peaks.seconds(moved, operations) for moved, operations in work)
+
+
+def newton_schulz_seconds(peaks: Peaks, shapes: Sequence[tuple[int, int]], repetitions: int = 5) -> float:
+    """Of Muon's orthogonalisation of matrices (rows, columns): three products in each repetition."""
+    operations = 0.0
+    for shape in shapes:
+        short, long = sorted(shape)
+        operations += repetitions * (4.0 * short * short * long + 2.0 * short**3)
+    return peaks.seconds(operations=operations)

@@ -1,0 +1,308 @@
+"""How fast a step and its parts are, beside their peers and the hardware's limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+
+from gpu_checks.claims import Expect, Figures, claim
+from gpu_checks.limits import Peaks, newton_schulz_seconds, peaks_of
+from gpu_checks.networks import ADAMW, FAST, HIPPOCAMPUS, NVIDIA, TINY, Size, seconds, trial, wait
+from gpu_checks.setting import Setting
+from medconv.performance.switches import apply_switches
+from medconv.training.optim.muon import Muon
+
+NORM = (2, 32, 120, 168, 120)  # the finest stage of `layers --scale 3`
+_PRIORS = ("transform", "basis", "ball", "spacing", "masked", "acs", "mirror")
+
+
+def _images_limit(peaks: Peaks) -> float:
+    return NVIDIA.batch / NVIDIA.limit_seconds(peaks)
+
+
+def _throughput(setting: Setting, **switches: Any) -> Figures:
+    """At NVIDIA's size. The peak's share counts the convolutions' operations alone."""
+    device, size = setting.device, setting.pick(NVIDIA, TINY)
+    torch.backends.cudnn.benchmark = True
+    measured = trial(size, FAST, device)
+    if switches:
+        apply_switches(measured.network, channels_last=True, **switches)
+    step = seconds(measured.step, device, rounds=setting.pick(5, 1), warm_up=setting.pick(10, 2))
+    name = torch.cuda.get_device_name() if device.type == "cuda" else ""
+    return {
+        "images/s": size.batch / step,
+        "share of the bf16 peak": size.operations / step / peaks_of(name).bf16,
+        "seconds a step": step,
+        "peak GB": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
+    }
+
+
+@claim(
+    "images-per-second",
+    "Training step of a 3D U-Net at NVIDIA's size: 128x128x128, 4 channels, batch 4; 29.96 on an A100",
+    Expect("images/s", least=100, limit=_images_limit),
+    Expect("share of the bf16 peak", least=0.45),
+    limit_s=90,
+)
+def images_per_second(setting: Setting) -> Figures:
+    return _throughput(setting)
+
+
+@claim(
+    "images-compiled",
+    "The same step compiled",
+    Expect("images/s", least=100, limit=_images_limit),
+    limit_s=180,
+)
+def images_compiled(setting: Setting) -> Figures:
+    return _throughput(setting, **setting.pick({"compile": True}, {}))
+
+
+@claim(
+    "images-cuda-graphs",
+    "The same step compiled, with CUDA graphs",
+    Expect("images/s", least=100, limit=_images_limit),
+    limit_s=180,
+)
+def images_cuda_graphs(setting: Setting) -> Figures:
+    return _throughput(setting, **setting.pick({"compile": True, "cuda_graphs": True}, {}))
+
+
+def _step_table(setting: Setting, size: Size, *words: str) -> Figures:
+    size = setting.pick(size, TINY)
+    rounds = ["--pairs", setting.pick("10", "1")]
+    peers = ["--peers", *setting.pick(["dynunet"], [])]
+    rows = setting.benchmark("step", *size.words(), *rounds, *peers, *words)
+    found = {row["variant"]: row for row in rows}
+    fast, slow = found["perf=fast"], found.get("MONAI DynUNet, plain Lightning")
+    own = found.get("peers' network, perf=fast")
+    figures: dict[str, Any] = {
+        "perf=fast, seconds": fast["seconds"],
+        "times perf=reference": fast["times_as_fast"],
+    }
+    if slow and own:
+        figures["times DynUNet in plain Lightning"] = slow["seconds"] / own["seconds"]
+    figures |= {f"{name}, times perf=reference": row["times_as_fast"] for name, row in found.items()}
+    return figures | {"autotune chose": found["perf=autotune"]["choice"]}
+
+
+@claim(
+    "step-small",
+    "The table of the step at 40x56x40, every switch alone, MONAI's DynUNet beside (`benchmark.py step`)",
+    Expect("perf=fast, seconds", limit=HIPPOCAMPUS.limit_seconds),
+    Expect("times perf=reference", least=1.5),
+    Expect("times DynUNet in plain Lightning", least=1.5),
+    limit_s=150,
+)
+def step_small(setting: Setting) -> Figures:
+    return _step_table(setting, HIPPOCAMPUS)
+
+
+@claim(
+    "step-large",
+    "The same table at NVIDIA's size",
+    Expect("perf=fast, seconds", limit=NVIDIA.limit_seconds),
+    Expect("times perf=reference", least=2),
+    Expect("times DynUNet in plain Lightning", least=2),
+    limit_s=240,
+)
+def step_large(setting: Setting) -> Figures:
+    return _step_table(setting, NVIDIA)
+
+
+@claim(
+    "norm-price",
+    "Instance norm by Triton with its activation beside torch's (`benchmark.py layers`)",
+    Expect("finest stage, seconds", limit=lambda peaks: peaks.seconds(8 * 2 * prod(NORM))),
+    Expect("slowest stage, times torch's speed", least=1),
+    limit_s=60,
+)
+def norm_price(setting: Setting) -> Figures:
+    """The limit: forward reads x twice and writes y, backward reads both tensors twice and writes one."""
+    rows = _layers(setting, "norm", "nn.InstanceNorm3d, channels-last")
+    ours = [row for row in rows if row["variant"] == "ours, channels-last"]
+    return {
+        "finest stage, seconds": ours[0]["seconds"],
+        "slowest stage, times torch's speed": 1 / max(row["ratio"] for row in ours),
+    }
+
+
+@claim(
+    "depthwise-price",
+    "Depthwise convolutions as blocks beside the library's; if they win, they should be taken",
+    Expect("library, finest stage, seconds", limit=lambda peaks: peaks.seconds(6 * 2 * prod(NORM))),
+    limit_s=60,
+)
+def depthwise_price(setting: Setting) -> Figures:
+    """The limit: forward, gradient of the input and of the weight each touch two tensors."""
+    rows = _layers(setting, "depthwise", "nn.Conv3d, depthwise, channels-last")
+    library = [row for row in rows if row["ratio"] == 1 and row["variant"] == row["reference"]]
+    blocks = {
+        f"{row['variant']}: {row['case'].split(',')[0]}": row["ratio"]
+        for row in rows
+        if "ours" in row["variant"]
+    }
+    return {"library, finest stage, seconds": library[0]["seconds"], **blocks}
+
+
+def _layers(setting: Setting, part: str, reference: str) -> list[dict[str, Any]]:
+    size = ["--scale", setting.pick("3", "1"), "--pairs", setting.pick("15", "1")]
+    rows = setting.benchmark("layers", "--parts", part, *size, tiny={"STAGES": [(32, (4, 4, 4))]})
+    assert any(row["variant"] == reference for row in rows), [row["variant"] for row in rows]
+    return rows
+
+
+@claim(
+    "convolutions-price",
+    "A training step of every weight-space prior costs what `nn.Conv` costs (geometric mean over a U-Net's "
+    "stages); `transform` takes the faster of its two ways; `acs` beside three thin convolutions",
+    Expect("dearest prior, times nn.Conv", most=1.05),
+    Expect("transform, times the faster way", most=1.05),
+    Expect("unfold and einsum, times transform", least=20),
+    limit_s=240,
+)
+def convolutions_price(setting: Setting) -> Figures:
+    words = ["--parts", "stages", "--device", setting.kind, "--pairs", setting.pick("10", "1")]
+    rows = setting.benchmark("convs", *words, tiny={"STAGES": {3: [(8, (4, 4, 4))]}})
+    step = [row for row in rows if "3D training step" in row["case"]]
+    means = {row["variant"]: row["ratio"] for row in step if "mean" in row["case"]}
+    stages = [row for row in step if "mean" not in row["case"]]
+    ways: dict[str, dict[str, float]] = {}
+    for row in stages:
+        ways.setdefault(row["case"], {})[row["variant"]] = row["ratio"]
+    both = ("transform, folded", "transform, two launches")
+    wrong = [ratios["transform"] / min(ratios[way] for way in both) for ratios in ways.values()]
+    priors = {name: means[name] for name in _PRIORS if name in means}
+    return {
+        "dearest prior, times nn.Conv": max(priors.values()),
+        "transform, times the faster way": max(wrong),
+        "unfold and einsum, times transform": means["unfold and einsum"] / means["transform"],
+        "acs, three convolutions, times acs": means["acs, three convolutions"] / means["acs"],
+        **{f"{name}, times nn.Conv": ratio for name, ratio in means.items()},
+    }
+
+
+@claim(
+    "small-layers",
+    "Chains of thin layers, measured and by the cost model, and with CUDA graphs; the backward pass in one "
+    "call (`benchmark.py convs --parts small backward`)",
+    Expect("one call, times the library's backward", most=1.1),
+    limit_s=120,
+)
+def small_layers(setting: Setting) -> Figures:
+    words = ["--device", setting.kind, "--pairs", setting.pick("20", "1")]
+    rows = setting.benchmark("convs", "--parts", *setting.pick(["small", "backward"], ["backward"]), *words)
+    ours = [row["ratio"] for row in rows if row["variant"] == "one call (ours)"]
+    chains = {f"{row['case']}, {row['variant']}": row["ratio"] for row in rows if row["benchmark"] == "small"}
+    return {"one call, times the library's backward": max(ours), **chains}
+
+
+def _matrices() -> list[tuple[int, int]]:
+    with torch.device("meta"):
+        kernels = [p for p in NVIDIA.unet().parameters() if p.ndim > 2]
+    return [(len(kernel), prod(kernel.shape[1:])) for kernel in kernels]
+
+
+@claim(
+    "muon-share",
+    "Muon's share of a step at NVIDIA's size, beside fused AdamW's",
+    Expect("Muon, seconds", limit=lambda peaks: newton_schulz_seconds(peaks, _matrices())),
+    Expect("Muon, share of the step", most=0.15),
+    limit_s=70,
+)
+def muon_share(setting: Setting) -> Figures:
+    device, size = setting.device, setting.pick(NVIDIA, TINY)
+    figures: dict[str, float] = {}
+    for name, optimizer in (("AdamW", ADAMW), ("Muon", partial(Muon, lr=1e-3))):
+        measured = trial(size, FAST, device, optimizer)
+        step = seconds(measured.step, device, rounds=setting.pick(3, 1), warm_up=3)
+        wait(device)  # the last gradients stay, so that the optimizer alone can be timed
+        alone = seconds(measured.optimizer.step, device, rounds=setting.pick(5, 1), warm_up=3)
+        figures |= {f"{name}, seconds": alone, f"{name}, share of the step": alone / step}
+        del measured
+    return figures
+
+
+@claim(
+    "deep-supervision",
+    "Deep supervision's share of a training step at 128x128x128",
+    Expect("seconds a sample, times without", most=1.1),
+    limit_s=130,
+)
+def deep_supervision(setting: Setting) -> Figures:
+    speed = {}
+    for on in ("true", "false"):
+        sizes = ["data.patch_size=[128,128,128]", "data.batch_size=2", "data.spacing_mm=[0.7,0.7,0.7]"]
+        steps = ["trainer.max_steps=40", "trainer.limit_val_batches=0", "data.samples_per_epoch=200"]
+        summary = setting.train(f"{on}", *sizes, *steps, f"task.deep_supervision={on}", "augmentation=none")
+        speed[on] = summary["samples_per_second"]
+    return {"seconds a sample, times without": speed["false"] / speed["true"], "samples/s": speed["true"]}
+
+
+@claim(
+    "fault-tolerance",
+    "What surviving costs a step: gradient check, random numbers by number, checkpoints (`fault_tolerance`)",
+    Expect("norm of the gradient, times a step", most=0.02),
+    Expect("random numbers, times a step", most=0.02),
+    limit_s=70,
+)
+def fault_tolerance(setting: Setting) -> Figures:
+    size = setting.pick(
+        ["--patch", "128", "128", "128"], ["--patch", "16", "16", "16", "--features", "4", "8"]
+    )
+    rows = setting.benchmark("fault_tolerance", *size, "--pairs", setting.pick("10", "1"))
+    ratios = {row["variant"]: row["ratio"] for row in rows}
+    return {
+        "norm of the gradient, times a step": ratios["norm of the gradient, where it is not clipped"],
+        "random numbers, times a step": ratios["random numbers by number"],
+        **{f"{name}, times a step": ratio for name, ratio in ratios.items()},
+    }
+
+
+@claim(
+    "guard-price",
+    "The guard against gradients that are not finite, read one step late and at once (`late=False` waits)",
+    Expect("late, times without", most=1.02),
+    limit_s=60,
+)
+def guard_price(setting: Setting) -> Figures:
+    """Without Lightning: the norm's check, left to the device and read by the host."""
+    device, size = setting.device, setting.pick(replace(NVIDIA, batch=2), TINY)
+    measured = trial(size, FAST, device)
+    optimizer: Any = measured.optimizer
+
+    def late() -> None:
+        measured.step()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in measured.parameters if p.grad is not None])
+        optimizer.grad_scale, optimizer.found_inf = None, (~norm.isfinite()).float()
+
+    def at_once() -> None:
+        measured.step()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in measured.parameters if p.grad is not None])
+        bool(norm.isfinite())
+
+    rounds = setting.pick(5, 1)
+    plain = seconds(measured.step, device, rounds)
+    waits = seconds(at_once, device, rounds)
+    return {
+        "late, times without": seconds(late, device, rounds) / plain,
+        "at once, times without": waits / plain,
+    }
+
+
+@claim(
+    "muon-dice",
+    "Muon against AdamW after a minute of training on the phantoms",
+    Expect("Muon's Dice less AdamW's", least=-0.005),
+    limit_s=200,
+)
+def muon_dice(setting: Setting) -> Figures:
+    dice = {}
+    for name in ("muon", "adamw"):
+        settings = [f"optimizer={name}", "trainer.max_time=00:00:01:00", "data.samples_per_epoch=800"]
+        dice[name] = setting.train(name, *settings)["val/dice"]
+    return {"Muon's Dice less AdamW's": dice["muon"] - dice["adamw"], **dice}

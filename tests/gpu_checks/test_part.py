@@ -1,0 +1,99 @@
+"""scripts/gpu_checks/part.py: whatever happens in a part costs that part alone, and its error can be mended."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_checks import part
+from gpu_checks.claims import Claim, Expect, Figures, Skip
+from gpu_checks.setting import Setting
+
+
+def result_of(
+    measure: Callable[[Setting], Figures], folder: Path, *expects: Expect, limit_s: float = 60
+) -> dict[str, Any]:
+    claim = Claim("one", "smoke", "A claim", limit_s, expects, measure)
+    return part.run(claim, Setting("cpu", False, folder / "one", folder / "shared", limit_s))
+
+
+def gives(**figures: Any) -> Callable[[Setting], Figures]:
+    return lambda setting: figures
+
+
+def test_figures_are_judged_by_what_was_expected(tmp_path: Path) -> None:
+    expects = Expect("error", most=0.1)
+    assert result_of(gives(error=torch.tensor(0.05)), tmp_path / "a", expects)["verdict"] == "holds"
+    assert result_of(gives(error=0.2), tmp_path / "b", expects)["verdict"] == "missed"
+    assert result_of(gives(error=float("nan")), tmp_path / "c", expects)["verdict"] == "missed"
+    assert result_of(gives(other=0.2), tmp_path / "d", expects)["verdict"] == "missed"
+
+
+def test_an_error_comes_with_its_traceback_its_tensors_and_the_log(tmp_path: Path) -> None:
+    def fails(setting: Setting) -> Figures:
+        print("half way", flush=True)
+        image, weight = torch.zeros(2, 3, 4).transpose(1, 2), torch.zeros(5, dtype=torch.float16)
+        return {"sum": image @ weight}
+
+    result = result_of(fails, tmp_path)
+    assert result["verdict"] == "failed" and "RuntimeError" in result["error"]
+    assert "image: 2x4x3 float32 cpu strides (12, 1, 4); weight: 5 float16 cpu" in result["error"]
+    assert 'return {"sum": image @ weight}' in result["error"] and "half way" in result["log"]
+
+
+def test_what_cannot_be_shown_here_says_why(tmp_path: Path) -> None:
+    def skips(setting: Setting) -> Figures:
+        raise Skip("needs two GPUs")
+
+    result = result_of(skips, tmp_path)
+    assert (result["verdict"], result["reason"]) == ("skipped", "needs two GPUs")
+
+
+def test_a_crash_costs_that_part_alone_and_is_named(tmp_path: Path) -> None:
+    result = result_of(lambda setting: os.abort(), tmp_path)
+    assert result["verdict"] == "failed" and "SIGABRT" in result["error"]
+    assert "Fatal Python error: Aborted" in result["log"] and "test_part.py" in result["log"]
+
+
+def test_a_part_that_hangs_ends_with_all_that_it_started_and_says_where_it_was(tmp_path: Path) -> None:
+    def hangs(setting: Setting) -> Figures:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (tmp_path / "child").write_text(str(child.pid))
+        time.sleep(600)
+        return {}
+
+    result = result_of(hangs, tmp_path, limit_s=6)
+    assert result["verdict"] == "timed out" and "not done after 6 s" in result["error"]
+    assert "in hangs" in result["log"]
+    state = Path(f"/proc/{(tmp_path / 'child').read_text()}/stat")
+    deadline = time.monotonic() + 30
+    while state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+        assert time.monotonic() < deadline, "the child outlived its part"
+        time.sleep(0.05)
+
+
+def test_a_command_that_fails_is_shown_as_it_would_be_typed_with_its_output(tmp_path: Path) -> None:
+    result = result_of(lambda setting: setting.train("run", "optimizer.lr=fast"), tmp_path)
+    assert "python -m medconv.cli train trainer.accelerator=cpu" in result["error"]
+    assert "ended with code 1" in result["error"] and "optimizer.lr" in result["log"]
+
+
+def test_a_part_that_used_the_device_cannot_fork(tmp_path: Path) -> None:
+    """CUDA would fail there; on a CPU the order is checked all the same."""
+
+    def mixes(setting: Setting) -> Figures:
+        torch.zeros(1, device=setting.device)
+        return setting.train("run")
+
+    assert "can start no command" in result_of(mixes, tmp_path)["error"]
+
+
+@pytest.mark.parametrize("tensor", [torch.tensor(1.0), torch.zeros(2, 3)])
+def test_tensors_are_described(tensor: torch.Tensor) -> None:
+    assert part.described(tensor) in ("scalar float32 cpu", "2x3 float32 cpu")

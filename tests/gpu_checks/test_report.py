@@ -1,0 +1,48 @@
+"""scripts/gpu_checks/report.py: the table on screen, and the page of claims with their results."""
+
+import json
+from pathlib import Path
+
+from gpu_checks import command, report
+from gpu_checks.claims import GROUPS, Claim, Expect, of_group
+
+CLAIM = Claim(
+    "norm",
+    "speed",
+    "A norm is fast",
+    10,
+    (Expect("seconds", most=2.0, limit=lambda peaks: 0.5),),
+    lambda s: {},
+)
+
+
+def test_the_page_of_claims_is_up_to_date() -> None:
+    """Else: python scripts/gpu_check.py --write-docs"""
+    claims = [claim for group in GROUPS for claim in of_group(group)]
+    assert command.PAGE.read_text() == report.page(claims, command.RESULTS.glob("*.json"))
+
+
+def test_a_line_has_what_was_expected_measured_and_possible() -> None:
+    result = {"verdict": "missed", "figures": {"seconds": 3.0, "about": "fast"}}
+    first, second = report.rows(CLAIM, result, "NVIDIA H100", tiny=False)
+    words = [word.strip() for word in first.split("|")]
+    assert words == ["norm", "seconds", "at most 2", "3", "0.5", "MISSED"]
+    assert "fast" in second
+
+
+def test_a_figure_that_is_not_there_and_an_error_are_shown() -> None:
+    result = {"verdict": "missed", "figures": {"about": "fast"}}
+    assert "nothing" in report.rows(CLAIM, result, "", tiny=False)[1]
+    failed = {"verdict": "failed", "error": "ValueError: bad", "log": "the last line"}
+    text = "\n".join(report.rows(CLAIM, failed, "", tiny=False))
+    assert "failed" in text and "    ValueError: bad" in text and "    the last line" in text
+
+
+def test_the_page_shows_the_last_result_of_a_claim(tmp_path: Path) -> None:
+    for name, begun, value in (("a", "2027-01-02T00:00", 1.0), ("b", "2027-01-01T00:00", 3.0)):
+        part = {"verdict": "holds", "begun": begun, "figures": {"seconds": value}}
+        content = {"machine": {"hardware": "NVIDIA H100"}, "parts": {"norm": part}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    page = report.page([CLAIM], tmp_path.glob("*.json"))
+    assert "seconds at most 2 | seconds 0.5 | **holds**, NVIDIA H100, 2027-01-02: seconds 1 |" in page
+    assert "| waits |" in report.page([CLAIM], [])

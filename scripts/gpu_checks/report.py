@@ -22,15 +22,15 @@ the results in `docs/results/`. What only a CUDA machine can show is one command
 no network and no pytest:
 
 ```bash
-python scripts/gpu_check.py --json docs/results/NAME.json
-python scripts/gpu_check.py --json docs/results/NAME.json --missing --minutes 9 --part speed
+python scripts/gpu_check.py --json results.json
+python scripts/gpu_check.py --json results.json --missing --minutes 9 --part speed
 ```
 
-Each part runs in a process of its own, with a limit of time; the file is written after each.
-`--part` takes groups (below) and parts; `--missing` leaves out what the file answers already,
-`--device cpu --tiny` runs all in a small form anywhere. A failure prints command, traceback,
-tensors and the end of the log. "Limit" is what an H100's data sheet allows (bytes over 3.35 TB/s,
-operations over 989 TFLOP/s in bf16), at the measured size.
+Each part runs in a process of its own, with a limit of time. The file is written after each; it
+belongs into `docs/results/`. `--part` takes groups (below) and parts, `--missing` leaves out what
+the file answers already, `--device cpu --tiny` runs all in a small form anywhere. A failure prints
+command, traceback, tensors and the end of the log. "Limit" is what an H100's data sheet allows, at
+the measured size: bytes over 3.35 TB/s, operations over 989 TFLOP/s in bf16.
 """
 
 

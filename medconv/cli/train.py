@@ -13,6 +13,12 @@ def main(arguments: Sequence[str]) -> int:
     if flags.help:
         print(_help())
         return DONE
+    if flags.cfg == "job" and flags.resolve and not flags.package:
+        start_logging()
+        shown = ("--cfg", "-c", "job", "--resolve", "--cfg=job", "-cjob")
+        rest = [argument for argument in arguments if argument not in shown]
+        compose.run_with_config(lambda composed, _: print(compose.resolved(composed), end=""), rest)
+        return DONE
     if compose.only_shows(flags):
         start_logging()
         compose.run_with_config(lambda *_: None, arguments)

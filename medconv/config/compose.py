@@ -6,17 +6,21 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import ConfigCompositionException
+from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from medconv import config
 from medconv.config.run_config import place_elsewhere
+
+_OURS = {"hydra/launcher": ("basic", "slurm"), "hydra/sweeper": ("basic", "optuna")}
+_FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
 
 
 def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[str]) -> None:
@@ -34,6 +38,7 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
             sys.argv[:] = full_argv  # Lightning starts the run's other processes with it
         job(composed_config, settings)
 
+    _check_hydra_settings(arguments)
     # Hydra then raises its errors instead of printing them; `guard` prints them.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     full_argv = sys.argv[:]
@@ -44,6 +49,22 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
         raise _explained(error, arguments) from error
     finally:
         sys.argv[:] = full_argv
+
+
+def _check_hydra_settings(arguments: Sequence[str]) -> None:
+    """Raises: ConfigError: a setting of Hydra's without effect, or a launcher whose jobs would not train."""
+    for argument in arguments:
+        key, equals, value = argument.lstrip("+").partition("=")
+        ours = _OURS.get(key, (value,))
+        if equals and value not in ours:
+            raise config.ConfigError(
+                f"{argument}: medconv starts the jobs of a sweep itself; expected {key}={' or '.join(ours)}"
+            )
+        if equals and key.startswith(_FOLDERS):
+            raise config.ConfigError(
+                f"{argument}: Hydra's folders are not used; run.dir=FOLDER is a run's folder, run.name=NAME "
+                "makes it runs/NAME"
+            )
 
 
 def hydra_flags(arguments: Sequence[str], command: str) -> argparse.Namespace:
@@ -64,6 +85,9 @@ def _explained(error: ConfigCompositionException, arguments: Sequence[str]) -> E
         return config.ConfigError(
             "hparams_search=NAME is a search space for Optuna: add hydra/sweeper=optuna"
         )
+    missing = re.search(r"Could not find '([\w/]+)/([\w-]+)'", str(error))
+    if missing is not None and isinstance(error, MissingConfigException) and error.options:
+        return _no_option(missing[1], missing[2], error.options)
     unknown = re.match(r"Could not override '([^']+)'", str(error))
     if unknown is None:
         return error
@@ -84,6 +108,20 @@ def _explained(error: ConfigCompositionException, arguments: Sequence[str]) -> E
     near = difflib.get_close_matches(unknown[1], keys, n=3, cutoff=0.7)
     hint = f"; did you mean {' or '.join(near)}?" if near else f"; +{unknown[1]}=... adds a key"
     return config.ConfigError(f"there is no key {unknown[1]}{hint}")
+
+
+def _no_option(group: str, name: str, options: Sequence[str]) -> Exception:
+    near = difflib.get_close_matches(name, options, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return config.ConfigError(f"there is no {group}={name}; {hint}Options: {' '.join(options)}")
+
+
+def resolved(composed: DictConfig) -> str:
+    """The config as YAML without interpolations; what only the data tells is named so."""
+    keys = {key.name: f"(from the data: {key.name})" for key in fields(config.Derived)}
+    OmegaConf.set_struct(composed, False)
+    filled = OmegaConf.merge(composed, {"derived": keys})
+    return OmegaConf.to_yaml(filled, resolve=True)
 
 
 def _options_with(key: str) -> list[str]:

@@ -33,7 +33,8 @@ def validate(composed: DictConfig) -> RunConfig:
         ConfigError: a `_target_` that cannot be imported, a key of `trainer` that is set elsewhere, or a
         value in place of a group.
     """
-    groups = [entry.name for entry in fields(RunConfig) if entry.name in composed and entry.name != "seed"]
+    composed = _without_ckpt_path(composed)
+    groups = [f.name for f in fields(RunConfig) if f.name in composed and f.name not in ("seed", "tags")]
     for name in groups:
         if not OmegaConf.is_config(composed[name]):
             raise ConfigError(f"{name}={composed[name]}: {name} is no single value; set one of its keys")
@@ -46,6 +47,23 @@ def validate(composed: DictConfig) -> RunConfig:
             check_importable(key, target)
     frozen: dict[str, Any] = {name: _plain_or_frozen(typed[name]) for name in typed if name != "derived"}
     return RunConfig(**frozen)
+
+
+def _without_ckpt_path(composed: DictConfig) -> DictConfig:
+    """`ckpt_path`, as other templates of Lightning name it, becomes `run.resume`.
+
+    Raises: ConfigError: both are set.
+    """
+    values: Any = {key: value for key, value in composed.items_ex(resolve=False) if key != "ckpt_path"}
+    path = composed.get("ckpt_path")
+    if path is not None:
+        if composed.run.resume != "auto":
+            raise ConfigError(
+                f"ckpt_path={path} is the same as run.resume={composed.run.resume}; set only one"
+            )
+        values = {**values, "run": {**composed.run, "resume": str(path)}}
+    without: DictConfig = OmegaConf.create(values)
+    return without
 
 
 def data_of(composed: DictConfig) -> DataConfig:

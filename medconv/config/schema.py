@@ -199,6 +199,7 @@ class RunConfig:
     """The whole config of a run."""
 
     seed: int = 0
+    tags: list[str] = field(default_factory=list)
     task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)

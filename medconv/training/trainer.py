@@ -51,6 +51,8 @@ def build_trainer(
     settings["strategy"] = strategy.strategy(trainer, config.perf, accumulates) or settings["strategy"]
     settings["benchmark"] = benchmark_kernels(trainer.benchmark, trainer.accelerator, trainer.deterministic)
     settings["enable_progress_bar"] &= sys.stderr.isatty()
+    if not validates:
+        settings["limit_val_batches"] = 0  # else Lightning warns of an empty loader
     if trainer.max_epochs is None:
         bounded = max_time is not None or trainer.max_steps != -1
         settings["max_epochs"] = -1 if bounded else _DEFAULT_EPOCHS

@@ -32,7 +32,7 @@ def test_help_and_config_are_printed(
     ("arguments", "message"),
     [
         (["data.rot=x"], "there is no key data.rot; did you mean data.root"),
-        (["data=nowhere"], "Could not find 'data/nowhere'"),
+        (["data=nowhere"], "there is no data=nowhere; Options: auto"),
         (["data=msd", "data.root=null"], "data.root is not set"),
         (["data.on_invalid_case=ignore"], "data.on_invalid_case must be raise or skip, got ignore"),
         (["--check-only", "--verify"], "not allowed with argument --check-only"),

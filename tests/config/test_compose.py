@@ -1,8 +1,10 @@
 """medconv/config/compose.py: a key or an option that does not exist is named before any work."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from medconv.config import compose
 from medconv.utils.logging import message
@@ -24,6 +26,22 @@ from medconv.utils.logging import message
         ("plan.memory=8", "there is no key plan.memory; did you mean plan.memory_gb"),
         ("scheduler=cosin", "constant cosine exponential multi_step one_cycle plateau poly step"),
         ("optimizer.momentum=0.9", "momentum"),
+        (
+            "experiment=hipocampus",
+            "there is no experiment=hipocampus; did you mean hippocampus? Options: hippo",
+        ),
+        ("hparams_search=typo", "there is no hparams_search=typo; Options: recipe"),
+        ("trainer=dpp", "did you mean ddp"),
+        (
+            "hydra/launcher=joblib",
+            "medconv starts the jobs of a sweep itself; expected hydra/launcher=basic or",
+        ),
+        ("hydra/sweeper=ax", "expected hydra/sweeper=basic or optuna"),
+        (
+            "hydra.run.dir=x",
+            "hydra.run.dir=x: Hydra's folders are not used; run.dir=FOLDER is a run's folder",
+        ),
+        ("hydra.sweep.subdir=x", "Hydra's folders are not used"),
         ("scheduler.power=2", "power"),
     ],
 )
@@ -41,3 +59,49 @@ def test_a_new_key_needs_a_plus() -> None:
         compose.config.ConfigError, match=r"there is no key data\.zzz; \+data\.zzz=\.\.\. adds a key"
     ):
         compose.run_with_config(lambda *_: None, ["data.zzz=1"])
+
+
+def composed(folder: Path, *arguments: str) -> Any:
+    seen: list[Any] = []
+    compose.run_with_config(lambda config, _: seen.append(config), [*arguments, f"--config-dir={folder}"])
+    return seen[0]
+
+
+def test_an_experiment_may_set_any_key(tmp_path: Path) -> None:
+    """One of each kind: at the top, of each typed section, of a group, and another option of a group."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(
+        "# @package _global_\n"
+        "defaults: [{override /model: segresnet}, {override /data: phantom2d}]\n"
+        "seed: 7\ntags: [a]\nrun: {name: mine, resume: never}\nplan: {max_stages: 3}\n"
+        "task: {overlap: 0.25}\nschedule: {patch: whole}\ndata: {fold: 2}\n"
+        "trainer: {max_steps: 5, max_time: null}\nperf: {compile: true}\noptimizer: {lr: 0.5}\n"
+    )
+    config = composed(tmp_path, "experiment=mine", "data.fold=3")
+    assert config.seed == 7 and config.tags == ["a"] and config.run == {**config.run, "name": "mine"}
+    assert config.run.resume == "never" and config.plan.max_stages == 3 and config.task.overlap == 0.25
+    assert config.schedule.patch == "whole" and config.data.fold == 3 and config.perf.compile is True
+    assert config.trainer.max_steps == 5 and config.trainer.max_time is None and config.optimizer.lr == 0.5
+    assert "SegResNet" in config.model._target_ and config.data.layout.spatial_dims == 2
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu", "ddp", "fsdp"])
+def test_options_of_the_trainer_differ_in_what_they_are_named_for(name: str, tmp_path: Path) -> None:
+    trainer = composed(tmp_path, f"trainer={name}").trainer
+    plain = composed(tmp_path).trainer
+    changed = {key: value for key, value in trainer.items() if plain[key] != value}
+    assert (
+        changed
+        == {
+            "cpu": {"accelerator": "cpu"},
+            "gpu": {"accelerator": "gpu", "devices": 1},
+            "ddp": {"strategy": "ddp", "devices": "auto"},
+            "fsdp": {"strategy": "fsdp", "devices": "auto"},
+        }[name]
+    )
+
+
+def test_a_resolved_config_says_what_only_the_data_tells(tmp_path: Path) -> None:
+    values = yaml.safe_load(compose.resolved(composed(tmp_path, "data.root=here")))
+    assert values["data"]["layout"]["root"] == "here"
+    assert values["model"]["channels"] == "(from the data: channels)"

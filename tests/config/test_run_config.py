@@ -110,3 +110,14 @@ def test_every_argument_of_the_trainer_is_a_key_or_says_where_it_is_set() -> Non
     trainer = compose().trainer
     for key in signature(Trainer).parameters:
         assert (key in trainer) != (place_elsewhere(f"trainer.{key}") is not None), key
+
+
+def test_ckpt_path_is_another_word_for_resume() -> None:
+    assert config.validate(compose("ckpt_path=runs/a/last.ckpt")).run.resume == "runs/a/last.ckpt"
+    assert config.validate(compose()).run.resume == "auto"
+    with pytest.raises(ConfigError, match=r"ckpt_path=a is the same as run\.resume=never; set only one"):
+        config.validate(compose("ckpt_path=a", "run.resume=never"))
+
+
+def test_tags_are_a_list() -> None:
+    assert config.validate(compose("tags=[a,b]")).tags == ["a", "b"]

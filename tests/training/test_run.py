@@ -19,8 +19,11 @@ def test_config_that_failed_does_not_block_its_folder(dataset: Path, tmp_path: P
     assert tiny.train(dataset, tmp_path / "run")["status"] == "done"
 
 
-def test_training_on_all_cases_has_no_best_checkpoint(dataset: Path, tmp_path: Path) -> None:
+def test_training_on_all_cases_has_no_best_checkpoint_and_no_warning(
+    dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
+) -> None:
     summary = tiny.train(dataset, tmp_path / "run", "data.fold=all")
+    assert "is zero" not in caplog.text + "".join(str(warning.message) for warning in recwarn)
     assert summary["val/dice"] is None
     assert summary["val/dice_per_class"] is None
     assert (tmp_path / "run/checkpoints/last.ckpt").is_file()

@@ -4,7 +4,7 @@ Each start of a run is a separate run there, named after its folder. Images go t
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,20 @@ def wandb(save_dir: str, project: str = "medconv", offline: bool = True, **more:
     )
 
 
-def mlflow(save_dir: str, experiment: str = "medconv", tracking_uri: str | None = None) -> MLFlowLogger:
+def mlflow(
+    save_dir: str, experiment: str = "medconv", tracking_uri: str | None = None, tags: Sequence[str] = ()
+) -> MLFlowLogger:
     """MLflow, by default in a folder `mlruns` beside the run's folder, so that runs can be compared.
 
-    Args: tracking_uri: of a server or a database instead.
+    Args: tracking_uri: of a server or a database instead. tags: each becomes a tag of the value true.
     Raises: ValueError: its package is not installed.
     """
     if tracking_uri is None:
         os.environ.setdefault(_FILES_ALLOWED, "true")
         tracking_uri = (Path(save_dir).resolve().parent / "mlruns").as_uri()
     _needed("mlflow", "mlflow")
-    return _Dotted(experiment, run_name=Path(save_dir).resolve().name, tracking_uri=tracking_uri)
+    name, known = Path(save_dir).resolve().name, dict.fromkeys(tags, "true")
+    return _Dotted(experiment, run_name=name, tracking_uri=tracking_uri, tags=known)
 
 
 class _Dotted(MLFlowLogger):

@@ -19,7 +19,7 @@ def test_mlflow_holds_what_a_run_logged(
     from mlflow import MlflowClient
 
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    summary = tiny.train(dataset, tmp_path / "run", "logger=mlflow", "callbacks=none")
+    summary = tiny.train(dataset, tmp_path / "run", "logger=mlflow", "callbacks=none", "tags=[a,b]")
     client = MlflowClient((tmp_path / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("medconv")
     assert experiment is not None
@@ -29,14 +29,15 @@ def test_mlflow_holds_what_a_run_logged(
     assert [m.step for m in client.get_metric_history(run.info.run_id, "train.loss")] == [0, 1, 2, 3]
     assert run.data.metrics["val.dice.box"] == pytest.approx(summary["val/dice_per_class"]["box"])
     assert run.data.params["optimizer.weight_decay"] == "0.01"
+    assert {"a": "true", "b": "true"}.items() <= run.data.tags.items()
     assert list((tmp_path / "run/tensorboard").glob("events*")) and (tmp_path / "run/metrics.csv").is_file()
 
 
 def test_wandb_writes_offline_into_the_run_s_folder(dataset: Path, tmp_path: Path) -> None:
     wandb = pytest.importorskip("wandb")
-    tiny.train(dataset, tmp_path / "run", "logger=wandb", "callbacks=none")
+    tiny.train(dataset, tmp_path / "run", "logger=wandb", "callbacks=none", "tags=[a,b]")
     assert wandb.run is not None and wandb.run.offline and (wandb.run.name, wandb.run.group) == ("run", "run")
-    assert wandb.run.config["optimizer.weight_decay"] == 0.01
+    assert wandb.run.config["optimizer.weight_decay"] == 0.01 and wandb.run.tags == ("a", "b")
     wandb.finish()
     (written,) = (tmp_path / "run/wandb").glob("offline-run-*/run-*.wandb")
     until(lambda: b"val/dice/box" in written.read_bytes(), seconds=60)

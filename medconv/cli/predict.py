@@ -26,6 +26,8 @@ def parser() -> Parser:
     add("--input", **needed, metavar="PATH", help=images)
     add("--output", **needed, metavar="FOLDER", help="folder for the label maps, or for predictions.csv")
     add("--save-probabilities", **flag, help="also write OUTPUT/probabilities/CASE.nii.gz, 4D")
+    quality = "several networks: also write OUTPUT/quality/CASE.json and OUTPUT/uncertainty/CASE.nii.gz"
+    add("--quality", **flag, help=quality)
     add("--saliency", **flag, help="classification: also write Grad-CAM, OUTPUT/saliency/CASE.png")
     dicom = "DICOM input: also write OUTPUT/dicomseg/CASE.dcm, which refers to the slices"
     add("--dicom-seg", **flag, help=dicom)

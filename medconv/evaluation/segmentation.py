@@ -9,7 +9,7 @@ import numpy as np
 
 from medconv.data.io.images import check_same_grid, in_folder, read_label
 from medconv.data.io.raster import check_ignored
-from medconv.evaluation import labels
+from medconv.evaluation import labels, predicted_quality
 from medconv.evaluation.overlays import images_of
 from medconv.evaluation.rendering import plain_number
 from medconv.evaluation.segmentation_report import write_report
@@ -56,7 +56,15 @@ class LabelMapEvaluation:
             for name, values in self.result["statistics"].items()
         ]
         mean = f"{'mean foreground':<{width}} {_cells(self.result['mean'], None)}"
-        return [f"{'class':<{width}} {titles} {'cases':>6}", *rows, mean]
+        return [f"{'class':<{width}} {titles} {'cases':>6}", *rows, mean, *self._quality_lines()]
+
+    def _quality_lines(self) -> list[str]:
+        rows = self.result.get("quality", {}).get("per_class", {}).items()
+        return [
+            f"{name}: predicted minus true Dice {plain_number(row['difference'])}, Spearman "
+            f"{plain_number(row['spearman'])} in {row['n']} cases"
+            for name, row in rows
+        ]
 
     def comparison_lines(self) -> list[str]:
         rows = [(name, values["dice"]) for name, values in self.result["comparison"].items()]
@@ -89,7 +97,8 @@ def evaluate(
     Returns: with the result: `mean` (metric to value), `per_class` (class to metric to mean), `statistics`
         (class to metric to what `statistics.describe` returns), `cases` (one row each: metric to class to
         value), `without_prediction` (references without a prediction), `tolerance_mm`, `lesion_iou`; with
-        `compare` also `compare` (the same for the other predictions) and `comparison`.
+        `compare` also `compare` (the same for the other predictions) and `comparison`; with
+        predicted quality beside the predictions, `quality`.
     Raises: ValueError: a folder without label maps, predictions without a reference, or label maps that
         cannot be measured; names all.
     """
@@ -119,6 +128,10 @@ def evaluate(
         "lesion_iou": lesion_iou,
         "without_prediction": sorted(set(reference_paths) - set(predicted[0])),
     }
+    if predicted_dice := predicted_quality.read(predictions, targets.names, list(predicted[0])):
+        true_dice = {row["case"]: row["dice"] for row in summaries[0]["cases"]}
+        against = predicted_quality.compared(predicted_dice, true_dice, targets.names)
+        result["quality"] = {"per_class": against, "cases": predicted_dice}
     if compare:
         result |= {"compare": summaries[1], "comparison": _compared(summaries[0], summaries[1], lesion_iou)}
     sets_of_files = (reference_paths, *predicted)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from medconv.evaluation import rendering
+from medconv.evaluation import predicted_quality, rendering
 from medconv.evaluation.distributions import Series, distribution
 from medconv.evaluation.overlays import case_png
 from medconv.metrics.dice import mean
@@ -39,6 +39,7 @@ def write_report(
         tolerance=_tolerance(result["tolerance_mm"]),
         lesion_iou=result["lesion_iou"],
         charts=[(metric, distribution(_series(result, metric), metric.unit)) for metric in metrics],
+        quality_chart=_quality_chart(result),
         legend=_legend(targets),
         worst=_worst(result, paths, images, targets.ignore),
         definitions={**{metric.title: metric.definition for metric in metrics}, **_DEFINITIONS},
@@ -46,6 +47,13 @@ def write_report(
         p_value=_p,
         better=_better,
     )
+
+
+def _quality_chart(result: Mapping[str, Any]) -> bytes | None:
+    if "quality" not in result:
+        return None
+    true = {row["case"]: row["dice"] for row in result["cases"]}
+    return predicted_quality.chart(result["quality"]["cases"], true, list(result["per_class"]))
 
 
 def _tolerance(by_class: Mapping[str, float]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medconv.data.case import Case
 from medconv.data.preprocessing.preprocess import CropInfo, PreprocessingConfig, on_content_grid, to_native
-from medconv.inference import saliency
+from medconv.inference import quality, saliency
 from medconv.inference.load import LoadedModel
 from medconv.inference.tta import flips, mean_over_flips
 from medconv.targets.image_level import ImageLevelTargets
@@ -43,12 +43,14 @@ class LabelMapScores:
     Args:
         logits: (outputs, *spatial) per preprocessing: the mean over the members that share it.
         weights: per preprocessing, its share of the members.
+        member_labels: of each member the label map of the content, (R, A, S), if they are kept.
     """
 
     logits: list[Tensor]
     weights: list[float]
     crop: CropInfo
     targets: SegmentationTargets
+    member_labels: tuple[np.ndarray, ...] = ()
 
     @property
     def values(self) -> Tensor:
@@ -70,15 +72,29 @@ class LabelMapScores:
             outside = float(number == 0 and self.targets.exclusive)
             yield to_native(channel.cpu().numpy(), self.crop, outside)
 
-    def on_cpu(self) -> LabelMapScores:
-        return LabelMapScores([logits.cpu() for logits in self.logits], self.weights, self.crop, self.targets)
+    @torch.inference_mode()
+    def uncertainty(self) -> np.ndarray:
+        """As `quality.uncertainty`, on the image's own grid, (X, Y, Z) float32; 0 outside the crop."""
+        values = quality.uncertainty(self._mean(), self.targets.num_outputs, self.targets.exclusive)
+        return to_native(values.cpu().numpy(), self.crop)
 
-    def _label(self) -> np.ndarray:
+    def agreement(self) -> dict[str, Any]:
+        """As `quality.agreement`, between the members."""
+        return quality.agreement(self.member_labels, self.targets, self.crop.grid.voxel_mm3)
+
+    def on_cpu(self) -> LabelMapScores:
+        return replace(self, logits=[logits.cpu() for logits in self.logits])
+
+    def content_label(self) -> np.ndarray:
+        """The label map of the content, in canonical axes: (R, A, S) int16."""
         if len(self.logits) == 1:
             values = self.targets.decode(on_content_grid(self.logits[0], self.crop))
         else:
             values = self.targets.decode_mean(self._mean())
-        return to_native(values.cpu().numpy(), self.crop)
+        return values.cpu().numpy()
+
+    def _label(self) -> np.ndarray:
+        return to_native(self.content_label(), self.crop)
 
     def _mean(self) -> Iterator[Tensor]:
         for channels in zip(*map(self._each_probability, self.logits), strict=True):
@@ -135,27 +151,42 @@ class Forward(ABC):
 
 
 class LabelMapForward(Forward):
-    """Sliding windows. Members with the same preprocessing give the mean of their logits."""
+    """Sliding windows. Members with the same preprocessing give the mean of their logits.
+
+    Args: keeps_labels: each member's own label map is kept, too.
+    """
+
+    def __init__(self, members: Sequence[LoadedModel], device: str, keeps_labels: bool = False) -> None:
+        super().__init__(members, device)
+        self.keeps_labels = keeps_labels
 
     def __call__(self, inputs: Sequence[Input]) -> list[LabelMapScores]:
         return [self._scores(case_input) for case_input in inputs]
 
     def _scores(self, case_input: Input) -> LabelMapScores:
-        logits, weights = [], []
+        logits, weights, labels = [], [], list[np.ndarray]()
+        targets, crop = self.members[0].targets, case_input.crop
+        assert isinstance(targets, SegmentationTargets)
+
+        def keep(member_logits: Tensor) -> None:
+            if self.keeps_labels:
+                scores = LabelMapScores([member_logits], [1.0], crop, targets)
+                labels.append(with_cpu_fallback(scores, LabelMapScores.content_label))
+
         for preprocessing, array in zip(self.preprocessings, case_input.arrays, strict=True):
             sharing = [member for member in self.members if member.preprocessing == preprocessing]
             image = torch.from_numpy(array)[None].to(self.device)
-            logits.append(self._mean(sharing, image))
+            logits.append(self._mean(sharing, image, keep))
             weights.append(len(sharing) / len(self.members))
             _check_finite(finite(logits[-1]), "logits", sharing[0])
-        targets = self.members[0].targets
-        assert isinstance(targets, SegmentationTargets)
-        return LabelMapScores(logits, weights, case_input.crop, targets)
+        return LabelMapScores(logits, weights, crop, targets, tuple(labels))
 
-    def _mean(self, members: Sequence[LoadedModel], image: Tensor) -> Tensor:
+    def _mean(self, members: Sequence[LoadedModel], image: Tensor, keep: Callable[[Tensor], None]) -> Tensor:
         total = self._logits(members[0], image)
+        keep(total)
         for member in members[1:]:
             other = self._logits(member, image)
+            keep(other)
             total = total.to(other.device) + other if other.device != total.device else total.add_(other)
         return total / len(members) if len(members) > 1 else total
 

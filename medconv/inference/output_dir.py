@@ -1,5 +1,6 @@
 """The output folder of a segmentation: a label map for each case, which several processes may share."""
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +15,18 @@ from medconv.data.case import Case
 from medconv.data.io import dicom_seg as data_dicom_seg
 from medconv.data.io.images import write_channels, write_label
 from medconv.data.io.raster import is_picture
+from medconv.inference import quality as inference_quality
 from medconv.inference.forward import LabelMapScores, with_cpu_fallback
 from medconv.inference.output import Claim, Output, acquired
 from medconv.inference.output_table import TABLE
 from medconv.inference.predictor import Predictor
+from medconv.utils.atomic_io import write_text
 
 PROBABILITIES = "probabilities"
 DICOM_SEG = "dicomseg"
+UNCERTAINTY = "uncertainty"
+QUALITY = inference_quality.FOLDER
+_FOLDERS = {PROBABILITIES: ".nii.gz", DICOM_SEG: ".dcm", UNCERTAINTY: ".nii.gz", QUALITY: ".json"}
 _VOLUME, _PICTURE = ".nii.gz", ".png"
 _PARTIAL = re.compile(r"\.\d+\..*")  # a temporary file of `atomic_io.replacing`, left by a killed process
 
@@ -29,7 +35,7 @@ class OutputDir(Output):
     """Where label maps go; a case is done once its label map exists. They are PNG files if all images are
     pictures (PNG, JPEG and the like).
 
-    Args: settings, about: as in `Output`. probabilities, dicom_seg: whether they are written, too.
+    Args: settings, about: as in `Output`. probabilities, dicom_seg, quality: whether they are written, too.
     """
 
     what = "label maps"
@@ -42,20 +48,20 @@ class OutputDir(Output):
         about: Mapping[str, Any],
         probabilities: bool = False,
         dicom_seg: bool = False,
+        quality: bool = False,
     ) -> None:
-        extra = {"dicom_seg": True} if dicom_seg else {}
+        extra = {name: True for name, on in (("dicom_seg", dicom_seg), ("quality", quality)) if on}
         super().__init__(path, {**settings, "probabilities": probabilities, **extra}, about)
         self._writes_probabilities, self._writes_dicom_seg = probabilities, dicom_seg
+        self._writes_quality = quality
         self._ending = _VOLUME  # of label maps; `open` chooses it by the cases
 
     def label(self, case: str) -> Path:
         return self.path / f"{case}{self._ending}"
 
-    def probabilities(self, case: str) -> Path:
-        return self.path / PROBABILITIES / f"{case}{_VOLUME}"
-
-    def dicom_seg(self, case: str) -> Path:
-        return self.path / DICOM_SEG / f"{case}.dcm"
+    def beside(self, folder: str, case: str) -> Path:
+        """A case's file in one of the folders beside the label maps."""
+        return self.path / folder / f"{case}{_FOLDERS[folder]}"
 
     @contextmanager
     def open(self, cases: Sequence[Case], overwrite: bool = False) -> Iterator[None]:
@@ -85,13 +91,22 @@ class OutputDir(Output):
     def write(self, predictor: Predictor, case: Case, scores: LabelMapScores) -> None:
         label, image = predictor.answer(scores), case.images[0]
         if self._writes_probabilities:
-            path, count = self.probabilities(case.id), predictor.targets.num_outputs
+            path, count = self.beside(PROBABILITIES, case.id), predictor.targets.num_outputs
             with_cpu_fallback(
                 scores, lambda placed: write_channels(path, placed.probabilities(), count, image)
             )
         if self._writes_dicom_seg:
-            data_dicom_seg.write(self.dicom_seg(case.id), label, image, predictor.class_names)
+            data_dicom_seg.write(self.beside(DICOM_SEG, case.id), label, image, predictor.class_names)
+        if self._writes_quality:
+            self._write_quality(case, scores)
         write_label(self.label(case.id), label, image)
+
+    def _write_quality(self, case: Case, scores: LabelMapScores) -> None:
+        uncertainty = with_cpu_fallback(scores, LabelMapScores.uncertainty)
+        write_channels(self.beside(UNCERTAINTY, case.id), [uncertainty], 1, case.images[0])
+        path = self.beside(QUALITY, case.id)
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, json.dumps(scores.agreement(), indent=2) + "\n")
 
     def _claimed(self, case: Case, lock: FileLock) -> bool:
         """Whether this process now holds the case's lock, and the case is not done."""
@@ -105,7 +120,7 @@ class OutputDir(Output):
     def _check_apart(self, images: Sequence[Path]) -> None:
         """Raises: ValueError: results would be written into a folder of images. Folders are compared by
         identity, not by path, since links give one folder several paths."""
-        folders = (self.path, self.path / PROBABILITIES, self.path / DICOM_SEG)
+        folders = (self.path, *(self.path / name for name in _FOLDERS))
         outputs = {*map(_identity, folders)} - {None}
         for path in images:
             if outputs & _folders_of(path):
@@ -121,14 +136,14 @@ class OutputDir(Output):
         return f"{case}{self._ending}"
 
     def _clean(self, replaced: Sequence[str]) -> None:
-        kinds = {"": self._ending, PROBABILITIES: _VOLUME, DICOM_SEG: ".dcm"}
+        kinds = {"": self._ending, **_FOLDERS}
         for path in [
             path for name, ending in kinds.items() for path in (self.path / name).glob(f".*{ending}")
         ]:
             if _PARTIAL.fullmatch(path.name):
                 path.unlink()
         for case in replaced:
-            for path in (self.label(case), self.probabilities(case), self.dicom_seg(case)):
+            for path in (self.label(case), *(self.beside(name, case) for name in _FOLDERS)):
                 path.unlink(missing_ok=True)
 
 

@@ -36,6 +36,7 @@ from medconv.utils.logging import start_logging
 _FOR_LABEL_MAPS = {
     "save_probabilities": True,
     "dicom_seg": True,
+    "quality": True,
     "postprocess": True,
     "overlap": True,
     "saliency": False,
@@ -59,6 +60,7 @@ def run_command(options: argparse.Namespace) -> int:
         options.sw_batch_size,
         steps.apply if steps else None,
         options.exported_model,
+        options.quality,
     )
     _check_options(options, predictor)
     if steps and isinstance(predictor.targets, SegmentationTargets):
@@ -67,7 +69,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.dicom_seg:
         data_dicom_seg.check([case.images[0] for case in cases])
     files = (options.save_probabilities, options.dicom_seg, options.saliency, options.postprocess)
-    output = output_in(options.output, predictor, *files)
+    output = output_in(options.output, predictor, *files, quality=options.quality)
     return predict(predictor, cases, output, options.overwrite, options.workers)
 
 
@@ -77,6 +79,11 @@ def _check_values(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if options.overlap is not None and not 0 <= options.overlap < 1:
         raise ValueError(f"--overlap must be at least 0 and below 1, got {options.overlap}")
+    if options.quality and len(options.checkpoint) + len(options.exported_model) < 2:
+        raise ValueError(
+            "--quality measures how far several networks agree, such as the folds of a cross-validation; "
+            "--checkpoint and --exported-model name only one"
+        )
     if not options.checkpoint and not options.exported_model:
         raise ValueError("--checkpoint or --exported-model is needed: the networks to predict with")
 
@@ -109,11 +116,12 @@ def output_in(
     dicom_seg: bool = False,
     saliency: bool = False,
     postprocess: Path | None = None,
+    quality: bool = False,
 ) -> Output:
     """The output folder for this predictor.
 
-    Args: probabilities, dicom_seg, saliency: written, too; as in `OutputDir` and `OutputTable`. postprocess:
-        the file with the predictor's post-processing.
+    Args: probabilities, dicom_seg, saliency, quality: written, too; as in `OutputDir` and `OutputTable`.
+        postprocess: the file with the predictor's post-processing.
     """
     members, about = predictor.members, _about(predictor)
     checkpoints = {"checkpoints": [digest(m.metadata_path or m.path)[:16] for m in members if m.path]}
@@ -123,7 +131,7 @@ def output_in(
     overlap = {"overlap": [member.window.overlap for member in members]}
     steps = {"postprocess": digest(postprocess) if postprocess else None}
     settings = {**checkpoints, **overlap, **flips, **steps}
-    return OutputDir(folder, settings, about, probabilities, dicom_seg)
+    return OutputDir(folder, settings, about, probabilities, dicom_seg, quality)
 
 
 def _about(predictor: Predictor) -> dict[str, Any]:

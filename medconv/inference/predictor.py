@@ -33,6 +33,7 @@ class Predictor:
     Args:
         finish: post-processing of the label map, (label, grid, targets) -> label.
         batch_size: whole images in one forward pass; None: by their size.
+        keeps_labels: each network's own label map is kept, too, for `LabelMapScores.agreement`.
     Raises: ValueError: members that were not trained for the same targets, channels or dimensions.
     Source: means over folds as in Isensee et al. 2021, doi:10.1038/s41592-020-01008-z.
     """
@@ -43,6 +44,7 @@ class Predictor:
         device: str = "cpu",
         finish: Finish | None = None,
         batch_size: int | None = None,
+        keeps_labels: bool = False,
     ) -> None:
         self.members, self.finish = tuple(members), finish
         first = self.members[0]
@@ -50,7 +52,7 @@ class Predictor:
             _check_same(first, other)
         self.targets, self.class_names, self.modalities = first.targets, first.class_names, first.modalities
         self.forward: Forward = (
-            LabelMapForward(members, device)
+            LabelMapForward(members, device, keeps_labels)
             if self.targets.per_voxel
             else ImageLevelForward(members, device, batch_size)
         )
@@ -66,6 +68,7 @@ class Predictor:
         sw_batch_size: int | None = None,
         finish: Finish | None = None,
         models: Sequence[Path | str] = (),
+        keeps_labels: bool = False,
     ) -> Predictor:
         """From checkpoints and exported models; None keeps what each was validated with.
 
@@ -76,7 +79,7 @@ class Predictor:
         members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
         members += [exported_load.load(Path(path), device, mirror_axes) for path in models]
         members = [with_window(member, overlap, sw_batch_size) for member in members]
-        return cls(members, device, finish, sw_batch_size)
+        return cls(members, device, finish, sw_batch_size, keeps_labels)
 
     def __call__(self, *images: Path | str) -> np.ndarray:
         """The answer for a case, as `answer` gives it, from its files: one per channel, or one with all of

@@ -28,6 +28,9 @@ def voxels(path: Path) -> np.ndarray:
     return np.asarray(nib.load(path).dataobj)
 
 
+STALE = ("quality", "case_0.json"), ("uncertainty", "case_0.nii.gz")
+
+
 def test_label_maps_probabilities_and_a_manifest_are_written(
     exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +62,35 @@ def test_label_maps_probabilities_and_a_manifest_are_written(
         assert record["cases"][f"case_{i}"]["images"] == [str(images / f"case_{i}.nii.gz")]
 
 
+def test_quality_is_the_agreement_of_the_networks(
+    exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The networks' own label maps give Dice and volumes, the mean probabilities the uncertainty."""
+    images, checkpoint, _ = exported
+    paths = [checkpoint, *(members.variant(checkpoint, tmp_path / f"{i}.ckpt", seed=i) for i in (1, 2))]
+    output, image = tmp_path / "out", images / "case_0.nii.gz"
+    words = ["--output", output, "--save-probabilities", "--checkpoint", *paths[1:]]
+    assert call(monkeypatch, checkpoint, image, *words, "--quality") == 0
+    labels = [Predictor.load([path])(image) for path in paths]
+    predictor = Predictor.load(paths[:1])
+    content = json.loads((output / "quality/case_0.json").read_text())
+    assert content["networks"] == 3 and set(content["classes"]) == {"box", "hole"}
+    pairs = [predictor.targets.dice(labels[a], labels[b])["box"] for a, b in ((0, 1), (0, 2), (1, 2))]
+    volumes = [(label == 1).sum() * np.prod(nib.load(image).header.get_zooms()) / 1000 for label in labels]
+    box = content["classes"]["box"]
+    assert box["dice"] == pytest.approx(np.mean(pairs)) and 0 < box["lowest_dice"] < 1
+    assert box["lowest_dice"] == min(pairs) and box["volume_ml"] == pytest.approx(np.mean(volumes))
+    assert box["volume_sd_ml"] == pytest.approx(np.std(volumes, ddof=1)) and box["volume_sd_ml"] > 0
+    chances = nib.load(output / "probabilities/case_0.nii.gz").get_fdata()
+    entropy = -(chances * np.log(np.maximum(chances, 1e-30))).sum(-1) / np.log(3)
+    uncertainty = nib.load(output / "uncertainty/case_0.nii.gz").get_fdata()
+    np.testing.assert_allclose(uncertainty[..., 0], entropy, atol=1e-5)
+    assert call(monkeypatch, checkpoint, image, *words) == 1
+    assert "quality: True there, None now" in capsys.readouterr().err
+    assert call(monkeypatch, checkpoint, image, *words, "--overwrite") == 0
+    assert not any((output / name / file).exists() for name, file in STALE)
+
+
 def test_postprocessing_is_applied_and_recorded(
     exported: Exported,
     tmp_path: Path,
@@ -87,6 +119,7 @@ def test_postprocessing_is_applied_and_recorded(
         (["--workers", "0"], "error: --workers must be at least 1, got 0"),
         (["--sw-batch-size", "0"], "error: --sw-batch-size must be at least 1, got 0"),
         (["--saliency"], "error: --saliency is for classification and regression; "),
+        (["--quality"], "error: --quality measures how far several networks agree"),
         (["--overlap", "1"], "error: --overlap must be at least 0 and below 1, got 1.0"),
         (
             ["--mirror-axes", "2"],

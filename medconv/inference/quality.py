@@ -1,0 +1,62 @@
+"""How far the networks of an ensemble agree on a case: what `medconv predict --quality` writes.
+
+The agreement stands for the Dice of a case whose reference nobody knows. It is only as good as it proves on
+cases with a reference that no network was trained on: `medconv evaluate` compares the two.
+Source: pairwise Dice of an ensemble, Roy et al. 2019, doi:10.1016/j.neuroimage.2019.03.042; entropy of the
+mean prediction, Mehrtash et al. 2020, doi:10.1109/TMI.2020.3006437.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from math import log
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medconv.metrics.dice import mean
+from medconv.metrics.statistics import describe
+from medconv.targets.segmentation import SegmentationTargets
+
+FOLDER = "quality"  # in the output folder, a JSON file per case
+_ML = 1e-3  # ml per mm^3
+
+
+def agreement(
+    label_maps: Sequence[np.ndarray], targets: SegmentationTargets, voxel_mm3: float
+) -> dict[str, Any]:
+    """Per class: mean and lowest Dice over all pairs of networks, mean and standard deviation of the volume.
+
+    A pair in which neither network finds the class does not count; `dice` is None where no network does.
+    Shape: a label map per network, at least two, all of one shape.
+    """
+    pairs = [targets.dice(a, b) for a, b in combinations(label_maps, 2)]
+    classes = {}
+    for name, values in targets.by_name.items():
+        found = [row[name] for row in pairs if row[name] is not None]
+        volumes = describe([np.isin(label, values).sum() * voxel_mm3 * _ML for label in label_maps])
+        classes[name] = {
+            "dice": mean(dict(enumerate(found))),
+            "lowest_dice": min((value for value in found if value is not None), default=None),
+            "volume_ml": volumes["mean"],
+            "volume_sd_ml": volumes["sd"],
+        }
+    return {"networks": len(label_maps), "classes": classes}
+
+
+def uncertainty(probabilities: Iterable[Tensor], outputs: int, exclusive: bool) -> Tensor:
+    """Entropy of each voxel, from 0 (certain) to 1 (all classes alike); of regions, the largest one.
+
+    Shape: `outputs` channels, one (*spatial) at a time -> (*spatial) float32.
+    """
+    total: Tensor | None = None
+    for p in probabilities:
+        if exclusive:
+            entropy = -torch.xlogy(p, p) / log(outputs)
+            total = entropy if total is None else total.add_(entropy)
+        else:
+            entropy = -(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)) / log(2)
+            total = entropy if total is None else torch.maximum(total, entropy)
+    assert total is not None
+    return total.clamp_(0, 1)

@@ -1,0 +1,50 @@
+"""medconv/inference/quality.py: agreement of label maps, and the entropy of probabilities."""
+
+import numpy as np
+import pytest
+import torch
+
+from medconv.inference.quality import agreement, uncertainty
+from medconv.targets.label_map import LabelMapTargets
+from medconv.targets.regions import RegionTargets
+
+CLASSES = LabelMapTargets.of_classes(("background", "a", "b", "c"))
+
+
+def label_map(ones: int, twos: int = 0) -> np.ndarray:
+    values = np.zeros(20, np.int16)
+    values[:ones], values[10 : 10 + twos] = 1, 2
+    return values.reshape(5, 4, 1)
+
+
+def test_agreement_is_over_all_pairs_of_networks() -> None:
+    """One network of three finds class b: its two pairs have Dice 0, the third pair has none."""
+    result = agreement([label_map(4), label_map(6), label_map(8, 2)], CLASSES, 500.0)
+    assert result["networks"] == 3
+    a, b, c = (result["classes"][name] for name in "abc")
+    assert a == {
+        "dice": pytest.approx((8 / 10 + 8 / 12 + 12 / 14) / 3),
+        "lowest_dice": pytest.approx(8 / 12),
+        "volume_ml": pytest.approx(3.0),
+        "volume_sd_ml": pytest.approx(1.0),
+    }
+    assert (b["dice"], b["lowest_dice"]) == (0.0, 0.0) and b["volume_ml"] == pytest.approx(1 / 3)
+    assert c == {"dice": None, "lowest_dice": None, "volume_ml": 0.0, "volume_sd_ml": 0.0}
+
+
+def test_regions_are_unions_of_values() -> None:
+    regions = RegionTargets(("whole", "core"), ((1, 2), (2,)), None, (1, 2))
+    classes = agreement([label_map(4, 2), label_map(4, 1)], regions, 1.0)["classes"]
+    assert classes["whole"]["dice"] == pytest.approx(2 * 5 / 11)
+    assert classes["core"]["dice"] == pytest.approx(2 / 3)
+
+
+def test_uncertainty_of_classes_is_their_entropy() -> None:
+    probabilities = torch.tensor([[1.0, 0.25, 0.5], [0.0, 0.25, 0.5], [0.0, 0.25, 0.0], [0.0, 0.25, 0.0]])
+    assert uncertainty(iter(probabilities), 4, True).tolist() == pytest.approx([0.0, 1.0, 0.5])
+
+
+def test_uncertainty_of_regions_is_that_of_the_least_certain() -> None:
+    probabilities = torch.tensor([[1.0, 0.5, 0.9], [0.0, 0.1, 0.5]])
+    assert uncertainty(iter(probabilities), 2, False).tolist() == pytest.approx([0.0, 1.0, 1.0])
+    assert float(uncertainty(torch.tensor([[0.1]]), 1, False)) == pytest.approx(0.4689956)

@@ -8,6 +8,7 @@ from medconv.convs.filter_banks import filter_bank, gabor, gaussian_jet, laplaci
 from medconv.convs.linear import acs, ball, basis, load_plane_weight, spacing
 from medconv.convs.masked import masked
 from medconv.convs.mirror import Mirror, equivariant_head, mirror_axes
+from medconv.convs.smooth import smooth
 from medconv.convs.swap import SwapReport, fold_convs, plain, swap_convs
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "plain",
     "se",
     "separable",
+    "smooth",
     "spacing",
     "swap_convs",
     "transform",

@@ -121,7 +121,7 @@ def ball(kernel_size: Sizes, spacing_mm: Lengths, radius_mm: float) -> Tensor:
     check_grid(kernel_size, spacing_mm)
     if not radius_mm > 0:
         raise ValueError(f"radius_mm must be positive, got {radius_mm}")
-    distance = torch.stack(_places(kernel_size, spacing_mm)).square().sum(0).sqrt()
+    distance = torch.stack(places(kernel_size, spacing_mm)).square().sum(0).sqrt()
     return distance <= radius_mm * (1 + 1e-6)
 
 
@@ -148,12 +148,13 @@ def _gaussian(
     sigma = 0.7 * min(spacing) if sigma_mm is None else sigma_mm
     if not sigma > 0:
         raise ValueError(f"sigma_mm must be positive, got {sigma}")
-    grids = [grid / sigma for grid in _places(kernel_size, spacing)]
+    grids = [grid / sigma for grid in places(kernel_size, spacing)]
     wide = [grid for grid, k in zip(grids, kernel_size, strict=True) if k > 1]
     return wide, -0.5 * torch.stack(grids).square().sum(0)
 
 
-def _places(kernel_size: Sizes, spacing_mm: Lengths) -> list[Tensor]:
+def places(kernel_size: Sizes, spacing_mm: Lengths) -> list[Tensor]:
+    """The distance of each tap from the kernel's centre along each axis, in mm; each of shape kernel_size."""
     voxels = [torch.arange(k, dtype=torch.float64) - k // 2 for k in kernel_size]
     axes = [axis * mm for axis, mm in zip(voxels, spacing_mm, strict=True)]
     return list(torch.meshgrid(*axes, indexing="ij"))

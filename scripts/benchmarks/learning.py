@@ -37,6 +37,7 @@ VARIANTS = {
     "basis, equal weights": ["conv=basis", "model.channels=[26,52,104,208]"],
     "transform": ["conv=transform"],
     "transform, wide": ["conv=transform", "model.channels=[48,96,192,384]"],
+    "smooth": ["conv=smooth"],
     "masked": ["conv=masked"],
     "spacing": ["conv=spacing"],
     "bottleneck": ["conv=bottleneck"],

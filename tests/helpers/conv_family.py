@@ -16,6 +16,7 @@ from medconv.convs import (
     plain,
     se,
     separable,
+    smooth,
     spacing,
     swap_convs,
     transform,
@@ -31,6 +32,7 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "basis": basis,
     "ball": ball,
     "spacing": spacing,
+    "smooth": smooth,
     "masked": masked,
     "bottleneck": partial(bottleneck, channels=(2, 3)),
     "separable": separable,
@@ -38,10 +40,10 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "se": partial(se, reduction=2),
 }
 ALL = [*LAYERS, "mirror"]
-WEIGHT_PRIORS = ["transform", "basis", "ball", "spacing", "masked", "acs"]
+WEIGHT_PRIORS = ["transform", "basis", "ball", "spacing", "smooth", "masked", "acs"]
 FACTORISED = ["bottleneck", "separable"]
 UNGROUPED = ["transform", "bottleneck", "separable"]  # what has no meaning for a grouped convolution
-IN_MM = ["transform", "basis", "ball", "spacing"]
+IN_MM = ["transform", "basis", "ball", "spacing", "smooth"]
 
 
 def dims_of(name: str) -> list[int]:

@@ -149,7 +149,7 @@ def test_other_networks_take_the_same_convolutions(
     load(tmp_path / "run/checkpoints/last.ckpt")
 
 
-OTHERS = ["basis", "ball", "spacing", "masked", "mirror", "bottleneck", "separable", "acs", "se"]
+OTHERS = ["basis", "ball", "spacing", "smooth", "masked", "mirror", "bottleneck", "separable", "acs", "se"]
 
 
 @pytest.mark.parametrize("conv", OTHERS)

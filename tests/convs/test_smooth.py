@@ -1,0 +1,79 @@
+"""medconv/convs/smooth.py: the covariance of taps, kernels drawn from it, and pretrained weights kept."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from medconv.convs import fold_convs, smooth
+from medconv.convs.smooth import covariance
+
+
+def test_the_covariance_follows_its_formula() -> None:
+    taps = covariance((3, 1), (2.0, 1.0), 1.5, 1.0, 0.5)
+    raw = [
+        [math.exp(-(x * x + y * y) / 9 - (x - y) ** 2 / 2) + 0.5 * (x == y) for y in (-2, 0, 2)]
+        for x in (-2, 0, 2)
+    ]
+    scale = 3 / sum(raw[i][i] for i in range(3))
+    torch.testing.assert_close(taps, torch.tensor(raw, dtype=torch.float64) * scale)
+
+
+def test_an_isotropic_kernel_has_a_soft_jet() -> None:
+    """As eigenvalues: a blob, three slopes, then three and three of second order, and the rest."""
+    values = torch.linalg.eigvalsh(covariance((3, 3, 3), (1.0, 1.0, 1.0), 1.5, 1.0, 0.1)).flip(0)
+    assert values[0] > 2 * values[1] and values[1] == pytest.approx(float(values[3]))
+    assert values[4] == pytest.approx(float(values[6])) and values[-1] > 0
+    assert values[:10].sum() > 0.75 * values.sum() == pytest.approx(0.75 * 27)
+
+
+def test_new_weights_have_the_prior_s_covariance_and_the_layer_s_variance() -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(256, 256, 3)
+    before = conv.weight.square().mean()
+    weight = smooth(conv, floor=0.1).weight.detach()
+    assert weight.square().mean() == pytest.approx(float(before), rel=0.02)
+    taps = weight.flatten(2).flatten(0, 1)
+    seen = taps.T @ taps / len(taps) / weight.square().mean()
+    torch.testing.assert_close(seen, covariance((3, 3), (1, 1), 2.0, 0.8, 0.1).float(), atol=0.03, rtol=0.03)
+
+
+def test_taps_across_thick_slices_vary_less() -> None:
+    torch.manual_seed(0)
+    weight = smooth(nn.Conv3d(64, 64, 3), spacing_mm=(1.0, 1.0, 4.0)).weight.detach()
+    variance = weight.square().mean((0, 1))
+    assert variance[1, 1, 0] < 0.5 * variance[0, 1, 1] < variance[1, 1, 1]
+
+
+def test_pretrained_weights_are_kept_and_folded() -> None:
+    conv = nn.Conv3d(4, 6, 3, padding=1)
+    image, before = torch.randn(1, 4, 6, 6, 6), conv.weight.detach().clone()
+    made = smooth(conv, spacing_mm=(1.0, 1.0, 3.0), init_from_weights=True)
+    torch.testing.assert_close(made.weight, before)
+    assert made.approximation_error < 1e-5
+    network = nn.Sequential(made)
+    expected = network(image)
+    folded = fold_convs(network)
+    assert type(folded[0]) is nn.Conv3d
+    torch.testing.assert_close(folded(image), expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"extent_mm": 0.0}, r"extent_mm must be positive, got 0\.0"),
+        ({"length_mm": -1.0}, r"length_mm must be positive, got -1\.0"),
+        ({"floor": 0.0}, r"floor must be positive, got 0\.0"),
+        ({"spacing_mm": (1.0, 0.0)}, "spacing_mm must be positive"),
+        ({"spacing_mm": (1.0,)}, "spacing_mm must have 2 numbers"),
+    ],
+)
+def test_values_out_of_range_are_errors(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        smooth(nn.Conv2d(2, 2, 3), **arguments)
+
+
+def test_an_even_kernel_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"kernel_size must be odd.*\(4, 4\)"):
+        smooth(nn.Conv2d(2, 2, 4))

@@ -34,7 +34,12 @@ def main(command: str | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Returns: the exit code. Raises: ValueError: no such command. Any error of the command."""
+    """Returns: the exit code.
+
+    Raises: ValueError: no such command, or not Linux. Any error of the command.
+    """
+    if sys.platform != "linux":
+        raise ValueError(f"medconv runs on Linux, this is {sys.platform}; WSL or a container has one")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return DONE

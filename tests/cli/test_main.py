@@ -1,10 +1,12 @@
 """The command `medconv`: its subcommands, and answers without torch."""
 
+import sys
+
 import pytest
 from helpers import tiny
 from helpers.fresh_process import run_medconv
 
-from medconv.cli.main import COMMANDS
+from medconv.cli.main import COMMANDS, run
 from medconv.utils.exit_codes import DONE, USER
 
 
@@ -73,3 +75,9 @@ def test_bad_options_are_one_error_without_torch(arguments: list[str], message: 
     process = run_medconv(*arguments)
     error, loaded = process.stderr.splitlines()
     assert process.returncode == USER and error.startswith(message) and loaded == "loaded"
+
+
+def test_another_operating_system_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ValueError, match="medconv runs on Linux, this is darwin; WSL or a container has one"):
+        run(["--help"])

@@ -18,6 +18,7 @@ from gpu_checks.setting import Setting
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, RESULTS = ROOT / "docs/gpu-queue.md", ROOT / "docs/results"
+_TINY_LIMIT = 10  # times a part's limit in the tiny form, where speed means nothing and machines are busy
 _LEAST_S = 15.0  # a part is not begun with less time left
 _ANSWERED = ("holds", "missed", "ran", "skipped")
 # What parts use; imported once, before the first is forked.
@@ -108,7 +109,8 @@ def _check(
                 _print(f"{claim.name}: not begun, {options.minutes:g} minutes are over")
                 continue
             folders = Path(folder) / claim.name, Path(folder) / "shared"
-            setting = Setting(options.device, options.tiny, *folders, min(claim.limit_s, left))
+            limit_s = min(claim.limit_s * (_TINY_LIMIT if options.tiny else 1), left)
+            setting = Setting(options.device, options.tiny, *folders, limit_s)
             now = datetime.now(UTC).isoformat(timespec="seconds")
             result = part.run(claim, setting)
             again = f"python scripts/gpu_check.py --device {options.device} --part {claim.name}"

@@ -37,7 +37,12 @@ def loader(setting: Setting) -> Figures:
 )
 def copy(setting: Setting) -> Figures:
     sizes = ["data.patch_size=[128,128,128]", "data.batch_size=2", "data.spacing_mm=[0.7,0.7,0.7]"]
-    steps = ["trainer.max_steps=80", "trainer.limit_val_batches=0", "data.samples_per_epoch=400"]
+    steps = [
+        "schedule.patch=whole",
+        "trainer.max_steps=80",
+        "trainer.limit_val_batches=0",
+        "data.samples_per_epoch=400",
+    ]
     summary = setting.train("run", *sizes, *steps, "augmentation=strong", "trainer.log_every_n_steps=50")
     return {**summary["step_shares"], "samples/s": summary["samples_per_second"]}
 

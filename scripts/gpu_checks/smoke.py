@@ -69,7 +69,7 @@ def train_compiled(setting: Setting) -> Figures:
     limit_s=70,
 )
 def resume(setting: Setting) -> Figures:
-    same = ["trainer.precision=32-true", "scheduler=constant", "data.samples_per_epoch=16"]
+    same = ["trainer.precision=32-true", "scheduler=constant", "schedule.patch=whole"]
     setting.train("whole", *same, "trainer.max_steps=20")
     setting.train("half", *same, "trainer.max_steps=10", tiny=["trainer.max_steps=1"])
     last = setting.folder / "half/checkpoints/last.ckpt"

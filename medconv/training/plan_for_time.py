@@ -1,6 +1,7 @@
 """The size of a plan for `trainer.max_time`: the largest of which enough steps fit, by measured steps."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from statistics import median
@@ -19,7 +20,7 @@ from medconv.planning.sizes import SIZES
 from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.training.measured_once import measured_once
 from medconv.training.optim.muon import Muon
-from medconv.utils.hardware import uses_gpu
+from medconv.utils.hardware import out_of_memory, uses_gpu
 
 _TRAINING = 0.85  # share of the time for steps; the rest is for validation
 _QUICK = 0.5  # seconds; steps this short are timed three times
@@ -61,6 +62,7 @@ def largest(step_seconds: Callable[[str], float], seconds: float) -> tuple[str, 
         if chosen and seconds < size.enough_steps * step:
             minutes = size.enough_steps * step / _TRAINING / 60
             larger = f"; {name}, {step:.2g} s a step, from {minutes:.2g} minutes on"
+            larger = larger if math.isfinite(step) else f"; {name} does not fit into memory"
             break
         chosen, steps = name, seconds / step
     return chosen, f"some {steps:.0f} steps fit into trainer.max_time{larger}"
@@ -73,7 +75,7 @@ def _same(plans: Iterable[Plan]) -> bool:
 def _step_seconds(
     config: RunConfig, plan: Plan, budget: Budget, num_channels: int, num_outputs: int, per_voxel: bool
 ) -> float:
-    """Seconds of a training step of a plan."""
+    """Seconds of a training step of a plan; infinite if it does not fit into memory."""
     keys = ("spatial_dims", "patch_size", "batch_size", "strides", "kernel_sizes", "channels")
     key = {
         "plan": {key: getattr(plan, key) for key in keys},
@@ -84,8 +86,13 @@ def _step_seconds(
     def measure() -> Node:
         log.info("plan.size: measuring a step of size %s", plan.size)
         with torch.random.fork_rng():
-            trial = _trial(config, plan, budget, num_channels, num_outputs, per_voxel)
-            return {"seconds": _timed(trial)}
+            try:
+                trial = _trial(config, plan, budget, num_channels, num_outputs, per_voxel)
+                return {"seconds": _timed(trial)}
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                return {"seconds": math.inf}
 
     def complete(result: Node) -> bool:
         return isinstance(result["seconds"], float) and result["seconds"] > 0

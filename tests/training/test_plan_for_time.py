@@ -1,6 +1,7 @@
 """medconv/training/plan_for_time.py: the largest size of which enough steps fit, measured on this machine."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,11 @@ def test_a_size_is_not_measured_where_the_smaller_one_has_too_few_steps() -> Non
     assert why == (
         f"some 600 steps fit into trainer.max_time; small, 0.4 s a step, from {minutes:.2g} minutes on"
     )
+
+
+def test_a_size_that_does_not_fit_into_memory_is_not_taken() -> None:
+    name, why = largest({**SECONDS, "medium": math.inf}.__getitem__, 1e6)
+    assert name == "small" and why.endswith("; medium does not fit into memory")
 
 
 def test_a_run_with_a_time_limit_takes_a_size_and_records_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from medconv.performance.switches import apply_switches
 from medconv.training.optim.muon import Muon
 
 NORM = (2, 32, 120, 168, 120)  # the finest stage of `layers --scale 3`
-_PRIORS = ("transform", "basis", "ball", "spacing", "masked", "acs", "mirror")
+_PRIORS = ("transform", "basis", "ball", "spacing", "masked", "acs", "mirror", "smooth")
 
 
 def _images_limit(peaks: Peaks) -> float:

@@ -14,7 +14,7 @@ from helpers.networks import step, unet
 from torch import nn
 
 from medconv.convs import basis, swap_convs
-from medconv.training.optim import lr_schedulers
+from medconv.training.optim import lr_schedulers, muon
 from medconv.training.optim.muon import Muon, length_factor, orthogonal
 from medconv.utils import checkpoint_io
 
@@ -28,19 +28,47 @@ def directions(matrix: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("shape", [(8, 200), (200, 8), (64, 64), (1, 9), (3, 1)])
 def test_orthogonal_evens_out_singular_values_and_keeps_directions(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    result = orthogonal(matrix)
+    (result,) = orthogonal([matrix])
     values = torch.linalg.svdvals(result.double())
-    assert result.shape == matrix.shape and result.dtype == matrix.dtype
+    assert result.shape == matrix.shape
     if shape != (64, 64):  # its smallest singular value is near 0
         assert values.min() > 0.6 and values.max() < 1.3
     aligned = (result.double() * directions(matrix)).sum() / min(shape)
     assert aligned > 0.6
 
 
+def newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
+    """The definition: five steps on the matrix itself."""
+    x = matrix.double() / matrix.double().norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+@pytest.mark.parametrize(("bf16", "tolerance"), [(False, 1e-3), (True, 0.1)])
+def test_orthogonal_is_newton_schulz_of_each_matrix(
+    bf16: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of singular values over four decades, as momenta have them; the update's size is kept."""
+    monkeypatch.setattr(muon, "fast_bf16_cpu", lambda: bf16)
+    generator = torch.Generator().manual_seed(0)
+    matrices = []
+    for shape, decades in [((128, 500), 0), ((128, 1728), 2), ((128, 900), 4), ((600, 128), 3)]:
+        u, _, v = torch.linalg.svd(torch.randn(shape, generator=generator), full_matrices=False)
+        matrices.append(1e-3 * u * 10 ** -torch.linspace(0, decades, 128) @ v)
+    before = torch.get_float32_matmul_precision()
+    for result, matrix in zip(orthogonal(matrices), matrices, strict=True):
+        expected = newton_schulz(matrix)
+        assert (result.double() - expected).norm() < tolerance * expected.norm()
+        assert result.double().norm() == pytest.approx(float(expected.norm()), rel=0.01)
+    assert torch.get_float32_matmul_precision() == before
+
+
 def test_orthogonal_ignores_the_scale() -> None:
     matrix = torch.randn(6, 40)
-    torch.testing.assert_close(orthogonal(1e4 * matrix), orthogonal(matrix), atol=0.02, rtol=0.05)
-    assert orthogonal(torch.zeros(3, 9)).abs().max() == 0
+    torch.testing.assert_close(orthogonal([1e4 * matrix]), orthogonal([matrix]), atol=0.02, rtol=0.05)
+    assert orthogonal([torch.zeros(3, 9)])[0].abs().max() == 0
 
 
 def test_a_step_follows_the_definition() -> None:
@@ -53,12 +81,12 @@ def test_a_step_follows_the_definition() -> None:
     momentum = torch.zeros_like(kernel)
     for _ in range(3):
         before, gradient, slope = kernel.detach().clone(), torch.randn_like(kernel), torch.randn(4)
-        kernel.grad, bias.grad, adam.grad = gradient, slope, slope.clone()
+        kernel.grad, bias.grad, adam.grad = gradient.clone(), slope, slope.clone()
         optimizer.step()
         other.step()
         momentum = 0.9 * momentum + 0.1 * gradient
         ahead = (0.1 * gradient + 0.9 * momentum).reshape(4, 81)
-        expected = before * (1 - 0.1 * 0.5) - 0.1 * 0.2 * 9 * orthogonal(ahead).reshape(before.shape)
+        expected = before * (1 - 0.1 * 0.5) - 0.1 * 0.2 * 9 * orthogonal([ahead])[0].reshape(before.shape)
         torch.testing.assert_close(kernel.detach(), expected)
         torch.testing.assert_close(bias.detach(), adam.detach())
 

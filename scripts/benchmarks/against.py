@@ -22,6 +22,7 @@ HERE = Path(__file__).parents[2]
 FOLDS = 5
 # Student's t, two-sided 95 %, by degrees of freedom
 _T = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+_BEFORE = {"cache_dir": "cache", "splits_file": "splits"}  # keys of `data`, as they once were called
 _PATIENT = re.compile(r"(patient\d+)_frame\d+")
 
 
@@ -99,12 +100,13 @@ def _train(
     """The row of one training; of a finished one without training again. Raises: ValueError: it failed."""
     checkout, own = (HERE, options.set) if side == "this" else (options.checkout, options.other_set)
     folder = output / name / f"{minutes:g}min" / f"seed{seed}" / side
+    settings = [*settings, f"data.cache_dir={output / f'prepared-{side}'}"]
+    settings = _as_called_there(checkout, settings)
     # a finished training says so in its summary, and a stopped one goes on
-    caches = "cache_dir" if "cache_dir:" in (checkout / "conf/data/base.yaml").read_text() else "cache"
     seconds = round(60 * minutes)
     time_text = f"00:{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     command = [sys.executable, "train.py", *settings, f"seed={seed}", f"trainer.max_time={time_text}"]
-    command += [f"run.dir={folder}", f"data.{caches}={output / f'prepared-{side}'}", "logger=none"]
+    command += [f"run.dir={folder}", "logger=none"]
     cores = sorted(int(core) for core in options.cores.split(",")) if options.cores else None
     environment = os.environ | {"PYTHONPATH": str(checkout.resolve())}
     if options.cpu_isa:
@@ -138,6 +140,16 @@ def _train(
     }
     write_text(folder / "row.json", json.dumps(row, indent=1) + "\n")
     return row
+
+
+def _as_called_there(checkout: Path, settings: Sequence[str]) -> list[str]:
+    """The settings with the names that keys of `data` have in a checkout."""
+    keys = (checkout / "conf/data/base.yaml").read_text()
+    renamed = list(settings)
+    for now, before in _BEFORE.items():
+        if f"\n{now}:" not in keys:
+            renamed = [setting.replace(f"data.{now}=", f"data.{before}=") for setting in renamed]
+    return renamed
 
 
 def _draw(rows: Sequence[Row], path: Path) -> None:

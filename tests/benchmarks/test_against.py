@@ -58,3 +58,11 @@ def test_pictures_are_the_same_for_the_same_seed() -> None:
     assert 0.03 < (mask > 0).mean() < 0.3
     green = picture[..., 1].astype(float)
     assert green[mask > 0].mean() < green[(mask == 0) & (picture.sum(-1) > 60)].mean() - 5  # darker vessels
+
+
+def test_keys_are_called_as_in_the_checkout(tmp_path: Path) -> None:
+    (tmp_path / "conf/data").mkdir(parents=True)
+    (tmp_path / "conf/data/base.yaml").write_text("root: null\ncache: data/prepared\n")
+    settings = ["data=msd", "data.root=x", "data.cache_dir=y", "data.splits_file=z"]
+    assert against._as_called_there(tiny.ROOT, settings) == settings
+    assert against._as_called_there(tmp_path, settings)[2:] == ["data.cache=y", "data.splits=z"]

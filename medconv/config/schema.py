@@ -20,12 +20,13 @@ Node = dict[str, Any]  # a `_target_` and its arguments, or several by name; for
 class DataConfig:
     layout: Node = MISSING
     root: str | None = None
-    images: str | None = None
+    images: Any = None
     labels: str | None = None
     class_names: list[str] | None = None
     modality: str = "MRI"
     fold: Any = 0
     num_folds: int = 5
+    group_pattern: str | None = None
     splits_file: str | None = None
     cache_dir: str = MISSING
     spacing_mm: list[float] | None = None

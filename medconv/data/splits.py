@@ -1,19 +1,23 @@
 """Training, validation and test cases: from the dataset's own splits, else by folds."""
 
 import logging
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from medconv.config.values import ConfigError
 from medconv.data.case import Case
 from medconv.data.datasets.common import read_json
 from medconv.targets import Targets
 from medconv.utils.logging import some
 
 _MAX_NAMED = 20  # cases named in one line
+_NUMBERED = re.compile(r"(?P<patient>.*\d.*)(?P<part>[_-][A-Za-z]*)[_-]?\d+")  # patient001_frame12
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +47,52 @@ def split_cases(
         log.warning("data.fold=%s is not used: the dataset defines its training and validation cases", fold)
     data_split = DataSplit(train, val, test)
     _check_groups(data_split)
+    if splits is None and (example := next(_split_apart(data_split), None)):
+        one, other, pattern = example
+        log.warning(
+            "%s is in training and %s in validation; if they are of one patient, the scores are too high: "
+            "data.group_pattern='%s' keeps a patient's cases in one fold",
+            *(one, other, pattern),
+        )
     return data_split
+
+
+def grouped(cases: Sequence[Case], pattern: str) -> tuple[Case, ...]:
+    """The cases, with the text that `pattern` finds in each id as its group: its groups, or all that matches.
+
+    Raises: ConfigError: no regular expression, cases in which it finds nothing, or cases that have groups.
+    """
+    if any(case.group for case in cases):
+        raise ConfigError("data.group_pattern: the dataset names its groups already; set only one of both")
+    try:
+        found = {case.id: re.search(pattern, case.id) for case in cases}
+    except re.error as error:
+        raise ConfigError(f"data.group_pattern={pattern}: no regular expression, {error}") from error
+    if without := [case for case, match in found.items() if not match or not _text(match)]:
+        what = "finds nothing in the case ids"
+        raise ConfigError(f"data.group_pattern={pattern}: {what} {some(without, _MAX_NAMED)}")
+    return tuple(replace(case, group=_text(match)) for case in cases if (match := found[case.id]))
+
+
+def _text(match: re.Match[str]) -> str:
+    return "_".join(part or "" for part in match.groups()) if match.groups() else match[0]
+
+
+def _split_apart(data_split: DataSplit) -> Iterator[tuple[str, str, str]]:
+    """Cases in training and validation whose ids look like one patient's, and a pattern that joins them."""
+    if any(case.group for cases in data_split for case in cases):
+        return
+    matches = {
+        split: [m for case in cases if (m := _NUMBERED.fullmatch(case.id))]
+        for split, cases in zip(("train", "val"), data_split, strict=False)
+    }
+    patients = Counter(m["patient"] for found in matches.values() for m in found)
+    if sum(count > 1 for count in patients.values()) < 2:  # else it is a dataset's name, as in BraTS20_001
+        return
+    training = {m["patient"]: m for m in matches["train"]}
+    for m in matches["val"]:
+        if other := training.get(m["patient"]):
+            yield other[0], m[0], f"(.+){re.escape(m['part'])}"
 
 
 def drop_cases(data_split: DataSplit, skipped: Mapping[str, str]) -> DataSplit:

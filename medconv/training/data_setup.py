@@ -71,6 +71,8 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
     dataset = dataset.with_targets(
         regions=data.regions, regions_order=data.regions_order, ignore_label=data.ignore_label
     )
+    if data.group_pattern is not None:
+        dataset = replace(dataset, cases=splits.grouped(dataset.cases, data.group_pattern))
     check_ignored(dataset.targets.ignore, (case.label for case in dataset.cases))
     return dataset, workers
 

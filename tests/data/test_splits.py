@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from medconv.config import ConfigError
 from medconv.data.case import Case
 from medconv.data.datasets.auto import auto
 from medconv.data.splits import (
     DataSplit,
     check_examples,
     drop_duplicates,
+    grouped,
     split_cases,
     split_fold,
 )
@@ -220,3 +222,58 @@ def test_copies_of_validation_and_test_images_are_dropped_from_training(
         in caplog.text
     )
     assert drop_duplicates(data_split, {}) == data_split
+
+
+def two_of_each(count: int, first: str = "frame01", second: str = "frame12") -> list[Case]:
+    names = [f"patient{i:03d}_{part}" for i in range(count) for part in (first, second)]
+    return [Case(name, (Path(name),)) for name in names]
+
+
+def test_a_pattern_keeps_a_patients_cases_in_one_fold(caplog: pytest.LogCaptureFixture) -> None:
+    cases = grouped(two_of_each(10), r"(patient\d+)")
+    for fold in range(5):
+        split = split_cases(cases, fold, 5)
+        sides = [{case.id.partition("_")[0] for case in side} for side in (split.train, split.val)]
+        assert not sides[0] & sides[1] and len(sides[1]) == 2
+    assert not caplog.records
+    assert grouped([Case("a-7-x", ())], r"(\w)-(\d)")[0].group == "a_7"
+    assert grouped([Case("a-7-x", ())], r"\w-")[0].group == "a-"
+
+
+def test_an_unfit_group_pattern_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.group_pattern=\(p: no regular expression, "):
+        grouped(some_cases(2), "(p")
+    with pytest.raises(ConfigError, match=r"data\.group_pattern=s\\d: finds nothing .*case_000, case_001"):
+        grouped(some_cases(2), r"s\d")
+    with pytest.raises(ConfigError, match="the dataset names its groups already"):
+        grouped([case("a", group="p")], "a")
+
+
+def test_a_patient_that_seems_split_apart_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    """Only where ids end in a number after a patient's; the pattern that the warning gives ends it."""
+    cases = two_of_each(10)
+    split_cases(cases, 0, 5)
+    (warning,) = caplog.messages
+    assert "is in training and patient0" in warning
+    pattern = warning.partition("data.group_pattern='")[2].partition("'")[0]
+    caplog.clear()
+    split_cases(grouped(cases, pattern), 0, 5)
+    split_cases(cases, "all", 5)
+    for names in (
+        "case_{:03d}",
+        "BraTS20_Training_{:03d}",
+        "hippocampus_{:03d}",
+        "1.3.6.1.{}",
+        "BraTS-GLI-{:05d}-000",
+    ):
+        split_cases([Case(names.format(i), ()) for i in range(20)], 0, 5)
+    assert not caplog.records
+
+
+@pytest.mark.realdata
+def test_the_two_volumes_of_a_cardiac_patient(realdata: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cases = auto(realdata / "Dataset027_ACDC").cases
+    split_cases(cases, 0, 5)
+    assert "data.group_pattern='(.+)_frame' keeps a patient's cases in one fold" in caplog.text
+    split = split_cases(grouped(cases, r"(patient\d+)"), 0, 5)
+    assert len({case.group for case in split.val}) == 10 and len(split.val) == 20

@@ -17,13 +17,22 @@ def parser() -> Parser:
     path: dict[str, Any] = {"type": Path, "metavar": "PATH"}
     folder, file = {**path, "metavar": "FOLDER"}, {**path, "metavar": "FILE"}
     add = command.add_argument_group("input and output").add_argument
-    add("--predictions", **path, required=True, help="folder of predicted label maps, or predictions.csv")
+    add(
+        "--predictions",
+        **path,
+        required=True,
+        help="folder of predicted label maps, a pattern with {id} for the case id, or predictions.csv",
+    )
     add("--output", **file, required=True, help="JSON file; CSV and HTML are written beside it")
     add("--compare", type=Path, metavar="PREDICTIONS", help="other predictions, compared by a paired test")
     images = "images for the report; default: those that were predicted, or imagesTr beside labelsTr"
     add("--images", **folder, help=images)
     add = command.add_argument_group("segmentation").add_argument
-    add("--references", **folder, help="folder of reference label maps, same names")
+    add(
+        "--references",
+        **folder,
+        help="folder of reference label maps of the same names, or a pattern with {id}",
+    )
     tolerance = "tolerance of the surface Dice, for all classes or one; default 1; may be repeated"
     add("--tolerance-mm", action="append", default=[], metavar="MM|NAME=MM", help=tolerance)
     lesions = "also lesion-wise scores; lesions match from this intersection over union on, default 0.5"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from medconv.data.datasets.patterns import files_of
 from medconv.data.io.images import check_same_grid, in_folder, read_image, read_label
 from medconv.data.preprocessing.preprocess import content_box, to_canonical
 from medconv.evaluation.labels import recorded_images
@@ -49,7 +50,7 @@ def images_of(
     if folder is None and (recorded := recorded_images(predictions)):
         return recorded
     if folder is not None:
-        images = _paired(in_folder(folder, "--images"), cases)
+        images = _paired(files_of(folder, "--images"), cases)
         if not images:
             raise ValueError(f"--images {folder}: no image of any case there, such as {cases[0]}.nii.gz")
         return images

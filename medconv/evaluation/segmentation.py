@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from medconv.data.io.images import check_same_grid, in_folder, read_label
+from medconv.data.datasets.patterns import files_of, home
+from medconv.data.io.images import check_same_grid, read_label
 from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, predicted_quality
 from medconv.evaluation.overlays import images_of
@@ -87,8 +88,8 @@ def evaluate(
     images: Path | None = None,
     lesion_iou: float | None = None,
 ) -> LabelMapEvaluation:
-    """Measure every prediction against the reference of the same name; with `compare`, those of a second
-    folder too.
+    """Measure every prediction against the reference of the same case id; with `compare`, those of a second
+    folder too. Each is a folder, or a pattern with `{id}`, see `patterns.files_of`.
 
     Args: tolerance_mm: of the surface Dice, by class; None stands for all other classes. workers: cases
         measured at once. images: their folder; None: the images that the predictions were made from, or
@@ -103,23 +104,24 @@ def evaluate(
         cannot be measured; names all.
     """
     sets = [(predictions, "--predictions")] + ([(compare, "--compare")] if compare else [])
-    folders, predicted = [folder for folder, _ in sets], [in_folder(*each_set) for each_set in sets]
-    reference_paths = in_folder(references, "--references")
+    predicted = [files_of(*each_set) for each_set in sets]
+    folders, labels_home = [home(folder) for folder, _ in sets], home(references)
+    reference_paths = files_of(references, "--references")
     missing = sorted({case for paths in predicted for case in paths} - set(reference_paths))
     if missing:
         raise ValueError(f"--references {references}: no label map there for {', '.join(missing[:20])}")
-    targets = labels.agreed_targets(folders, references)
+    targets = labels.agreed_targets(folders, labels_home)
     tolerances = tolerance_mm or {}
     if targets:
         labels.check_tolerances(tolerances, targets.names)  # fail before the work
         check_ignored(targets.ignore, reference_paths.values())
-    shown = images_of(predictions, references, images, list(predicted[0]))
+    shown = images_of(folders[0], labels_home, images, list(predicted[0]))
     options = (targets, tolerances, lesion_iou, workers)
     rows = [_measured(paths, reference_paths, *options) for paths in predicted]
     targets = targets or labels.numbered({name for cases in rows for row in cases for name in row["dice"]})
     labels.check_tolerances(tolerances, targets.names)
     settings = (targets.names, lesion_iou)
-    summaries = [_summary(folder, cases, *settings) for folder, cases in zip(folders, rows, strict=True)]
+    summaries = [_summary(path, cases, *settings) for (path, _), cases in zip(sets, rows, strict=True)]
     result = {
         **summaries[0],
         "references": str(references),

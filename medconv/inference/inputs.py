@@ -1,4 +1,4 @@
-"""The cases of `--input`: a file, a folder of images or of DICOM, or a list of files."""
+"""The cases of `--input`: a file, a folder of images or of DICOM, a pattern, or a list of files."""
 
 import json
 import logging
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medconv.data.case import Case
+from medconv.data.datasets import patterns
 from medconv.data.datasets.common import ids_of
 from medconv.data.datasets.csv_table import read_rows
 from medconv.data.datasets.nnunet import group_channels
@@ -23,7 +24,8 @@ log = logging.getLogger(__name__)
 
 
 def find_cases(source: Path, num_channels: int) -> list[Case]:
-    """The cases in a file, a folder or a list; channels are files CASE_0000, CASE_0001, ... or in one file.
+    """The cases in a file, a folder, a pattern with `{id}` or a list; channels are files CASE_0000,
+    CASE_0001, ... or in one file.
 
     In a folder where some name ends in `_0000`, all files must be such channels. Without volumes of another
     format each DICOM series is a case, in subfolders too; without either, pictures are read.
@@ -33,6 +35,9 @@ def find_cases(source: Path, num_channels: int) -> list[Case]:
     an object of case id to such cases. Paths are relative to the list's folder.
     Raises: ValueError: no images, missing channels, or two cases with the same name.
     """
+    if patterns.is_pattern(source) and not source.exists():
+        found = patterns.files_of(source, "--input")
+        return [Case(_checked(case, source), (path,)) for case, path in found.items()]
     if not source.exists():
         raise ValueError(f"--input {source}: no such file or folder")
     if source.is_file():

@@ -281,3 +281,17 @@ def test_lesions_are_in_the_table_the_files_and_the_report(tmp_path: Path) -> No
     without = segmentation.evaluate(predictions, references)
     assert without.result["lesion_iou"] is None and "Lesion" not in without.page()
     assert "lesion_f1" not in without.result["mean"]
+
+
+def test_predictions_and_references_by_pattern(tmp_path: Path) -> None:
+    """Names that differ, in one folder; classes come from beside the files."""
+    for case in ("p_1", "p_2"):
+        save(tmp_path / f"all/{case}_pred.nii.gz", label_of(4, 5))
+        save(tmp_path / f"all/{case}_manual1.nii.gz", label_of(4, 5))
+    save(tmp_path / "all/p_3_manual1.nii.gz", label_of(1))
+    (tmp_path / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "ear": 1, "eye": 2}}))
+    patterns = tmp_path / "all/{id}_pred.nii.gz", tmp_path / "all/{id}_manual1.nii.gz"
+    result = evaluate(*patterns)
+    assert [row["case"] for row in result["cases"]] == ["p_1", "p_2"]
+    assert dices(result) == {"ear": 1.0, "eye": 1.0} and result["without_prediction"] == ["p_3"]
+    assert result["predictions"] == str(patterns[0])

@@ -260,3 +260,15 @@ def test_a_folder_without_permission_is_named(dicoms: ModuleType, open_folder: P
     dicoms.series(open_folder / "b", dicoms.array()).chmod(0)
     error = f"ValueError: --input {open_folder}: {open_folder / 'b'} cannot be read (Permission denied)"
     assert unprivileged(find_cases, open_folder, 1) == error
+
+
+def test_a_pattern_names_the_cases(tmp_path: Path) -> None:
+    """As in training, so that predictions have the names of the references' case ids."""
+    for name in ("21_training.nii.gz", "22_training.nii.gz", "21_mask.nii.gz"):
+        (tmp_path / name).touch()
+    cases = find_cases(tmp_path / "{id}_training.nii.gz", 1)
+    assert {case.id: case.images for case in cases} == {
+        number: (tmp_path / f"{number}_training.nii.gz",) for number in ("21", "22")
+    }
+    with pytest.raises(ValueError, match=r"--input .*\{id\}_t1\.nii\.gz: no file matches"):
+        find_cases(tmp_path / "{id}_t1.nii.gz", 1)

@@ -1,63 +1,72 @@
-"""`data=folder` and `data=image_mask`: images and labels by two glob patterns, or in two folders."""
+"""`data=folder` and `data=image_mask`: images and labels by patterns, or in two folders."""
 
-import re
-from collections.abc import Sequence
-from glob import escape, glob
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.common import build_dataset, modalities_of
-from medconv.data.io.images import in_folder, read_label
+from medconv.data.datasets.patterns import files_of, home
+from medconv.data.io.images import read_label
 
 
 def folder(
-    images: str, labels: str, class_names: Sequence[str] | None = None, modality: str = "MRI"
+    images: str | Mapping[str, str],
+    labels: str,
+    class_names: Sequence[str] | None = None,
+    modality: str = "MRI",
 ) -> Dataset:
-    """Pairs from two glob patterns: the text that `*` matches is the case id. A matching folder is a DICOM
-    series. Instead of a pattern, a folder of images: their stems are the case ids.
+    """Pairs from two patterns or folders, see `patterns.files_of`.
 
-    Args: class_names: background first; None numbers the classes of the first 20 labels.
+    Args:
+        images: a pattern, or one for each channel by its name, such as {t1: ..., flair: ...}.
+        class_names: background first; None numbers the classes of the first 20 labels.
+        modality: of all channels; names in `images` are modalities themselves.
     """
     if not images or not labels:
-        advice = "as folders or as glob patterns such as 'scans/*_t1.nii.gz'"
+        advice = "as folders or as patterns such as 'scans/{id}_t1.nii.gz'"
         raise ValueError(f"this layout needs both data.images and data.labels, {advice}")
-    image_files, label_files = _files(images, "data.images"), _files(labels, "data.labels")
+    patterns = _by_channel(images, modality)
+    channels = {key: files_of(pattern, key) for key, pattern in patterns.items()}
+    label_files = files_of(labels, "data.labels")
+    image_files = {case: path for files in reversed(channels.values()) for case, path in files.items()}
     if not image_files.keys() & label_files:
-        ids = f"{', '.join(list(image_files)[:3])} in images, {', '.join(list(label_files)[:3])} in labels"
-        raise ValueError(f"data=folder: no case has both an image and a label; the `*` matches {ids}")
-    without_label, without_image = image_files.keys() - label_files, label_files.keys() - image_files
-    errors = {case: f"{image_files[case]}: no label matches {labels}" for case in without_label}
-    errors |= {case: f"{label_files[case]}: no image matches {images}" for case in without_image}
+        ids = f"{', '.join(sorted(image_files)[:3])} in images, {', '.join(list(label_files)[:3])} in labels"
+        advice = "write {id} in the place of the case id and * for all else"
+        raise ValueError(f"data=folder: no case has both an image and a label; ids are {ids}; {advice}")
+    errors = {
+        case: f"{label_files.get(case) or image_files[case]}: no image matches {patterns[key]}"
+        for case in {**image_files, **label_files}
+        for key, files in channels.items()
+        if case not in files
+    }
+    without_label = image_files.keys() - label_files
+    errors |= {case: f"{image_files[case]}: no label matches {labels}" for case in without_label}
     cases = [
-        Case(case, (image_files[case],) if case in image_files else (), label_files.get(case))
+        Case(case, tuple(files[case] for files in channels.values() if case in files), label_files.get(case))
         for case in {**image_files, **label_files}
     ]
     names = tuple(class_names) if class_names else _names_in(list(label_files.values())[:20])
-    home = Path(images.partition("*")[0] + "x").parent if "*" in images else Path(images)
-    modalities = modalities_of(list(image_files.values()), modality)
-    return build_dataset(home.name or "folder", cases, names, None, modalities, Path(images), errors)
+    if isinstance(images, Mapping):
+        modalities = tuple(images)
+    else:
+        modalities = modalities_of(list(image_files.values()), modality)
+    root = home(next(iter(patterns.values())))
+    return build_dataset(root.name or "folder", cases, names, None, modalities, root, errors)
 
 
-def _files(pattern: str, key: str) -> dict[str, Path]:
-    if "*" not in pattern and Path(pattern).is_dir():
-        return in_folder(Path(pattern), key)
-    if "*" not in pattern:
-        raise ValueError(f"{key}={pattern}: needs a `*` in the place of the case id, or a folder of images")
-    if "**" in pattern:
-        raise ValueError(f"{key}={pattern}: `**` is not supported, a `*` matches a part of one name")
-    matcher = re.compile("([^/]*)".join(re.escape(part) for part in pattern.split("*")))
-    files: dict[str, Path] = {}
-    for name in sorted(glob("*".join(escape(part) for part in pattern.split("*")))):  # noqa: PTH207 - may be absolute
-        if match := matcher.fullmatch(name):
-            case = "_".join(dict.fromkeys(match.groups()))
-            if case in files:
-                raise ValueError(f"{key}={pattern}: {files[case]} and {name} would both be case {case}")
-            files[case] = Path(name)
-    if not files:
-        raise ValueError(f"{key}={pattern}: no file matches")
-    return files
+def _by_channel(images: Any, modality: str) -> dict[str, str]:
+    """Key, for messages, to pattern."""
+    if isinstance(images, str):
+        return {"data.images": images}
+    if not isinstance(images, Mapping) or not all(isinstance(pattern, str) for pattern in images.values()):
+        what = "a pattern, or one for each channel such as {t1: 'a/{id}_t1.nii.gz', flair: ...}"
+        raise ValueError(f"data.images={images}: expected {what}")
+    if modality != "MRI":
+        raise ValueError(f"data.modality={modality}: the names in data.images are the modalities; set one")
+    return {f"data.images.{name}": pattern for name, pattern in images.items()}
 
 
 def _names_in(labels: Sequence[Path]) -> tuple[str, ...]:

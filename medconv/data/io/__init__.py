@@ -1,1 +1,1 @@
-"""One module per image format: NIfTI, NRRD, MGH, DICOM, DICOM SEG, PNG, JPEG and TIFF."""
+"""One module per image format: NIfTI, NRRD, MGH, DICOM, DICOM SEG, PNG, JPEG, TIFF and GIF."""

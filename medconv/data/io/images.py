@@ -80,7 +80,9 @@ def in_folder(folder: Path, option: str) -> dict[str, Path]:
         raise ValueError(f"{option} {folder}: no such folder")
     files = sorted(p for p in folder.iterdir() if p.name.endswith(suffixes()) and not p.name.startswith("."))
     if not files:
-        raise ValueError(f"{option} {folder}: no image there ({known()})")
+        others = Counter("".join(p.suffixes[-2:]) or p.name for p in folder.iterdir() if p.is_file())
+        there = ", ".join(f"{number} of {name}" for name, number in others.most_common(5)) or "no file"
+        raise ValueError(f"{option} {folder}: no image there ({known()}); the folder holds {there}")
     files = [path for path in files if not raster.is_picture(path)] or files
     if twice := sorted(name for name, count in Counter(map(stem, files)).items() if count > 1):
         raise ValueError(f"{option} {folder}: more than one file for {', '.join(twice[:20])}")

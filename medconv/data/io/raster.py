@@ -1,4 +1,4 @@
-"""PNG, JPEG and TIFF, by Pillow: pictures, masks and clear errors.
+"""PNG, JPEG, TIFF and GIF, by Pillow: pictures, masks and clear errors.
 
 A picture is an image of one slice with 1 mm pixels; its position is unknown. The first axis goes from left to
 right, the second from bottom to top, like an axial slice with right to the right and anterior up.
@@ -16,7 +16,20 @@ from PIL import Image, ImageOps
 from medconv.data.io import nifti
 from medconv.utils.errors import explained
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".PNG", ".JPG", ".JPEG", ".TIF", ".TIFF")
+SUFFIXES = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+    ".tif",
+    ".tiff",
+    ".gif",
+    ".PNG",
+    ".JPG",
+    ".JPEG",
+    ".TIF",
+    ".TIFF",
+    ".GIF",
+)
 CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
 _DAMAGED = (  # what Pillow raises for damaged files
     *(OSError, SyntaxError, ValueError, EOFError, LookupError, MemoryError, struct.error, zlib.error),
@@ -54,7 +67,7 @@ def read(path: Path) -> np.ndarray:
     """Pixels as displayed: EXIF rotation and palette applied, no alpha.
 
     Shape: (X, Y, 1) for grey, (X, Y, 1, 3) for colours.
-    Raises: ValueError: not PNG, JPEG or TIFF, damaged, several pages, or partly transparent.
+    Raises: ValueError: not PNG, JPEG, TIFF or GIF, damaged, several pages, or partly transparent.
     """
     pixels = _pixels(path, _upright(path))
     return _turned(pixels)[:, :, None]
@@ -66,7 +79,8 @@ def read_mask(path: Path) -> np.ndarray:
     Shape: (X, Y, 1) integers. Raises: ValueError: as `read`; colours, or a photograph.
     """
     image = _upright(path)
-    pixels = np.asarray(image) if image.mode == "P" else _pixels(path, image)
+    by_index = image.mode == "P" and not _is_grey_gif(path, image)
+    pixels = np.asarray(image) if by_index else _pixels(path, image)
     if pixels.ndim == 3:
         if (pixels != pixels[..., :1]).any():
             raise ValueError(
@@ -108,10 +122,10 @@ def write_picture(path: Path, pixels: np.ndarray) -> None:
 
 def _opened(path: Path) -> Image.Image:
     nifti.check_readable(path)
-    problem = f"{path}: not a readable PNG, JPEG or TIFF file"
+    problem = f"{path}: not a readable PNG, JPEG, TIFF or GIF file"
     with explained(problem, *_DAMAGED), warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        return Image.open(path, formats=("PNG", "JPEG", "TIFF"))
+        return Image.open(path, formats=("PNG", "JPEG", "TIFF", "GIF"))
 
 
 def _upright(path: Path) -> Image.Image:
@@ -135,6 +149,12 @@ def _pixels(path: Path, image: Image.Image) -> np.ndarray:
             raise ValueError(f"{path}: partly transparent, expected opaque pixels; save it without alpha")
         return pixels[..., 0] if image.mode == "LA" else pixels[..., :3]
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _is_grey_gif(path: Path, image: Image.Image) -> bool:
+    """GIF has no grey mode: a palette of greys alone, in any order, holds values."""
+    colours = np.reshape(image.getpalette("RGB") or [], (-1, 3))[: np.asarray(image).max() + 1]
+    return path.suffix.lower() == ".gif" and bool((colours == colours[:, :1]).all())
 
 
 def _turned(pixels: np.ndarray) -> np.ndarray:

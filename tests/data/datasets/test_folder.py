@@ -76,7 +76,8 @@ def test_cases_without_image_or_label_are_named(tmp_path: Path) -> None:
     for case in "ac":
         (tmp_path / f"i/{case}.nii.gz").unlink()
     with pytest.raises(
-        ValueError, match=r"no case has both an image and a label; the `\*` matches d in images, a, b, c"
+        ValueError,
+        match=r"no case has both an image and a label; ids are d in images, a, b, c in labels; write",
     ):
         folder(images, labels)
 
@@ -101,7 +102,7 @@ def test_invalid_patterns_are_errors(tmp_path: Path) -> None:
     for images, labels in ((None, good), (good, None), ("", "")):
         with pytest.raises(ValueError, match=r"needs both data\.images and data\.labels"):
             folder(images, labels)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"data\.images=.*/i/a\.nii\.gz: needs a `\*`"):
+    with pytest.raises(ValueError, match=r"data\.images=.*/i/a\.nii\.gz: needs \{id\} or a `\*`"):
         folder(str(tmp_path / "i/a.nii.gz"), good)
     with pytest.raises(ValueError, match=r"data\.labels=.*: `\*\*` is not supported"):
         folder(good, str(tmp_path / "**/*.nii.gz"))
@@ -144,3 +145,23 @@ def test_the_channels_of_pictures_are_their_colours(tmp_path: Path) -> None:
     assert dataset.modalities == ("red", "green", "blue")
     assert dataset.class_names == ("skin", "mole")
     assert dataset.targets.per_voxel and not dataset.errors
+
+
+def test_a_pattern_for_each_channel(tmp_path: Path) -> None:
+    """The names are the modalities; a case without one of them is named."""
+    for name in ("p_1", "p_2"):
+        save(tmp_path / f"s/{name}/20190{name[-1]}_flair.nii.gz", image_array(0))
+        save(tmp_path / f"m/{name}-seg.nii.gz", label_array(0))
+    save(tmp_path / "s/p_1/x_t1.nii.gz", image_array(1))
+    images = {"CT": f"{tmp_path}/s/{{id}}/*_t1.nii.gz", "flair": f"{tmp_path}/s/{{id}}/*_flair.nii.gz"}
+    dataset = folder(images, f"{tmp_path}/m/{{id}}-seg.nii.gz")
+    assert dataset.modalities == ("CT", "flair") and dataset.name == "s"
+    assert [path.name for path in dataset.cases[0].images] == ["x_t1.nii.gz", "201901_flair.nii.gz"]
+    expected = f"{tmp_path}/m/p_2-seg.nii.gz: no image matches {images['CT']}"
+    assert dataset.errors == {"p_2": expected}
+    with pytest.raises(ValueError, match=r"data\.modality=CT: the names in data\.images"):
+        folder(images, f"{tmp_path}/m/{{id}}-seg.nii.gz", modality="CT")
+    with pytest.raises(ValueError, match=r"data\.images=\['a', 'b'\]: expected a pattern, or one for each"):
+        folder(["a", "b"], "m")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"data\.images\.t1=.*: no file matches"):
+        folder({"t1": f"{tmp_path}/none/*.nii"}, f"{tmp_path}/m/{{id}}-seg.nii.gz")

@@ -1,4 +1,4 @@
-"""medconv/data/io/raster.py: PNG, JPEG and TIFF files as images, masks, cases and predictions."""
+"""medconv/data/io/raster.py: PNG, JPEG, TIFF and GIF files as images, masks, cases and predictions."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -138,7 +138,7 @@ MASK = np.where(NOISE[..., 0] > 128, 255, 0).astype(np.uint8)
 @pytest.mark.parametrize(
     ("read", "make", "message"),
     [
-        (read_image, lambda p: text(p / "a.png"), "a.png: not a readable PNG, JPEG or TIFF file"),
+        (read_image, lambda p: text(p / "a.png"), "a.png: not a readable PNG, JPEG, TIFF or GIF file"),
         (
             read_image,
             lambda p: truncate(save(p / "a.png", NOISE)),
@@ -259,3 +259,24 @@ def test_a_value_to_ignore_that_a_mask_would_hide_is_refused(tmp_path: Path) -> 
         ValueError, match=r"^m\.png: the value to ignore must be below 100, as a mask of 0 and 255 is"
     ):
         raster.check_ignored(255, [None, Path("m.png")])
+
+
+def test_gif_masks_of_greys_are_values_in_any_order_of_the_palette(tmp_path: Path) -> None:
+    """As DRIVE's: two greys, of which some programs put white first."""
+    mask = GREY > 100
+    white_first = Image.fromarray((~mask).astype(np.uint8), "P")
+    white_first.putpalette([255, 255, 255, 0, 0, 0])
+    coloured = Image.fromarray(GREY // 60, "P")
+    coloured.putpalette([0, 0, 0, 200, 0, 0, 0, 200, 0, 9, 9, 90, 1, 2, 3])
+    for name, pixels, expected in (
+        ("a.gif", mask.astype(np.uint8) * 255, mask),
+        ("b.gif", white_first, mask),
+        ("c.gif", coloured, GREY // 60),
+        ("d.GIF", GREY // 60, GREY // 60),
+    ):
+        path = save(tmp_path / name, pixels)
+        np.testing.assert_array_equal(as_seen(read_label(path)[0]), expected, err_msg=name)
+    frames = [Image.fromarray(GREY + i) for i in range(2)]
+    frames[0].save(tmp_path / "film.gif", save_all=True, append_images=frames[1:])
+    with pytest.raises(ValueError, match=r"film\.gif: 2 pages, expected one picture"):
+        read_image([tmp_path / "film.gif"])

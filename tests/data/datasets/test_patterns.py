@@ -1,0 +1,57 @@
+"""medconv/data/datasets/patterns.py: case ids and files from patterns."""
+
+from pathlib import Path
+
+import pytest
+
+from medconv.data.datasets.patterns import files_of, home, is_pattern
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def ids(root: Path, pattern: str) -> dict[str, str]:
+    return {case: str(path.relative_to(root)) for case, path in files_of(root / pattern, "--input").items()}
+
+
+def test_an_id_in_the_middle_of_a_name(tmp_path: Path) -> None:
+    """As in DRIVE: 21_training.tif and 21_manual1.gif."""
+    touch(tmp_path, "a/22_training.tif", "a/21_training.tif", "a/notes.txt", "b/21_manual1.gif")
+    assert ids(tmp_path, "a/{id}_training.tif") == {"21": "a/21_training.tif", "22": "a/22_training.tif"}
+    assert ids(tmp_path, "b/{id}_manual1.gif") == {"21": "b/21_manual1.gif"}
+
+
+def test_a_star_beside_an_id_is_not_part_of_it(tmp_path: Path) -> None:
+    """Folders of DICOM series whose names carry numbers."""
+    for name in ("p1/3-T1post-0042", "p2/7-T1post-0817", "p2/8-T2-0817"):
+        (tmp_path / name).mkdir(parents=True)
+    assert ids(tmp_path, "{id}/*-T1post-*") == {"p1": "p1/3-T1post-0042", "p2": "p2/7-T1post-0817"}
+    assert set(ids(tmp_path, "*/*-T2-*")) == {"p2_8_0817"}
+    (tmp_path / "p1/9-T1post-1").mkdir()
+    with pytest.raises(ValueError, match=r"p1/3-T1post-0042 and .*p1/9-T1post-1 would both be case p1"):
+        files_of(f"{tmp_path}/{{id}}/*-T1post-*", "data.images")
+
+
+def test_an_id_is_everywhere_the_same_and_as_long_as_possible(tmp_path: Path) -> None:
+    touch(tmp_path, "s1/s1_t1.nii", "s2/s1_t1.nii", "x/s_01_t1.nii")
+    assert ids(tmp_path, "{id}/{id}_t1.nii") == {"s1": "s1/s1_t1.nii"}
+    assert ids(tmp_path, "x/{id}_*.nii") == {"s_01": "x/s_01_t1.nii"}
+
+
+def test_messages_name_the_option(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--references .*/\{id\}_no\.png: no file matches"):
+        files_of(tmp_path / "{id}_no.png", "--references")
+    touch(tmp_path, "a.bmp", "b.bmp", "c.svs")
+    with pytest.raises(
+        ValueError, match=r"data\.labels .*: no image there .*the folder holds 2 of \.bmp, 1 of"
+    ):
+        files_of(tmp_path, "data.labels")
+
+
+def test_home_is_the_folder_before_the_first_wildcard() -> None:
+    homes = {"a/b{id}/c_*": "a", "a/{id}_x.png": "a", "{id}.png": ".", "a/b": "a/b"}
+    assert {pattern: str(home(pattern)) for pattern in homes} == homes
+    assert [is_pattern(pattern) for pattern in homes] == [True, True, True, False]

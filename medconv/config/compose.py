@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import logging
 import os
 import re
 import sys
@@ -14,13 +15,15 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from medconv import config
+from medconv.config.instantiate import keys_not_taken, search_current_folder
 from medconv.config.run_config import place_elsewhere
 
 _OURS = {"hydra/launcher": ("basic", "slurm"), "hydra/sweeper": ("basic", "optuna")}
 _FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
+log = logging.getLogger(__name__)
 
 
 def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[str]) -> None:
@@ -36,6 +39,7 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
         settings = HydraConfig.get()
         if settings.mode == RunMode.RUN:
             sys.argv[:] = full_argv  # Lightning starts the run's other processes with it
+        _fit_classes(composed_config, settings.overrides.task)
         job(composed_config, settings)
 
     _check_hydra_settings(arguments)
@@ -43,7 +47,7 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
     os.environ["HYDRA_FULL_ERROR"] = "1"
     full_argv = sys.argv[:]
     try:
-        sys.argv[1:] = arguments  # Hydra reads the arguments there and knows no subcommands
+        sys.argv[1:] = map(_escaped, arguments)  # Hydra reads the arguments there and knows no subcommands
         one()
     except ConfigCompositionException as error:
         raise _explained(error, arguments) from error
@@ -65,6 +69,33 @@ def _check_hydra_settings(arguments: Sequence[str]) -> None:
                 f"{argument}: Hydra's folders are not used; run.dir=FOLDER is a run's folder, run.name=NAME "
                 "makes it runs/NAME"
             )
+
+
+def _escaped(argument: str) -> str:
+    """Patterns with `{id}` and regular expressions as they stand; Hydra reads braces and parentheses."""
+    key, equals, value = argument.partition("=")
+    if not equals or "'" in value or '"' in value:
+        return argument
+    if key == "data.group_pattern" and value != "null":
+        return f"{key}='{value}'"
+    if re.fullmatch(r"data\.(images|labels)(\.\w+)?", key.lstrip("+")):
+        return re.sub(r"(?<!\\)\{id\}", lambda _: r"\{id\}", argument)
+    return argument
+
+
+def _fit_classes(composed_config: DictConfig, overrides: Sequence[str]) -> None:
+    """Find the classes that the command line names, and leave out keys of `model` that its class lacks."""
+    given = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
+    for key, target in given.items():
+        if key.endswith("._target_"):
+            search_current_folder(target)
+    if "model._target_" in given:
+        named = [key.removeprefix("model.") for key in given]
+        with open_dict(composed_config):
+            for key in keys_not_taken(composed_config.model):
+                if key not in named:
+                    del composed_config.model[key]
+                    log.info("model.%s is left out: %s has no such argument", key, given["model._target_"])
 
 
 def hydra_flags(arguments: Sequence[str], command: str) -> argparse.Namespace:

@@ -1,6 +1,10 @@
 """Objects from config nodes with a `_target_`; errors name the key."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -61,6 +65,28 @@ def check_importable(key: str, target: str) -> None:
         get_object(target)
     except Exception as error:  # importing a user's module may raise anything
         raise ConfigError(f"{key}={target}: cannot be imported ({_first_line(error)})") from error
+
+
+def search_current_folder(target: str) -> None:
+    """Let a class or package that the user named on the command line be found in the current folder.
+
+    Never called for names from a checkpoint. Installed packages come first.
+    """
+    package, here = target.partition(".")[0], Path.cwd()
+    is_here = (here / f"{package}.py").is_file() or (here / package).is_dir()
+    if is_here and package.isidentifier() and find_spec(package) is None:
+        sys.path.append(str(here))
+
+
+def keys_not_taken(node: Mapping[str, Any]) -> list[str]:
+    """Keys of a node that its class has no argument for; none if it cannot be imported, or takes any."""
+    try:
+        arguments = signature(get_object(str(node["_target_"]))).parameters
+    except Exception:  # importing a user's module may raise anything; `check_importable` reports it
+        return []
+    if any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values()):
+        return []
+    return [key for key in node if not key.startswith("_") and key not in arguments]
 
 
 def check_no_interpolation(node: Any, key: str) -> None:

@@ -9,7 +9,7 @@ from hydra.utils import get_object
 from torch import nn
 
 from medconv.config import ConfigError, build
-from medconv.config.instantiate import check_no_interpolation
+from medconv.config.instantiate import check_no_interpolation, search_current_folder
 
 NETWORKS = ("medconv", "monai.networks", "torch.nn")  # whose network classes a checkpoint may name
 _FILES = (
@@ -32,6 +32,8 @@ def build_trusted(node: Mapping[str, Any], key: str, trusted: Sequence[str] = ()
     Raises: ConfigError: any other target or argument.
     """
     check_no_interpolation(node, key)
+    for package in trusted:  # named on the command line
+        search_current_folder(package)
     for where, part in _nodes(node, key):
         _need_harmless(where, part, trusted)
     return build(node, key)

@@ -1,12 +1,14 @@
 """medconv/config/compose.py: a key or an option that does not exist is named before any work."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from medconv.config import compose
+from medconv.config import compose, validate
+from medconv.config.trusted import build_trusted
 from medconv.utils.logging import message
 
 
@@ -105,3 +107,55 @@ def test_a_resolved_config_says_what_only_the_data_tells(tmp_path: Path) -> None
     values = yaml.safe_load(compose.resolved(composed(tmp_path, "data.root=here")))
     assert values["data"]["layout"]["root"] == "here"
     assert values["model"]["channels"] == "(from the data: channels)"
+
+
+def config_of(*arguments: str) -> Any:
+    found: list[Any] = []
+    compose.run_with_config(lambda config, _: found.append(config), arguments)
+    return found[0]
+
+
+@pytest.mark.parametrize("images", ["a/{id}_training.tif", r"a/\{id\}_training.tif", "'a/{id}_training.tif'"])
+def test_patterns_stand_on_the_command_line_as_they_are(images: str) -> None:
+    arguments = ["data=folder", f"data.images={images}", "data.labels=*/{id}-T1-*"]
+    data = validate(config_of(*arguments, r"data.group_pattern=(patient\d+)_")).data
+    assert data.layout["images"] == data.images == "a/{id}_training.tif"
+    assert (data.labels, data.group_pattern) == ("*/{id}-T1-*", r"(patient\d+)_")
+    assert validate(config_of("data=folder", "data.group_pattern=null")).data.group_pattern is None
+
+
+def test_a_pattern_for_each_channel() -> None:
+    channels = "data.images={t1:a/{id}_t1.nii.gz,flair:a/{id}_f*.nii.gz}"
+    data = validate(config_of("data=folder", channels)).data
+    assert data.images == {"t1": "a/{id}_t1.nii.gz", "flair": "a/{id}_f*.nii.gz"}
+
+
+NETWORK = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, in_channels, out_channels, width=4, norm=None): super().__init__()
+"""
+
+
+def test_a_class_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the keys that it takes and those that the user sets, as an error; installed packages win."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_own_net.py").write_text(NETWORK)
+    (tmp_path / "torch.py").write_text("raise SystemExit")
+    model = config_of("model._target_=my_own_net.Net", "+model.width=8", "model.convs_per_stage=3").model
+    assert sorted(model) == ["_target_", "convs_per_stage", "in_channels", "norm", "out_channels", "width"]
+    assert sys.path[-1] == str(tmp_path) and sys.path[0] != str(tmp_path)
+    assert "strides" in config_of("model._target_=medconv.models.Encoder").model
+
+
+def test_a_class_that_a_file_names_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "another_net.py").write_text(NETWORK)
+    with pytest.raises(compose.config.ConfigError, match=r"another_net\.Net is refused"):
+        build_trusted({"_target_": "another_net.Net", "in_channels": 1, "out_channels": 1}, "model")
+    assert str(tmp_path) not in sys.path
+    build_trusted(
+        {"_target_": "another_net.Net", "in_channels": 1, "out_channels": 1}, "model", ["another_net"]
+    )

@@ -39,7 +39,8 @@ def match(prediction: np.ndarray, reference: np.ndarray, iou: float) -> Lesions:
     touching = generate_binary_structure(prediction.ndim, prediction.ndim)
     (ours, predicted), (theirs, true) = (label(mask, touching) for mask in (prediction, reference))
     both = prediction & reference
-    common, counts = np.unique(np.stack([ours[both], theirs[both]]) - 1, axis=1, return_counts=True)
+    codes, counts = np.unique(ours[both].astype(np.int64) * (true + 1) + theirs[both], return_counts=True)
+    common = np.stack(np.divmod(codes, true + 1)) - 1
     sizes = [np.bincount(labels.ravel(), minlength=1)[1:] for labels in (ours, theirs)]
     overlaps = counts / (sizes[0][common[0]] + sizes[1][common[1]] - counts)
     kept = overlaps >= iou

@@ -4,7 +4,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from medconv.training.optim.muon import Muon
 from medconv.utils.hardware import out_of_memory, uses_gpu
 
 _TRAINING = 0.85  # share of the time for steps; the rest is for validation
-_QUICK = 0.5  # seconds; steps this short are timed three times
+_QUICK = 0.5  # seconds in which a third step is timed
 
 log = logging.getLogger(__name__)
 Planned = Callable[[str, str], Plan]  # from a size and the reason for it
@@ -121,11 +120,14 @@ def _trial(
 
 
 def _timed(trial: Trial) -> float:
-    """Seconds of a step: the second one, or of quick ones the median of three."""
+    """Seconds of a step: the fastest of the second and third, or of three quick ones.
+
+    Other work on the machine makes steps slower, never faster.
+    """
     trial.step()
     seconds: list[float] = []
-    while len(seconds) < (3 if sum(seconds) < _QUICK else 1):
+    while len(seconds) < (3 if sum(seconds) < _QUICK else 2):
         begun = time.perf_counter()
         float(trial.step())  # waits for a GPU
         seconds.append(time.perf_counter() - begun)
-    return median(seconds)
+    return min(seconds)

@@ -17,7 +17,7 @@ from medconv import config as configs
 from medconv.data.case import Case, Dataset
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.phantom import phantom
-from medconv.data.io.images import check_same_grid, read_label
+from medconv.data.io.images import on_grid, read_label
 from medconv.evaluation import cross_validation, cross_validation_report
 from medconv.evaluation.cross_validation import CrossValidation, Fold
 from medconv.evaluation.postprocessing_search import (
@@ -94,7 +94,7 @@ def _loader(predictions: Mapping[str, Path], cases: Mapping[str, Case]) -> Load:
         path, label = predictions[name], cases[name.split("/", 1)[1]].label
         assert label is not None
         (prediction, grid), (reference, reference_grid) = read_label(path), read_label(label)
-        check_same_grid(label, reference_grid, path, grid)
+        reference = on_grid(reference, path, grid, label, reference_grid)
         sample = LabelledCase(prediction, reference, grid).cropped()
         if sum(s.prediction.nbytes + s.reference.nbytes for s in (*cache.values(), sample)) <= _CACHE_BYTES:
             cache[name] = sample

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from medconv.data.datasets.patterns import files_of
-from medconv.data.io.images import check_same_grid, in_folder, read_image, read_label
+from medconv.data.io.images import in_folder, on_grid, read_image, read_label
 from medconv.data.preprocessing.preprocess import content_box, to_canonical
 from medconv.evaluation.labels import recorded_images
 from medconv.utils import visualization
@@ -23,11 +23,14 @@ def case_png(paths: Sequence[Path], image: Path | None, ignore: int | None = Non
     """
     (reference, grid), *others = (read_label(path) for path in paths)
     is_labelled = reference != (-1 if ignore is None else ignore)
-    arrays = [np.where(is_labelled, label, 0)[None] for label in (reference, *(label for label, _ in others))]
+    turned = [
+        on_grid(label, paths[0], grid, path, its_grid)
+        for path, (label, its_grid) in zip(paths[1:], others, strict=True)
+    ]
+    arrays = [np.where(is_labelled, label, 0)[None] for label in (reference, *turned)]
     if image is not None:
         voxels, image_grid = read_image([image])
-        check_same_grid(paths[0], grid, image, image_grid)
-        arrays.append(voxels[:1])
+        arrays.append(on_grid(voxels[0], paths[0], grid, image, image_grid)[None])
     canonical = [to_canonical(array, grid) for array in arrays]
     spacing = canonical[0][1][:2] if grid.shape[2] == 1 else canonical[0][1]
     flat = [array[0, ..., 0] if grid.shape[2] == 1 else array[0] for array, _ in canonical]

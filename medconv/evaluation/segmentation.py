@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from medconv.data.datasets.patterns import files_of, home
-from medconv.data.io.images import check_same_grid, read_label
+from medconv.data.io.images import on_grid, read_label
 from medconv.data.io.raster import check_ignored
 from medconv.evaluation import labels, predicted_quality
 from medconv.evaluation.overlays import images_of
@@ -173,7 +173,7 @@ def _measure_case(
     lesion_iou: float | None,
 ) -> dict[str, ClassScores]:
     (predicted, grid), (label, label_grid) = read_label(prediction), read_label(reference)
-    check_same_grid(reference, label_grid, prediction, grid)
+    predicted = on_grid(predicted, reference, label_grid, prediction, grid)
     if targets is None:
         targets = labels.numbered(set(np.union1d(predicted, label).tolist()))
     labels.check_declared(prediction, predicted, targets)

@@ -24,6 +24,7 @@ from medconv.utils.hardware import autocast_dtype
 _MAX_VOXELS = 2**21  # of all whole images in one forward pass
 _MAX_IMAGES = 64  # in one forward pass
 Result = TypeVar("Result")
+_FAR_VALUE = 1e4  # of a prepared image; float16 ends at 65504
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class LabelMapForward(Forward):
             image = torch.from_numpy(array)[None].to(self.device)
             logits.append(self._mean(sharing, image, keep))
             weights.append(len(sharing) / len(self.members))
-            _check_finite(finite(logits[-1]), "logits", sharing[0])
+            _check_finite(finite(logits[-1]), "logits", sharing[0], array)
         return LabelMapScores(logits, weights, crop, targets, tuple(labels))
 
     def _mean(self, members: Sequence[LoadedModel], image: Tensor, keep: Callable[[Tensor], None]) -> Tensor:
@@ -232,7 +233,7 @@ class ImageLevelForward(Forward):
         axes_sets = flips(member.window.mirror_axes)
         with autocast(member.precision, self.device):
             outputs = mean_over_flips(_network(member), images, member.targets, axes_sets)
-        _check_finite(bool(outputs.isfinite().all()), "outputs", member)
+        _check_finite(bool(outputs.isfinite().all()), "outputs", member, images)
         return outputs
 
 
@@ -260,6 +261,13 @@ def _network(member: LoadedModel) -> Callable[[Tensor], Any]:
     return lambda images: member.network(images.contiguous(memory_format=member.memory_format))
 
 
-def _check_finite(is_finite: bool, what: str, member: LoadedModel) -> None:
-    if not is_finite:
-        raise ValueError(f"the network's {what} are not finite (trainer.precision={member.precision})")
+def _check_finite(is_finite: bool, what: str, member: LoadedModel, images: np.ndarray | Tensor) -> None:
+    """Raises: ValueError: not finite; it blames the images where they are far from what a network is fed."""
+    if is_finite:
+        return
+    low, high = float(images.min()), float(images.max())
+    cause = f"the network's {what} are not finite (trainer.precision={member.precision})"
+    if max(-low, high) > _FAR_VALUE:
+        by = "/".join(dict.fromkeys(member.preprocessing.normalisation))
+        cause = f"the image has values from {low:.4g} to {high:.4g} after data.normalisation={by}; {cause}"
+    raise ValueError(cause)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from medconv.data.case import Case, Grid
-from medconv.data.io.images import read_image
+from medconv.data.io.images import UNORIENTED, lacks_orientation, read_image
 from medconv.data.preprocessing.preprocess import CropInfo, preprocess, resampled_shape
 from medconv.inference.exported import load as exported_load
 from medconv.inference.forward import Forward, ImageLevelForward, Input, LabelMapForward
@@ -94,7 +94,10 @@ class Predictor:
         """Raises: ValueError: its files cannot be read, or do not fit the network."""
         image, grid = read_image(case.images)
         self._check(case.images[0], image, grid)
-        prepared = [preprocess(image, grid, preprocessing) for preprocessing in self.forward.preprocessings]
+        try:
+            prepared = [preprocess(image, grid, recipe) for recipe in self.forward.preprocessings]
+        except ValueError as error:
+            raise ValueError(f"{case.images[0]}: {error}") from error
         arrays, crop = [array for array, _ in prepared], prepared[0][1]  # no crop depends on preprocessing
         for member in self.members:
             array = arrays[self.forward.preprocessings.index(member.preprocessing)]
@@ -102,6 +105,8 @@ class Predictor:
         warnings = [self._spacing_warning(crop)]
         if grid.shear > _SHEARED:
             warnings.append(f"its axes are {grid.shear:.1f} degrees off a right angle; it is used as it is")
+        if any(map(lacks_orientation, case.images)):
+            warnings.append(UNORIENTED)
         return Input(case, arrays, crop, "; ".join(filter(None, warnings)) or None)
 
     @torch.inference_mode()

@@ -72,7 +72,7 @@ def network_rows(
     network: Network, patch: Sequence[int], overrides: PlanOverrides
 ) -> list[tuple[str, str, str]]:
     left = size_text(coarsest(patch, network.strides), 4)
-    late = any(1 in step for step in network.strides[:-1])
+    late = any(1 in step for step in network.strides)
     thin = any(1 in kernel for kernel in network.kernel_sizes)
     rests = "an axis rests until the others' voxels are as long, or where it is short"
     uneven = "1 across voxels twice as long as the finest, until they even out"

@@ -8,7 +8,7 @@ import pytest
 from helpers.volumes import ORIENTATIONS, affine_of, rotation
 
 from medconv.data.case import Case, Grid
-from medconv.data.io.images import check_same_grid
+from medconv.data.io.images import check_same_grid, on_grid
 
 SHAPE = (20, 24, 10)
 SPACING_MM = (0.8, 1.25, 3.0)
@@ -102,3 +102,19 @@ def test_files_are_images_and_label() -> None:
     images = (Path("a_0000.nii.gz"), Path("a_0001.nii.gz"))
     assert Case("a", images).files == images
     assert Case("a", images, THERE).files == (*images, THERE)
+
+
+@pytest.mark.parametrize("orientation", ["LPS", "RAS", "ASL", "SRP"])
+def test_a_label_in_another_orientation_of_the_same_grid_is_turned(orientation: str) -> None:
+    label = np.random.default_rng(0).integers(0, 9, SHAPE)
+    image = nib.Nifti1Image(label.astype(np.int16), oblique())
+    ours, codes = nib.io_orientation(oblique()), nib.orientations.axcodes2ornt(orientation)
+    other = image.as_reoriented(nib.orientations.ornt_transform(ours, codes))
+    grid, theirs = Grid.of(SHAPE, oblique()), Grid.of(other.shape, other.affine)
+    np.testing.assert_array_equal(on_grid(np.asarray(other.dataobj), HERE, grid, THERE, theirs), label)
+    mirrored, shifted = other.affine.copy(), other.affine.copy()
+    mirrored[:, 0] *= -1
+    shifted[:3, 3] += 0.5 * shifted[:3, 0]
+    for affine in (mirrored, shifted):
+        with pytest.raises(ValueError, match=r"label\.nii\.gz: (its affine puts|shape)"):
+            on_grid(np.asarray(other.dataobj), HERE, grid, THERE, Grid.of(other.shape, affine))

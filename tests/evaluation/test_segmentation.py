@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import pytest
 from helpers.label_maps import folders, label_of, save, save_spaced, with_names
@@ -295,3 +296,14 @@ def test_predictions_and_references_by_pattern(tmp_path: Path) -> None:
     assert [row["case"] for row in result["cases"]] == ["p_1", "p_2"]
     assert dices(result) == {"ear": 1.0, "eye": 1.0} and result["without_prediction"] == ["p_3"]
     assert result["predictions"] == str(patterns[0])
+
+
+def test_predictions_in_another_orientation_are_turned(tmp_path: Path) -> None:
+    labels = {"a": label_of(10, 20), "b": label_of(5, 6)}
+    predictions, references = folders(tmp_path, labels, labels)
+    turned = nib.as_closest_canonical(nib.load(references / "a.nii.gz"))
+    flip = nib.orientations.ornt_transform(
+        nib.io_orientation(turned.affine), nib.orientations.axcodes2ornt("SAL")
+    )
+    nib.save(turned.as_reoriented(flip), predictions / "a.nii.gz")
+    assert evaluate(predictions, references)["mean"]["dice"] == 1

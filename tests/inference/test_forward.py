@@ -99,3 +99,14 @@ def test_finite_allocates_one_channel_at_a_time() -> None:
     for odd in (torch.nan, torch.inf):
         logits[3, 1, 2, 3] = odd
         assert not finite(logits)
+
+
+def test_logits_that_overflow_by_the_image_blame_the_image(tmp_path: Path) -> None:
+    huge = loaded_models.segmentation(nn.Conv3d(1, 2, 1))
+    next(huge.network.parameters()).data.fill_(1e10)
+    image = np.linspace(-1e30, 1e30, 512, dtype=np.float32).reshape(8, 8, 8)
+    nib.save(nib.Nifti1Image(image, np.eye(4)), tmp_path / "a.nii.gz")
+    with refused(
+        r"the image has values from -1e\+30 to 1e\+30 after data\.normalisation=none; the network's"
+    ):
+        Predictor([huge])(tmp_path / "a.nii.gz")

@@ -7,6 +7,7 @@ positions; file names, instance numbers and SliceThickness are unreliable.
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from medconv.utils.optional_imports import needed
 Volume = list[Frame]
 _SAME_MM = 0.01  # positions closer than this are equal
 _MAX_UNEVEN = 0.1  # largest deviation from an even grid, as share of the slice distance
+_JPEG_12_BIT = "1.2.840.10008.1.2.4.51"  # GDCM and Pillow read it with 8 bits only
 _ALIKE = {
     "modality": "Modality",
     "size": "columns and rows",
@@ -173,7 +175,11 @@ def _pixels(path: Path) -> np.ndarray:
     """As stored, (frames, rows, columns)."""
     pydicom = needed("pydicom", "dicom", "reading DICOM", path)
     with explained(f"{path}: damaged or truncated, its pixels cannot be read"):
-        content = pydicom.dcmread(path)
+        content = pydicom.dcmread(path, force=True)
+        if "TransferSyntaxUID" not in content.file_meta:  # no preamble; its elements show the encoding
+            implicit, uids = content.original_encoding[0], pydicom.uid
+            syntax = uids.ImplicitVRLittleEndian if implicit else uids.ExplicitVRLittleEndian
+            content.file_meta.TransferSyntaxUID = syntax
         if not (problem := _pixel_problem(content)):
             array = content.pixel_array
             return array.reshape(-1, *array.shape[-2:])  # type: ignore[no-any-return]
@@ -187,6 +193,9 @@ def _pixel_problem(content: Any) -> str:
     if not any(f"{kind}PixelData" in content for kind in ("", "Float", "DoubleFloat")):
         return "has no pixels (7FE0,0010), expected an image"
     syntax = content.file_meta.TransferSyntaxUID
+    if syntax == _JPEG_12_BIT and content.BitsStored > 8 and find_spec("libjpeg") is None:
+        decoder = "pip install pylibjpeg pylibjpeg-libjpeg (GPL) installs a decoder"
+        return f"compressed as {syntax.name} with {content.BitsStored} bits; {decoder}"
     with suppress(NotImplementedError):  # pydicom knows no decoder for it, such as MPEG
         if not syntax.is_compressed or get_decoder(syntax).is_available:
             return ""

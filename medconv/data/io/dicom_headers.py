@@ -5,6 +5,8 @@ become a `Frame`. `dicom` combines frames into volumes.
 """
 
 import os
+import re
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,17 +23,20 @@ MARKS = (
     *("DiffusionBValue", "TemporalPositionIdentifier", "TemporalPositionIndex", "EchoTime"),
     *("EffectiveEchoTime", "InversionTime", "TriggerTime", "ImageType", "FrameType", "AcquisitionNumber"),
 )
+_B_VALUE = (0x0019, 0x100C)  # of Siemens, private; it stands in for DiffusionBValue, then SequenceName does
+_B_IN_NAME = re.compile(r"b(\d+)")  # such as *ep_b50t, or *ep_b1000#12
 _GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 _READ = (
     *("SOPInstanceUID", "SeriesInstanceUID", "SeriesNumber", "SeriesDescription", "Modality"),
     *("NumberOfFrames", "Rows", "Columns", "ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing"),
     *("ImagerPixelSpacing", "SliceThickness", "SpacingBetweenSlices", "RescaleSlope", "RescaleIntercept"),
     *("ModalityLUTSequence", "SamplesPerPixel", "PhotometricInterpretation", "BitsStored"),
-    *("PixelRepresentation", *MARKS, *_GROUPS),
+    *("PixelRepresentation", "Manufacturer", "SequenceName", *MARKS, *_GROUPS),
 )
 # What exports put next to images
 _OTHER_SUFFIXES = (".txt", ".json", ".xml", ".csv", ".html", ".md", ".pdf", ".png", ".jpg")
 _OTHER_NAMES = {"DICOMDIR", "LICENSE", "README", "VERSION", "THUMBS.DB"}
+_MAX_FIRST, _LAST_FIRST = 128, 0x18  # bytes and number of the first element of a file without preamble
 _NO_IMAGES = ("SEG", "RTDOSE")  # not images, although they have rows and columns
 
 
@@ -106,12 +111,25 @@ def frames_of(path: Path) -> tuple[list[Frame], str]:
             )
     pydicom = needed("pydicom", "dicom", "reading DICOM", path)
     with explained(f"{path}: its DICOM header cannot be used"):
-        header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(_READ))
-        elements = {element.keyword: element.value for element in header}
+        header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=[*_READ, _B_VALUE], force=True)
+        elements = {element.keyword: element.value for element in header if element.keyword}
+        if "DiffusionBValue" not in elements and (b_value := _siemens_b_value(header)) is not None:
+            elements["DiffusionBValue"] = b_value
         if reason := _skip_reason(elements):
             return [], reason
         count = _count_frames(elements)
         return [_frame(path, number, _frame_elements(elements, number)) for number in range(count)], ""
+
+
+def _siemens_b_value(header: Any) -> float | None:
+    """Of Siemens scanners before XA, which do not write `DiffusionBValue`; None if there is none."""
+    if not str(header.get("Manufacturer") or "").upper().startswith("SIEMENS"):
+        return None
+    with suppress(ValueError, TypeError):  # an element that a transfer has changed
+        value = header[_B_VALUE].value if _B_VALUE in header else None
+        return float(value.decode() if isinstance(value, bytes) else value)  # type: ignore[arg-type]
+    found = _B_IN_NAME.search(str(header.get("SequenceName") or ""))
+    return float(found[1]) if found else None
 
 
 def _skip_reason(elements: dict[str, Any]) -> str:
@@ -213,6 +231,11 @@ def _is_other_file(name: str) -> bool:
 
 
 def _has_mark(path: Path) -> bool:
-    """Whether the file starts with 128 bytes and DICM."""
+    """Whether the file starts with 128 bytes and DICM, or, without them, with elements of group 2 or 8."""
     with path.open("rb") as file:
-        return file.read(132)[128:] == b"DICM"
+        start = file.read(132)
+    group, number, length = struct.unpack("<HHI", start[:8].ljust(8, b"\0"))
+    implicit = 0 < length < _MAX_FIRST and length % 2 == 0
+    explicit = start[4:6] in (b"UL", b"UI", b"CS", b"OB")
+    bare = group in (2, 8) and number <= _LAST_FIRST and (implicit or explicit)
+    return start[128:] == b"DICM" or (len(start) == 132 and bare)

@@ -24,6 +24,11 @@ from medconv.data.io.nifti import read_header
 from medconv.utils.atomic_io import replacing
 from medconv.utils.logging import size_text
 
+_SAME_GRID = 0.01  # voxels by which the corners of one grid may differ
+UNORIENTED = (
+    "NIfTI files that do not say where left and right are (qform_code = sform_code = 0); read as if the axes "
+    "pointed left, anterior and superior, which may be mirrored"
+)
 WHOLE = 1e-3  # largest distance of a label value from a whole number; scaled integers read as 0.99999997
 
 
@@ -95,6 +100,12 @@ def nifti_header(path: Path) -> Any:
     return image.header if isinstance(image, Nifti1Pair) else None
 
 
+def lacks_orientation(path: Path) -> bool:
+    """Whether it is NIfTI with neither sform nor qform. Raises: ValueError: as `read_header`."""
+    header = nifti_header(path)
+    return header is not None and not (header["sform_code"] or header["qform_code"])
+
+
 def read_array(path: Path) -> tuple[np.ndarray, Grid]:
     """Voxels as stored (scaled if the header says so) and their grid; for DICOM, a folder or a file.
 
@@ -154,7 +165,9 @@ def read_label(path: Path) -> tuple[np.ndarray, Grid]:
     return array.reshape(grid.shape).astype(np.int16), grid
 
 
-def check_same_grid(path: Path, grid: Grid, other_path: Path, other: Grid, tolerance: float = 0.01) -> None:
+def check_same_grid(
+    path: Path, grid: Grid, other_path: Path, other: Grid, tolerance: float = _SAME_GRID
+) -> None:
     """Raises: ValueError: shapes differ, or some corner lies more than `tolerance` voxels apart."""
     if grid.shape != other.shape:
         raise ValueError(f"{other_path}: shape {other.shape} differs from that of {path.name}, {grid.shape}")
@@ -165,6 +178,21 @@ def check_same_grid(path: Path, grid: Grid, other_path: Path, other: Grid, toler
             f"{path.name} has them (at most {tolerance} is allowed): {other.orientation} {_mm(other)} "
             f"against {grid.orientation} {_mm(grid)}"
         )
+
+
+def on_grid(label: np.ndarray, path: Path, grid: Grid, other_path: Path, other: Grid) -> np.ndarray:
+    """A label map, its axes turned to those of an image where both describe one physical grid.
+
+    Shape: (X, Y, Z) of `other` -> (X, Y, Z) of `grid`.
+    Raises: ValueError: as `check_same_grid`, once turned; shifted or mirrored grids are not one grid.
+    """
+    to_ours = nib.orientations.ornt_transform(*map(nib.io_orientation, (other.matrix, grid.matrix)))
+    turned = nib.orientations.apply_orientation(label, to_ours)
+    affine = other.matrix @ nib.orientations.inv_ornt_aff(to_ours, other.shape)
+    if turned.shape != grid.shape or grid.corner_distance(Grid.of(turned.shape, affine)) > _SAME_GRID:
+        check_same_grid(path, grid, other_path, other)  # names both as their files have them
+        return label
+    return np.ascontiguousarray(turned)
 
 
 def write_label(path: Path, label: np.ndarray, like: Path) -> None:

@@ -1,8 +1,11 @@
 """NIfTI (one file or a pair) and MGH, by nibabel: headers, voxels and clear errors."""
 
 import gzip
+import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import nibabel as nib
@@ -20,13 +23,45 @@ PAIR = {".hdr": ".img", ".img": ".hdr"}
 _DAMAGED = (ImageFileError, HeaderDataError, OSError, EOFError, ValueError, zlib.error)  # what nibabel raises
 
 
+_reading = ContextVar("reading", default="")  # the file that this thread reads
+
+
+class _NamesFile(logging.Filter):
+    """Puts the file in front of what nibabel logs about a header, once per file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: set[tuple[str, str]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        path, message = _reading.get(), record.getMessage()
+        if not path:
+            return True
+        record.msg, record.args = f"{path}: {message}", ()
+        is_new = (path, message) not in self.said
+        self.said.add((path, message))
+        return is_new
+
+
+nib.imageglobals.logger.addFilter(_NamesFile())
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    token = _reading.set(str(path))
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
 def read_header(path: Path) -> SpatialImage:
     """Open NIfTI (one file, or a pair) or MGH without reading the voxels.
 
     Raises: ValueError: missing, empty, or of another format.
     """
     check_readable(path)
-    with explained(f"{path}: not a readable NIfTI file", *_DAMAGED):
+    with explained(f"{path}: not a readable NIfTI file", *_DAMAGED), _naming(path):
         image = nib.load(path)
     if not isinstance(image, (Nifti1Pair, MGHImage)):
         hint = ", which does not store left and right" if path.suffix in PAIR else ""
@@ -38,7 +73,8 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Voxels as stored (scaled if the header says so), and the affine. Raises: ValueError: damaged."""
     image = read_header(path)
     check_shape(path, image.shape)
-    with explained(f"{path}: damaged or truncated, its voxels cannot be read", *_DAMAGED, MemoryError):
+    problem = f"{path}: damaged or truncated, its voxels cannot be read"
+    with explained(problem, *_DAMAGED, MemoryError), _naming(path):
         array = _voxels(path, image)
     _check_spacing(path, image)
     return array, image.affine

@@ -3,14 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from medconv.data.case import Case, Dataset, Grid
-from medconv.data.io.images import check_same_grid, nifti_header, read_image, read_label
+from medconv.data.io.images import (
+    UNORIENTED,
+    lacks_orientation,
+    on_grid,
+    read_image,
+    read_label,
+)
 from medconv.data.io.raster import are_picture_channels
+from medconv.data.preprocessing.doubts import disagreeing_forms, lost_spacing, named, repeated_slices
+from medconv.data.preprocessing.normalisation import range_error, wide
 from medconv.data.preprocessing.preprocess import content_box, to_canonical
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.utils.threads import each
@@ -31,6 +38,7 @@ class CaseReport:
     Args:
         grid, channels, low, high: of its files; lowest and highest intensity of all channels.
         shape, spacing_mm: of the content, in canonical (RAS) axis order.
+        oriented: every file says where left and right are.
         class_voxels: one count per class, without voxels to ignore. intensities: (channels, sampled voxels).
         content: hash of the voxels, for image-level targets.
     """
@@ -45,6 +53,7 @@ class CaseReport:
     shape: tuple[int, ...] = ()
     spacing_mm: tuple[float, ...] = ()
     flat: bool = False
+    oriented: bool = True
     class_voxels: tuple[int, ...] = ()
     intensities: np.ndarray | None = None
     content: str = ""
@@ -89,7 +98,17 @@ def check(dataset: Dataset, workers: int, skip: bool = False) -> CheckResult:
     valid = [r for r in reports if not r.errors]
     if errors and not (skip and valid):
         raise ValueError(error_report(dataset, errors))
-    return CheckResult(measure(valid), [f"case {r.case}: {w}" for r in valid for w in r.warnings], errors)
+    warnings = [f"case {r.case}: {w}" for r in valid for w in r.warnings]
+    return CheckResult(measure(valid), warnings + _dataset_warnings(valid), errors)
+
+
+def _dataset_warnings(reports: Sequence[CaseReport]) -> list[str]:
+    """What is said once, not for each case."""
+    found = []
+    if cases := [r.case for r in reports if not r.oriented]:
+        found.append(f"{named(cases)}: {UNORIENTED}")
+    shapes, spacings = [r.shape for r in reports], [r.spacing_mm for r in reports]
+    return found + lost_spacing(shapes, spacings)
 
 
 def examine_all(dataset: Dataset, workers: int) -> list[CaseReport]:
@@ -167,11 +186,15 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     if odd := int((~np.isfinite(image)).sum()):
         report.errors.append(f"{path}: {odd} voxels are NaN or infinite, expected finite numbers")
     ranges = [(float(channel.min()), float(channel.max())) for channel in image]
+    if not odd:
+        report.errors += [f"{path}: {error}" for error in map(range_error, image) if error]
+        report.warnings += [f"{path}: {pair}" for pair in repeated_slices(image)]
     if any(low == high for low, high in ranges):
         report.warnings.append(f"{path}: a channel is constant")
     report.low, report.high = min(low for low, _ in ranges), max(high for _, high in ranges)
     report.grid, report.channels = grid, len(image)
-    report.warnings += [w for p in case.images for w in _disagreeing_forms(p)]
+    report.warnings += [w for p in case.images for w in disagreeing_forms(p)]
+    report.oriented = not any(map(lacks_orientation, case.images))
     if grid.shear > _MAX_SHEAR:
         shear = f"{grid.shear:.1f} degrees off a right angle"
         report.warnings.append(f"{path}: its axes are {shear}; it is used as it is")
@@ -194,25 +217,8 @@ def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     elif not labelled.any():
         report.warnings.append(f"{case.label}: no foreground, every voxel is background")
     if report.grid is not None:
-        check_same_grid(case.images[0], report.grid, case.label, grid)
+        label = on_grid(label, case.images[0], report.grid, case.label, grid)
     return label
-
-
-def _disagreeing_forms(path: Path) -> list[str]:
-    header = nifti_header(path)
-    if header is None:
-        return []
-    try:
-        (sform, s_code), (qform, q_code) = header.get_sform(coded=True), header.get_qform(coded=True)
-    except ValueError as error:  # not a valid quaternion
-        return [f"{path}: its qform cannot be read ({error}); the sform is used"]
-    if not (s_code and q_code):
-        return []
-    shape = header.get_data_shape()
-    distance = Grid.of(shape, sform).corner_distance(Grid.of(shape, qform))
-    if distance <= 0.01:
-        return []
-    return [f"{path}: sform and qform differ by {distance:.3g} voxels; the sform is used"]
 
 
 def _describe(image: np.ndarray, label: np.ndarray, dataset: Dataset, report: CaseReport) -> None:
@@ -242,6 +248,7 @@ def measure(reports: Sequence[CaseReport]) -> Fingerprint:
     if not sampled:
         raise ValueError("every valid case is in the test split, expected at least one to train on")
     samples = np.concatenate(sampled, axis=1)
+    samples = wide(samples)
     if not samples.shape[1]:
         what = "every voxel of all label maps has the value to ignore"
         raise ValueError(f"no case has a labelled voxel: {what}")

@@ -16,7 +16,7 @@ import numpy as np
 from filelock import FileLock
 
 from medconv.data.case import Case, Dataset
-from medconv.data.io.images import check_same_grid, read_image, read_label
+from medconv.data.io.images import on_grid, read_image, read_label
 from medconv.data.preprocessing.fingerprint import CheckResult, Fingerprint, check, still_invalid
 from medconv.data.preprocessing.preprocess import (
     DATASET_NORMALISATIONS,
@@ -29,7 +29,7 @@ from medconv.utils.atomic_io import NO_ACCESS, write_text
 from medconv.utils.errors import explained
 from medconv.utils.threads import each
 
-_VERSION = 3  # part of every store's hash: raise it when preprocessing changes its output
+_VERSION = 4  # part of every store's hash: raise it when preprocessing changes its output
 _UNWRITABLE = "data.cache_dir: cannot write to {}"
 _LOCATIONS = 5_000  # foreground voxels kept per class and case
 
@@ -99,13 +99,16 @@ def prepare_case(
     highest = -1
     if case.label is not None:
         native_label, label_grid = read_label(case.label)
-        check_same_grid(case.images[0], grid, case.label, label_grid)
+        native_label = on_grid(native_label, case.images[0], grid, case.label, label_grid)
         highest = native_label[native_label != ignore].max(initial=0)
     if not np.isfinite(native).all() or highest >= num_classes:
         raise ValueError(
             f"case {case.id}: its files were replaced after the check, and are invalid; start anew"
         )
-    image, crop_info = preprocess(native, grid, config)
+    try:
+        image, crop_info = preprocess(native, grid, config)
+    except ValueError as error:
+        raise ValueError(f"case {case.id}: {case.images[0]}: {error}") from error
     if case.label is None:
         return Entry(image, NOTHING, NOTHING, crop_info)
     label = preprocess_label(native_label, crop_info, config, max(num_classes, 1 + (ignore or 0)))

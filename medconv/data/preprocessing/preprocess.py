@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from medconv.data.case import Grid
 from medconv.data.io.raster import are_picture_channels
+from medconv.data.preprocessing.normalisation import normalise
 from medconv.data.preprocessing.resampling import zoom, zoom_label
 from medconv.targets.label_map import highest
 
@@ -141,20 +142,33 @@ def preprocess(image: np.ndarray, grid: Grid, config: PreprocessingConfig) -> tu
     """Native voxels to network input.
 
     Shape: (channels, X, Y, Z) -> (channels, *spatial) float32, spatial being 2 or 3 axes.
+    Raises: ValueError: a channel that cannot be normalised or resampled to finite values that differ.
     """
     canonical, spacing = to_canonical(image, grid)
     box = content_box(canonical) if config.frame is None else tuple(slice(0, n) for n in canonical.shape[1:])
     cropped = canonical[(slice(None), *box)]
     crop_info = CropInfo(grid, canonical.shape[1:], tuple((s.start, s.stop) for s in box))
-    normalised = np.stack([_normalise(c, i, config) for i, c in enumerate(cropped)])
+    normalised = [_normalised(cropped, i, config) for i in range(len(cropped))]
     if config.resize is not None:
         prepared = np.stack([_scaled(c, (*config.resize, 1)[: c.ndim]) for c in normalised])
     else:
         shape = resampled_shape(cropped.shape[1:], spacing, config.target_mm(spacing))
-        prepared = np.stack([zoom(c, shape) for c in normalised])
+        with np.errstate(over="ignore", invalid="ignore"):  # said below, with the range
+            prepared = np.stack([zoom(c, shape) for c in normalised])
     prepared = _drop_slice(prepared, config.image_dims)
     prepared = prepared if config.frame is None else framed(prepared, config.frame)
-    return prepared.astype(np.float32), crop_info
+    prepared = prepared.astype(np.float32)
+    if not np.isfinite(prepared).all():
+        low, high = float(image.min()), float(image.max())
+        raise ValueError(f"values from {low:.4g} to {high:.4g} are not finite any more once resampled")
+    return prepared, crop_info
+
+
+def _normalised(image: np.ndarray, index: int, config: PreprocessingConfig) -> np.ndarray:
+    try:
+        return normalise(image[index], config.normalisation[index], config.intensities[index])
+    except ValueError as error:
+        raise ValueError(f"channel {index}: {error}") from error
 
 
 def framed(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
@@ -230,23 +244,6 @@ def _scaled(channel: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """
     sigma = [max(0.0, (n / new - 1) / 2) for n, new in zip(channel.shape, shape, strict=True)]
     return zoom(gaussian_filter(channel, sigma, mode="nearest") if any(sigma) else channel, shape)
-
-
-def _normalise(channel: np.ndarray, index: int, config: PreprocessingConfig) -> np.ndarray:
-    name = config.normalisation[index]
-    if name == "zscore":
-        centred: np.ndarray = channel - channel.mean()
-        return centred / max(float(channel.std()), 1e-8)
-    if name == "rescale":
-        low, high = float(channel.min()), float(channel.max())
-        return (channel - low) / max(high - low, 1e-8)
-    if name == "ct":
-        statistics = config.intensities[index]
-        clipped = channel.clip(statistics["percentile_00_5"], statistics["percentile_99_5"])
-        return (clipped - statistics["mean"]) / max(statistics["std"], 1e-8)
-    if name == "dataset":
-        return (channel - config.intensities[index]["mean"]) / max(config.intensities[index]["std"], 1e-8)
-    return channel
 
 
 def _orientation(grid: Grid) -> np.ndarray:

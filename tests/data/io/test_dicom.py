@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from helpers.dicoms import AXIAL, OBLIQUE, array, change, change_one, names, sav
 from helpers.formats import assert_error_names
 
 from medconv.data.datasets.folder import folder as folder_layout
+from medconv.data.io import dicom
 from medconv.data.io.images import read_array, read_image, write_channels, write_label
 from medconv.data.preprocessing.fingerprint import check
 
@@ -272,3 +275,50 @@ def test_an_error_names_the_file_and_its_fault(tmp_path: Path, fault: str) -> No
     make, message = BAD_SERIES[fault]
     folder = series(tmp_path / "series", array())
     assert_error_names(make(folder), message, folder)
+
+
+def siemens(dataset: Any, source: str, b_value: int) -> None:
+    dataset.Manufacturer = "SIEMENS"
+    if source == "private":
+        block = dataset.private_block(0x0019, "SIEMENS MR HEADER", create=True)
+        block.add_new(0x0C, "IS", str(b_value))
+    else:
+        dataset.SequenceName = f"*ep_b{b_value}{'t' if b_value else ''}"
+
+
+@pytest.mark.parametrize("source", ["private", "sequence name"])
+def test_b_values_of_siemens_separate_volumes(tmp_path: Path, source: str) -> None:
+    """By number: as text 1000 would come before 50."""
+    voxels = {b: array(seed=b) for b in (1000, 0, 50)}
+    for number, (b, volume) in enumerate(voxels.items()):
+        series(tmp_path / f"{b}", volume, edit=lambda content, z, b=b: siemens(content, source, b))
+        for path in (tmp_path / f"{b}").iterdir():
+            (tmp_path / "all").mkdir(exist_ok=True)
+            path.rename(tmp_path / "all" / f"{number}{path.name}")
+    image, _ = read_image([tmp_path / "all"])
+    np.testing.assert_array_equal(image, np.stack([voxels[b] for b in (0, 50, 1000)]))
+
+
+@pytest.mark.parametrize("implicit", [True, False])
+def test_a_series_without_preamble_is_read(tmp_path: Path, implicit: bool) -> None:
+    """As ACR-NEMA and some archives have it: elements from the first byte on."""
+    voxels = array()
+    for path in series(tmp_path, voxels).iterdir():
+        content = dicoms.pydicom.dcmread(path)
+        bare = dicoms.pydicom.Dataset({element.tag: element for element in content})
+        bare.save_as(path, implicit_vr=implicit, little_endian=True, enforce_file_format=False)
+        assert path.read_bytes()[128:132] != b"DICM"
+    image, grid = read_array(tmp_path)
+    np.testing.assert_array_equal(image, voxels)
+    np.testing.assert_allclose(grid.matrix, dicoms.affine(), atol=1e-6)
+
+
+def test_jpeg_of_12_bits_names_its_decoder(tmp_path: Path) -> None:
+    """A file of a scanner, from pydicom's own tests."""
+    if find_spec("libjpeg") is not None:
+        pytest.skip("a decoder of JPEG with 12 bits is installed")
+    path = shutil.copy(dicoms.pydicom.data.get_testdata_file("JPEG-lossy.dcm"), tmp_path / "scan.dcm")
+    with pytest.raises(
+        ValueError, match=r"scan\.dcm: compressed as JPEG Extended.* 12 bits; pip install pylib"
+    ):
+        dicom._pixels(Path(path))

@@ -183,3 +183,11 @@ def test_slope_and_intercept_of_the_header_are_applied(tmp_path: Path) -> None:
     stored = np.arange(np.prod(SHAPE), dtype=np.int16).reshape(SHAPE)
     path = save_raw(tmp_path / "scan.nii.gz", set_fields(scl_slope=0.5, scl_inter=-10), stored)
     np.testing.assert_allclose(read_array(path)[0], stored * 0.5 - 10)
+
+
+def test_what_nibabel_says_names_the_file_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = save_raw(tmp_path / "scan.nii.gz", set_fields(pixdim=[1, -1, 1.5, 2, 0, 0, 0, 0]))
+    for _ in range(2):
+        read_array(path)
+    said = [record.getMessage() for record in caplog.records if "pixdim" in record.getMessage()]
+    assert len(said) == 1 and said[0].startswith(f"{path}: pixdim[1,2,3] should be positive")

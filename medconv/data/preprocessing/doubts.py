@@ -1,0 +1,77 @@
+"""What the check of a dataset warns of: repeated slices, and headers that may have lost their spacing."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from medconv.data.case import Grid
+from medconv.data.io.images import nifti_header
+
+_REPEATED = (
+    0.1  # of the usual difference between neighbouring slices, each relative to the slices' own spread
+)
+_FEW = 5  # times fewer slices than rows in every case, at 1 x 1 x 1 mm
+_NAMED = 5  # cases in a message
+
+
+def repeated_slices(image: np.ndarray) -> Iterator[str]:
+    """Neighbouring slices along the third axis that are equal, or nearly so: one was probably copied.
+
+    Shape: (channels, X, Y, Z).
+    """
+    if image.shape[3] < 3:
+        return
+    pairs: dict[int, str] = {}
+    for channel in image:
+        slices = np.moveaxis(channel, 2, 0)
+        spread = np.array([s.std(dtype=np.float64) for s in slices])
+        apart = np.array([np.abs(b - a).mean(dtype=np.float64) for a, b in pairwise(slices)])
+        usable = (spread[1:] > 0) & (spread[:-1] > 0)  # an empty slice repeats no other
+        if usable.sum() < 2:
+            continue
+        share = apart / np.maximum(spread[1:] + spread[:-1], np.finfo(np.float64).tiny)
+        found = usable & (share <= _REPEATED * np.median(share[usable]))
+        pairs |= {int(z): "equal" if apart[z] == 0 else "nearly equal" for z in np.flatnonzero(found)}
+    if pairs:
+        text = ", ".join(f"{z} and {z + 1} ({how})" for z, how in sorted(pairs.items())[:_NAMED])
+        more = f" and {len(pairs) - _NAMED} more pairs" if len(pairs) > _NAMED else ""
+        yield f"of {image.shape[3]} slices (third axis, from 0), {text}{more} repeat each other"
+
+
+def disagreeing_forms(path: Path) -> list[str]:
+    """A warning if sform and qform of a NIfTI file differ, or one cannot be read."""
+    header = nifti_header(path)
+    if header is None:
+        return []
+    try:
+        (sform, s_code), (qform, q_code) = header.get_sform(coded=True), header.get_qform(coded=True)
+    except ValueError as error:  # not a valid quaternion
+        return [f"{path}: its qform cannot be read ({error}); the sform is used"]
+    if not (s_code and q_code):
+        return []
+    shape = header.get_data_shape()
+    distance = Grid.of(shape, sform).corner_distance(Grid.of(shape, qform))
+    if distance <= 0.01:
+        return []
+    return [f"{path}: sform and qform differ by {distance:.3g} voxels; the sform is used"]
+
+
+def lost_spacing(shapes: Sequence[Sequence[int]], spacings_mm: Sequence[Sequence[float]]) -> list[str]:
+    """A warning if every volume has 1 x 1 x 1 mm and far fewer slices than rows; else none."""
+    thin = [max(shape) >= _FEW * min(shape) and min(shape) > 1 for shape in shapes]
+    unit = [tuple(spacing) == (1.0, 1.0, 1.0) for spacing in spacings_mm]
+    if not thin or not all(thin) or not all(unit):
+        return []
+    few, many = (int(np.median([f(shape) for shape in shapes])) for f in (min, max))
+    return [
+        f"all {len(shapes)} volumes have 1 x 1 x 1 mm, but {few} slices of {many} rows: their headers may "
+        "have lost the spacing, from which resampling, plan and distances follow; correct the headers"
+    ]
+
+
+def named(cases: Sequence[str]) -> str:
+    """Such as `7 cases (a, b, c, d, e, ...)`."""
+    text = ", ".join(cases[:_NAMED]) + (", ..." if len(cases) > _NAMED else "")
+    return f"{len(cases)} case{'s' if len(cases) > 1 else ''} ({text})"

@@ -1,0 +1,57 @@
+"""medconv/data/preprocessing/doubts.py: repeated slices, and headers without spacing or orientation."""
+
+from pathlib import Path
+
+import numpy as np
+from helpers.formats import set_fields
+from helpers.loaded_models import segmentation
+from helpers.volumes import image_array, save, save_raw, write_msd
+from torch import nn
+
+from medconv.data.case import Case
+from medconv.data.datasets.decathlon import msd
+from medconv.data.preprocessing.doubts import lost_spacing, repeated_slices
+from medconv.data.preprocessing.fingerprint import check
+from medconv.inference.predictor import Predictor
+
+
+def test_repeated_slices_are_named(tmp_path: Path) -> None:
+    dataset = msd(write_msd(tmp_path))
+    image = image_array(0)
+    image[..., 4] = image[..., 3]
+    image[..., 8] = image[..., 7] + np.float32(1e-3)
+    path = save(dataset.cases[0].images[0], image)
+    pairs = "of 10 slices (third axis, from 0), 3 and 4 (equal), 7 and 8 (nearly equal) repeat each other"
+    assert check(dataset, 1).warnings == [f"case {dataset.cases[0].id}: {path}: {pairs}"]
+
+
+def test_smooth_and_empty_slices_are_no_repetition() -> None:
+    smooth = np.cumsum(image_array(0, (12, 14, 30)), axis=2)
+    smooth[..., :3] = 0
+    assert not list(repeated_slices(smooth[None]))
+    assert not list(repeated_slices(image_array(0, (12, 14, 1))[None]))
+
+
+def test_unit_spacing_of_thin_volumes_is_suspicious(tmp_path: Path) -> None:
+    unit = (1.0, 1.0, 1.0)
+    (warning,) = check(msd(write_msd(tmp_path, shape=(20, 60, 12), affine=np.eye(4))), 1).warnings
+    assert "all 3 volumes have 1 x 1 x 1 mm, but 12 slices of 60 rows" in warning
+    assert not lost_spacing([(35, 50, 36)] * 2, [unit] * 2)
+    assert not lost_spacing([(60, 60, 12)] * 2, [unit, (1.0, 1.0, 5.0)])
+    assert not lost_spacing([(60, 60, 12), (60, 60, 50)], [unit] * 2)
+
+
+def test_nifti_without_orientation_is_named_once_per_dataset(tmp_path: Path) -> None:
+    dataset = msd(write_msd(tmp_path))
+    for number, case in enumerate(dataset.cases[:2]):
+        for path, array in zip(
+            case.files, (image_array(number), np.ones((12, 14, 10), np.uint8)), strict=True
+        ):
+            save_raw(path, set_fields(sform_code=0, qform_code=0), array)
+    (warning,) = check(dataset, 1).warnings
+    first, second = (case.id for case in dataset.cases[:2])
+    assert warning.startswith(f"2 cases ({first}, {second}): NIfTI files that do not say where left")
+    predictor = Predictor([segmentation(nn.Conv3d(1, 2, 1))])
+    for case, words in ((dataset.cases[0], "do not say where left"), (dataset.cases[2], None)):
+        said = predictor.read(Case(case.id, case.images)).warning
+        assert (words in said) if words else not said

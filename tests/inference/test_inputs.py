@@ -205,7 +205,7 @@ def test_a_folder_without_dicom_beside_others_is_named(
     dicoms.series(tmp_path / "a/se", dicoms.array())
     (tmp_path / "b").mkdir()
     for path in (tmp_path / "a/se").iterdir():
-        (tmp_path / "b" / path.name).write_bytes(path.read_bytes()[132:])  # without a preamble
+        (tmp_path / "b" / path.name).write_bytes(path.read_bytes()[1:])  # its mark is one byte too early
     assert [case.id for case in find_cases(tmp_path, 1)] == ["a_se"]
     message = f"skipped {tmp_path / 'b'}, no file there can be read as DICOM (DICM after 128 bytes)"
     assert caplog.messages == [f"--input {tmp_path}: {message}"]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from medconv.utils.atomic_io import NO_ACCESS, NO_ROOM
 from medconv.utils.exit_codes import BUG, INTERRUPTED, PREEMPTED, USER
 from medconv.utils.logging import message, shown
+from medconv.utils.signals import RunInterrupted
 
 # Module and class. Importing them here would load torch, which takes seconds.
 USER_ERRORS = (
@@ -19,7 +20,6 @@ USER_ERRORS = (
     ("omegaconf.errors", "OmegaConfBaseException"),
     ("lightning.fabric.utilities.exceptions", "MisconfigurationException"),
 )
-STOPPED = ("lightning.pytorch.utilities.exceptions", "SIGTERMException")
 PEER_LOST = ("medconv.utils.cluster", "PeerLostError")
 
 log = logging.getLogger("medconv")
@@ -46,8 +46,8 @@ def _guarded(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except _imported(STOPPED) as error:
-        number = signal.Signals(getattr(error, "number", signal.SIGTERM))
+    except RunInterrupted as error:
+        number = signal.Signals(error.number)
         print(f"stopped by {number.name}; run the same command again to resume", file=sys.stderr)
         return INTERRUPTED if number == signal.SIGINT else PREEMPTED
     except _imported(PEER_LOST) as error:

@@ -3,18 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-
 from medconv.config import DataConfig
 from medconv.data.loading import worker_errors
 from medconv.utils.hardware import memory_advice
+from medconv.utils.signals import RunInterrupted
 
 
 @contextmanager
 def naming_memory(data: DataConfig) -> Iterator[None]:
     """Around training. Args: data: the config's `data`, which the advice refers to.
 
-    Raises: ValueError: memory ran out, or a worker was killed; SIGTERMException: a worker got SIGTERM, as all
+    Raises: ValueError: memory ran out, or a worker was killed; RunInterrupted: a worker got SIGTERM, as all
         processes of a preempted job do.
     """
     try:
@@ -22,7 +21,7 @@ def naming_memory(data: DataConfig) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if (ended := worker_errors.ended_worker(error)) is not None:
             if ended[1] == "SIGTERM":
-                raise SIGTERMException from error
+                raise RunInterrupted from error
             raise ValueError(worker_errors.advice(*ended, data)) from error
         if (advice := memory_advice(error)) is not None:
             reason = str(error).strip() or type(error).__name__

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-
 from medconv.targets import Targets
 from medconv.utils import cluster
 from medconv.utils.signals import RunInterrupted
@@ -34,7 +32,7 @@ def empty() -> dict[str, Any]:
 
 def status_after(error: BaseException) -> str:
     """The status of a run that ended with this exception."""
-    if isinstance(error, (SIGTERMException, cluster.PeerLostError)):
+    if isinstance(error, (RunInterrupted, cluster.PeerLostError)):
         return "interrupted" if isinstance(error, RunInterrupted) and error.by_hand else "preempted"
     return "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
 

@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-
 log = logging.getLogger(__name__)
 PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
 
 
-class RunInterrupted(SIGTERMException):
-    """A run was stopped by a signal; its checkpoint holds the last step.
+class RunInterrupted(SystemExit):
+    """A run or command was stopped by a signal; a run's checkpoint holds the last step.
 
     Args: number: of the signal. agreed: whether all processes of the run stop at the same step.
     """

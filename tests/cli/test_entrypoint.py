@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from hydra.errors import HydraException
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf.errors import ConfigKeyError
 
 from medconv.cli import entrypoint
@@ -29,7 +28,7 @@ from medconv.utils.signals import RunInterrupted
         (ConfigKeyError("no such key"), USER, "error: no such key\n"),
         (MisconfigurationException("devices"), USER, "error: devices\n"),
         (KeyboardInterrupt(), INTERRUPTED, "interrupted\n"),
-        (SIGTERMException(), PREEMPTED, "stopped by SIGTERM; run the same command again to resume\n"),
+        (RunInterrupted(), PREEMPTED, "stopped by SIGTERM; run the same command again to resume\n"),
         (
             RunInterrupted(signal.SIGUSR1),
             PREEMPTED,
@@ -62,7 +61,7 @@ def test_every_error_has_its_exit_code(
 
 
 def test_error_classes_that_are_named_as_text_exist() -> None:
-    for module, name in (*entrypoint.USER_ERRORS, entrypoint.STOPPED, entrypoint.PEER_LOST):
+    for module, name in (*entrypoint.USER_ERRORS, entrypoint.PEER_LOST):
         assert issubclass(getattr(importlib.import_module(module), name), BaseException)
 
 

@@ -1,12 +1,13 @@
 """The command `medconv`: its subcommands, and answers without torch."""
 
+import subprocess
 import sys
 
 import pytest
 from helpers import tiny
 from helpers.fresh_process import run_medconv
 
-from medconv.cli.main import COMMANDS, run
+from medconv.cli.main import _WORK, COMMANDS, run
 from medconv.utils.exit_codes import DONE, USER
 
 
@@ -52,6 +53,16 @@ def test_an_unknown_command_is_one_error_that_suggests_the_nearest(
 def test_help_and_printed_configs_load_no_torch(arguments: list[str]) -> None:
     process = run_medconv(*arguments)
     assert (process.returncode, process.stderr) == (0, "loaded\n") and process.stdout
+
+
+def test_commands_that_do_not_train_load_no_lightning() -> None:
+    lines = [
+        "import sys",
+        *(f"import {module}" for module in _WORK.values()),
+        "print('lightning' in sys.modules)",
+    ]
+    process = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert (process.stdout, process.stderr) == ("False\n", "")
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from medconv.config import DataConfig
 from medconv.training.memory_errors import naming_memory
+from medconv.utils.signals import RunInterrupted
 
 
 def test_a_worker_killed_by_sigterm_preempts_the_run() -> None:
-    with pytest.raises(SIGTERMException), naming_memory(DataConfig()):
+    with pytest.raises(RunInterrupted), naming_memory(DataConfig()):
         raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Terminated. ")
 
 

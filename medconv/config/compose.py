@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from medconv import config
 from medconv.config.instantiate import keys_not_taken, search_current_folder
 from medconv.config.run_config import place_elsewhere
+from medconv.utils import cluster
 
 _OURS = {"hydra/launcher": ("basic", "slurm"), "hydra/sweeper": ("basic", "optuna")}
 _FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
@@ -57,7 +58,7 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
 
 def _check_hydra_settings(arguments: Sequence[str]) -> None:
     """Raises: ConfigError: a setting of Hydra's without effect, or a launcher whose jobs would not train."""
-    for argument in arguments:
+    for argument in arguments if cluster.is_first() else ():  # Lightning gives other ranks such arguments
         key, equals, value = argument.lstrip("+").partition("=")
         ours = _OURS.get(key, (value,))
         if equals and value not in ours:

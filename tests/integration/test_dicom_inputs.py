@@ -193,12 +193,15 @@ def test_series_are_prepared_and_changed_ones_are_noticed(tmp_path: Path) -> Non
     assert [store.has(case) for case in dataset.cases] == [True, False, True]
 
 
-def test_a_label_on_another_grid_is_refused(tmp_path: Path) -> None:
+def test_a_label_on_another_grid_is_refused_and_a_turned_one_is_not(tmp_path: Path) -> None:
     folder = dicoms.series(tmp_path / "scans/a", array())
     flipped = dicoms.affine() @ np.diag([1, -1, 1, 1.0])
     flipped[:3, 3] += dicoms.affine()[:3, 1] * 6
     save_nifti(tmp_path / "labels/a.nii.gz", np.ones((9, 7, 5), np.uint8), flipped)
     dataset = folder_layout(str(tmp_path / "scans/*"), str(tmp_path / "labels/*.nii.gz"))
+    check(dataset, workers=1)
+    flipped[:3, 3] += dicoms.affine()[:3, 1] / 2
+    save_nifti(tmp_path / "labels/a.nii.gz", np.ones((9, 7, 5), np.uint8), flipped)
     with pytest.raises(
         ValueError, match=rf"a\.nii\.gz: its affine puts the volume's corners .* from where {folder.name} has"
     ):

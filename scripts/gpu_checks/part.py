@@ -57,6 +57,7 @@ def _measure(claim: Claim, setting: Setting, log: Path, answer: Path) -> None:
     for descriptor in (1, 2):
         os.dup2(file.fileno(), descriptor)
     sys.stdout = sys.stderr = file
+    faulthandler.disable()  # else a handler that another library has put in its place would stay
     faulthandler.enable(file)
     setting.watch()
     os.chdir(setting.folder)

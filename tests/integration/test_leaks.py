@@ -55,6 +55,7 @@ def rows(folder: Path, epochs: int, *more: str) -> list[dict[str, int]]:
     dataset = tiny.write_dataset(folder / "data" / "tiny", shape=(16, 20, 1))
     settings = [
         f"trainer.max_epochs={epochs}",
+        "schedule.patch=whole",  # growing patches take more memory later on
         "trainer.max_steps=-1",
         "data.samples_per_epoch=4",
         "data.num_workers=1",

@@ -26,6 +26,7 @@ from medconv.inference.predictor import Predictor
 from medconv.training import run
 from medconv.utils.exit_codes import INTERRUPTED
 
+WHOLE = "schedule.patch=whole"  # as compiled runs have it
 GOLDEN = Path(__file__).parent / "golden.json"
 
 
@@ -239,7 +240,7 @@ def test_the_same_run_twice_is_the_same_bit_for_bit(dataset: Path, tmp_path: Pat
 @pytest.fixture(scope="module")
 def instance_norm(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "instance_norm"
-    tiny.train(dataset, folder, "model.norm=instance")
+    tiny.train(dataset, folder, "model.norm=instance", WHOLE)
     return folder
 
 
@@ -263,7 +264,8 @@ def test_a_switch_does_not_change_the_training(
     instance_norm: Path, dataset: Path, tmp_path: Path, switch: str
 ) -> None:
     again = [] if switch.startswith("perf.") else ["trainer.precision=32-true"]
-    tiny.train(dataset, tmp_path / "switched", "model.norm=instance", *switch.split(), *again)
+    settings = ["model.norm=instance", WHOLE, *switch.split(), *again]
+    tiny.train(dataset, tmp_path / "switched", *settings)
     assert tiny.losses(tmp_path / "switched") == pytest.approx(tiny.losses(instance_norm), rel=1e-4)
     keys = [
         set(torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"])

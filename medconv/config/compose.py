@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from medconv import config
 from medconv.config.instantiate import keys_not_taken, search_current_folder
 from medconv.config.run_config import place_elsewhere
-from medconv.utils import cluster
 
 _OURS = {"hydra/launcher": ("basic", "slurm"), "hydra/sweeper": ("basic", "optuna")}
 _FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.chdir")
@@ -58,18 +57,26 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
 
 def _check_hydra_settings(arguments: Sequence[str]) -> None:
     """Raises: ConfigError: a setting of Hydra's without effect, or a launcher whose jobs would not train."""
-    for argument in arguments if cluster.is_first() else ():  # Lightning gives other ranks such arguments
-        key, equals, value = argument.lstrip("+").partition("=")
-        ours = _OURS.get(key, (value,))
-        if equals and value not in ours:
-            raise config.ConfigError(
-                f"{argument}: medconv starts the jobs of a sweep itself; expected {key}={' or '.join(ours)}"
-            )
-        if equals and key.startswith(_FOLDERS):
-            raise config.ConfigError(
-                f"{argument}: Hydra's folders are not used; run.dir=FOLDER is a run's folder, run.name=NAME "
-                "makes it runs/NAME"
-            )
+    error = next((text for argument in arguments if (text := _hydra_error(argument))), "")
+    if not error:
+        return
+    from medconv.utils import cluster  # loads torch, which printing a config does not need
+
+    if cluster.is_first():  # Lightning itself gives the other ranks such arguments
+        raise config.ConfigError(error)
+
+
+def _hydra_error(argument: str) -> str:
+    key, equals, value = argument.lstrip("+").partition("=")
+    ours = _OURS.get(key, (value,))
+    if equals and value not in ours:
+        return f"{argument}: medconv starts the jobs of a sweep itself; expected {key}={' or '.join(ours)}"
+    if equals and key.startswith(_FOLDERS):
+        return (
+            f"{argument}: Hydra's folders are not used; run.dir=FOLDER is a run's folder, run.name=NAME "
+            "makes it runs/NAME"
+        )
+    return ""
 
 
 def _escaped(argument: str) -> str:

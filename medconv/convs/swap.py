@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 from medconv.convs.channel_transform import TwoLaunches
 from medconv.convs.mirror import Mirror
 from medconv.convs.parametrization import CONVS, TRANSPOSED, Foldable, Prior, UnsuitableLayerError, replace
+from medconv.convs.share import shared
 
 
 @dataclass
@@ -49,6 +50,7 @@ def swap_convs(
     conv: Callable[..., Any],
     where: str | None = None,
     *,
+    share: float = 1.0,
     spacing_mm: Sequence[float] | None = None,
     example: Tensor | None = None,
 ) -> SwapReport:
@@ -60,14 +62,19 @@ def swap_convs(
         conv: takes an `nn.ConvNd` and returns the module in its place; one of this package's functions, with
             its arguments bound by `functools.partial`. Or a `Mirror`, which converts the network as a whole.
         where: regular expression; only layers whose dotted name it matches (`re.search`) are swapped.
+        share: of each layer's output channels; the others stay plain.
         spacing_mm: voxel size of the network's input, for convolutions sampled in mm. Each layer gets the
             voxel size of its own grid, as `spacing_mm` and `scale`; needs `example`.
         example: a typical input (batch, channels, *spatial); `Mirror` needs it, too.
     Raises: ValueError: nothing could be swapped, or `conv` refuses a layer (named in the message; earlier
         layers are swapped already, so build the network again).
     """
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be more than 0 and at most 1, got {share}")
     if isinstance(conv, Mirror):
-        return _whole(network, conv, where, example)
+        return _whole(network, conv, where, share, example)
+    if share < 1:
+        conv = cast(Any, partial(shared, conv=conv, share=share))
     grids = {} if spacing_mm is None else _grids(network, spacing_mm, example)
     try:
         re.compile(where or "")
@@ -128,15 +135,20 @@ def _fold(layer: Any, key: str, kernel: Tensor) -> None:
     # Removal deletes the property from the layer's class, which `deepcopy` let the original share.
     cls = type(layer)
     layer.__class__ = type(cls.__name__, cls.__bases__, dict(vars(cls)))
-    parametrize.remove_parametrizations(layer, key, leave_parametrized=False)
+    several = not hasattr(layer.parametrizations[key], "original")  # then torch can only leave the kernel
+    parametrize.remove_parametrizations(layer, key, leave_parametrized=several)
     setattr(layer, key, nn.Parameter(kernel, requires_grad=learns))
     if type(layer).__mro__[1] is TwoLaunches:
         layer.__class__ = type(layer).__bases__[1]
 
 
-def _whole(network: nn.Module, mirror: Mirror, where: str | None, example: Tensor | None) -> SwapReport:
-    if where is not None:
-        raise ValueError(f"conv=mirror converts the whole network, conv.where must be null, got {where!r}")
+def _whole(
+    network: nn.Module, mirror: Mirror, where: str | None, share: float, example: Tensor | None
+) -> SwapReport:
+    if where is not None or share < 1:
+        key, value = ("share", "1") if where is None else ("where", "null")
+        got = share if where is None else repr(where)
+        raise ValueError(f"conv=mirror converts the whole network, conv.{key} must be {value}, got {got}")
     if example is None:
         raise ValueError("conv=mirror needs `example`, an input of the network, got None")
     changed = mirror(network, example)

@@ -39,11 +39,16 @@ def build_network(
     if projects and load is not None:
         load(network)
     where, spacing_mm = settings.pop("where", None), settings.pop("spacing_mm", None)
+    share = settings.pop("share", None)
     swap = build(settings, "conv")
+    if share is not None and getattr(swap, "func", swap) is plain:
+        raise ConfigError(f"conv.share={share}: conv=none has no prior to share")
     if getattr(swap, "func", swap) is not plain:
         example = torch.zeros(2, derived.num_channels, *derived.patch_size)
         try:
-            log.info("conv: %s", swap_convs(network, swap, where, spacing_mm=spacing_mm, example=example))
+            part = 1.0 if share is None else share
+            report = swap_convs(network, swap, where, share=part, spacing_mm=spacing_mm, example=example)
+            log.info("conv: %s", report)
         except (TypeError, ValueError) as error:
             turned = not derived.per_voxel and isinstance(error, NotEquivariantError)
             raise ConfigError(

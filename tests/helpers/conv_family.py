@@ -22,6 +22,7 @@ from medconv.convs import (
     transform,
 )
 from medconv.convs.factorised import product_weight
+from medconv.convs.share import shared
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 COARSE = (1.0, 0.5, 2.0)  # mm; the first numbers are used
@@ -33,6 +34,7 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "ball": ball,
     "spacing": spacing,
     "smooth": smooth,
+    "share": partial(shared, conv=smooth, share=0.5),
     "masked": masked,
     "bottleneck": partial(bottleneck, channels=(2, 3)),
     "separable": separable,
@@ -40,10 +42,10 @@ LAYERS: dict[str, Callable[..., nn.Module]] = {
     "se": partial(se, reduction=2),
 }
 ALL = [*LAYERS, "mirror"]
-WEIGHT_PRIORS = ["transform", "basis", "ball", "spacing", "smooth", "masked", "acs"]
+WEIGHT_PRIORS = ["transform", "basis", "ball", "spacing", "smooth", "share", "masked", "acs"]
 FACTORISED = ["bottleneck", "separable"]
-UNGROUPED = ["transform", "bottleneck", "separable"]  # what has no meaning for a grouped convolution
-IN_MM = ["transform", "basis", "ball", "spacing", "smooth"]
+UNGROUPED = ["transform", "share", "bottleneck", "separable"]  # what has no meaning for a grouped convolution
+IN_MM = ["transform", "basis", "ball", "spacing", "smooth", "share"]
 
 
 def dims_of(name: str) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from medconv import config as configs
-from medconv.config import Node, RunConfig
+from medconv.config import Node, RunConfig, TrainerConfig
 from medconv.convs import mirror_axes
 from medconv.data import left_right
 from medconv.data.preprocessing.preprocess import left_right_axis, restore
@@ -88,6 +88,7 @@ def _growing_patch(config: RunConfig, network: nn.Module) -> GrowingPatch | None
         "the data has values of whole images": not config.derived.per_voxel,
         f"model._target_={config.model['_target_']} does not tell what divides its input": divisor is None,
         f"scheduler._target_={config.scheduler['_target_']} knows no progress": not _has_progress(config),
+        "a run without an end has no progress": not _has_end(config.trainer),
     }
     obstacle = next((reason for reason, there in obstacles.items() if there), None)
     if setting == "progressive" and obstacle is not None:
@@ -99,6 +100,10 @@ def _growing_patch(config: RunConfig, network: nn.Module) -> GrowingPatch | None
 
 def _has_progress(config: RunConfig) -> bool:
     return str(config.scheduler["_target_"]).startswith(lr_schedulers.__name__ + ".")
+
+
+def _has_end(trainer: TrainerConfig) -> bool:
+    return trainer.max_epochs != -1 or trainer.max_steps != -1 or trainer.max_time is not None
 
 
 def _validation(config: RunConfig, targets: Targets, network: nn.Module, store: Store | None) -> Validation:

@@ -53,11 +53,23 @@ def test_a_run_trains_on_growing_patches(tmp_path: Path) -> None:
     [
         ("schedule.patch=small", "schedule.patch must be progressive, whole or null, got small"),
         ("scheduler._target_=torch.optim.lr_scheduler.ConstantLR", "knows no progress"),
+        ("trainer.max_epochs=-1", "a run without an end has no progress"),
     ],
 )
 def test_progressive_patches_where_they_cannot_be_are_refused(
     tmp_path: Path, override: str, message: str
 ) -> None:
     dataset = tiny.write_dataset(tmp_path / "data/tiny")
+    arguments = ("schedule.patch=progressive", "trainer.max_steps=-1", override)
     with pytest.raises(ConfigError, match=message):
-        tiny.train(dataset, tmp_path / "run", "schedule.patch=progressive", override)
+        tiny.train(dataset, tmp_path / "run", *arguments)
+
+
+def test_a_run_without_an_end_trains_on_whole_patches(tmp_path: Path) -> None:
+    """Its progress stays 0: it would see the smallest patches until early stopping ends it."""
+    dataset, sizes = tiny.write_dataset(tmp_path / "data/tiny"), tmp_path / "sizes"
+    spy = ["+callbacks.sizes._target_=helpers.tiny.Sizes", f"+callbacks.sizes.path={sizes}"]
+    stopping = ("early_stopping=patience", "early_stopping.patience=1", "early_stopping.min_delta=0.9")
+    endless = ("trainer.max_steps=-1", "trainer.max_epochs=-1", "data.samples_per_epoch=4", *stopping)
+    assert tiny.train(dataset, tmp_path / "run", *LAYERED, *spy, *endless)["stopped_early"]
+    assert {*sizes.read_text().splitlines()} == {"[16, 16, 16]"}

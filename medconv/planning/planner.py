@@ -61,10 +61,12 @@ def plan(
     budget: Budget | None = None,
     modalities: Sequence[str] | None = None,
     num_outputs: int | None = None,
+    warns: bool = True,
 ) -> Plan:
     """Plan a U-Net, its patches and batches for a dataset; values of `overrides` are not changed.
 
     Args: modalities: one per channel, None is MRI. num_outputs: of the network; None: one per class.
+        warns: of a patch beyond the budget; False for plans that are only compared.
     Raises: ValueError: values that do not fit the data or each other, or a budget too small for any patch.
     Source: Isensee et al. 2021, doi:10.1038/s41592-020-01008-z; docs/planning.md has the differences.
     """
@@ -92,7 +94,8 @@ def plan(
     slices = 1 if axis is None else middle(shape[axis] for shape in fingerprint.shapes)
     batch, why = planner.batch(network, patch, prod(median) * slices * len(fingerprint.shapes))
     needed_gb = planner.gb(network, patch, batch)
-    planner.warn(patch, batch, needed_gb)
+    if warns:
+        planner.warn(patch, batch, needed_gb)
     patch_why = report.patch_reason(network, patch, median, spacing, overrides)
     rows = [
         ("size", budget.size, budget.size_origin),

@@ -182,7 +182,7 @@ def make_plan(
 
     def planned(size: str, origin: str) -> Plan:
         chosen = replace(budget, size=size, size_origin=origin)
-        return plan(measured, overrides, chosen, modalities, num_outputs)
+        return plan(measured, overrides, chosen, modalities, num_outputs, warns=bool(origin))
 
     if config.plan.size is not None:
         return planned(config.plan.size, "plan.size")

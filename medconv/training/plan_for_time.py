@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ _TRAINING = 0.85  # share of the time for steps; the rest is for validation
 _QUICK = 0.5  # seconds in which a third step is timed
 
 log = logging.getLogger(__name__)
-Planned = Callable[[str, str], Plan]  # from a size and the reason for it
+Planned = Callable[[str, str], Plan]  # from a size and the reason for it; without one it is only compared
 
 
 def fitting(
@@ -35,15 +36,18 @@ def fitting(
 
     A size is measured once for a machine; the network is ours with plain convolutions, as for the memory.
     Args: planned: makes the plan of a size. budget: its precision and checkpointing count.
-    Raises: ValueError: as `planned`.
+    Raises: ValueError: as `planned`, of the smallest size.
     """
-    plans = {name: planned(name, "") for name in SIZES}
-    if _same(plans.values()):
+    plans = _plans(planned)
+    if len(plans) == len(SIZES) and _same(plans.values()):
         return planned(next(iter(SIZES)), "the config sets all that a size decides")
     seconds = _TRAINING * configs.duration_seconds(str(config.trainer.max_time), "trainer.max_time")
 
     def step_seconds(name: str) -> float:
-        return _step_seconds(config, plans[name], budget, num_channels, num_outputs, per_voxel)
+        if name not in plans:
+            return math.inf
+        batch = _step_seconds(config, plans[name], budget, num_channels, num_outputs, per_voxel)
+        return batch * config.trainer.accumulate_grad_batches
 
     name, why = largest(step_seconds, seconds)
     return planned(name, why)
@@ -67,6 +71,16 @@ def largest(step_seconds: Callable[[str], float], seconds: float) -> tuple[str, 
     return chosen, f"some {steps:.0f} steps fit into trainer.max_time{larger}"
 
 
+def _plans(planned: Planned) -> dict[str, Plan]:
+    """The plans of all sizes, smallest first; without the larger ones that fit into no memory."""
+    smallest, *larger = reversed(SIZES)
+    plans = {smallest: planned(smallest, "")}
+    for name in larger:
+        with suppress(ValueError):
+            plans[name] = planned(name, "")
+    return plans
+
+
 def _same(plans: Iterable[Plan]) -> bool:
     return len({str({**plan.values(), "size": ""}) for plan in plans}) == 1
 
@@ -80,18 +94,21 @@ def _step_seconds(
         "plan": {key: getattr(plan, key) for key in keys},
         "channels": [num_channels, num_outputs],
         "precision": [budget.precision, budget.activation_checkpointing],
+        "per_voxel": per_voxel,
     }
 
     def measure() -> Node:
         log.info("plan.size: measuring a step of size %s", plan.size)
         with torch.random.fork_rng():
             try:
-                trial = _trial(config, plan, budget, num_channels, num_outputs, per_voxel)
-                return {"seconds": _timed(trial)}
+                seconds = _timed(_trial(config, plan, budget, num_channels, num_outputs, per_voxel))
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-                return {"seconds": math.inf}
+                seconds = math.inf
+        if uses_gpu(config.trainer.accelerator):
+            torch.cuda.reset_peak_memory_stats()  # `summary.json` has the run's own
+        return {"seconds": seconds}
 
     def complete(result: Node) -> bool:
         return isinstance(result["seconds"], float) and result["seconds"] > 0

@@ -179,6 +179,8 @@ def test_a_patch_beyond_the_budget_gives_a_warning(caplog: pytest.LogCaptureFixt
     (record,) = caplog.records
     assert "data.patch_size=[512,512,384] in a batch of 1 takes some" in record.getMessage()
     assert "GB, the budget is 10 (" in record.getMessage()
+    plan(published("liver"), PlanOverrides(patch_size=[512, 512, 384]), NNUNET, warns=False)
+    assert len(caplog.records) == 1
 
 
 def test_the_batch_is_one_if_two_samples_do_not_fit() -> None:

@@ -2,14 +2,20 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers import tiny
+from helpers.plans import reason, single_case
 from omegaconf import OmegaConf
 
+from medconv.config import DataConfig, RunConfig, TrainerConfig
+from medconv.planning.memory_model import Budget
+from medconv.planning.overrides import PlanOverrides
+from medconv.planning.planner import Plan, plan
 from medconv.planning.sizes import SIZES
-from medconv.training.plan_for_time import largest
+from medconv.training.plan_for_time import fitting, largest
 
 SECONDS = {"tiny": 0.1, "small": 0.4, "medium": 1.0, "large": 4.0}
 
@@ -35,19 +41,45 @@ def test_a_size_that_does_not_fit_into_memory_is_not_taken() -> None:
     assert name == "small" and why.endswith("; medium does not fit into memory")
 
 
+def measured(cache: Path) -> dict[int, float]:
+    """Channels of the first stage to seconds."""
+    contents = (json.loads(path.read_text()) for path in (cache / "step_seconds").glob("*.json"))
+    return {content["key"]["plan"]["channels"][0]: content["seconds"] for content in contents}
+
+
+def plan_of(cache: Path, memory_gb: float = 8.0, batches: int = 1, **settings: object) -> Plan:
+    """The plan for 20 seconds. Args: batches: of a step."""
+    trainer = TrainerConfig("cpu", max_time="00:00:00:20", accumulate_grad_batches=batches)
+    config = replace(RunConfig(), data=DataConfig(cache_dir=str(cache)), trainer=trainer)
+    overrides, budget = PlanOverrides(**settings), Budget(memory_gb)
+
+    def planned(size: str, origin: str) -> Plan:
+        chosen = replace(budget, size=size, size_origin=origin)
+        return plan(single_case((16, 16, 16), (1.0, 1.0, 1.0)), overrides, chosen)
+
+    return fitting(config, planned, budget, 1, 2, True)
+
+
+def test_steps_of_several_batches_take_as_many_times_as_long(tmp_path: Path) -> None:
+    planned = plan_of(tmp_path, batches=50)
+    of_a_batch = measured(tmp_path)[planned.channels[0]]
+    steps = int(reason(planned, "size").split()[1])
+    assert steps == pytest.approx(0.85 * 20 / (50 * of_a_batch), abs=1)
+
+
+def test_a_size_whose_smallest_patch_does_not_fit_is_not_taken(tmp_path: Path) -> None:
+    settings = {"strides": [2, 2, 2], "batch_size": 1}
+    with pytest.raises(ValueError, match=r"plan\.memory_gb: the smallest patch"):
+        plan(single_case((16, 16, 16), (1.0, 1.0, 1.0)), PlanOverrides(**settings), Budget(0.01))
+    assert plan_of(tmp_path, 0.01, **settings).size == "tiny"
+
+
 def test_a_run_with_a_time_limit_takes_a_size_and_records_it(tmp_path: Path) -> None:
     dataset = tiny.write_dataset(tmp_path / "data/tiny")
     open_keys = ("data.patch_size=null", "data.batch_size=null", "model.channels=${derived.channels}")
     arguments = (*open_keys, "model.strides=${derived.strides}", "trainer.max_time=00:00:00:05")
     assert tiny.train(dataset, tmp_path / "run", *arguments)["status"] == "done"
     derived = OmegaConf.load(tmp_path / "run/config.yaml").derived
-    files = list((tmp_path / "data/prepared/step_seconds").glob("*.json"))
-    seconds = {
-        SIZES[derived.size].base_channels: None,
-        **{
-            content["key"]["plan"]["channels"][0]: content["seconds"]
-            for content in (json.loads(path.read_text()) for path in files)
-        },
-    }
+    seconds = measured(tmp_path / "data/prepared")
     assert derived.channels[0] == SIZES[derived.size].base_channels
     assert seconds[derived.channels[0]] > 0 and seconds[SIZES["tiny"].base_channels] > 0

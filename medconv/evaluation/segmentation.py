@@ -130,7 +130,7 @@ def evaluate(
         "lesion_iou": lesion_iou,
         "without_prediction": sorted(set(reference_paths) - set(predicted[0])),
     }
-    if predicted_dice := predicted_quality.read(predictions, targets.names, list(predicted[0])):
+    if predicted_dice := predicted_quality.read(folders[0], targets.names, list(predicted[0])):
         true_dice = {row["case"]: row["dice"] for row in summaries[0]["cases"]}
         against = predicted_quality.compared(predicted_dice, true_dice, targets.names)
         result["quality"] = {"per_class": against, "cases": predicted_dice}

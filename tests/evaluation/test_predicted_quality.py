@@ -70,6 +70,8 @@ def test_evaluate_compares_where_predict_wrote_the_quality(tmp_path: Path) -> No
     assert lines[-2] == f"one: predicted minus true Dice {one['difference']:.4f}, Spearman 1.0000 in 3 cases"
     assert lines[-1] == "two: predicted minus true Dice -, Spearman - in 0 cases"
     assert "Predicted against true Dice" in evaluation.page()
+    by_pattern = segmentation.evaluate(predictions / "{id}.nii.gz", references)
+    assert by_pattern.result["quality"] == quality
 
 
 @pytest.mark.parametrize(

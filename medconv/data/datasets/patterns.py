@@ -17,7 +17,7 @@ def files_of(pattern: str | Path, option: str) -> dict[str, Path]:
     Args: option: the option or key of the pattern, for messages.
     Raises: ValueError: no file, a pattern without a place for the id, or two files of one case.
     """
-    text = str(pattern)
+    text = re.sub("/+", "/", str(pattern))  # as `glob` has it
     said = f"{option} {text}" if option.startswith("-") else f"{option}={text}"
     if not _WILDCARD.search(text):
         if option.startswith("-") or Path(text).is_dir():

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 _LARGEST, _LEAST = 1e12, 1e-8  # sums of squares of larger values may overflow in float32; a vanishing std
+_ROUNDING = 1e-6  # of a float32, relative, with some calculation before
 _NO_DATA = 1e6  # float32 has 7 digits: beside values this much farther away, all others become one value
 
 
@@ -30,7 +31,11 @@ def range_error(channel: np.ndarray) -> str:
     spread = inner_high - inner_low or min(high - inner_high, inner_low - low)
     if high - low <= _NO_DATA * spread:
         return ""
-    value = low if inner_low - low > high - inner_high else high
+    value, others = high, (low, inner_high)
+    if inner_low - low > high - inner_high:
+        value, others = low, (inner_low, high)
+    if others[1] - others[0] <= _ROUNDING * max(map(abs, others)):
+        return ""  # they are one value already, as in masks of 0, 0.9999999 and 1
     count = int((channel == np.float32(value)).sum())
     return (
         f"values from {low:.4g} to {high:.4g}, but all others lie between {inner_low:.4g} and "

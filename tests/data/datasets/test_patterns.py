@@ -24,6 +24,13 @@ def test_an_id_in_the_middle_of_a_name(tmp_path: Path) -> None:
     assert ids(tmp_path, "b/{id}_manual1.gif") == {"21": "b/21_manual1.gif"}
 
 
+def test_a_folder_may_end_in_a_slash_before_another(tmp_path: Path) -> None:
+    """As from `$DATA/{id}.nii` where DATA ends in a slash."""
+    touch(tmp_path, "a/1.nii", "b/1/t1.nii")
+    for pattern in (f"{tmp_path}/a//{{id}}.nii", f"{tmp_path}//b/{{id}}//t1.nii"):
+        assert list(files_of(pattern, "data.images")) == ["1"]
+
+
 def test_a_star_beside_an_id_is_not_part_of_it(tmp_path: Path) -> None:
     """Folders of DICOM series whose names carry numbers."""
     for name in ("p1/3-T1post-0042", "p2/7-T1post-0817", "p2/8-T2-0817"):

@@ -57,6 +57,17 @@ def test_a_no_data_value_is_an_error_of_the_case(tmp_path: Path, value: float) -
     assert list(skipping.errors) == [dataset.cases[1].id]
 
 
+def test_a_mask_with_rounding_errors_has_no_no_data_value() -> None:
+    mask = np.zeros((4, 4, 4), np.float32)
+    mask[1:], mask[2] = 1, np.float32(1) - np.float32(6e-8)
+    assert len(np.unique(mask)) == 3
+    assert normalise(mask, "rescale", {}).max() == 1
+    mask[mask == 0] = LOWEST
+    mask[0, 0] = 0
+    with pytest.raises(ValueError, match="no-data value"):
+        normalise(mask, "rescale", {})
+
+
 def test_values_that_become_one_are_an_error() -> None:
     image = image_array(0)
     with pytest.raises(ValueError, match=r"values from 9\..* to 1.* become .* by data\.normalisation=ct"):

@@ -59,7 +59,11 @@ def shared(layer: Conv, conv: Callable[..., Any], share: float, **settings: Any)
     made: Any = conv(part, **settings)
     priors = list(made.parametrizations.weight) if parametrize.is_parametrized(made, "weight") else []
     size = getattr(made, "kernel_size", None)
-    kept = made is part and type(part).__mro__[1] is type(layer) and size == layer.kernel_size
+    kept = made is part and type(layer) in type(part).__mro__[:2] and size == layer.kernel_size
+    if kept and not priors:  # new weights alone
+        with torch.no_grad():
+            layer.weight[:outputs].copy_(made.weight)
+        return layer
     if not kept or len(priors) != 1 or not isinstance(priors[0], WeightPrior):
         raise ValueError("conv.share needs kernels of the layer's own size: conv=acs, ball, basis or smooth")
     dense = layer.weight.detach().clone()

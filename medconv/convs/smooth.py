@@ -1,4 +1,4 @@
-"""`conv=smooth`: a Gaussian-process prior over kernels: smooth and central ones first, none is cut off."""
+"""`conv=smooth`: new kernels are drawn from a Gaussian process in mm: smooth and central ones."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from medconv.convs import filter_banks
 from medconv.convs.linear import LinearPrior
-from medconv.convs.parametrization import Conv, install
+from medconv.convs.parametrization import Conv, check_free, drawn, install
 
 _EXTENT, _LENGTH = 2.0, 0.8  # of the finest voxel axis
 
@@ -18,26 +18,30 @@ def smooth(
     extent_mm: float | None = None,
     length_mm: float | None = None,
     floor: float = 0.3,
+    throughout: bool = False,
     spacing_mm: Sequence[float] | None = None,
     scale: float = 1.0,
     init_from_weights: bool = False,
 ) -> nn.Module:
-    """Every kernel is possible, smooth and central ones are learned first: W = T P^(1/2) for each pair of
-    channels, with T learned, of the kernel's own size, and P the covariance of `covariance`.
+    """New weights are drawn from a Gaussian process over kernels, with the covariance P of `covariance`.
 
-    New weights are drawn from the prior; a step in T is a step in W preconditioned by P, and weight decay on
-    T is the prior itself. Across thick slices taps vary less by themselves. P is invertible, so that
-    pretrained weights are kept as they are.
+    So training begins with smooth kernels, and across thick slices taps vary less by themselves. The layer
+    stays the plain convolution that it is.
     Args:
-        conv: the convolution to give the prior to, changed in place.
+        conv: the convolution to give new weights to, in place.
+        throughout: W = T P^(1/2) for each pair of channels, with T learned, of the kernel's own size: a step
+            in T is a step in W preconditioned by P, and weight decay on T is the prior itself. P is
+            invertible, so that every kernel is possible and pretrained weights are kept as they are.
         extent_mm: how far from the centre taps vary, at the network's input; None is twice each layer's
             finest voxel axis.
         length_mm: up to which distance taps vary together; None is 0.8 of that axis.
         floor: variance of each tap of its own, beside 1 of the centre.
         spacing_mm: voxel size on the layer's grid; None is isotropic.
         scale: the layer's grid over the input's.
-        init_from_weights: keep the present (pretrained) weight instead of drawing one of its variance.
-    Raises: ValueError: an even kernel; spacing, a length or floor not positive.
+        init_from_weights: keep the present (pretrained) weight instead of drawing one of its variance; has a
+            meaning with `throughout` only.
+    Raises: ValueError: an even kernel; spacing, a length or floor not positive; weights that are kept without
+        `throughout`.
     Weights: out * in * k^N.
     Source: covariance of initial weights, Trockman et al. 2022, arXiv:2210.03651; trained filters are
         correlated in space, Fortuin et al. 2021, arXiv:2102.06571.
@@ -51,7 +55,15 @@ def smooth(
             raise ValueError(f"{name} must be positive, got {value}")
     values, vectors = torch.linalg.eigh(covariance(conv.kernel_size, spacing, extent, length, floor))
     root = vectors @ values.sqrt().diag() @ vectors.T
-    return install(conv, LinearPrior(conv.kernel_size, root[None]), init_from_weights)
+    prior = LinearPrior(conv.kernel_size, root[None])
+    if throughout:
+        return install(conv, prior, init_from_weights)
+    if init_from_weights:
+        raise ValueError("init_from_weights=true keeps the weights: then only throughout=true does anything")
+    check_free(conv)
+    with torch.no_grad():
+        conv.weight.copy_(prior.to(conv.weight)(drawn(prior, conv.weight)))
+    return conv
 
 
 def covariance(

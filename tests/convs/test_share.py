@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
-from medconv.convs import Mirror, acs, ball, fold_convs, masked, spacing, swap_convs
+from medconv.convs import Mirror, acs, ball, fold_convs, masked, smooth, spacing, swap_convs
 from medconv.convs.factorised import separable
 from medconv.convs.parametrization import UnsuitableLayerError
 from medconv.convs.share import shared
@@ -57,6 +58,13 @@ def test_a_share_out_of_range_is_refused(share: float) -> None:
 def test_the_whole_network_s_symmetry_is_not_shared() -> None:
     with pytest.raises(ValueError, match=r"conv.share must be 1, got 0.5"):
         swap_convs(nn.Sequential(nn.Conv2d(2, 2, 3)), Mirror(), share=0.5, example=torch.zeros(1, 2, 4, 4))
+
+
+def test_new_weights_alone_are_shared_too() -> None:
+    conv = nn.Conv3d(2, 10, 3, padding=1)
+    before = conv.weight.detach().clone()
+    assert shared(conv, smooth, 0.3) is conv and not is_parametrized(conv)
+    assert torch.equal((conv.weight == before).flatten(1).all(1), torch.arange(10) >= 3)
 
 
 def test_folding_leaves_one_plain_kernel() -> None:

@@ -28,11 +28,12 @@ def test_an_isotropic_kernel_has_a_soft_jet() -> None:
     assert values[:10].sum() > 0.75 * values.sum() == pytest.approx(0.75 * 27)
 
 
-def test_new_weights_have_the_prior_s_covariance_and_the_layer_s_variance() -> None:
+@pytest.mark.parametrize("throughout", [False, True])
+def test_new_weights_have_the_prior_s_covariance_and_the_layer_s_variance(throughout: bool) -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(256, 256, 3)
     before = conv.weight.square().mean()
-    weight = smooth(conv, floor=0.1).weight.detach()
+    weight = smooth(conv, floor=0.1, throughout=throughout).weight.detach()
     assert weight.square().mean() == pytest.approx(float(before), rel=0.02)
     taps = weight.flatten(2).flatten(0, 1)
     seen = taps.T @ taps / len(taps) / weight.square().mean()
@@ -46,10 +47,25 @@ def test_taps_across_thick_slices_vary_less() -> None:
     assert variance[1, 1, 0] < 0.5 * variance[0, 1, 1] < variance[1, 1, 1]
 
 
+def test_a_layer_with_new_weights_is_the_same_plain_layer() -> None:
+    conv = nn.Conv3d(4, 6, 3, groups=2, dtype=torch.float64).to(memory_format=torch.channels_last_3d)
+    parameter = conv.weight
+    made = smooth(conv)
+    assert made is conv and type(conv) is nn.Conv3d and conv.weight is parameter and conv.weight.requires_grad
+    assert conv.weight.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def test_weights_that_start_at_zero_stay_there() -> None:
+    """As those of a residual branch that is to begin as nothing."""
+    conv = nn.Conv2d(2, 2, 3)
+    nn.init.zeros_(conv.weight)
+    assert not smooth(conv).weight.any()
+
+
 def test_pretrained_weights_are_kept_and_folded() -> None:
     conv = nn.Conv3d(4, 6, 3, padding=1)
     image, before = torch.randn(1, 4, 6, 6, 6), conv.weight.detach().clone()
-    made = smooth(conv, spacing_mm=(1.0, 1.0, 3.0), init_from_weights=True)
+    made = smooth(conv, spacing_mm=(1.0, 1.0, 3.0), throughout=True, init_from_weights=True)
     torch.testing.assert_close(made.weight, before)
     assert made.approximation_error < 1e-5
     network = nn.Sequential(made)
@@ -65,6 +81,7 @@ def test_pretrained_weights_are_kept_and_folded() -> None:
         ({"extent_mm": 0.0}, r"extent_mm must be positive, got 0\.0"),
         ({"length_mm": -1.0}, r"length_mm must be positive, got -1\.0"),
         ({"floor": 0.0}, r"floor must be positive, got 0\.0"),
+        ({"init_from_weights": True}, "init_from_weights=true keeps the weights: .* only throughout=true"),
         ({"spacing_mm": (1.0, 0.0)}, "spacing_mm must be positive"),
         ({"spacing_mm": (1.0,)}, "spacing_mm must have 2 numbers"),
     ],

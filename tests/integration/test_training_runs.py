@@ -153,7 +153,9 @@ def test_other_networks_take_the_same_convolutions(
 OTHERS = ["basis", "ball", "spacing", "smooth", "masked", "mirror", "bottleneck", "separable", "acs", "se"]
 
 
-@pytest.mark.parametrize("conv", [*OTHERS, "smooth conv.share=0.5"])
+@pytest.mark.parametrize(
+    "conv", [*OTHERS, "smooth conv.throughout=true", "smooth conv.share=0.5 conv.throughout=true"]
+)
 def test_every_convolution_trains_and_comes_back_folded(dataset: Path, tmp_path: Path, conv: str) -> None:
     assert tiny.train(dataset, tmp_path / "run", *f"conv={conv}".split())["status"] == "done"
     model = load(tmp_path / "run/checkpoints/last.ckpt")

@@ -20,6 +20,7 @@ from medconv.data.preprocessing.preprocess import PreprocessingConfig, left_righ
 from medconv.data.preprocessing.store import Store
 from medconv.data.splits import DataSplit
 from medconv.models.monai_networks import stem_for
+from medconv.models.pretrained.read import planned_size
 from medconv.performance.memory_budget import measured_gb
 from medconv.performance.step_profiler import StepProfiler
 from medconv.planning.memory_model import Budget
@@ -188,6 +189,8 @@ def make_plan(
         return planned(config.plan.size, "plan.size")
     if "size" in recorded:
         return planned(recorded["size"], "as when this run began")
+    if config.init.pretrained is not None and (size := planned_size(Path(config.init.pretrained))):
+        return planned(size, "that of the weights to begin from")
     if config.trainer.max_time is None:
         return planned("large", budget.size_origin)
     return plan_for_time.fitting(

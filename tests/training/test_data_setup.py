@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers.picture_tables import SIZE, pixels, write
 from hydra import compose, initialize_config_dir
 
@@ -91,6 +92,21 @@ def test_resize_scales_pictures_of_different_sizes(tmp_path: Path) -> None:
     prepared = data_setup.prepare_data(checked(table, "data.resize=[16,8]"))
     assert prepared.preprocessing.resize == (16, 8) and prepared.plan.patch_size == (16, 8)
     assert all(prepared.store.read(case.id).image.shape == (1, 16, 8) for case in prepared.dataset.cases)
+
+
+@pytest.mark.parametrize("more", [[], ["trainer.max_time=00:00:00:01"]])
+def test_a_network_has_the_size_of_the_weights_that_it_begins_from(tmp_path: Path, more: list[str]) -> None:
+    """Else they would not fit: an earlier run with a limit of time has another size than one without."""
+    table, file = write(tmp_path / "data", 20), tmp_path / "first.ckpt"
+    sizes = {"small": "small", None: "large"}  # without one: of a version that had no sizes
+    for recorded, expected in sizes.items():
+        record = {"config": {"derived": {"size": recorded}}}
+        torch.save({"medconv": record, "state_dict": {"network.head.weight": torch.ones(2)}}, file)
+        settings = checked(table, f"init.pretrained={file}", *more)
+        assert data_setup.prepare_data(settings).plan.size == expected
+        assert data_setup.prepare_data(settings, recorded={"size": "tiny"}).plan.size == "tiny"
+    chosen = checked(table, f"init.pretrained={file}", "plan.size=medium", *more)
+    assert data_setup.prepare_data(chosen).plan.size == "medium"
 
 
 def test_a_value_to_ignore_of_255_is_refused_for_pictures(tmp_path: Path) -> None:

@@ -29,6 +29,14 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, record if isinstance(record, dict) else {}
 
 
+def planned_size(path: Path) -> str | None:
+    """`plan.size` of the run that a checkpoint of ours is from; None: another file. Raises: as `read`."""
+    config = read(path)[1].get("config")
+    derived = config.get("derived") if isinstance(config, Mapping) else None
+    # before there were sizes all networks were large
+    return str(derived.get("size") or "large") if isinstance(derived, Mapping) else None
+
+
 def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
         from safetensors.torch import load_file

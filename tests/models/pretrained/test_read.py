@@ -15,6 +15,7 @@ from monai.networks.nets import DynUNet
 from torch import nn
 
 from medconv.models.pretrained.load import load
+from medconv.models.pretrained.read import planned_size
 
 
 @pytest.mark.parametrize("file", ["file.safetensors", "file.pth"])
@@ -32,6 +33,14 @@ def test_pth_and_safetensors_files_give_all_tensors(
     report = load(network, tmp_path / file, replace(DERIVED, num_channels=3))
     assert_same(network, source)
     assert not report.random and not report.unused
+
+
+def test_only_checkpoints_of_ours_tell_the_size_of_a_plan(tmp_path: Path) -> None:
+    state = unet().state_dict()
+    assert planned_size(save(tmp_path / "others.pth", state)) is None
+    for derived, size in (({"size": "tiny"}, "tiny"), ({}, "large")):
+        content = {"state_dict": state, "medconv": {"config": {"derived": derived}}}
+        assert planned_size(save(tmp_path / "ours.ckpt", content)) == size
 
 
 def test_a_half_precision_file_of_an_older_torch_is_read(tmp_path: Path) -> None:

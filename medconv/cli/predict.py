@@ -26,6 +26,8 @@ def parser() -> Parser:
     add("--input", **needed, metavar="PATH", help=images)
     add("--output", **needed, metavar="FOLDER", help="folder for the label maps, or for predictions.csv")
     add("--save-probabilities", **flag, help="also write OUTPUT/probabilities/CASE.nii.gz, 4D")
+    spacing = "in mm (right, anterior, superior), in place of the headers'; without numbers, the headers' own"
+    add("--source-spacing-mm", type=float, nargs="*", metavar="MM", help=spacing)
     quality = "several networks: also write OUTPUT/quality/CASE.json and OUTPUT/uncertainty/CASE.nii.gz"
     add("--quality", **flag, help=quality)
     add("--saliency", **flag, help="classification: also write Grad-CAM, OUTPUT/saliency/CASE.png")

@@ -30,6 +30,7 @@ class DataConfig:
     splits_file: str | None = None
     cache_dir: str = MISSING
     spacing_mm: list[float] | None = None
+    source_spacing_mm: Any = None
     patch_size: list[int] | None = None
     normalisation: Any = None
     spatial_dims: int | None = None

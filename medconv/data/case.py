@@ -58,6 +58,25 @@ class Grid:
         """Where the array's axes point, such as `RAS`."""
         return "".join(str(code) for code in nib.aff2axcodes(self.matrix))
 
+    def with_spacing_mm(self, spacing_mm: Sequence[float]) -> Grid:
+        """The grid with another spacing; its orientation and its middle stay, so that two grids that differ
+        in the order of their axes alone do so afterwards.
+
+        Args: spacing_mm: right, anterior, superior; of a single slice two numbers, along its first two axes.
+        Raises: ValueError: not as many numbers.
+        """
+        flat = self.shape[2] == 1
+        if len(spacing_mm) != (2 if flat else 3):
+            what = "two numbers for one slice" if flat else "three numbers for a volume"
+            raise ValueError(f"data.source_spacing_mm: expected {what}, got {list(spacing_mm)}")
+        axes = [0, 1] if flat else nib.orientations.io_orientation(self.matrix)[:, 0].astype(int)
+        matrix = self.matrix
+        for number, axis in enumerate(axes):
+            matrix[:3, number] *= spacing_mm[axis] / self.spacing_mm[number]
+        middle = (np.array(self.shape) - 1) / 2
+        matrix[:3, 3] += (self.matrix[:3, :3] - matrix[:3, :3]) @ middle
+        return Grid.of(self.shape, matrix)
+
     def corner_distance(self, other: Grid) -> float:
         """Largest distance between the corners of the volume on the two grids, in voxels of this grid."""
         corners = np.array([(*c, 1) for c in product(*[(-0.5, n - 0.5) for n in self.shape])])
@@ -76,6 +95,7 @@ class Case:
         values: the image-level targets, see `targets/`.
         group: cases of one group, such as a patient, stay in one split; empty: the case is its own group.
         split: `train`, `val` or `test` if the dataset defines it, else empty.
+        source_spacing_mm: right, anterior, superior, in place of what the headers say; None: the headers.
     """
 
     id: str
@@ -84,6 +104,7 @@ class Case:
     values: tuple[float, ...] | None = None
     group: str = ""
     split: str = ""
+    source_spacing_mm: tuple[float, ...] | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:

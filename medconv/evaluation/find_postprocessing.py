@@ -18,7 +18,7 @@ from medconv.data.case import Case, Dataset
 from medconv.data.datasets.decathlon import msd
 from medconv.data.datasets.phantom import phantom
 from medconv.data.io.images import on_grid, read_label
-from medconv.evaluation import cross_validation, cross_validation_report
+from medconv.evaluation import cross_validation, cross_validation_report, labels
 from medconv.evaluation.cross_validation import CrossValidation, Fold
 from medconv.evaluation.postprocessing_search import (
     Decision,
@@ -87,6 +87,7 @@ def run_command(options: argparse.Namespace) -> int:
 def _loader(predictions: Mapping[str, Path], cases: Mapping[str, Case]) -> Load:
     """Prediction and reference by `FOLD/CASE`, cropped; small datasets stay in memory."""
     cache: dict[str, LabelledCase] = {}
+    stated = {folder: labels.stated_spacing(folder) for folder in {p.parent for p in predictions.values()}}
 
     def load(name: str) -> LabelledCase:
         if name in cache:
@@ -95,6 +96,7 @@ def _loader(predictions: Mapping[str, Path], cases: Mapping[str, Case]) -> Load:
         assert label is not None
         (prediction, grid), (reference, reference_grid) = read_label(path), read_label(label)
         reference = on_grid(reference, path, grid, label, reference_grid)
+        grid = labels.stated_grid(grid, stated[path.parent], name.split("/", 1)[1])
         sample = LabelledCase(prediction, reference, grid).cropped()
         if sum(s.prediction.nbytes + s.reference.nbytes for s in (*cache.values(), sample)) <= _CACHE_BYTES:
             cache[name] = sample

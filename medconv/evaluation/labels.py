@@ -3,14 +3,19 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from medconv.data.case import Grid
 from medconv.data.datasets import common
+from medconv.data.per_case import check_source_spacing, source_spacing
+from medconv.inference import manifest
 from medconv.inference.manifest import MANIFEST
 from medconv.targets.base import names_of
 from medconv.targets.label_map import LabelMapTargets
 from medconv.targets.segmentation import SegmentationTargets
+from medconv.utils.errors import explained
 
 _MAX_BYTES = 100_000_000  # of a manifest; a larger file is something else
 
@@ -20,9 +25,8 @@ def targets_of(predictions: Path, references: Path) -> SegmentationTargets | Non
 
     Raises: ValueError: such a file without the classes; names it.
     """
-    manifest = predictions / MANIFEST
-    if manifest.is_file():
-        return _from_manifest(manifest)
+    if (path := predictions / MANIFEST).is_file():
+        return _from_manifest(path)
     root = references.absolute().parent  # of `.`, too
     if (root / "dataset.json").is_file():
         return common.targets_of(root)
@@ -99,13 +103,30 @@ def check_tolerances(by_class: Mapping[str | None, float], names: Sequence[str])
 
 def recorded_images(predictions: Path) -> dict[str, Path]:
     """Case to its (first) image, from the manifest beside the predictions, if that file still exists."""
-    manifest = predictions / MANIFEST
+    path = predictions / MANIFEST
     try:
-        cases = common.read_json(manifest)["cases"] if manifest.stat().st_size <= _MAX_BYTES else {}
+        cases = common.read_json(path)["cases"] if path.stat().st_size <= _MAX_BYTES else {}
         images = {case: Path(entry["images"][0]) for case, entry in cases.items() if entry["images"]}
         return {case: path for case, path in images.items() if path.is_file()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}  # no manifest, or not one of ours; the report is made without images
+
+
+def stated_spacing(predictions: Path) -> Any:
+    """What `data.source_spacing_mm` stated of the images of these predictions, by their manifest; None:
+    nothing. Raises: ValueError: the manifest's is not one.
+    """
+    stated = manifest.read(predictions).get("settings", {}).get("source_spacing_mm")
+    if stated is not None:
+        with explained(f"{predictions / MANIFEST}"):
+            check_source_spacing(stated)
+    return stated
+
+
+def stated_grid(grid: Grid, stated: Any, case: str) -> Grid:
+    """The grid with that spacing. Args: stated: from `stated_spacing`."""
+    spacing_mm = None if stated is None else source_spacing(stated, case)
+    return grid if spacing_mm is None else grid.with_spacing_mm(spacing_mm)
 
 
 def _from_manifest(path: Path) -> SegmentationTargets:

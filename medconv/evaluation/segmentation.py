@@ -117,7 +117,10 @@ def evaluate(
         check_ignored(targets.ignore, reference_paths.values())
     shown = images_of(folders[0], labels_home, images, list(predicted[0]))
     options = (targets, tolerances, lesion_iou, workers)
-    rows = [_measured(paths, reference_paths, *options) for paths in predicted]
+    rows = [
+        _measured(paths, reference_paths, *options, labels.stated_spacing(folder))
+        for paths, folder in zip(predicted, folders, strict=True)
+    ]
     targets = targets or labels.numbered({name for cases in rows for row in cases for name in row["dice"]})
     labels.check_tolerances(tolerances, targets.names)
     settings = (targets.names, lesion_iou)
@@ -148,13 +151,17 @@ def _measured(
     tolerances: Mapping[str | None, float],
     lesion_iou: float | None,
     workers: int,
+    stated_spacing: Any,
 ) -> list[dict[str, Any]]:
     """A row per case. Raises: ValueError: all cases that cannot be measured."""
 
     def work(case: str) -> dict[str, Any] | str:
         try:
             files = (paths[case], references[case])
-            return {"case": case, **_measure_case(*files, targets, tolerances, lesion_iou)}
+            return {
+                "case": case,
+                **_measure_case(case, *files, targets, tolerances, lesion_iou, stated_spacing),
+            }
         except ValueError as error:
             return f"  case {case}: {error}"
 
@@ -166,16 +173,19 @@ def _measured(
 
 
 def _measure_case(
+    case: str,
     prediction: Path,
     reference: Path,
     targets: SegmentationTargets | None,
     tolerances: Mapping[str | None, float],
     lesion_iou: float | None,
+    stated_spacing: Any,
 ) -> dict[str, ClassScores]:
     (predicted, grid), (label, label_grid) = read_label(prediction), read_label(reference)
     predicted = on_grid(predicted, reference, label_grid, prediction, grid)
     if targets is None:
         targets = labels.numbered(set(np.union1d(predicted, label).tolist()))
+    label_grid = labels.stated_grid(label_grid, stated_spacing, case)
     labels.check_declared(prediction, predicted, targets)
     labels.check_declared(reference, label, targets, targets.ignore)
     tolerance_mm = labels.tolerance_of(tolerances, targets.names)

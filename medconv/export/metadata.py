@@ -73,6 +73,7 @@ def _inputs(model: LoadedModel, captured: Captured) -> Metadata:
         "frame": preprocessing.frame,
         "resize": preprocessing.resize,
         "rounding": model.rounding,
+        **({"source_spacing_mm": model.source_spacing_mm} if model.source_spacing_mm else {}),
         "spacing_mm": preprocessing.spacing_mm,
         "resampling": "cubic splines, after normalisation; the outer edges of the first and last voxels keep "
         "their places",

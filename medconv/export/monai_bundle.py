@@ -36,6 +36,8 @@ def check_bundle(model: LoadedModel) -> None:
         needed = "segmentation, this network is image-level"
     elif model.preprocessing.image_dims == 2:
         needed = "volumes, this network takes 2D images"
+    elif model.source_spacing_mm is not None:
+        needed = "images whose headers have the spacing, which data.source_spacing_mm replaced in training"
     if needed:
         raise ValueError(f"{model.path}: a bundle is for {needed}; take another --format")
 

@@ -49,6 +49,7 @@ class LoadedModel:
         metadata_path: the file beside an exported model that holds all of this; None: a checkpoint.
         rounding: if all training images were 2D and of one size, that size was rounded up to a multiple of
             this; else empty.
+        source_spacing_mm: of images, in place of their headers, as in `data`; None: the headers.
     """
 
     network: nn.Module
@@ -65,6 +66,7 @@ class LoadedModel:
     equivariant_axes: tuple[int, ...] = ()
     metadata_path: Path | None = None
     rounding: tuple[int, ...] = ()
+    source_spacing_mm: Any = None
 
 
 def load(
@@ -134,6 +136,7 @@ def _build_model(
         seen,
         equivariant,
         rounding=() if targets.per_voxel else _rounding(config.data, derived),
+        source_spacing_mm=config.data.source_spacing_mm,
     )
 
 

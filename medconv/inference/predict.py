@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 import medconv
+from medconv.data import per_case
 from medconv.data.case import Case
 from medconv.data.io import dicom_seg as data_dicom_seg
 from medconv.inference import postprocessing
@@ -29,6 +30,7 @@ from medconv.inference.predictor import Predictor
 from medconv.targets.image_level import ImageLevelTargets
 from medconv.targets.segmentation import SegmentationTargets
 from medconv.utils import signals
+from medconv.utils.errors import explained
 from medconv.utils.exit_codes import DONE
 from medconv.utils.logging import start_logging
 
@@ -61,10 +63,13 @@ def run_command(options: argparse.Namespace) -> int:
         steps.apply if steps else None,
         options.exported_model,
         options.quality,
+        options.source_spacing_mm,
     )
     _check_options(options, predictor)
     if steps and isinstance(predictor.targets, SegmentationTargets):
         steps.check(predictor.targets)
+    if stated := predictor.members[0].source_spacing_mm:
+        log.info("spacing of the images, in place of their headers': %s mm (data.source_spacing_mm)", stated)
     cases = find_cases(options.input, len(predictor.modalities))
     if options.dicom_seg:
         data_dicom_seg.check([case.images[0] for case in cases])
@@ -79,6 +84,9 @@ def _check_values(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if options.overlap is not None and not 0 <= options.overlap < 1:
         raise ValueError(f"--overlap must be at least 0 and below 1, got {options.overlap}")
+    if options.source_spacing_mm:
+        with explained("--source-spacing-mm", ValueError):
+            per_case.check_source_spacing(options.source_spacing_mm)
     if options.quality and len(options.checkpoint) + len(options.exported_model) < 2:
         raise ValueError(
             "--quality measures how far several networks agree, such as the folds of a cross-validation; "
@@ -124,13 +132,14 @@ def output_in(
         postprocess: the file with the predictor's post-processing.
     """
     members, about = predictor.members, _about(predictor)
+    stated = {"source_spacing_mm": spacing} if (spacing := members[0].source_spacing_mm) else {}
     checkpoints = {"checkpoints": [digest(m.metadata_path or m.path)[:16] for m in members if m.path]}
     flips = {"mirror_axes": [list(member.window.mirror_axes) for member in members]}
     if isinstance(predictor.targets, ImageLevelTargets):
-        return OutputTable(folder, predictor.targets, {**checkpoints, **flips}, about, saliency)
+        return OutputTable(folder, predictor.targets, {**checkpoints, **flips, **stated}, about, saliency)
     overlap = {"overlap": [member.window.overlap for member in members]}
     steps = {"postprocess": digest(postprocess) if postprocess else None}
-    settings = {**checkpoints, **overlap, **flips, **steps}
+    settings = {**checkpoints, **overlap, **flips, **steps, **stated}
     return OutputDir(folder, settings, about, probabilities, dicom_seg, quality)
 
 

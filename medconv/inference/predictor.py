@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import torch
 
 from medconv.data.case import Case, Grid
-from medconv.data.io.images import UNORIENTED, lacks_orientation, read_image
+from medconv.data.case_files import image_of
+from medconv.data.io.images import UNORIENTED, lacks_orientation
+from medconv.data.per_case import source_spacing
 from medconv.data.preprocessing.preprocess import CropInfo, preprocess, resampled_shape
 from medconv.inference.exported import load as exported_load
 from medconv.inference.forward import Forward, ImageLevelForward, Input, LabelMapForward
@@ -69,16 +72,20 @@ class Predictor:
         finish: Finish | None = None,
         models: Sequence[Path | str] = (),
         keeps_labels: bool = False,
+        source_spacing_mm: Sequence[float] | None = None,
     ) -> Predictor:
         """From checkpoints and exported models; None keeps what each was validated with.
 
-        Args: sw_batch_size: windows, or whole images, in one forward pass.
+        Args: sw_batch_size: windows, or whole images, in one forward pass. source_spacing_mm: of the images,
+            right, anterior, superior, in place of their headers'; without numbers, their headers'.
         Raises: ValueError: as `inference.load.load` and `inference.exported.load.load`, or no mean can be
             taken over them.
         """
         members = [load(Path(path), trusted, device, mirror_axes) for path in checkpoints]
         members += [exported_load.load(Path(path), device, mirror_axes) for path in models]
         members = [with_window(member, overlap, sw_batch_size) for member in members]
+        if source_spacing_mm is not None:
+            members = [replace(one, source_spacing_mm=list(source_spacing_mm) or None) for one in members]
         return cls(members, device, finish, sw_batch_size, keeps_labels)
 
     def __call__(self, *images: Path | str) -> np.ndarray:
@@ -92,7 +99,9 @@ class Predictor:
 
     def read(self, case: Case) -> Input:
         """Raises: ValueError: its files cannot be read, or do not fit the network."""
-        image, grid = read_image(case.images)
+        stated = self.members[0].source_spacing_mm
+        case = replace(case, source_spacing_mm=source_spacing(stated, case.id))
+        image, grid = image_of(case)
         self._check(case.images[0], image, grid)
         try:
             prepared = [preprocess(image, grid, recipe) for recipe in self.forward.preprocessings]
@@ -107,6 +116,8 @@ class Predictor:
             warnings.append(f"its axes are {grid.shear:.1f} degrees off a right angle; it is used as it is")
         if any(map(lacks_orientation, case.images)):
             warnings.append(UNORIENTED)
+        if isinstance(stated, Mapping) and case.source_spacing_mm is None:
+            warnings.append("its spacing is its header's; training stated that of some cases")
         return Input(case, arrays, crop, "; ".join(filter(None, warnings)) or None)
 
     @torch.inference_mode()
@@ -183,6 +194,7 @@ def _check_same(first: LoadedModel, other: LoadedModel) -> None:
         ("classes", lambda m: ", ".join(m.class_names)),
         ("channels", lambda m: f"{len(m.modalities)}: {', '.join(m.modalities)}"),
         ("images", lambda m: f"{m.preprocessing.image_dims}D"),
+        ("data.source_spacing_mm", lambda m: str(m.source_spacing_mm)),
     ):
         if property_of(first) != property_of(other):
             raise ValueError(

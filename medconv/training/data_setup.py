@@ -10,7 +10,7 @@ from typing import Any
 
 from medconv import config as configs
 from medconv.config import ConfigError, DataConfig, Derived, RunConfig
-from medconv.data import left_right, splits
+from medconv.data import left_right, per_case, splits
 from medconv.data.case import Case, Dataset
 from medconv.data.io.raster import check_ignored
 from medconv.data.loading.datamodule import DataModule
@@ -74,6 +74,7 @@ def find_data(data: DataConfig) -> tuple[Dataset, int]:
     )
     if data.group_pattern is not None:
         dataset = replace(dataset, cases=splits.grouped(dataset.cases, data.group_pattern))
+    dataset = per_case.with_source_spacing(dataset, data.source_spacing_mm)
     check_ignored(dataset.targets.ignore, (case.label for case in dataset.cases))
     return dataset, workers
 

@@ -118,3 +118,20 @@ def test_a_label_in_another_orientation_of_the_same_grid_is_turned(orientation: 
     for affine in (mirrored, shifted):
         with pytest.raises(ValueError, match=r"label\.nii\.gz: (its affine puts|shape)"):
             on_grid(np.asarray(other.dataobj), HERE, grid, THERE, Grid.of(other.shape, affine))
+
+
+@pytest.mark.parametrize(("axes", "signs"), ORIENTATIONS)
+def test_stated_spacing_is_of_the_patients_axes(axes: tuple[int, ...], signs: tuple[int, ...]) -> None:
+    lost = Grid.of(SHAPE, affine_of(axes, signs, (1, 1, 1), (5, 6, 7)))
+    stated = lost.with_spacing_mm(SPACING_MM)
+    assert stated.spacing_mm == pytest.approx([SPACING_MM[axis] for axis in axes])
+    assert stated.orientation == lost.orientation and stated.shape == lost.shape
+    middle = np.array([*((n - 1) / 2 for n in SHAPE), 1])
+    np.testing.assert_allclose(stated.matrix @ middle, lost.matrix @ middle)
+
+
+def test_stated_spacing_has_a_number_for_each_axis() -> None:
+    flat = Grid.of((4, 5), np.eye(4)).with_spacing_mm((0.5, 0.25))
+    assert flat.spacing_mm == (0.5, 0.25, 1.0)
+    with pytest.raises(ValueError, match=r"data.source_spacing_mm: expected three numbers .* got \[1, 2\]"):
+        Grid.of(SHAPE, np.eye(4)).with_spacing_mm([1, 2])

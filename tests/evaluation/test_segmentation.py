@@ -13,6 +13,7 @@ from helpers.label_maps import folders, label_of, save, save_spaced, with_names
 
 from medconv.evaluation import segmentation
 from medconv.evaluation.evaluate import table, write
+from medconv.inference.manifest import MANIFEST
 
 
 def evaluate(*arguments: Any, **options: Any) -> dict[str, Any]:
@@ -307,3 +308,19 @@ def test_predictions_in_another_orientation_are_turned(tmp_path: Path) -> None:
     )
     nib.save(turned.as_reoriented(flip), predictions / "a.nii.gz")
     assert evaluate(predictions, references)["mean"]["dice"] == 1
+
+
+def test_distances_are_in_the_spacing_that_training_stated(tmp_path: Path) -> None:
+    """The headers say 1 x 2 x 3 mm."""
+    predictions, references = folders(tmp_path, {"a": label_of(4)}, {"a": label_of(8)})
+    before = evaluate(predictions, references)["cases"][0]
+    settings = {"source_spacing_mm": {"a": [2, 4, 6]}}
+    manifest = {"settings": settings, "overwriting": [], "cases": {}, "class_names": ["background", "1"]}
+    (predictions / MANIFEST).write_text(json.dumps(manifest))
+    after = evaluate(predictions, references)["cases"][0]
+    assert after["hd95_mm"]["1"] == 2 * before["hd95_mm"]["1"] > 0
+    assert after["volume_ml"]["1"] == pytest.approx(8 * before["volume_ml"]["1"])
+    settings["source_spacing_mm"] = {"a": "wide"}
+    (predictions / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="prediction.json .*data.source_spacing_mm.* expected positive"):
+        evaluate(predictions, references)

@@ -13,7 +13,8 @@ import torch
 from torch.utils.data import Sampler
 
 from medconv.data.case import Case
-from medconv.data.io.images import read_label
+from medconv.data.case_files import label_of
+from medconv.data.io.images import on_grid
 from medconv.data.preprocessing.store import Entry, Store
 from medconv.data.random_streams import RandomStream, generator
 
@@ -111,11 +112,13 @@ class CaseDataset(monai.data.Dataset):
         case: Case = self.data[index]
         assert case.label is not None
         entry = self.store.read(case.id)
+        reference, grid = label_of(case)
+        reference = on_grid(reference, case.images[0], entry.crop_info.grid, case.label, grid)
         return {
             "spacing_mm": entry.crop_info.spacing_mm(entry.label.shape),
             "image": torch.from_numpy(np.array(entry.image))[None],
             "label": torch.from_numpy(np.array(entry.label))[None, None],
-            "reference": torch.from_numpy(read_label(case.label)[0]),
+            "reference": torch.from_numpy(reference),
             "case": case.id,
         }
 

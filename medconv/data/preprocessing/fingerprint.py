@@ -8,13 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from medconv.data.case import Case, Dataset, Grid
-from medconv.data.io.images import (
-    UNORIENTED,
-    lacks_orientation,
-    on_grid,
-    read_image,
-    read_label,
-)
+from medconv.data.case_files import image_of, label_of
+from medconv.data.io.images import UNORIENTED, lacks_orientation, on_grid
 from medconv.data.io.raster import are_picture_channels
 from medconv.data.preprocessing.doubts import disagreeing_forms, lost_spacing, named, repeated_slices
 from medconv.data.preprocessing.normalisation import range_error, wide
@@ -179,7 +174,7 @@ def _sample(image: np.ndarray, count: int) -> np.ndarray:
 
 def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     """The image of a case. Raises: ValueError: it cannot be read."""
-    image, grid = read_image(case.images)
+    image, grid = image_of(case)
     path, num_channels = case.images[0], len(dataset.modalities)
     if len(image) != num_channels:
         report.errors.append(f"{path}: expected {num_channels} channels as declared, found {len(image)}")
@@ -203,9 +198,8 @@ def _image(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
 
 def _label(case: Case, dataset: Dataset, report: CaseReport) -> np.ndarray:
     """The label map of a case. Raises: ValueError: it cannot be read, or is not on the image's grid."""
-    if case.label is None:
-        raise ValueError("has no label, but training needs one")
-    label, grid = read_label(case.label)
+    label, grid = label_of(case)
+    assert case.label is not None
     num_classes, ignore = len(dataset.class_names), dataset.targets.ignore
     labelled = label if ignore is None else label[label != ignore]
     if undeclared := np.unique(labelled[labelled >= num_classes]).tolist():

@@ -16,7 +16,8 @@ import numpy as np
 from filelock import FileLock
 
 from medconv.data.case import Case, Dataset
-from medconv.data.io.images import on_grid, read_image, read_label
+from medconv.data.case_files import image_of, label_of
+from medconv.data.io.images import on_grid
 from medconv.data.preprocessing.fingerprint import CheckResult, Fingerprint, check, still_invalid
 from medconv.data.preprocessing.preprocess import (
     DATASET_NORMALISATIONS,
@@ -75,7 +76,7 @@ def prepare(
     Raises: ValueError: an invalid file, or no space left; finished cases stay.
     """
     labels = [dataset.class_names, *_ignored(dataset)] if dataset.targets.per_voxel else []
-    store = Store(folder / _hash([_VERSION, _hashed_config(config), *labels]))
+    store = Store(folder / _hash([_VERSION, _hashed_config(config), *labels, *_stated(dataset)]))
     with _lock(folder):
         what = "verifying" if verify else "looking"
         present = list(each(lambda case: store.has(case, verify), dataset.cases, workers, what))
@@ -95,10 +96,10 @@ def prepare_case(
     Args: ignore: the label value of unlabelled voxels.
     Raises: ValueError: files that were replaced after the check and are now invalid.
     """
-    native, grid = read_image(case.images)
+    native, grid = image_of(case)
     highest = -1
     if case.label is not None:
-        native_label, label_grid = read_label(case.label)
+        native_label, label_grid = label_of(case)
         native_label = on_grid(native_label, case.images[0], grid, case.label, label_grid)
         highest = native_label[native_label != ignore].max(initial=0)
     if not np.isfinite(native).all() or highest >= num_classes:
@@ -129,6 +130,12 @@ def _ignored(dataset: Dataset) -> list[int]:
     return [] if dataset.targets.ignore is None else [dataset.targets.ignore]
 
 
+def _stated(dataset: Dataset) -> list[Any]:
+    """What `dataset` states of its files, as an addition to a hash; empty if their headers say all."""
+    stated = {case.id: case.source_spacing_mm for case in dataset.cases if case.source_spacing_mm is not None}
+    return [stated] if stated else []
+
+
 def _add(store: Store, case: Case, config: PreprocessingConfig, dataset: Dataset) -> None:
     sources = signature(case)  # before reading: if the files change meanwhile, the entry is prepared again
     store.write(case, prepare_case(case, config, len(dataset.class_names), dataset.targets.ignore), sources)
@@ -152,6 +159,7 @@ def _sources(dataset: Dataset) -> list[Any]:
     """Everything the fingerprint depends on, as JSON reads it back; None for unreadable files."""
     files = [_signature(case) for case in dataset.cases]
     content = [dataset.class_names, dataset.modalities, dict(dataset.errors), files, *_ignored(dataset)]
+    content += _stated(dataset)
     if not dataset.targets.per_voxel:
         content.append([dataset.targets.plain(), [case.values for case in dataset.cases]])
     if any(case.split for case in dataset.cases):

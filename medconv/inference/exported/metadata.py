@@ -14,6 +14,7 @@ from torch import nn
 
 from medconv import config as configs
 from medconv.config import ConfigError
+from medconv.data.per_case import check_source_spacing
 from medconv.data.preprocessing.preprocess import PreprocessingConfig
 from medconv.inference.load import DAMAGED, LoadedModel
 from medconv.inference.sliding_window import SlidingWindow
@@ -119,6 +120,7 @@ def _build_model(metadata: Metadata, network: nn.Module, model: Path) -> LoadedM
         tuple(windows["equivariant_axes"]),
         metadata_path(model),
         rounding,
+        inputs.get("source_spacing_mm"),
     )
 
 
@@ -151,6 +153,8 @@ def _check(
             len(numbers) == len(size) and all(type(n) is int and n > 0 for n in numbers)
         ):
             raise ValueError(f"{key} needs {len(size)} numbers of voxels, got {numbers}")
+    if (stated := inputs.get("source_spacing_mm")) is not None:
+        check_source_spacing(stated)
     if any(not 0 <= index < targets.num_outputs for pair in window.flip_label_pairs for index in pair):
         raise ValueError(
             f"flip_label_pairs must name channels of {targets.num_outputs}, got {window.flip_label_pairs}"

@@ -39,7 +39,8 @@ def run_with_config(job: Callable[[DictConfig, Any], None], arguments: Sequence[
         settings = HydraConfig.get()
         if settings.mode == RunMode.RUN:
             sys.argv[:] = full_argv  # Lightning starts the run's other processes with it
-        _fit_classes(composed_config, settings.overrides.task)
+        # as they were typed: Hydra's list would fill in their interpolations
+        _fit_classes(composed_config, OmegaConf.to_container(settings.overrides.task, resolve=False))  # type: ignore[arg-type]
         job(composed_config, settings)
 
     _check_hydra_settings(arguments)

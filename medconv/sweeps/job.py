@@ -50,7 +50,8 @@ class Job:
                 flags += [options[source.provider], source.path]
         flags += ["--config-name", settings.job.config_name]
         flags += [o for o in settings.overrides.hydra if key(o) == "hydra.searchpath"]
-        overrides = tuple(str(o) for o in settings.overrides.task if key(o) not in _NOT_OF_THE_RUN)
+        given: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
+        overrides = tuple(o for o in given if key(o) not in _NOT_OF_THE_RUN)
         content: Any = OmegaConf.to_container(composed, resolve=False)
         trained = short_hash({k: v for k, v in content.items() if k not in ("run", "hydra")})
         return cls(overrides, tuple(flags), home(composed), config=trained)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from medconv.config import compose, validate
 from medconv.config.trusted import build_trusted
@@ -113,6 +114,13 @@ def config_of(*arguments: str) -> Any:
     found: list[Any] = []
     compose.run_with_config(lambda config, _: found.append(config), arguments)
     return found[0]
+
+
+def test_an_override_may_be_an_interpolation() -> None:
+    """Of values of the config, and of those that only the data tells."""
+    composed_config = config_of("run.name=fold${data.fold}", "model.strides=${derived.strides}")
+    assert composed_config.run.name == "fold0"
+    assert OmegaConf.is_interpolation(composed_config.model, "strides")
 
 
 @pytest.mark.parametrize("images", ["a/{id}_training.tif", r"a/\{id\}_training.tif", "'a/{id}_training.tif'"])

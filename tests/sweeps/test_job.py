@@ -7,6 +7,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from medconv.config import compose
 from medconv.sweeps import job
 from medconv.sweeps.job import Job
 from medconv.utils import signals
@@ -28,6 +29,13 @@ def test_the_order_of_overrides_does_not_change_the_folder() -> None:
     first = Job(("a=1", "data.fold=0"), (), Path("runs/x"))
     assert first.folder.path == Job(("data.fold=0", "a=1"), (), Path("runs/x")).folder.path
     assert first.folder.path != Job(("a=1", "data.fold=1"), (), Path("runs/x")).folder.path
+
+
+def test_a_job_has_its_interpolations_as_they_were_typed() -> None:
+    found: list[Job] = []
+    typed = ("run.name=fold${data.fold}", "model.strides=${derived.strides}")
+    compose.run_with_config(lambda composed, settings: found.append(Job.of(composed, settings)), typed)
+    assert found[0].overrides == typed
 
 
 @pytest.mark.parametrize("name", ["it's", "a\\b", "a\\", "a\\'b", 'a "b"', "a b,c=[1]"])

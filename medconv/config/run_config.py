@@ -34,7 +34,8 @@ def validate(composed: DictConfig) -> RunConfig:
         value in place of a group.
     """
     composed = _without_ckpt_path(composed)
-    groups = [f.name for f in fields(RunConfig) if f.name in composed and f.name not in ("seed", "tags")]
+    single = ("seed", "tags", "test")
+    groups = [f.name for f in fields(RunConfig) if f.name in composed and f.name not in single]
     for name in groups:
         if not OmegaConf.is_config(composed[name]):
             raise ConfigError(f"{name}={composed[name]}: {name} is no single value; set one of its keys")

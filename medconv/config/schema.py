@@ -202,6 +202,7 @@ class RunConfig:
 
     seed: int = 0
     tags: list[str] = field(default_factory=list)
+    test: bool = False
     task: TaskConfig = field(default_factory=TaskConfig)
     data: DataConfig = field(default_factory=DataConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)

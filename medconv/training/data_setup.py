@@ -281,6 +281,7 @@ def build_data(
         seed=config.seed,
         slice_axis=derived.slice_axis,
         draw_from=_draw_from(prepared) if settings.balanced_sampling else None,
+        test=prepared.test,
         **{key: getattr(settings, key) for key in keys},
         profiler=profiler,
         stop_request=stop_request,

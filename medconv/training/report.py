@@ -57,13 +57,13 @@ def announce(
     log.info("trainer: %d x %s, precision %s", trainer.world_size, device, trainer.precision)
     log.info("run: %s", folder.path)
     log.debug("parameters: %s", ", ".join(name for name, _ in network.named_parameters()))
-    for line in without_effect(config.perf, config.trainer):
+    for line in without_effect(config.perf, config.trainer, config.test):
         log.warning("%s", line)
 
 
-def without_effect(perf: PerfConfig, trainer: TrainerConfig) -> list[str]:
+def without_effect(perf: PerfConfig, trainer: TrainerConfig, test: bool = False) -> list[str]:
     """One line for each setting that is on but has no effect here, with the reason."""
-    no_gpu, only_fit = not uses_gpu(trainer.accelerator), "a run trains and validates only"
+    no_gpu, limits_tests = not uses_gpu(trainer.accelerator), trainer.limit_test_batches is not None
     not_synced = trainer.sync_batchnorm and no_gpu
     not_last = perf.fast_norm and not perf.channels_last
     unused = perf.activation_checkpointing == "pointwise" and perf.compile
@@ -73,8 +73,9 @@ def without_effect(perf: PerfConfig, trainer: TrainerConfig) -> list[str]:
         "trainer.sync_batchnorm=true": not_synced and "PyTorch supports it on GPUs only",
         "perf.fast_norm=true": not_last and "it needs perf.channels_last=true",
         "perf.activation_checkpointing=pointwise": unused and "the compiler itself chooses what to recompute",
-        "trainer.limit_test_batches": trainer.limit_test_batches is not None and only_fit,
-        "trainer.limit_predict_batches": trainer.limit_predict_batches is not None and only_fit,
+        "trainer.limit_test_batches": limits_tests and not test and "a run tests with test=true only",
+        "trainer.limit_predict_batches": trainer.limit_predict_batches is not None
+        and "a run predicts nothing",
         "trainer.model_registry": trainer.model_registry is not None and "checkpoints are files",
     }
     return [f"{switch} has no effect: {reason}" for switch, reason in reasons.items() if reason]

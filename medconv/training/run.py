@@ -15,13 +15,14 @@ from omegaconf import OmegaConf
 
 from medconv import config as configs
 from medconv.config import Node, RunConfig
+from medconv.data.loading.datamodule import DataModule
 from medconv.models.build import model_of
 from medconv.models.pretrained.adapt import layers_of
 from medconv.models.pretrained.load import load as load_pretrained
 from medconv.performance import bottleneck
 from medconv.performance.step_profiler import StepProfiler
 from medconv.targets import Targets
-from medconv.training import report
+from medconv.training import report, test_stage
 from medconv.training.autotune import cache
 from medconv.training.build import build_task, record_of
 from medconv.training.callbacks import early_stopping
@@ -35,6 +36,7 @@ from medconv.training.checkpoint.compatibility import (
 from medconv.training.data_setup import PreparedData, build_data, derived_values, prepare_data
 from medconv.training.memory_errors import naming_memory
 from medconv.training.run_dir import RunDir, is_rank_zero
+from medconv.training.task import Task
 from medconv.training.trainer import build_trainer
 from medconv.utils import checkpoint_io, cluster, signals
 from medconv.utils.exit_codes import DONE
@@ -70,7 +72,10 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     prepared = prepare_data(config, recorded=folder.planned())
     config = _with_loss(config, prepared.targets)
     resolved = resolve(config, prepared, folder)
-    if folder.finished(resolved):
+    if config.test:
+        test_stage.check(prepared)
+    finished = folder.finished(resolved)
+    if finished and (not config.test or test_stage.done(folder)):
         log.info("this run is finished; run.resume=never trains it again")
         return folder.summary()
     stop_request = signals.StopRequest()
@@ -85,6 +90,23 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
     )
     if folder.resume not in ("auto", "never"):
         _check_checkpoint(folder.resume, resolved, task)
+    if not finished:
+        _fit(trainer, task, data, resolved, prepared, profiler, folder, stop_request)
+    if resolved.test:
+        test_stage.score(trainer, task, data, folder)
+    return folder.summary()
+
+
+def _fit(
+    trainer: L.Trainer,
+    task: Task,
+    data: DataModule,
+    resolved: RunConfig,
+    prepared: PreparedData,
+    profiler: StepProfiler,
+    folder: RunDir,
+    stop_request: signals.StopRequest,
+) -> None:
     folder.begin(resolved)
     folder.write_summary(
         skipped_cases=prepared.skipped,
@@ -104,7 +126,6 @@ def _train(config: RunConfig, folder: RunDir) -> Node:
         folder.write_summary(verdict=verdict)
     if is_rank_zero():
         report.hyperparameters(trainer, resolved, folder)
-    return folder.summary()
 
 
 def resolve(config: RunConfig, prepared: PreparedData, folder: RunDir) -> RunConfig:

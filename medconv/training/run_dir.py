@@ -41,6 +41,7 @@ FREE = (
     "trainer.enable_progress_bar",
     "trainer.log_every_n_steps",
     "tags",
+    "test",
     "derived.monitor",  # these three follow from other keys
     "derived.stem",
     "derived.num_train_cases",
@@ -283,7 +284,9 @@ class RunDir:
 
 def default_name(config: RunConfig, choices: Mapping[str, str]) -> str:
     """Main choices and a hash of the whole config: the same command finds its run again."""
-    content = {key: value for key, value in config.plain().items() if key not in ("run", "tags", "derived")}
+    content = {
+        key: value for key, value in config.plain().items() if key not in ("run", "tags", "test", "derived")
+    }
     default = type(config.trainer)()  # whose keys depend on Lightning's version
     content["trainer"] = {k: v for k, v in content["trainer"].items() if v != getattr(default, k)}
     words = [choices.get(group, "custom") for group in ("data", "model", "conv")]

@@ -105,13 +105,25 @@ class Task(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Gathers the cases of all ranks; each case counts once."""
+        self._score("val")
+
+    def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        self._score("test")
+
+    def _score(self, part: str) -> None:
         self.rows, self.case_losses = gather(self.rows), gather(self.case_losses)
         if self.trainer.sanity_checking or not self.rows:
             return
         for name, value in self.targets.logged(self.rows, self.case_losses).items():
             shown = f"val/{name}" == self.targets.monitored.name
             score = math.nan if value is None else value
-            self.log(f"val/{name}", score, prog_bar=shown, rank_zero_only=not shown)
+            self.log(f"{part}/{name}", score, prog_bar=shown, rank_zero_only=not shown)
 
     def configure_optimizers(self) -> Any:
         optimizer = self.make_optimizer(

@@ -65,8 +65,10 @@ def test_switches_without_effect_are_named_with_the_reason() -> None:
         "perf.fast_norm=true",
         "perf.activation_checkpointing=pointwise",
     ]
-    lines = report.without_effect(PLAIN, replace(trainer, limit_test_batches=2))
-    assert lines == ["trainer.limit_test_batches has no effect: a run trains and validates only"]
+    limited = replace(trainer, limit_test_batches=2)
+    lines = report.without_effect(PLAIN, limited)
+    assert lines == ["trainer.limit_test_batches has no effect: a run tests with test=true only"]
+    assert report.without_effect(PLAIN, limited, test=True) == []
 
 
 def test_skipped_cases_are_listed_with_their_faults(caplog: pytest.LogCaptureFixture) -> None:

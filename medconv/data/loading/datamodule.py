@@ -44,6 +44,7 @@ class DataModule(LightningDataModule):
         slice_axis: with 2D patches from volumes, the axis across the slices.
         draw_from: for image-level targets: indices into `train`, per class, to draw each class equally
             often; None draws each case equally often.
+        test: cases for `trainer.test`.
         num_workers: loader processes per device; None: half of the cores, shared by the devices, at most 8.
         persistent_workers: keep workers between epochs; None: yes if there are workers.
         profiler: told when a phase of a step ends. stop_request: ends a validation after the case at hand.
@@ -67,11 +68,13 @@ class DataModule(LightningDataModule):
         persistent_workers: bool | None = None,
         slice_axis: int | None = None,
         draw_from: Sequence[Sequence[int]] | None = None,
+        test: Sequence[Case] = (),
         profiler: StepProfiler | None = None,
         stop_request: StopRequest | None = None,
     ) -> None:
         super().__init__()
         self.store, self.train_cases, self.val_cases, self.patch_size = store, train, val, patch_size
+        self.test_cases = test
         self.transform = augment if isinstance(augment, SampleTransforms) else None
         self.augment = None if isinstance(augment, SampleTransforms) else augment
         self.seed, self.batch_size = seed, batch_size
@@ -124,11 +127,17 @@ class DataModule(LightningDataModule):
         return getattr(self.augment, "read_size", None)
 
     def val_dataloader(self) -> DataLoader:
+        return self._whole_cases(self.val_cases)
+
+    def test_dataloader(self) -> DataLoader:
+        return self._whole_cases(self.test_cases)
+
+    def _whole_cases(self, cases: Sequence[Case]) -> DataLoader:
         """Each case on exactly one rank; ranks may have different numbers of cases. Whole images are batched.
 
         A rank without a case repeats the first one; it counts once, since results are stored by case id.
         """
-        cases = list(self.val_cases)
+        cases = list(cases)
         mine = cases[self._rank :: self._world_size] or cases[:1]
         dataset: Any
         if self.image_level and mine:

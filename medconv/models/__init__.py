@@ -2,7 +2,16 @@
 
 from medconv.models.deep_supervision import DeepSupervision
 from medconv.models.encoder import Encoder
-from medconv.models.monai_networks import DenseNet, EfficientNet, SEResNet
+from medconv.models.monai_networks import DenseNet, EfficientNet, SEResNet, UNetPlusPlus, VNet
 from medconv.models.unet import UNet
 
-__all__ = ["DeepSupervision", "DenseNet", "EfficientNet", "Encoder", "SEResNet", "UNet"]
+__all__ = [
+    "DeepSupervision",
+    "DenseNet",
+    "EfficientNet",
+    "Encoder",
+    "SEResNet",
+    "UNet",
+    "UNetPlusPlus",
+    "VNet",
+]

@@ -15,6 +15,7 @@ from medconv.models.outputs import full_resolution
 log = logging.getLogger(__name__)
 Builder = Callable[[Node, str], Any]
 _WITH_DECODER, _WITHOUT = "medconv.models.UNet", "medconv.models.Encoder"
+_ROUND_UP = "; +model.divisible_by=32 would have patches planned in multiples of 32"
 
 
 def build_network(
@@ -27,13 +28,15 @@ def build_network(
     """Build `model` with its `conv` and run it once on an empty patch.
 
     Args:
+        model: its key `divisible_by` is for the plan alone.
         build: `trusted.build_trusted` for the config of a checkpoint.
         load: loads pretrained weights; before the convolutions are swapped if `conv.init_from_weights`
             projects them, else afterwards.
     Raises: ConfigError: wrong arguments, or a network that cannot take the patch or returns another shape.
     """
-    network: nn.Module = build(model, "model")
-    _probe(network, derived)
+    network: nn.Module = build({k: v for k, v in model.items() if k != "divisible_by"}, "model")
+    unknown = derived.per_voxel and "divisible_by" not in model and not hasattr(network, "divisor")
+    _probe(network, derived, _ROUND_UP if unknown else "")
     settings = dict(conv)
     projects = bool(settings.get("init_from_weights"))
     if projects and load is not None:
@@ -66,7 +69,7 @@ def model_of(node: Node, per_voxel: bool) -> Node:
     return {**node, "_target_": _WITHOUT} if without else node
 
 
-def _probe(network: nn.Module, derived: Derived) -> None:
+def _probe(network: nn.Module, derived: Derived, hint: str = "") -> None:
     patch_size = derived.patch_size
     empty = torch.zeros(1, derived.num_channels, *patch_size)
     was_training = network.training
@@ -75,7 +78,7 @@ def _probe(network: nn.Module, derived: Derived) -> None:
             shape = tuple(full_resolution(network.eval()(empty)).shape)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {reason}") from error
+        raise ConfigError(f"model cannot take data.patch_size={list(patch_size)}: {reason}{hint}") from error
     finally:
         network.train(was_training)
     image_level = not derived.per_voxel

@@ -27,8 +27,9 @@ class DeepSupervision(nn.Module):
         if not getattr(network, "supports_deep_supervision", False):
             kind = f"{type(network).__module__}.{type(network).__name__}"
             raise ValueError(
-                f"task.deep_supervision=true needs our own U-Net (model=customconv), got {kind}; "
-                "model=dynunet has heads of its own, by model.deep_supervision"
+                f"task.deep_supervision=true needs our own U-Net (model=customconv or resenc), got {kind}; "
+                "heads of their own have model=dynunet, mednext, unetplusplus "
+                "(model.deep_supervision=true) and segresnet_ds (model.dsdepth=3)"
             )
         head = conv_nd(len(network.divisor))
         self.heads = nn.ModuleList(head(channels, num_outputs, 1) for channels in network.channels[1:-2])

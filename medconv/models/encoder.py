@@ -5,7 +5,7 @@ from math import prod
 
 from torch import Tensor, nn
 
-from medconv.models.layers.blocks import ConvBlock, conv_nd
+from medconv.models.layers.blocks import ConvBlock, ResidualBlock, conv_nd
 
 
 class Stages(nn.Module):
@@ -27,6 +27,7 @@ class Stages(nn.Module):
         kernel_size: int | Sequence[int | Sequence[int]] = 3,
         convs_per_stage: int = 2,
         norm: str = "batch",
+        residual_blocks: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         if len(strides) != len(channels) - 1:
@@ -37,8 +38,16 @@ class Stages(nn.Module):
         self.channels = tuple(channels)
         self.divisor = tuple(prod(step[axis] for step in steps) for axis in range(spatial_dims))
         self._block = (convs_per_stage, _kernels(kernel_size, len(channels), spatial_dims), norm)
+        if residual_blocks is not None and len(residual_blocks) < len(channels):
+            raise ValueError(
+                f"residual_blocks must have {len(channels)} entries or more, one per stage, got "
+                f"{list(residual_blocks)}"
+            )
         self.encoder = nn.ModuleList(
-            self.block(c, stage) for stage, c in enumerate([in_channels, *channels[1:]])
+            self.block(c, stage)
+            if residual_blocks is None
+            else self.residual(c, stage, residual_blocks[stage])
+            for stage, c in enumerate([in_channels, *channels[1:]])
         )
         joins = zip(channels, channels[1:], steps, strict=False)
         self.down = nn.ModuleList(
@@ -51,6 +60,14 @@ class Stages(nn.Module):
         convs, kernels, norm = self._block
         channels = [in_channels, *[self.channels[stage]] * convs]
         return ConvBlock(len(self.divisor), channels, kernels[stage], norm)
+
+    def residual(self, in_channels: int, stage: int, blocks: int) -> nn.Sequential:
+        """Residual blocks; the first stage begins with a convolution from the image to its channels."""
+        (_, kernels, norm), channels, dims = self._block, self.channels[stage], len(self.divisor)
+        stem = [] if stage else [ConvBlock(dims, [in_channels, channels], kernels[stage], norm)]
+        return nn.Sequential(
+            *stem, *(ResidualBlock(dims, channels, kernels[stage], norm) for _ in range(blocks))
+        )
 
     def add_outputs(self, out_channels: int) -> None:
         """Add what the network has beyond these stages."""

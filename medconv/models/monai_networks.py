@@ -1,11 +1,13 @@
-"""MONAI's image-level networks with a stem for the image size: `model=densenet`, `efficientnet`, `senet`."""
+"""MONAI's networks that need a change: a stem for the image size (`model=densenet`, `efficientnet`, `senet`),
+outputs in the order that training expects (`unetplusplus`), dropout of channels in 2D (`vnet`).
+"""
 
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 from monai.networks import nets
-from torch import nn
+from torch import Tensor, nn
 
 from medconv.models.layers.blocks import conv_nd
 
@@ -54,6 +56,38 @@ class SEResNet(nets.SEResNet50):
             self.layer0.conv1 = _restarted(self.layer0.conv1, stem)
             if stem["no_pool"]:
                 self.layer0.pool = nn.Identity()
+
+
+class UNetPlusPlus(nets.BasicUNetPlusPlus):
+    """MONAI's UNet++: logits in place of a list of one, without heads that nothing would train.
+
+    Shape: (batch, in_channels, *spatial) -> (batch, out_channels, *spatial).
+    Args: deep_supervision: return all four heads, each of the input's size, the deepest first.
+    Source: Zhou et al. 2018, arXiv:1807.10165.
+    """
+
+    def __init__(self, *, deep_supervision: bool = False, **settings: Any) -> None:
+        super().__init__(deep_supervision=deep_supervision, **settings)
+        if not deep_supervision:
+            self.final_conv_0_1 = self.final_conv_0_2 = self.final_conv_0_3 = nn.Identity()
+
+    def forward(self, x: Tensor) -> Any:
+        deepest_first = super().forward(x)[::-1]
+        return deepest_first if self.deep_supervision else deepest_first[0]
+
+
+class VNet(nets.VNet):
+    """MONAI's V-Net; in 2D its dropout drops channels too, where MONAI's drops whole samples of a batch.
+
+    Shape: (batch, in_channels, *spatial) -> (batch, out_channels, *spatial). Args: as MONAI's.
+    Source: Milletari et al. 2016, arXiv:1606.04797.
+    """
+
+    def __init__(self, spatial_dims: int, *args: Any, **settings: Any) -> None:
+        super().__init__(spatial_dims, *args, **settings)
+        for name, layer in list(self.named_modules()):
+            if spatial_dims == 2 and isinstance(layer, nn.Dropout3d):
+                self.set_submodule(name, nn.Dropout2d(layer.p))
 
 
 def _restarted(conv: Any, stem: Mapping[str, Any]) -> Any:

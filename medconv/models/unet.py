@@ -19,6 +19,8 @@ class UNet(Stages):
         kernel_size: odd, in voxels; one int, or per stage one int or one per axis.
         convs_per_stage: convolutions of a block; there is one block per stage and direction.
         norm: `batch` or `instance`.
+        residual_blocks: of two convolutions, per stage of the encoder, in place of `convs_per_stage` there;
+            entries beyond the stages are not used. None: none.
         Of `forward`: stages: how many of the decoder's coarser stages to return as well, after the logits,
             finest first, for `DeepSupervision`; 0: the logits alone.
     Raises: ValueError: lists that do not fit together; in `forward`, a size that `divisor` does not divide.

@@ -46,16 +46,18 @@ def step_bytes(
 ) -> float:
     """Peak memory of a step: weights, optimizer state, and activations at the start of the backward pass.
 
-    A convolution with norm and activation keeps two tensors: an encoder stage that twice and its downsampled
-    input, a decoder stage twice and the concatenation. Then the loss and the first gradients, without the
-    workspace of the convolutions. Error against measured steps: docs/planning.md.
+    A convolution with norm and activation keeps two tensors: an encoder stage that for each of its own, and
+    its downsampled input, a decoder stage for each and the concatenation. Then the loss and the first
+    gradients, without the workspace of the convolutions. Error against measured steps: docs/planning.md.
     """
     size, wide = 2 if "16" in budget.precision else 8 if "64" in budget.precision else 4, network.channels
     voxels, values = float(prod(patch)), 0.0
+    convs = network.encoder_convs or (2,) * len(wide)
     for stage, channels in enumerate(wide):
         voxels /= prod(network.strides[stage - 1]) if stage else 1
-        last, into = stage == len(wide) - 1, num_channels if stage == 0 else channels
-        values += voxels * (channels * (4 if last else 10) + into)
+        into, decoder = num_channels if stage == 0 else channels, 2 + 2 * network.decoder_convs
+        kept = 2 * convs[stage] + (0 if stage == len(wide) - 1 else decoder)
+        values += voxels * (channels * kept + into)
     ends = prod(patch) * max(2 * wide[0] * size, _LOSS_BYTES * num_classes)
     half_copies = size if size < 4 else 0
     weights = num_weights(network, num_channels, num_classes) * (_WEIGHT_BYTES + half_copies)

@@ -7,7 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PlanOverrides:
-    """The values of a plan that the config sets itself, by their keys; None: the planner decides."""
+    """The values of a plan that the config sets itself, by their keys; None: the planner decides.
+
+    Args:
+        divisible_by: what the network divides each axis of the patch by, beside the strides.
+        residual_blocks: per stage of the encoder, of two convolutions each. decoder_convs: of each stage.
+    """
 
     spatial_dims: int | None = None
     spacing_mm: Sequence[float] | None = None
@@ -20,6 +25,9 @@ class PlanOverrides:
     max_stages: int | None = None
     max_batch_size: int | None = None
     resize: Sequence[int] | None = None
+    divisible_by: int = 1
+    residual_blocks: Sequence[int] | None = None
+    decoder_convs: int = 2
     image_level: bool = False  # the network takes whole images of one size and predicts values
 
     def __post_init__(self) -> None:
@@ -27,6 +35,8 @@ class PlanOverrides:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"plan.{key} must be 1 or more, or null, got {value}")
+        if not isinstance(self.divisible_by, int) or self.divisible_by < 1:
+            raise ValueError(f"model.divisible_by must be a whole number from 1, got {self.divisible_by}")
         if self.resize is not None and not self.image_level:
             raise ValueError("data.resize needs cases with values; label maps keep mm, by data.spacing_mm")
         if self.resize is not None and any(n < 1 for n in self.resize):

@@ -181,9 +181,9 @@ class _Planner:
     def _built(self, patch: Sequence[int], exact: bool = False) -> tuple[Network, tuple[int, ...]]:
         """The network for a patch, and the patch rounded up to a multiple of its strides."""
         overrides, dims = self.overrides, self.dims
-        wide, sizes = overrides.channels, overrides.kernel_sizes
+        wide, sizes, blocks = overrides.channels, overrides.kernel_sizes, overrides.residual_blocks
         if overrides.strides is None:
-            lists = [v for v in (wide, sizes) if isinstance(v, (list, tuple))]
+            lists = [v for v in (wide, sizes, blocks) if isinstance(v, (list, tuple))]
             most = min((n for n in (overrides.max_stages, *map(len, lists)) if n), default=None)
             steps = topology.halvings(patch, self.spacing, exact, most)
         else:
@@ -199,13 +199,13 @@ class _Planner:
         widths = topology.widths(stages, dims, self.size)
         if wide is not None:
             widths = topology.need_channels(wide, stages)
-        network = Network(steps, kernels, widths)
+        convs = None if blocks is None else topology.encoder_convs(blocks, stages)
+        network = Network(steps, kernels, widths, convs, overrides.decoder_convs, overrides.divisible_by)
         rounded = rounded_up(patch, network.divisor(dims))
         if exact and rounded != tuple(patch):
-            divisor = network.divisor(dims)
-            raise ValueError(
-                f"data.patch_size must be divisible by {divisor} (plan.strides), got {list(patch)}"
-            )
+            divisor, most = network.divisor(dims), overrides.divisible_by
+            key = "plan.strides" if most == 1 else f"model.divisible_by={most}"
+            raise ValueError(f"data.patch_size must be divisible by {divisor} ({key}), got {list(patch)}")
         return network, rounded
 
     def _smaller(self, patch: Sequence[int]) -> tuple[Network, tuple[int, ...]] | None:

@@ -30,7 +30,8 @@ def patch_reason(
     overrides: PlanOverrides,
 ) -> str:
     """Args: median: the median image's voxels."""
-    dims, median_size, hint = len(patch), size_text(median, 4), ""
+    dims, median_size, hint, most = len(patch), size_text(median, 4), "", overrides.divisible_by
+    up_to = "to what the strides divide" if most == 1 else f"to multiples of {most}, for the network"
     visible_share = prod(min(1.0, p / m) for p, m in zip(patch, median, strict=True))
     if visible_share < _SMALL_VIEW:
         coarser = ",".join(f"{s * (_SMALL_VIEW / visible_share) ** (1 / dims):.2g}" for s in spacing)
@@ -38,8 +39,8 @@ def patch_reason(
     if overrides.patch_size is not None:
         return f"data.patch_size; the median image is {median_size}{hint}"
     if overrides.resize is not None:
-        return f"data.resize, {median_size}, padded to what the strides divide"
-    whole = f"the median image, {median_size}, rounded up to what the strides divide"
+        return f"data.resize, {median_size}, padded {up_to}"
+    whole = f"the median image, {median_size}, rounded up {up_to}"
     if overrides.image_level:
         return f"{whole}; others are cut or padded at their borders"
     if all(p >= m for p, m in zip(patch, median, strict=True)):

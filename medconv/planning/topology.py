@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
+from math import lcm, prod
 
 from medconv.planning.sizes import Size
 
@@ -18,15 +18,25 @@ Steps = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Network:
-    """The stages of a U-Net, finest first. Args: strides: per step between stages, one number per axis."""
+    """The stages of a U-Net, finest first.
+
+    Args:
+        strides: per step between stages, one number per axis.
+        encoder_convs: per stage; None: two. decoder_convs: of each stage.
+        divisible_by: what the network divides each axis of the patch by, beside the strides.
+    """
 
     strides: Steps
     kernel_sizes: Steps
     channels: tuple[int, ...]
+    encoder_convs: tuple[int, ...] | None = None
+    decoder_convs: int = 2
+    divisible_by: int = 1
 
     def divisor(self, spatial_dims: int) -> tuple[int, ...]:
         """The divisor of the patch size, per axis."""
-        return tuple(prod(step[axis] for step in self.strides) for axis in range(spatial_dims))
+        steps = (prod(step[axis] for step in self.strides) for axis in range(spatial_dims))
+        return tuple(lcm(step, self.divisible_by) for step in steps)
 
 
 def halvings(patch: Sequence[int], spacing: Sequence[float], exact: bool, max_stages: int | None) -> Steps:
@@ -102,6 +112,18 @@ def need_channels(channels: Sequence[int], num_stages: int) -> tuple[int, ...]:
     return tuple(channels)
 
 
+def encoder_convs(residual_blocks: Sequence[int], num_stages: int) -> tuple[int, ...]:
+    """Convolutions per stage of residual blocks, which have two; the first stage has another before them.
+
+    Raises: ValueError: not a positive number of blocks for each stage; further ones are not used.
+    """
+    blocks = residual_blocks[:num_stages]
+    if len(blocks) < num_stages or any(n < 1 for n in blocks):
+        what = f"a number of 1 or more for each of {num_stages} stages"
+        raise ValueError(f"model.residual_blocks needs {what}, got {list(residual_blocks)}")
+    return tuple(2 * n + (stage == 0) for stage, n in enumerate(blocks))
+
+
 def _per_axis(rows: object, spatial_dims: int) -> Steps | None:
     """Rows of one whole number per axis, a single number standing for all; None for anything else."""
     if not isinstance(rows, (list, tuple)):
@@ -118,10 +140,12 @@ def coarsest(patch: Sequence[int], strides: Steps) -> tuple[int, ...]:
 
 
 def num_weights(network: Network, num_channels: int, num_classes: int) -> int:
-    """Of our U-Net with two convolutions per stage; norms and biases are not counted."""
+    """Of our U-Net; norms and biases are not counted."""
     taps, wide = [prod(kernel) for kernel in network.kernel_sizes], network.channels
-    first = [num_channels, *wide[1:]]
-    encoder = sum(k * c * (into + c) for k, c, into in zip(taps, wide, first, strict=True))
-    decoder = sum(k * c * 3 * c for k, c in zip(taps[:-1], wide[:-1], strict=True))
+    first, convs = [num_channels, *wide[1:]], network.encoder_convs or (2,) * len(wide)
+    encoder = sum(
+        k * c * (into + (n - 1) * c) for k, c, into, n in zip(taps, wide, first, convs, strict=True)
+    )
+    decoder = sum(k * c * (network.decoder_convs + 1) * c for k, c in zip(taps[:-1], wide[:-1], strict=True))
     joins = sum(2 * prod(step) * a * b for step, (a, b) in zip(network.strides, pairwise(wide), strict=True))
     return encoder + decoder + joins + wide[0] * num_classes

@@ -176,8 +176,11 @@ def make_plan(
     """
     settings = {key: value for key, value in vars(config.plan).items() if key not in ("memory_gb", "size")}
     keys = ("spatial_dims", "spacing_mm", "patch_size", "batch_size", "normalisation", "resize")
-    image_level = not dataset.targets.per_voxel
+    image_level, model = not dataset.targets.per_voxel, config.model
     settings |= {key: getattr(config.data, key) for key in keys}
+    settings |= {key: model[key] for key in ("divisible_by", "residual_blocks") if key in model}
+    if model.get("residual_blocks"):
+        settings["decoder_convs"] = model["convs_per_stage"]
     overrides = PlanOverrides(**settings, image_level=image_level)
     modalities, num_outputs = dataset.modalities, dataset.targets.num_outputs
     budget = _memory_budget(config, recorded.get("memory_gb"))

@@ -21,7 +21,7 @@ from medconv.utils.logging import message
         ("trainer.callbacks=[]", "trainer.callbacks cannot be set: add callbacks by +callbacks.NAME"),
         (
             "model=resnext",
-            "customconv densenet dynunet efficientnet encoder flexibleunet monai_unet resnet segresnet senet",
+            "customconv densenet dynunet efficientnet encoder flexibleunet mednext monai_unet resenc resnet segresnet",
         ),
         ("loss.class_weights=balanced", "class_weights is a key of loss=bce, cross_entropy"),
         ("perf=turbo", "turbo"),

@@ -133,6 +133,7 @@ def test_two_dimensions(tmp_path: Path) -> None:
         ("monai_unet", "transform"),
         ("dynunet", "transform"),
         ("segresnet", "transform"),
+        ("resenc", "smooth"),
     ],
 )
 def test_other_networks_take_the_same_convolutions(
@@ -146,7 +147,7 @@ def test_other_networks_take_the_same_convolutions(
     summary = run.train(checked, tiny.RunDir.of(checked, {}))
     assert summary["status"] == "done"
     state = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-    assert any("parametrizations" in key for key in state) == (conv == "transform")
+    assert any("parametrizations" in key for key in state) == (conv != "none")
     load(tmp_path / "run/checkpoints/last.ckpt")
 
 

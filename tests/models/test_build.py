@@ -83,3 +83,17 @@ def test_image_level_targets_replace_our_unet_with_its_encoder() -> None:
     other = model("monai.networks.nets.UNet")
     assert model_of(other, per_voxel=False) == other
     assert isinstance(build_network(encoder, CONV, replace(LABEL_MAPS, per_voxel=False)), Encoder)
+
+
+def test_a_patch_that_another_network_cannot_take_is_refused_with_what_helps() -> None:
+    segresnet = {"_target_": "monai.networks.nets.SegResNet", "spatial_dims": 2, "out_channels": 2}
+    values, conv = (
+        replace(LABEL_MAPS, patch_size=[12, 12]),
+        {"_target_": "medconv.convs.plain", "_partial_": True},
+    )
+    with pytest.raises(
+        ConfigError, match=r"\[12, 12\]: .*; \+model\.divisible_by=32 would have patches planned"
+    ):
+        build_network(segresnet, conv, values)
+    with pytest.raises(ConfigError, match=r"^model cannot take data\.patch_size=\[12, 12\]: [^;]*$"):
+        build_network({**segresnet, "divisible_by": 8}, conv, values)

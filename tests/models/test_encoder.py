@@ -35,3 +35,19 @@ def test_mirror_makes_the_logits_invariant_to_flips(axes: tuple[int, ...]) -> No
         for axis in axes:
             torch.testing.assert_close(form(image.flip(2 + axis)), form(image), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(network(image), network(image.transpose(2, 3)), atol=1e-3)
+
+
+def test_residual_blocks_add_to_their_input() -> None:
+    """At first a stage passes its input on, so the network is its stem, steps and head."""
+    torch.manual_seed(0)
+    network, image = Encoder(2, 1, 3, [4, 8], [2], residual_blocks=[1, 2, 5]).eval(), torch.randn(2, 1, 8, 8)
+    assert [len(stage) for stage in network.encoder] == [2, 2]  # the first begins with a convolution
+    stem = network.encoder[0][0]
+    activation = torch.nn.LeakyReLU(0.01)
+    coarse = network.down[0](activation(stem(image)))
+    torch.testing.assert_close(network.features(image)[1], activation(activation(coarse)))
+    block = network.encoder[1][0]
+    torch.nn.init.ones_(block.convs[-1].weight)
+    torch.testing.assert_close(block(coarse), activation(coarse + block.convs(coarse)))
+    with pytest.raises(ValueError, match=r"residual_blocks must have 2 entries or more, .* got \[1\]"):
+        Encoder(2, 1, 3, [4, 8], [2], residual_blocks=[1])

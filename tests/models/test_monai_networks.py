@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from medconv.models.monai_networks import DenseNet, EfficientNet, SEResNet, stem_for
+from medconv.models.monai_networks import DenseNet, EfficientNet, SEResNet, UNetPlusPlus, stem_for
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,13 @@ def test_the_stem_keeps_the_resolution_of_a_small_image(name: str, dims: int) ->
         with torch.no_grad(), suppress(RuntimeError):  # after the usual stem, later layers see too few voxels
             assert network(image).shape == (2, 3)
     assert sizes == [image.shape[-1], image.shape[-1] // (2 if name == "efficientnet" else 4)]
+
+
+@pytest.mark.parametrize("deep_supervision", [True, False])
+def test_the_deepest_head_of_unetplusplus_comes_first(deep_supervision: bool) -> None:
+    settings = {"spatial_dims": 2, "features": (4, 4, 4, 4, 4, 6), "deep_supervision": deep_supervision}
+    network, seen = UNetPlusPlus(**settings), []
+    network.final_conv_0_4.register_forward_hook(lambda module, args, output: seen.append(output))
+    output = network(torch.zeros(1, 1, 32, 32))
+    assert (output[0] if deep_supervision else output) is seen[0]
+    assert len(output) == (4 if deep_supervision else 1)

@@ -8,33 +8,45 @@ import torch
 from benchmarks.memory import step_memory
 from medconv.models.unet import UNet
 from medconv.planning.memory_model import Budget, step_bytes
-from medconv.planning.topology import Network
+from medconv.planning.topology import Network, encoder_convs
 from medconv.training.autotune.trial import Choice, Trial, Work
 from medconv.training.losses.segmentation import DiceCrossEntropy
 
 FULL, HALF = partial(Choice, "32-true", True, True), partial(Choice, "bf16-mixed", True, True)
 
 
+RESIDUAL = (1, 2, 3)
+
+
 @pytest.mark.parametrize(
-    ("patch", "channels", "batch", "classes", "choice"),
+    ("patch", "channels", "batch", "classes", "choice", "blocks"),
     [
-        ((32, 32, 32), (16, 32, 64), 1, 3, Choice()),
-        ((24, 32, 16), (16, 32), 3, 9, Choice()),
-        ((32, 32, 32), (16, 32, 64), 2, 3, HALF()),
-        ((32, 32, 32), (16, 32, 64), 2, 3, HALF(activation_checkpointing="pointwise")),
-        ((32, 32, 32), (16, 32, 64), 2, 3, FULL(activation_checkpointing="blocks")),
-        ((96, 96), (16, 32, 64, 128), 4, 2, Choice()),
+        ((32, 32, 32), (16, 32, 64), 1, 3, Choice(), None),
+        ((64, 64), (16, 32, 64), 4, 3, Choice(), RESIDUAL),
+        ((64, 64), (16, 32, 64), 4, 3, HALF(), RESIDUAL),
+        ((24, 32, 16), (16, 32), 3, 9, Choice(), None),
+        ((32, 32, 32), (16, 32, 64), 2, 3, HALF(), None),
+        ((32, 32, 32), (16, 32, 64), 2, 3, HALF(activation_checkpointing="pointwise"), None),
+        ((32, 32, 32), (16, 32, 64), 2, 3, FULL(activation_checkpointing="blocks"), None),
+        ((96, 96), (16, 32, 64, 128), 4, 2, Choice(), None),
     ],
     ids=str,
 )
 def test_the_estimate_is_near_what_a_step_takes(
-    patch: tuple[int, ...], channels: tuple[int, ...], batch: int, classes: int, choice: Choice
+    patch: tuple[int, ...],
+    channels: tuple[int, ...],
+    batch: int,
+    classes: int,
+    choice: Choice,
+    blocks: tuple[int, ...] | None,
 ) -> None:
     """Without the weights, their gradients and moments, which `step_memory` finds there already."""
     strides = ((2,) * len(patch),) * (len(channels) - 1)
     kernels = ((3,) * len(patch),) * len(channels)
     torch.manual_seed(0)
-    network = UNet(len(patch), 1, classes, channels, strides)
+    decoder = 2 if blocks is None else 1
+    network = UNet(len(patch), 1, classes, channels, strides, convs_per_stage=decoder, residual_blocks=blocks)
+    planned = Network(strides, kernels, channels, blocks and encoder_convs(blocks, 3), decoder)
     image, label = torch.randn(batch, 1, *patch), torch.randint(classes, (batch, 1, *patch))
     trial = Trial(
         Work(network, DiceCrossEntropy(), partial(torch.optim.AdamW, lr=1e-3), image, label), choice
@@ -43,7 +55,7 @@ def test_the_estimate_is_near_what_a_step_takes(
     measured = step_memory(trial.forward, trial.step, torch.device("cpu"))["peak_bytes"]
     budget = Budget(8, precision=choice.precision, activation_checkpointing=choice.activation_checkpointing)
     weights = 16 * sum(p.numel() for p in network.parameters())
-    estimate = step_bytes(Network(strides, kernels, channels), patch, batch, 1, classes, budget) - weights
+    estimate = step_bytes(planned, patch, batch, 1, classes, budget) - weights
     assert estimate == pytest.approx(measured, rel=0.15), f"{estimate / measured - 1:+.3f}"
 
 

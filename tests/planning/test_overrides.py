@@ -12,6 +12,7 @@ from medconv.planning.overrides import PlanOverrides
     [
         ({"max_stages": 0}, r"plan\.max_stages must be 1 or more, or null, got 0"),
         ({"max_batch_size": 0}, r"plan\.max_batch_size must be 1 or more, or null, got 0"),
+        ({"divisible_by": 0}, r"model\.divisible_by must be a whole number from 1, got 0"),
         ({"batch_size": 0}, r"data\.batch_size must be at least 1, got 0"),
     ],
 )

@@ -293,3 +293,25 @@ def test_a_spinal_cord_is_not_halved_across_its_slices(realdata: Path) -> None:
     assert [step[thick] for step in planned.strides] == [1] * 6
     assert [kernel[thick] for kernel in planned.kernel_sizes] == [1, 1, 1, 3, 3, 3, 3]
     assert sorted(planned.patch_size) == [11, 320, 320]
+
+
+def test_the_patch_is_what_the_network_can_divide() -> None:
+    data = single_case((35, 50, 36), (1, 1, 1))
+    planned = plan(data, PlanOverrides(divisible_by=32))
+    assert planned.patch_size == (64, 64, 64) and "to multiples of 32, for the network" in reason(
+        planned, "patch"
+    )
+    assert plan(published("liver"), PlanOverrides(divisible_by=48), NNUNET).patch_size == (96, 144, 144)
+    with pytest.raises(
+        ValueError, match=r"divisible by \(32, 32, 32\) \(model\.divisible_by=32\), got \[40, 64, 64\]"
+    ):
+        plan(data, PlanOverrides(divisible_by=32, patch_size=(40, 64, 64)))
+
+
+def test_residual_blocks_take_memory_and_bound_the_stages() -> None:
+    blocks = [1, 3, 4, 6, 6, 6]
+    residual = plan(published("liver"), PlanOverrides(residual_blocks=blocks, decoder_convs=1), NNUNET)
+    assert prod(residual.patch_size) < prod(plan(published("liver"), budget=NNUNET).patch_size)
+    assert len(plan(published("liver"), PlanOverrides(residual_blocks=[1, 3]), NNUNET).channels) == 2
+    with pytest.raises(ValueError, match=r"model\.residual_blocks needs a number of 1 or more for each of 6"):
+        plan(published("liver"), PlanOverrides(residual_blocks=[1, 3, 4, 6, 6, 0]), NNUNET)

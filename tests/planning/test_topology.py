@@ -16,7 +16,7 @@ from medconv.models.unet import UNet
 from medconv.planning.memory_model import Budget
 from medconv.planning.overrides import PlanOverrides
 from medconv.planning.planner import plan
-from medconv.planning.topology import Network, num_weights
+from medconv.planning.topology import Network, encoder_convs, num_weights
 
 THIN_MM, THICK_MM = 0.62, 3.6
 SHAPES: list[tuple[int, ...]] = [
@@ -102,9 +102,12 @@ def test_values_that_fit_no_network_are_refused(values: dict[str, Any], message:
         plan(single_case((36, 50, 35), (1, 1, 1)), PlanOverrides(**values))
 
 
-def test_num_weights_counts_the_kernels_of_the_unet() -> None:
+@pytest.mark.parametrize("blocks", [None, (1, 2, 4, 9)])
+def test_num_weights_counts_the_kernels_of_the_unet(blocks: tuple[int, ...] | None) -> None:
     strides, kernels, channels = ((2, 2, 1), (2, 2, 2)), ((3, 3, 1), (3, 3, 3), (3, 3, 3)), (8, 12, 16)
     with torch.device("meta"):
-        layers = UNet(3, 2, 5, channels, strides, kernels).modules()
+        decoder = 2 if blocks is None else 1
+        layers = UNet(3, 2, 5, channels, strides, kernels, decoder, residual_blocks=blocks).modules()
     sizes = [prod(m.weight.shape) for m in layers if isinstance(m, (nn.Conv3d, nn.ConvTranspose3d))]
-    assert num_weights(Network(strides, kernels, channels), 2, 5) == sum(sizes)
+    convs = None if blocks is None else encoder_convs(blocks, 3)
+    assert num_weights(Network(strides, kernels, channels, convs, decoder), 2, 5) == sum(sizes)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 _Builder = Callable[..., nn.Module]
 _NORM = {"batch": "BatchNorm", "instance": "InstanceNorm"}
@@ -46,6 +46,25 @@ class ConvBlock(nn.Sequential):
     def __getitem__(self, index: Any) -> Any:
         """A layer; of a slice, a plain `nn.Sequential`: torch would call this class with the layers."""
         return nn.Sequential(*list(self)[index]) if isinstance(index, slice) else super().__getitem__(index)
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions with norms, added to their input; then leaky ReLU. At first it passes its input on.
+
+    Shape: (batch, channels, *spatial) -> the same. Args: kernel_size, norm: as of `ConvBlock`.
+    Source: He et al. 2016, arXiv:1512.03385; the last norm's scale begins at 0, Goyal et al. 2017,
+        arXiv:1706.02677.
+    """
+
+    def __init__(self, spatial_dims: int, channels: int, kernel_size: Sequence[int], norm: str) -> None:
+        super().__init__()
+        self.convs = ConvBlock(spatial_dims, [channels] * 3, kernel_size, norm)[:-1]
+        self.activation = nn.LeakyReLU(0.01, inplace=True)
+        nn.init.zeros_(self.convs[-1].weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.activation(x + self.convs(x))
+        return result
 
 
 def _of_torch(name: str, spatial_dims: int) -> _Builder:

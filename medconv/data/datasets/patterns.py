@@ -15,7 +15,7 @@ def files_of(pattern: str | Path, option: str) -> dict[str, Path]:
     `{id}` is the case id, as long as possible and everywhere the same, and `*` any text within one name.
     Without `{id}`, the text that `*` matches is the id. A folder of images: their stems are the ids.
     Args: option: the option or key of the pattern, for messages.
-    Raises: ValueError: no file, a pattern without a place for the id, or two files of one case.
+    Raises: ValueError: no file, a pattern without a place for the id, an empty id, or two files of one case.
     """
     text = re.sub("/+", "/", str(pattern))  # as `glob` has it
     said = f"{option} {text}" if option.startswith("-") else f"{option}={text}"
@@ -30,6 +30,8 @@ def files_of(pattern: str | Path, option: str) -> dict[str, Path]:
     for name in sorted(glob("*".join(escape(part) for part in _WILDCARD.split(text)[::2]))):  # noqa: PTH207 - may be absolute
         if match := matcher.fullmatch(name):
             case = "_".join(dict.fromkeys(match.groups()))
+            if not case:
+                raise ValueError(f"{said}: nothing in {name} is left for the case id")
             if case in files:
                 raise ValueError(f"{said}: {files[case]} and {name} would both be case {case}")
             files[case] = Path(name)

@@ -48,6 +48,12 @@ def test_an_id_is_everywhere_the_same_and_as_long_as_possible(tmp_path: Path) ->
     assert ids(tmp_path, "x/{id}_*.nii") == {"s_01": "x/s_01_t1.nii"}
 
 
+def test_a_star_that_matches_nothing_is_no_id(tmp_path: Path) -> None:
+    touch(tmp_path, "img.nii", "img1.nii")
+    with pytest.raises(ValueError, match=r"data\.images=.*: nothing in .*img\.nii is left for the case id"):
+        files_of(f"{tmp_path}/img*.nii", "data.images")
+
+
 def test_messages_name_the_option(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--references .*/\{id\}_no\.png: no file matches"):
         files_of(tmp_path / "{id}_no.png", "--references")

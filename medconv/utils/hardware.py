@@ -7,6 +7,7 @@ import shutil
 from typing import Any
 
 import torch
+from torch import Tensor
 
 log = logging.getLogger(__name__)
 # Messages of torch's CPU allocator, its shared memory, CUDA, cuBLAS and cuDNN that have no error class.
@@ -113,6 +114,13 @@ def need_compiler() -> None:
     reason = compiler_missing()
     if reason is not None:
         raise ValueError(f"perf.compile=true: {reason}")
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """A copy that does not wait for the work that is queued on the device: to CUDA from pinned memory."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from medconv.data.augmentation import intensity, spatial
 from medconv.data.augmentation.parameters import MOVES, Parameters, ParameterSampler
+from medconv.utils.hardware import to_device
 
 Images = Tensor | Sequence[Tensor]
 Pair = tuple[Tensor, Tensor | None]  # image and label
@@ -82,7 +83,7 @@ class Augment(ParameterSampler):
         moved, matrix, shift, flips, elastic = moves
         if bool(moved.any()):
             which, size = _index(moved, image.device), self.patch_size
-            control = elastic[moved].to(image.device)
+            control = to_device(elastic[moved], image.device)
             field = spatial.spline_field(control, size, self._distance) if elastic[moved].any() else None
             share, own = shift[moved] * torch.tensor(size), None if label is None else label[which]
             seen, seen_label = spatial.resample(image[which].float(), own, matrix[moved], share, field, size)
@@ -98,15 +99,17 @@ class Augment(ParameterSampler):
 
     def _swap(self, label: Tensor, which: Tensor) -> None:
         """Swap the labels of `flip_label_pairs`."""
-        for i in which.nonzero().flatten().tolist():
-            before = label[i].clone()
-            for a, b in self.flip_label_pairs:
-                label[i].masked_fill_(before == a, b).masked_fill_(before == b, a)
+        there = _index(which, label.device)
+        before = label[there]
+        after = before.clone()
+        for a, b in self.flip_label_pairs:
+            after.masked_fill_(before == a, b).masked_fill_(before == b, a)
+        label[there] = after
 
 
 def _index(mask: Tensor, device: torch.device) -> Tensor | slice:
     """Indices where a mask is true; a slice if it is true everywhere, which is several times faster."""
-    return slice(None) if bool(mask.all()) else mask.nonzero().flatten().to(device)
+    return slice(None) if bool(mask.all()) else to_device(mask.nonzero().flatten(), device)
 
 
 def centre(array: Tensor, size: Sequence[int]) -> Tensor:

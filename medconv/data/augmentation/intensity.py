@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from medconv.data.augmentation import spatial
+from medconv.utils.hardware import to_device
 
 _TAIL = 3.0  # standard deviations at which a Gaussian is cut
 
@@ -35,7 +36,7 @@ def soften(rows: Tensor, sigma: Tensor, resolution: Tensor) -> None:
         mask = (sigma[:, axis] > 0) | (resolution[:, axis] < 1)
         for part, which in _chosen(rows, mask):
             matrix = _softening(n, sigma[which, axis], resolution[which, axis])
-            part.copy_(_along(part, matrix.to(part.device), axis))
+            part.copy_(_along(part, to_device(matrix, part.device), axis))
 
 
 def scale_values(rows: Tensor, gain: Tensor, offset: Tensor) -> None:
@@ -75,7 +76,7 @@ def _chosen(rows: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for i in which:
             yield rows[i : i + 1], i[None]
     elif len(which):
-        there = which.to(rows.device)
+        there = to_device(which, rows.device)
         part = rows[there]
         yield part, which
         rows[there] = part
@@ -83,7 +84,7 @@ def _chosen(rows: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _like(rows: Tensor, values: Tensor) -> Tensor:
     """One value per row, broadcastable to rows."""
-    return values.to(rows).reshape(-1, *(1,) * (rows.ndim - 1))
+    return to_device(values.to(rows.dtype), rows.device).reshape(-1, *(1,) * (rows.ndim - 1))
 
 
 def _mean(rows: Tensor) -> Tensor:

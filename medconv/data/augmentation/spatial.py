@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from medconv.utils.hardware import to_device
+
 Array = TypeVar("Array", Tensor, np.ndarray)
 _PIECE = 40_000  # voxels at once on a CPU: a dozen float32 vectors of that length fit into its second cache
 _EXACT = 2**24  # whole numbers that float32 holds
@@ -77,7 +79,7 @@ def spline_field(control: Tensor, size: Sequence[int], distance: Sequence[float]
     Source: Rueckert et al. 1999, doi:10.1109/42.796284.
     """
     for axis, (n, far) in enumerate(zip(size, distance, strict=True)):
-        basis = _spline_basis(n, far).to(control.device)
+        basis = to_device(_spline_basis(n, far), control.device)
         control = (control.movedim(2 + axis, -1) @ basis.T).movedim(-1, 2 + axis)
     return control
 
@@ -101,10 +103,12 @@ def _grid(image: Tensor, matrix: Tensor, shift: Tensor, field: Tensor | None, si
     half = torch.tensor(image.shape[2:]) / 2
     linear = matrix * (torch.tensor(size) / 2) / half[:, None]
     theta = torch.cat([linear.flip(1, 2), (shift / half).flip(1)[:, :, None]], dim=2).float()
-    grid = F.affine_grid(theta.to(image.device), [len(image), 1, *size], align_corners=False)
+    grid = F.affine_grid(to_device(theta, image.device), [len(image), 1, *size], align_corners=False)
     if field is None:
         return grid
-    return grid + (field / half.to(field).reshape(-1, *(1,) * len(size))).movedim(1, -1).flip(-1)
+    return grid + (
+        field / to_device(half.to(field.dtype), field.device).reshape(-1, *(1,) * len(size))
+    ).movedim(1, -1).flip(-1)
 
 
 def _gather(
